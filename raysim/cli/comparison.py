@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from raysim.cli.options import ADDRESS, SETS, WIDTH, ScenarioFile
+from raysim.cli.options import ADDRESS, SETS, SWEEP_FILES, WIDTH, ScenarioFile, folders_of, metric
 from raysim.cli.output import echo
 from raysim.common.logs import show_logs
 
@@ -87,14 +89,14 @@ def sweep(
     `resources`, or too large for a worker's share of the memory runs with client actors instead, one such cell at a
     time.
 
-    If the file has `tune`, trials on other seeds run first, then the cells with the values that they chose;
-    docs/comparison.md explains the keys.
+    If the file has `tune`, trials on other seeds run first, then the cells with the values that they chose.
+    `raysim describe sweep` and `raysim describe tune` explain the keys of a sweep file.
 
     \b
     Examples:
-        raysim sweep scenarios/sweeps/digits.yaml
+        raysim sweep sweeps/tuned
         raysim sweep quickstart --grid algorithm.name=fedgh,fedproto,standalone --seeds 1..5
-        raysim sweep scenarios/sweeps/digits.yaml --only fedgh
+        raysim sweep sweeps/digits --only fedgh
     """
     if address is not None:
         os.environ["RAY_ADDRESS"] = address
@@ -131,7 +133,7 @@ def sweep(
         with show_logs(partial(echo, err=True)):
             costs = estimator.of(states)
         print_plan(states, costs, parallel or os.cpu_count() or 1, every=every, before_s=before_s)
-        for note in estimator.notes:
+        for note in (*loaded.notes, *estimator.notes):
             echo(f"note: {note}")
         if refused := estimator.refused:
             (name, why), others = next(iter(refused.items())), len(refused) - 1
@@ -141,22 +143,38 @@ def sweep(
     sys.exit(run_and_show(loaded, parallel, retry_failed, only, every))
 
 
-SWEEP_FILES = (".yaml", ".yml")
+def _refuse_for_trials(folder: Path) -> None:
+    """Refuse options of `compare` that a table of trials does not have. Raises `ScenarioError`."""
+    from raysim.common.errors import ScenarioError
+
+    context = click.get_current_context()
+    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if options := [_option(context, name) for name in given if name != "runs"]:
+        text = (
+            f"given, but {folder} has the trials of a tuning, which are shown as a table without options; leave it out"
+        )
+        raise ScenarioError(f"{options[0]}: {text}")
 
 
-def _folders(runs: tuple[str, ...]) -> list[Path]:
-    """The arguments as folders; a sweep file stands for its output folder."""
-    from raysim.sweeps.definition import load_sweep
+def _option(context: click.Context, name: str) -> str:
+    return next(one.opts[-1] for one in context.command.params if one.name == name)
 
-    return [load_sweep(run).output if Path(run).suffix in SWEEP_FILES else Path(run) for run in runs]
+
+def _heads(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """Parse `--head NAME=LATEX`."""
+    parts = [text.partition("=") for text in given]
+    if wrong := [name for name, sign, title in parts if not (name and sign and title)]:
+        raise click.BadParameter(f"{wrong[0]!r} given; allowed: NAME=LATEX", context, parameter)
+    return {name.strip(): title for name, _, title in parts}
 
 
 SELECT = click.option(
     "--select",
     default="last",
     show_default=True,
-    type=click.Choice(["last", "val"]),
-    help="Show each run in its last round, or in the round with the greatest validation accuracy.",
+    type=click.Choice(["last", "val", "val_current"]),
+    help="Show each run in its last round, or in the round with the greatest validation accuracy: of clients' own "
+    "networks (val), or of current networks (val_current).",
 )
 
 
@@ -171,6 +189,7 @@ SELECT = click.option(
 )
 @click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
 @SELECT
+@metric("that of the first column of --columns, or else accuracy/all")
 @click.option(
     "-o",
     "--output",
@@ -180,8 +199,17 @@ SELECT = click.option(
 @click.option(
     "--columns",
     metavar="NAME,NAME",
-    help="Columns of the table here and in LaTeX: measures, such as last,rounds_to_0.5, and n, last.difference, "
-    "last.p_holm or last.published.",
+    help="Columns of the table here, in Markdown and in LaTeX: measures, such as last,rounds_to_0.5, and n, "
+    "last.difference, last.p_holm or last.published.",
+)
+@click.option(
+    "--head",
+    "heads",
+    multiple=True,
+    metavar="NAME=LATEX",
+    callback=_heads,
+    help="The title of a column, or of `variant`, in the LaTeX table, such as 'last=Accuracy (\\%)'; may be given "
+    "often.",
 )
 @click.option("--siunitx", is_flag=True, help="Write the LaTeX table with siunitx's columns S.")
 @WIDTH
@@ -190,14 +218,17 @@ def compare(
     targets: tuple[float, ...],
     baseline: str | None,
     select: str,
+    metric: str | None,
     output: str | None,
     columns: str | None,
+    heads: dict[str, str],
     siunitx: bool,
     width: Width,
 ) -> None:
     """Compare runs: group those that differ only in their seed, with 95% confidence intervals over seeds.
 
-    RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files.
+    RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files. The folder of a tuning,
+    such as runs/tuned-tuning, is shown as a table of its trials: values, rounds, score, and which one was chosen.
 
     \b
     Example:
@@ -205,23 +236,38 @@ def compare(
         raysim compare runs/quickstart --columns last,worst_decile,total_mib -o comparison --siunitx
     """
     from raysim.comparison.compare import compare as of
+    from raysim.comparison.sweep_card import SweepCard
+    from raysim.comparison.tables import print_trials
+
+    folders = folders_of(runs)
+    card = SweepCard.read(folders[0]) if len(folders) == 1 else None
+    if card is not None and card.trials is not None:
+        _refuse_for_trials(folders[0])
+        print_trials(card.trials)
+        return
+    from raysim.comparison.main_measure import first_accuracy
     from raysim.comparison.tables import chosen_columns, print_table, write_tables
 
-    found = of(*_folders(runs), targets=targets or None, baseline=baseline, select=select)
+    found = of(*folders, targets=targets or None, baseline=baseline, select=select, metric=metric)
     shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])
+    if shown is not None and metric is None:
+        found = replace(found, main=first_accuracy([column.measure for column in shown], select))
     print_table(found, shown=shown)
     if output is not None:
-        from raysim.comparison.pictures import draw
+        from raysim.comparison.pictures import draw, without_clients
 
         folder = Path(output)
-        for path in [*write_tables(found, folder, shown, siunitx), *draw(found, folder, width=width)]:
+        for path in [*write_tables(found, folder, shown, siunitx, heads), *draw(found, folder, width=width)]:
             echo(path)
+        if missing := without_clients(found):
+            echo(f"note: {missing}")
 
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
 @click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
 @SELECT
+@metric("accuracy/all")
 @click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML file.")
 @click.option(
     "--watch",
@@ -229,7 +275,9 @@ def compare(
     is_flag=True,
     help="Write the file again every few seconds until the runs have ended. The page refreshes itself in the browser.",
 )
-def report(runs: tuple[str, ...], baseline: str | None, select: str, output: str, watched: bool) -> None:
+def report(
+    runs: tuple[str, ...], baseline: str | None, select: str, metric: str | None, output: str, watched: bool
+) -> None:
     """Write a comparison of runs as one self-contained HTML file, with a part for each of RUNS.
 
     RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files.
@@ -237,12 +285,12 @@ def report(runs: tuple[str, ...], baseline: str | None, select: str, output: str
     \b
     Example:
         raysim report runs/digits --baseline standalone -o digits.html
-        raysim report scenarios/sweeps/digits.yaml --watch -o digits.html
+        raysim report sweep.yaml --watch -o report.html
     """
     from raysim.common.errors import RunError
     from raysim.comparison.report import report as write
 
-    folders = _folders(runs)
+    folders = folders_of(runs)
     try:
         if watched:
             from raysim.comparison.runs import find_runs
@@ -250,9 +298,9 @@ def report(runs: tuple[str, ...], baseline: str | None, select: str, output: str
 
             # Only a sweep's folder, which its file names, may still be missing.
             find_runs([run for run in runs if Path(run).suffix not in SWEEP_FILES and not Path(run).is_dir()])
-            echo(watch(folders, output, baseline, partial(echo, err=True), select=select))
+            echo(watch(folders, output, baseline, partial(echo, err=True), select=select, metric=metric))
         else:
-            echo(write(*folders, output=output, baseline=baseline, select=select))
+            echo(write(*folders, output=output, baseline=baseline, select=select, metric=metric))
     except OSError as error:
         raise RunError(f"-o: {output} cannot be written: {(error.strerror or str(error)).lower()}") from None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from raysim.cli.options import WIDTH
+from raysim.cli.options import METRICS, WIDTH, folders_of, metric
 from raysim.cli.output import echo
 
 if TYPE_CHECKING:
@@ -68,18 +68,15 @@ PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--kind", default="curves", show_default=True, type=click.Choice(PLOTS), help="What to draw, see above.")
-@click.option(
-    "--current",
-    is_flag=True,
-    help="For confusion: each network after it received the server's current message, as for accuracy/all_current.",
-)
+@metric("accuracy/all")
 @WIDTH
 @_output("plot.pdf")
-def plot(runs: tuple[str, ...], kind: str, current: bool, width: Width, output: str) -> None:
+def plot(runs: tuple[str, ...], kind: str, metric: str | None, width: Width, output: str) -> None:
     """Draw a figure of one or several RUNs, for a paper or the screen.
 
-    A RUN is a run's folder, or its id below ./runs; it may still be running. Tables and figures of many runs with
-    several seeds: `raysim compare`.
+    A RUN is a run's folder, or its id below ./runs; it may still be running. A folder that contains run folders, such
+    as a sweep's or a cell's, and a sweep file stand for their runs, at most 40 of them; runs of a sweep have its names.
+    Means over seeds: `raysim compare`.
 
     \b
     Kinds:
@@ -94,10 +91,16 @@ def plot(runs: tuple[str, ...], kind: str, current: bool, width: Width, output: 
     \b
     Example:
         raysim plot 20261121-062424-3099 20261121-071512-9a01 --kind boxes -o boxes.pdf
+        raysim plot runs/digits/fedgh-seed-1-* runs/digits/fedproto-seed-1-* -o fedgh.pdf
     """
+    from raysim.comparison.plotted import runs_to_plot
     from raysim.inspection.run_plots import plot as draw
+    from raysim.report.figures import picture_file
 
-    echo(draw(runs, kind, output, width, current))
+    picture_file(output)
+    found = runs_to_plot(map(str, folders_of(runs)))
+    folders, variants = zip(*found, strict=True)
+    echo(draw(folders, kind, output, width, metric or METRICS[0], variants))
 
 
 @click.command()

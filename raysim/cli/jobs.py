@@ -100,7 +100,7 @@ def submit(
         raysim submit quickstart --address http://head:8265
         raysim submit quickstart --set rounds=3 --wait
         raysim submit scenarios/cifar100_hetero.yaml --env RAYSIM_DATA=/data --set output=/shared/runs
-        raysim submit scenarios/sweeps/digits.yaml --set output=/shared/runs
+        raysim submit sweeps/digits --set output=/shared/runs
         raysim submit --resume quickstart-20261121-101500-ab12 --set rounds=40
     """
     from raysim.jobs.cluster import connect, find_address

@@ -256,22 +256,28 @@ def _announce(places: Sequence[str]) -> None:
     type=click.Choice(LISTS),
     default="all",
 )
-def list_(what: str) -> None:
+@click.option("--names", is_flag=True, help="Print only the names, one per line.")
+def list_(what: str, names: bool) -> None:
     """List what scenarios can name, the metrics, and the scenarios that come with raysim."""
-    from raysim.cli.show import show_list
+    from raysim.cli.show import names_of, show_list
 
-    show_list(what)
+    if names:
+        for name in names_of(what):
+            echo(name)
+    else:
+        show_list(what)
 
 
 @cli.command()
 @click.argument("name")
 def describe(name: str) -> None:
-    """Explain an algorithm, model, dataset, partition, metric, or a section of a scenario such as `clients`.
+    """Explain an algorithm, model, dataset, partition, metric, a section of a scenario such as `clients`, or a file.
 
     For an algorithm: its paper, whether clients' architectures may differ, its messages, and every field with default,
     range and meaning. The names `algorithms`, `models`, `datasets`, `partitions`, `selections`, `schedules`,
     `trackers` and `metrics` each explain all of a kind; `clients.parquet` and `rounds.parquet` explain a file's
-    columns.
+    columns; `sweep` and `tune` explain the keys of a sweep file. For a scenario or a sweep, a file or a bundled one
+    such as `quickstart`: its comment and its keys.
     """
     from raysim.cli.show import show_description
 
@@ -398,6 +404,17 @@ def _exit_for_defect(error: BaseException, args: Sequence[str] | None) -> NoRetu
     sys.exit(EXIT_CODE)
 
 
+def _with_remedy(error: click.ClickException, args: Sequence[str]) -> click.ClickException:
+    """Return Click's error, with the remedy if the command line has `--set KEY = VALUE`."""
+    if not isinstance(error, click.UsageError) or "unexpected extra argument" not in error.message:
+        return error
+    for flag, key, sign in zip(args, args[1:], args[2:], strict=False):
+        if flag == "--set" and (key.endswith("=") or sign.startswith("=")):
+            text = f"{error.message}; write the override without spaces: --set {key.rstrip('=')}=VALUE"
+            return click.UsageError(text, error.ctx)
+    return error
+
+
 def _refuse_unusable(word: str) -> None:
     """Raise `ScenarioError` for a word with a NUL or a lone surrogate, which cannot be a path or a shell argument."""
     try:
@@ -421,7 +438,7 @@ def main(args: Sequence[str] | None = None) -> Any:
         echo("raysim: stopped", err=True)
         sys.exit(130)
     except click.ClickException as error:
-        show_error(error)
+        show_error(_with_remedy(error, sys.argv[1:] if args is None else args))
         sys.exit(error.exit_code)
     except RaysimError as error:
         trace = getattr(error, "trace", "")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,6 +24,16 @@ class ScenarioFile(click.Path):
         """Complete names of bundled scenarios, and files."""
         names = [CompletionItem(name) for name in bundled_names() if name.startswith(incomplete)]
         return [*names, *super().shell_complete(ctx, param, incomplete)]
+
+
+SWEEP_FILES = (".yaml", ".yml")
+
+
+def folders_of(runs: Iterable[str]) -> list[Path]:
+    """Arguments that are folders with runs; a sweep file stands for its output folder. Raises `ScenarioError`."""
+    from raysim.sweeps.definition import load_sweep
+
+    return [load_sweep(run).output if Path(run).suffix in SWEEP_FILES else Path(run) for run in runs]
 
 
 SCENARIO = click.argument("scenario", type=ScenarioFile())
@@ -45,3 +57,21 @@ WIDTH = click.option(
     type=click.Choice(["one-column", "two-columns"]),
     help="Width of figures for print: one column of a paper (3.5 in), or two (7.16 in).",
 )
+# The keys of `raysim.report.accuracies.DRAWABLE`, which would import Arrow: `raysim --help` takes no second.
+METRICS = (
+    "accuracy/all",
+    "accuracy/all_current",
+    "accuracy/participants",
+    "accuracy/global",
+    "accuracy/val",
+    "accuracy/val_current",
+)
+
+
+def metric(default: str) -> Callable[[Any], Any]:
+    """The option `--metric`. default: in words."""
+    return click.option(
+        "--metric",
+        type=click.Choice(METRICS),
+        help=f"The accuracy that figures show; docs/guide.md explains them. Default: {default}.",
+    )

@@ -61,12 +61,21 @@ KINDS = {
 FILES = {"rounds.parquet": {"round": "round; 0: before the first", **METRICS}, "clients.parquet": field_docs(ClientRow)}
 """File -> column -> meaning."""
 
+SWEEPS = ("sweep", "tune")
+"""Names under which the keys of a sweep file are described."""
+
 
 def show_list(what: str) -> None:
     """Print the names of a kind, or of all kinds, each with its summary."""
     console = Console()
     for kind in KINDS if what == "all" else (what,):
         _show_entries(console, kind.capitalize() if what == "all" else None, _entries(kind))
+
+
+def names_of(what: str) -> list[str]:
+    """The names of a kind, or of all kinds, each once."""
+    kinds = KINDS if what == "all" else (what,)
+    return list(dict.fromkeys(name for kind in kinds for name, _ in _entries(kind)))
 
 
 def show_description(name: str) -> None:
@@ -109,9 +118,21 @@ def show_description(name: str) -> None:
         _show_entries(console, None, FILES[name].items(), "column")
     elif name in Settings.model_fields or name == "scenario":
         _show_section(console, name)
+    elif name in SWEEPS:
+        from raysim.sweeps.describe import ABOUT, KEYS
+
+        console.print(_text(f"{ABOUT[name]}\n"))
+        _show_entries(console, None, KEYS[name].items(), "key", "meaning")
+    elif name in bundled_names() or Path(name).suffix in (".yaml", ".yml"):
+        from raysim.sweeps.describe import about_file
+
+        comment, entries, how = about_file(name)
+        console.print(_text(f"{comment}\n" if comment else ""))
+        _show_entries(console, None, entries, "key", "value")
+        console.print(_text(how))
     else:
         known = [*algorithm_names(), *settings, *TRACKERS, *MODELS, *DATASETS, *METRICS]
-        known += [*Settings.model_fields, *KINDS, *FILES]
+        known += [*Settings.model_fields, *KINDS, *FILES, *SWEEPS, *bundled_names()]
         raise ScenarioError(f"describe {name}: nothing has this name{suggest(name, known)} (`raysim list` shows all)")
 
 
@@ -263,8 +284,10 @@ def _first_sentence(scenario: str) -> str:
     return re.split(r"(?<=[.?]) (?=[A-Z-])", comment)[0]
 
 
-def _show_entries(console: Console, title: str | None, entries: Iterable[tuple[str, str]], of: str = "name") -> None:
-    table = _table(title, of, "what it is")
+def _show_entries(
+    console: Console, title: str | None, entries: Iterable[tuple[str, str]], of: str = "name", what: str = "what it is"
+) -> None:
+    table = _table(title, of, what)
     for name, text in entries:
         table.add_row(_text(name), _text(text))
     console.print(table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import StringIO
@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raysim.common.errors import ScenarioError
-from raysim.common.names import apart
-from raysim.common.names import name as clean_name
+from raysim.comparison.main_measure import ORIGINS, main_measure
 from raysim.comparison.measures import MEASURES, SELECT, TO_TARGET, is_cost_to_target
+from raysim.comparison.notes import SELECTED_BY_VAL, cells_without_runs, notes_on, other_selection
 from raysim.comparison.published import Published, by_measure
-from raysim.comparison.runs import RunRecord, find_runs
+from raysim.comparison.runs import find_runs
 from raysim.comparison.statistics import (
-    MIN_SEEDS,
     Estimate,
     estimate,
     holm,
@@ -26,22 +25,14 @@ from raysim.comparison.statistics import (
     paired_p_value,
     probability_of_improvement,
 )
-from raysim.comparison.sweep_card import SweepCard
 from raysim.comparison.tuned import TuningCard
 from raysim.comparison.tuned_runs import without_outdated
-from raysim.plugins.references import Reference
+from raysim.comparison.variants import Variant, baselines_of, group_runs, named_apart
+from raysim.report.accuracies import DRAWABLE, Accuracy
 from raysim.report.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd
-
-BUDGET = ("rounds", "clients.count", "clients.participation", "training.epochs", "training.batch_size")
-"""Keys that decide how much work a run does. If they differ, the variant that does more work has an advantage."""
-
-SELECTED_BY_VAL = (
-    "selected by validation: accuracies are test accuracies in the round with the greatest mean validation accuracy of "
-    "all clients; a target counts as reached when that validation accuracy reaches it"
-)
 
 
 class Reached(NamedTuple):
@@ -56,58 +47,6 @@ class Reached(NamedTuple):
         return self.runs == self.of
 
 
-@dataclass(frozen=True)
-class Variant:
-    """Runs with the same settings, apart from their seeds and keys that cannot change a result."""
-
-    keys: Mapping[str, Any]  # the keys in which the variants of a comparison differ, and this variant's values
-    runs: Sequence[RunRecord]
-    called: str  # the algorithm's name in tables
-    label: str = ""  # the variant's name in the sweep file
-    is_baseline: bool = False
-
-    @property
-    def name(self) -> str:
-        """The variant's name in tables: its label, or the method followed by the differing keys and their values."""
-        if self.label:
-            return self.label
-        parts = [self.called] if "algorithm.name" in self.keys else []
-        parts += [f"{_short(key)}={value!s}" for key, value in self.keys.items() if key != "algorithm.name"]
-        return " ".join(parts) or self.called
-
-    @property
-    def task(self) -> tuple[str, ...]:
-        """The variant's data and client settings, `key=value`, in which the variants of the comparison differ."""
-        return tuple(f"{key}={value!s}" for key, value in self.keys.items() if _is_task(key))
-
-    @property
-    def method(self) -> str:
-        """The variant's name without its task."""
-        own = [f"{_short(key)}={v!s}" for key, v in self.keys.items() if key != "algorithm.name" and not _is_task(key)]
-        return clean_name(" ".join([self.called, *own]))
-
-    @property
-    def counted(self) -> Mapping[Any, RunRecord]:
-        """(seed, partition digest) -> the run that is compared: the last one."""
-        return {run.pair: run for run in self.runs}
-
-    @property
-    def algorithm(self) -> str:
-        """The algorithm's name in the scenario."""
-        return self.runs[0].algorithm
-
-    @property
-    def run_names(self) -> list[str]:
-        """The variant's names in the sweep file: its label, and the names in `runs` that define it."""
-        cells = [run.cell for run in self.runs if run.cell]
-        return list(dict.fromkeys(name for cell in cells for name in (cell.label, *cell.runs) if name))
-
-    @property
-    def published(self) -> Sequence[Published]:
-        """The values that a paper printed for this variant."""
-        return next((run.cell.published for run in self.runs if run.cell), ())
-
-
 @dataclass(frozen=True, repr=False)
 class Comparison:
     """Variants, in the order of their first runs, and notes on how fair and how certain the numbers are."""
@@ -116,8 +55,9 @@ class Comparison:
     targets: Sequence[float]
     baseline: str | None = None  # the name of the baseline
     notes: Sequence[str] = field(default_factory=list)
-    targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target; `val`: validation
+    targets_on: str = "all"  # what must reach a target: the mean accuracy of clients, one of `CURVES`, or `select`
     select: str = "last"  # what selects the round whose measures count, one of `SELECT`
+    main: str = "last"  # the measure, one of `ORIGINS`, of differences, of figures, and of the summary over tasks
 
     def __repr__(self) -> str:
         """Return the table, the legend and the notes, as `raysim compare` prints them."""
@@ -128,9 +68,9 @@ class Comparison:
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
     @property
-    def main(self) -> str:
-        """The measure that tables show first, with differences, and that is summarised over tasks."""
-        return SELECT[self.select]
+    def accuracy(self) -> Accuracy:
+        """The accuracy that figures show."""
+        return ORIGINS[self.main].accuracy
 
     @cached_property
     def measured(self) -> Mapping[str, Mapping[str, Mapping[Any, float]]]:
@@ -159,7 +99,7 @@ class Comparison:
         variants_of: dict[str, list[Variant]] = {}
         for variant in self.variants:
             variants_of.setdefault(" ".join(variant.task), []).append(replace(variant, label=variant.method))
-        return {task: replace(self, variants=_named_apart(variants)) for task, variants in variants_of.items()}
+        return {task: replace(self, variants=named_apart(variants)) for task, variants in variants_of.items()}
 
     @property
     def measures(self) -> list[str]:
@@ -305,6 +245,7 @@ def compare(
     targets: Iterable[float] | None = None,
     baseline: str | None = None,
     select: str = "last",
+    metric: str | None = None,
 ) -> Comparison:
     """Compare runs: group those that differ only in their seed, and give each measure a 95 % interval over seeds.
 
@@ -313,14 +254,18 @@ def compare(
     data. baseline: the method that others are compared with, on the same data and clients; default: the sweep's, or
     none. select: what selects the round of each run whose measures count: `last`, its last round, or `val`, the round
     with the greatest validation accuracy, whose mean test accuracy is `at_best_val`; a target then counts as reached
-    when the validation accuracy reaches it.
+    when the validation accuracy reaches it; `val_current` is the same for current networks (`at_best_val_current`).
+    metric: the accuracy that figures show, and that is tested and summarised
+    over tasks: one of `DRAWABLE`; default: accuracy/all.
 
     Raises:
-        ScenarioError: no run, a damaged run, a target out of range, an unknown baseline, or a run without validation
-            accuracy that `val` should select a round of.
+        ScenarioError: no run, a damaged run, a target out of range, an unknown baseline, a metric that no run measured
+            or that `select` selects no round for, or a run without the validation accuracy that should select its
+            round.
     """
     if select not in SELECT:
         raise ScenarioError(f"--select: {select} given; allowed: {', '.join(SELECT)}")
+    main = main_measure(metric, select)
     all_runs, outdated = without_outdated(find_runs(runs))
     all_runs = [replace(run, select=select) for run in all_runs]
     if not all_runs:
@@ -328,12 +273,15 @@ def compare(
     measured = sorted((run for run in all_runs if run.summary.get("rounds")), key=lambda run: run.place)
     if not measured:
         raise ScenarioError(f"compare: {all_runs[0].folder} has no finished round, and neither do the other runs")
-    if select == "val" and (without := [run for run in measured if not len(run.series("accuracy/val")[0])]):
+    if select != "last" and (without := [run for run in measured if not len(run.series(f"accuracy/{select}")[0])]):
         others = f" and {plural(len(without) - 1, 'other run')}" if len(without) > 1 else ""
+        what = "validation accuracy" if select == "val" else "accuracy/val_current, which needs evaluation.clients: all"
         raise ScenarioError(
-            f"--select: val given, but {without[0].folder}{others} measured no validation accuracy; "
+            f"--select: {select} given, but {without[0].folder}{others} measured no {what}; "
             "leave them out, or use --select last"
         )
+    if metric is not None and not any(len(run.series(metric)[0]) for run in measured):
+        raise ScenarioError(f"--metric: {metric} given, but no run has it; choose runs {DRAWABLE[metric].needs}")
     sweeps = [run.sweep for run in measured]
     sweep = sweeps[0] if all(one == sweeps[0] for one in sweeps) else None
     if targets is None and sweep is not None:
@@ -343,226 +291,28 @@ def compare(
     for target in chosen:
         if not 0 < target <= 1:
             raise ScenarioError(f"--target: {target:g} given; allowed: an accuracy greater than 0 and at most 1")
-    variants = _variants(measured)
+    variants = group_runs(measured)
     notes = [f"{run.folder}: no round is done yet; left out" for run in all_runs if run not in measured]
     baselines: list[Variant] = []
     if baseline is not None:
-        baseline, baselines = _baselines(variants, baseline)
+        baseline, baselines = baselines_of(variants, baseline)
     elif sweep is not None and sweep.baseline is not None:
         try:
-            baseline, baselines = _baselines(variants, sweep.baseline)
+            baseline, baselines = baselines_of(variants, sweep.baseline)
         except ScenarioError:
             notes.append(f"the sweep's baseline, {sweep.baseline}, is not among these runs: differences are not shown")
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
-    notes += _cells_without_runs(measured)
+    notes += cells_without_runs(measured)
     tunings: list[TuningCard] = []
     for run in measured:
         if run.sweep is not None and run.sweep.tuning is not None and run.sweep.tuning not in tunings:
             tunings.append(run.sweep.tuning)
     notes += [*outdated, *(note for tuning in tunings for note in tuning.notes)]
     targets_on = sweep.targets_on if sweep is not None else "all"
-    if select == "val":
-        targets_on = "val"
-        notes.insert(0, SELECTED_BY_VAL)
+    if select != "last":
+        targets_on = select
+        notes.insert(0, SELECTED_BY_VAL[select])
+        notes += other_selection(tunings, select)
     tuned = frozenset(key for tuning in tunings for key in tuning.keys)
-    return Comparison(variants, chosen, baseline, [*notes, *_notes(variants, tuned)], targets_on, select)
-
-
-def _variants(runs: Sequence[RunRecord]) -> list[Variant]:
-    by_settings: dict[tuple[Any, ...], list[RunRecord]] = {}
-    for run in runs:
-        by_settings.setdefault(tuple(sorted(run.deciding.items(), key=str)), []).append(run)
-    first = [repeats[0].deciding for repeats in by_settings.values()]
-    keys = dict.fromkeys(key for deciding in first for key in deciding)
-    differing = [key for key in keys if len({repr(deciding.get(key)) for deciding in first}) > 1]
-    # Omit a key that has one value per method: the method's name already implies that value.
-    by_method: dict[Any, list[dict[str, Any]]] = {}
-    for deciding in first:
-        by_method.setdefault(deciding.get("algorithm.name"), []).append(deciding)
-
-    def tells(key: str, deciding: Mapping[str, Any]) -> bool:
-        if key == "algorithm.name":
-            return True
-        if key.startswith("algorithm."):
-            return _differs(key, by_method[deciding.get("algorithm.name")])
-        return key in deciding and any(_differs(key, of_method) for of_method in by_method.values())
-
-    labels = [{run.cell.label for run in repeats if run.cell} for repeats in by_settings.values()]
-    labelled = all(len(own) == 1 and all(own) for own in labels) and len(set().union(*labels)) == len(labels)
-    called = _called(runs)
-    variants = [
-        Variant(
-            {key: deciding.get(key) for key in differing if tells(key, deciding)},
-            repeats,
-            called[repeats[0].algorithm],
-            *(label if labelled else ()),
-        )
-        for deciding, repeats, label in zip(first, by_settings.values(), labels, strict=True)
-    ]
-    return _named_apart(variants)
-
-
-def _called(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Algorithm -> its name in tables. Two classes with the same name also show the algorithm's name, with its file."""
-    method_of = {run.algorithm: run.method for run in runs}
-    methods = list(method_of.values())
-    return {name: clean_name(f"{of} ({name})") if methods.count(of) > 1 else of for name, of in method_of.items()}
-
-
-def _named_apart(variants: Sequence[Variant]) -> list[Variant]:
-    """The variants with clean, unique names."""
-    labels = apart((variant.name for variant in variants), clean_name)
-    return [replace(variant, label=label) for variant, label in zip(variants, labels, strict=True)]
-
-
-def _differs(key: str, scenarios: Iterable[Mapping[str, Any]]) -> bool:
-    return len({repr(deciding.get(key)) for deciding in scenarios}) > 1
-
-
-def _baselines(variants: Sequence[Variant], baseline: str) -> tuple[str, list[Variant]]:
-    """The baseline's name in tables, and its variants, at most one per task. Raises `ScenarioError`.
-
-    baseline: a name in the sweep's `runs`, or the name of a method, an algorithm or a variant; the last two stand for
-    their method.
-    """
-    named = [variant for variant in variants if baseline in variant.run_names]
-    if named and len({variant.task for variant in named}) == len(named):
-        return baseline, named
-    reference = Reference.of(baseline)
-    methods = dict.fromkeys(variant.method for variant in variants)
-    if baseline not in methods:
-        called = {
-            variant.method
-            for variant in variants
-            if baseline in (variant.name, variant.called, variant.algorithm)
-            or (reference is not None and reference.name == variant.algorithm)
-        }
-        if len(called) != 1:
-            allowed = dict.fromkeys([*methods, *(name for variant in variants for name in variant.run_names)])
-            raise ScenarioError(f"--baseline: {baseline} given; allowed: {', '.join(allowed)}")
-        baseline = called.pop()
-    return baseline, [variant for variant in variants if variant.method == baseline]
-
-
-def _cells_without_runs(runs: Sequence[RunRecord]) -> list[str]:
-    """One sentence for each sweep of these runs that has cells without a run."""
-    begun: dict[Path, set[str]] = {}
-    cards: dict[Path, SweepCard] = {}
-    for run in runs:
-        if run.sweep is not None:
-            cell = run.folder.resolve().parent
-            begun.setdefault(cell.parent, set()).add(cell.name)
-            cards[cell.parent] = run.sweep
-    notes = []
-    for folder, names in begun.items():
-        if missing := [card.label or name for name, card in cards[folder].current.items() if name not in names]:
-            labels = list(dict.fromkeys(missing))
-            rest = f" and {len(labels) - 10} more" if len(labels) > 10 else ""
-            what = f"{len(missing)} of {len(cards[folder].current)} cells of the sweep have no run"
-            notes.append(f"{folder.name}: {what}: {', '.join(labels[:10])}{rest}")
-    return notes
-
-
-def _same_results(variants: Sequence[Variant]) -> list[str]:
-    """A sentence for variants with identical final states, such as Standalone and a method still in its warm-up."""
-    of_digest: dict[tuple[int, object], list[str]] = {}
-    for variant in variants:
-        for run in variant.runs:
-            if digest := run.summary.get("state_digest"):
-                of_digest.setdefault((run.seed, digest), []).append(variant.name)
-    seeds: dict[tuple[str, ...], list[int]] = {}
-    for (seed, _), names in of_digest.items():
-        seeds.setdefault(tuple(dict.fromkeys(names)), []).append(seed)
-    return [
-        f"{' and '.join(names)} gave the same networks, bit for bit, with seed {', '.join(map(str, sorted(shared)))}"
-        for names, shared in seeds.items()
-        if len(names) > 1
-    ]
-
-
-def _notes(variants: Sequence[Variant], tuned: Collection[str] = ()) -> list[str]:
-    """One sentence for each reason why the comparison is less fair or less certain than it looks.
-
-    tuned: keys whose values tuning has chosen; they may differ.
-    """
-    notes = []
-    for key in BUDGET:
-        values = {str(run.keys.get(key)) for variant in variants for run in variant.runs}
-        if len(values) > 1:
-            notes.append(f"unequal budgets: {key} is {' or '.join(sorted(values))}")
-    notes += _unequal_settings(variants, tuned)
-    notes += _same_results(variants)
-    for variant in variants:
-        cut = [run for run in variant.runs if run.summary.get("rounds", 0) < run.keys.get("rounds", 0)]
-        for run in cut:
-            done, asked = run.summary.get("rounds"), run.keys.get("rounds")
-            how = "ended early" if run.summary.get("ended_early") else run.summary.get("status")
-            notes.append(f"{variant.name}, seed {run.seed}: {how} after {done} of {asked} rounds")
-        for run in variant.runs:
-            notes += [f"{variant.name}, seed {run.seed}: {text}" for text in run.divergence]
-            notes += [f"{variant.name}, seed {run.seed}: its code changed after round {t}" for t in run.code_changes]
-        if changed := _unequal_code(list(variant.counted.values())):
-            notes.append(
-                f"{variant.name}: its runs have different code ({', '.join(changed)}); run the older ones again"
-            )
-        seeds = [run.seed for run in variant.runs]
-        for seed in sorted({seed for seed in seeds if seeds.count(seed) > 1}):
-            notes.append(f"{variant.name}, seed {seed}: {seeds.count(seed)} runs; the last one counts")
-    every = {run.seed for variant in variants for run in variant.runs}
-    for variant in variants:
-        if missing := every - {run.seed for run in variant.runs}:
-            notes.append(f"{variant.name}: no run with seed {', '.join(map(str, sorted(missing)))}")
-    if few := [variant.name for variant in variants if len({run.seed for run in variant.runs}) < MIN_SEEDS]:
-        count = "no variant has" if len(few) == len(variants) else f"{', '.join(few)}: fewer than"
-        notes.append(f"{count} {MIN_SEEDS} seeds{'' if len(few) < len(variants) else ' or more'}: no interval is given")
-    every_run = [run for variant in variants for run in variant.runs]
-    for package in ("raysim", "python", "torch", "numpy"):
-        versions = {str(run.summary.get("versions", {}).get(package)) for run in every_run}
-        if len(versions) > 1:
-            notes.append(f"unequal versions: {package} is {' or '.join(sorted(versions))}")
-    for seed in sorted(every):
-        partitions = {run.summary.get("partition_digest") for run in every_run if run.seed == seed}
-        tasks = {tuple(run.keys.get(key) for key in run.keys if _is_task(key)) for run in every_run if run.seed == seed}
-        if len(partitions) > len(tasks):
-            notes.append(f"seed {seed}: runs with the same settings have different partitions, so they are not paired")
-    return notes
-
-
-def _unequal_code(runs: Sequence[RunRecord]) -> list[str]:
-    """The method's files whose contents differ between runs."""
-    digests: dict[str, set[str]] = {}
-    for run in runs:
-        for name, digest in run.code_files.items():
-            digests.setdefault(name, set()).add(digest)
-    return sorted(name for name, of_file in digests.items() if len(of_file) > 1)
-
-
-def _unequal_settings(variants: Sequence[Variant], tuned: Collection[str]) -> list[str]:
-    """One sentence for every key in which methods differ, except the method's own keys and those in variants' names.
-
-    tuned: further keys to leave out.
-    """
-    scenarios = [variant.runs[0].deciding for variant in variants]
-    mentioned = {*BUDGET, *tuned, *(key for variant in variants for key in variant.keys)}
-    notes = []
-    for key in dict.fromkeys(key for scenario in scenarios for key in scenario):
-        if key in mentioned or key.startswith("algorithm.") or not _differs(key, scenarios):
-            continue
-        methods: dict[str, list[str]] = {}
-        for variant, scenario in zip(variants, scenarios, strict=True):
-            methods.setdefault(str(scenario.get(key)), []).append(variant.method)
-        values = (f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in methods.items())
-        notes.append(f"unequal settings: {key} is {' or '.join(values)}")
-    return notes
-
-
-def _is_task(key: str) -> bool:
-    """Whether a key belongs to the task, the data and clients of a run."""
-    return key.startswith(("data.", "clients."))
-
-
-def _short(key: str) -> str:
-    """The last part of a dotted key, or the last two parts if the last is `name`."""
-    parts = key.split(".")
-    return ".".join(parts[-2:]) if parts[-1] == "name" else parts[-1]
+    return Comparison(variants, chosen, baseline, [*notes, *notes_on(variants, tuned)], targets_on, select, main)

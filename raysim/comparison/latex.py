@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from raysim.common import names
+from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison
 from raysim.comparison.measures import ACCURACIES, MIB, is_cost_to_target
 from raysim.comparison.ranking import RULE, Mark, direction, marks
 from raysim.comparison.statistics import Estimate
 from raysim.comparison.tables import Column, legend, short_columns, some, text
+from raysim.comparison.tables import title as title_of
 from raysim.report.figures import OVER
 
 MOST_DECIMALS = 3
@@ -60,17 +63,30 @@ class Cell:
         return self.text + marked + self.after
 
 
-def latex(comparison: Comparison, shown: Sequence[Column] | None = None, siunitx: bool = False) -> str:
+def latex(
+    comparison: Comparison,
+    shown: Sequence[Column] | None = None,
+    siunitx: bool = False,
+    heads: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     r"""The table of these columns, by default the terminal's, in LaTeX; it needs `\usepackage{booktabs}`.
 
-    siunitx: use its columns `S`, which need `\usepackage{siunitx}`, version 2.8 or newer.
+    siunitx: use its columns `S`, which need `\usepackage{siunitx}`, version 2.8 or newer. heads: name of a column, or
+    `variant` -> its title in LaTeX, in place of raysim's. Raises `ScenarioError` for a title of a column that is not
+    in the table.
     """
     shown = short_columns(comparison) if shown is None else shown
+    known = ["variant", *(column.name for column in shown)]
+    if unknown := [name for name in heads if name not in known]:
+        raise ScenarioError(f"--head: no column {unknown[0]} in this table; allowed: {', '.join(known)}")
     render = _with_siunitx if siunitx else _with_booktabs
-    columns = [render(names.latex(head), cells) for head, cells in (_column(comparison, one) for one in shown)]
+    columns = []
+    for one in shown:
+        title, cells = _column(comparison, one)
+        columns.append(render(heads.get(one.name, names.latex(title)), cells))
     packages = "booktabs, siunitx" if siunitx else "booktabs"
     ranked = any(column.kind == "mean" and direction(column.measure) for column in shown)
-    comments = [f"Accuracies in %. {legend(comparison)}", *([RULE] if ranked else [])]
+    comments = [legend(comparison, shown), *([RULE] if ranked else [])]
     lines = [
         rf"% \usepackage{{{packages}}}",
         *(f"% {names.latex(comment)}" for comment in comments),
@@ -78,7 +94,7 @@ def latex(comparison: Comparison, shown: Sequence[Column] | None = None, siunitx
         rf"\begin{{tabular}}{{l{''.join(spec for spec, _ in columns)}}}",
         r"\toprule",
     ]
-    first = ["variant", *(names.latex(variant.name) for variant in comparison.variants)]
+    first = [heads.get("variant", "variant"), *(names.latex(variant.name) for variant in comparison.variants)]
     for number, name in enumerate(first):
         lines.append(" & ".join([name, *(cells[number] for _, cells in columns)]) + r" \\")
         lines += [r"\midrule"] if number == 0 else []
@@ -135,7 +151,7 @@ def _column(comparison: Comparison, column: Column) -> tuple[str, list[Cell]]:
     """The title and the cells of a column."""
     if column.kind not in ("mean", "difference"):
         texts = [text(comparison, variant, column) for variant in comparison.variants]
-        return column.title, [Cell(_signed(names.latex(one))) for one in texts]
+        return column.title(comparison.baseline), [Cell(_signed(names.latex(one))) for one in texts]
     measure, differs = column.measure, column.kind == "difference"
     scale = scale_of(comparison, measure)
     of = partial(comparison.difference if differs else comparison.estimate, measure=measure)
@@ -160,12 +176,12 @@ def _column(comparison: Comparison, column: Column) -> tuple[str, list[Cell]]:
                 marked.get(variant.name),
             )
         )
-    return "vs baseline" if differs else scale.title, cells
+    return column.title(comparison.baseline) if differs else scale.title, cells
 
 
 def scale_of(comparison: Comparison, measure: str) -> Scale:
     """The unit and the digits of a measure's columns: for its means and, if there is a baseline, its differences."""
-    title = Column("mean", measure).title
+    title = title_of(measure)
     if measure in ACCURACIES:
         return Scale(title, 100.0, 2)
     each = [comparison.estimate(variant.name, measure) for variant in comparison.variants]

@@ -23,11 +23,15 @@ MEASURES: Mapping[str, str] = {
     "best": "the greatest mean test accuracy of all clients, chosen by the test samples themselves",
     "last_current": "mean test accuracy of all clients with the server's current message (`evaluation.clients: all`), "
     "in the last round that measured it",
+    "at_best_val_current": "mean test accuracy of all clients, measured likewise, in the round with the greatest "
+    "validation accuracy of the same networks",
     "best_current": "the greatest mean test accuracy of all clients with the server's current message",
     "best_participants": "the greatest mean test accuracy of a round's participants, as the papers' codes report",
     "best_global": "the greatest mean accuracy of participants' models on the whole published test set",
     "last_global": "the same in the last round that measured it",
     "worst_decile": "mean accuracy of the worst tenth of the clients, in the last round that measured it",
+    "worst_decile_current": "mean accuracy of the worst tenth of the clients with the server's current message, "
+    "likewise",
     "min": "the least accuracy of a client, in that round",
     "jain": "Jain's fairness index of the accuracy over clients, in that round: 1 if all have the same",
     "macro_f1": "mean over clients of their macro-averaged F1, in that round",
@@ -35,6 +39,10 @@ MEASURES: Mapping[str, str] = {
     "val": "mean validation accuracy of all clients, in the last round that measured it",
     "best_val": "the greatest mean validation accuracy of all clients after a round",
     "best_val_round": "the first round with that validation accuracy",
+    "val_current": "mean validation accuracy of all clients with the server's current message, in the last round that "
+    "measured it",
+    "best_val_current": "the greatest mean validation accuracy of all clients with the server's current message",
+    "best_val_current_round": "the first round with that validation accuracy",
     "up_mib": "MiB that a participant sends per round, on average",
     "down_mib": "MiB that a participant receives per round, on average",
     "both_mib": "MiB of a participant per round in both directions, on average",
@@ -54,15 +62,13 @@ TO_TARGET: Mapping[str, str] = {
     "virtual_s": "virtual seconds until then, where the scenario has `system`",
 }
 
-SELECT: Mapping[str, str] = {"last": "last", "val": "at_best_val"}
+SELECT: Mapping[str, str] = {"last": "last", "val": "at_best_val", "val_current": "at_best_val_current"}
 """What selects a run's round -> the measure that comparisons show first, test, and summarise over tasks.
 
 With `val`, measures of the last round are those of the round with the greatest validation accuracy, except `last`,
-`last_current`, `last_global` and `val`; and a target counts as reached when the validation accuracy reaches it.
+`last_current`, `last_global`, `val` and `val_current`; and a target counts as reached when the validation accuracy
+reaches it. `val_current` is the same with the validation accuracy of current networks.
 """
-
-SELECTED_ACCURACY: Mapping[str, str] = {"last": "last accuracy", "val": "test accuracy at best validation"}
-"""What selects a run's round -> the name of that round's accuracy in a sentence."""
 
 CURVES = ("all", "all_current", "participants")
 """Clients whose mean test accuracy must reach a target: all clients with their own networks or with the server's
@@ -74,16 +80,20 @@ ACCURACIES = frozenset(
         "at_best_val",
         "best",
         "last_current",
+        "at_best_val_current",
         "best_current",
         "best_participants",
         "best_global",
         "last_global",
         "worst_decile",
+        "worst_decile_current",
         "min",
         "macro_f1",
         "std",
         "val",
         "best_val",
+        "val_current",
+        "best_val_current",
     }
 )
 """Measures in [0, 1], which tables show in per cent."""

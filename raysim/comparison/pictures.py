@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from raysim.common import names
-from raysim.comparison.compare import Comparison, Variant
+from raysim.comparison.compare import Comparison
 from raysim.comparison.statistics import estimate
+from raysim.comparison.variants import Variant
 from raysim.report.figures import (
     COLOURS,
     INCHES,
@@ -27,7 +28,8 @@ from raysim.report.figures import (
     save,
     style,
 )
-from raysim.report.plots import ALL, Curve, draw_boxes, draw_curves, longest_label
+from raysim.report.plots import Curve, draw_boxes, draw_curves, longest_label
+from raysim.report.units import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,30 +106,34 @@ def measured_axes(comparison: Comparison) -> list[str]:
 
 
 def curves(comparison: Comparison, width: Width = SCREEN, over: Sequence[str] | None = None) -> Figure:
-    """Mean accuracy of all clients over these axes, keys of `OVER`; the band is the 95 % interval over seeds.
+    """The comparison's mean accuracy over these axes, keys of `OVER`; the band is the 95 % interval over seeds.
 
     over: default: all that the runs have measured.
     """
     axes = measured_axes(comparison) if over is None else over
-    return draw_curves(
-        {key: [_mean_curve(variant, key) for variant in comparison.variants] for key in axes}, f"mean {ALL}", width
-    )
+    accuracy = comparison.accuracy
+    drawn = {key: [_mean_curve(variant, accuracy.metric, key) for variant in comparison.variants] for key in axes}
+    return draw_curves(drawn, accuracy.mean_label, width)
 
 
-def _mean_curve(variant: Variant, over: str) -> Curve | None:
-    """The mean curve over the rounds that all runs of a variant measured; None if a run has not measured the axis."""
+def _mean_curve(variant: Variant, accuracy: str, over: str) -> Curve | None:
+    """The mean curve over the rounds that all runs of a variant measured; None if a run has not measured the axis.
+
+    accuracy: the metric.
+    """
     metric = OVER[over].metric
-    if metric != "round" and not all(len(run.series(metric)[0]) for run in variant.runs):
+    runs = variant.counted.values()
+    if metric != "round" and not all(len(run.series(metric)[0]) for run in runs):
         return None
     by_round: dict[int, list[tuple[float, float]]] = {}
-    for run in variant.runs:
-        t, accuracy = run.series("accuracy/all")
+    for run in runs:
+        t, values = run.series(accuracy)
         xs = dict(zip(*run.series(metric), strict=True)) if metric != "round" else dict(zip(t, t, strict=True))
-        for one, value in zip(t, accuracy, strict=True):
+        for one, value in zip(t, values, strict=True):
             by_round.setdefault(int(one), []).append((float(xs.get(one, 0.0)), float(value)))
     points = []
     for _, at_round in sorted(by_round.items()):
-        if len(at_round) == len(variant.runs):
+        if len(at_round) == len(runs):
             found = estimate([value for _, value in at_round])
             x = sum(x for x, _ in at_round) / len(at_round)
             points.append((x, found.mean, *band(found.mean, found.low, found.high)))
@@ -137,17 +143,40 @@ def _mean_curve(variant: Variant, over: str) -> Curve | None:
     return Curve(variant.name, x, mean, low, high)
 
 
-def _of_clients(variant: Variant) -> np.ndarray[Any, Any]:
-    """The last accuracy of every client of every run."""
-    values = [run.last_clients()["accuracy"].to_numpy() for run in variant.runs if run.last_clients().num_rows]
+def without_clients(comparison: Comparison) -> str:
+    """Why there are no figures of single clients, as a sentence; empty if there are some."""
+    if any(len(_of_clients(variant, comparison.main)) for variant in comparison.variants):
+        return ""
+    metric = comparison.accuracy.metric
+    of = "single clients have no values of it" if not comparison.accuracy.has_clients else "no run has clients' values"
+    return f"{metric} is shown without the figures of clients, their profile and architectures: {of}"
+
+
+def _of_clients(variant: Variant, measure: str) -> np.ndarray[Any, Any]:
+    """A measure's accuracy of every client of every run."""
+    tables = [run.clients_of(measure) for run in variant.counted.values()]
+    values = [table["accuracy"].to_numpy() for table in tables if table.num_rows]
     return np.concatenate(values) if values else np.empty(0)
 
 
 def boxes(comparison: Comparison, width: Width = SCREEN) -> Figure | None:
     """Box plots of the clients' accuracies of all seeds."""
-    accuracies = {variant.name: _of_clients(variant) for variant in comparison.variants}
+    accuracies = {variant.name: _of_clients(variant, comparison.main) for variant in comparison.variants}
     accuracies = {name: values for name, values in accuracies.items() if len(values)}
-    return draw_boxes(accuracies, width) if accuracies else None
+    return draw_boxes(accuracies, comparison.accuracy, _pooled(comparison), width) if accuracies else None
+
+
+def _pooled(comparison: Comparison) -> str:
+    """The clients that figures pool for each variant, in words."""
+    tables = [
+        [run.clients_of(comparison.main).num_rows for run in variant.counted.values()]
+        for variant in comparison.variants
+    ]
+    counts = {(len(of_variant), clients) for of_variant in tables for clients in of_variant}
+    if len(counts) != 1:
+        return "all clients of all seeds"
+    ((seeds, clients),) = counts
+    return f"{plural(clients, 'client')} × {plural(seeds, 'seed')}" if seeds > 1 else plural(clients, "client")
 
 
 @style()
@@ -156,11 +185,11 @@ def profile(comparison: Comparison, width: Width = SCREEN) -> Figure | None:
     figure, (axes,) = make_figure(width=width, height=2.8)
     at = np.linspace(0, 1, 201)
     for place, variant in enumerate(comparison.variants):
-        values = _of_clients(variant)
+        values = _of_clients(variant, comparison.main)
         if len(values):
             share, label = (values[None] > at[:, None]).mean(1), names.picture(variant.name, longest_label(width))
             axes.plot(at, share, label=label, **line_look(place, len(at)))
-    axes.set_xlabel("accuracy x")
+    axes.set_xlabel(comparison.accuracy.client_label.replace("\n", " ") + ", x")
     axes.set_ylabel("share of clients above x")
     axes.set_ylim(0, 1.02)
     per_cent_axis(axes.xaxis)
@@ -174,8 +203,8 @@ def architectures(comparison: Comparison, width: Width = SCREEN) -> Figure | Non
     """Mean accuracy of the clients of each architecture; error bars are 95 % intervals over seeds."""
     by_variant: dict[str, dict[str, list[float]]] = {}
     for variant in comparison.variants:
-        for run in variant.runs:
-            table = run.last_clients()
+        for run in variant.counted.values():
+            table = run.clients_of(comparison.main)
             if table.num_rows:
                 of_client, accuracy = np.array(table["model"].to_pylist()), table["accuracy"].to_numpy()
                 for model in dict.fromkeys(table["model"].to_pylist()):
@@ -198,7 +227,7 @@ def architectures(comparison: Comparison, width: Width = SCREEN) -> Figure | Non
     texts = [names.picture(model, 24) for model in models]
     axes.set_xticks(range(len(models)), texts, rotation=30 if long else 0, ha="right" if long else "center")
     per_cent_axis(axes.yaxis)
-    axes.set_ylabel("mean test accuracy")
+    axes.set_ylabel(comparison.accuracy.mean_label)
     legend(figure, axes)
     return figure
 
@@ -219,7 +248,7 @@ def _is_number(value: object) -> bool:
 
 @style()
 def over_key(comparison: Comparison, key: str, width: Width = SCREEN) -> Figure | None:
-    """Accuracy of all clients in the selected round over a swept key, a line for each combination of the other keys."""
+    """The main measure over a swept key, a line for each combination of the other keys."""
     lines: dict[str, list[tuple[float, float, float, float]]] = {}
     for variant in comparison.variants:
         found = comparison.estimate(variant.name, comparison.main)
@@ -234,7 +263,7 @@ def over_key(comparison: Comparison, key: str, width: Width = SCREEN) -> Figure 
         axes.errorbar(x, y, yerr=errors if np.any(errors) else None, label=names.picture(name, longest_label(width)),
                       capsize=2, elinewidth=0.7, **{**line_look(place, len(x)), "markevery": 1})  # fmt: skip
     axes.set_xlabel(names.picture(key, longest_label(width)))
-    axes.set_ylabel(f"mean {ALL}")
+    axes.set_ylabel(comparison.accuracy.mean_label)
     per_cent_axis(axes.yaxis)
     plain_numbers(axes)
     values = [point[0] for points in lines.values() for point in points]

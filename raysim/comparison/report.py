@@ -16,22 +16,23 @@ from raysim.common.errors import ScenarioError
 from raysim.common.files import refuse_special, replace
 from raysim.common.text import printable
 from raysim.comparison.compare import Comparison, compare
-from raysim.comparison.measures import ACCURACIES, MEASURES, SELECTED_ACCURACY
-from raysim.comparison.pictures import pictures
+from raysim.comparison.main_measure import ORIGINS, in_words
+from raysim.comparison.measures import ACCURACIES, MEASURES
+from raysim.comparison.pictures import pictures, without_clients
 from raysim.comparison.runs import RunRecord
-from raysim.comparison.tables import legend, short, task_rows, tasks_legend, title, variant_rows
+from raysim.comparison.tables import Column, columns, legend, rows_of, short_columns, task_rows, tasks_legend, title
 from raysim.report.figures import save
 from raysim.scenario.yaml_text import opening_comment, read_text, shown
 
 CAPTIONS = {
-    "curves": "Mean test accuracy of all clients over rounds, over bytes sent, over operations and over virtual time, "
-    "where runs have it. Bands are 95% confidence intervals over seeds, where there are at least three.",
-    "clients": "How the clients' {accuracies} spread, of all seeds: median, quartiles, whiskers at 1.5 "
-    "interquartile ranges; the dot is the mean.",
-    "profile": "Performance profile: the share of clients, of all seeds, whose {accuracy} is greater than x.",
-    "architectures": "Mean {accuracy} of each architecture's clients, with 95% confidence intervals over seeds.",
+    "curves": "Mean {phrase} over rounds, over bytes sent, over operations and over virtual time, where runs have it. "
+    "Bands are 95% confidence intervals over seeds, where there are at least three.",
+    "clients": "How the {measure} spreads: a box pools all clients of all seeds. It shows median, quartiles and "
+    "whiskers at 1.5 interquartile ranges; the dot is the mean.",
+    "profile": "Performance profile: the share of clients, of all seeds, above an accuracy x: {measure}.",
+    "architectures": "Mean over each architecture's clients, with 95% confidence intervals over seeds: {measure}.",
 }
-"""Kind of a figure -> caption; `accuracy` is the name of the accuracy in the selected round."""
+"""Kind of a figure -> caption; `phrase` names the accuracy, `measure` also its round."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,16 @@ class Part:
     @property
     def table(self) -> list[list[str]]:
         """The short table."""
-        return variant_rows(self.comparison, short(self.comparison), {self.comparison.main})
+        return rows_of(self.comparison, short_columns(self.comparison))
 
     @property
     def all_measures(self) -> list[list[str]]:
         """The table of every measure."""
-        return variant_rows(self.comparison, self.comparison.measures, ACCURACIES)
+        return rows_of(self.comparison, self._all_columns)
+
+    @property
+    def _all_columns(self) -> list[Column]:
+        return columns(self.comparison, self.comparison.measures, ACCURACIES)
 
     @property
     def settings(self) -> list[list[str]]:
@@ -76,9 +81,24 @@ class Part:
         return task_rows(self.comparison)
 
     @property
+    def tasks_legend(self) -> str:
+        """The explanation of that table."""
+        return tasks_legend(self.comparison.main)
+
+    @property
     def legend(self) -> str:
-        """The explanation of the tables' signs."""
-        return legend(self.comparison)
+        """The explanation of the short table's signs."""
+        return legend(self.comparison, short_columns(self.comparison))
+
+    @property
+    def all_legend(self) -> str:
+        """The explanation of the signs of the table of every measure."""
+        return legend(self.comparison, self._all_columns)
+
+    @property
+    def without_clients(self) -> str:
+        """Why figures of single clients are missing; empty if they are not."""
+        return without_clients(self.comparison)
 
     @property
     def figures(self) -> list[tuple[str, str]]:
@@ -88,10 +108,10 @@ class Part:
             text = io.StringIO()
             save(picture.figure, text, format="svg", transparent=True)
             key = picture.kind.removeprefix("over_")
-            over_key = "Mean {accuracy} over {key}, with 95% confidence intervals over seeds."
-            accuracy = SELECTED_ACCURACY[self.comparison.select]
-            accuracies = accuracy.replace("accuracy", "accuracies")
-            caption = CAPTIONS.get(picture.kind, over_key).format(accuracy=accuracy, accuracies=accuracies, key=key)
+            over_key = "Mean {measure} over {key}, with 95% confidence intervals over seeds."
+            main = self.comparison.main
+            texts = {"phrase": ORIGINS[main].accuracy.phrase, "measure": in_words(main), "key": key}
+            caption = CAPTIONS.get(picture.kind, over_key).format(**texts)
             caption += f" Task: {picture.task}." if picture.task else ""
             figures.append((inline(text.getvalue(), f"{self.name}-{picture.name}"), caption))
         return figures
@@ -124,11 +144,12 @@ def report(
     live: Live | None = None,
     name: str = "",
     select: str = "last",
+    metric: str | None = None,
 ) -> Path:
     """Write a report on runs, one part per source, into one HTML file; returns its path.
 
     sources: run folders, or folders with runs in them, such as a sweep's. live: the state of the runs. name: the title;
-    default: the names of the sources. baseline, select: as in `compare`.
+    default: the names of the sources. baseline, select, metric: as in `compare`.
 
     Raises:
         ScenarioError: see `compare`.
@@ -136,7 +157,7 @@ def report(
     """
     parts: list[Part] = []
     for source in sources:
-        part = _part(Path(source), baseline, select)
+        part = _part(Path(source), baseline, select, metric)
         is_repeated = any(part.about == earlier.about for earlier in parts)
         parts.append(dataclasses.replace(part, about="") if is_repeated else part)
     environment = Environment(
@@ -144,9 +165,7 @@ def report(
     )
     measures = {title(name): meaning for name, meaning in MEASURES.items()}
     name = name or ", ".join(part.name for part in parts)
-    page = environment.get_template("report.html").render(
-        parts=parts, measures=measures, tasks=tasks_legend(select), live=live, name=name
-    )
+    page = environment.get_template("report.html").render(parts=parts, measures=measures, live=live, name=name)
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace(path, lambda file: file.write(page.encode()))
@@ -158,8 +177,8 @@ def _clean(value: object) -> object:
     return printable(value) if type(value) is str else value
 
 
-def _part(source: Path, baseline: str | None, select: str) -> Part:
-    comparison = compare(source, baseline=baseline, select=select)
+def _part(source: Path, baseline: str | None, select: str, metric: str | None) -> Part:
+    comparison = compare(source, baseline=baseline, select=select, metric=metric)
     runs = [run for variant in comparison.variants for run in variant.runs]
     return Part(names.name(source.resolve().name), _about(runs), comparison)
 

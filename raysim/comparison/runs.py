@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from raysim.common.errors import ScenarioError
+from raysim.common.files import is_locked
 from raysim.common.names import name as clean_name
+from raysim.comparison.main_measure import ORIGINS, Chosen
 from raysim.comparison.measures import MIB, TARGETS
-from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.report.load import last_measured, read_clients, read_rounds, read_summary, rounds_done
+from raysim.comparison.sweep_card import SWEEP_CARD, CellCard, SweepCard
+from raysim.report.load import read_clients, read_rounds, read_summary, rounds_done
 from raysim.scenario.parse import flatten
 from raysim.scenario.schema import Section, Settings, decides
 from raysim.scenario.yaml_text import parse, read_text
@@ -71,6 +72,13 @@ class RunRecord:
     def place(self) -> int:
         """The run's position in its sweep; 0 without a sweep."""
         return list(self.sweep.cells).index(self.folder.resolve().parent.name) if self.sweep else 0
+
+    @property
+    def rounds_asked(self) -> int:
+        """The rounds that the run should have; of a trial of a tuning, those until it was last compared."""
+        trials = self.sweep.trials if self.sweep else None
+        until = trials.rounds_of(self.folder.resolve().parent.name) if trials else None
+        return int(self.keys.get("rounds", 0)) if until is None else until
 
     @property
     def seed(self) -> int:
@@ -150,22 +158,42 @@ class RunRecord:
 
     @cached_property
     def best_val_round(self) -> int | None:
-        """The first round with the greatest validation accuracy; None if no round measured it."""
-        t, accuracy = self.series("accuracy/val")
-        t, accuracy = t[t >= 1], accuracy[t >= 1]
-        return int(t[accuracy.argmax()]) if len(t) else None
+        """The first round with the greatest validation accuracy of own networks; None if no round measured it."""
+        return self._best_round("accuracy/val")
 
-    def last_clients(self) -> pa.Table:
-        """The last measured row of each client up to the selected round, by id."""
-        if self.select == "val":
-            return last_measured(self.clients.filter(pc.less_equal(self.clients["round"], self.best_val_round or 0)))
-        return last_measured(self.clients)
+    @cached_property
+    def best_val_current_round(self) -> int | None:
+        """The first round with the greatest validation accuracy of current networks; None if no round measured it."""
+        return self._best_round("accuracy/val_current")
+
+    def _best_round(self, metric: str) -> int | None:
+        t, value = self.series(metric)
+        t, value = t[t >= 1], value[t >= 1]
+        return int(t[value.argmax()]) if len(t) else None
+
+    def clients_of(self, measure: str) -> pa.Table:
+        """The row of each client, by id, with its value of a measure of `ORIGINS` in the column `accuracy`.
+
+        Empty if clients have no values of their own, or if the round of the measure is not known.
+        """
+        accuracy, chosen = ORIGINS[measure]
+        until = self._round_of(accuracy.metric, chosen)
+        if until is None and chosen != "last":
+            return accuracy.of_clients(self.clients.slice(0, 0))
+        return accuracy.of_clients(self.clients, until)
+
+    def _round_of(self, metric: str, chosen: Chosen) -> int | None:
+        """The round that a measure is chosen by, see `Origin`; None: the last one, or not known."""
+        if chosen == "best":
+            t, value = self.series(metric)
+            return int(t[value.argmax()]) if len(t) else None
+        return {"last": None, "val": self.best_val_round, "val_current": self.best_val_current_round}[chosen]
 
     def measures(self, targets: Sequence[float], targets_on: str = "all") -> dict[str, float]:
         """Measure -> value, for each measure that this run has; targets that it never reaches have no measures.
 
-        targets_on: the clients, one of `CURVES`, whose mean test accuracy must reach the targets; `val`: the mean
-        validation accuracy must.
+        targets_on: the clients, one of `CURVES`, whose mean test accuracy must reach the targets; `val` or
+        `val_current`: the mean validation accuracy must.
         """
         dropped = self.series("engine/dropped_clients")[1]
         values = {
@@ -173,18 +201,23 @@ class RunRecord:
             "at_best_val": _at(self.series("accuracy/at_best_val")[1], -1),
             "best": _max(self.series("accuracy/all")[1]),
             "last_current": _at(self.series("accuracy/all_current")[1], -1),
+            "at_best_val_current": self._in_round("accuracy/all_current", self.best_val_current_round),
             "best_current": _max(self.series("accuracy/all_current")[1]),
             "best_participants": _max(self.series("accuracy/participants")[1]),
             "best_global": _max(self.series("accuracy/global")[1]),
             "last_global": _at(self.series("accuracy/global")[1], -1),
             "worst_decile": self._selected("accuracy/worst_decile"),
+            "worst_decile_current": self._selected("accuracy/all_current_worst_decile"),
             "min": self._selected("accuracy/min"),
             "jain": self._selected("accuracy/jain"),
             "macro_f1": self._selected("accuracy/macro_f1"),
             "std": self._selected("accuracy/all_std"),
             "val": _at(self.series("accuracy/val")[1], -1),
             "best_val": self._in_round("accuracy/val", self.best_val_round),
-            "best_val_round": None if self.best_val_round is None else float(self.best_val_round),
+            "best_val_round": self.best_val_round and float(self.best_val_round),
+            "val_current": _at(self.series("accuracy/val_current")[1], -1),
+            "best_val_current": self._in_round("accuracy/val_current", self.best_val_current_round),
+            "best_val_current_round": self.best_val_current_round and float(self.best_val_current_round),
             **{f"{way}_mib": self._per_participant(f"comm/{way}_bytes", MIB) for way in ("up", "down")},
             "total_mib": self._total("comm/total_bytes", MIB),
             "gflop": self._per_participant("compute/flops", 1e9),
@@ -209,9 +242,11 @@ class RunRecord:
 
     def _selected(self, metric: str) -> float | None:
         """The metric in the round that `select` selects."""
-        if self.select == "val":
-            return self._in_round(metric, self.best_val_round)
-        return _at(self.series(metric)[1], -1)
+        if self.select == "last":
+            return _at(self.series(metric)[1], -1)
+        return self._in_round(
+            metric, {"val": self.best_val_round, "val_current": self.best_val_current_round}[self.select]
+        )
 
     def _in_round(self, metric: str, t: int | None) -> float | None:
         rounds, values = self.series(metric)
@@ -243,11 +278,20 @@ def find_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
     for path in map(Path, paths):
         folders = run_folders(path)
         if not folders:
-            raise ScenarioError(f"{path}: no run found; give a run folder, or a folder that contains run folders")
+            raise ScenarioError(f"{path}: {_why_empty(path)}")
         for folder in folders:
             place = folder.resolve()
             runs.setdefault(place, RunRecord.read(folder, sweep_of(place.parent.parent)))
     return list(runs.values())
+
+
+def _why_empty(folder: Path) -> str:
+    """Why a folder has no run, and what to do."""
+    if is_locked(folder / ".lock"):
+        return "this sweep has begun none of its runs yet; `raysim sweep FILE --status` shows its progress"
+    if (folder / SWEEP_CARD).exists() or folder.with_name(f"{folder.name}-tuning").is_dir():
+        return "this sweep has begun none of its runs; `raysim sweep FILE` runs it"
+    return "no run found; give a run folder, or a folder that contains run folders"
 
 
 def run_folders(path: Path) -> list[Path]:

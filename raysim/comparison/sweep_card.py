@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from raysim.common import files
 from raysim.common.errors import ScenarioError
 from raysim.comparison.published import Published
+from raysim.comparison.trials import TrialsCard
 from raysim.comparison.tuned import TuningCard
 
 SWEEP_CARD = "sweep.json"
@@ -36,6 +37,7 @@ class SweepCard:
     notes: Sequence[str] = field(default_factory=list)  # how the runs differ from the sweep file
     targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target
     tuning: TuningCard | None = None  # the values that were chosen for these cells
+    trials: TrialsCard | None = None  # if the cells are trials of a tuning
 
     @property
     def current(self) -> Mapping[str, CellCard]:

@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, NamedTuple, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.common.files import replace
 from raysim.common.suggestions import suggest
-from raysim.comparison.compare import Comparison, Variant
-from raysim.comparison.measures import ACCURACIES, SELECTED_ACCURACY, is_cost_to_target
+from raysim.comparison.compare import Comparison
+from raysim.comparison.main_measure import in_words
+from raysim.comparison.measures import ACCURACIES, is_cost_to_target
 from raysim.comparison.published import Published
 from raysim.comparison.statistics import SIGNIFICANT, Estimate
-from raysim.report.units import human_count
+from raysim.comparison.trials import TrialsCard
+from raysim.comparison.variants import Variant
+from raysim.report.units import human_count, plural
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = (
-    "last", "last_current", "at_best_val", "best_participants", "worst_decile", "total_mib", "total_gflop", "virtual_s",
-    "dropped",
-)  # fmt: skip
+COSTS = ("total_mib", "total_gflop", "virtual_s", "dropped")
+COLUMNS = ("last", "last_current", "at_best_val", "best_participants", "worst_decile", *COSTS)
 """Measures of the terminal's table, besides rounds and virtual seconds to a target; files have all measures."""
 
-VAL_COLUMNS = (
-    "at_best_val", "best_val", "best_val_round", "worst_decile", "total_mib", "total_gflop", "virtual_s", "dropped",
-)  # fmt: skip
-"""The same if validation selects the round; no test sample chooses any of them."""
+VAL_COLUMNS = {
+    "val": ("at_best_val", "best_val", "best_val_round", "worst_decile"),
+    "val_current": ("at_best_val_current", "best_val_current", "best_val_current_round", "worst_decile_current"),
+}
+"""The same if validation selects the round, before costs; no test sample chooses any of them."""
 
 TITLES = {
     "last": "last", "at_best_val": "at best val.", "best": "best", "best_participants": "best part.",
-    "last_current": "last current", "best_current": "best current", "best_global": "best global",
-    "last_global": "last global", "worst_decile": "worst 10%", "std": "std clients",
+    "last_current": "last current", "at_best_val_current": "current at best val.", "best_current": "best current",
+    "best_global": "best global",
+    "last_global": "last global", "worst_decile": "worst 10%",
+    "worst_decile_current": "worst 10% current", "std": "std clients",
     "min": "min", "jain": "Jain", "macro_f1": "macro F1",
     "val": "val.", "best_val": "max val.", "best_val_round": "max val. round",
+    "val_current": "val. current", "best_val_current": "max val. current",
+    "best_val_current_round": "max val. current round",
     "up_mib": "MiB up", "down_mib": "MiB down", "both_mib": "MiB each", "total_mib": "MiB", "gflop": "GFLOP each",
     "total_gflop": "GFLOP", "virtual_s": "virtual s", "dropped": "dropped",
 }  # fmt: skip
@@ -53,13 +63,17 @@ class Column(NamedTuple):
     measure: str = ""  # of "printed": a paper's metric that no measure has
 
     @property
-    def title(self) -> str:
-        """The column's title."""
+    def name(self) -> str:
+        """The column's name in options: `last`, `last.difference` or `n`."""
+        return self.measure if self.kind == "mean" else f"{self.measure}.{self.kind}".removeprefix(".")
+
+    def title(self, baseline: str | None) -> str:
+        """The column's title. baseline: the name of the comparison's."""
         if self.kind == "mean":
             return title(self.measure)
         if self.kind == "printed":
             return f"{self.measure}, published"
-        return {"n": "n", "published": "published", "difference": "vs baseline", "p_holm": "p (Holm)"}[self.kind]
+        return {"n": "n", "published": "published", "difference": f"vs {baseline}", "p_holm": "p (Holm)"}[self.kind]
 
 
 def title(measure: str) -> str:
@@ -128,7 +142,8 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
             measure, _, kind = name.rpartition(".")
             if measure in allowed and kind in ("difference", "p_holm"):
                 raise ScenarioError(f"--columns: {name} given, but there is no baseline; give one with --baseline")
-            near = suggest(name, list(allowed))
+            ends = [suffix for suffix in SUFFIXES if kind not in ("", suffix) and suffix.startswith(kind)]
+            near = f"; did you mean '{measure}.{ends[0]}'?" if measure in allowed and ends else suggest(name, allowed)
             listed = ", ".join(key for key in allowed if "." not in key)
             raise ScenarioError(
                 f"--columns: {name} given{near}; allowed: {listed}, and a measure with "
@@ -137,14 +152,9 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
     return [allowed[name] for name in names]
 
 
-def variant_rows(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[list[str]]:
-    """The table of variants: a title row, then a row per variant. See `columns` for `differences`."""
-    return rows_of(comparison, columns(comparison, measures, differences))
-
-
 def rows_of(comparison: Comparison, shown: Sequence[Column]) -> list[list[str]]:
     """The table of variants with these columns: a title row, then a row per variant."""
-    table = [["variant", *(column.title for column in shown)]]
+    table = [["variant", *(column.title(comparison.baseline) for column in shown)]]
     for variant in comparison.variants:
         table.append([variant.name, *(text(comparison, variant, column) for column in shown)])
     return table
@@ -212,10 +222,11 @@ def task_rows(comparison: Comparison) -> list[list[str]]:
     return table
 
 
-def tasks_legend(select: str) -> str:
-    """The explanation of the table of methods over all tasks. select: what selects a run's round."""
-    accuracy = SELECTED_ACCURACY[select]
-    return f"IQM is the interquartile mean of the {accuracy} over all seeds and tasks (data and clients), in %."
+def tasks_legend(measure: str) -> str:
+    """The explanation of the table of methods over all tasks. measure: the main one of the comparison."""
+    return (
+        f"IQM is the interquartile mean of the {in_words(measure)} over all seeds and tasks (data and clients), in %."
+    )
 
 
 def _published(measure: str, estimate: Estimate | None, paper: Published | None) -> str:
@@ -232,7 +243,7 @@ def short(comparison: Comparison) -> list[str]:
     """The measures of the short table."""
     printed = {measure for variant in comparison.variants for measure in comparison.published(variant.name)}
     costs = ("rounds_to_", "virtual_s_to_")
-    columns = VAL_COLUMNS if comparison.select == "val" else COLUMNS
+    columns = COLUMNS if comparison.select == "last" else (*VAL_COLUMNS[comparison.select], *COSTS)
     return [m for m in comparison.measures if m in columns or m in printed or m.startswith(costs)]
 
 
@@ -243,73 +254,104 @@ def short_columns(comparison: Comparison) -> list[Column]:
 
 def print_table(comparison: Comparison, file: TextIO | None = None, shown: Sequence[Column] | None = None) -> None:
     """Print the table for a terminal, followed by the notes on fairness. shown: its columns; default: a short table."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(file=file)
-    if not console.is_terminal:
-        console.width = 10_000  # a pipe has no width
-
-    def show(rows: list[list[str]], meaning: str) -> None:
-        head, *body = rows
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for i, name in enumerate(head):
-            table.add_column(Text(names.plain(name)), justify="left" if i == 0 else "right", no_wrap=i > 0)
-        for row in body:
-            table.add_row(*(Text(names.plain(text)) for text in row))
-        console.print(table)
-        console.print()
-        console.print(Text(names.plain(meaning), style="dim"))
-
-    show(rows_of(comparison, shown or short_columns(comparison)), f"Accuracies in %. {legend(comparison)}")
+    console = _console(file)
+    shown = shown or short_columns(comparison)
+    _print_rows(console, rows_of(comparison, shown), legend(comparison, shown))
     if over := task_rows(comparison):
         console.print()
-        show(over, tasks_legend(comparison.select))
+        _print_rows(console, over, tasks_legend(comparison.main))
     for note in comparison.notes:
         console.print(Text(f"note: {names.plain(note)}"))
 
 
-def legend(comparison: Comparison) -> str:
-    """The explanation of ±, differences, their p-values and costs to a target."""
-    estimates = (comparison.estimate(variant.name, comparison.main) for variant in comparison.variants)
-    text = ""
-    if any(one is not None and one.half_width is not None for one in estimates):
-        text = "± is half the 95% confidence interval over seeds (Student's t)."
-    if comparison.baseline is not None:
-        text += f" vs baseline: paired over seeds, less {comparison.baseline}."
-        if any(comparison.p_values[measure] for measure in comparison.measures):
-            text += (
-                " p (Holm): of the paired t-test, corrected for all differences in its column; only those with * are "
-                "significant (p < 0.05)."
-            )
-    if any(map(is_cost_to_target, comparison.measures)):
-        text += " To a target: how many runs reach it, and the mean cost only where all do."
-    whose = {"participants": "a round's participants", "all_current": "all clients with the server's current message"}
-    if comparison.targets and comparison.targets_on in whose:
-        text += f" A target counts as reached when the mean test accuracy of {whose[comparison.targets_on]} reaches it."
-    if "at_best_val" in comparison.measures:
-        text += " at best val.: test accuracy in the round with the greatest validation accuracy."
-    if sources := dict.fromkeys(one.source for variant in comparison.variants for one in variant.published):
-        text += f" published: {'; '.join(sources)}, and in brackets the measured mean less it."
-    return text.lstrip()
+def print_trials(trials: TrialsCard, file: TextIO | None = None) -> None:
+    """Print the table of a tuning's trials for a terminal."""
+    _print_rows(_console(file), trials.rows, trials.legend)
 
 
-def markdown(comparison: Comparison) -> str:
-    """All measures as a Markdown table, with the notes below."""
+def _console(file: TextIO | None) -> Console:
+    console = Console(file=file)
+    if not console.is_terminal:
+        console.width = 10_000  # a pipe has no width
+    return console
+
+
+def _print_rows(console: Console, rows: list[list[str]], meaning: str) -> None:
+    head, *body = rows
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, name in enumerate(head):
+        table.add_column(Text(names.plain(name)), justify="left" if i == 0 else "right", no_wrap=i > 0)
+    for row in body:
+        table.add_row(*(Text(names.plain(text)) for text in row))
+    console.print(table)
+    console.print()
+    console.print(Text(names.plain(meaning), style="dim"))
+
+
+def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
+    """The explanation of the signs and titles of a table with these columns."""
+    kinds = {column.kind for column in shown}
+    measures = {column.measure for column in shown if column.kind == "mean"}
+    texts = []
+    if any(column.measure in ACCURACIES for column in shown):
+        texts.append("Accuracies in %.")
+    if "n" not in kinds:
+        texts.append(_seeds(comparison))
+    if any(_has_interval(comparison, column) for column in shown):
+        texts.append("± is half the 95% confidence interval over seeds (Student's t).")
+    if "difference" in kinds:
+        texts.append(f"vs {comparison.baseline}: the difference to {comparison.baseline}, paired over seeds.")
+    if "p_holm" in kinds:
+        texts.append(
+            "p (Holm): of the paired t-test, corrected for all differences in its column; only those with * are "
+            "significant (p < 0.05)."
+        )
+    if any(map(is_cost_to_target, measures)):
+        texts.append("To a target: how many runs reach it, and the mean cost only where all do.")
+        whose = {
+            "participants": "a round's participants",
+            "all_current": "all clients with the server's current message",
+        }
+        if comparison.targets_on in whose:
+            what = f"the mean test accuracy of {whose[comparison.targets_on]}"
+            texts.append(f"A target counts as reached when {what} reaches it.")
+    if "at_best_val" in measures:
+        texts.append("at best val.: test accuracy in the round with the greatest validation accuracy.")
+    if "at_best_val_current" in measures:
+        texts.append("current at best val.: likewise, both accuracies with the server's current message.")
+    if kinds & {"published", "printed"}:
+        sources = dict.fromkeys(one.source for variant in comparison.variants for one in variant.published)
+        texts.append(f"published: {'; '.join(sources)}, and in brackets the measured mean less it.")
+    return " ".join(texts)
+
+
+def _has_interval(comparison: Comparison, column: Column) -> bool:
+    """Whether a cell of this column shows an interval, see `cell`."""
+    if column.kind not in ("mean", "difference"):
+        return False
+    of = comparison.estimate if column.kind == "mean" else comparison.difference
+    return any("±" in cell(column.measure, of(variant.name, column.measure)) for variant in comparison.variants)
+
+
+def _seeds(comparison: Comparison) -> str:
+    """How many seeds each variant has."""
+    counts = {variant.name: len(comparison.pairs(variant.name)) for variant in comparison.variants}
+    if len(set(counts.values())) == 1:
+        return f"{plural(next(iter(counts.values())), 'seed')} per variant."
+    return f"Seeds: {', '.join(f'{name} {count}' for name, count in counts.items())}."
+
+
+def markdown(comparison: Comparison, shown: Sequence[Column] | None = None) -> str:
+    """The table of these columns, by default of all measures, in Markdown, with the notes below."""
 
     def table(rows: list[list[str]]) -> list[str]:
         head, *body = ([names.markdown(text) for text in row] for row in rows)
         return [f"| {' | '.join(line)} |" for line in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
 
-    lines = [
-        *table(variant_rows(comparison, comparison.measures, ACCURACIES)),
-        "",
-        names.markdown(legend(comparison)),
-        "",
-    ]
+    shown = columns(comparison, comparison.measures, ACCURACIES) if shown is None else shown
+    lines = [*table(rows_of(comparison, shown)), "", names.markdown(legend(comparison, shown)), ""]
     if over := task_rows(comparison):
-        lines += [*table(over), "", tasks_legend(comparison.select), ""]
+        lines += [*table(over), "", tasks_legend(comparison.main), ""]
     return "\n".join([*lines, *(f"- {names.markdown(note)}" for note in comparison.notes), ""])
 
 
@@ -324,11 +366,16 @@ def _write(text: str, file: IO[bytes]) -> None:
 
 
 def write_tables(
-    comparison: Comparison, folder: Path, shown: Sequence[Column] | None = None, siunitx: bool = False
+    comparison: Comparison,
+    folder: Path,
+    shown: Sequence[Column] | None = None,
+    siunitx: bool = False,
+    heads: Mapping[str, str] | None = None,
 ) -> list[Path]:
     """Write comparison.md, .tex and .csv, and runs.csv, into a folder, created if missing. Raises `OSError`.
 
-    shown, siunitx: of the LaTeX table, see `latex`.
+    shown: the columns in LaTeX and Markdown; default: see `latex` and `markdown`; CSV has all measures. siunitx,
+    heads: see `latex`.
     """
     import pandas as pd
 
@@ -336,8 +383,8 @@ def write_tables(
 
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
-        "comparison.md": markdown(comparison),
-        "comparison.tex": latex(comparison, shown, siunitx),
+        "comparison.md": markdown(comparison, shown),
+        "comparison.tex": latex(comparison, shown, siunitx, heads or {}),
         "comparison.csv": _csv(comparison.frame),
         "runs.csv": _csv(pd.DataFrame(comparison.runs)),
     }

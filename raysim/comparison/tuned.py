@@ -19,6 +19,26 @@ class ChosenValue:
 
 
 @dataclass(frozen=True)
+class CloseDecision:
+    """A decision of successive halving between two trials whose scores differ by less than two samples."""
+
+    round: int  # after which the trials were compared
+    kept: int  # the worst trial that continued
+    kept_score: float
+    ended: int  # the best trial that ended
+    ended_score: float
+    samples: str  # those that measured a score, such as "360 validation samples"
+
+    @property
+    def words(self) -> str:
+        """The trials, their scores and the samples."""
+        return (
+            f"after round {self.round}, trial {self.kept} ({self.kept_score:.4g}) continued and trial {self.ended} "
+            f"({self.ended_score:.4g}) ended, less than two of {self.samples} apart"
+        )
+
+
+@dataclass(frozen=True)
 class TunedVariant:
     """The tuning of one variant."""
 
@@ -30,6 +50,7 @@ class TunedVariant:
     trial: int | None = None  # the chosen one; None: no choice yet, or every trial failed
     score: float | None = None  # its mean over the seeds
     chosen: Sequence[ChosenValue] = ()
+    close: Sequence[CloseDecision] = ()
 
     @property
     def sentence(self) -> str:
@@ -63,7 +84,7 @@ class TuningCard:
 
     @property
     def notes(self) -> list[str]:
-        """One sentence for the tuning, one per variant, and one for each reason why the result is less fair."""
+        """One sentence for the tuning, one per variant, and one for each reason why the result is less certain."""
         seeds = f"{'seed' if len(self.seeds) == 1 else 'seeds'} {', '.join(map(str, self.seeds))}"
         notes = [f"tuned by {self.select} on {seeds}, {self.search} search: {self._budget}"]
         notes += [variant.sentence for variant in self.variants]
@@ -71,6 +92,10 @@ class TuningCard:
             notes.append(f"unequal tuning: {', '.join(self.untuned)} was not tuned")
         if self.uses_test:
             notes.append(f"{self.select} uses test samples, so results of values that it chose are optimistic")
+        if close := [f"{one.label} {decision.words}" for one in self.variants for decision in one.close]:
+            how = "set later rounds in tune.halving.rounds, or more tune.seeds"
+            notes.append(f"successive halving decided between scores that hardly differ: {'; '.join(close)}; {how}")
+        notes.append("intervals and p values compare the chosen values; they do not include the choice of these values")
         return notes
 
     @property

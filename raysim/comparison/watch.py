@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from raysim.common import names
@@ -62,6 +63,7 @@ def watch(
     show: Callable[[str], None] = lambda line: None,
     sleep: Callable[[float], None] = time.sleep,
     select: str = "last",
+    metric: str | None = None,
 ) -> Path:
     """Write a report on runs every few seconds until they have ended, and return its path.
 
@@ -69,6 +71,7 @@ def watch(
     nor does the page after Ctrl-C. show: receives a line with the state of each source whenever it has changed.
     Raises as `report`, and `KeyboardInterrupt` after Ctrl-C.
     """
+    write = partial(_write, output=output, select=select, metric=metric)
     before: list[str] = []
     watched: dict[Path, Watched] = {}
     try:
@@ -81,23 +84,29 @@ def watch(
                     show(line)
             before = lines
             if all(one.begun and not one.running for one in watched.values()):
-                return _write(watched, output, baseline, select, None)
+                return write(watched, baseline)
             try:
-                _write(watched, output, baseline, select, round(EVERY_S))
+                write(watched, baseline, refresh_s=round(EVERY_S))
             except ScenarioError:
                 if baseline is None:
                     raise
-                _write(watched, output, None, select, round(EVERY_S))  # the runs of the baseline may begin later
+                write(watched, refresh_s=round(EVERY_S))  # the runs of the baseline may begin later
             sleep(max(EVERY_S, 4 * (time.monotonic() - began_s)))
     except KeyboardInterrupt:
-        _write(watched, output, None, select, None)
+        write(watched)
         raise
 
 
 def _write(
-    watched: Mapping[Path, Watched], output: Path | str, baseline: str | None, select: str, refresh_s: int | None
+    watched: Mapping[Path, Watched],
+    baseline: str | None = None,
+    *,
+    output: Path | str,
+    select: str,
+    metric: str | None,
+    refresh_s: int | None = None,
 ) -> Path:
     measured = [source for source, one in watched.items() if one.measured]
     live = Live([one.line for one in watched.values()], refresh_s, time.strftime("%H:%M:%S"))
     name = ", ".join(names.name(source.resolve().name) for source in watched)
-    return report(*measured, output=output, baseline=baseline, live=live, name=name, select=select)
+    return report(*measured, output=output, baseline=baseline, live=live, name=name, select=select, metric=metric)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,10 @@ import pyarrow as pa
 from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar, written
+from raysim.report.accuracies import DRAWABLE, OWN, Accuracy
 from raysim.report.figures import OVER, Width, picture_file, save_picture
-from raysim.report.load import last_measured, read_clients, read_rounds, read_summary
+from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.report.plots import (
-    ALL,
-    LINES,
     Curve,
     Floats,
     draw_boxes,
@@ -28,12 +27,16 @@ from raysim.report.plots import (
     series_of,
     spread_curve,
 )
+from raysim.report.units import plural
 from raysim.runs.opened import OpenedRun
 from raysim.runs.resume import find_run
 from raysim.scenario.schema import decides
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    Runs = Mapping[str, "PlottedRun"]
+    Draw = Callable[[Runs, Width, Accuracy], Figure]
 
 MOST_RUNS = 40
 """The most runs in one figure."""
@@ -44,11 +47,17 @@ class PlottedRun:
     """A run folder, read when it is drawn."""
 
     folder: Path
+    variant: str = ""  # the name of the run's variant in its sweep
 
     @cached_property
     def parts(self) -> dict[str, str]:
-        """Key -> part of the run's name: the method, the seed, and the overrides that affect the result."""
+        """Key -> part of the run's name: the method, the seed, and the overrides that affect the result.
+
+        The name of a variant stands for its method and overrides.
+        """
         summary = read_summary(self.folder)
+        if self.variant:
+            return {"": self.variant, "seed": f"seed={summary.get('seed')}"}
         overrides = {str(key): value for key, value in summary.get("overrides", {}).items()}
         parts = {"": str(summary.get("method") or summary.get("algorithm") or "run")}
         parts["seed"] = f"seed={summary.get('seed')}"
@@ -66,75 +75,87 @@ class PlottedRun:
             raise ScenarioError(f"{self.folder}: no round is done yet; try again later")
         return rows
 
-    @cached_property
-    def last_tests(self) -> pa.Table:
-        """Each client's last row with a test accuracy. Raises `ScenarioError` if there is none."""
-        table = last_measured(read_clients(self.folder))
+    def last_tests(self, accuracy: Accuracy) -> pa.Table:
+        """Each client's row with its last value of an accuracy in the column `accuracy`.
+
+        Raises `ScenarioError` if there is none.
+        """
+        table = accuracy.of_clients(read_clients(self.folder))
         if not table.num_rows:
-            raise ScenarioError(f"{self.folder}: no client has been tested yet; choose a run with a tested client")
+            text = "no client has been tested yet" if accuracy is OWN else f"no client has a value of {accuracy.metric}"
+            raise ScenarioError(f"{self.folder}: {text}; {_instead(accuracy)}")
         return table
 
-    def series(self, over: str) -> tuple[list[float], list[float]]:
-        """Axis and accuracy of all clients. Raises `ScenarioError` if the run has not measured them."""
+    def series(self, over: str, accuracy: Accuracy) -> tuple[list[float], list[float]]:
+        """Axis and mean accuracy. Raises `ScenarioError` if the run has not measured them."""
         metric = OVER[over].metric
-        x, y = series_of(self.rounds, metric, "accuracy/all")
+        x, y = series_of(self.rounds, metric, accuracy.metric)
         if not x:
-            raise ScenarioError(f"{self.folder}: {_missing(metric, self.rounds)}")
+            raise ScenarioError(f"{self.folder}: {_missing(metric, self.rounds, accuracy)}")
         return x, y
 
 
 def labels(runs: Sequence[PlottedRun]) -> list[str]:
-    """Each run's method and the parts of its name in which the runs differ, such as "FedGH seed=2"; all distinct."""
+    """Each run's variant or method, and the parts of its name in which the runs differ, such as "FedGH seed=2".
+
+    All are distinct.
+    """
     keys = dict.fromkeys(key for run in runs for key in run.parts)
     differing = [key for key in keys if len({run.parts.get(key) for run in runs}) > 1 and key]
     texts = (" ".join(run.parts[key] for key in ["", *differing] if key in run.parts) for run in runs)
     return names.apart(texts, names.name)
 
 
-def _missing(metric: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def _missing(metric: str, rows: Sequence[Mapping[str, Any]], accuracy: Accuracy) -> str:
     if metric == "time/virtual_total_s" and all(row.get(metric) is None for row in rows):
         return "it has no virtual time; choose a run whose scenario has a section `system`"
-    return "no round with accuracy/all yet; choose a run that has tested all clients"
+    return f"no round with {accuracy.metric}; {_instead(accuracy)}"
 
 
-Runs = Mapping[str, PlottedRun]
+def _instead(accuracy: Accuracy) -> str:
+    return f"choose a run {accuracy.needs}"
 
 
-def _curves(runs: Runs, width: Width) -> Figure:
-    """Accuracy over rounds: of several runs the mean over all clients, of one run also participants and worst tenth."""
-    if len(runs) > 1:
-        return _over("round")(runs, width)
+def _curves(runs: Runs, width: Width, accuracy: Accuracy) -> Figure:
+    """Accuracy over rounds; of one run, where it is of all its clients, also of participants and of the worst tenth."""
+    if len(runs) > 1 or not accuracy.std:
+        return _over("round")(runs, width, accuracy)
     (run,) = runs.values()
-    run.series("round")
-    curves = [replace(spread_curve(run.rounds, "round"), label="all clients, ± one standard deviation")]
-    for metric in ("accuracy/worst_decile", "accuracy/participants"):
-        curves.append(Curve(LINES[metric][0], *series_of(run.rounds, "round", metric)))
-    return draw_curves({"round": curves}, "test accuracy", width)
+    run.series("round", accuracy)
+    label = f"{accuracy.whose}, ± one std"
+    curves = [replace(spread_curve(run.rounds, "round", accuracy), label=label)]
+    for metric, name in ((accuracy.worst_decile, "worst tenth of them"), ("accuracy/participants", "participants")):
+        curves.append(Curve(name, *series_of(run.rounds, "round", metric)))
+    return draw_curves({"round": curves}, f"mean {accuracy.kind}", width)
 
 
-def _over(axis: str) -> Callable[[Runs, Width], Figure]:
-    """Mean accuracy of all clients over an axis, a curve per run."""
+def _over(axis: str) -> Draw:
+    """Mean accuracy over an axis, a curve per run."""
 
-    def drawn(runs: Runs, width: Width) -> Figure:
-        return draw_curves({axis: [Curve(name, *run.series(axis)) for name, run in runs.items()]}, ALL, width)
+    def drawn(runs: Runs, width: Width, accuracy: Accuracy) -> Figure:
+        curves = [Curve(name, *run.series(axis, accuracy)) for name, run in runs.items()]
+        return draw_curves({axis: curves}, accuracy.mean_label, width)
 
     return drawn
 
 
-def _boxes(runs: Runs, width: Width) -> Figure:
-    return draw_boxes({name: _accuracies(run) for name, run in runs.items()}, width)
+def _boxes(runs: Runs, width: Width, accuracy: Accuracy) -> Figure:
+    values = {name: _accuracies(run, accuracy) for name, run in runs.items()}
+    counts = {len(of_run) for of_run in values.values()}
+    pooled = plural(counts.pop(), "client") if len(counts) == 1 else "all clients of a run"
+    return draw_boxes(values, accuracy, pooled, width)
 
 
-def _accuracies(run: PlottedRun) -> Floats:
-    values = run.last_tests["accuracy"].cast(pa.float64()).to_numpy()
+def _accuracies(run: PlottedRun, accuracy: Accuracy) -> Floats:
+    values = run.last_tests(accuracy)["accuracy"].cast(pa.float64()).to_numpy()
     finite: Floats = values[np.isfinite(values)]
     if not len(finite):
-        raise ScenarioError(f"{run.folder}: no client has a finite test accuracy; choose another run")
+        raise ScenarioError(f"{run.folder}: no client has a finite {accuracy.kind}; choose another run")
     return finite
 
 
-def _clients(runs: Runs, width: Width) -> Figure:
-    tables = {name: run.last_tests for name, run in runs.items()}
+def _clients(runs: Runs, width: Width, accuracy: Accuracy) -> Figure:
+    tables = {name: run.last_tests(accuracy) for name, run in runs.items()}
     for name, table in tables.items():
         if missing := {"client", "model", "accuracy"} - set(table.column_names):
             raise ScenarioError(f"{runs[name].folder}: clients.parquet has no column {min(missing)}; it is damaged")
@@ -142,15 +163,16 @@ def _clients(runs: Runs, width: Width) -> Figure:
     for name, table in tables.items():
         rows = table.select(["client", "model", "accuracy"]).to_pylist()
         bars[name] = [(row["client"], str(row["model"]), row["accuracy"]) for row in rows]
-    return draw_clients(bars, width)
+    return draw_clients(bars, accuracy, width)
 
 
-def _confusion(runs: Runs, width: Width, current: bool = False) -> Figure:
+def _confusion(runs: Runs, width: Width, accuracy: Accuracy) -> Figure:
     """Confusion matrices: networks of the last checkpoint, each client's own on its own test samples, pooled.
 
-    current: each network after it received the server's current message.
+    With accuracy/all_current, each network after it received the server's current message.
     """
     counts = {}
+    current = accuracy is not OWN
     class_names: Sequence[str] = ()
     for name, run in runs.items():
         opened = OpenedRun.of(run.folder)
@@ -163,7 +185,7 @@ def _confusion(runs: Runs, width: Width, current: bool = False) -> Figure:
     return draw_confusion(counts, class_names, width)
 
 
-KINDS: Mapping[str, tuple[Callable[[Runs, Width], Figure], str]] = {
+KINDS: Mapping[str, tuple[Draw, str]] = {
     "curves": (_curves, "accuracy over rounds; of a single run also that of participants and of the worst tenth"),
     "bytes": (_over("bytes"), "accuracy over the bytes sent in both directions"),
     "virtual-time": (_over("virtual-time"), "accuracy over virtual time, where the scenario has `system`"),
@@ -177,22 +199,47 @@ KINDS: Mapping[str, tuple[Callable[[Runs, Width], Figure], str]] = {
 }
 """Kind of figure -> how it is drawn, and what it shows."""
 
+OF_CLIENTS = ("boxes", "clients")
+"""Kinds of single clients' accuracies."""
+
+CONFUSED = ("accuracy/all", "accuracy/all_current")
+"""Metrics whose networks a confusion matrix can test."""
+
+
+def _drawable(metric: str, kind: str) -> Accuracy:
+    """The accuracy of a metric. Raises `ScenarioError` if this kind of figure cannot show it."""
+    if metric not in DRAWABLE:
+        raise ScenarioError(f"--metric: {metric} given; allowed: {', '.join(DRAWABLE)}")
+    accuracy = DRAWABLE[metric]
+    if kind in OF_CLIENTS and not accuracy.has_clients:
+        having = ", ".join(one.metric for one in DRAWABLE.values() if one.has_clients)
+        text = f"single clients have no values of it, which --kind {kind} shows; give one of {having}"
+        raise ScenarioError(f"--metric: {metric} given, but {text}")
+    if kind == "confusion" and metric not in CONFUSED:
+        text = f"--kind confusion shows test samples of all clients; give one of {', '.join(CONFUSED)}"
+        raise ScenarioError(f"--metric: {metric} given, but {text}")
+    return accuracy
+
 
 def plot(
-    runs: Sequence[Path | str], kind: str, output: Path | str, width: Width = "one-column", current: bool = False
+    runs: Sequence[Path | str],
+    kind: str,
+    output: Path | str,
+    width: Width = "one-column",
+    metric: str = OWN.metric,
+    variants: Sequence[str] = (),
 ) -> Path:
     """Draw one figure of these runs, folders or ids below ./runs, and return the file: .png, .svg or .pdf.
 
-    kind: a key of `KINDS`. current: for confusion matrices, see `_confusion`. Raises `ScenarioError` if a run does not
-    exist, is damaged or lacks the data, or the file cannot be written.
+    kind: a key of `KINDS`. metric: the accuracy that it shows, a key of `DRAWABLE`. variants: the name of each run's
+    variant in its sweep, or "", for the legend. Raises `ScenarioError` if a run does not exist, is damaged or lacks
+    the data, this kind cannot show the metric, or the file cannot be written.
     """
     file = picture_file(output)
+    accuracy = _drawable(metric, kind)
     if len(runs) > MOST_RUNS:
         raise ScenarioError(f"{len(runs)} runs given; at most {MOST_RUNS} fit into one figure")
-    plotted = [PlottedRun(find_run(str(run))) for run in runs]
+    named = zip(runs, variants or [""] * len(runs), strict=True)
+    plotted = [PlottedRun(find_run(str(run)), variant) for run, variant in named]
     draw, _ = KINDS[kind]
-    if current:
-        if kind != "confusion":
-            raise ScenarioError(f"--current given for --kind {kind}; it is for --kind confusion")
-        draw = partial(_confusion, current=True)
-    return save_picture(draw(dict(zip(labels(plotted), plotted, strict=True)), width), file)
+    return save_picture(draw(dict(zip(labels(plotted), plotted, strict=True)), width, accuracy), file)

@@ -122,7 +122,8 @@ class _Upload:
         if isinstance(exposed, Unexposed):
             raise ScenarioError(f"{name} {exposed.reason}; attack a run of another method")
         raise ScenarioError(
-            f"{name} does not declare what its uploads expose; write its method `exposed`, as docs/own_code.md shows"
+            f"{name} does not declare what its uploads expose; write its method `exposed`, as in the file that "
+            "`raysim new algorithm` writes"
         )
 
 

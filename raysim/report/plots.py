@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.common import names
+from raysim.report.accuracies import OWN, Accuracy
 from raysim.report.figures import (
     GREY,
     INCHES,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-ALL = "test accuracy, all clients"
 LINES = {
     "accuracy/participants": ("participants", "#d55e00", 0.7),
     "accuracy/all": ("all clients", "#0072b2", 1.8),
@@ -53,6 +53,8 @@ NUMBERED = 10
 """The most classes of a confusion matrix with a number in each cell."""
 NAMED = 20
 """The most classes whose names a confusion matrix shows."""
+BOXES_WIDE = 3
+"""The boxes that fill a figure's width; fewer have the same width each."""
 SEPARATE_BARS = 60
 """The most clients with a bar each and a gap between bars."""
 
@@ -76,7 +78,7 @@ def longest_label(width: Width) -> int:
 @style()
 def draw_curves(
     curves: Mapping[str, Sequence[Curve | None]],
-    label: str = ALL,
+    label: str,
     width: Width = "one-column",
 ) -> Figure:
     """Draw accuracy over each of these axes, one panel each, at most two side by side in one column.
@@ -125,13 +127,15 @@ def draw_panel(axes: Axes, over: Over, curves: Sequence[Curve | None], width: Wi
 
 
 @style()
-def draw_boxes(groups: Mapping[str, Floats], width: Width = "one-column") -> Figure:
+def draw_boxes(groups: Mapping[str, Floats], accuracy: Accuracy, pooled: str, width: Width = "one-column") -> Figure:
     """Draw a box plot of the clients' accuracies of each group: median, quartiles, whiskers at 1.5 interquartile
     ranges, and the mean as a dot.
+
+    pooled: the clients of one box, in words.
     """
     labels = [names.picture(label, 32) for label in groups]
     flat = len(labels) * max(map(len, labels)) * 0.075 <= INCHES[width] - 0.6
-    figure, (axes,) = make_figure(width=width, height=2.4 if flat else 2.9)
+    figure, (axes,) = make_figure(width=width, height=2.6 if flat else 3.1)
     drawn = axes.boxplot(
         list(groups.values()),
         patch_artist=True,
@@ -147,16 +151,22 @@ def draw_boxes(groups: Mapping[str, Floats], width: Width = "one-column") -> Fig
         for line in drawn[part]:
             line.set_linewidth(0.7)
     axes.set_xticks(range(1, len(labels) + 1), labels, rotation=0 if flat else 30, ha="center" if flat else "right")
+    middle, half = (len(labels) + 1) / 2, max(len(labels), BOXES_WIDE) / 2
+    axes.set_xlim(middle - half, middle + half)
     low, high = axes.get_ylim()
-    low = max(0.0, min(low, 0.9))  # so that clients that are all equal do not seem to differ
-    axes.set_ylim(low, min(high, 1 + 0.03 * (1 - low)))
+    low, high = max(0.0, min(low, 0.9)), min(high, 1.0)  # clients that are all equal must not seem to differ
+    margin = 0.03 * (high - low)  # markers and caps at 0 and 100 % are drawn whole
+    axes.set_ylim(low - margin, high + margin)
     per_cent_axis(axes.yaxis)
-    axes.set_ylabel("test accuracy of a client")
+    axes.set_ylabel(accuracy.client_label)
+    axes.set_xlabel(f"each box: {pooled}")
     return figure
 
 
 @style()
-def draw_clients(runs: Mapping[str, Sequence[tuple[int, str, float]]], width: Width = "one-column") -> Figure:
+def draw_clients(
+    runs: Mapping[str, Sequence[tuple[int, str, float]]], accuracy: Accuracy, width: Width = "one-column"
+) -> Figure:
     """Draw a bar per client, a panel per run; the dashed line is the mean over clients.
 
     runs: label -> (client, architecture, accuracy), by client. Bars differ by architecture.
@@ -164,7 +174,7 @@ def draw_clients(runs: Mapping[str, Sequence[tuple[int, str, float]]], width: Wi
     figure, panels = make_figure(len(runs), 1, width, 1.35 * len(runs) + 0.75, sharey=True)
     places = {model: i for i, model in enumerate(dict.fromkeys(one[1] for run in runs.values() for one in run))}
     for axes, (label, clients) in zip(panels, runs.items(), strict=True):
-        accuracy = np.array([value for _, _, value in clients])
+        mean = float(np.mean([value for _, _, value in clients]))
         for model, place in places.items():
             look = area_look(place)
             here = [(k, value) for k, of, value in clients if of == model]
@@ -176,14 +186,14 @@ def draw_clients(runs: Mapping[str, Sequence[tuple[int, str, float]]], width: Wi
             else:  # thousands of hatched bars would be black, and take minutes
                 lines = [[(k, 0.0), (k, value)] for k, value in here]
                 _thin_bars(axes, lines, look["facecolor"], names.picture(model, 30))
-        axes.axhline(accuracy.mean(), color="black", linewidth=0.8, linestyle="--", label=None)
+        axes.axhline(mean, color="black", linewidth=0.8, linestyle="--", label=None)
         axes.set_title(names.picture(label, longest_label(width)), loc="left")
         axes.set_xlim(clients[0][0] - 0.7, clients[-1][0] + 0.7)
         plain_numbers(axes, whole=True, ticks=8)
         per_cent_axis(axes.yaxis)
-        axes.set_ylabel("test accuracy")
+        axes.set_ylabel(accuracy.kind)
     panels[0].set_ylim(0, 1.03)
-    panels[-1].set_xlabel("client (dashed: mean over clients)")
+    panels[-1].set_xlabel(f"client, {accuracy.network} (dashed: mean over clients)")
     if len(places) > 1:
         legend(figure, max(panels, key=lambda axes: len(axes.get_legend_handles_labels()[1])))
     return figure
@@ -287,10 +297,13 @@ def series_of(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[f
     return [a for a, _ in known], [b for _, b in known]
 
 
-def spread_curve(rows: Sequence[Mapping[str, Any]], over: str) -> Curve:
-    """The mean accuracy of all clients of a run over an axis, with a standard deviation over clients on both sides."""
-    x, y = series_of(rows, over, "accuracy/all")
-    spread = dict(zip(*series_of(rows, over, "accuracy/all_std"), strict=True))
+def spread_curve(rows: Sequence[Mapping[str, Any]], over: str, accuracy: Accuracy = OWN) -> Curve:
+    """A mean accuracy of a run over an axis, with a standard deviation over clients on both sides.
+
+    accuracy: one with `std`.
+    """
+    x, y = series_of(rows, over, accuracy.metric)
+    spread = dict(zip(*series_of(rows, over, accuracy.std), strict=True))
     ends = [band(mean, mean - spread.get(at, 0.0), mean + spread.get(at, 0.0)) for at, mean in zip(x, y, strict=True)]
     return Curve("", x, y, [low for low, _ in ends], [high for _, high in ends])
 

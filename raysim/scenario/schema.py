@@ -149,7 +149,7 @@ class System(Section):
     """The clients' devices and connections, for virtual time: flops / flops_per_s + bytes / bandwidth + latency_s.
 
     Each key is one number for all clients, a list (client k gets entry k % length, as in clients.models), or a
-    distribution, from which each client gets one value for the whole run. See docs/system.md.
+    distribution, from which each client gets one value for the whole run.
     """
 
     flops_per_s: Trait | None = None

@@ -10,10 +10,10 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from raysim.common.errors import ScenarioError
-from raysim.common.suggestions import suggest
+from raysim.common.suggestions import ELSEWHERE, suggest
 from raysim.core.fields import number_text
 from raysim.scenario.origin import Key, Origin
-from raysim.scenario.schema import NAME_FORM
+from raysim.scenario.schema import NAME_FORM, Settings
 from raysim.scenario.yaml_text import short, shown
 
 # Sections whose `name` decides their other keys.
@@ -24,6 +24,7 @@ NAMED_SECTIONS: tuple[Key, ...] = (
     ("training", "schedule"),
 )
 
+PARTICIPATION: Key = ("clients", "participation")
 
 ALLOWED: Mapping[str, str] = {
     "int_type": "a whole number",
@@ -74,6 +75,8 @@ def _sentence(
         return origin.error(full, "keys must be text; put this key in quotes")
     if first["type"] == "missing":
         return origin.error(full, "is required and was not given")
+    if full == PARTICIPATION and first["type"] in ("greater_than", "less_than_equal"):
+        return origin.error(full, f"{shown(first['input'])} given; {_share_of_clients(first['input'], raw)}")
     allowed = dict.fromkeys(allowed_by(item) for at, item in problems if at == key)
     value = first["input"]
     given = shown(value)
@@ -89,6 +92,39 @@ def _sentence(
         named = full in NAMED_SECTIONS or "name" in getattr(_section_at(model, key), "model_fields", ())
         hint = f", for example {{name: {value}}}" if named else ""
     return origin.error(full, f"{given} given; allowed: {' or '.join(allowed)}{hint}")
+
+
+def _share_of_clients(given: float, raw: Mapping[str, Any]) -> str:
+    """What `clients.participation` may be, and the share that a number of clients is."""
+    allowed = "allowed: a share of the clients, greater than 0 and at most 1"
+    clients = raw.get("clients")
+    count = clients.get("count") if isinstance(clients, Mapping) else None
+    if not isinstance(count, int) or not 1 < given <= count or int(given) != given:
+        return allowed
+    return f"{allowed}; {given:g} of {count} clients is {given / count:.4g}"
+
+
+def unknown_key(key: str) -> str:
+    """Return why a dotted key is unknown, and which is meant; empty if a scenario may have it.
+
+    The fields of a method, and of other sections that `name` decides, are not checked.
+    """
+    parts = key.split(".")
+    model: type[BaseModel] | None = Settings
+    for i, part in enumerate(parts):
+        if model is None or tuple(parts[:i]) in NAMED_SECTIONS:
+            return ""
+        if part not in model.model_fields:
+            if i:
+                names = list(model.model_fields)
+                return f"unknown key{suggest(part, names)} (allowed: {', '.join(names)})"
+            inner = {name: _model_in(field.annotation) for name, field in Settings.model_fields.items()}
+            keys = [f"{name}.{field}" for name, section in inner.items() if section for field in section.model_fields]
+            same = [one for one in keys if one.endswith(f".{ELSEWHERE.get(key, key)}")]
+            near = f"; did you mean {same[0]!r}?" if same else suggest(key, [*inner, *keys])
+            return f"unknown key{near or '; give the whole key of a scenario, such as training.lr'}"
+        model = _model_in(model.model_fields[part].annotation)
+    return ""
 
 
 def allowed_by(problem: Any) -> str:

@@ -69,7 +69,7 @@ def read_text(path: Path) -> str:
     """Return the text of a scenario file. Raises `ScenarioError`."""
     refuse_special(path)
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ScenarioError(f"{path}: there is no such file{hint(path)}") from None
     except IsADirectoryError:
@@ -77,6 +77,11 @@ def read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ScenarioError(f"{path}: cannot be read: {reason}") from None
+    if path.suffix == ".py":
+        beside = path.with_suffix(".yaml")
+        give = f"give its scenario, {beside}" if beside.is_file() else "give a scenario file (.yaml)"
+        raise ScenarioError(f"{path}: is Python code; {give}, or --set algorithm.name=./{path.name} with a scenario")
+    return text
 
 
 def opening_comment(text: str) -> str:

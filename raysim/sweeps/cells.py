@@ -18,6 +18,7 @@ from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.comparison.published import Published
 from raysim.comparison.sweep_card import CellCard, SweepCard
+from raysim.comparison.trials import TrialsCard
 from raysim.comparison.tuned import TuningCard
 from raysim.engine.policies.sampling import cohort_size
 from raysim.plugins.references import Reference
@@ -42,6 +43,7 @@ class Cell:
     published: tuple[Published, ...] = ()  # published values for the label
     runs: tuple[str, ...] = ()  # the names in `runs` that define the cell
     until: int | None = None  # the round after which the run is interrupted; None: it has all its rounds
+    values: tuple[tuple[str, Any], ...] = ()  # of a trial: (key, value) of the keys that are tuned
     pending: bool = False  # whether tuning has not chosen its values yet, so that it cannot run
 
     @property
@@ -71,12 +73,14 @@ class Sweep:
     targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target
     tuning: Tuning | None = None  # how the values of pending cells are chosen
     tuned: TuningCard | None = None  # the values that were chosen so far
+    trials: TrialsCard | None = None  # of a sweep of trials
 
     def card(self) -> SweepCard:
         """The facts that the comparison of the cells needs, without pending cells."""
         known = [cell for cell in self.cells if not cell.pending]
         cells = {cell.folder_name: CellCard(cell.label, cell.published, cell.runs) for cell in known}
-        return SweepCard(self.about, cells, self.baseline, self.targets, self.notes, self.targets_on, self.tuned)
+        about, baseline, targets, notes = self.about, self.baseline, self.targets, self.notes
+        return SweepCard(about, cells, baseline, targets, notes, self.targets_on, self.tuned, self.trials)
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,8 @@ class CellMaker:
             how = self._runs_instead(error.key, dict(variant.assignments)) if "unknown key" in error.reason else ""
             raise ScenarioError(f"{self.file}: the cell {provisional!r}: {error}{how}") from None
         label, name = self._names(variant, of_seed, trial, scenario)
-        return Cell(name, label, changed, scenario, identity(scenario), runs=variant.runs)
+        values = () if trial is None else tuple((tuned or {}).items())
+        return Cell(name, label, changed, scenario, identity(scenario), runs=variant.runs, values=values)
 
     def _runs_instead(self, key: str, assignments: Mapping[str, Any]) -> str:
         """The remedy if the grid gave a method's key to a method without it: a grid of some methods only."""

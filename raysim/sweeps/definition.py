@@ -69,7 +69,7 @@ def load_sweep(
     path = scenario_file(file)
     text = read_text(path)
     raw = parse(text, str(path))
-    of_scenario = not _is_sweep(raw)
+    of_scenario = not is_sweep(raw)
     if of_scenario:
         raw = {"base": path.name}
     for key, value in raw.items():
@@ -134,7 +134,7 @@ def files_of(path: Path) -> list[Path]:
     Raises `ScenarioError` if the file cannot be read.
     """
     raw = parse(read_text(path), str(path))
-    if not _is_sweep(raw):
+    if not is_sweep(raw):
         return []
     published = raw.get("published", [])
     claims = published if isinstance(published, list) else [published]
@@ -142,7 +142,8 @@ def files_of(path: Path) -> list[Path]:
     return [path, *dict.fromkeys(path.parent / name for name in needed if isinstance(name, str))]
 
 
-def _is_sweep(raw: Mapping[str, Any]) -> bool:
+def is_sweep(raw: Mapping[str, Any]) -> bool:
+    """Whether the content of a file is a sweep, not a scenario."""
     return "base" in raw or bool({"grid", "runs", "seeds", "tune"} & raw.keys())
 
 

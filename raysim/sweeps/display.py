@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TextIO
 
 from raysim.common.logs import show_logs
 from raysim.common.text import one_line
 from raysim.report.load import read_rounds
 from raysim.report.units import human_bytes, human_seconds, per_cent, plural
-from raysim.sweeps.cells import Sweep
+from raysim.sweeps.cells import Sweep, written
 from raysim.sweeps.estimate import Cost, Estimator
 from raysim.sweeps.listing import is_long, print_collapsed
 from raysim.sweeps.loop import ComparisonError, Progress, run_sweep
 from raysim.sweeps.only import chosen_cells
-from raysim.sweeps.state import CellState, counts
+from raysim.sweeps.state import CellState, State, counts
 from raysim.sweeps.time_left import TimeLeft
+from raysim.sweeps.tuning import score
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +54,7 @@ class PlainProgress:
             state = "running" if one.cell.name in running else one.state
             if self.states.setdefault(one.cell.name, one.state) != state:
                 self.states[one.cell.name] = state
-                self.print(f"{state:<11} {one.cell.name}{_accuracy(one) if state == 'done' else ''}")
+                self.print(f"{state:<11} {one.cell.name}{self._result(one) if state == 'done' else ''}")
         if time.monotonic() - self.shown_s >= LINE_EVERY_S:
             self.shown_s = time.monotonic()
             self.print(self.line(progress))
@@ -59,18 +62,33 @@ class PlainProgress:
     def close(self) -> None:
         """Do nothing; `LiveProgress` ends its display."""
 
+    def _result(self, state: CellState) -> str:
+        """The accuracy of a finished cell; of a trial, its values and the score by which it is judged."""
+        tuning = self.sweep.tuning
+        if not state.cell.values or tuning is None:
+            return _accuracy(state)
+        values = ", ".join(f"{key}={written(value)}" for key, value in state.cell.values)
+        reached = score(state, tuning.settings.select)
+        judged = f"{reached:.4g}" if math.isfinite(reached) else "is not finite, so the trial ranks last,"
+        return f"  {tuning.settings.select} {judged} after round {state.cell.rounds}; {values}"
+
     def line(self, progress: Progress) -> str:
-        """The number of cells in each state, the rounds done, and the time left."""
+        """The number of cells in each state, the rounds done and planned of the whole sweep, and the time left."""
         running = dict(progress.running)
-        now = [CellState(s.cell, "running" if s.cell.name in running else s.state) for s in progress.states]
-        done, total = 0, 0
+        now = [replace(one, state=_shown_state(one, running)) for one in progress.states]
+        done, total = progress.earlier, progress.earlier + sum(progress.later.values())
         for one in progress.states:
             asked = one.cell.rounds
             total += asked
             done += asked if one.state in ("done", "failed") else max(running.get(one.cell.name, one.rounds), 0)
+        if progress.stopping:
+            cells = plural(len(running), "cell")
+            ends = f"ending: {cells} will end after this round" if running else "ending"
+            return f"{ends}; {done} of {total} rounds are done"
         left_s = self.left.seconds(progress) if done < total else None
         left = "" if left_s is None else f", about {human_seconds(left_s)} left"
-        return f"{counts(now)}; {done} of {total} rounds{left}"
+        phase = "trials: " if any(one.cell.values for one in progress.states) else ""
+        return f"{phase}{counts(now)}; {done} of {total} rounds{left}"
 
 
 class LiveProgress(PlainProgress):
@@ -110,6 +128,13 @@ def make_progress(sweep: Sweep, stream: TextIO | None = None) -> PlainProgress:
     stream = stream or sys.stderr
     live = stream.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
     return LiveProgress(sweep, stream) if live else PlainProgress(sweep, stream)
+
+
+def _shown_state(state: CellState, running: Mapping[str, int]) -> State:
+    """A cell's state while the sweep runs: a trial that halving paused waits until it continues."""
+    if state.cell.name in running:
+        return "running"
+    return "waiting" if state.state == "interrupted" and state.cell.values else state.state
 
 
 def _accuracy(state: CellState) -> str:
@@ -159,9 +184,11 @@ def print_plan(
             left_s, longest_s = left_s + rest_s, max(longest_s, rest_s)
     print(counts(states))
     if any(one.state != "done" for one in states):
-        besides = f", besides {plural(unknown, 'cell')} of unknown length" if unknown else ""
+        besides = [f"{plural(unknown, 'cell')} of unknown length"] if unknown else []
+        besides.append("start-up (worker processes, each cell's data, MLflow)")
         needed_s = max(left_s / parallel, longest_s)
-        print(f"about {human_seconds(needed_s)} with {plural(parallel, 'cell')} at a time{besides}")
+        at_a_time = f"{plural(parallel, 'cell')} at a time"
+        print(f"about {human_seconds(needed_s)} with {at_a_time}, besides {' and '.join(besides)}")
 
 
 @contextlib.contextmanager

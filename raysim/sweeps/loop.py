@@ -7,8 +7,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,8 @@ from raysim.sweeps.cells import Cell, Sweep, placed
 from raysim.sweeps.large import is_large
 from raysim.sweeps.only import chosen_cells
 from raysim.sweeps.state import CellState, note_failure, state_of, states_of
-from raysim.sweeps.tuning import Tuning
+from raysim.sweeps.trials_card import trials_card
+from raysim.sweeps.tuning import Standing, Tuning
 from raysim.sweeps.worker import Outcome, Task, run_cell
 from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import check_uri
@@ -65,6 +67,9 @@ class Progress:
 
     states: Sequence[CellState]
     running: Sequence[tuple[str, int]]  # (cell's name, last finished round); -1 while the cell is starting
+    stopping: bool = False  # whether Ctrl-C was pressed, so that the running cells end after their round
+    earlier: int = 0  # rounds of other cells that are done: of trials that ended, and of the result
+    later: Mapping[str, int] = field(default_factory=dict)  # method -> rounds of other cells that are still to run
 
 
 def run_sweep(
@@ -95,7 +100,9 @@ def run_sweep(
         lock(sweep, cleanup)
         workers = cleanup.enter_context(_Workers(parallel))
         if sweep.tuning is not None:
-            sweep = _tune(sweep, sweep.tuning.of_cells(chosen), uri, workers, retry_failed, show)
+            tuning = sweep.tuning.of_cells(chosen)
+            sweep = _tune(sweep, tuning, chosen, uri, workers, retry_failed, show)
+            show = _with_others(show, sum(standing.rounds for standing in tuning.standings()), {})
         show = _of_cells(chosen, show) if only else show
         _write_card(sweep)
         states = {one.cell.name: one for one in _when_abandoned_cells_have_ended(sweep)}
@@ -103,6 +110,7 @@ def run_sweep(
         left = [one for one in left if one.cell.name in chosen and not one.cell.pending]
         if not left and _already_compared(sweep, states.values()):
             return list(states.values())
+        show(Progress(list(states.values()), []))  # MLflow and the workers take seconds to start
         parent = ParentRun(uri, sweep.name, sweep.output)
         _run_cells(left, states, sweep, parent, workers, show)
         workers.close()
@@ -123,6 +131,29 @@ def _of_cells(names: Collection[str], show: Callable[[Progress], None]) -> Calla
     return lambda progress: show(replace(progress, states=[one for one in progress.states if one.cell.name in names]))
 
 
+def _with_others(
+    show: Callable[[Progress], None], earlier: int, later: Mapping[str, int]
+) -> Callable[[Progress], None]:
+    """Show the progress together with the rounds of other cells."""
+    return lambda progress: show(replace(progress, earlier=earlier, later=later))
+
+
+def _rounds_of_others(
+    sweep: Sweep, tuning: Tuning, standings: Sequence[Standing], chosen: Collection[str]
+) -> tuple[int, Mapping[str, int]]:
+    """Rounds besides those of the open trials: done by ended trials and cells of the result; left, by method."""
+    earlier, later = 0, Counter[str]()
+    for standing in standings:
+        still = sum(min(state.rounds, state.cell.rounds) for state in standing.open)
+        earlier += standing.rounds - still
+        later[standing.candidate.finals[0][1].scenario.method] += tuning.later_rounds(standing)
+    for state in states_of(tuning.resolved(sweep, standings)):
+        if state.cell.name in chosen and state.state != "failed":
+            earlier += state.rounds
+            later[state.cell.scenario.method] += state.cell.rounds - state.rounds
+    return earlier, later
+
+
 def _write_card(sweep: Sweep) -> None:
     try:
         sweep.card().write(sweep.output)
@@ -133,6 +164,7 @@ def _write_card(sweep: Sweep) -> None:
 def _tune(
     sweep: Sweep,
     tuning: Tuning,
+    chosen: Collection[str],
     uri: str,
     workers: _Workers,
     retry_failed: bool,
@@ -140,8 +172,9 @@ def _tune(
 ) -> Sweep:
     """Run the trials that are left, and return the sweep with the values that they choose.
 
-    Each pass runs the cells that must end before the next decision of each candidate. A cell that fails or is lost is
-    not tried twice; a lost cell leaves its candidate without a choice.
+    chosen: names of the cells of the result that are to run. Each pass runs the cells that must end before the next
+    decision of each candidate. A cell that fails or is lost is not tried twice; a lost cell leaves its candidate
+    without a choice.
     """
     tried: set[tuple[str, int]] = set()
     parent: ParentRun | None = None
@@ -155,7 +188,7 @@ def _tune(
         while True:
             standings = tuning.standings(ended)
             cells = {state.cell.name: state.cell for standing in standings for state in standing.open}
-            trials = replace(tuning.sweep, cells=tuple(cells.values()))
+            trials = replace(tuning.sweep, cells=tuple(cells.values()), trials=trials_card(tuning, standings))
             states = {one.cell.name: one for one in _when_abandoned_cells_have_ended(trials)}
             left = [one for one in states.values() if not ended(one)]
             left = [one for one in left if (one.cell.id, one.cell.rounds) not in tried]
@@ -163,8 +196,10 @@ def _tune(
                 break
             tried.update((one.cell.id, one.cell.rounds) for one in left)
             _write_card(trials)
+            show_whole = _with_others(show, *_rounds_of_others(sweep, tuning, standings, chosen))
+            show_whole(Progress(list(states.values()), []))  # MLflow and the workers take seconds to start
             parent = parent or ParentRun(uri, trials.name, trials.output)
-            _run_cells(left, states, trials, parent, workers, show)
+            _run_cells(left, states, trials, parent, workers, show_whole)
         if parent is not None:
             parent.close(all(standing.chosen for standing in standings), {}, [])
     for standing in standings:
@@ -173,7 +208,9 @@ def _tune(
         else:
             logger.info(tuning.tuned(standing).sentence)
     everything = sweep.tuning or tuning  # also of cells that are not to run now
-    return everything.resolved(sweep, everything.standings())
+    standings = everything.standings()
+    _write_card(replace(tuning.sweep, trials=trials_card(everything, standings)))
+    return everything.resolved(sweep, standings)
 
 
 class _Workers:
@@ -258,7 +295,7 @@ def _run_in_workers(
             for ended in pool.wait():
                 outcome = ended.result or Outcome(None, ended.death, died=True)
                 states[ended.name] = _ended(outcome, cells[ended.name], sweep)
-            show(Progress(list(states.values()), pool.running))
+            show(Progress(list(states.values()), pool.running, stop.requested))
         if stop.requested:
             raise KeyboardInterrupt
 
@@ -274,8 +311,9 @@ def _run_with_actors(
     for state in left:
         name, stop, before = state.cell.name, Stop(), Stop()
 
-        def report(done: int, name: str = name) -> None:
-            show(Progress(list(states.values()), [(name, done)]))
+        def report(done: int, name: str = name, stop: Stop = stop, before: Stop = before) -> None:
+            stopping = stop.requested or before.requested
+            show(Progress(list(states.values()), [(name, done)], stopping))
 
         report(-1)
         with interruptible(before):
@@ -292,7 +330,7 @@ def lock(sweep: Sweep, cleanup: contextlib.ExitStack) -> None:
         sweep.output.mkdir(parents=True, exist_ok=True)
         handle = hold(sweep.output / ".lock")
     except BlockingIOError:
-        raise ScenarioError(f"{sweep.output}: another process runs this sweep") from None
+        raise ScenarioError(f"{sweep.output}: another process runs this sweep; --status shows its progress") from None
     except OSError as error:
         raise ScenarioError(f"{sweep.output} cannot be written ({reason(error)}); choose a writable folder") from None
     cleanup.callback(os.close, handle)
@@ -306,7 +344,7 @@ def _when_abandoned_cells_have_ended(sweep: Sweep) -> list[CellState]:
     until = time.monotonic() + ABANDONED_S
     while True:
         states = states_of(sweep)
-        running = [one for one in states if one.state == "running"]
+        running = [one for one in states if one.state in ("running", "closing")]
         if not running:
             return states
         if time.monotonic() > until:

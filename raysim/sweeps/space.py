@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,9 +37,9 @@ class Values:
         """The number of different values."""
         return len(self.values)
 
-    def draw(self, generator: random.Random) -> Any:
-        """Draw a value; all have the same probability."""
-        return self.values[_below(generator, len(self.values))]
+    def at(self, part: float) -> Any:
+        """The value at a part of the list, from 0 to 1."""
+        return self.values[_index(part, len(self.values))]
 
     def ends(self) -> tuple[Any, ...]:
         """Every value: each may be refused by the scenario."""
@@ -66,12 +66,12 @@ class Range:
         """The number of different values."""
         return self.high - self.low + 1 if self.kind == "integer" else math.inf
 
-    def draw(self, generator: random.Random) -> float | int:
-        """Draw a number: uniformly, or such that its logarithm is uniform."""
+    def at(self, part: float) -> float | int:
+        """The number at a part of the range, from 0 to 1; of a range `log`, at this part of the logarithms."""
         if self.kind == "integer":
-            return int(self.low) + _below(generator, int(self.size))
+            return int(self.low) + _index(part, int(self.size))
         low, high = self._scaled(self.low), self._scaled(self.high)
-        value = low + (high - low) * generator.random()
+        value = low + (high - low) * part
         return self.rounded(math.exp(value) if self.kind == "log" else value)
 
     def rounded(self, value: float) -> float:
@@ -133,20 +133,52 @@ def grid(space: Mapping[str, Values]) -> list[dict[str, Any]]:
 def draws(space: Space, seed: int, count: int) -> list[dict[str, Any]]:
     """Draw different points of a space, which must have as many.
 
+    Few points cover each range: of the first N, for N = 2, 4, 8 and so on, one lies in each of N equal parts. A value
+    of a list comes twice only after all others. The order of the parts differs by key.
+
     The value of a key in point i depends only on the seed, the key, its domain and i, as long as no point is drawn
     twice. So methods that share a range try the same numbers of it: none wins by a luckier draw. A greater `count` adds
     points and keeps the others.
     """
+    covering = {key: _covering(one, random.Random(seed_for(seed, "tune", key))) for key, one in space.items()}
     drawn: list[dict[str, Any]] = []
     for trial in range(count):
+        point = {key: next(values) for key, values in covering.items()}
         for attempt in itertools.count():  # ends: the space has `count` points, each with a probability above 0
-            point = {
-                key: one.draw(random.Random(seed_for(seed, "tune", key, trial, attempt))) for key, one in space.items()
-            }
             if point not in drawn:
-                drawn.append(point)
                 break
+            generators = {key: random.Random(seed_for(seed, "tune", key, trial, attempt)) for key in space}
+            point = {key: one.at(generators[key].random()) for key, one in space.items()}
+        drawn.append(point)
     return drawn
+
+
+def _covering(domain: Domain, generator: random.Random) -> Iterator[Any]:
+    """Draw values that cover a domain. Of a finite one, a value is drawn again only after all others."""
+    if domain.size == math.inf:
+        yield from map(domain.at, _parts(generator))
+    while True:
+        left = int(domain.size)
+        drawn: set[int] = set()
+        for part in _parts(generator):
+            if len(drawn) == left:
+                break
+            if (index := _index(part, left)) not in drawn:
+                drawn.add(index)
+                yield domain.at(part)
+
+
+def _parts(generator: random.Random) -> Iterator[float]:
+    """Draw numbers from 0 to 1. Of the first N, for each power of two N, one lies in each of N equal parts."""
+    drawn = [generator.random()]
+    yield drawn[0]
+    while True:
+        number = 2 * len(drawn)
+        free = set(range(number)) - {_index(one, number) for one in drawn}
+        # Other versions of Python may draw other numbers in `shuffle`.
+        for part in sorted(free, key=lambda _: generator.random()):
+            drawn.append((part + generator.random()) / number)
+            yield drawn[-1]
 
 
 def corners(space: Space) -> list[dict[str, Any]]:
@@ -156,9 +188,9 @@ def corners(space: Space) -> list[dict[str, Any]]:
     return [{key: of[i % len(of)] for key, of in zip(space, ends, strict=True)} for i in range(number)]
 
 
-def _below(generator: random.Random, count: int) -> int:
-    """Draw an integer from 0 to `count` - 1. Other versions of Python may draw others in `randrange`."""
-    return min(int(generator.random() * count), count - 1)
+def _index(part: float, count: int) -> int:
+    """The index of the one of `count` equal parts of [0, 1] that contains a number."""
+    return min(int(part * count), count - 1)
 
 
 def _is_number(value: Any) -> bool:

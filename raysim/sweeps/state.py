@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Literal
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import refuse_special, replace
+from raysim.common.files import is_locked, refuse_special, replace
+from raysim.common.results import LOCK
 from raysim.report.load import read_summary, rounds_done
 from raysim.sweeps.cells import Cell, Sweep
 
-State = Literal["done", "running", "interrupted", "failed", "waiting"]
-ORDER: tuple[State, ...] = ("done", "running", "interrupted", "failed", "waiting")
+State = Literal["done", "running", "closing", "interrupted", "failed", "waiting"]
+"""State of a cell. "closing": its rounds are done, and its process writes plots and MLflow data."""
+
+ORDER: tuple[State, ...] = ("done", "running", "closing", "interrupted", "failed", "waiting")
 
 FAILURE = "failure.json"
 """A file in a cell's folder with the reason, if the cell failed before it had a run folder."""
@@ -63,6 +66,9 @@ def state_of(cell: Cell, sweep: Sweep) -> CellState:
 def _of_run(cell: Cell, run: Path) -> CellState:
     try:
         summary = read_summary(run)
+        is_closing = summary.get("status") == "closing" and is_locked(run / LOCK)
+        if summary.get("status") == "closing" and not is_closing:
+            summary = read_summary(run)  # the run may have ended between the two checks
     except ScenarioError as error:
         return CellState(cell, "failed", run, reason=str(error))
     states: dict[object, State] = {"finished": "done", "running": "running", "failed": "failed"}
@@ -70,6 +76,7 @@ def _of_run(cell: Cell, run: Path) -> CellState:
     state = states.get(summary.get("status"), "interrupted")
     if cell.until is not None and state != "done" and rounds >= cell.until:
         return CellState(cell, "done", run, rounds)
+    state = "closing" if is_closing else state
     return CellState(cell, state, run, rounds, str(summary.get("error") or ""))
 
 

@@ -49,9 +49,9 @@ class Study:
     def cells(self) -> pd.DataFrame:
         """One row per cell, read again at each access: name, label, seed, state, rounds, folder, reason.
 
-        `label` is the name without the seed; `state` is done, running, interrupted, failed or waiting; `rounds` is the
-        number of finished rounds; `folder` is the run folder, or None before the run began; `reason` says why the cell
-        is not done, if known.
+        `label` is the name without the seed; `state` is done, running, closing (its rounds are done, and results are
+        being written), interrupted, failed or waiting; `rounds` is the number of finished rounds; `folder` is the run
+        folder, or None before the run began; `reason` says why the cell is not done, if known.
         """
         import pandas as pd
 
@@ -126,20 +126,27 @@ class Study:
         return self
 
     def compare(
-        self, *, targets: Iterable[float] | None = None, baseline: str | None = None, select: str = "last"
+        self,
+        *,
+        targets: Iterable[float] | None = None,
+        baseline: str | None = None,
+        select: str = "last",
+        metric: str | None = None,
     ) -> Comparison:
         """Compare the runs so far; the arguments are those of `raysim.compare`, the defaults those of the file."""
         from raysim.comparison.compare import compare
 
         self._check_begun()
-        return compare(self.folder, targets=targets, baseline=baseline, select=select)
+        return compare(self.folder, targets=targets, baseline=baseline, select=select, metric=metric)
 
-    def report(self, output: Path | str, *, baseline: str | None = None, select: str = "last") -> Path:
+    def report(
+        self, output: Path | str, *, baseline: str | None = None, select: str = "last", metric: str | None = None
+    ) -> Path:
         """Write the comparison of the runs so far as one HTML file and return its path."""
         from raysim.comparison.report import report
 
         self._check_begun()
-        return report(self.folder, output=output, baseline=baseline, select=select)
+        return report(self.folder, output=output, baseline=baseline, select=select, metric=metric)
 
     def _check_begun(self) -> None:
         if not self.runs:

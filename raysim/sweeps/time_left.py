@@ -32,7 +32,8 @@ class TimeLeft:
     """Estimates the time left, from the progress that it receives often.
 
     A cell's seconds per round are those of the cells with its label; else the planned ones, corrected by the ratio of
-    measured to planned seconds of other cells; else the mean of all measured cells.
+    measured to planned seconds of other cells; else the mean of all measured cells. Rounds of
+    other cells (`Progress.later`) count with the mean of their method's cells, else of all cells.
     """
 
     plan: Plan
@@ -40,6 +41,7 @@ class TimeLeft:
     _began_s: float | None = None
     _running: dict[str, _Running] = field(default_factory=dict)
     _ended: dict[str, tuple[float, int]] = field(default_factory=dict)  # label -> seconds and rounds of ended cells
+    _methods: dict[str, str] = field(default_factory=dict)  # label -> method
     _planned: Mapping[str, float] | None = None
     _parallel: int = 1  # the most cells at the same time so far
 
@@ -50,6 +52,7 @@ class TimeLeft:
             self._began_s = now
         self._parallel = max(self._parallel, len(progress.running))
         states = {state.cell.name: state for state in progress.states}
+        self._methods.update({label(state.cell): state.cell.scenario.method for state in progress.states})
         running = dict(progress.running)
         for name, done in running.items():
             one = self._running.get(name)
@@ -90,7 +93,14 @@ class TimeLeft:
             spent_s = min(each_s, now - one.round_s) if one and rounds > 0 else 0.0
             left_s = max(0.0, each_s * rounds - spent_s)
             total_s, longest_s = total_s + left_s, max(longest_s, left_s)
-        return max(longest_s, total_s / self._parallel)
+        of_methods: dict[str, list[float]] = {}
+        for name, each_s in measured.items():
+            of_methods.setdefault(self._methods[name], []).append(each_s)
+        later_s = 0.0
+        for method, rounds in progress.later.items():
+            like = of_methods.get(method, known)
+            later_s += rounds * sum(like) / len(like)
+        return max(longest_s, total_s / self._parallel) + later_s / self._parallel
 
     def _measured(self) -> dict[str, float]:
         """Label -> seconds per round, of its cells that have finished a round."""

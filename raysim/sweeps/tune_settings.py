@@ -9,8 +9,10 @@ from importlib.util import find_spec
 from typing import Any, get_args
 
 from raysim.common.errors import ScenarioError
+from raysim.common.suggestions import suggest
 from raysim.scenario.rules import VALIDATED
 from raysim.scenario.schema import EarlyStop, decides
+from raysim.scenario.sentences import unknown_key
 from raysim.scenario.yaml_text import shown
 from raysim.sweeps.halving import Halving
 from raysim.sweeps.space import Range, Space, domain, points
@@ -61,7 +63,8 @@ class TuneSettings:
                 raise ScenarioError(text, key=f"tune.{key}", origin=file)
             if not isinstance(value, KEYS[key]) or isinstance(value, bool):
                 names = {str: "text", int: "an integer", dict: "a mapping", list: "a list"}
-                raise ScenarioError(f"{shown(value)} given; give {names[KEYS[key]]}", key=f"tune.{key}", origin=file)
+                text = f"{shown(value)} given; give {names[KEYS[key]]}{_example(key, value)}"
+                raise ScenarioError(text, key=f"tune.{key}", origin=file)
         space = _space(raw.get("space", {}), "tune.space", file)
         methods = {}
         for name, keys in raw.get("methods", {}).items():
@@ -132,6 +135,7 @@ def _space(raw: Mapping[str, Any], place: str, file: str) -> Space:
             why = "changes how trials are measured, not what they learn; remove it"
         elif key == "algorithm.name":
             why = "methods are compared by the result, not tuned; name them in `runs`"
+        why = why or unknown_key(key)
         if why:
             raise ScenarioError(why, key=f"{place}.{key}", origin=file)
     return {str(key): domain(value, f"{place}.{key}", file) for key, value in raw.items()}
@@ -139,7 +143,16 @@ def _space(raw: Mapping[str, Any], place: str, file: str) -> Space:
 
 def _check_choice(value: str, allowed: tuple[str, ...], key: str, file: str) -> None:
     if value not in allowed:
-        raise ScenarioError(f"{value!r} given; allowed: {', '.join(allowed)}", key=key, origin=file)
+        text = f"{value!r} given{suggest(value, allowed)}; allowed: {', '.join(allowed)}"
+        raise ScenarioError(text, key=key, origin=file)
+
+
+def _example(key: str, value: Any) -> str:
+    """An example of the value of a key whose value has the wrong type; empty if it needs none."""
+    if key == "halving":
+        return f", such as {{rounds: {shown(value) if isinstance(value, list) and value else '[5, 20]'}}}"
+    examples = {"space": "{training.lr: {log: [0.01, 1]}}", "methods": "{NAME: {KEY: [VALUE, VALUE]}}"}
+    return f", such as {examples[key]}" if key in examples else ""
 
 
 def _halving(raw: Mapping[str, Any], file: str) -> Halving:

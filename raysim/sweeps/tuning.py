@@ -13,9 +13,11 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+import pyarrow.compute as pc
+
 from raysim.common.errors import ScenarioError
-from raysim.comparison.tuned import ChosenValue, TunedVariant, TuningCard
-from raysim.report.load import read_rounds
+from raysim.comparison.tuned import ChosenValue, CloseDecision, TunedVariant, TuningCard
+from raysim.report.load import read_partition, read_rounds
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.rules import VALIDATED
 from raysim.scenario.scenario import Scenario
@@ -29,6 +31,17 @@ FAST_TRIALS = 2
 """Trials per method with `--fast`."""
 
 FAST_NOTE = f"--fast: at most {FAST_TRIALS} trials per method, on one seed and without successive halving"
+
+CLOSE = 2
+"""Scores that differ by fewer samples than this hardly differ."""
+
+PARTS: Mapping[str, tuple[str, str]] = {
+    "accuracy/val": ("val", "validation"),
+    "accuracy/val_current": ("val", "validation"),
+    "accuracy/all": ("test", "test"),
+    "accuracy/all_current": ("test", "test"),
+}
+"""Metric of all clients -> the part of their samples that measures it, and its name in sentences."""
 
 HasEnded = Callable[[CellState], bool]
 """Whether a cell of a trial has ended for good."""
@@ -77,6 +90,7 @@ class Standing:
     open: tuple[CellState, ...] = ()  # the cells that must end before the next decision
     step: int = 0  # index in `steps` of the next decision or, after the last, of the choice
     chosen: Trial | None = None
+    close: tuple[CloseDecision, ...] = ()  # earlier decisions between trials that hardly differ
 
     @property
     def rounds(self) -> int:
@@ -129,19 +143,32 @@ class Tuning:
         """The cells of a trial, one per seed. Raises `ScenarioError` if a scenario with these values is invalid."""
         key = (candidate.name, number, written(dict(values)))
         if key not in self._made:
-            seeds = self.settings.seeds[:1] if self.maker.fast else self.settings.seeds
-            self._made[key] = tuple(self.maker.cell(candidate.variant, seed, values, number) for seed in seeds)
+            self._made[key] = tuple(self.maker.cell(candidate.variant, seed, values, number) for seed in self.seeds)
         return tuple(replace(cell, until=None if until == cell.scenario.rounds else until) for cell in self._made[key])
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """The seeds of every trial."""
+        return self.settings.seeds[:1] if self.maker.fast else self.settings.seeds
 
     def planned_rounds(self, candidate: Candidate) -> int:
         """The rounds of all cells of a candidate's trials, if none fails or ends early."""
-        seeds = 1 if self.maker.fast else len(self.settings.seeds)
-        return seeds * total_rounds(candidate.trials, candidate.steps, self.keep)
+        return len(self.seeds) * total_rounds(candidate.trials, candidate.steps, self.keep)
+
+    def later_rounds(self, standing: Standing) -> int:
+        """The rounds of a candidate's trials that follow those of the open cells, if none fails or ends early."""
+        if not standing.open:
+            return 0
+        candidate, seeds = standing.candidate, len(self.seeds)
+        if self.settings.search == "tpe":
+            return seeds * (candidate.trials - len(standing.trials)) * candidate.rounds
+        steps = candidate.steps[standing.step :]
+        compared = len(standing.open) // seeds
+        return seeds * (total_rounds(compared, [t - steps[0] for t in steps], self.keep))
 
     def full_rounds(self, candidate: Candidate) -> int:
         """The rounds of all cells of a candidate's trials if every trial had all rounds of the scenario."""
-        seeds = 1 if self.maker.fast else len(self.settings.seeds)
-        return seeds * candidate.trials * candidate.rounds
+        return len(self.seeds) * candidate.trials * candidate.rounds
 
     def standings(self, ended: HasEnded = has_ended) -> list[Standing]:
         """How far every candidate is, from the run folders."""
@@ -156,22 +183,37 @@ class Tuning:
         points = self.points(candidate)
         trials: dict[int, Trial] = {}
         alive = list(range(len(points)))
+        close: list[CloseDecision] = []
         for step, until in enumerate(candidate.steps):
             for number in alive:
                 trials[number] = self.trial(candidate, number, points[number], until, ended)
             known = tuple(trials.values())
             if any(trials[number].score is None for number in alive):
-                return Standing(candidate, known, tuple(s for number in alive for s in trials[number].states), step)
+                still = tuple(s for number in alive for s in trials[number].states)
+                return Standing(candidate, known, still, step, close=tuple(close))
             best = self.ranked({number: trials[number] for number in alive})
-            alive = sorted(best[: kept(len(alive), self.keep)])
             if not best or until == candidate.steps[-1]:
-                return Standing(candidate, known, step=step, chosen=trials[best[0]] if best else None)
+                return Standing(candidate, known, (), step, trials[best[0]] if best else None, tuple(close))
+            continuing = kept(len(alive), self.keep)
+            if len(best) > continuing:
+                close += self._close(trials[best[continuing - 1]], trials[best[continuing]], until)
+            alive = sorted(best[:continuing])
         raise AssertionError("a candidate has at least one step")
 
     def ranked(self, trials: Mapping[int, Trial]) -> list[int]:
         """The trials with a finite score, from the best to the worst; of equal trials, the earlier one first."""
         scores = {number: math.nan if one.score is None else one.score for number, one in trials.items()}
         return ranked(scores, smaller=self.settings.select.startswith("loss/"))
+
+    def _close(self, last: Trial, first_ended: Trial, until: int) -> list[CloseDecision]:
+        """The decision after round `until` between two trials if they hardly differ, else nothing."""
+        assert last.score is not None and first_ended.score is not None
+        part, called = PARTS.get(self.settings.select, ("", ""))
+        samples = sum(_samples(state, part) for state in last.states) if part else 0
+        if abs(last.score - first_ended.score) * samples >= CLOSE or not samples:
+            return []
+        words = f"{samples:,} {called} samples"
+        return [CloseDecision(until, last.number, last.score, first_ended.number, first_ended.score, words)]
 
     def trial(self, candidate: Candidate, number: int, values: Mapping[str, Any], until: int, ended: HasEnded) -> Trial:
         """Read a trial, and its score after round `until`, from its run folders."""
@@ -200,7 +242,7 @@ class Tuning:
             settings.search,
             settings.select,
             settings.select not in WITHOUT_TEST,
-            settings.seeds[:1] if self.maker.fast else settings.seeds,
+            self.seeds,
             tuple(map(self.tuned, standings)),
             self.untuned,
             [cell.folder_name for cell in cells if not cell.pending],
@@ -222,7 +264,18 @@ class Tuning:
             chosen.number if chosen is not None else None,
             chosen.score if chosen is not None else None,
             values,
+            standing.close,
         )
+
+
+def _samples(state: CellState, part: str) -> int:
+    """The number of samples in a part of all clients' samples; 0 if the run folder does not have it."""
+    if state.folder is None:
+        return 0
+    try:
+        return int(pc.sum(pc.equal(read_partition(state.folder)["part"], part)).as_py() or 0)
+    except (ScenarioError, KeyError):
+        return 0
 
 
 def score(state: CellState, metric: str) -> float:
@@ -289,8 +342,18 @@ def tuning_of(
     for candidate in candidates:
         _check_trials(tuning, candidate)
     marked = tuple(replace(cell, pending=cell.id in pending) for cell in sweep.cells)
-    notes = (FAST_NOTE,) if maker.fast else ()
+    notes = (FAST_NOTE,) if maker.fast else _last_comparison(settings, candidates)
     return replace(sweep, cells=marked, tuning=tuning, notes=(*sweep.notes, *notes))
+
+
+def _last_comparison(settings: TuneSettings, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    """A note if trials are compared for the last time before the last round of the result, else nothing."""
+    early = next((one for one in candidates if one.steps[-1] < one.rounds), None)
+    if early is None:
+        return ()
+    chosen, rounds = early.steps[-1], early.rounds
+    how = f"set the last of tune.halving.rounds to {rounds}, if other values may be best then"
+    return (f"values are chosen after round {chosen} of {rounds}; {how}",)
 
 
 def _refuse_seeds(settings: TuneSettings, sweep: Sweep) -> None:

@@ -24,6 +24,8 @@ from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import Settings
 from raysim.scenario.sentences import NAMED_SECTIONS
+from raysim.sweeps import definition, tune_settings
+from raysim.sweeps.describe import SWEEP, TUNE
 from tests.cli.command import run
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -37,7 +39,7 @@ OPTIONS = {
     "resume": {"run_", "--set", "--quiet", "--address", "--code-changed"},
     "verify": {"scenario", "--set", "--actors", "--kill"},
     "validate": {"scenario", "--set", "--run-code"},
-    "list": {"what"},
+    "list": {"what", "--names"},
     "describe": {"name"},
     "schema": {"--output", "-o"},
     "ui": {"--uri", "--host", "--port"},
@@ -57,9 +59,21 @@ OPTIONS = {
         "--all",
         "--address",
     },
-    "compare": {"runs", "--target", "--baseline", "--select", "--columns", "--siunitx", "--width", "--output", "-o"},
-    "report": {"runs", "--baseline", "--select", "--watch", "--output", "-o"},
-    "plot": {"runs", "--kind", "--current", "--width", "--output", "-o"},
+    "compare": {
+        "runs",
+        "--target",
+        "--baseline",
+        "--select",
+        "--metric",
+        "--columns",
+        "--head",
+        "--siunitx",
+        "--width",
+        "--output",
+        "-o",
+    },
+    "report": {"runs", "--baseline", "--select", "--metric", "--watch", "--output", "-o"},
+    "plot": {"runs", "--kind", "--metric", "--width", "--output", "-o"},
     "tsne": {"runs", "--clients", "--part", "--round", "--seed", "--output", "-o"},
     "attack": {"run", "--round", "--pairs", "--knowledge", "--psnr", "--seed", "--output", "-o"},
     "tree": {"run", "--sample", "--round", "--output", "-o"},
@@ -119,6 +133,13 @@ def test_list_has_every_name(capfd: pytest.CaptureFixture[str], what: str):
     words = set(out.split())
     assert [name for name in NAMES[what] if name not in words] == []
     assert len(out.splitlines()) >= len(NAMES[what]) + 2
+
+
+def test_list_names(capfd: pytest.CaptureFixture[str]):
+    assert run(capfd, "list", "models", "--names") == (0, "".join(f"{name}\n" for name in MODELS), "")
+    code, out, _ = run(capfd, "list", "--names")
+    names = out.splitlines()
+    assert code == 0 and len(names) == len(set(names)) and {"fedgh", "digits", "quickstart", *METRICS} <= set(names)
 
 
 def test_list_says_of_a_method_its_year_its_architectures_and_what_travels(
@@ -235,6 +256,51 @@ def test_describe_says_what_is_allowed(
     assert [line for line in lines if line not in words] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sweep", ["runs name -> list of overrides", "see `raysim describe tune`"]),
+        (
+            "tune",
+            ["halving such as {rounds: [5, 20], keep: 1/3}; successive halving", "seeds the seeds of every trial"],
+        ),
+        (
+            "quickstart",
+            ["The first run: FedGH", "data.partition.classes_per_client 2", "`raysim launch quickstart` runs"],
+        ),
+        (QUICKSTART, [f"A scenario: `raysim launch {QUICKSTART}` runs it"]),
+        (
+            "sweeps/tuned",
+            ["runs.FedGH [algorithm.name=fedgh]", "tune.halving.rounds [5, 20]", "A sweep: `raysim sweep"],
+        ),
+        ("own.yaml", ["algorithm.name ./own.py", "A scenario: `raysim launch own.yaml` runs it"]),
+    ],
+)
+def test_describe_a_file_or_the_keys_of_a_sweep(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, workplace: Path, name: str, words: list[str]
+):
+    monkeypatch.setenv("COLUMNS", "300")
+    Path("own.yaml").write_text("name: own\nalgorithm: {name: ./own.py}\n")  # own.py does not exist: nothing runs it
+    code, out, err = run(capfd, "describe", name)
+    assert (code, err) == (0, "")
+    shown = " ".join(out.split())
+    assert [one for one in words if one not in shown] == []
+
+
+def test_every_key_of_a_sweep_file_is_described() -> None:
+    assert SWEEP.keys() == definition.KEYS.keys() and TUNE.keys() == tune_settings.KEYS.keys()
+    page = (SCENARIOS.parent / "docs" / "comparison.md").read_text(encoding="utf-8")
+    assert [key for key in SWEEP if f"\n| `{key}` |" not in page] == []
+    assert [key for key in TUNE if f"\n| `tune.{key}` |" not in page] == []
+
+
+def test_no_help_names_a_page_of_the_repository() -> None:
+    """A wheel has no docs."""
+    texts = [command.help or "" for command in cli.commands.values()]
+    texts += [getattr(one, "help", "") or "" for command in cli.commands.values() for one in command.params]
+    assert [text for text in texts if "docs/" in text] == []
+
+
 # -- what is refused ---------------------------------------------------------------------------------
 
 REFUSED = [
@@ -255,8 +321,29 @@ REFUSED = [
         for command in ("fetch", "status", "logs", "stop")
     ),
     (["fetch", "a/b"], "raysim: ID: 'a/b' given; give an id that `raysim submit` printed"),
+    (
+        ["validate", QUICKSTART, "--set", "clients.participation=5"],
+        "clients.participation: 5 given; allowed: a share of the clients, greater than 0 and at most 1; "
+        "5 of 20 clients is 0.25\n",
+    ),
     (["describe", "nonsense"], "raysim: describe nonsense: nothing has this name (`raysim list` shows all)"),
 ]
+
+
+@pytest.mark.parametrize("words", [["training.lr", "=", "0.1"], ["training.lr=", "0.1"], ["training.lr", "=0.1"]])
+def test_an_override_with_spaces(capfd: pytest.CaptureFixture[str], words: list[str]) -> None:
+    code, _, err = run(capfd, "validate", QUICKSTART, "--set", *words)
+    assert code == 2 and "; write the override without spaces: --set training.lr=VALUE\n" in err
+
+
+@pytest.mark.parametrize("command", ["launch", "validate", "sweep"])
+def test_a_method_is_no_scenario(capfd: pytest.CaptureFixture[str], workplace: Path, command: str) -> None:
+    Path("mine.py").write_text("import raysim\n")
+    code, _, err = run(capfd, command, "mine.py")
+    how = "or --set algorithm.name=./mine.py with a scenario"
+    assert (code, err) == (2, f"raysim: mine.py: is Python code; give a scenario file (.yaml), {how}\n")
+    Path("mine.yaml").write_text("name: mine\n")
+    assert f"is Python code; give its scenario, mine.yaml, {how}" in run(capfd, command, "mine.py")[2]
 
 
 @pytest.mark.parametrize(("args", "sentence"), REFUSED, ids=[" ".join(args)[-50:] for args, _ in REFUSED])

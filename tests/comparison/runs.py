@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+
+from raysim.comparison.compare import Comparison
+from raysim.comparison.tables import columns, rows_of
 
 SCENARIO: dict[str, Any] = {
     "name": "made",
@@ -38,6 +42,8 @@ def make_run(
     losses: Sequence[float | None] = (),
     val: Sequence[float] = (),
     called: str | None = None,
+    current: Sequence[float] = (),
+    val_current: Sequence[float] = (),
     **changes: Any,
 ) -> Path:
     """A run of one participant per round, which sends 1 MiB and receives 2, and computes 10^9 operations.
@@ -45,6 +51,8 @@ def make_run(
     virtual_s: of each round, in which then 2 clients drop out. code_changed: after these rounds.
     called: the class's name of a method in a user's own file.
     val: validation accuracies in rounds 0, 1, ...; empty: no client has validation samples.
+    current: test accuracies of current networks in rounds 0, 1, ..., of two clients 0.05 below and above it; empty: no
+    round tested current networks. val_current: their validation accuracies, likewise.
     accuracy: of all clients, in rounds 0, 1, ...; two clients, 0.1 below and above it.
     """
     folder.mkdir(parents=True)
@@ -69,6 +77,11 @@ def make_run(
         best = [max(rounds[1 : t + 1], key=lambda one: val[one], default=None) for t in rounds]
         table["accuracy/val"] = list(val)
         table["accuracy/at_best_val"] = [None if t is None else accuracy[t] for t in best]
+    if current:
+        table["accuracy/all_current"] = list(current)
+        table["accuracy/all_current_worst_decile"] = [value - 0.05 for value in current]
+    if val_current:
+        table["accuracy/val_current"] = list(val_current)
     if losses:
         table["loss/test"] = list(losses)
     if virtual_s is not None:
@@ -77,12 +90,15 @@ def make_run(
     pq.write_table(pa.table(table), folder / "rounds.parquet")
     clients = [
         {"round": t, "client": k, "model": "ab"[k], "participated": t > 0, "accuracy": accuracy[t] + (0.1, -0.1)[k]}
+        | ({"current_accuracy": current[t] + (0.05, -0.05)[k]} if current else {})
+        | ({"val_correct": int(val[t] * 1000 + 0.5), "val_total": 1000} if val and math.isfinite(val[t]) else {})
         for t in rounds
         for k in (0, 1)
     ]
     pq.write_table(pa.Table.from_pylist(clients), folder / "clients.parquet")
     summary = {
         **({"method": called} if called else {}),
+        "seed": seed,
         "status": "finished" if done is None else "interrupted",
         "rounds": rounds[-1] if done is None else done,
         "participants_per_round": 1,
@@ -93,3 +109,8 @@ def make_run(
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
+
+
+def variant_rows(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[list[str]]:
+    """The table of these measures, see `columns`."""
+    return rows_of(comparison, columns(comparison, measures, differences))

@@ -20,8 +20,8 @@ from raysim.comparison.published import Published
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tables import legend, markdown, task_rows, variant_rows
-from tests.comparison.runs import make_run
+from raysim.comparison.tables import legend, markdown, short_columns, task_rows
+from tests.comparison.runs import make_run, variant_rows
 
 
 def of(comparison: Comparison, variant: str, measure: str) -> float | None:
@@ -40,7 +40,7 @@ def test_the_measures_of_one_run(tmp_path: Path) -> None:
             "rounds_to_0.6": 2, "mib_to_0.6": 6, "up_mib_to_0.6": 2, "gflop_to_0.6": 3,
         }
     )  # fmt: skip
-    assert run.last_clients()["accuracy"].to_pylist() == pytest.approx([0.6, 0.4])
+    assert run.clients_of("last")["accuracy"].to_pylist() == pytest.approx([0.6, 0.4])
 
 
 def test_runs_that_differ_in_their_seed_are_one_variant(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_sweep_brings_names_baseline_targets_and_published_values(tmp_path: Pa
     difference = comparison.difference("Ours", "last")
     assert difference is not None and (difference.mean, difference.n) == (0.25, 2)
     head, ours, theirs = variant_rows(comparison, ["last"], {"last"})
-    assert head == ["variant", "n", "last", "published", "vs baseline", "size, published"]
+    assert head == ["variant", "n", "last", "published", "vs fedavg", "size, published"]
     assert ours == ["Ours", "2", "50.00", "52.00 (-2.00)", "+25.00", "large"]
     assert theirs == ["Theirs", "2", "25.00", "-", "-", "-"]
     assert comparison.frame.set_index(["variant", "measure"]).loc[("Ours", "last"), "published"] == 0.52
@@ -256,8 +256,9 @@ def test_a_sweep_says_whose_accuracy_must_reach_a_target(tmp_path: Path) -> None
     reached = comparison.estimate("Ours", "rounds_to_0.55")
     assert reached is not None and (reached.mean, reached.n) == (1, 2)
     sentence = "A target counts as reached when the mean test accuracy of a round's participants reaches it."
-    assert sentence in legend(comparison)
-    assert sentence not in legend(compare(tmp_path / "same", targets=[]))
+    assert sentence in legend(comparison, short_columns(comparison))
+    without = compare(tmp_path / "same", targets=[])
+    assert sentence not in legend(without, short_columns(without))
 
 
 def test_the_accuracy_of_all_clients_with_the_current_message(tmp_path: Path) -> None:
@@ -272,7 +273,9 @@ def test_the_accuracy_of_all_clients_with_the_current_message(tmp_path: Path) ->
     assert last["last_current"].mean == last["best_current"].mean == pytest.approx(last["last"].mean + 0.2)  # type: ignore[union-attr]
     reached = comparison.estimate("Ours", "rounds_to_0.55")
     assert reached is not None and reached.n == 2
-    assert "of all clients with the server's current message reaches it." in legend(comparison)
+    assert "of all clients with the server's current message reaches it." in legend(
+        comparison, short_columns(comparison)
+    )
 
 
 def test_a_sweep_whose_names_are_not_its_variants_is_named_by_keys(tmp_path: Path) -> None:
@@ -359,12 +362,12 @@ def test_p_values_are_corrected_for_all_variants(tmp_path: Path) -> None:
         "hks": pytest.approx(min(1, 2 * min(raw["fedgh"], raw["hks"]))),
     }  # fmt: skip
     head, *body = variant_rows(comparison, ["last"], {"last"})
-    assert head == ["variant", "n", "last", "vs baseline", "p (Holm)"]
+    assert head == ["variant", "n", "last", "vs standalone", "p (Holm)"]
     assert {row[0]: row[-1] for row in body} == {
         "fd": f"{4 * raw['fd']:.3f} *", "fml": f"{3 * raw['fml']:.3f}", "fedgh": "1.000", "hks": "1.000",
         "standalone": "-",
     }  # fmt: skip
-    assert "only those with * are significant (p < 0.05)" in legend(comparison)
+    assert "only those with * are significant (p < 0.05)" in legend(comparison, short_columns(comparison))
     for text in (markdown(comparison), latex(comparison)):
         assert "p (Holm)" in text and f"{3 * raw['fml']:.3f}" in text
     frame = comparison.frame.set_index(["variant", "measure"])
@@ -388,7 +391,7 @@ def test_costs_to_a_target_that_some_runs_miss_have_no_mean(tmp_path: Path) -> N
     assert comparison.reached("fd", "mib_to_0.5") == (1, 3)
     assert comparison.estimate("fd", "rounds_to_0.5") is None
     assert comparison.difference("fedgh", "rounds_to_0.5") is None
-    assert "the mean cost only where all do" in legend(comparison)
+    assert "the mean cost only where all do" in legend(comparison, short_columns(comparison))
     frame = comparison.frame.set_index(["variant", "measure"])
     of_fd = frame.loc[("fd", "rounds_to_0.5")]
     assert (of_fd["n"], of_fd["runs"], of_fd["values"]) == (1, 3, "1.0") and of_fd["mean"] != of_fd["mean"]

@@ -124,18 +124,40 @@ def test_columns_are_chosen_by_name(capfd: pytest.CaptureFixture[str], tmp_path:
     words = ["compare", str(tmp_path / "runs"), "--baseline", "fd", "-o", str(tmp_path / "out")]
     code, out, _ = run(capfd, *words, "--columns", "worst_decile, last.difference,last.p_holm,n,total_mib")
     assert code == 0
-    assert " ".join(out.splitlines()[0].split()) == "variant worst 10% vs baseline p (Holm) n MiB"
+    assert " ".join(out.splitlines()[0].split()) == "variant worst 10% vs fd p (Holm) n MiB"
     text = (tmp_path / "out" / "comparison.tex").read_text()
-    assert r"variant & worst 10\% & vs baseline & p (Holm) & n & MiB \\" in text
+    assert r"variant & worst 10\% & vs fd & p (Holm) & n & MiB \\" in text
     for name, sentence in (
         ("lasst", "--columns: lasst given; did you mean 'last'?; allowed: n, last, "),
-        ("last.published", "--columns: last.published given"),
+        ("last.published", "--columns: last.published given; allowed: n, last, "),
+        ("last.p", "--columns: last.p given; did you mean 'last.p_holm'?; allowed: n, last, "),
         ("", "--columns:  given; allowed: "),
     ):
         code, _, error = run(capfd, *words, "--columns", name)
         assert code == 2 and sentence in error and error.count("\n") == 1
     with pytest.raises(ScenarioError, match=r"rounds_to_0.5.difference given, but there is no baseline; give one with"):
         chosen_columns(compare(tmp_path / "runs", targets=[0.5]), ["rounds_to_0.5.difference"])
+
+
+def test_titles_of_columns_can_be_replaced(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    compared(tmp_path / "runs", {"fedgh": A, "fd": B})
+    words = ["compare", str(tmp_path / "runs"), "--baseline", "fd", "-o", str(tmp_path / "out")]
+    words += ["--columns", "last,last.difference,total_mib"]
+    heads = ["--head", r"last=Accuracy (\%)", "--head", "last.difference=$\\Delta$", "--head", "variant=Method"]
+    code, out, _ = run(capfd, *words, *heads)
+    text = (tmp_path / "out" / "comparison.tex").read_text()
+    assert code == 0 and r"Method & Accuracy (\%) & $\Delta$ & MiB \\" in text
+    assert "% Accuracies in \\%. 3 seeds per variant. " in text
+    assert " ".join(out.splitlines()[0].split()) == "variant last vs fd MiB"
+    for head, sentence in (
+        (
+            "best=x",
+            "raysim: --head: no column best in this table; allowed: variant, last, last.difference, total_mib\n",
+        ),
+        ("best", "'best' given; allowed: NAME=LATEX"),
+    ):
+        code, _, error = run(capfd, *words, "--head", head)
+        assert code == 2 and error.endswith(f"{sentence}\n" if not sentence.endswith("\n") else sentence)
 
 
 def _columns_of(row: str) -> int:

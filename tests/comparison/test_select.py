@@ -11,10 +11,12 @@ from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.latex import latex
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
-from raysim.comparison.tables import legend, markdown, print_table, task_rows, tasks_legend, variant_rows
+from raysim.comparison.sweep_card import CellCard, SweepCard
+from raysim.comparison.tables import legend, markdown, print_table, short_columns, task_rows, tasks_legend
 from raysim.comparison.tables import short as short_measures
+from raysim.comparison.tuned import ChosenValue, TunedVariant, TuningCard
 from tests.cli.command import run as command
-from tests.comparison.runs import make_run
+from tests.comparison.runs import make_run, variant_rows
 
 ACCURACY, VAL = (0.1, 0.3, 0.6, 0.5, 0.7), (0.9, 0.2, 0.3, 0.3, 0.1)
 """Round 2 is the first with the greatest validation accuracy; round 0 does not count."""
@@ -42,7 +44,7 @@ def test_measures_of_the_selected_round(tmp_path: Path) -> None:
     shared = {"at_best_val": 0.6, "val": 0.1, "best_val": 0.3, "best_val_round": 2.0, "last": 0.7, "best": 0.7}
     assert {name: last[name] for name in shared} == pytest.approx(shared)
     assert (last["worst_decile"], last["rounds_to_0.3"]) == (pytest.approx(0.6), 1)
-    assert run.last_clients()["accuracy"].to_pylist() == pytest.approx([0.8, 0.6])
+    assert run.clients_of("last")["accuracy"].to_pylist() == pytest.approx([0.8, 0.6])
 
     (variant,) = compare(tmp_path, select="val").variants
     (run,) = variant.runs
@@ -50,7 +52,7 @@ def test_measures_of_the_selected_round(tmp_path: Path) -> None:
     assert {name: selected[name] for name in shared} == pytest.approx(shared)
     assert (selected["worst_decile"], selected["rounds_to_0.3"]) == (pytest.approx(0.5), 2)
     assert (selected["mib_to_0.3"], selected["total_mib"]) == (6, 12)
-    assert run.last_clients()["accuracy"].to_pylist() == pytest.approx([0.7, 0.5])
+    assert run.clients_of("at_best_val")["accuracy"].to_pylist() == pytest.approx([0.7, 0.5])
 
 
 def test_tables_show_the_selected_round(tmp_path: Path) -> None:
@@ -60,7 +62,7 @@ def test_tables_show_the_selected_round(tmp_path: Path) -> None:
     assert (mean(by_last, "fedgh", "last"), mean(by_val, "fedgh", "at_best_val")) == pytest.approx((0.68, 0.58))
     (head, *_) = variant_rows(by_val, short_measures(by_val), {by_val.main})
     assert head == [
-        "variant", "n", "at best val.", "vs baseline", "p (Holm)", "worst 10%", "max val.", "max val. round",
+        "variant", "n", "at best val.", "vs standalone", "p (Holm)", "worst 10%", "max val.", "max val. round",
         "MiB", "GFLOP", "rounds to 30%",
     ]  # fmt: skip
     assert mean(by_last, "standalone", "rounds_to_0.3") == mean(by_val, "standalone", "rounds_to_0.3") == 3
@@ -70,13 +72,15 @@ def test_tables_show_the_selected_round(tmp_path: Path) -> None:
     assert sentence in markdown(by_val) and sentence in latex(by_val)
     assert not any(sentence in note for note in by_last.notes)
     for comparison in (by_last, by_val):
-        assert "at best val.: test accuracy in the round with the greatest validation accuracy." in legend(comparison)
+        assert "at best val.: test accuracy in the round with the greatest validation accuracy." in legend(
+            comparison, short_columns(comparison)
+        )
 
 
 def test_what_is_chosen_without_the_option_stays(tmp_path: Path) -> None:
     comparison = compare(made(tmp_path), baseline="standalone")
     (head, *_) = variant_rows(comparison, short_measures(comparison), {comparison.main})
-    assert head[:6] == ["variant", "n", "last", "vs baseline", "p (Holm)", "at best val."]
+    assert head[:6] == ["variant", "n", "last", "vs standalone", "p (Holm)", "at best val."]
     assert not {"max val.", "val."} & set(head)
 
 
@@ -86,8 +90,9 @@ def test_the_summary_over_tasks_takes_the_selected_round(tmp_path: Path) -> None
             make_run(tmp_path / f"{data}{name}", name, accuracy=accuracy, val=VAL, data={"name": data})
     iqm = [[row[2] for row in task_rows(compare(tmp_path, select=select))[1:]] for select in ("last", "val")]
     assert iqm == [["70.00", "20.00"], ["60.00", "20.00"]]
-    assert "of the last accuracy over all" in tasks_legend("last")
-    assert "of the test accuracy at best validation over all" in tasks_legend("val")
+    assert "of the last test accuracy of own networks of all clients over all" in tasks_legend("last")
+    sentence = "of the test accuracy of own networks of all clients at best validation over all"
+    assert sentence in tasks_legend("at_best_val")
 
 
 def test_runs_without_validation_samples_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +108,7 @@ def test_runs_without_validation_samples_are_refused(tmp_path: Path, capfd: pyte
     assert str(caught.value) == sentence
     code, _, err = command(capfd, "compare", str(tmp_path), "--select", "val")
     assert code == 2 and sentence in err
-    with pytest.raises(ScenarioError, match=r"^--select: best given; allowed: last, val$"):
+    with pytest.raises(ScenarioError, match=r"^--select: best given; allowed: last, val, val_current$"):
         compare(tmp_path, select="best")
 
 
@@ -131,6 +136,79 @@ def test_commands_take_the_option(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert (tmp_path / "c" / "clients.png").stat().st_size
     code, *_ = command(capfd, "report", str(tmp_path / "runs"), "--select", "val", "-o", str(tmp_path / "r.html"))
     page = (tmp_path / "r.html").read_text()
-    assert code == 0 and "How the clients' test accuracies at best validation spread" in page.replace("&#39;", "'")
+    assert code == 0 and "How the test accuracy of own networks of all clients at best validation spreads" in page
     page = report(tmp_path / "runs", output=tmp_path / "l.html").read_text()
-    assert "How the clients' last accuracies spread" in page.replace("&#39;", "'")
+    assert "How the last test accuracy of own networks of all clients spreads" in page
+
+
+CURRENT, VAL_CURRENT = (0.9, 0.2, 0.4, 0.8, 0.3), (0.9, 0.1, 0.2, 0.5, 0.5)
+"""Round 3 is the first with the greatest validation accuracy of current networks."""
+
+
+def made_current(folder: Path) -> Path:
+    for seed in (1, 2, 3):
+        for method, less in (("fedgh", 0.01), ("standalone", 0.1)):
+            current = [value - less * seed for value in CURRENT]
+            make_run(
+                folder / f"{method}{seed}",
+                method,
+                seed,
+                ACCURACY,
+                val=VAL,
+                current=current,
+                val_current=VAL_CURRENT,
+            )
+    return folder
+
+
+def test_the_validation_accuracy_of_current_networks_selects_the_round(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    comparison = compare(made_current(tmp_path), baseline="standalone", targets=[0.5], select="val_current")
+    expected = {
+        "at_best_val_current": 0.78, "best_val_current": 0.5, "best_val_current_round": 3, "val_current": 0.5,
+        "worst_decile_current": 0.73, "worst_decile": 0.4, "last_current": 0.28, "at_best_val": 0.6,
+        "rounds_to_0.5": 3,
+    }  # fmt: skip
+    assert {name: mean(comparison, "fedgh", name) for name in expected} == pytest.approx(expected)
+    head, *_ = variant_rows(comparison, short_measures(comparison), {comparison.main})
+    assert head[2:9] == [
+        "current at best val.", "vs standalone", "p (Holm)", "worst 10% current", "max val. current",
+        "max val. current round", "MiB",
+    ]  # fmt: skip
+    assert "validation accuracy of all clients with the server's current message" in comparison.notes[0]
+    (first, *_) = comparison.variants
+    (run, *_) = first.runs
+    assert run.clients_of("at_best_val_current")["accuracy"].to_pylist() == pytest.approx([0.84, 0.74])
+    code, out, _ = command(capfd, "compare", str(tmp_path), "--select", "val_current")
+    assert code == 0 and "current at best val." in out
+
+
+def test_runs_without_tests_of_current_networks_are_refused(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", val=(0.1, 0.2, 0.3, 0.4))
+    with pytest.raises(ScenarioError) as caught:
+        compare(tmp_path, select="val_current")
+    assert str(caught.value) == (
+        f"--select: val_current given, but {tmp_path / 'a'} measured no accuracy/val_current, which needs "
+        "evaluation.clients: all; leave them out, or use --select last"
+    )
+
+
+def test_a_note_tells_tuning_by_another_accuracy(tmp_path: Path) -> None:
+    made_current(tmp_path / "s")
+    cells = {}
+    for folder in list((tmp_path / "s").iterdir()):
+        folder.rename(tmp_path / "run")
+        folder.mkdir()
+        (tmp_path / "run").rename(folder / "1")
+        cells[folder.name] = CellCard(folder.name.rstrip("123"))
+    tuned = [TunedVariant(name, 4, [], 12, 0, 1, 0.5, [ChosenValue("training.lr", "0.1")]) for name in ("a", "b")]
+    tuning = TuningCard("random", "accuracy/val_current", False, [101], tuned, cells=list(cells))
+    SweepCard("", cells, tuning=tuning).write(tmp_path / "s")
+    sentence = (
+        "values were tuned by accuracy/val_current, but --select val selects rounds by accuracy/val; "
+        "--select val_current uses the same accuracy for both"
+    )
+    assert sentence in compare(tmp_path / "s", select="val").notes
+    for select in ("last", "val_current"):
+        assert not any("values were tuned" in note for note in compare(tmp_path / "s", select=select).notes)

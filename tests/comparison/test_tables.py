@@ -6,6 +6,7 @@ import io
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,7 @@ from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.latex import latex
 from raysim.comparison.pictures import curves, draw, pictures, swept
 from raysim.comparison.statistics import Estimate
-from raysim.comparison.tables import cell, markdown, print_table, write_tables
+from raysim.comparison.tables import cell, chosen_columns, legend, markdown, print_table, write_tables
 from tests.comparison.runs import make_run
 
 
@@ -47,12 +48,12 @@ def test_the_terminals_table(comparison: Comparison) -> None:
     shown = io.StringIO()
     print_table(comparison, shown)
     lines = shown.getvalue().splitlines()
-    titles = "variant n last vs baseline p (Holm) best part. worst 10% MiB GFLOP rounds to 50%"
+    titles = "variant n last vs fd_x p (Holm) best part. worst 10% MiB GFLOP rounds to 50%"
     assert " ".join(lines[0].split()) == titles
     assert "+25.00" in lines[1] and lines[1].startswith("fedgh")
     assert lines[2].startswith("fd_x") and lines[2].endswith("1 of 3")  # no mean of the one that is fast enough
     assert lines[1].endswith("3 of 3: 2")
-    assert "vs baseline: paired over seeds, less fd_x" in shown.getvalue()
+    assert "vs fd_x: the difference to fd_x, paired over seeds." in shown.getvalue()
 
 
 def test_python_shows_the_table(comparison: Comparison) -> None:
@@ -98,6 +99,29 @@ def test_markdown_and_csv(comparison: Comparison, tmp_path: Path) -> None:
     ]
     assert runs["command"][0] == f"raysim launch {tmp_path / 'runs' / 'a1' / 'resolved.yaml'}"
     assert {"variant", "measure", "n", "low", "high", "difference", "seeds", "values"} < set(frame.columns)
+
+
+def test_markdown_has_the_chosen_columns(comparison: Comparison, tmp_path: Path) -> None:
+    shown = chosen_columns(comparison, ["last", "total_mib"])
+    write_tables(comparison, tmp_path, shown)
+    assert (tmp_path / "comparison.md").read_text().startswith("| variant | last | MiB |\n")
+    assert "| best |" in markdown(comparison).splitlines()[0]
+
+
+def test_a_legend_explains_the_columns_of_its_table(comparison: Comparison) -> None:
+    def of(*names: str) -> str:
+        return legend(comparison, chosen_columns(comparison, names))
+
+    interval = "± is half the 95% confidence interval over seeds (Student's t)."
+    assert of("n", "last") == f"Accuracies in %. {interval}"
+    assert of("total_mib") == "3 seeds per variant."
+    assert of("n", "last.difference") == (
+        f"Accuracies in %. {interval} vs fd_x: the difference to fd_x, paired over seeds."
+    )
+    assert of("n", "rounds_to_0.5").startswith("To a target: how many runs reach it")
+    assert of("n", "last.p_holm").startswith("Accuracies in %. p (Holm): of the paired t-test")
+    few = replace(comparison, variants=[comparison.variants[0], replace(comparison.variants[1], runs=[])])
+    assert legend(few, chosen_columns(few, ["total_mib"])) == "Seeds: fedgh 3, fd_x 0."
 
 
 def test_latex(comparison: Comparison) -> None:

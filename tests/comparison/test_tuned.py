@@ -10,13 +10,14 @@ import pytest
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import compare
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tuned import ChosenValue, TunedVariant, TuningCard
+from raysim.comparison.tuned import ChosenValue, CloseDecision, TunedVariant, TuningCard
 from tests.comparison.runs import make_run
 
 A = TunedVariant("A", 16, [2, 6, 20], 84, 0, 3, 0.91234, [ChosenValue("training.lr", "0.3", "upper")])
 B = TunedVariant(
     "B", 16, [2, 6, 20], 84, 2, 5, 0.5, [ChosenValue("training.lr", "0.1"), ChosenValue("x", "1", "lower")]
 )
+CHOICE = "intervals and p values compare the chosen values; they do not include the choice of these values"
 CARD = TuningCard("random", "accuracy/val", False, [101, 102], [A, B], cells=["A", "B"])
 
 
@@ -41,9 +42,22 @@ def test_budgets_are_equal_or_it_says_how_they_differ() -> None:
         f"tuned by accuracy/val on seed 101, random search: unequal budgets: A {halving} (84 rounds), "
         "B 4 trials (1,600 rounds)"
     )
-    assert replace(CARD, untuned=["C"], uses_test=True).notes[-2:] == [
+    assert replace(CARD, untuned=["C"], uses_test=True).notes[-3:] == [
         "unequal tuning: C was not tuned",
         "accuracy/val uses test samples, so results of values that it chose are optimistic",
+        CHOICE,
+    ]
+
+
+def test_decisions_between_scores_that_hardly_differ_are_in_one_note() -> None:
+    first, second = (CloseDecision(t, 3, 0.21514, 0, 0.2142, "180 validation samples") for t in (2, 6))
+    found = replace(CARD, variants=[replace(A, close=[first]), replace(B, close=[second])])
+    assert found.notes[-2:] == [
+        "successive halving decided between scores that hardly differ: A after round 2, trial 3 (0.2151) continued and "
+        "trial 0 (0.2142) ended, less than two of 180 validation samples apart; B after round 6, trial 3 (0.2151) "
+        "continued and trial 0 (0.2142) ended, less than two of 180 validation samples apart; set later rounds in "
+        "tune.halving.rounds, or more tune.seeds",
+        CHOICE,
     ]
 
 
@@ -56,7 +70,7 @@ def test_a_comparison_shows_the_tuning_of_its_sweep(tmp_path: Path) -> None:
     found = compare(tmp_path)
     assert [variant.name for variant in found.variants] == ["A", "B"]
     outdated = "1 run with values that were chosen by an earlier tuning: left out"
-    assert found.notes[:4] == [outdated, *CARD.notes]
+    assert found.notes[:5] == [outdated, *CARD.notes]
     assert not any(note.startswith("unequal settings: training.lr") for note in found.notes)
     SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=replace(CARD, cells=["C"])).write(tmp_path)
     with pytest.raises(

@@ -124,7 +124,7 @@ def test_a_baseline_that_has_not_begun(tmp_path: Path) -> None:
         end(tmp_path / "runs" / "a", handle)
 
     watch([tmp_path / "runs"], tmp_path / "r.html", "standalone", sleep=steps(both_end))
-    assert "vs baseline" in (tmp_path / "r.html").read_text()
+    assert "vs standalone" in (tmp_path / "r.html").read_text()
     with pytest.raises(ScenarioError, match="--baseline: nothing given"):
         watch([tmp_path / "runs"], tmp_path / "r.html", "nothing")
 

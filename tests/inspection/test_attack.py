@@ -256,7 +256,7 @@ def test_an_own_method_is_attacked(runs: Runs, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (OWN, r"SharedExtractor does not declare what its uploads expose; write its method `exposed`, as docs/own_c"),
+        (OWN, r"SharedExtractor does not declare what its uploads expose; write its method `exposed`, as in the f"),
         (
             OWN.replace("part.requires_grad_(True), other.requires_grad_(False)", "pass") + DECLARED,
             r"SharedExtractor trains the parameters that it exposes in 2 calls of client.fit; the attack can follow a",

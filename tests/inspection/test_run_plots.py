@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from matplotlib.figure import Figure
 
 from raysim.common.errors import ScenarioError
+from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.inspection import run_plots
 from raysim.inspection.run_plots import KINDS, PlottedRun, labels, plot
 from raysim.runs.opened import OpenedRun
@@ -63,7 +66,80 @@ def test_what_is_drawn_is_what_was_measured(runs: Runs, tmp_path: Path, figures:
     assert bars == pytest.approx(last.to_dict())
     plot(folders[:1], "curves", tmp_path / "a.png")
     names = [line.get_label() for line in figures[-1].axes[0].lines]
-    assert names == ["all clients, ± one standard deviation", "worst tenth", "participants"]
+    assert names == ["own networks of all clients, ± one std", "worst tenth of them", "participants"]
+    assert figures[-1].axes[0].get_ylabel() == "mean test accuracy"
+
+
+def test_the_metric_is_drawn_and_named(tmp_path: Path, figures: list[Figure]) -> None:
+    current = (0.2, 0.5, 0.8, 0.9)
+    folders = [make_run(tmp_path / name, seed=seed, current=current) for seed, name in enumerate("ab")]
+    metric = "accuracy/all_current"
+    plot(folders, "bytes", tmp_path / "a.png", metric=metric)
+    axes = figures[-1].axes[0]
+    assert axes.get_ylabel() == "mean test accuracy,\ncurrent networks of all clients"
+    assert axes.lines[0].get_ydata() == pytest.approx(current)
+    plot(folders[:1], "curves", tmp_path / "a.png", metric=metric)
+    lines = {line.get_label(): line.get_ydata() for line in figures[-1].axes[0].lines}
+    assert lines["current networks of all clients, ± one std"] == pytest.approx(current)
+    assert lines["worst tenth of them"] == pytest.approx([value - 0.05 for value in current])
+    plot(folders[:1], "clients", tmp_path / "a.png", metric=metric)
+    assert [bar.get_height() for bar in figures[-1].axes[0].patches] == pytest.approx([0.95, 0.85])
+    assert figures[-1].axes[0].get_xlabel() == "client, current network (dashed: mean over clients)"
+    plot(folders, "boxes", tmp_path / "a.png", metric=metric)
+    assert figures[-1].axes[0].get_ylabel() == "test accuracy of a\nclient's current network"
+    assert figures[-1].axes[0].get_xlabel() == "each box: 2 clients"
+    plot(folders[:1], "curves", tmp_path / "a.png", metric="accuracy/participants")
+    assert figures[-1].axes[0].get_ylabel() == "mean test accuracy,\nparticipants"
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "sentence"),
+    [
+        (
+            "boxes",
+            "accuracy/participants",
+            "--metric: accuracy/participants given, but single clients have no values of it, which --kind boxes shows; "
+            "give one of accuracy/all, accuracy/all_current, accuracy/val, accuracy/val_current",
+        ),
+        (
+            "confusion",
+            "accuracy/val",
+            "--metric: accuracy/val given, but --kind confusion shows test samples of all clients; "
+            "give one of accuracy/all, accuracy/all_current",
+        ),
+        (
+            "curves",
+            "accuracy/all_current",
+            "no round with accuracy/all_current; choose a run with evaluation.clients: all",
+        ),
+        (
+            "clients",
+            "accuracy/all_current",
+            "no client has a value of accuracy/all_current; choose a run with evaluation.clients: all",
+        ),
+        ("bytes", "accuracy/global", "no round with accuracy/global; choose a run with evaluation.global_test: true"),
+    ],
+)
+def test_a_metric_that_cannot_be_drawn_is_refused(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, kind: str, metric: str, sentence: str
+) -> None:
+    folder = make_run(tmp_path / "run")
+    words = ["plot", str(folder), "--kind", kind, "--metric", metric, "-o", str(tmp_path / "a.png")]
+    code, out, error = run(capfd, *words)
+    assert (code, out) == (2, "") and error.endswith(f"{sentence}\n") and error.count("\n") == 1
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_boxes_show_clients_at_0_and_100_per_cent(tmp_path: Path, figures: list[Figure]) -> None:
+    """Markers and caps at both ends lie inside the axes; one box is as wide as one of three."""
+    folder = make_run(tmp_path / "run", accuracy=(0.1, 0.5))
+    table = pa.table({"round": [1] * 12, "client": range(12), "accuracy": [0.0, 1.0, *[0.5] * 10]})
+    pq.write_table(table, folder / "clients.parquet")
+    plot([folder], "boxes", tmp_path / "a.png")
+    axes = figures[-1].axes[0]
+    low, high = axes.get_ylim()
+    assert low < -0.02 and high > 1.02 and axes.get_xlim() == (-0.5, 2.5)
+    assert not any(low <= tick < -1e-9 or 1 + 1e-9 < tick <= high for tick in axes.get_yticks())
 
 
 def test_the_confusion_matrix_pools_all_clients(runs: Runs) -> None:
@@ -82,11 +158,9 @@ def test_the_confusion_matrix_of_the_current_networks(
     capfd: pytest.CaptureFixture[str], runs: Runs, tmp_path: Path, figures: list[Figure]
 ) -> None:
     one, file = runs("fedavg", "clients.models=[digits_cnn_s]", "evaluation={clients: all}"), tmp_path / "a.png"
-    words = ["plot", str(one.folder), "-o", str(file), "--current"]
+    words = ["plot", str(one.folder), "-o", str(file), "--metric", "accuracy/all_current"]
     assert run(capfd, *words, "--kind", "confusion") == (0, f"{file}\n", "")
     assert figures[-1].axes[0].get_title() == "fedavg, after round 3, current"
-    code, _, error = run(capfd, *words, "--kind", "boxes")
-    assert (code, error) == (2, "raysim: --current given for --kind boxes; it is for --kind confusion\n")
 
 
 def test_labels_have_only_what_differs(tmp_path: Path) -> None:
@@ -142,7 +216,8 @@ def test_damaged_and_empty_folders(capfd: pytest.CaptureFixture[str], runs: Runs
         assert (code, error.count("\n")) in ((0, 0), (2, 1)) and "Traceback" not in error
     (workplace / "empty").mkdir()
     code, _, error = run(capfd, "plot", str(workplace / "empty"), "--kind", kind, "-o", "b.png")
-    assert code == 2 and error == f"raysim: {workplace / 'empty'} is not a run folder: it holds no summary.json.\n"
+    sentence = "no run found; give a run folder, or a folder that contains run folders"
+    assert code == 2 and error == f"raysim: {workplace / 'empty'}: {sentence}\n"
     assert not (workplace / "b.png").exists()
 
 
@@ -169,7 +244,6 @@ def test_bad_options(capfd: pytest.CaptureFixture[str], workplace: Path) -> None
         (["nowhere", "--kind", "pie"], "'pie' is not one of 'curves', 'bytes', 'virtual-time'"),
         (["nowhere", "--width", "3"], "'3' is not one of 'one-column', 'two-columns'"),
         ([], "Missing argument 'RUN...'"),
-        (["a"] * 41, "raysim: 41 runs given; at most 40 fit into one figure"),
     ):
         code, out, error = run(capfd, "plot", *words)
         assert (code, out) == (2, "") and sentence in error
@@ -180,3 +254,37 @@ def test_the_commands_kinds_are_those_that_are_drawn() -> None:
     from raysim.cli.inspection import PLOTS
 
     assert tuple(KINDS) == PLOTS
+
+
+def test_folders_of_a_sweep_stand_for_its_runs_with_its_names(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], figures: list[Figure], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = tmp_path / "sweep"
+    cells = {}
+    for label, method in (("Ours", "standalone"), ("Theirs", "fedgh")):
+        for seed in (1, 2):
+            name = f"{label}-{seed}-0a"
+            cells[name] = CellCard(label)
+            make_run(sweep / name / "20261121-1", method, seed, accuracy=(0.1, seed / 10))
+    # The last run of a cell counts.
+    make_run(sweep / "Ours-1-0a" / "20261121-2", "standalone", 1, accuracy=(0.1, 0.9))
+    SweepCard("", cells).write(sweep)
+    single = make_run(tmp_path / "single", called="Mine")
+
+    def drawn(*runs: Path) -> dict[str, float]:
+        code, _, error = run(capfd, "plot", *map(str, runs), "-o", str(tmp_path / "a.png"))
+        assert (code, error) == (0, "")
+        return {line.get_label(): line.get_ydata()[-1] for line in figures[-1].axes[0].lines}
+
+    assert drawn(sweep) == {"Ours seed=1": 0.9, "Ours seed=2": 0.2, "Theirs seed=1": 0.1, "Theirs seed=2": 0.2}
+    assert drawn(sweep / "Ours-2-0a", sweep / "Theirs-2-0a" / "20261121-1") == {"Ours": 0.2, "Theirs": 0.2}
+    assert drawn(sweep / "Ours-2-0a", single) == {"Ours seed=2": 0.2, "Mine seed=1": 0.5}
+    drawn(sweep / "Ours-2-0a")
+    assert figures[-1].axes[0].lines[0].get_label() == "own networks of all clients, ± one std"
+
+    monkeypatch.setattr(run_plots, "MOST_RUNS", 3)
+    code, _, error = run(capfd, "plot", str(sweep), "-o", str(tmp_path / "b.png"))
+    assert (code, error) == (2, "raysim: 4 runs given; at most 3 fit into one figure\n")
+    make_run(tmp_path / "begun" / "a", done=0)
+    code, _, error = run(capfd, "plot", str(tmp_path / "begun"), "-o", str(tmp_path / "b.png"))
+    assert code == 2 and error.endswith("begun: no run has a finished round yet; try again later\n")

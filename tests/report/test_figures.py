@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raysim.report.accuracies import OWN
 from raysim.report.figures import INCHES, OVER, Width, band, line_look, make_figure, per_cent_axis, picture_file, save
 from raysim.report.plots import Curve, draw_boxes, draw_clients, draw_confusion, draw_curves
 
@@ -16,13 +17,13 @@ WIDTHS: list[Width] = ["one-column", "two-columns"]
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_pdf_embeds_its_fonts_and_is_as_wide_as_columns(tmp_path: Path, width: Width) -> None:
-    figure = draw_curves({"round": [Curve("é $x_1$", [0, 1, 2], [0.1, 0.2, 0.3])]}, width=width)
+    figure = draw_curves({"round": [Curve("é $x_1$", [0, 1, 2], [0.1, 0.2, 0.3])]}, "accuracy", width)
     save(figure, tmp_path / "a.pdf", format="pdf")
     content = (tmp_path / "a.pdf").read_bytes()
     assert b"/FontFile2" in content and b"/Type3" not in content  # TrueType, that is, Type 42
     (box,) = re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) [\d.]+ \]", content)
     assert float(box) == pytest.approx(72 * INCHES[width])
-    again = draw_curves({"round": [Curve("é $x_1$", [0, 1, 2], [0.1, 0.2, 0.3])]}, width=width)
+    again = draw_curves({"round": [Curve("é $x_1$", [0, 1, 2], [0.1, 0.2, 0.3])]}, "accuracy", width)
     save(again, tmp_path / "b.pdf", format="pdf")
     assert (tmp_path / "b.pdf").read_bytes() == content
 
@@ -42,7 +43,7 @@ def test_a_pdf_embeds_its_fonts_and_is_as_wide_as_columns(tmp_path: Path, width:
     ],
 )
 def test_an_axis_has_a_unit_and_no_offset(over: str, greatest: float, label: str) -> None:
-    figure = draw_curves({over: [Curve("a", [0.0, greatest / 2, greatest], [0.1, 0.2, 0.3])]})
+    figure = draw_curves({over: [Curve("a", [0.0, greatest / 2, greatest], [0.1, 0.2, 0.3])]}, "accuracy")
     figure.canvas.draw()
     (axes,) = figure.axes
     assert axes.get_xlabel() == label
@@ -79,9 +80,9 @@ def test_figures_of_any_size_are_drawn_in_their_width(tmp_path: Path, width: Wid
     label = "a long label, seed=12 lr=0.001 $x_1$\n<b>_c"
     curves = [Curve(f"{label}{i}", [1, 2], [0.1, 0.2]) for i in range(count)]
     drawn = [
-        draw_curves(dict.fromkeys(OVER, curves), width=width),
-        draw_boxes({f"{label}{i}": np.array([0.2, 0.5, 0.9]) for i in range(count)}, width),
-        draw_clients({f"{label}{i}": [(k, f"m{k % 5}", 0.5) for k in range(7)] for i in range(count)}, width),
+        draw_curves(dict.fromkeys(OVER, curves), OWN.mean_label, width),
+        draw_boxes({f"{label}{i}": np.array([0.2, 0.5, 0.9]) for i in range(count)}, OWN, "3 clients", width),
+        draw_clients({f"{label}{i}": [(k, f"m{k % 5}", 0.5) for k in range(7)] for i in range(count)}, OWN, width),
         draw_confusion({f"{label}{i}": np.eye(3, dtype=np.int64) for i in range(count)}, ["_a", "$b", "c\nd"], width),
     ]  # fmt: skip
     for number, figure in enumerate(drawn):
@@ -92,7 +93,7 @@ def test_figures_of_any_size_are_drawn_in_their_width(tmp_path: Path, width: Wid
 
 
 def test_many_clients_and_classes(tmp_path: Path) -> None:
-    figure = draw_clients({"a": [(k, "ab"[k % 2], (k % 10) / 10) for k in range(3000)]})
+    figure = draw_clients({"a": [(k, "ab"[k % 2], (k % 10) / 10) for k in range(3000)]}, OWN)
     save(figure, tmp_path / "a.png", format="png")
     assert len(figure.axes[0].collections) == 2 and not figure.axes[0].patches
     figure = draw_confusion({"a": np.zeros((100, 100), np.int64)}, [f"c{i}" for i in range(100)])

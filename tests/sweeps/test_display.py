@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import yaml
 
 from raysim.common.errors import ScenarioError
+from raysim.common.files import hold
 from raysim.report.load import read_summary
 from raysim.sweeps.cells import Cell, Sweep, placed
 from raysim.sweeps.definition import load_sweep
@@ -20,7 +23,7 @@ from raysim.sweeps.estimate import Cost, Estimator
 from raysim.sweeps.listing import LONG, collapsed, is_long
 from raysim.sweeps.loop import Progress
 from raysim.sweeps.only import chosen_cells
-from raysim.sweeps.state import CellState, states_of
+from raysim.sweeps.state import CellState, counts, states_of
 from raysim.sweeps.time_left import PLAN_AFTER_S, TimeLeft
 from tests.cli.command import run
 from tests.comparison.runs import make_run
@@ -33,6 +36,7 @@ def sweep_of(folder: Path, *sets: str, **content: Any) -> Sweep:
     return load_sweep(path, sets=sets)
 
 
+START = "start-up (worker processes, each cell's data, MLflow)"
 METHODS = {"algorithm.name": ["fedgh", "standalone", "fd"]}
 
 
@@ -133,6 +137,57 @@ def test_the_progress_line_tells_the_time_left(tmp_path: Path, monkeypatch: pyte
     assert "1 running, 2 waiting; 1 of 30 rounds, about 29 min 00 s left" in stream.getvalue()
 
 
+def test_the_time_left_includes_rounds_of_later_cells(tmp_path: Path) -> None:
+    """fedgh takes 2 s per round, standalone 4 s. Later rounds count like those of their method; of fd, as the mean."""
+    sweep = sweep_of(tmp_path, "rounds=10", grid={"algorithm.name": ["fedgh", "standalone"]})
+    clock, states = Clock(), waiting(sweep)
+    left = TimeLeft(lambda cells: pytest.fail("rounds were measured"), clock)
+    left.update(Progress(states, [("fedgh", -1), ("standalone", -1)]))
+    clock.now += 4.0
+    progress = Progress(states, [("fedgh", 2), ("standalone", 1)])
+    left.update(progress)
+    now_s = 9 * 4.0  # of the slower cell
+    assert left.seconds(progress) == pytest.approx(now_s)
+    later = replace(progress, later={"fedgh": 20, "standalone": 5, "fd": 10})
+    assert left.seconds(later) == pytest.approx(now_s + (20 * 2 + 5 * 4 + 10 * 3) / 2)
+
+
+def test_the_progress_line_counts_the_rounds_of_the_whole_sweep_and_says_when_it_ends(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
+    shown = PlainProgress(sweep, io.StringIO())
+    progress = Progress(waiting(sweep), [("fedgh", 2)], earlier=40, later={"fedgh": 50, "fd": 8})
+    assert shown.line(progress) == "1 running, 2 waiting; 42 of 128 rounds"
+    ending = replace(progress, stopping=True)
+    assert shown.line(ending) == "ending: 1 cell will end after this round; 42 of 128 rounds are done"
+    assert shown.line(replace(ending, running=[])).startswith("ending; 40 of 128")
+
+
+def test_a_trial_that_halving_paused_waits(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
+    states = [replace(one, state="interrupted", rounds=3) for one in waiting(sweep)]
+    trials = [replace(one, cell=replace(one.cell, values=(("training.lr", 0.1),))) for one in states]
+    shown = PlainProgress(sweep, io.StringIO())
+    assert shown.line(Progress(states, [])) == "3 interrupted; 9 of 30 rounds"
+    assert shown.line(Progress(trials, [("fd", 4)])) == "trials: 1 running, 2 waiting; 10 of 30 rounds"
+
+
+def test_a_cell_that_writes_its_results_is_closing(tmp_path: Path) -> None:
+    """It was called interrupted between its last round and its end."""
+    sweep = sweep_of(tmp_path, grid={})
+    (cell,) = sweep.cells
+    folder = make_run(sweep.output / cell.folder_name / "run", accuracy=[0.1, 0.2, 0.3])
+    summary = folder / "summary.json"
+    summary.write_text(json.dumps({**json.loads(summary.read_text()), "status": "closing"}))
+    assert states_of(sweep)[0].state == "interrupted"  # no process holds the lock
+    (folder / "logs").mkdir()
+    handle = hold(folder / "logs" / ".lock")
+    try:
+        (state,) = states_of(sweep)
+    finally:
+        os.close(handle)
+    assert state.state == "closing" and counts([state]) == "1 closing"
+
+
 def test_long_lists_are_collapsed(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS, seeds="1..7")
     states = waiting(sweep)
@@ -172,7 +227,7 @@ def test_the_plan_of_a_long_list(tmp_path: Path, capsys: pytest.CaptureFixture[s
     print_plan(states, [Cost(10.0, 1024.0)] * 20 + [Cost(None, None)], 2)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "fedgh: 0 of 7 seeds done, 7 waiting; 10.0 s, 1.00 KiB each"
-    assert lines[-1] == "about 1 min 40 s with 2 cells at a time, besides 1 cell of unknown length"
+    assert lines[-1] == f"about 1 min 40 s with 2 cells at a time, besides 1 cell of unknown length and {START}"
     print_plan(states, [Cost(10.0, 1024.0)] * 21, 2, every=True)
     assert len(capsys.readouterr().out.splitlines()) == 21 + 2
 

@@ -71,7 +71,8 @@ def test_the_plan_adds_up_what_is_left(workplace: Path, capsys: pytest.CaptureFi
     assert lines[1].split() == ["interrupted", "2/4", "10.0", "s", "1.00", "KiB", "seed=2"]
     assert lines[3].split() == ["waiting", "0/4", "?", "?", "seed=4"]
     # 5 s of the second, 10 s of the third: two workers need as long as the longer one
-    assert lines[-1] == "about 10.0 s with 2 cells at a time, besides 1 cell of unknown length"
+    besides = "1 cell of unknown length and start-up (worker processes, each cell's data, MLflow)"
+    assert lines[-1] == f"about 10.0 s with 2 cells at a time, besides {besides}"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_a_draw_depends_on_seed_key_and_trial_alone() -> None:
     assert [one["b"] for one in other] == [one["b"] for one in few]
     assert [one["mu"] for one in other] != [one["b"] for one in few]
     # These numbers are those of every machine and version of Python: a sweep that is resumed must draw them again.
-    assert few[0] == {"a": 2, "b": 0.5138, "c": 2}
+    assert few[0] == {"a": 2, "b": 0.03707, "c": 3}
 
 
 def test_draws_are_different_points_of_the_space() -> None:
@@ -72,6 +72,30 @@ def test_draws_are_different_points_of_the_space() -> None:
     assert points(finite) == 4 and points(SPACE) == math.inf
     drawn = draws(finite, 1, 4)
     assert sorted(map(str, drawn)) == sorted(str({"a": a, "c": c}) for a in "xy" for c in (0, 1))
+
+
+@pytest.mark.parametrize("seed", range(1, 21))
+def test_few_draws_cover_every_range(seed: int) -> None:
+    """With independent draws, all four values of a range are in one half of it with a probability of 1/8."""
+    space = {"a": Range("log", 0.02, 0.3), "b": Range("linear", -1, 1), "c": Values(tuple("wxyz"))}
+    space |= {"d": Range("integer", 1, 8), "e": Values((1, 2, 3))}
+    few = draws(space, seed, 4)
+    logarithms = [4 * math.log(one["a"] / 0.02) / math.log(15) for one in few]
+    assert sorted(map(int, logarithms)) == [0, 1, 2, 3]
+    assert sorted(int(2 * (one["b"] + 1)) for one in few) == [0, 1, 2, 3]
+    assert sorted(one["c"] for one in few) == ["w", "x", "y", "z"] and {one["e"] for one in few} == {1, 2, 3}
+    assert [sum(one["d"] in (2 * i + 1, 2 * i + 2) for one in few) for i in range(4)] == [1, 1, 1, 1]
+    more = draws(space, seed, 8)
+    assert sorted(int(4 * (one["b"] + 1)) for one in more) == list(range(8))
+    assert sorted(one["d"] for one in more) == list(range(1, 9))
+
+
+def test_the_order_of_the_parts_differs_by_key() -> None:
+    """Otherwise a high value of one key would always come with a high value of the other."""
+    space = {key: Range("linear", 0, 1) for key in ("a", "b")}
+    points = [one for seed in range(1, 101) for one in draws(space, seed, 2)]
+    together = sum((one["a"] < 0.5) == (one["b"] < 0.5) for one in points)
+    assert 60 < together < 140
 
 
 def test_grids_and_corners() -> None:

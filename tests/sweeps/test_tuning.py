@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import re
 import shutil
@@ -23,10 +24,12 @@ from raysim.comparison.compare import compare
 from raysim.engine.ray import task_pool
 from raysim.engine.ray.task_pool import Ended
 from raysim.engine.stop import Stop
+from raysim.report.load import read_clients
 from raysim.runs.run import run
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.loop import run_sweep
+from raysim.sweeps.display import PlainProgress
+from raysim.sweeps.loop import Progress, lock, run_sweep
 from raysim.sweeps.state import CellState, counts, states_of
 from raysim.sweeps.tuning import Tuning, score, with_choices
 from raysim.sweeps.worker import Task, run_cell
@@ -114,7 +117,26 @@ def pool(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> Pool:
         yield pool
 
     monkeypatch.setattr(task_pool, "task_pool", in_process)
+    monkeypatch.setattr("raysim.sweeps.loop.draw", lambda comparison, folder: [])  # takes a second
     return pool
+
+
+@dataclass
+class Counted:
+    """Receives the progress, and counts the rounds of the whole sweep: (done, planned)."""
+
+    seen: list[tuple[int, int]] = field(default_factory=list)
+
+    def show(self, progress: Progress) -> None:
+        done = sum(one.cell.rounds if one.state == "done" else one.rounds for one in progress.states)
+        asked = sum(one.cell.rounds for one in progress.states) + sum(progress.later.values())
+        self.seen.append((progress.earlier + done, progress.earlier + asked))
+
+    def check(self, first: int, planned: int) -> None:
+        """The number of planned rounds never changes, and those that are done rise from `first` to it."""
+        done = [one for one, _ in self.seen]
+        assert {whole for _, whole in self.seen} == {planned}
+        assert (done[0], done[-1]) == (first, planned) and done == sorted(done)
 
 
 def tuning(sweep: Sweep) -> Tuning:
@@ -133,7 +155,9 @@ def test_a_sweep_is_tuned_and_a_kill_anywhere_changes_nothing(
     sweep = load_sweep(path)
     assert [cell.pending for cell in sweep.cells] == [True] * 4
     assert counts(states_of(sweep)) == "4 waiting"
-    states = run_sweep(sweep)
+    counted = Counted()
+    states = run_sweep(sweep, show=counted.show)
+    counted.check(0, 2 * 8 + 2 * 2 * 4)
     assert counts(states) == "4 done"
 
     # Four trials until round 1, two until round 2, one until round 4; then two seeds of four rounds. Nothing twice.
@@ -183,6 +207,14 @@ def test_a_sweep_is_tuned_and_a_kill_anywhere_changes_nothing(
     tuned, alone_tuned, *_ = capsys.readouterr().out.splitlines()
     assert tuned.startswith(f"tuned       FedGH: tuned to training.lr={best.values['training.lr']}")
     assert "1 trial failed or diverged" in tuned and alone_tuned.startswith("tuned       Alone: ")
+    main(["compare", str(workplace / "runs" / "tuned-tuning")])
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    chosen_rows = [row for row in table if row[-1:] == ["chosen"]]
+    assert len(chosen_rows) == 3 and table[0] == chosen_rows[0]
+    assert chosen_rows[1] == [
+        "FedGH", str(best.number), str(best.values["training.lr"]), "4", f"{100 * (best.score or 0):.4g}", "chosen"
+    ]  # fmt: skip
+    assert [row[4] for row in table if row[:2] in (["FedGH", "0"], ["Alone", "0"])] == ["failed"] * 2
     study = raysim.Study(path)
     trials = study.trials
     assert list(trials.columns) == ["method", "trial", "state", "rounds", "score", "chosen", "training.lr"]
@@ -222,10 +254,14 @@ def test_methods_without_a_choice_wait_and_the_others_run(
 
 def test_only_the_chosen_methods_are_tuned(workplace: Path, pool: Pool) -> None:
     path = write(workplace, seeds=[1], set=["rounds=1"], tune=tune(halving=None, space={"training.lr": [0.05, 0.1]}))
-    states = run_sweep(load_sweep(path), only=["FedGH"])
+    counted = Counted()
+    states = run_sweep(load_sweep(path), only=["FedGH"], show=counted.show)
+    counted.check(0, 2 + 1)
     assert [(one.cell.label, one.state) for one in states] == [("FedGH", "done"), ("Alone", "waiting")]
     assert {name.split()[0] for name, _ in pool.rounds} == {"FedGH"}
-    assert counts(run_sweep(load_sweep(path))) == "2 done"
+    counted = Counted()
+    assert counts(run_sweep(load_sweep(path), show=counted.show)) == "2 done"
+    counted.check(3, 6)
     assert len(pool.done) == len(set(pool.done)) == 2 * 2 + 2
 
 
@@ -255,6 +291,29 @@ def test_a_score_is_the_last_value_until_the_round_and_nan_after_a_loss_that_is_
     assert score(state, "accuracy/val") == rounds["accuracy/val"].iloc[-1]
     assert math.isnan(score(state, "accuracy/global"))
     assert math.isnan(score(CellState(state.cell, "failed", state.folder), "accuracy/val"))
+
+
+def test_halving_notes_decisions_between_trials_that_hardly_differ(workplace: Path, pool: Pool) -> None:
+    """Learning rates near 0 change nothing, so all trials have equal scores; the comparison says so."""
+    tuned = tune(space={"training.lr": [1e-9, 2e-9, 3e-9]}, halving={"rounds": [1, 2], "keep": 0.5})
+    path = write(workplace, seeds=[1], set=["rounds=2"], runs={"Alone": ["algorithm.name=standalone"]}, tune=tuned)
+    sweep = load_sweep(path)
+    stream = io.StringIO()
+    run_sweep(sweep, show=PlainProgress(sweep, stream).show)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "trials: 3 waiting; 0 of 7 rounds"  # 3 trials of a round, 2 of another, and the result
+    (standing,) = tuning(sweep).standings()
+    after = [f"{trial.score:.4g} after round 1; training.lr={trial.number + 1}.0e-09" for trial in standing.trials]
+    done = [line for line in lines if line.startswith("done")]
+    assert done[:3] == [f"done        Alone trial {i} seed=101  accuracy/val {after[i]}" for i in range(3)]
+    (decision,) = standing.close
+    assert (decision.round, decision.kept, decision.ended) == (1, 1, 2)
+    folder = standing.trials[0].states[0].folder
+    assert folder is not None
+    validated = [row["val_total"] for row in read_clients(folder).to_pylist() if row["round"] == 0]
+    assert decision.samples == f"{sum(validated)} validation samples"
+    notes = compare(sweep.output).notes
+    assert sum("decided between scores that hardly differ: Alone after round 1, trial 1" in note for note in notes) == 1
 
 
 def test_methods_draw_the_same_values_of_shared_keys_in_any_order(workplace: Path) -> None:
@@ -362,7 +421,7 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
         ({"search": "bayes"}, "tune.search: 'bayes' given; allowed: grid, random, tpe"),
         (
             {"select": "accuracy/vall"},
-            "tune.select: 'accuracy/vall' given; allowed: accuracy/val, accuracy/val_current",
+            "tune.select: 'accuracy/vall' given; did you mean 'accuracy/val'\\?; allowed: accuracy/val, ",
         ),
         ({"select": "accuracy/global"}, "tune.select: accuracy/global needs evaluation.global_test: true"),
         ({"select": "accuracy/all_current"}, "tune.select: accuracy/all_current needs evaluation.clients: all; set it"),
@@ -373,6 +432,17 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
             {"halving": {"rounds": [1], "keep": "3/2"}},
             "tune.halving.keep: '3/2' given; give a share between 0 and 1",
         ),
+        ({"halving": [1, 4]}, r"tune.halving: \[1, 4\] given; give a mapping, such as {rounds: \[1, 4\]}"),
+        ({"halving": 3}, r"tune.halving: 3 given; give a mapping, such as {rounds: \[5, 20\]}"),
+        ({"space": [1]}, r"tune.space: \[1\] given; give a mapping, such as {training.lr: "),
+        ({"space": {"lr": [1]}}, r"tune.space.lr: unknown key; did you mean 'training.lr'\?$"),
+        ({"space": {"learning_rate": [1]}}, r"tune.space.learning_rate: unknown key; did you mean 'training.lr'\?$"),
+        (
+            {"space": {"training.lrr": [1]}},
+            r"tune.space.training.lrr: unknown key; did you mean 'lr'\? \(allowed: ep",
+        ),
+        ({"space": {"foo": [1]}}, "tune.space.foo: unknown key; give the whole key of a scenario, such as training.lr"),
+        ({"methods": {"FedGH": {"lr": [1]}}}, "tune.methods.FedGH.lr: unknown key; did you mean 'training.lr'"),
         ({"halving": {"round": [1]}}, "tune.halving.round: unknown key; allowed: rounds, keep"),
     ],
 )
@@ -406,6 +476,27 @@ def test_sweeps_that_cannot_be_tuned(workplace: Path, content: dict[str, Any], s
         path.write_text(yaml.safe_dump(raw, sort_keys=False))
     with pytest.raises(ScenarioError, match=f"^{path}: {sentence}"):
         load_sweep(path)
+
+
+def test_a_choice_before_the_last_round_is_noted(workplace: Path) -> None:
+    sweep = load_sweep(write(workplace, tune=tune(halving={"rounds": [1, 3]})))
+    note = "values are chosen after round 3 of 4; set the last of tune.halving.rounds to 4, if other values may be best"
+    assert [one.startswith(note) for one in sweep.notes] == [True]
+    assert load_sweep(write(workplace)).notes == ()
+
+
+def test_other_processes_are_told_of_a_sweep_that_is_being_tuned(workplace: Path) -> None:
+    sweep = load_sweep(write(workplace))
+    with contextlib.ExitStack() as cleanup:
+        lock(sweep, cleanup)
+        with pytest.raises(ScenarioError, match="another process runs this sweep; --status shows its progress"):
+            lock(sweep, cleanup)
+        begun = "has begun none of its runs yet; `raysim sweep FILE --status` shows its progress"
+        with pytest.raises(ScenarioError, match=begun):
+            compare(sweep.output)
+    sweep.output.with_name("tuned-tuning").mkdir()
+    with pytest.raises(ScenarioError, match="this sweep has begun none of its runs; `raysim sweep FILE` runs it"):
+        compare(sweep.output)
 
 
 def test_a_metric_of_test_samples_is_called_optimistic(workplace: Path, pool: Pool) -> None:

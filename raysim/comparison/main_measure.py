@@ -1,0 +1,102 @@
+"""The main measure of a comparison: of its tested differences, its figures and its summary over tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from raysim.common.errors import ScenarioError
+from raysim.comparison.measures import SELECT
+from raysim.report.accuracies import DRAWABLE, Accuracy
+
+Chosen = Literal["last", "best", "val", "val_current"]
+"""A round: the last that measured an accuracy, that of its maximum, or the one that validation selects, as `SELECT`."""
+
+
+class Origin(NamedTuple):
+    """Where a measure of one accuracy comes from."""
+
+    accuracy: Accuracy
+    round: Chosen
+
+
+def _origin(metric: str, round: Chosen) -> Origin:
+    return Origin(DRAWABLE[metric], round)
+
+
+ORIGINS: Mapping[str, Origin] = {
+    "last": _origin("accuracy/all", "last"),
+    "at_best_val": _origin("accuracy/all", "val"),
+    "best": _origin("accuracy/all", "best"),
+    "last_current": _origin("accuracy/all_current", "last"),
+    "at_best_val_current": _origin("accuracy/all_current", "val_current"),
+    "best_current": _origin("accuracy/all_current", "best"),
+    "best_participants": _origin("accuracy/participants", "best"),
+    "best_global": _origin("accuracy/global", "best"),
+    "last_global": _origin("accuracy/global", "last"),
+    "val": _origin("accuracy/val", "last"),
+    "best_val": _origin("accuracy/val", "val"),
+    "val_current": _origin("accuracy/val_current", "last"),
+    "best_val_current": _origin("accuracy/val_current", "val_current"),
+}
+"""Measure -> its accuracy and round, for the measures that figures can follow."""
+
+OF_METRIC: Mapping[str, Mapping[str, str]] = {
+    "last": {
+        "accuracy/all": "last",
+        "accuracy/all_current": "last_current",
+        "accuracy/participants": "best_participants",
+        "accuracy/global": "last_global",
+        "accuracy/val": "val",
+        "accuracy/val_current": "val_current",
+    },
+    "val": {"accuracy/all": "at_best_val", "accuracy/val": "best_val"},
+    "val_current": {"accuracy/all_current": "at_best_val_current", "accuracy/val_current": "best_val_current"},
+}
+"""What selects a run's round -> metric of `--metric` -> the measure that then comes first."""
+
+
+SPREADS = ("worst_decile", "min", "jain", "macro_f1", "std")
+"""Measures of how the test accuracy of own networks spreads over clients."""
+
+
+def main_measure(metric: str | None, select: str) -> str:
+    """The measure that a comparison shows first: of this metric, or by default of accuracy/all.
+
+    Raises `ScenarioError` if there is no such measure.
+    """
+    if metric is None:
+        return SELECT[select]
+    if metric not in DRAWABLE:
+        raise ScenarioError(f"--metric: {metric} given; allowed: {', '.join(DRAWABLE)}")
+    if metric not in OF_METRIC[select]:
+        others = [f"--select {other}" for other, of_metric in OF_METRIC.items() if metric in of_metric]
+        raise ScenarioError(
+            f"--metric: {metric} given, but --select {select} selects rounds for {' and '.join(OF_METRIC[select])} "
+            f"only; give {' or '.join(others)}"
+        )
+    return OF_METRIC[select][metric]
+
+
+def first_accuracy(measures: Iterable[str], select: str) -> str:
+    """The measure that comes first if a table has these: the first of one accuracy.
+
+    Own networks have the measures of how their accuracy spreads over clients; without an accuracy, they come first.
+    """
+    for measure in measures:
+        if measure in ORIGINS:
+            return measure
+        if measure in SPREADS:
+            break
+    return SELECT[select]
+
+
+def in_words(measure: str) -> str:
+    """The name of a measure of one accuracy in a sentence."""
+    accuracy, round = ORIGINS[measure]
+    return {
+        "last": f"last {accuracy.phrase}",
+        "best": f"greatest {accuracy.phrase}",
+        "val": f"{accuracy.phrase} at best validation",
+        "val_current": f"{accuracy.phrase} at best validation",
+    }[round]

@@ -1,0 +1,147 @@
+"""Notes on a comparison: a sentence for each reason why it is less fair, or less certain, than it looks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from raysim.comparison.measures import SELECT
+from raysim.comparison.runs import RunRecord
+from raysim.comparison.statistics import MIN_SEEDS
+from raysim.comparison.sweep_card import SweepCard
+from raysim.comparison.tuned import TuningCard
+from raysim.comparison.variants import Variant, differs, is_task
+
+BUDGET = ("rounds", "clients.count", "clients.participation", "training.epochs", "training.batch_size")
+"""Keys that decide how much work a run does. If they differ, the variant that does more work has an advantage."""
+
+SELECTED_BY_VAL = {
+    "val": "selected by validation: accuracies are test accuracies in the round with the greatest mean validation "
+    "accuracy of all clients; a target counts as reached when that validation accuracy reaches it",
+    "val_current": "selected by validation: accuracies are test accuracies in the round with the greatest mean "
+    "validation accuracy of all clients with the server's current message; a target counts as reached when that "
+    "validation accuracy reaches it",
+}
+
+
+def cells_without_runs(runs: Sequence[RunRecord]) -> list[str]:
+    """One sentence for each sweep of these runs that has cells without a run."""
+    begun: dict[Path, set[str]] = {}
+    cards: dict[Path, SweepCard] = {}
+    for run in runs:
+        if run.sweep is not None:
+            cell = run.folder.resolve().parent
+            begun.setdefault(cell.parent, set()).add(cell.name)
+            cards[cell.parent] = run.sweep
+    notes = []
+    for folder, names in begun.items():
+        if missing := [card.label or name for name, card in cards[folder].current.items() if name not in names]:
+            labels = list(dict.fromkeys(missing))
+            rest = f" and {len(labels) - 10} more" if len(labels) > 10 else ""
+            what = f"{len(missing)} of {len(cards[folder].current)} cells of the sweep have no run"
+            notes.append(f"{folder.name}: {what}: {', '.join(labels[:10])}{rest}")
+    return notes
+
+
+def _same_results(variants: Sequence[Variant]) -> list[str]:
+    """A sentence for variants with identical final states, such as Standalone and a method still in its warm-up."""
+    of_digest: dict[tuple[int, object], list[str]] = {}
+    for variant in variants:
+        for run in variant.runs:
+            if digest := run.summary.get("state_digest"):
+                of_digest.setdefault((run.seed, digest), []).append(variant.name)
+    seeds: dict[tuple[str, ...], list[int]] = {}
+    for (seed, _), names in of_digest.items():
+        seeds.setdefault(tuple(dict.fromkeys(names)), []).append(seed)
+    return [
+        f"{' and '.join(names)} gave the same networks, bit for bit, with seed {', '.join(map(str, sorted(shared)))}"
+        for names, shared in seeds.items()
+        if len(names) > 1
+    ]
+
+
+def notes_on(variants: Sequence[Variant], tuned: Collection[str] = ()) -> list[str]:
+    """One sentence for each reason why the comparison is less fair or less certain than it looks.
+
+    tuned: keys whose values tuning has chosen; they may differ.
+    """
+    notes = []
+    for key in BUDGET:
+        values = {str(run.keys.get(key)) for variant in variants for run in variant.runs}
+        if len(values) > 1:
+            notes.append(f"unequal budgets: {key} is {' or '.join(sorted(values))}")
+    notes += _unequal_settings(variants, tuned)
+    notes += _same_results(variants)
+    for variant in variants:
+        cut = [run for run in variant.runs if run.summary.get("rounds", 0) < run.rounds_asked]
+        for run in cut:
+            done, asked = run.summary.get("rounds"), run.rounds_asked
+            how = "ended early" if run.summary.get("ended_early") else run.summary.get("status")
+            notes.append(f"{variant.name}, seed {run.seed}: {how} after {done} of {asked} rounds")
+        for run in variant.runs:
+            notes += [f"{variant.name}, seed {run.seed}: {text}" for text in run.divergence]
+            notes += [f"{variant.name}, seed {run.seed}: its code changed after round {t}" for t in run.code_changes]
+        if changed := _unequal_code(list(variant.counted.values())):
+            notes.append(
+                f"{variant.name}: its runs have different code ({', '.join(changed)}); run the older ones again"
+            )
+        seeds = [run.seed for run in variant.runs]
+        for seed in sorted({seed for seed in seeds if seeds.count(seed) > 1}):
+            notes.append(f"{variant.name}, seed {seed}: {seeds.count(seed)} runs; the last one counts")
+    every = {run.seed for variant in variants for run in variant.runs}
+    for variant in variants:
+        if missing := every - {run.seed for run in variant.runs}:
+            notes.append(f"{variant.name}: no run with seed {', '.join(map(str, sorted(missing)))}")
+    if few := [variant.name for variant in variants if len({run.seed for run in variant.runs}) < MIN_SEEDS]:
+        count = "no variant has" if len(few) == len(variants) else f"{', '.join(few)}: fewer than"
+        notes.append(f"{count} {MIN_SEEDS} seeds{'' if len(few) < len(variants) else ' or more'}: no interval is given")
+    every_run = [run for variant in variants for run in variant.runs]
+    for package in ("raysim", "python", "torch", "numpy"):
+        versions = {str(run.summary.get("versions", {}).get(package)) for run in every_run}
+        if len(versions) > 1:
+            notes.append(f"unequal versions: {package} is {' or '.join(sorted(versions))}")
+    for seed in sorted(every):
+        partitions = {run.summary.get("partition_digest") for run in every_run if run.seed == seed}
+        tasks = {tuple(run.keys.get(key) for key in run.keys if is_task(key)) for run in every_run if run.seed == seed}
+        if len(partitions) > len(tasks):
+            notes.append(f"seed {seed}: runs with the same settings have different partitions, so they are not paired")
+    return notes
+
+
+def _unequal_code(runs: Sequence[RunRecord]) -> list[str]:
+    """The method's files whose contents differ between runs."""
+    digests: dict[str, set[str]] = {}
+    for run in runs:
+        for name, digest in run.code_files.items():
+            digests.setdefault(name, set()).add(digest)
+    return sorted(name for name, of_file in digests.items() if len(of_file) > 1)
+
+
+def _unequal_settings(variants: Sequence[Variant], tuned: Collection[str]) -> list[str]:
+    """One sentence for every key in which methods differ, except the method's own keys and those in variants' names.
+
+    tuned: further keys to leave out.
+    """
+    scenarios = [variant.runs[0].deciding for variant in variants]
+    mentioned = {*BUDGET, *tuned, *(key for variant in variants for key in variant.keys)}
+    notes = []
+    for key in dict.fromkeys(key for scenario in scenarios for key in scenario):
+        if key in mentioned or key.startswith("algorithm.") or not differs(key, scenarios):
+            continue
+        methods: dict[str, list[str]] = {}
+        for variant, scenario in zip(variants, scenarios, strict=True):
+            methods.setdefault(str(scenario.get(key)), []).append(variant.method)
+        values = (f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in methods.items())
+        notes.append(f"unequal settings: {key} is {' or '.join(values)}")
+    return notes
+
+
+def other_selection(tunings: Iterable[TuningCard], select: str) -> list[str]:
+    """A sentence for each other validation accuracy that chose the values of these runs."""
+    metrics = dict.fromkeys(one.select for one in tunings if one.select.removeprefix("accuracy/") in SELECT)
+    return [
+        f"values were tuned by {metric}, but --select {select} selects rounds by accuracy/{select}; "
+        f"--select {metric.removeprefix('accuracy/')} uses the same accuracy for both"
+        for metric in metrics
+        if metric != f"accuracy/{select}"
+    ]

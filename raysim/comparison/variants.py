@@ -1,0 +1,155 @@
+"""Variants of a comparison: runs that differ only in their seed, their names, and those of the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from raysim.common.errors import ScenarioError
+from raysim.common.names import apart
+from raysim.common.names import name as clean_name
+from raysim.comparison.published import Published
+from raysim.comparison.runs import RunRecord
+from raysim.plugins.references import Reference
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Runs with the same settings, apart from their seeds and keys that cannot change a result."""
+
+    keys: Mapping[str, Any]  # the keys in which the variants of a comparison differ, and this variant's values
+    runs: Sequence[RunRecord]
+    called: str  # the algorithm's name in tables
+    label: str = ""  # the variant's name in the sweep file
+    is_baseline: bool = False
+
+    @property
+    def name(self) -> str:
+        """The variant's name in tables: its label, or the method followed by the differing keys and their values."""
+        if self.label:
+            return self.label
+        parts = [self.called] if "algorithm.name" in self.keys else []
+        parts += [f"{_short(key)}={value!s}" for key, value in self.keys.items() if key != "algorithm.name"]
+        return " ".join(parts) or self.called
+
+    @property
+    def task(self) -> tuple[str, ...]:
+        """The variant's data and client settings, `key=value`, in which the variants of the comparison differ."""
+        return tuple(f"{key}={value!s}" for key, value in self.keys.items() if is_task(key))
+
+    @property
+    def method(self) -> str:
+        """The variant's name without its task."""
+        own = [f"{_short(key)}={v!s}" for key, v in self.keys.items() if key != "algorithm.name" and not is_task(key)]
+        return clean_name(" ".join([self.called, *own]))
+
+    @property
+    def counted(self) -> Mapping[Any, RunRecord]:
+        """(seed, partition digest) -> the run that is compared: the last one."""
+        return {run.pair: run for run in self.runs}
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name in the scenario."""
+        return self.runs[0].algorithm
+
+    @property
+    def run_names(self) -> list[str]:
+        """The variant's names in the sweep file: its label, and the names in `runs` that define it."""
+        cells = [run.cell for run in self.runs if run.cell]
+        return list(dict.fromkeys(name for cell in cells for name in (cell.label, *cell.runs) if name))
+
+    @property
+    def published(self) -> Sequence[Published]:
+        """The values that a paper printed for this variant."""
+        return next((run.cell.published for run in self.runs if run.cell), ())
+
+
+def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
+    """Group runs with the same settings apart from their seeds, in the order of their first runs."""
+    by_settings: dict[tuple[Any, ...], list[RunRecord]] = {}
+    for run in runs:
+        by_settings.setdefault(tuple(sorted(run.deciding.items(), key=str)), []).append(run)
+    first = [repeats[0].deciding for repeats in by_settings.values()]
+    keys = dict.fromkeys(key for deciding in first for key in deciding)
+    differing = [key for key in keys if len({repr(deciding.get(key)) for deciding in first}) > 1]
+    # Omit a key that has one value per method: the method's name already implies that value.
+    by_method: dict[Any, list[dict[str, Any]]] = {}
+    for deciding in first:
+        by_method.setdefault(deciding.get("algorithm.name"), []).append(deciding)
+
+    def tells(key: str, deciding: Mapping[str, Any]) -> bool:
+        if key == "algorithm.name":
+            return True
+        if key.startswith("algorithm."):
+            return differs(key, by_method[deciding.get("algorithm.name")])
+        return key in deciding and any(differs(key, of_method) for of_method in by_method.values())
+
+    labels = [{run.cell.label for run in repeats if run.cell} for repeats in by_settings.values()]
+    labelled = all(len(own) == 1 and all(own) for own in labels) and len(set().union(*labels)) == len(labels)
+    called = _called(runs)
+    variants = [
+        Variant(
+            {key: deciding.get(key) for key in differing if tells(key, deciding)},
+            repeats,
+            called[repeats[0].algorithm],
+            *(label if labelled else ()),
+        )
+        for deciding, repeats, label in zip(first, by_settings.values(), labels, strict=True)
+    ]
+    return named_apart(variants)
+
+
+def _called(runs: Sequence[RunRecord]) -> dict[str, str]:
+    """Algorithm -> its name in tables. Two classes with the same name also show the algorithm's name, with its file."""
+    method_of = {run.algorithm: run.method for run in runs}
+    methods = list(method_of.values())
+    return {name: clean_name(f"{of} ({name})") if methods.count(of) > 1 else of for name, of in method_of.items()}
+
+
+def named_apart(variants: Sequence[Variant]) -> list[Variant]:
+    """The variants with clean, unique names."""
+    labels = apart((variant.name for variant in variants), clean_name)
+    return [replace(variant, label=label) for variant, label in zip(variants, labels, strict=True)]
+
+
+def differs(key: str, scenarios: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether scenarios have different values of a key."""
+    return len({repr(deciding.get(key)) for deciding in scenarios}) > 1
+
+
+def baselines_of(variants: Sequence[Variant], baseline: str) -> tuple[str, list[Variant]]:
+    """The baseline's name in tables, and its variants, at most one per task. Raises `ScenarioError`.
+
+    baseline: a name in the sweep's `runs`, or the name of a method, an algorithm or a variant; the last two stand for
+    their method.
+    """
+    named = [variant for variant in variants if baseline in variant.run_names]
+    if named and len({variant.task for variant in named}) == len(named):
+        return baseline, named
+    reference = Reference.of(baseline)
+    methods = dict.fromkeys(variant.method for variant in variants)
+    if baseline not in methods:
+        called = {
+            variant.method
+            for variant in variants
+            if baseline in (variant.name, variant.called, variant.algorithm)
+            or (reference is not None and reference.name == variant.algorithm)
+        }
+        if len(called) != 1:
+            allowed = dict.fromkeys([*methods, *(name for variant in variants for name in variant.run_names)])
+            raise ScenarioError(f"--baseline: {baseline} given; allowed: {', '.join(allowed)}")
+        baseline = called.pop()
+    return baseline, [variant for variant in variants if variant.method == baseline]
+
+
+def is_task(key: str) -> bool:
+    """Whether a key belongs to the task, the data and clients of a run."""
+    return key.startswith(("data.", "clients."))
+
+
+def _short(key: str) -> str:
+    """The last part of a dotted key, or the last two parts if the last is `name`."""
+    parts = key.split(".")
+    return ".".join(parts[-2:]) if parts[-1] == "name" else parts[-1]

@@ -1,0 +1,103 @@
+"""The accuracies that figures can draw: their columns in a run folder, and their names on axes and in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raysim.report.load import last_measured
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A mean accuracy in rounds.parquet and, where a run records them, the values of single clients."""
+
+    metric: str  # the column of rounds.parquet
+    kind: str  # the samples: "test accuracy"
+    whose: str  # the clients and their networks: "own networks of all clients"
+    needs: str  # which runs have this metric: "a run ..."
+    network: str = ""  # the network of one client: "own network"
+    columns: Sequence[str] = ()  # of clients.parquet: one with accuracies, or those of correct and of all samples
+    one_round: bool = False  # whether the clients of one round are its clients; else each client's latest row counts
+    std: str = ""  # the metric of its standard deviation over clients
+    worst_decile: str = ""  # the metric of its mean over the worst tenth of the clients
+
+    @property
+    def phrase(self) -> str:
+        """Its name in a sentence."""
+        return f"{self.kind} of {self.whose}"
+
+    @property
+    def mean_label(self) -> str:
+        """The label of an axis of means over clients, in two lines."""
+        return f"mean {self.kind},\n{self.whose}"
+
+    @property
+    def client_label(self) -> str:
+        """The label of an axis of single clients, in two lines."""
+        return f"{self.kind} of a\nclient's {self.network}"
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether single clients have values."""
+        return bool(self.columns)
+
+    def of_clients(self, clients: pa.Table, until: int | None = None) -> pa.Table:
+        """One row per client, in id order, with the client's value in the column `accuracy`.
+
+        clients: of `read_clients`. until: the last round that counts; default: the last one in which a client has a
+        value. The table is empty if no client has one.
+        """
+        if not self.columns or not {"round", "client", *self.columns} <= set(clients.column_names):
+            return clients.slice(0, 0)
+        value, *total = (pc.cast(clients[name], pa.float64()) for name in self.columns)
+        if total:
+            (count,) = total
+            value = pc.divide(value, pc.if_else(pc.greater(count, 0), count, None))
+        place = clients.column_names.index("accuracy") if "accuracy" in clients.column_names else None
+        table = (
+            clients.append_column("accuracy", value) if place is None else clients.set_column(place, "accuracy", value)
+        )
+        if until is not None:
+            table = table.filter(pc.less_equal(table["round"], until))
+        if self.one_round:
+            tested = table.filter(pc.is_valid(table["accuracy"]))
+            table = tested.filter(pc.equal(tested["round"], pc.max(tested["round"]))) if tested.num_rows else tested
+        return last_measured(table)
+
+
+_ALL = (
+    Accuracy(
+        "accuracy/all", "test accuracy", "own networks of all clients", "that has tested all clients",
+        "own network", ("accuracy",), False, "accuracy/all_std", "accuracy/worst_decile",
+    ),
+    Accuracy(
+        "accuracy/all_current", "test accuracy", "current networks of all clients",
+        "with evaluation.clients: all", "current network", ("current_accuracy",), True,
+        "accuracy/all_current_std", "accuracy/all_current_worst_decile",
+    ),
+    Accuracy("accuracy/participants", "test accuracy", "participants", "that has tested participants"),
+    Accuracy(
+        "accuracy/global", "accuracy on the whole test set", "participants",
+        "with evaluation.global_test: true",
+    ),
+    Accuracy(
+        "accuracy/val", "validation accuracy", "own networks of all clients",
+        "whose clients have validation samples", "own network", ("val_correct", "val_total"),
+    ),
+    Accuracy(
+        "accuracy/val_current", "validation accuracy", "current networks of all clients",
+        "with evaluation.clients: all, whose clients have validation samples", "current network",
+        ("current_val_correct", "current_val_total"), True,
+    ),
+)  # fmt: skip
+
+DRAWABLE: Mapping[str, Accuracy] = {one.metric: one for one in _ALL}
+"""Metric -> accuracy: those that `--metric` chooses from. Own networks are those that clients keep, as they were last
+tested. Current networks are copies of them that have received the server's current message.
+"""
+
+OWN = DRAWABLE["accuracy/all"]

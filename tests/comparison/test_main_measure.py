@@ -1,0 +1,198 @@
+"""Figures, differences and the summary over tasks follow the first accuracy of the table, or `--metric`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from matplotlib.figure import Figure
+
+from raysim.cli.options import METRICS
+from raysim.common.errors import ScenarioError
+from raysim.comparison import pictures as drawn
+from raysim.comparison.compare import compare
+from raysim.comparison.main_measure import OF_METRIC, ORIGINS, first_accuracy, in_words, main_measure
+from raysim.comparison.measures import ACCURACIES, SELECT
+from raysim.comparison.pictures import pictures, without_clients
+from raysim.comparison.report import report
+from raysim.comparison.tables import short_columns
+from raysim.report.accuracies import DRAWABLE
+from tests.cli.command import run as command
+from tests.comparison.runs import make_run
+
+OWN, CURRENT, VAL = (0.1, 0.3, 0.6, 0.5), (0.2, 0.4, 0.7, 0.9), (0.3, 0.3, 0.8, 0.2)
+
+
+def made(folder: Path, **changes: object) -> Path:
+    for seed in (1, 2, 3):
+        for method in ("fedgh", "standalone"):
+            less = 0.01 * seed + (0.1 if method == "standalone" else 0)
+            own, current = ([value - less for value in values] for values in (OWN, CURRENT))
+            make_run(
+                folder / f"{method}{seed}",
+                method,
+                seed,
+                own,
+                current=current,
+                val=VAL,
+                val_current=VAL[::-1],
+                **changes,
+            )
+    return folder
+
+
+def figure(folder: Path, kind: str, metric: str | None = None, select: str = "last") -> Figure:
+    found = {one.kind: one.figure for one in pictures(compare(folder, metric=metric, select=select))}
+    return found[kind]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "label"),
+    [
+        (None, OWN, "mean test accuracy,\nown networks of all clients"),
+        ("accuracy/all_current", CURRENT, "mean test accuracy,\ncurrent networks of all clients"),
+        ("accuracy/val", [value + 0.02 for value in VAL], "mean validation accuracy,\nown networks of all clients"),
+    ],
+)
+def test_curves_show_the_metric_and_name_it(
+    tmp_path: Path, metric: str | None, values: list[float], label: str
+) -> None:
+    axes = figure(made(tmp_path), "curves", metric).axes[0]
+    assert axes.get_ylabel() == label
+    assert axes.lines[0].get_ydata() == pytest.approx([value - 0.02 for value in values])
+
+
+@pytest.mark.parametrize(
+    ("metric", "select", "median", "label"),
+    [
+        ("accuracy/all", "last", 0.48, "test accuracy of a\nclient's own network"),
+        ("accuracy/all_current", "last", 0.88, "test accuracy of a\nclient's current network"),
+        ("accuracy/val", "last", 0.2, "validation accuracy of a\nclient's own network"),
+        ("accuracy/all", "val", 0.58, "test accuracy of a\nclient's own network"),
+        ("accuracy/all_current", "val_current", 0.38, "test accuracy of a\nclient's current network"),
+    ],
+)
+def test_figures_of_clients_show_the_metric_in_the_selected_round(
+    tmp_path: Path, metric: str, select: str, median: float, label: str
+) -> None:
+    made(tmp_path)
+    axes = figure(tmp_path, "clients", metric, select).axes[0]
+    assert axes.get_ylabel() == label
+    assert axes.get_xlabel() == "each box: 2 clients × 3 seeds"
+    found = compare(tmp_path, metric=metric, select=select)
+    values = drawn._of_clients(found.variants[0], found.main)
+    assert sorted(values)[2:4] == pytest.approx([median] * 2, abs=0.11) and values.mean() == pytest.approx(median)
+    assert figure(tmp_path, "profile", metric, select).axes[0].get_xlabel() == label.replace("\n", " ") + ", x"
+    assert figure(tmp_path, "architectures", metric, select).axes[0].get_ylabel() == found.accuracy.mean_label
+
+
+def test_of_two_runs_with_one_seed_figures_show_the_last(tmp_path: Path) -> None:
+    for place, last in (("1", 0.2), ("2", 0.8)):
+        make_run(tmp_path / place, accuracy=(0.1, last))
+    assert figure(tmp_path, "curves").axes[0].lines[0].get_ydata() == pytest.approx([0.1, 0.8])
+    assert figure(tmp_path, "clients").axes[0].get_xlabel() == "each box: 2 clients"
+
+
+def test_the_first_accuracy_of_the_columns_decides(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path / "runs")
+    seen: list[str] = []
+    monkeypatch.setattr(drawn, "draw", lambda found, *rest, **options: seen.append(found.main) or [])
+    words = ["compare", str(tmp_path / "runs"), "-o", str(tmp_path / "out")]
+    for columns, main in (
+        ("n,last_current,last", "last_current"),
+        ("total_mib", "last"),
+        ("worst_decile,last_current", "last"),
+        ("best_current", "best_current"),
+    ):
+        code, *_ = command(capfd, *words, "--columns", columns)
+        assert code == 0 and seen.pop() == main
+    code, *_ = command(capfd, *words, "--columns", "last,n", "--metric", "accuracy/all_current")
+    assert code == 0 and seen.pop() == "last_current"
+    code, *_ = command(capfd, *words, "--columns", "last_current", "--select", "val")
+    assert code == 0 and seen.pop() == "last_current"
+
+
+def test_the_metric_is_tested_against_the_baseline_and_summarised_over_tasks(tmp_path: Path) -> None:
+    made(tmp_path / "a")
+    made(tmp_path / "b", data={"name": "cifar10"})
+    comparison = compare(tmp_path, metric="accuracy/all_current", baseline="standalone")
+    measures = [column.measure for column in short_columns(comparison) if column.kind == "difference"]
+    assert measures == ["last_current"]
+    frame = comparison.over_tasks()
+    assert frame is not None and list(frame["iqm"]) == pytest.approx([0.88, 0.78])
+
+
+def test_a_metric_without_values_of_clients_is_shown_without_their_figures(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path / "runs")
+    comparison = compare(tmp_path / "runs", metric="accuracy/participants")
+    assert {one.kind for one in pictures(comparison)} == {"curves"}
+    sentence = (
+        "accuracy/participants is shown without the figures of clients, their profile and architectures: "
+        "single clients have no values of it"
+    )
+    assert without_clients(comparison) == sentence and not without_clients(compare(tmp_path / "runs"))
+    words = [str(tmp_path / "runs"), "--metric", "accuracy/participants"]
+    code, out, _ = command(capfd, "compare", *words, "-o", str(tmp_path / "out"))
+    assert code == 0 and f"note: {sentence}\n" in out
+    assert not list((tmp_path / "out").glob("clients*")) and (tmp_path / "out" / "curves-round.pdf").stat().st_size
+    page = report(tmp_path / "runs", output=tmp_path / "r.html", metric="accuracy/participants").read_text()
+    assert sentence in page and "Mean test accuracy of participants over rounds" in page
+
+
+def test_a_metric_that_no_run_has_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "runs" / "a")
+    sentence = "--metric: accuracy/all_current given, but no run has it; choose runs with evaluation.clients: all"
+    for name in ("compare", "report"):
+        code, out, error = command(capfd, name, str(tmp_path / "runs"), "--metric", "accuracy/all_current")
+        assert (code, out) == (2, "") and error == f"raysim: {sentence}\n"
+    with pytest.raises(
+        ScenarioError, match=r"^--metric: accuracy given; allowed: accuracy/all, accuracy/all_current, "
+    ):
+        compare(tmp_path, metric="accuracy")
+
+
+def test_a_round_is_selected_for_the_metrics_of_the_same_networks() -> None:
+    with pytest.raises(ScenarioError) as caught:
+        main_measure("accuracy/all_current", "val")
+    assert str(caught.value) == (
+        "--metric: accuracy/all_current given, but --select val selects rounds for accuracy/all and accuracy/val only; "
+        "give --select last or --select val_current"
+    )
+
+
+def test_every_metric_has_a_measure_and_an_option() -> None:
+    assert tuple(DRAWABLE) == METRICS == tuple(OF_METRIC["last"])
+    assert OF_METRIC.keys() == SELECT.keys() and ORIGINS.keys() <= ACCURACIES
+    for select, measure in SELECT.items():
+        assert first_accuracy((), select) == main_measure(None, select) == measure
+        for metric, of_metric in OF_METRIC[select].items():
+            assert ORIGINS[of_metric].accuracy.metric == metric and metric.split("/")[0] == "accuracy"
+    assert in_words("best_current") == "greatest test accuracy of current networks of all clients"
+
+
+def test_values_of_clients() -> None:
+    """Own networks: the latest row of each client; current networks: the clients of the last round that tested them."""
+    table = pa.table(
+        {
+            "round": [1, 1, 2, 2, 3],
+            "client": [0, 1, 0, 1, 0],
+            "accuracy": [0.1, 0.2, 0.3, None, None],
+            "current_accuracy": [0.4, 0.5, None, 0.6, None],
+            "val_correct": [1, 2, None, 3, 4],
+            "val_total": [4, 4, None, 4, 0],
+        }
+    )
+
+    def values(metric: str, until: int | None = None) -> dict[int, float]:
+        found = DRAWABLE[metric].of_clients(table, until)
+        return dict(zip(found["client"].to_pylist(), found["accuracy"].to_pylist(), strict=True))
+
+    assert values("accuracy/all") == {0: 0.3, 1: 0.2} and values("accuracy/all", 1) == {0: 0.1, 1: 0.2}
+    assert values("accuracy/all_current") == {1: 0.6} and values("accuracy/all_current", 1) == {0: 0.4, 1: 0.5}
+    assert values("accuracy/val") == {0: 0.25, 1: 0.75}
+    assert values("accuracy/participants") == values("accuracy/val_current") == {}
