@@ -11,6 +11,7 @@ from pathlib import Path
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
+from sphinx.ext.napoleon import Config, GoogleDocstring
 from sphinx.writers.html5 import HTML5Translator
 
 # Cells call `raysim` of the environment that builds the site, and print for a page, not for a terminal.
@@ -21,13 +22,13 @@ DOCS = Path(__file__).parent
 REPOSITORY = DOCS.parent
 BUILD = REPOSITORY / "build"
 
-# IPython continues after a command that fails: `!false`. Here it ends the build.
+# IPython runs `!command` in a terminal, in which progress is drawn again and again, and continues after one that fails.
 STARTUP = """
-shell, run = get_ipython(), get_ipython().system
+shell = get_ipython()
 
 
 def checked(command):
-    run(command)
+    shell.system_piped(command)
     if shell.user_ns["_exit_code"]:
         raise RuntimeError(f"{command} ended with exit code {shell.user_ns['_exit_code']}")
 
@@ -48,7 +49,6 @@ html_math_renderer = "mathml"
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
     "sphinx.ext.doctest",
     "sphinx_click",
     "sphinx_copybutton",
@@ -65,7 +65,8 @@ nb_execution_timeout = 300
 nb_merge_streams = True
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "description"
+default_role = "code"
+python_maximum_signature_line_length = 100
 
 PAGES = {
     "README.md": "index.md",
@@ -127,5 +128,11 @@ def setup(app: Sphinx) -> None:
         file = (DOCS / path).resolve()
         content[0] = _relink(content[0], file.parent, DOCS / PAGES[file.relative_to(REPOSITORY).as_posix()])
 
+    def docstring(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+        # Napoleon would take the words before a colon in a property's docstring as its type.
+        kind = "function" if what in ("property", "attribute") else what
+        lines[:] = str(GoogleDocstring(lines, Config(napoleon_use_rtype=False), what=kind)).splitlines()
+
+    app.connect("autodoc-process-docstring", docstring)
     app.connect("source-read", read)
     app.connect("include-read", include)
