@@ -24,13 +24,17 @@ BUILD = REPOSITORY / "build"
 
 # IPython runs `!command` in a terminal, in which progress is drawn again and again, and continues after one that fails.
 STARTUP = """
+import subprocess
+
 shell = get_ipython()
 
 
 def checked(command):
-    shell.system_piped(command)
-    if shell.user_ns["_exit_code"]:
-        raise RuntimeError(f"{command} ended with exit code {shell.user_ns['_exit_code']}")
+    command = shell.var_expand(command)
+    done = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    print(done.stdout, end="")
+    if done.returncode:
+        raise RuntimeError(f"{command} ended with exit code {done.returncode}")
 
 
 shell.system = checked
