@@ -73,5 +73,5 @@ def metric(default: str) -> Callable[[Any], Any]:
     return click.option(
         "--metric",
         type=click.Choice(METRICS),
-        help=f"The accuracy that figures show; docs/guide.md explains them. Default: {default}.",
+        help=f"The accuracy that figures show; `raysim describe metrics` explains them. Default: {default}.",
     )

@@ -48,14 +48,16 @@ class SweepCard:
 
     @classmethod
     def read(cls, folder: Path) -> SweepCard | None:
-        """Read the card of a sweep's folder; None if there is none. Raises `ScenarioError` if it is damaged."""
+        """Read the card of a sweep's folder; None if there is none. Raises `ScenarioError` if it cannot be read."""
         path = folder / SWEEP_CARD
         files.refuse_special(path)
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
         except FileNotFoundError:
             return None
-        except (OSError, ValidationError):
+        except OSError as error:
+            raise ScenarioError(f"{path} cannot be read: {error.strerror}") from None
+        except ValidationError:
             raise ScenarioError(f"{path} is damaged; remove it, and run the sweep again") from None
 
     def write(self, folder: Path) -> None:

@@ -70,10 +70,10 @@ def copy(workplace: Path, finished: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> Path:
     """The folder of a run of two rounds."""
     place = tmp_path_factory.mktemp("finished")
-    scenario = {**digits(), "output": str(place), "tracking": {"uri": f"sqlite:///{place}/mlflow.db"}}
+    scenario = {**digits(), "output": str(place), "tracking": {"uri": tracking_store}}
     return raysim.run(scenario, sets=["rounds=2", "backend=in_process"], quiet=True).folder
 
 

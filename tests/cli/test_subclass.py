@@ -15,9 +15,10 @@ from raysim.contract import CLAUSES
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds
-from raysim.plugins.registry import algorithm_class, algorithm_names
+from raysim.plugins.registry import algorithm_class
 from raysim.runs.assembly import assemble
 from raysim.scenario.declared import declaration_of
+from tests.engine.scenarios import METHODS
 
 TINY = ["rounds=1", "clients.count=4", "clients.participation=1", "training={epochs: 1, batch_size: 64}"]
 OF_THE_FILE = ("defined", "documented", "frozen", "imports", "picklable")
@@ -29,7 +30,7 @@ def _in_a_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.parametrize("name", algorithm_names())
+@pytest.mark.parametrize("name", METHODS)
 def test_a_subclass_of_every_method_runs_in_its_scenario(name: str) -> None:
     main(["new", "algorithm", f"new_{name}", "--from", name])
     scenario = raysim.Scenario.load(f"new_{name}.yaml", [*TINY, "backend=in_process"])

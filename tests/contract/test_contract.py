@@ -53,11 +53,18 @@ def variants() -> Iterator[Any]:
                     yield pytest.param(cls, {info.name: choice, **beside}, id=f"{name}-{info.name}={choice}")
 
 
+LARGE = pytest.mark.large
+
 ONCE = {"defined", "frozen", "picklable", "documented", "fields_read", "imports", "connected"}
 """Clauses about an algorithm's class and file, which are the same whatever its fields say, and one that takes long."""
 
+SLOW = {"trained_together", "learns", "messages_move"}
+"""Clauses that take half of the time; `make test-large` also checks them for every choice of a field."""
+
 CASES = [
-    pytest.param(*case.values, clause, id=f"{case.id}-{clause}")
+    pytest.param(
+        *case.values, clause, id=f"{case.id}-{clause}", marks=LARGE if case.values[1] and clause in SLOW else ()
+    )
     for case in variants()
     for clause in CLAUSES
     if not case.values[1] or clause not in ONCE

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights, weights
@@ -14,6 +16,7 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, Schedule, run_rounds
 from raysim.engine.spec import RunSpec
+from raysim.plugins.registry import algorithm_names
 from raysim.runs.assembly import assemble
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
@@ -55,6 +58,14 @@ NEEDS = {
     "fedrolex": ["clients.models=[heterofl_cnn_d, heterofl_cnn_e]"],
 }
 """What a method needs besides its name to show something."""
+
+
+ALIKE = {"apfl", "ditto", "fedgen", "fedmrl", "fedper", "fedprox", "fedrep", "fedrolex"}
+"""Methods that share their mechanisms with others (shared models, a second network, nested widths, a server that
+trains)."""
+
+METHODS = [pytest.param(name, marks=pytest.mark.large if name in ALIKE else ()) for name in algorithm_names()]
+"""All methods, for tests that take a second or more per method; those of `ALIKE` are in `make test-large`."""
 
 
 def of_method(name: str) -> list[str]:

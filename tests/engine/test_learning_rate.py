@@ -95,11 +95,9 @@ def test_a_run_follows_it() -> None:
     assert no_step[0] != of("{name: step, every: 1}")[0]  # the state, whatever is reported
 
 
-def test_more_rounds_are_added_only_where_the_old_ones_stay_the_same(tmp_path: Path) -> None:
-    places = [f"output={tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]
-
+def test_more_rounds_are_added_only_where_the_old_ones_stay_the_same(workplace: Path) -> None:
     def sets(schedule: str, rounds: int) -> list[str]:
-        return [*places, f"training.schedule={schedule}", f"rounds={rounds}"]
+        return [f"training.schedule={schedule}", f"rounds={rounds}"]
 
     step, cosine = "{name: step, every: 1, by: 0.5}", "{name: cosine}"
     two, three = (raysim.run(digits(), sets=sets(step, rounds), quiet=True) for rounds in (2, 3))

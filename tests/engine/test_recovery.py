@@ -34,11 +34,10 @@ from raysim.engine.records import (
 from raysim.engine.run import Observers, Schedule, run_rounds
 from raysim.engine.stop import Stop
 from raysim.engine.workers.hooks import HookError
-from raysim.plugins.registry import algorithm_names
 from raysim.scenario.parse import ParsedScenario
 from raysim.tracking.in_memory import MemoryTracker
 from tests.engine import scenarios
-from tests.engine.scenarios import ROUNDS, of_method, outcome, spec_for
+from tests.engine.scenarios import METHODS, ROUNDS, of_method, outcome, spec_for
 
 
 def loaded(*sets: str) -> ParsedScenario:
@@ -99,7 +98,7 @@ class Killable(InProcessBackend):
         return super().digests()
 
 
-@pytest.mark.parametrize("method", algorithm_names())
+@pytest.mark.parametrize("method", METHODS)
 def test_deaths_change_nothing(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = loaded(*of_method(method))
     expected = outcome(given, InProcessBackend())

@@ -166,16 +166,14 @@ def test_defaults_are_what_they_were() -> None:
 
 
 @pytest.mark.parametrize("sets", SETTINGS.values(), ids=SETTINGS)
-def test_a_resumed_run_has_the_same_bits(sets: list[str], tmp_path: Path) -> None:
-    places = [f"output={tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]
-    two, three = (raysim.run(digits(), sets=[*places, *sets, f"rounds={rounds}"], quiet=True) for rounds in (2, 3))
+def test_a_resumed_run_has_the_same_bits(sets: list[str], workplace: Path) -> None:
+    two, three = (raysim.run(digits(), sets=[*sets, f"rounds={rounds}"], quiet=True) for rounds in (2, 3))
     assert two.resume(["rounds=3"], quiet=True).state_digest == three.state_digest
-    assert three.state_digest != raysim.run(digits(), sets=[*places, "rounds=3"], quiet=True).state_digest
+    assert three.state_digest != raysim.run(digits(), sets=["rounds=3"], quiet=True).state_digest
 
 
-def test_a_run_from_before_these_keys_is_resumed(tmp_path: Path) -> None:
-    places = [f"output={tmp_path}", f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]
-    two, three = (raysim.run(digits(), sets=[*places, f"rounds={rounds}"], quiet=True) for rounds in (2, 3))
+def test_a_run_from_before_these_keys_is_resumed(workplace: Path) -> None:
+    two, three = (raysim.run(digits(), sets=[f"rounds={rounds}"], quiet=True) for rounds in (2, 3))
     file = two.folder / "resolved.yaml"
     resolved = yaml.safe_load(file.read_text())
     new = ("nesterov", "precision", "overrides", "stragglers")

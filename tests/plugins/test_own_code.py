@@ -87,13 +87,12 @@ def forget_own_code() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's folder, which is no part of the current one."""
-    here = tmp_path / "here"
+    here = workplace / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    there = tmp_path / "there"
+    there = workplace / "there"
     there.mkdir()
     files = {"mine.py": HELPED, "my_helper.py": "SCALE = 1.0\n", "nets.py": NETS, "s.yaml": SCENARIO}
     for name, text in files.items():

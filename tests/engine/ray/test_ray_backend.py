@@ -26,13 +26,12 @@ from raysim.engine.ray.pool import ActorPool
 from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.engine.workers.hooks import HookError
 from raysim.engine.workers.rows import AUTO, StateLimits
-from raysim.plugins.registry import algorithm_names
 from raysim.runs.assembly import assemble
 from raysim.runs.run import Run, run
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
-from tests.engine.scenarios import loaded, of_method
+from tests.engine.scenarios import METHODS, loaded, of_method
 from tests.engine.test_system import UNEVEN
 from tests.engine.test_system import rounds_on as rounds_in_virtual_time
 from tests.engine.test_training_settings import SETTINGS
@@ -98,15 +97,7 @@ def rounds_on(backend: Backend, given: ParsedScenario) -> tuple[str, list[Client
     return state_digest(backend), rows, values, moved
 
 
-MOVED_BY_LARGE = {"apfl", "ditto", "fedgen", "fedmrl", "fedper", "fedprox", "fedrep", "fedrolex"}
-"""Methods that share their mechanisms with others here (shared models, a second network, nested widths, a server that
-trains). Moving them between actors as well takes a minute, so `make test-large` does it."""
-
-
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param(name, marks=pytest.mark.large if name in MOVED_BY_LARGE else ()) for name in algorithm_names()],
-)
+@pytest.mark.parametrize("method", METHODS)
 def test_bit_identical_on_any_placement(
     method: str, backends: dict[str, RayBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
