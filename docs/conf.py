@@ -14,9 +14,12 @@ from sphinx.application import Sphinx
 from sphinx.ext.napoleon import Config, GoogleDocstring
 from sphinx.writers.html5 import HTML5Translator
 
+sys.path.insert(0, str(Path(__file__).parent))
+import scenario_keys
+
 # Cells call `raysim` of the environment that builds the site, and print for a page, not for a terminal.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-os.environ |= {"NO_COLOR": "1", "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
+os.environ |= {"NO_COLOR": "1", "COLUMNS": "92", "OMP_NUM_THREADS": "1"}
 
 DOCS = Path(__file__).parent
 REPOSITORY = DOCS.parent
@@ -49,6 +52,8 @@ release = importlib.metadata.version("raysim")
 html_title = f"raysim {release}"
 html_theme = "furo"
 html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 extensions = [
     "myst_nb",
@@ -126,6 +131,8 @@ def setup(app: Sphinx) -> None:
     def read(app: Sphinx, page: str, content: list[str]) -> None:
         path = Path(app.env.doc2path(page))
         content[0] = _relink(content[0], path.parent, path)
+        if page == "reference/scenario":
+            content[0] += scenario_keys.markdown()
 
     def include(app: Sphinx, path: Path, page: str, content: list[str]) -> None:
         # `page` lacks its folder (MyST-Parser 5.2).
