@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-fast test-large test-newest check test-gpu chaos golden bench clean
+.PHONY: help setup demo test test-fast test-large test-newest check docs test-gpu chaos golden bench clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,10 @@ check: setup  ## Formatting, lint, types, import arrows
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: setup  ## Build the documentation site in build/docs: run its cells, check links; a warning is an error
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
 test-gpu: setup  ## Run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu

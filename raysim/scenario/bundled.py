@@ -20,9 +20,12 @@ def scenario_file(given: Path | str) -> Path:
 
     The user's own file or folder of this name goes first. A path of no file is returned as it is.
     """
-    if str(given) in bundled_names() and not os.path.lexists(given):
-        return FOLDER / f"{given}.yaml"
-    return Path(given)
+    return Path(given) if os.path.lexists(given) else bundled_file(given) or Path(given)
+
+
+def bundled_file(name: Path | str) -> Path | None:
+    """Return the file of a bundled scenario or sweep; None if there is none of this name."""
+    return FOLDER / f"{name}.yaml" if str(name) in bundled_names() else None
 
 
 def hint(missing: Path) -> str:

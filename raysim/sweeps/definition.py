@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from raysim.common.files import refuse_special
 from raysim.common.text import is_name
 from raysim.comparison.measures import CURVES
 from raysim.plugins.references import Reference
-from raysim.scenario.bundled import scenario_file
+from raysim.scenario.bundled import bundled_file, scenario_file
 from raysim.scenario.yaml_text import opening_comment, parse, read_text, shown
 from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant
 from raysim.sweeps.claims import claimed, read_claims
@@ -161,10 +162,14 @@ def _base(raw: Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
     if isinstance(base, Mapping):
         return base
     file = path.parent / base
+    if not os.path.lexists(file):
+        file = bundled_file(base) or file
     refuse_special(file, "base", str(path))
     if not file.is_file():
         raise ScenarioError(
-            f"{base} given, but {file} is not a file; give a scenario file", key="base", origin=str(path)
+            f"{base} given, but {file} is not a file; give a scenario file, or the name of a bundled scenario",
+            key="base",
+            origin=str(path),
         )
     if file.resolve() != path.resolve() or "base" not in parse(read_text(path), str(path)):
         content = parse(read_text(file), str(file))

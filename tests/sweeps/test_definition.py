@@ -42,6 +42,10 @@ def test_a_grid_is_a_product(base: Path, tmp_path: Path) -> None:
     assert sweep.output == tmp_path / "runs" / "both"
 
 
+def test_the_base_may_be_a_bundled_scenario(tmp_path: Path) -> None:
+    assert load_sweep(write(tmp_path, base="quickstart", seeds=[1])).cells[0].scenario.settings.name == "quickstart"
+
+
 def test_runs_are_named_lists_of_overrides(base: Path, tmp_path: Path) -> None:
     runs = {"slow": ["training.lr=0.001"], "more data": ["data.partition.classes_per_client=5"]}
     sweep = load_sweep(write(tmp_path, runs=runs, seeds=[3]))
