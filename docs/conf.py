@@ -52,6 +52,7 @@ release = importlib.metadata.version("raysim")
 html_title = f"raysim {release}"
 html_theme = "furo"
 html_show_copyright = False
+smartquotes = False  # they make a dash of `--set`
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"
