@@ -83,11 +83,11 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
-    "algorithms/README.md": "methods/index.md",
+    "algorithms/README.md": "methods.md",
     "benchmarks/README.md": "benchmarks.md",
     "cluster/README.md": "cluster.md",
     "raysim/README.md": "rooms.md",
-    "docs/methods": "methods/index.md",
+    "docs/methods": "methods.md",
     "scenarios/papers": "papers.md",
 }
 """Files outside this folder, and folders -> the pages that include them, or take their place."""

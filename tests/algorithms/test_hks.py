@@ -462,7 +462,9 @@ BUSY: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", BUSY, ids=str)
+@pytest.mark.parametrize(
+    "settings", [BUSY[0], *(pytest.param(one, marks=pytest.mark.large) for one in BUSY[1:])], ids=str
+)
 def test_the_contract_with_a_short_warm_up(settings: dict[str, Any]):
     # With the paper's 10 rounds of warm-up, the contract's few rounds would never see a message.
     check_algorithm(HKS(warmup=1, **settings))

@@ -64,7 +64,7 @@ ALIKE = {"apfl", "ditto", "fedgen", "fedmrl", "fedper", "fedprox", "fedrep", "fe
 """Methods that share their mechanisms with others (shared models, a second network, nested widths, a server that
 trains)."""
 
-METHODS = [pytest.param(name, marks=pytest.mark.large if name in ALIKE else ()) for name in algorithm_names()]
+METHODS = [pytest.param(name, marks=pytest.mark.large if name in ALIKE else (), id=name) for name in algorithm_names()]
 """All methods, for tests that take a second or more per method; those of `ALIKE` are in `make test-large`."""
 
 

@@ -24,6 +24,7 @@ from raysim.plugins.registry import algorithm_class, algorithm_names
 from raysim.runs.opened import OpenedRun
 from raysim.runs.run import Run
 from tests.conftest import REPOSITORY
+from tests.engine.scenarios import METHODS
 
 Runs = Callable[..., Run]
 ONE = "clients.models=[digits_mlp64]"
@@ -75,7 +76,7 @@ ATTACKED = [
 ]
 
 
-@pytest.mark.parametrize("method", ATTACKED)
+@pytest.mark.parametrize("method", [param for param in METHODS if param.id in ATTACKED])
 def test_an_attacker_who_knows_all_sends_what_was_seen(runs: Runs, method: str) -> None:
     seen, x, label = transmission(runs, method, "white", *FIELDS.get(method, []))
     sent_E = seen.send(x, label).detach()

@@ -35,6 +35,8 @@ def test_a_loaded_client_has_the_accuracy_that_the_run_measured(runs: Runs) -> N
         assert np.allclose(predictions["probability"], probability_NC.max(1).values.detach())
 
 
+LARGE = pytest.mark.large
+
 CURRENT = {
     "fedavg": "averaged weights",
     "lg_fedavg": "a header",
@@ -47,7 +49,9 @@ CURRENT = {
 }
 
 
-@pytest.mark.parametrize("method", CURRENT)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=() if name in ("lg_fedavg", "fedkd", "fedssa") else LARGE) for name in CURRENT]
+)
 def test_the_current_network_has_the_accuracy_that_the_run_measured(runs: Runs, method: str) -> None:
     sets = [
         *of_method(method)[1:],

@@ -182,6 +182,7 @@ def test_a_sweep_refuses_a_missing_package_before_its_first_cell(place: Path, mo
 
 
 @pytest.mark.ray
+@pytest.mark.large
 def test_every_cell_of_a_sweep_has_its_trackers(place: Path, ray_session: None) -> None:
     states = run_sweep(sweep_of(place, "rounds=1", LINES), parallel=2)
     assert [state.state for state in states] == ["done", "done"]

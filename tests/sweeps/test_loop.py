@@ -78,6 +78,7 @@ def test_a_cell_that_fails_stops_no_other(workplace: Path, caplog: pytest.LogCap
     assert len(said(caplog)) == 2
 
 
+@pytest.mark.large
 def test_a_worker_that_dies_costs_its_cell_nothing_but_time(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
     sweep = sweep_of(workplace, "rounds=40", "checkpoint.every=1", grid={"algorithm.name": ["fedgh"]})
 
@@ -112,6 +113,7 @@ def test_a_cell_that_asks_for_client_actors_has_the_same_bits(workplace: Path) -
     assert digest(states[1]) == run(alone, quiet=True).state_digest
 
 
+@pytest.mark.large
 def test_sigterm_ends_cells_after_their_round(workplace: Path) -> None:
     sweep_of(workplace, set=["rounds=4000"], grid={"algorithm.name": ["standalone"]}, seeds=[1])
     command = [sys.executable, "-m", "raysim", "sweep", "sweep.yaml", "--parallel", "1"]

@@ -99,7 +99,7 @@ def test_it_costs_at_most_one_more_checkpoint(tmp_path: Path) -> None:
     assert len(rounds) == len(servers)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.large) for seed in (1, 2, 3))])
 def test_deaths_change_neither_the_run_nor_the_kept_state(tmp_path: Path, seed: int) -> None:
     expected = run(checkpoints=manager(tmp_path / "whole"))
     killable = Killable(seed, 0.2)

@@ -183,6 +183,7 @@ class Owner:
         return [ray.put(bytes(1 << 20))]
 
 
+@pytest.mark.large
 def test_lost_images_are_shared_again(backend: RayBackend, expected: Any, caplog: pytest.LogCaptureFixture) -> None:
     import ray
 

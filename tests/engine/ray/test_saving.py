@@ -182,7 +182,7 @@ def test_closing_ends_those_that_were_to_join(backend: RayBackend) -> None:
         wait_until_dead(one)
 
 
-@pytest.mark.parametrize("reached", [True, False])
+@pytest.mark.parametrize("reached", [True, pytest.param(False, marks=pytest.mark.large)])
 def test_a_damaged_file_is_found_where_it_is_read(
     backend: RayBackend, tmp_path: Path, reached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
