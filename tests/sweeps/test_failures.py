@@ -138,9 +138,11 @@ def test_mlflow_is_gone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     def lock(progress: Progress) -> None:
         """Lock the database once both cells' runs are in it, so that MLflow cannot write."""
-        if gone:
+        if gone or not store.exists():
             return
         with contextlib.closing(sqlite3.connect(store, isolation_level="EXCLUSIVE")) as found:
+            if not found.execute("SELECT 1 FROM sqlite_master WHERE name = 'metrics'").fetchone():
+                return  # MLflow has not made its tables yet
             (runs,) = found.execute("SELECT COUNT(DISTINCT run_uuid) FROM metrics").fetchone()
         if runs == 2:
             gone.append(sqlite3.connect(store, isolation_level="EXCLUSIVE"))
