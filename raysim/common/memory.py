@@ -63,7 +63,7 @@ _pauses = _Pauses()
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Pause garbage collection in all threads; it goes on when the last of the blocks that pause it ends.
+    """Pause garbage collection in all threads, until no block that pauses it is left.
 
     During a large import it takes a sixth of the time and frees little.
     """

@@ -76,7 +76,7 @@ class PlottedRun:
         return rows
 
     def last_tests(self, accuracy: Accuracy) -> pa.Table:
-        """Each client's row with its last value of an accuracy in the column `accuracy`.
+        """Return one row per client; the column `accuracy` has the client's last value of the chosen accuracy.
 
         Raises `ScenarioError` if there is none.
         """
@@ -87,7 +87,7 @@ class PlottedRun:
         return table
 
     def series(self, over: str, accuracy: Accuracy) -> tuple[list[float], list[float]]:
-        """Axis and mean accuracy. Raises `ScenarioError` if the run has not measured them."""
+        """Return the values on the x axis and the mean accuracies. Raises `ScenarioError` if they are missing."""
         metric = OVER[over].metric
         x, y = series_of(self.rounds, metric, accuracy.metric)
         if not x:

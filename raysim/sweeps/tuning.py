@@ -90,7 +90,7 @@ class Standing:
     open: tuple[CellState, ...] = ()  # the cells that must end before the next decision
     step: int = 0  # index in `steps` of the next decision or, after the last, of the choice
     chosen: Trial | None = None
-    close: tuple[CloseDecision, ...] = ()  # earlier decisions between trials that hardly differ
+    close: tuple[CloseDecision, ...] = ()  # earlier decisions between trials with nearly equal scores
 
     @property
     def rounds(self) -> int:
