@@ -19,7 +19,6 @@ from raysim.engine.policies.placement import (
     ClusterResources,
     Node,
     Plan,
-    check_fits,
     make_plan,
     place_actors,
 )
@@ -62,7 +61,6 @@ def make_backend(
         cleanup.callback(lambda: local_cluster.stop(remove_logs=succeeded()))
     nodes = session.nodes(resources.head)
     pack = resources.placement == "pack"
-    check_fits(plan, nodes, pack)
     for text in (*plan.notes, *(one.sentence for one in placement(scenario, plan, nodes))):
         logger.info(text)
 

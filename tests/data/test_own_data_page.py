@@ -70,8 +70,7 @@ def test_the_whole_scenario_runs_and_is_replayed(workplace: Path, files: Path, m
 @pytest.mark.ray
 def test_the_whole_scenario_is_the_same_on_any_actors(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(files)
-    # The Ray that tests share has logical GPUs.
-    scenario = parse_scenario(yaml.safe_load(blocks("yaml")[0]), ["resources.gpus_per_actor=0"])
+    scenario = parse_scenario(yaml.safe_load(blocks("yaml")[0]))
     traces = verify(scenario, [1, 3], kill=False)
     assert [trace.difference for trace in traces] == [None] * 3
     assert len(traces[0].rounds[0]) > 10

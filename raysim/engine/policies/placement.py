@@ -134,7 +134,7 @@ def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, pa
             busy = count if participants is None else max(1, math.ceil(participants * count / total))
             actors = max(1, min(int(by_cpu + 1e-9), int(min(by_gpu + 1e-9, 1e9)), busy))
         if request.gpus_per_actor is None and machine.gpus:
-            gpus = _round_share(machine.gpus / len(requests) / actors)
+            gpus = _share_of_a_gpu(actors, machine.gpus / len(requests))
         groups.append(
             ActorGroup(request.clients, actors, request.cpus_per_actor, gpus, request.clients_per_actor is not None)
         )
@@ -270,9 +270,13 @@ def _gpus_per_actor(request: ResourceRequest, machine: ClusterResources, notes: 
     return request.gpus_per_actor
 
 
-def _round_share(share: float) -> float:
-    # Ray keeps 4 digits of a share, and accepts only whole numbers above 1.
-    return float(int(share)) if share >= 1 else math.floor(share * 1e4) / 1e4
+def _share_of_a_gpu(actors: int, gpus: float) -> float:
+    """Return the largest equal share with which all actors fit: 3 actors on 2 GPUs get 1/2 each, since 2/3 fits once.
+
+    An actor computes on one GPU, so its share is at most 1.
+    """
+    per_gpu = max(1, math.ceil(actors / gpus - 1e-9))
+    return math.floor(1e4 / per_gpu) / 1e4  # Ray keeps 4 digits of a share
 
 
 def _recipe(groups: Sequence[ActorGroup]) -> str:

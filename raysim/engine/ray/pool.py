@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.core.algorithm import ClientId
-from raysim.engine.policies.placement import ActorGroup, ClusterResources, Node, Plan, place_actors
+from raysim.engine.policies.placement import ActorGroup, ClusterResources, Node, Plan, check_fits, place_actors
 from raysim.engine.ray.actors import ClientActor, Location, ServerActor
 from raysim.engine.ray.at_work import at_work
 from raysim.engine.ray.calls import POLL_S, RECOVERY_DEADLINE_S, ActorCalls, gcs_answers, succeeded
@@ -79,7 +79,7 @@ class ActorPool:
         participants: int | None = None,
         limits: StateLimits = AUTO,
     ) -> None:
-        """Ask Ray for all actors.
+        """Ask Ray for all actors. Raises `ScenarioError` if some of them fit on no node.
 
         pack: fill one node after another.
         head: whether client actors may run on the head node.
@@ -93,7 +93,9 @@ class ActorPool:
         self.calls = ActorCalls(self._name, self._detail, self._idle)
         self.startup: Startup | None = None
         self._inputs: Sequence[Any] = ()  # references to the RunSpec and the samples
-        self._known_nodes = {node.id for node in nodes(head)}
+        present = nodes(head)
+        check_fits(plan, present, pack)
+        self._known_nodes = {node.id for node in present}
         self._checked_s = perf_counter()  # time of the last check for new nodes
         self.starting: list[tuple[Worker, Any]] = []  # actors starting on new nodes: (worker, its first answer)
         self.clients: list[Worker] = []

@@ -67,6 +67,9 @@ def group_of(
         (group_of(100, gpus=None), ClusterResources(16, 1), None, 4, 0.25),
         (group_of(100, gpus=None), ClusterResources(16, 2), None, 8, 0.25),
         (group_of(100, actors=2, gpus=None), ClusterResources(16, 1), None, 2, 0.5),
+        (group_of(100, actors=3, gpus=None), ClusterResources(16, 2), None, 3, 0.5),  # a share of 2/3 would fit twice
+        (group_of(100, gpus=None), ClusterResources(16, 3), 10, 10, 0.25),  # 3/10 would fit nine times
+        (group_of(100, actors=1, gpus=None), ClusterResources(16, 3, nodes=3), None, 1, 1),  # no actor has two GPUs
         (group_of(100, gpus=0.5), ClusterResources(16, 1), None, 2, 0.5),
     ],
 )
@@ -77,6 +80,17 @@ def test_plan(
     assert plan.num_actors == actors
     assert plan.groups[0].gpus_per_actor == gpus_each
     assert plan.gpus <= machine.gpus
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    st.lists(st.integers(0, 8), min_size=1, max_size=4).filter(any),
+)
+def test_actors_with_an_automatic_share_fit_on_any_gpus(actors: list[int], gpus: list[int]) -> None:
+    requests = [replace(group_of(40, count, gpus=None), key=f"{i}") for i, count in enumerate(actors)]
+    nodes = [Node(str(i), 200.0, float(count), str(i)) for i, count in enumerate(gpus)]
+    for pack in (False, True):
+        check_fits(make_plan(requests, ClusterResources.of(nodes)), nodes, pack)
 
 
 def test_auto_without_a_gpu_notes_it() -> None:
