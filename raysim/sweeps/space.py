@@ -133,8 +133,8 @@ def grid(space: Mapping[str, Values]) -> list[dict[str, Any]]:
 def draws(space: Space, seed: int, count: int) -> list[dict[str, Any]]:
     """Draw different points of a space, which must have as many.
 
-    Few points cover each range: of the first N, for N = 2, 4, 8 and so on, one lies in each of N equal parts. A value
-    of a list comes twice only after all others. The order of the parts differs by key.
+    Few points cover each range: of the first N, for N = 2, 4, 8 and so on, one lies in each of N equal parts, and no
+    two are nearer than 1 / N. A value of a list comes twice only after all others. The order differs by key.
 
     The value of a key in point i depends only on the seed, the key, its domain and i, as long as no point is drawn
     twice. So methods that share a range try the same numbers of it: none wins by a luckier draw. A greater `count` adds
@@ -169,16 +169,18 @@ def _covering(domain: Domain, generator: random.Random) -> Iterator[Any]:
 
 
 def _parts(generator: random.Random) -> Iterator[float]:
-    """Draw numbers from 0 to 1. Of the first N, for each power of two N, one lies in each of N equal parts."""
-    drawn = [generator.random()]
-    yield drawn[0]
+    """Draw numbers from 0 to 1. Of the first N, for each power of two N, one lies in each of N equal parts.
+
+    They are a grid of N points with a random offset, refined where no number lies yet: so no two are nearly equal.
+    """
+    offset = generator.random()
+    yield offset
+    number = 1
     while True:
-        number = 2 * len(drawn)
-        free = set(range(number)) - {_index(one, number) for one in drawn}
+        number *= 2
         # Other versions of Python may draw other numbers in `shuffle`.
-        for part in sorted(free, key=lambda _: generator.random()):
-            drawn.append((part + generator.random()) / number)
-            yield drawn[-1]
+        for odd in sorted(range(1, number, 2), key=lambda _: generator.random()):
+            yield (offset + odd / number) % 1.0
 
 
 def corners(space: Space) -> list[dict[str, Any]]:

@@ -23,12 +23,15 @@ from raysim.scenario.rules import VALIDATED
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant, written
 from raysim.sweeps.halving import kept, ranked, total_rounds
-from raysim.sweeps.space import Space, Values, corners, draws, grid
+from raysim.sweeps.space import Space, Values, corners, draws, grid, points
 from raysim.sweeps.state import CellState, state_of
 from raysim.sweeps.tune_settings import WITHOUT_TEST, TuneSettings
 
 FAST_TRIALS = 2
 """Trials per method with `--fast`."""
+
+FEW_TRIALS = 16
+"""Trials from which on a choice of two or more keys is not mostly a matter of luck: see docs/comparison.md."""
 
 FAST_NOTE = f"--fast: at most {FAST_TRIALS} trials per method, on one seed and without successive halving"
 
@@ -342,7 +345,7 @@ def tuning_of(
     for candidate in candidates:
         _check_trials(tuning, candidate)
     marked = tuple(replace(cell, pending=cell.id in pending) for cell in sweep.cells)
-    notes = (FAST_NOTE,) if maker.fast else _last_comparison(settings, candidates)
+    notes = (FAST_NOTE,) if maker.fast else (*_last_comparison(settings, candidates), *_few_trials(candidates))
     return replace(sweep, cells=marked, tuning=tuning, notes=(*sweep.notes, *notes))
 
 
@@ -354,6 +357,25 @@ def _last_comparison(settings: TuneSettings, candidates: Sequence[Candidate]) ->
     chosen, rounds = early.steps[-1], early.rounds
     how = f"set the last of tune.halving.rounds to {rounds}, if other values may be best then"
     return (f"values are chosen after round {chosen} of {rounds}; {how}",)
+
+
+def _few_trials(candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    """A note if some candidates have few trials for two or more keys, unless they try the whole space."""
+    few = [
+        one
+        for one in candidates
+        if one.trials < FEW_TRIALS
+        and one.trials < points(one.space)
+        and sum(of.size > 1 for of in one.space.values()) > 1
+    ]
+    if not few:
+        return ()
+    least = min(one.trials for one in few)
+    return (
+        f"{', '.join(one.name for one in few)}: fewer than {FEW_TRIALS} trials for two or more keys; with {least}, the "
+        f"probability that one of them is in the best tenth of all combinations is {1 - 0.9**least:.0%}: set a greater "
+        "tune.trials",
+    )
 
 
 def _refuse_seeds(settings: TuneSettings, sweep: Sweep) -> None:

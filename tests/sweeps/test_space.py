@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 from typing import Any
@@ -88,6 +89,14 @@ def test_few_draws_cover_every_range(seed: int) -> None:
     more = draws(space, seed, 8)
     assert sorted(int(4 * (one["b"] + 1)) for one in more) == list(range(8))
     assert sorted(one["d"] for one in more) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("count", [2, 3, 6, 11, 16])
+def test_no_two_draws_are_nearly_equal(count: int) -> None:
+    """Of N draws, two are at least half of 1 / N apart, also where N is no power of two."""
+    for seed in range(1, 31):
+        drawn = sorted(one["a"] for one in draws({"a": Range("linear", 0, 1)}, seed, count))
+        assert min(b - a for a, b in itertools.pairwise(drawn)) > 0.5 / count - 1e-3
 
 
 def test_the_order_of_the_parts_differs_by_key() -> None:
