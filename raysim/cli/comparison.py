@@ -189,7 +189,7 @@ SELECT = click.option(
 )
 @click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
 @SELECT
-@metric("that of the first column of --columns, or else accuracy/all")
+@metric("that of the first column of --columns, or else that of the networks whose accuracy chose tuned values")
 @click.option(
     "-o",
     "--output",
@@ -246,12 +246,14 @@ def compare(
         print_trials(card.trials)
         return
     from raysim.comparison.main_measure import first_accuracy
+    from raysim.comparison.notes import FOLLOWS_TUNING
     from raysim.comparison.tables import chosen_columns, print_table, write_tables
 
     found = of(*folders, targets=targets or None, baseline=baseline, select=select, metric=metric)
     shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])
     if shown is not None and metric is None:
-        found = replace(found, main=first_accuracy([column.measure for column in shown], select))
+        main = first_accuracy([column.measure for column in shown], select)
+        found = replace(found, main=main, notes=[note for note in found.notes if note != FOLLOWS_TUNING])
     print_table(found, shown=shown)
     if output is not None:
         from raysim.comparison.pictures import draw, without_clients

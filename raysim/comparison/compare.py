@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raysim.common.errors import ScenarioError
-from raysim.comparison.main_measure import ORIGINS, main_measure
+from raysim.comparison.main_measure import ORIGINS, main_measure, tuned_metric
 from raysim.comparison.measures import MEASURES, SELECT, TO_TARGET, is_cost_to_target
-from raysim.comparison.notes import SELECTED_BY_VAL, cells_without_runs, notes_on, other_selection
+from raysim.comparison.notes import FOLLOWS_TUNING, SELECTED_BY_VAL, cells_without_runs, notes_on, other_selection
 from raysim.comparison.published import Published, by_measure
 from raysim.comparison.runs import find_runs
 from raysim.comparison.statistics import (
@@ -255,8 +255,8 @@ def compare(
     none. select: what selects the round of each run whose measures count: `last`, its last round, or `val`, the round
     with the greatest validation accuracy, whose mean test accuracy is `at_best_val`; a target then counts as reached
     when the validation accuracy reaches it; `val_current` is the same for current networks (`at_best_val_current`).
-    metric: the accuracy that figures show, and that is tested and summarised
-    over tasks: one of `DRAWABLE`; default: accuracy/all.
+    metric: the accuracy that figures show, and that is tested and summarised over tasks: one of `DRAWABLE`; default:
+    accuracy/all, or accuracy/all_current if current networks chose the tuned values of all runs.
 
     Raises:
         ScenarioError: no run, a damaged run, a target out of range, an unknown baseline, a metric that no run measured
@@ -308,6 +308,11 @@ def compare(
     for run in measured:
         if run.sweep is not None and run.sweep.tuning is not None and run.sweep.tuning not in tunings:
             tunings.append(run.sweep.tuning)
+    if metric is None and select == "last":
+        followed = tuned_metric(one.select for one in tunings)
+        if followed is not None and all(len(run.series(followed)[0]) for run in measured):
+            main = main_measure(followed, select)
+            notes.append(FOLLOWS_TUNING)
     notes += [*outdated, *(note for tuning in tunings for note in tuning.notes)]
     targets_on = sweep.targets_on if sweep is not None else "all"
     if select != "last":

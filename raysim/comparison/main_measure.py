@@ -60,6 +60,15 @@ SPREADS = ("worst_decile", "min", "jain", "macro_f1", "std")
 """Measures of how the test accuracy of own networks spreads over clients."""
 
 
+def tuned_metric(selects: Iterable[str]) -> str | None:
+    """The test accuracy of current networks if their accuracy chose all tuned values, else None.
+
+    selects: the metric that chose, of each tuning.
+    """
+    chose = set(selects)
+    return "accuracy/all_current" if chose and chose <= {"accuracy/val_current", "accuracy/all_current"} else None
+
+
 def main_measure(metric: str | None, select: str) -> str:
     """The measure that a comparison shows first: of this metric, or by default of accuracy/all.
 

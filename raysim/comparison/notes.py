@@ -23,6 +23,11 @@ SELECTED_BY_VAL = {
     "validation accuracy reaches it",
 }
 
+FOLLOWS_TUNING = (
+    "values were tuned by the accuracy of current networks, so differences and figures are of accuracy/all_current; "
+    "--metric accuracy/all shows those of clients' own networks"
+)
+
 
 def cells_without_runs(runs: Sequence[RunRecord]) -> list[str]:
     """One sentence for each sweep of these runs that has cells without a run."""

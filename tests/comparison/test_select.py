@@ -11,6 +11,7 @@ from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.latex import latex
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
+from raysim.comparison.notes import FOLLOWS_TUNING
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.comparison.tables import legend, markdown, print_table, short_columns, task_rows, tasks_legend
 from raysim.comparison.tables import short as short_measures
@@ -194,21 +195,43 @@ def test_runs_without_tests_of_current_networks_are_refused(tmp_path: Path) -> N
     )
 
 
-def test_a_note_tells_tuning_by_another_accuracy(tmp_path: Path) -> None:
-    made_current(tmp_path / "s")
+def made_tuned_by_current(folder: Path) -> Path:
+    """The runs of a sweep whose values were tuned by the validation accuracy of current networks."""
+    made_current(folder / "s")
     cells = {}
-    for folder in list((tmp_path / "s").iterdir()):
-        folder.rename(tmp_path / "run")
-        folder.mkdir()
-        (tmp_path / "run").rename(folder / "1")
-        cells[folder.name] = CellCard(folder.name.rstrip("123"))
+    for cell in list((folder / "s").iterdir()):
+        cell.rename(folder / "run")
+        cell.mkdir()
+        (folder / "run").rename(cell / "1")
+        cells[cell.name] = CellCard(cell.name.rstrip("123"))
     tuned = [TunedVariant(name, 4, [], 12, 0, 1, 0.5, [ChosenValue("training.lr", "0.1")]) for name in ("a", "b")]
     tuning = TuningCard("random", "accuracy/val_current", False, [101], tuned, cells=list(cells))
-    SweepCard("", cells, tuning=tuning).write(tmp_path / "s")
+    SweepCard("", cells, tuning=tuning).write(folder / "s")
+    return folder / "s"
+
+
+def test_the_accuracy_that_chose_the_values_is_tested_and_drawn(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Own networks may order methods otherwise than the current networks that the tuning compared."""
+    folder = made_tuned_by_current(tmp_path)
+    tuned = compare(folder, baseline="standalone")
+    assert tuned.main == "last_current" and FOLLOWS_TUNING in tuned.notes
+    head, *_ = variant_rows(tuned, short_measures(tuned), {tuned.main})
+    assert head[2:7] == ["last", "at best val.", "last current", "vs standalone", "p (Holm)"]
+    own = compare(folder, metric="accuracy/all")
+    assert own.main == "last" and FOLLOWS_TUNING not in own.notes
+    for options, said in (((), True), (("--columns", "last"), False), (("--metric", "accuracy/all"), False)):
+        code, out, _ = command(capfd, "compare", str(folder), *options)
+        assert code == 0 and (FOLLOWS_TUNING in out) == said
+
+
+def test_a_note_tells_tuning_by_another_accuracy(tmp_path: Path) -> None:
+    folder = made_tuned_by_current(tmp_path)
     sentence = (
         "values were tuned by accuracy/val_current, but --select val selects rounds by accuracy/val; "
         "--select val_current uses the same accuracy for both"
     )
-    assert sentence in compare(tmp_path / "s", select="val").notes
+    assert sentence in compare(folder, select="val").notes
     for select in ("last", "val_current"):
-        assert not any("values were tuned" in note for note in compare(tmp_path / "s", select=select).notes)
+        assert not any("selects rounds by" in note for note in compare(folder, select=select).notes)
