@@ -269,9 +269,11 @@ def list_(what: str, names: bool) -> None:
 
 
 @cli.command()
-@click.argument("name")
-def describe(name: str) -> None:
+@click.argument("name", required=False)
+def describe(name: str | None) -> None:
     """Explain an algorithm, model, dataset, partition, metric, a section of a scenario such as `clients`, or a file.
+
+    Without NAME: list what can be described.
 
     For an algorithm: its paper, whether clients' architectures may differ, its messages, and every field with default,
     range and meaning. The names `algorithms`, `models`, `datasets`, `partitions`, `selections`, `schedules`,
@@ -279,8 +281,11 @@ def describe(name: str) -> None:
     columns; `sweep` and `tune` explain the keys of a sweep file. For a scenario or a sweep, a file or a bundled one
     such as `quickstart`: its comment and its keys.
     """
-    from raysim.cli.show import show_description
+    from raysim.cli.show import show_describable, show_description
 
+    if name is None:
+        show_describable()
+        return
     try:
         with own_code.listening(_refuse_to_run):
             show_description(name)

@@ -78,6 +78,24 @@ def names_of(what: str) -> list[str]:
     return list(dict.fromkeys(name for kind in kinds for name, _ in _entries(kind)))
 
 
+def show_describable() -> None:
+    """Print the names of kinds, sections and files, which have no entry in `raysim list`."""
+    console = Console()
+    sections = {name: _section_of(field, optional=True) for name, field in Settings.model_fields.items()}
+    entries = {
+        "scenario": "The keys of a scenario.",
+        **{name: _first_sentence(one.__doc__ or name) for name, one in sections.items() if one is not None},
+        "sweep": "The keys of a sweep file.",
+        "tune": "The keys of `tune` in a sweep file.",
+        **{name: _first_sentence(text) for name, text in KINDS.items()},
+        **dict.fromkeys(FILES, "The columns of this file of a run."),
+        "FILE.yaml": "The comment and the keys of this scenario or sweep file.",
+        "./FILE.py": "The method in this file.",
+    }
+    _show_entries(console, None, entries.items())
+    console.print(_text("\nNAME may also be one of those that `raysim list` shows, such as fedgh or dirichlet."))
+
+
 def show_description(name: str) -> None:
     """Print the description of a name. Raises `ScenarioError` if nothing has this name."""
     console = Console()
@@ -271,17 +289,15 @@ def _entries(kind: str) -> Iterable[tuple[str, str]]:
     if kind == "datasets":
         return [(name, spec.summary) for name, spec in DATASETS.items()]
     if kind == "scenarios":
-        return [(name, _first_sentence(name)) for name in bundled_names()]
+        return [(name, _first_sentence(opening_comment(read_text(scenario_file(name))))) for name in bundled_names()]
     for key, classes in (*((key, classes) for (_, key), classes in NAMED.items()), ("tracker", TRACKERS)):
         if kind == f"{key}s":
             return [(name, declaration_of(cls).summary) for name, cls in classes.items()]
     return list(METRICS.items())
 
 
-def _first_sentence(scenario: str) -> str:
-    """The first sentence of a bundled scenario's opening comment."""
-    comment = " ".join(opening_comment(read_text(scenario_file(scenario))).split())
-    return re.split(r"(?<=[.?]) (?=[A-Z-])", comment)[0]
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.?]) (?=[A-Z-])", " ".join(text.split()))[0]
 
 
 def _show_entries(

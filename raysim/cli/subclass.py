@@ -20,8 +20,7 @@ METHOD = '''"""{cls}: {base} with one change; say here which change, and why.
 from dataclasses import dataclass
 from typing import Any
 
-from raysim.algorithms.{module} import {base}
-from raysim.core import Client
+{imports}
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,16 @@ class {cls}({base}):
 {inherited}
     """
 
-    def client_update(self, client: Client, down: Any) -> Any:
+{hook}'''
+
+UPDATE = '''    def client_update(self, client: Client, down: Any) -> Any:
         """Train the client and return its upload: {up}. down: the server's message: {down}."""
         return super().client_update(client, down)  # replace this call by the changed training
+'''
+
+LOSS = '''    def loss(self, net: Any, batch: Batch, given: Any) -> Any:
+        """The loss of a batch of B samples. given: what `client_update` passes to `client.fit` beside the loss."""
+        return super().loss(net, batch, given)  # replace this call by the changed loss, or add a term
 '''
 
 MODELS = (
@@ -74,12 +80,17 @@ class Base:
     def text(self, cls: str) -> str:
         """Return the text of a file with the subclass `cls`."""
         method = declared(self.module)
-        others = ", ".join(self._overridable())
+        hooks = self._hooks()
+        hook = "loss" if "loss" in hooks and _uses(hooks.get("client_update"), "loss") else "client_update"
+        others = ", ".join(name for name in hooks if name != hook)
         inherited = "It inherits all other hooks, the fields and `paper`."
         inherited += f" To change more, override any of {others}." if others else ""
         text = textwrap.fill(inherited, 116, initial_indent="    ", subsequent_indent="    ")
         words = {"down": _words(method.down), "up": _words(method.up)}
-        return METHOD.format(cls=cls, base=self.cls, module=self.module, inherited=text, **words)
+        core = "Batch" if hook == "loss" else "Client"
+        imports = f"from raysim.algorithms.{self.module} import {self.cls}\nfrom raysim.core import {core}"
+        body = (LOSS if hook == "loss" else UPDATE).format(**words)
+        return METHOD.format(cls=cls, base=self.cls, module=self.module, imports=imports, inherited=text, hook=body)
 
     @property
     def words(self) -> dict[str, str]:
@@ -91,14 +102,18 @@ class Base:
             "rivals": "standalone" if self.module == "standalone" else f"{self.module},standalone",
         }
 
-    def _overridable(self) -> list[str]:
-        """Return the public methods of the class, except the one that the template overrides."""
+    def _hooks(self) -> dict[str, ast.FunctionDef]:
+        """Return the public methods of the class, in the order of its file."""
         file = algorithm_file(self.module)
         assert file is not None
         body = next(node for node in ast.parse(file.read_bytes()).body if getattr(node, "name", "") == self.cls)
         assert isinstance(body, ast.ClassDef)
-        names = [node.name for node in body.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"]
-        return [name for name in names if name != "client_update"]
+        return {node.name: node for node in body.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"}
+
+
+def _uses(method: ast.FunctionDef | None, name: str) -> bool:
+    """Whether a method has the attribute of this name, such as `self.loss`."""
+    return method is not None and any(isinstance(one, ast.Attribute) and one.attr == name for one in ast.walk(method))
 
 
 def _models(name: str, public_data: bool) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from raysim.common.text import expanded
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.engine.learning_rate import factor_of
 from raysim.plugins.own_code import OwnCode
+from raysim.report.units import plural
 from raysim.runs.assembly import stopping_rule
 from raysim.runs.code import RAYSIM, Code
 from raysim.runs.identity import Identity
@@ -36,6 +37,7 @@ def find_run(text: str, output: Path = Path("runs")) -> Path:
         raise ScenarioError("an empty name of a run given; give a run folder, or the id of a run below ./runs")
     path = expanded(text)
     if path.is_dir():
+        _refuse_folder_of_runs(path)
         return path.absolute()
     folders = sorted(output.glob(f"*/{text}")) if "/" not in text else []
     if len(folders) == 1:
@@ -43,6 +45,18 @@ def find_run(text: str, output: Path = Path("runs")) -> Path:
     known = sorted((p.parent for p in output.glob("*/*/run.json")), key=lambda p: p.name)
     latest = f"; the latest run here: {known[-1]}" if known else ""
     raise ScenarioError(f"{text} given, but there is no such run folder and no such run below {output}{latest}")
+
+
+def _refuse_folder_of_runs(folder: Path) -> None:
+    """Raise `ScenarioError` for the folder of a scenario, of a sweep or of its cell, which contains run folders."""
+    if (folder / "run.json").exists():
+        return
+    inner = next(filter(None, (sorted(folder.glob(f"{deep}run.json")) for deep in ("*/", "*/*/"))), [])
+    if inner:
+        raise ScenarioError(
+            f"{folder} is no run folder, but contains {plural(len(inner), 'run')}; give one of them, such as "
+            f"{inner[-1].parent}"
+        )
 
 
 def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool = False) -> ParsedScenario:

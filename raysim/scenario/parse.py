@@ -209,7 +209,7 @@ def parse_scenario(
         file, text, places = str(path), read_text(path), [path.parent, Path()]
     raw = parse(text, file)
     if {"base", "grid", "runs", "seeds"} & raw.keys() - set(Settings.model_fields):
-        raise ScenarioError(f"{file}: is a sweep, not a scenario; `raysim sweep` runs it")
+        raise ScenarioError(f"{file}: is a sweep, not a scenario; `raysim sweep` runs it, and with --dry-run checks it")
     overrides = [_parse_set(" ".join(item.split())) for item in sets]
     overrides.sort(key=lambda override: _rank(override.path))
     origin = Origin(file, text, {override.path: override.text for override in overrides})

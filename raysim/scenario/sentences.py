@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from datetime import date
+from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -48,6 +50,9 @@ ALLOWED: Mapping[str, str] = {
 }
 
 
+MISSPELT = 0.85
+"""Similarity, as difflib measures it, of a misspelt key and the key that is meant."""
+
 NAME = re.compile(r"^[A-Za-z][\w-]*$")
 """Pattern of text that is probably meant as the `name` of a section."""
 
@@ -70,7 +75,8 @@ def _sentence(
     full = (*prefix, *key)
     if first["type"] == "extra_forbidden":
         names = [*(["name"] if full[:-1] in NAMED_SECTIONS else []), *_section_at(model, key[:-1]).model_fields]
-        return origin.error(full, f"unknown key{suggest(key[-1], names)} (allowed: {', '.join(names) or 'none'})")
+        near = _near(key[-1], names)
+        return origin.error(full, f"unknown key{near} (allowed: {', '.join(names) or 'none'})")
     if first["type"] == "invalid_key" or first["loc"][-1] == "[key]":
         return origin.error(full, "keys must be text; put this key in quotes")
     if first["type"] == "missing":
@@ -117,14 +123,39 @@ def unknown_key(key: str) -> str:
         if part not in model.model_fields:
             if i:
                 names = list(model.model_fields)
-                return f"unknown key{suggest(part, names)} (allowed: {', '.join(names)})"
-            inner = {name: _model_in(field.annotation) for name, field in Settings.model_fields.items()}
-            keys = [f"{name}.{field}" for name, section in inner.items() if section for field in section.model_fields]
-            same = [one for one in keys if one.endswith(f".{ELSEWHERE.get(key, key)}")]
-            near = f"; did you mean {same[0]!r}?" if same else suggest(key, [*inner, *keys])
+                return f"unknown key{_near(part, names)} (allowed: {', '.join(names)})"
+            near = _near(key, _keys())
             return f"unknown key{near or '; give the whole key of a scenario, such as training.lr'}"
         model = _model_in(model.model_fields[part].annotation)
     return ""
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for an unknown key of a section that has the keys `names`; empty if none is near.
+
+    A misspelt key of the section comes first, then the same key of another section: `clients.alpha` is meant as
+    `data.partition.alpha`.
+    """
+    names, keys = list(names), _keys()
+
+    def elsewhere(wanted: str) -> str:
+        same = [key for key in keys if key.rpartition(".")[2] == wanted]
+        return f"; did you mean {same[0]!r}?" if same else ""
+
+    if get_close_matches(name, names, n=1, cutoff=MISSPELT):
+        return suggest(name, names)
+    return elsewhere(name) or suggest(name, names) or elsewhere(ELSEWHERE.get(name, ""))
+
+
+def _keys() -> list[str]:
+    """The keys of a scenario, without those of methods, and of the first of several settings with the same key."""
+    from raysim.scenario.json_schema import NAMED
+
+    inner = {name: _model_in(field.annotation) for name, field in Settings.model_fields.items()}
+    keys = [*inner, *(f"{name}.{field}" for name, one in inner.items() if one for field in one.model_fields)]
+    for section, classes in NAMED.items():
+        keys += [f"{'.'.join(section)}.{field.name}" for cls in classes.values() for field in fields(cls)]
+    return list(dict.fromkeys(keys))
 
 
 def allowed_by(problem: Any) -> str:

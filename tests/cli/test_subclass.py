@@ -89,7 +89,15 @@ def test_describe_shows_the_subclass_and_what_it_inherits(capsys: pytest.Capture
     assert "MyProx: FedProx with one change" in shown and "Paper: Li et al., MLSys 2020" in shown
     assert "mu 0.1 a number at least 0 Weight of the proximal term" in shown
     text = " ".join(Path("my_prox.py").read_text().split())
-    assert "override any of server_start, server_send, client_receive, loss, server_update, exposed." in text
+    assert "override any of server_start, server_send, client_receive, client_update, server_update, exposed." in text
+    assert "def loss(self, net: Any, batch: Batch, given: Any) -> Any:" in text
+
+
+def test_a_method_without_a_loss_of_its_clients_gets_their_update() -> None:
+    """FedDF's `loss` is the server's: a subclass for another local training overrides `client_update`."""
+    main(["new", "algorithm", "my_df", "--from", "feddf"])
+    text = " ".join(Path("my_df.py").read_text().split())
+    assert "def client_update(self, client: Client, down: Any) -> Any:" in text and "def loss" not in text
     assert "return its upload: model. down: the server's message: model." in text
 
 
