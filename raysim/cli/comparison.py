@@ -121,18 +121,18 @@ def sweep(
         from raysim.sweeps.display import print_plan
         from raysim.sweeps.estimate import Estimator, costs_of_trials
 
-        before_s = 0.0
+        before_s, starts = 0.0, 0
         notes: list[str] = []
         if tuning is not None:
             standings = tuning.standings()
             with show_logs(partial(echo, err=True)):
                 trial_costs, notes = costs_of_trials(tuning, standings)
-            before_s = print_tuning_plan(tuning, standings, trial_costs)
+            before_s, starts = print_tuning_plan(tuning, standings, trial_costs)
             loaded = tuning.resolved(loaded, standings)
         estimator, states = Estimator(loaded, notes), [one for one in states_of(loaded) if one.cell.name in listed]
         with show_logs(partial(echo, err=True)):
             costs = estimator.of(states)
-        print_plan(states, costs, parallel or os.cpu_count() or 1, every=every, before_s=before_s)
+        print_plan(states, costs, parallel or os.cpu_count() or 1, every=every, before_s=before_s, starts=starts)
         for note in (*loaded.notes, *estimator.notes):
             echo(f"note: {note}")
         if refused := estimator.refused:

@@ -17,7 +17,7 @@ from raysim.common.text import one_line
 from raysim.report.load import read_rounds
 from raysim.report.units import human_bytes, human_seconds, per_cent, plural
 from raysim.sweeps.cells import Sweep, written
-from raysim.sweeps.estimate import Cost, Estimator
+from raysim.sweeps.estimate import CELL_S, START_S, Cost, Estimator
 from raysim.sweeps.listing import is_long, print_collapsed
 from raysim.sweeps.loop import ComparisonError, Progress, run_sweep
 from raysim.sweeps.only import chosen_cells
@@ -161,15 +161,22 @@ def print_states(states: Sequence[CellState], file: TextIO | None = None, every:
 
 
 def print_plan(
-    states: Sequence[CellState], costs: Sequence[Cost], parallel: int, *, every: bool = False, before_s: float = 0.0
+    states: Sequence[CellState],
+    costs: Sequence[Cost],
+    parallel: int,
+    *,
+    every: bool = False,
+    before_s: float = 0.0,
+    starts: int = 0,
 ) -> None:
     """Print a line per cell as `print_states` does, with its seconds and bytes; then the time left.
 
-    before_s: seconds of the trials that are left.
+    before_s, starts: seconds of the rounds of trials that are left, and how often their cells still start or resume.
     """
     short = every or not is_long(states)
     if not short:
         print_collapsed(states, costs)
+    steps = " or steps of the tuning" if starts else ""
     left_s, longest_s, unknown = before_s, 0.0, 0
     for one, cost in zip(states, costs, strict=True):
         asked = one.cell.rounds
@@ -181,14 +188,15 @@ def print_plan(
         if one.state != "done":
             unknown += cost.seconds is None
             rest_s = (cost.seconds or 0.0) * (1 - one.rounds / asked)
-            left_s, longest_s = left_s + rest_s, max(longest_s, rest_s)
+            left_s, longest_s, starts = left_s + rest_s, max(longest_s, rest_s), starts + 1
     print(counts(states))
     if any(one.state != "done" for one in states):
-        besides = [f"{plural(unknown, 'cell')} of unknown length"] if unknown else []
-        besides.append("start-up (worker processes, each cell's data, MLflow)")
-        needed_s = max(left_s / parallel, longest_s)
-        at_a_time = f"{plural(parallel, 'cell')} at a time"
-        print(f"about {human_seconds(needed_s)} with {at_a_time}, besides {' and '.join(besides)}")
+        rounds_s, start_s = max(left_s / parallel, longest_s), START_S + CELL_S * starts / parallel
+        besides = f", besides {plural(unknown, 'cell')} of unknown length" if unknown else ""
+        print(
+            f"about {human_seconds(rounds_s + start_s)} with {plural(parallel, 'cell')} at a time{besides}, "
+            f"{human_seconds(start_s)} of it to start the processes and {plural(starts, 'cell')}{steps}"
+        )
 
 
 @contextlib.contextmanager

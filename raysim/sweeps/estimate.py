@@ -36,6 +36,13 @@ PROBED = 2
 FEW = 64
 """Training samples per client of the first of two measurements of bytes."""
 
+START_S = 5.0
+"""Seconds until a sweep's worker processes have imported PyTorch and MLflow."""
+
+CELL_S = 0.6
+"""Seconds of a cell besides its rounds: samples, networks, MLflow, files. Both are measured with the digits on two
+cores; large data takes longer."""
+
 PHASES = ("train", "aggregate", "evaluate")
 
 

@@ -22,7 +22,7 @@ from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.rules import VALIDATED
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant, written
-from raysim.sweeps.halving import kept, ranked, total_rounds
+from raysim.sweeps.halving import kept, ranked, sizes, total_rounds
 from raysim.sweeps.space import Space, Values, corners, draws, grid, points
 from raysim.sweeps.state import CellState, state_of
 from raysim.sweeps.tune_settings import WITHOUT_TEST, TuneSettings
@@ -168,6 +168,16 @@ class Tuning:
         steps = candidate.steps[standing.step :]
         compared = len(standing.open) // seeds
         return seeds * (total_rounds(compared, [t - steps[0] for t in steps], self.keep))
+
+    def starts_left(self, standing: Standing) -> int:
+        """How often cells of a candidate's trials still start or resume, if none fails or ends early."""
+        if not standing.open:
+            return 0
+        seeds, now = len(self.seeds), sum(not has_ended(state) for state in standing.open)
+        if self.settings.search == "tpe":
+            return now + seeds * (standing.candidate.trials - len(standing.trials))
+        steps = len(standing.candidate.steps) - standing.step
+        return now + seeds * sum(sizes(len(standing.open) // seeds, steps, self.keep)[1:])
 
     def full_rounds(self, candidate: Candidate) -> int:
         """The rounds of all cells of a candidate's trials if every trial had all rounds of the scenario."""

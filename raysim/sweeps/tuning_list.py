@@ -27,10 +27,11 @@ def print_tuning(tuning: Tuning, standings: Sequence[Standing]) -> None:
             print(f"failed      {candidate.name}: {standing.reason}")
 
 
-def print_tuning_plan(tuning: Tuning, standings: Sequence[Standing], costs: Sequence[Cost]) -> float:
-    """Print a line per tuned variant with the rounds and seconds of its trials; returns the seconds that are left.
+def print_tuning_plan(tuning: Tuning, standings: Sequence[Standing], costs: Sequence[Cost]) -> tuple[float, int]:
+    """Print a line per tuned variant with the rounds and seconds of its trials.
 
-    costs: of a cell of each candidate with all its rounds. A full search gives every trial all rounds.
+    costs: of a cell of each candidate with all its rounds. A full search gives every trial all rounds. Returns the
+    seconds of the rounds that are left, and how often cells still start or resume for them.
     """
     left_s = 0.0
     for standing, cost in zip(standings, costs, strict=True):
@@ -44,4 +45,4 @@ def print_tuning_plan(tuning: Tuning, standings: Sequence[Standing], costs: Sequ
         print(f"{state:<11} {shown:>22}  {candidate.name}: {rounds}")
         if standing.open:
             left_s += (seconds or 0.0) * max(planned - standing.rounds, 0)
-    return left_s
+    return left_s, sum(map(tuning.starts_left, standings))

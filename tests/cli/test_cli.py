@@ -174,6 +174,14 @@ def test_describe_knows_every_name(capfd: pytest.CaptureFixture[str], name: str)
     assert len(out.strip()) > 10
 
 
+def test_describe_alone_lists_what_it_explains(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "describe")
+    names = [line.split()[0] for line in out.splitlines() if line[:2].strip() and " " in line.strip()]
+    for name in set(names) - {"name", "FILE.yaml", "./FILE.py", "NAME", "dirichlet."}:
+        assert run(capfd, "describe", name)[0] == 0, name
+    assert code == 0 and {"scenario", "clients", "sweep", "metrics", "rounds.parquet"} <= set(names)
+
+
 @pytest.mark.parametrize("kind", NAMES)
 def test_describe_a_kind_says_where_its_names_go_and_lists_them(capfd: pytest.CaptureFixture[str], kind: str):
     code, out, err = run(capfd, "describe", kind)

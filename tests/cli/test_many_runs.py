@@ -25,7 +25,9 @@ def test_a_dry_run_lists_cells(capfd: pytest.CaptureFixture[str], workplace: Pat
     names = [f"{m} training.lr=0.1 seed={s}" for m in ("fedgh", "standalone") for s in (1, 2)]
     assert [(line[:21].split(), line[46:]) for line in cells] == [(["waiting", "0/20"], name) for name in names]
     assert [line[35:44].strip() for line in cells] == ["309 KiB", "309 KiB", "0 B", "0 B"]
-    assert counted == "4 waiting" and total.startswith("about ") and " at a time, besides start-up (" in total
+    assert (
+        counted == "4 waiting" and total.startswith("about ") and " of it to start the processes and 4 cells" in total
+    )
     assert not list(workplace.iterdir())
 
 

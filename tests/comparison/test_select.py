@@ -9,9 +9,9 @@ import pytest
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.latex import latex
+from raysim.comparison.notes import FOLLOWS_TUNING
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
-from raysim.comparison.notes import FOLLOWS_TUNING
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.comparison.tables import legend, markdown, print_table, short_columns, task_rows, tasks_legend
 from raysim.comparison.tables import short as short_measures

@@ -138,6 +138,9 @@ REFUSED = [
     ("training.learning_rate=1", "training.learning_rate: unknown key; did you mean 'lr'?"),
     ("training.local-epochs=1", "training.local-epochs: unknown key; did you mean 'epochs'?"),
     ("clients.num_clients=3", "clients.num_clients: unknown key; did you mean 'count'?"),
+    ("clients.alpha=1", "clients.alpha: unknown key; did you mean 'data.partition.alpha'? (allowed: count, "),
+    ("training.participation=1", "training.participation: unknown key; did you mean 'clients.participation'?"),
+    ("training.num_clients=3", "training.num_clients: unknown key; did you mean 'clients.count'?"),
     ("learning_rate=1", "learning_rate: unknown key; did you mean 'training.lr'? (allowed: name, "),
     ("nonsense=1", "nonsense: unknown key (allowed: name, "),
     ("training.momentum=1", "training.momentum: 1 given; allowed: less than 1"),
@@ -543,7 +546,9 @@ def test_a_scenario_is_shown_in_a_line() -> None:
 
 def test_a_sweep_is_no_scenario(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text("base: quickstart.yaml\nseeds: 1..3\n")
-    with pytest.raises(ScenarioError, match=r"sweep\.yaml: is a sweep, not a scenario; `raysim sweep` runs it, and with --dry-run"):
+    with pytest.raises(
+        ScenarioError, match=r"sweep\.yaml: is a sweep, not a scenario; `raysim sweep` runs it, and with --dry-run"
+    ):
         parse_scenario(tmp_path / "sweep.yaml")
 
 

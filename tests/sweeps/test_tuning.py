@@ -382,6 +382,9 @@ def test_the_dry_run_counts_the_trials(workplace: Path, pool: Pool, capsys: pyte
     assert lines[0].startswith("tuning") and lines[0].endswith(
         "FedGH: 4 trials, 0 of 8 rounds (50% of a search without halving)"
     )
+    tuned, waiting = (sum(line.startswith(state) for line in lines) for state in ("tuning", "waiting"))
+    starts = tuned * (4 + 2 + 1) + waiting  # trials, those that continue, those that do so again; the result
+    assert lines[-1].endswith(f" of it to start the processes and {starts} cells or steps of the tuning")
     main(["sweep", str(path), "--status"])
     assert capsys.readouterr().out.splitlines()[0] == (
         "tuning      FedGH: 4 trials, 0 of 8 rounds; until round 1: 4 waiting"
