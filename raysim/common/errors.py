@@ -13,6 +13,13 @@ class RaysimError(Exception):
 
     The sentence may quote any text: secrets in addresses and control characters are removed, and long words and
     quotations are shortened to their beginning and end.
+
+    >>> import raysim
+    >>> try:
+    ...     scenario = raysim.Scenario.load("quickstart", ["rounds=0"])
+    ... except raysim.RaysimError as error:
+    ...     print(f"{error} (exit code {error.exit_code})")
+    --set rounds=0: rounds: 0 given; allowed: at least 1 (exit code 2)
     """
 
     exit_code = 1
@@ -27,6 +34,13 @@ class ScenarioError(RaysimError, ValueError):
     Attributes:
         key: the scenario key, such as "data.split"; empty if the error is not about a key.
         reason: the message without the key and its origin.
+
+    >>> import raysim
+    >>> try:
+    ...     scenario = raysim.Scenario.load("quickstart", ["training.lr=-1"])
+    ... except raysim.ScenarioError as error:
+    ...     print(error.key, "-", error.reason)
+    training.lr - -1 given; allowed: greater than 0
     """
 
     exit_code = 2
@@ -42,4 +56,12 @@ class UnavailableError(ScenarioError):
 
 
 class RunError(RaysimError, RuntimeError):
-    """A run failed after it had started. Exit code 1."""
+    """A run failed after it had started. Exit code 1.
+
+    >>> import raysim
+    >>> def run_or_say_why(scenario):
+    ...     try:
+    ...         return raysim.run(scenario, quiet=True)
+    ...     except raysim.RunError as error:  # the finished rounds are kept, and the error says how to resume
+    ...         print(error)
+    """

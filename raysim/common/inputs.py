@@ -11,7 +11,13 @@ Kind = Literal["image", "features", "tokens"]
 
 @dataclass(frozen=True)
 class InputSpec:
-    """Form of one sample as a network reads it: an image, features of any shape, or a fixed number of tokens."""
+    """Form of one sample as a network reads it: an image, features of any shape, or a fixed number of tokens.
+
+    >>> from raysim import InputSpec
+    >>> spec = InputSpec("image", (1, 8, 8))
+    >>> spec.size, spec.shape_text
+    (64, '1x8x8')
+    """
 
     kind: Kind
     shape: tuple[int, ...]

@@ -172,7 +172,20 @@ LOCK = "logs/.lock"
 
 
 class Tracker(Protocol):
-    """Receives a run's results. Calls come from one thread, rounds in order."""
+    """Receives a run's results. Calls come from one thread, rounds in order.
+
+    >>> import raysim
+    >>> class Printed:
+    ...     def open(self, card): print("begins")
+    ...     def log(self, t, values, clients): print("round", t)
+    ...     def close(self, status, summary): print(status)
+    >>> sets = ["rounds=1", "backend=in_process"]
+    >>> run = raysim.run("quickstart", sets=sets, quiet=True, trackers=[Printed()])
+    begins
+    round 0
+    round 1
+    finished
+    """
 
     def open(self, card: RunCard) -> None:
         """Start recording a run. Raises `ScenarioError` if the tracker cannot record it."""

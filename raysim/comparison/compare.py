@@ -49,7 +49,18 @@ class Reached(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Variants, in the order of their first runs, and notes on how fair and how certain the numbers are."""
+    """Variants, in the order of their first runs, and notes on how fair and how certain the numbers are.
+
+    >>> import raysim
+    >>> sets = ["rounds=1", "backend=in_process", "name=one"]
+    >>> runs = [raysim.run("quickstart", sets=[*sets, f"seed={seed}"], quiet=True) for seed in (1, 2, 3)]
+    >>> comparison = raysim.compare("runs/one")
+    >>> mean = comparison.estimate(comparison.variants[0].name, "last")
+    >>> mean.n, mean.low < mean.mean < mean.high
+    (3, True)
+    >>> comparison.frame.query("measure == 'total_mib'")["n"].tolist()
+    [3]
+    """
 
     variants: Sequence[Variant]
     targets: Sequence[float]
@@ -262,6 +273,14 @@ def compare(
         ScenarioError: no run, a damaged run, a target out of range, an unknown baseline, a metric that no run measured
             or that `select` selects no round for, or a run without the validation accuracy that should select its
             round.
+
+    >>> import raysim
+    >>> for method in ("fedgh", "standalone"):
+    ...     sets = [f"algorithm.name={method}", "rounds=1", "backend=in_process", "name=two"]
+    ...     run = raysim.run("quickstart", sets=sets, quiet=True)
+    >>> comparison = raysim.compare("runs/two", baseline="standalone")
+    >>> [variant.name for variant in comparison.variants]
+    ['fedgh', 'standalone']
     """
     if select not in SELECT:
         raise ScenarioError(f"--select: {select} given; allowed: {', '.join(SELECT)}")

@@ -44,6 +44,10 @@ def check_algorithm(algorithm: AnyAlgorithm) -> None:
     """Check every clause in turn. Raises `ContractError` for the first broken clause.
 
     All global random states stay unchanged.
+
+    >>> import raysim
+    >>> from raysim.algorithms.standalone import Standalone
+    >>> raysim.check_algorithm(Standalone())  # every clause holds
     """
     if not isinstance(algorithm, Algorithm):
         cls = algorithm if inspect.isclass(algorithm) else type(algorithm)

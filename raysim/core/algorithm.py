@@ -62,7 +62,16 @@ def only_pixels(name: str) -> Callable[[Tensor], Tensor]:
 
 @dataclass(frozen=True)
 class Task:
-    """The task that all clients and the server know before training."""
+    """The task that all clients and the server know before training.
+
+    >>> from raysim.algorithms.standalone import Standalone
+    >>> from raysim.contract.toy import Toy
+    >>> task = Toy(Standalone(), "example").task
+    >>> task.num_classes, task.feature_dim, task.architectures
+    (4, 8, ('flat', 'norm', 'deep'))
+    >>> task.new_header()
+    Linear(in_features=8, out_features=4, bias=True)
+    """
 
     num_classes: int  # C
     feature_dim: int  # D, the same for every architecture
@@ -114,7 +123,16 @@ class Task:
 
 @dataclass
 class Client:
-    """One client, as its algorithm sees it. Only `net` is kept between rounds."""
+    """One client, as its algorithm sees it. Only `net` is kept between rounds.
+
+    >>> from raysim.algorithms.standalone import Standalone
+    >>> from raysim.contract.toy import Toy
+    >>> from raysim.core.ops import cross_entropy
+    >>> client = Toy(Standalone(), "example").client(0, t=1)  # with 16 samples; D = 8
+    >>> client.fit(cross_entropy)
+    >>> client.outputs(client.net.features).shape
+    torch.Size([16, 8])
+    """
 
     id: ClientId
     task: Task
@@ -240,7 +258,15 @@ def first(data: Samples, size: int) -> Batch:
 
 @dataclass
 class Server(Generic[State]):
-    """The server, as its algorithm sees it. Only `state` is kept between rounds."""
+    """The server, as its algorithm sees it. Only `state` is kept between rounds.
+
+    >>> from raysim.algorithms.standalone import Standalone
+    >>> from raysim.contract.toy import Toy
+    >>> server = Toy(Standalone(), "example").server
+    >>> server.num_samples
+    {0: 16, 1: 13, 2: 14, 3: 12}
+    >>> server.log("norm", 2.5)  # tracked as server/norm
+    """
 
     task: Task
     rng: torch.Generator  # on the CPU; seeded anew each round from run seed and round

@@ -40,7 +40,15 @@ class Transform(Protocol):
 
 @message
 class Batch:
-    """One batch of samples, as a loss function receives it."""
+    """One batch of samples, as a loss function receives it.
+
+    >>> import torch
+    >>> from raysim.core import Batch
+    >>> padded = torch.tensor([1.0, 1.0, 0.0])  # the last sample is padding
+    >>> batch = Batch(torch.zeros(3, 2), torch.tensor([0, 1, 0]), torch.arange(3), padded)
+    >>> batch.mean(torch.tensor([1.0, 3.0, 100.0]))
+    tensor(2.)
+    """
 
     x: Tensor  # [B, C, H, W] float32, or features [B, ...] float32, or tokens [B, L] int64
     y: Tensor  # [B] int64 class ids
@@ -57,7 +65,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class Samples:
-    """One client's part of a data set, in a fixed order."""
+    """One client's part of a data set, in a fixed order.
+
+    >>> import torch
+    >>> from raysim.core import tensors
+    >>> samples = tensors(torch.eye(3), torch.tensor([0, 1, 0]))
+    >>> len(samples), [batch.y.tolist() for batch in samples.in_order(2)]
+    (3, [[0, 1], [0]])
+    >>> samples.subset(torch.tensor([2])).x
+    tensor([[0., 0., 1.]])
+    """
 
     raw_N: Tensor  # [N, ...] as stored: images [N, H, W, C] uint8, features float32, tokens; on the device that trains
     y: Tensor  # [N] int64 class ids, on the same device

@@ -17,7 +17,12 @@ from raysim.core.messages import Weights
 
 @dataclass(frozen=True)
 class UpdateOf:
-    """The upload contains parameters after local training. The server knew them before, so it learns a gradient."""
+    """The upload contains parameters after local training. The server knew them before, so it learns a gradient.
+
+    >>> from raysim.core import UpdateOf
+    >>> def exposed(self, client, up):  # of a method that uploads its header
+    ...     return UpdateOf(client.net.header, up.w)
+    """
 
     part: nn.Module  # a module of `client.net`, or all of it
     after: Weights  # parameters of `part` by name, after training; NaN: a number that is not sent
@@ -26,7 +31,12 @@ class UpdateOf:
 
 @dataclass(frozen=True)
 class OutputOf:
-    """The upload contains the output of a function of `client.net` for the client's only sample."""
+    """The upload contains the output of a function of `client.net` for the client's only sample.
+
+    >>> from raysim.core import OutputOf
+    >>> def exposed(self, client, up):  # of a method that uploads the mean representation of each class
+    ...     return OutputOf(client.net.features, up.mean_SD)
+    """
 
     function: Callable[[Tensor], Tensor]  # sample [1, ...] -> [1, ...], differentiable
     value: Tensor  # the output in the upload, in any shape
@@ -34,7 +44,12 @@ class OutputOf:
 
 @dataclass(frozen=True)
 class Unexposed:
-    """The upload contains nothing that `raysim attack` could match with a single sample."""
+    """The upload contains nothing that `raysim attack` could match with a single sample.
+
+    >>> from raysim.core import Unexposed
+    >>> def exposed(self, client, up):  # of FedMD
+    ...     return Unexposed("uploads logits of public samples only")
+    """
 
     reason: str  # continues a sentence after the method's name: "uploads logits of public samples only"
 

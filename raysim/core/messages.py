@@ -30,7 +30,17 @@ IN_LINE = 4096
 
 @dataclass_transform(frozen_default=True)
 def message(cls: type[T]) -> type[T]:
-    """Make a class a message: a frozen dataclass of tensors and numbers, registered as a pytree of torch."""
+    """Make a class a message: a frozen dataclass of tensors and numbers, registered as a pytree of torch.
+
+    >>> import torch
+    >>> from raysim.core import message
+    >>> @message
+    ... class Means:
+    ...     class_S: torch.Tensor
+    ...     mean_SD: torch.Tensor
+    >>> wire_size(Means(torch.tensor([0, 3]), torch.zeros(2, 4))).components  # bytes of each field
+    {'class_S': 16, 'mean_SD': 32}
+    """
     made = dataclass(frozen=True)(cls)
     names = [field.name for field in fields(made)]  # type: ignore[arg-type]
     pytree.register_pytree_node(
@@ -84,32 +94,66 @@ def mapped(kind: type[Any], change: Callable[[Any], Any], msg: Any) -> Any:
 
 
 def weights(module: nn.Module) -> Weights:
-    """Return a copy of a module's parameters and buffers, detached from training."""
+    """Return a copy of a module's parameters and buffers, detached from training.
+
+    >>> from torch import nn
+    >>> from raysim.core import weights
+    >>> net = nn.Linear(2, 1)
+    >>> copy = weights(net)
+    >>> copy["bias"].requires_grad, copy["bias"].data_ptr() == net.bias.data_ptr()
+    (False, False)
+    """
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
 def extractor_weights(model: nn.Module) -> Weights:
-    """Return a copy of the weights of a `SplitModel` without its header, detached from training."""
+    """Return a copy of the weights of a `SplitModel` without its header, detached from training.
+
+    >>> from torch import nn
+    >>> from raysim import SplitNet
+    >>> from raysim.core import extractor_weights
+    >>> list(extractor_weights(SplitNet(nn.Linear(4, 2), nn.Linear(2, 3))))
+    ['extractor.weight', 'extractor.bias']
+    """
     return {name: value for name, value in weights(model).items() if not name.startswith("header.")}
 
 
 @message
 class Header:
-    """The last linear layer."""
+    """The last linear layer.
+
+    >>> from torch import nn
+    >>> from raysim.core import Header, weights
+    >>> {name: tuple(value.shape) for name, value in Header(weights(nn.Linear(8, 4))).w.items()}
+    {'weight': (4, 8), 'bias': (4,)}
+    """
 
     w: Weights  # weight [C, D], bias [C]
 
 
 @message
 class Extractor:
-    """A model without its last linear layer: parameters and BatchNorm's running statistics."""
+    """A model without its last linear layer: parameters and BatchNorm's running statistics.
+
+    >>> from torch import nn
+    >>> from raysim import SplitNet
+    >>> from raysim.core import Extractor, extractor_weights
+    >>> list(Extractor(extractor_weights(SplitNet(nn.Linear(4, 2), nn.Linear(2, 3)))).w)
+    ['extractor.weight', 'extractor.bias']
+    """
 
     w: Weights
 
 
 @message
 class Model:
-    """A whole model: its parameters and, unless left out, BatchNorm's running statistics."""
+    """A whole model: its parameters and, unless left out, BatchNorm's running statistics.
+
+    >>> from torch import nn
+    >>> from raysim.core import Model, weights
+    >>> list(Model(weights(nn.BatchNorm1d(2))).w)
+    ['weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked']
+    """
 
     w: Weights
 

@@ -18,7 +18,16 @@ from raysim.common.inputs import InputSpec
 
 
 class SplitNet(nn.Module):
-    """A network cut before its last linear layer: logits = header(extractor(x))."""
+    """A network cut before its last linear layer: logits = header(extractor(x)).
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from raysim import SplitNet
+    >>> net = SplitNet(nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU()), nn.Linear(32, 10))
+    >>> x_B = torch.zeros(5, 1, 8, 8)
+    >>> net.features(x_B).shape, net(x_B).shape
+    (torch.Size([5, 32]), torch.Size([5, 10]))
+    """
 
     def __init__(self, extractor: nn.Module, header: nn.Linear, cuts: Sequence[int] = ()) -> None:
         """Join an extractor, which maps samples [B, ...] to [B, D], and a header, which maps [B, D] to [B, K].

@@ -34,6 +34,14 @@ class Run:
 
     Attributes:
         folder: the run folder, an absolute path.
+
+    >>> import raysim
+    >>> run = raysim.run("quickstart", sets=["rounds=2", "backend=in_process"], quiet=True)
+    >>> run.status, list(run.rounds["round"])
+    ('finished', [0, 1, 2])
+    >>> again = raysim.Run(run.folder.name)  # by its id, from the folder that contains runs/
+    >>> again.resume(["rounds=3"], quiet=True).summary["rounds"]
+    3
     """
 
     def __init__(self, run: Path | str) -> None:
@@ -161,6 +169,14 @@ class RunClient:
         run: the run.
         id: the client's id, from 0.
         round: the round after which `network` and `predictions` have the client's state, as in `network_after`.
+
+    >>> import raysim
+    >>> run = raysim.run("quickstart", sets=["rounds=1", "backend=in_process"], quiet=True)
+    >>> client = run.client(3)
+    >>> client.data.train.x.shape[1:], client.network(client.data.test.x).shape[1:]
+    (torch.Size([1, 8, 8]), torch.Size([10]))
+    >>> list(client.predictions("test"))
+    ['sample', 'label', 'predicted', 'probability']
     """
 
     def __init__(self, run: Run, k: int, round: Round = None) -> None:
@@ -231,6 +247,11 @@ def run(
     Raises `ScenarioError` when the run cannot start, `RunError` when it cannot continue; the finished rounds are kept
     in the run folder, and `Run.resume` continues from the last checkpoint. Ctrl-C and SIGTERM end the run with
     `KeyboardInterrupt`: the first signal after the current round, which is saved, the second at once.
+
+    >>> import raysim
+    >>> run = raysim.run("quickstart", sets=["rounds=1", "training.lr=0.1", "backend=in_process"], quiet=True)
+    >>> run.status, run.scenario.training.lr
+    ('finished', 0.1)
     """
     if not isinstance(scenario, ParsedScenario):
         scenario = parse_scenario(scenario, sets)

@@ -37,6 +37,13 @@ class Scenario(ParsedScenario):
     Keys can be read directly, such as `rounds` and `training.lr`. A key that names something holds the object:
     `algorithm` is for example a `FedGH`, `data.partition` a `Dirichlet`. `resolved` contains every choice that raysim
     made.
+
+    >>> import raysim
+    >>> scenario = raysim.Scenario.load("quickstart", ["rounds=1", "backend=in_process"])
+    >>> scenario.rounds, scenario.clients.count, type(scenario.algorithm).__name__, scenario.data.partition
+    (1, 20, 'FedGH', Pathological(classes_per_client=2))
+    >>> scenario.run(quiet=True).status
+    'finished'
     """
 
     dataset: DatasetSpec  # as networks read it

@@ -23,6 +23,12 @@ class Study:
 
     Attributes:
         folder: contains the runs, in one folder per cell.
+
+    >>> import raysim
+    >>> study = raysim.Study("quickstart", grid={"algorithm.name": ["fedgh", "standalone"]}, seeds="1..3")
+    >>> study.cells["state"].value_counts().to_dict()
+    {'waiting': 6}
+    >>> comparison = study.run().compare(baseline="standalone")  # doctest: +SKIP
     """
 
     def __init__(

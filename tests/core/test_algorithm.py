@@ -1,19 +1,12 @@
-"""The interface of algorithms: the example in its docstring."""
+"""The interface of algorithms: names of logged values."""
 
 from __future__ import annotations
 
-import doctest
 from typing import Any
 
 import pytest
 
-from raysim.core import algorithm
 from raysim.core.algorithm import metric_name
-
-
-def test_the_example_of_the_docstring_runs():
-    found = doctest.testmod(algorithm)
-    assert found.attempted and not found.failed
 
 
 @pytest.mark.parametrize("name", ["loss", "a b/c-d.e:f_1", "größe"])
