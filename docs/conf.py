@@ -15,6 +15,7 @@ from sphinx.ext.napoleon import Config, GoogleDocstring
 from sphinx.writers.html5 import HTML5Translator
 
 sys.path.insert(0, str(Path(__file__).parent))
+import measured_runs
 import scenario_keys
 
 # Cells call `raysim` of the environment that builds the site, and print for a page, not for a terminal.
@@ -134,6 +135,8 @@ def setup(app: Sphinx) -> None:
         content[0] = _relink(content[0], path.parent, path)
         if page == "reference/scenario":
             content[0] += scenario_keys.markdown()
+        if page == "measured_runs":
+            content[0] += measured_runs.markdown()
 
     def include(app: Sphinx, path: Path, page: str, content: list[str]) -> None:
         # `page` lacks its folder (MyST-Parser 5.2).

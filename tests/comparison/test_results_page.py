@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from raysim.algorithms.fedclassavg import FedClassAvg
 from raysim.comparison.statistics import Estimate, estimate, holm, paired_difference, paired_p_value
 from raysim.contract.toy import Toy
 from raysim.core.state import digest
+from raysim.sweeps.definition import load_sweep
+from raysim.sweeps.only import chosen_cells
 from tests.conftest import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "results.md").read_text(encoding="utf-8")
@@ -119,6 +122,18 @@ def test_every_file_has_a_digest_for_every_run() -> None:
         with path.open(encoding="utf-8", newline="") as file:
             digests = [row["digest"] for row in csv.DictReader(file)]
         assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in digests)
+
+
+def test_the_command_of_every_run_repeats_that_run() -> None:
+    page = runpy.run_path(str(FOLDER.parent / "measured_runs.py"))
+    rows = [line.split(" | ") for line in page["markdown"]().splitlines() if " | `raysim sweep " in line]
+    files = [FOLDER / f"{sweep}.csv" for sweep in page["SWEEPS"]]
+    assert len(rows) == sum(len(list(csv.reader(file.read_text().splitlines()))) - 1 for file in files)
+    sweeps = {sweep: load_sweep(REPOSITORY / "scenarios" / "sweeps" / f"{sweep}.yaml") for sweep in page["SWEEPS"]}
+    for variant, seed, *_, command in rows:
+        _, _, file, _, only = shlex.split(command.strip(" |`"))
+        (cell,) = chosen_cells(sweeps[Path(file).stem], [only])
+        assert (cell.name, str(cell.scenario.seed)) == (f"{variant[2:]} seed={seed}", seed)
 
 
 def test_the_watched_fedclassavg_is_fedclassavg() -> None:

@@ -1,0 +1,48 @@
+"""The tables of the page on measured runs, from the CSV files in docs/results."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+SWEEPS = ("digits", "public", "fashion_mnist", "cifar100", "cifar100_published")
+"""The CSV files of sweeps in scenarios/sweeps, which have the same names."""
+
+TITLES = {
+    "last": "last",
+    "at_best_val": "at best val.",
+    "best_participants": "best part.",
+    "last_global": "last global",
+    "total_mib": "MiB",
+}
+
+
+def markdown() -> str:
+    """Return a heading and a table for each sweep, with a row per run."""
+    return "\n".join(line for sweep in SWEEPS for line in _table(sweep))
+
+
+def command(sweep: str, variant: str, seed: str) -> str:
+    """Return the command that repeats one run of a sweep."""
+    cell = shlex.quote(f"{variant} seed={seed}")
+    return f"raysim sweep scenarios/sweeps/{sweep}.yaml --only {cell}"
+
+
+def _table(sweep: str) -> Iterator[str]:
+    with (RESULTS / f"{sweep}.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    measures = [name for name in rows[0] if name in TITLES]
+    yield from ("", f"## {sweep}", "", f"{len(rows)} runs of `scenarios/sweeps/{sweep}.yaml`.", "")
+    yield f"| variant | seed | {' | '.join(TITLES[name] for name in measures)} | digest | command |"
+    yield f"| --- | ---: |{' ---: |' * len(measures)} --- | --- |"
+    for row in rows:
+        values = " | ".join(_number(name, row[name]) for name in measures)
+        again = command(sweep, row["variant"], row["seed"])
+        yield f"| {row['variant']} | {row['seed']} | {values} | `{row['digest'][:16]}` | `{again}` |"
+
+
+def _number(measure: str, value: str) -> str:
+    return f"{float(value):.2f}" if measure == "total_mib" else f"{100 * float(value):.2f}"
