@@ -23,7 +23,7 @@ from raysim.contract.compare import fingerprint
 from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, Task, pixels
 from raysim.core.data import Samples
 from raysim.core.fit import LocalTraining, Trainer, fit_one
-from raysim.core.messages import pack, unpack
+from raysim.core.messages import DECLARE, is_message, pack, unpack
 from raysim.core.meter import FlopMeter, flops_of
 from raysim.core.seeds import seed_for, seeded
 from raysim.core.state import digest
@@ -359,6 +359,8 @@ class Toy:
     def _packed(self, name: str, k: ClientId, msg: Any) -> Any:
         """Return a hook's message as bytes, which later changes by the hook cannot affect."""
         self.returned(self, name, k, msg)
+        if not is_message(msg):
+            raise self.broken(f"the return value of {name} for client {k} is a {type(msg).__name__}", DECLARE)
         try:
             return pack(msg)
         except Exception as error:

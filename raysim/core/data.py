@@ -57,7 +57,14 @@ class Batch:
     second: Tensor | None = None  # like x, another augmentation, if two views are requested
 
     def mean(self, per_sample_B: Tensor) -> Tensor:
-        """Mean over the real samples, a scalar. Losses reduce with this, never with `.mean()`."""
+        """Mean over the real samples, a scalar. Losses reduce with this, never with `.mean()`.
+
+        Raises `ValueError` unless the tensor has one value per sample.
+        """
+        if per_sample_B.dim() != 1:
+            raise ValueError(
+                f"batch.mean got a tensor of shape {tuple(per_sample_B.shape)}; give it one value per sample"
+            )
         if self.weight is None:
             return per_sample_B.mean()
         return (per_sample_B * self.weight).sum() / self.weight.sum()

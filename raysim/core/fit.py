@@ -157,9 +157,12 @@ def fit_one(job: FitJob) -> FitResult:
 def loss_and_rows(job: FitJob, batch: Batch) -> tuple[Tensor, Tensor | None]:
     """Return the loss of a batch and, detached, its rows, if the loss returns any; neither in a lower precision."""
     result = job.loss(job.net, batch, job.given)
-    if isinstance(result, tuple):
-        return as_float32(result[0]), as_float32(result[1].detach())
-    return as_float32(result), None
+    loss, rows = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    if not isinstance(loss, Tensor) or loss.dim():
+        name = getattr(job.loss, "__name__", "the loss")
+        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise TypeError(f"{name} returned {got}; return a scalar tensor, for example batch.mean(loss_B)")
+    return as_float32(loss), None if rows is None else as_float32(rows.detach())
 
 
 def has_batchnorm(net: nn.Module) -> bool:

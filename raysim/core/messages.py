@@ -24,6 +24,9 @@ Weights = dict[str, Tensor]
 _FIELDS = "__raysim_message__"
 """Attribute of a message class with the names of its fields; cached properties are not part of a message."""
 
+DECLARE = "return a dataclass that is declared with @message, or None"
+"""What to do if a hook returns anything else."""
+
 IN_LINE = 4096
 """Greatest size in bytes of a packed tensor that is pickled in line."""
 
@@ -51,6 +54,11 @@ def message(cls: type[T]) -> type[T]:
     )
     setattr(made, _FIELDS, names)
     return made
+
+
+def is_message(value: object) -> bool:
+    """Return whether a value may be sent: an object of a class that is declared with `@message`, or None."""
+    return value is None or hasattr(type(value), _FIELDS)
 
 
 def leaves(msg: object) -> list[Any]:
@@ -264,7 +272,12 @@ class WireSize(NamedTuple):
 
 
 def wire_size(msg: object) -> WireSize:
-    """Return the size of a message in bytes, in values, and in bytes by field."""
+    """Return the size of a message in bytes, in values, and in bytes by field.
+
+    Raises `TypeError` if it is no message: not declared with `@message`, or not of tensors and numbers.
+    """
+    if not is_message(msg) and not is_dataclass(msg):  # `_leaf_bytes` tells what a dataclass lacks
+        raise TypeError(f"the hook returned a {type(msg).__name__}; {DECLARE}")
     msg = counted(msg)
     components = wire_components(msg)
     return WireSize(sum(components.values()), wire_params(msg), components)

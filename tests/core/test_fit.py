@@ -35,6 +35,30 @@ def steps(count: int, size: int = 2) -> list[Batch]:
     return [Batch(torch.zeros(size, 1), torch.zeros(size), torch.arange(size))] * count
 
 
+@pytest.mark.parametrize(
+    ("loss", "sentence"),
+    [
+        (
+            lambda net, batch, given: net.w.expand(2),
+            r"<lambda> returned a tensor of shape \(2,\); return a scalar tensor",
+        ),
+        (lambda net, batch, given: None, "returned a NoneType; return a scalar tensor, for example batch.mean"),
+        (lambda net, batch, given: 1.0, "returned a float; return a scalar tensor"),
+        (lambda net, batch, given: (net.w, None, None), "returned a tuple; return a scalar tensor"),
+    ],
+)
+def test_what_is_no_loss_is_refused_in_one_sentence(loss: Any, sentence: str) -> None:
+    with pytest.raises(TypeError, match=sentence):
+        fit(One(), loss)
+
+
+def test_a_mean_of_more_than_one_value_per_sample_is_refused() -> None:
+    """With weights, a table [B, C] of as many classes as samples would give a wrong number without a word."""
+    (batch,) = steps(1, size=3)
+    with pytest.raises(ValueError, match=r"batch.mean got a tensor of shape \(3, 3\); give it one value per sample"):
+        replace(batch, weight=torch.ones(3)).mean(torch.ones(3, 3))
+
+
 def fit(net: nn.Module, loss: Any = square, batches: Sequence[Batch] = (), **local: Any) -> FitResult:
     return fit_one(FitJob(net, loss, None, batches or steps(2), LocalTraining(**local)))
 

@@ -20,6 +20,7 @@ from raysim.algorithms.standalone import Standalone
 from raysim.common.errors import RunError
 from raysim.common.inputs import InputSpec, image
 from raysim.common.results import METRICS, ClientRow
+from raysim.core import message
 from raysim.data.partition import make_partition
 from raysim.data.shards import make_shards
 from raysim.engine.checkpoint.format import read_clients, read_file, read_server
@@ -264,7 +265,7 @@ def test_shared_and_independent_initial_weights(workplace: Path) -> None:
 
 
 @pytest.mark.parametrize("hook", ["client_update", "server_send"])
-@pytest.mark.parametrize("what", ["text", "no message"])
+@pytest.mark.parametrize("what", ["text", "dict", "array", "undeclared", "of text"])
 def test_what_is_no_message_is_told_with_its_hook(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, hook: str, what: str
 ) -> None:
@@ -272,8 +273,21 @@ def test_what_is_no_message_is_told_with_its_hook(
     class Plain:
         x: int = 1
 
-    monkeypatch.setattr(Standalone, hook, lambda *_: {"text": "text", "no message": Plain()}[what])
-    told = {"text": "a message may hold tensors and numbers, not str", "no message": "Plain is no message: put @mess"}
+    @message
+    class OfText:
+        x: str = "text"
+
+    sent: dict[str, Any] = {"text": "text", "dict": {"w": torch.ones(2)}, "array": np.ones(2)}
+    sent |= {"undeclared": Plain(), "of text": OfText()}
+    monkeypatch.setattr(Standalone, hook, lambda *_: sent[what])
+    declare = "return a dataclass that is declared with @message, or None"
+    told = {
+        "text": f"the hook returned a str; {declare}",
+        "dict": f"the hook returned a dict; {declare}",
+        "array": f"the hook returned a ndarray; {declare}",
+        "undeclared": "Plain is no message: put @message above it",
+        "of text": "a message may hold tensors and numbers, not str",
+    }
     with pytest.raises(HookError, match=rf"Standalone.{hook}.* failed in round 1\b.*{told[what]}"):
         quiet_run("algorithm={name: standalone}")
 
