@@ -148,6 +148,7 @@ def new(kind: str, name: str, base: str | None) -> None:
         file.write_text(text, encoding="utf-8")
         echo(f"wrote {file}")
     echo(f"    raysim launch {name}.yaml")
+    echo(f"    pytest test_{name}.py  # checks it, and runs two rounds")
 
 
 COMMANDS = (init, new)

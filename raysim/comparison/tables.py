@@ -240,11 +240,12 @@ def _published(measure: str, estimate: Estimate | None, paper: Published | None)
 
 
 def short(comparison: Comparison) -> list[str]:
-    """The measures of the short table."""
+    """The measures of the short table, beginning with the one that is tested and drawn."""
     printed = {measure for variant in comparison.variants for measure in comparison.published(variant.name)}
     costs = ("rounds_to_", "virtual_s_to_")
     columns = COLUMNS if comparison.select == "last" else (*VAL_COLUMNS[comparison.select], *COSTS)
-    return [m for m in comparison.measures if m in columns or m in printed or m.startswith(costs)]
+    shown = [m for m in comparison.measures if m in columns or m in printed or m.startswith(costs)]
+    return sorted(shown, key=lambda measure: measure != comparison.main)
 
 
 def short_columns(comparison: Comparison) -> list[Column]:
@@ -318,7 +319,10 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
     if "at_best_val" in measures:
         texts.append("at best val.: test accuracy in the round with the greatest validation accuracy.")
     if "at_best_val_current" in measures:
-        texts.append("current at best val.: likewise, both accuracies with the server's current message.")
+        texts.append(
+            "current at best val.: test accuracy in the round with the greatest validation accuracy, both with the "
+            "server's current message."
+        )
     if kinds & {"published", "printed"}:
         sources = dict.fromkeys(one.source for variant in comparison.variants for one in variant.published)
         texts.append(f"published: {'; '.join(sources)}, and in brackets the measured mean less it.")

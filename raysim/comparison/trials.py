@@ -62,5 +62,5 @@ class TrialsCard:
 
     def _score(self, trial: TrialCard) -> str:
         if trial.failed:
-            return "failed"
+            return "failed or diverged"
         return "-" if trial.score is None else f"{self._factor * trial.score:.4g}"

@@ -13,10 +13,11 @@ from typing import Any
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import refuse_special
+from raysim.common.suggestions import suggest
 from raysim.common.text import is_name
 from raysim.comparison.measures import CURVES
 from raysim.plugins.references import Reference
-from raysim.scenario.bundled import bundled_file, scenario_file
+from raysim.scenario.bundled import bundled_file, bundled_names, scenario_file
 from raysim.scenario.yaml_text import opening_comment, parse, read_text, shown
 from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant
 from raysim.sweeps.claims import claimed, read_claims
@@ -166,8 +167,9 @@ def _base(raw: Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
         file = bundled_file(base) or file
     refuse_special(file, "base", str(path))
     if not file.is_file():
+        near = suggest(str(base), bundled_names())
         raise ScenarioError(
-            f"{base} given, but {file} is not a file; give a scenario file, or the name of a bundled scenario",
+            f"{base} given, but {file} is not a file{near}; give a scenario file, or the name of a bundled scenario",
             key="base",
             origin=str(path),
         )
@@ -301,4 +303,5 @@ def _check_comparison(raw: Mapping[str, Any], cells: Sequence[Cell], file: str) 
     first = reference.name if reference else (baseline.split() or [""])[0]  # settings may follow the method's name
     if baseline not in runs and first not in {*methods, *algorithms}:
         allowed = dict.fromkeys([*methods, *runs])
-        raise ScenarioError(f"{baseline!r} given; allowed: {', '.join(allowed)}", key="baseline", origin=file)
+        near = suggest(baseline, allowed)
+        raise ScenarioError(f"{baseline!r} given{near}; allowed: {', '.join(allowed)}", key="baseline", origin=file)

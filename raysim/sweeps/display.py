@@ -69,7 +69,8 @@ class PlainProgress:
             return _accuracy(state)
         values = ", ".join(f"{key}={written(value)}" for key, value in state.cell.values)
         reached = score(state, tuning.settings.select)
-        judged = f"{reached:.4g}" if math.isfinite(reached) else "is not finite, so the trial ranks last,"
+        ranks_last = "does not count (a loss is not finite, or it was not measured): the trial ranks last,"
+        judged = f"{reached:.4g}" if math.isfinite(reached) else ranks_last
         return f"  {tuning.settings.select} {judged} after round {state.cell.rounds}; {values}"
 
     def line(self, progress: Progress) -> str:
@@ -194,8 +195,8 @@ def print_plan(
         rounds_s, start_s = max(left_s / parallel, longest_s), START_S + CELL_S * starts / parallel
         besides = f", besides {plural(unknown, 'cell')} of unknown length" if unknown else ""
         print(
-            f"about {human_seconds(rounds_s + start_s)} with {plural(parallel, 'cell')} at a time{besides}, "
-            f"{human_seconds(start_s)} of it to start the processes and {plural(starts, 'cell')}{steps}"
+            f"about {human_seconds(rounds_s + start_s)} on an idle machine with {plural(parallel, 'cell')} at a time"
+            f"{besides}, {human_seconds(start_s)} of it to start the processes and {plural(starts, 'cell')}{steps}"
         )
 
 

@@ -46,9 +46,9 @@ class Values:
         return self.values
 
     def edge(self, value: Any) -> Edge:
-        """The edge that a value of a list of at least two numbers lies on; other lists have none."""
+        """The edge that a value of a list of three numbers or more lies on; other lists have none."""
         numbers = [one for one in self.values if isinstance(one, int | float) and not isinstance(one, bool)]
-        if len(numbers) < len(self.values) or len(numbers) < 2:
+        if len(numbers) < len(self.values) or len(numbers) < 3:
             return ""
         return "lower" if value == min(numbers) else "upper" if value == max(numbers) else ""
 

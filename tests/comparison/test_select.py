@@ -218,7 +218,7 @@ def test_the_accuracy_that_chose_the_values_is_tested_and_drawn(
     tuned = compare(folder, baseline="standalone")
     assert tuned.main == "last_current" and FOLLOWS_TUNING in tuned.notes
     head, *_ = variant_rows(tuned, short_measures(tuned), {tuned.main})
-    assert head[2:7] == ["last", "at best val.", "last current", "vs standalone", "p (Holm)"]
+    assert head[2:7] == ["last current", "vs standalone", "p (Holm)", "last", "at best val."]
     own = compare(folder, metric="accuracy/all")
     assert own.main == "last" and FOLLOWS_TUNING not in own.notes
     for options, said in (((), True), (("--columns", "last"), False), (("--metric", "accuracy/all"), False)):

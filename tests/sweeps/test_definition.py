@@ -285,7 +285,10 @@ def test_a_baseline_may_be_a_name_in_runs(base: Path, tmp_path: Path) -> None:
         sweep = load_sweep(write(tmp_path, runs=runs, baseline=baseline))
         assert sweep.baseline == baseline
         assert list(sweep.card().cells.values())[1].runs == ("slow", "b")
-    with pytest.raises(ScenarioError, match=r"baseline: 'slw' given; allowed: fedgh, slow, a, slow a, b, slow b, "):
+    with pytest.raises(
+        ScenarioError,
+        match=r"'slw' given; did you mean 'slow'\?; allowed: fedgh, slow, a, slow a, b, slow b, ",
+    ):
         load_sweep(write(tmp_path, runs=runs, baseline="slw"))
 
 

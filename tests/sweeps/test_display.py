@@ -227,8 +227,10 @@ def test_the_plan_of_a_long_list(tmp_path: Path, capsys: pytest.CaptureFixture[s
     print_plan(states, [Cost(10.0, 1024.0)] * 20 + [Cost(None, None)], 2)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "fedgh: 0 of 7 seeds done, 7 waiting; 10.0 s, 1.00 KiB each"
-    starts = "11.3 s of it to start the processes and 21 cells"
-    assert lines[-1] == f"about 1 min 51 s with 2 cells at a time, besides 1 cell of unknown length, {starts}"
+    assert lines[-1] == (
+        "about 1 min 51 s on an idle machine with 2 cells at a time, besides 1 cell of unknown length, "
+        "11.3 s of it to start the processes and 21 cells"
+    )
     print_plan(states, [Cost(10.0, 1024.0)] * 21, 2, every=True)
     assert len(capsys.readouterr().out.splitlines()) == 21 + 2
 

@@ -120,7 +120,7 @@ def test_grids_and_corners() -> None:
         (Values((0.1, 0.01, 1)), 0.01, "lower"),
         (Values((0.1, 0.01, 1)), 1, "upper"),
         (Values((0.1, 0.01, 1)), 0.1, ""),
-        (Values((0.1,)), 0.1, ""),
+        (Values((0.1, 1)), 0.1, ""),  # each value of two lies on an edge
         (Values(("a", "b")), "a", ""),
         (Values((False, True)), True, ""),
         (Range("log", 0.001, 1.0), 0.0014, "lower"),

@@ -397,7 +397,7 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"sedes": [1]}, "tune.sedes: unknown key; allowed: seeds, trials, space"),
+        ({"sedes": [1]}, r"tune.sedes: unknown key; did you mean 'seeds'\?; allowed: seeds, trials, space"),
         ({"seeds": None}, "tune.seeds: is missing; give seeds that differ from those of the result"),
         ({"seeds": "x"}, "tune.seeds: 'x' given; allowed: a list of integers"),
         ({"seeds": [101, 101]}, "tune.seeds: .* give each seed once"),
