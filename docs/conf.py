@@ -27,9 +27,12 @@ REPOSITORY = DOCS.parent
 BUILD = REPOSITORY / "build"
 
 # IPython runs `!command` in a terminal, in which progress is drawn again and again, and continues after one that fails.
-STARTUP = """
+# The page of studies imports `examples`, which is not installed.
+STARTUP = f"""
 import subprocess
+import sys
 
+sys.path.append({str(REPOSITORY)!r})
 shell = get_ipython()
 
 
@@ -38,7 +41,7 @@ def checked(command):
     done = subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(done.stdout, end="")
     if done.returncode:
-        raise RuntimeError(f"{command} ended with exit code {done.returncode}")
+        raise RuntimeError(f"{{command}} ended with exit code {{done.returncode}}")
 
 
 shell.system = checked

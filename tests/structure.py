@@ -43,7 +43,10 @@ PRIVATE_TERMS = {
 """Regular expression of whole words -> what to say."""
 
 EXEMPT = {Path("tests/structure.py"), Path("CHANGELOG.md")}
-LISTED = ["raysim", "algorithms", "tests", "benchmarks", "cluster", "scenarios", "docs", "README.md", "CONTRIBUTING.md"]
+LISTED = [
+    "raysim", "algorithms", "examples", "tests", "benchmarks", "cluster", "scenarios", "docs",
+    "README.md", "CONTRIBUTING.md",
+]  # fmt: skip
 
 
 def files(*suffixes: str) -> list[Path]:
