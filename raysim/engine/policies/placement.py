@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -133,11 +133,16 @@ def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, pa
             # The mean number of participants of this group in a round, rounded up.
             busy = count if participants is None else max(1, math.ceil(participants * count / total))
             actors = max(1, min(int(by_cpu + 1e-9), int(min(by_gpu + 1e-9, 1e9)), busy))
-        if request.gpus_per_actor is None and machine.gpus:
-            gpus = _share_of_a_gpu(actors, machine.gpus / len(requests))
         groups.append(
             ActorGroup(request.clients, actors, request.cpus_per_actor, gpus, request.clients_per_actor is not None)
         )
+    automatic = [g for g, request in enumerate(requests) if request.gpus_per_actor is None]
+    if machine.gpus and automatic:
+        # One share for all of them: shares of several sizes may leave gaps on GPUs into which no actor fits.
+        taken = sum(group.actors * group.gpus_per_actor for g, group in enumerate(groups) if g not in automatic)
+        share = _share_of_a_gpu(sum(groups[g].actors for g in automatic), machine.gpus - taken)
+        for g in automatic:
+            groups[g] = replace(groups[g], gpus_per_actor=share)
     plan = Plan(tuple(groups))
     if plan.gpus > machine.gpus + 1e-6:
         raise ScenarioError(
@@ -273,8 +278,10 @@ def _gpus_per_actor(request: ResourceRequest, machine: ClusterResources, notes: 
 def _share_of_a_gpu(actors: int, gpus: float) -> float:
     """Return the largest equal share with which all actors fit: 3 actors on 2 GPUs get 1/2 each, since 2/3 fits once.
 
-    An actor computes on one GPU, so its share is at most 1.
+    An actor computes on one GPU, so its share is at most 1. If no GPU is left, the plan will be refused.
     """
+    if gpus <= 0:
+        return 1.0 / GPU_ACTORS
     per_gpu = max(1, math.ceil(actors / gpus - 1e-9))
     return math.floor(1e4 / per_gpu) / 1e4  # Ray keeps 4 digits of a share
 

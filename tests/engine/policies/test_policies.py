@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import f1_score
 
@@ -86,6 +86,7 @@ def test_plan(
     st.lists(st.integers(1, 40), min_size=1, max_size=3),
     st.lists(st.integers(0, 8), min_size=1, max_size=4).filter(any),
 )
+@example([1, 2, 3], [1, 2])  # with a third of the GPUs for each group, shares of 1/2 would leave no room for 1/3
 def test_actors_with_an_automatic_share_fit_on_any_gpus(actors: list[int], gpus: list[int]) -> None:
     requests = [replace(group_of(40, count, gpus=None), key=f"{i}") for i, count in enumerate(actors)]
     nodes = [Node(str(i), 200.0, float(count), str(i)) for i, count in enumerate(gpus)]
