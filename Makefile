@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+FAST := -n 2 --dist loadgroup -m "not ray and not slow" $(addprefix tests/,core data engine grouped jobs plugins report scenario tracking)
 
-.PHONY: help setup demo test test-fast test-large test-newest check docs test-gpu chaos golden bench clean
+.PHONY: help setup demo test test-fast test-large test-versions check docs test-gpu chaos golden bench clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,16 +26,13 @@ test: setup  ## Run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-fast: setup  ## Run, in under a minute, the tests of the parts that need neither Ray nor a training
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not ray and not slow" $(addprefix tests/,core data engine grouped jobs plugins report scenario tracking)
+	$(BIN)/python -m pytest $(FAST)
 
 test-large: setup  ## Run the tests that take minutes or gigabytes: a hundred actors, clusters; CI does
 	$(BIN)/python -m pytest -m large
 
-test-newest:  ## Install the newest versions in range into build/newest, and run the fast tests and the demo there
-	rm -rf build/newest && $(PYTHON) -m venv build/newest
-	build/newest/bin/python -m pip install --quiet --disable-pip-version-check '.[dev]'
-	build/newest/bin/python -m pytest -n 2 --dist loadgroup -m "not ray and not slow" $(addprefix tests/,core data engine grouped jobs report scenario tracking)
-	cd build/newest && bin/raysim launch ../../scenarios/quickstart.yaml
+test-versions: setup  ## Try the wheel with the lowest and newest versions in range, in environments below build/versions
+	$(BIN)/python -m tests.versions $(VERSIONS) --tests '$(FAST)'
 
 check: setup  ## Formatting, lint, types, import arrows
 	$(BIN)/ruff format --check .

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import raysim
+from tests import versions
 from tests.cli.command import run
 from tests.conftest import REPOSITORY
 from tests.plugins.test_own_code import forget_own_code
 
-VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+VERSION = PROJECT["version"]
 
 
 def test_the_version_is_the_same_everywhere(capfd: pytest.CaptureFixture[str]) -> None:
@@ -23,7 +30,9 @@ def test_the_version_is_the_same_everywhere(capfd: pytest.CaptureFixture[str]) -
     code, out, _ = run(capfd, "--version")
     first, *others = out.splitlines()
     assert (code, first) == (0, f"raysim {VERSION}")
-    assert [line.split()[0] for line in others] == ["ray", "torch", "torchvision", "mlflow", "numpy", "Python"]
+    assert [line.split()[0] for line in others] == ["ray", "torch", "torchvision", "mlflow", "numpy", "CUDA", "Python"]
+    cuda = importlib.import_module("torch").version.cuda
+    assert others[-2] == f"CUDA {cuda or 'none: torch is built for CPUs'}"
 
 
 def test_the_workflow_runs_what_ci_runs() -> None:
@@ -31,6 +40,58 @@ def test_the_workflow_runs_what_ci_runs() -> None:
     assert ".ci/run" in [step.get("run") for step in workflow["jobs"]["test"]["steps"]]
     assert os.access(REPOSITORY / ".ci/run", os.X_OK)
     assert workflow["jobs"]["publish"]["needs"] == "test"
+
+
+def test_only_a_tag_is_published_and_without_a_secret() -> None:
+    text = (REPOSITORY / ".github/workflows/ci.yml").read_text()
+    workflow = yaml.safe_load(text)
+    publish = workflow["jobs"]["publish"]
+    assert publish["if"] == "startsWith(github.ref, 'refs/tags/v')"
+    assert "secrets." not in text and "password" not in text
+    assert workflow["permissions"] == {"contents": "read"} and "permissions" not in workflow["jobs"]["test"]
+    assert publish["permissions"] == {"contents": "read", "id-token": "write"}
+    assert publish["steps"][-1] == {"uses": "pypa/gh-action-pypi-publish@release/v1"}
+
+
+def test_pre_commit_runs_what_make_check_runs() -> None:
+    recipe = (REPOSITORY / "Makefile").read_text().split("\ncheck: setup")[1].split("\n\n")[0].splitlines()[1:]
+    checks = {line.strip().removeprefix("$(BIN)/").removesuffix(" .").removesuffix(" --check") for line in recipe}
+    (repo,) = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text())["repos"]
+    assert {hook["entry"].removesuffix(" --fix") for hook in repo["hooks"]} == checks
+
+
+def test_every_dependency_is_imported_and_every_import_is_declared() -> None:
+    names = {"scikit-learn": "sklearn", "pyyaml": "yaml", "pillow": "PIL"}
+    declared = {names.get(name, name.replace("-", "_")) for name in map(_package, PROJECT["dependencies"])}
+    extras = PROJECT["optional-dependencies"]
+    optional = {_package(text) for name in ("hub", "tune", "tensorboard", "wandb") for text in extras[name]}
+    files = [*(REPOSITORY / "raysim").rglob("*.py"), *(REPOSITORY / "algorithms").glob("*.py")]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    modules += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    imported = {module.partition(".")[0] for module in modules}
+    third_party = imported - set(sys.stdlib_module_names) - {"raysim", "__future__"}
+    # scikit-learn needs threadpoolctl and is the reason why raysim calls it.
+    assert declared <= third_party
+    assert third_party - declared - optional <= {"threadpoolctl"}
+
+
+def test_lowest_versions_are_the_lower_bounds() -> None:
+    """`make test-versions` finds a bound for every dependency, and the next version where a bound has no wheel."""
+    limits = versions.bounds(PROJECT)
+    assert set(map(_package, PROJECT["dependencies"])) <= set(limits)
+    wheels = [Version(text) for text in ("1.9", "2.0rc1", "2.0.1", "3.0")]
+    assert versions.lowest(Version("2.0"), wheels) == Version("2.0.1")
+    row = versions.Row("3.11", "lowest", {"torch": "2.6.0+cu124", "scipy": "1.11.1"}, "passes", 4.26, 6.84)
+    assert (
+        versions.table([row]).splitlines()[2]
+        == "| 3.11 | lowest | 2.6.0 |  |  |  |  |  |  | 1.11.1 | passes | 4.3 | 6.8 |"
+    )
+    assert versions.find_python("2.99") is None
+
+
+def _package(requirement: str) -> str:
+    return Requirement(requirement).name
 
 
 def test_tables_of_a_foreign_run_run_no_code_of_it(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from raysim.cli.options import METRICS, WIDTH, folders_of, metric
+from raysim.cli.options import METRICS, WIDTH, complete_folders, folders_of, metric
 from raysim.cli.output import echo
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_folders)
 @click.option("--kind", default="curves", show_default=True, type=click.Choice(PLOTS), help="What to draw, see above.")
 @metric("accuracy/all")
 @WIDTH
@@ -104,7 +104,7 @@ def plot(runs: tuple[str, ...], kind: str, metric: str | None, width: Width, out
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_folders)
 @click.option(
     "--clients", default="0,1,2", show_default=True, callback=_ids, metavar="K,K", help="Clients whose samples to show."
 )
@@ -127,7 +127,7 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, round_: Round, se
 
 
 @click.command()
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=complete_folders)
 @click.option(
     "--pairs", default=20, show_default=True, type=click.IntRange(min=1), help="How many (client, image) pairs."
 )
@@ -188,7 +188,7 @@ def attack(
 
 
 @click.command()
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=complete_folders)
 @click.option(
     "--sample", required=True, type=click.IntRange(min=0), help="Position in the data set, as in partition.parquet."
 )

@@ -20,7 +20,7 @@ from raysim.cli.comparison import COMMANDS as COMPARISON_COMMANDS
 from raysim.cli.inspection import COMMANDS as INSPECTION_COMMANDS
 from raysim.cli.jobs import CODE_CHANGED
 from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
-from raysim.cli.options import ADDRESS, SCENARIO, SETS
+from raysim.cli.options import ADDRESS, SCENARIO, SETS, complete_folders
 from raysim.cli.output import echo, show_error
 from raysim.cli.starting import COMMANDS as STARTING_COMMANDS
 from raysim.common.errors import RaysimError, ScenarioError
@@ -56,8 +56,20 @@ def _show_versions(context: click.Context, parameter: click.Parameter, wanted: b
             echo(f"{name} {version(name)}")
         except PackageNotFoundError:
             echo(f"{name} is not installed")
+    echo(f"CUDA {_cuda_of_torch() or 'none: torch is built for CPUs'}")
     echo(f"Python {sys.version.split()[0]}")
     context.exit()
+
+
+def _cuda_of_torch() -> str | None:
+    """The version of CUDA that torch is built with, from its file of versions: importing torch takes seconds."""
+    from importlib.util import find_spec
+    from pathlib import Path
+    from runpy import run_path
+
+    package = find_spec("torch")
+    file = Path(package.origin).with_name("version.py") if package and package.origin else None
+    return run_path(str(file)).get("cuda") if file and file.is_file() else None
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -88,7 +100,13 @@ def cli() -> None:
     "--dry-run", is_flag=True, help="Show the placement of clients and the estimated time and memory, without running."
 )
 @QUIET
-@click.option("--resume", "run_", metavar="RUN", help="Resume this run: its folder, or its id below ./runs.")
+@click.option(
+    "--resume",
+    "run_",
+    metavar="RUN",
+    shell_complete=complete_folders,
+    help="Resume this run: its folder, or its id below ./runs.",
+)
 @CODE_CHANGED
 @ADDRESS
 def launch(
@@ -141,7 +159,7 @@ def launch(
 
 
 @cli.command("resume")
-@click.argument("run_", metavar="RUN")
+@click.argument("run_", metavar="RUN", shell_complete=complete_folders)
 @SETS
 @QUIET
 @CODE_CHANGED
@@ -268,8 +286,14 @@ def list_(what: str, names: bool) -> None:
         show_list(what)
 
 
+def _complete_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from raysim.cli.show import names_of
+
+    return [name for name in names_of("all") if name.startswith(incomplete)]
+
+
 @cli.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=_complete_names)
 def describe(name: str | None) -> None:
     """Explain an algorithm, model, dataset, partition, metric, a section of a scenario such as `clients`, or a file.
 
@@ -363,8 +387,10 @@ def completion(shell: str) -> None:
     """Print a shell's completion script.
 
     \b
-    For bash, put this into ~/.bashrc:
+    For bash, put this into ~/.bashrc; for zsh, the same with `zsh` into ~/.zshrc:
         eval "$(raysim completion bash)"
+    For fish, run once:
+        raysim completion fish > ~/.config/fish/completions/raysim.fish
     """
     from click.shell_completion import get_completion_class
 

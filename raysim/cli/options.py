@@ -26,6 +26,11 @@ class ScenarioFile(click.Path):
         return [*names, *super().shell_complete(ctx, param, incomplete)]
 
 
+def complete_folders(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete folders, for an argument that also takes a run's id."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
 SWEEP_FILES = (".yaml", ".yml")
 
 

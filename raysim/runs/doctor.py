@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -50,24 +51,38 @@ class Finding:
 
 def findings() -> Iterator[Finding]:
     """Check this machine, one thing after the other; nothing is changed and no run begins."""
-    yield python()
-    yield packages()
-    yield torchvision()
-    yield processors()
-    yield gpus()
-    yield memory()
-    yield shared_memory()
-    yield open_files()
-    yield disk()
-    yield data_folder()
-    yield mlflow()
-    yield ray()
-    yield interrupts()
+    checks: dict[str, Callable[[], Finding]] = {
+        "Python": python,
+        "packages": packages,
+        "torch": torch,
+        "CPUs": processors,
+        "GPUs": gpus,
+        "memory": memory,
+        "shared memory": shared_memory,
+        "open files": open_files,
+        "disk": disk,
+        "data": data_folder,
+        "MLflow": mlflow,
+        "Ray": ray,
+        "Ctrl-C": interrupts,
+    }
+    for what, check in checks.items():
+        try:
+            yield check()
+        except Exception as error:  # of a damaged package or a forbidden system call: the other checks still help
+            yield Finding(what, "problem", f"cannot be checked ({type(error).__name__}: {_line(error)})")
 
 
-def python() -> Finding:
-    """The version of Python."""
-    return Finding("Python", "ok", f"{sys.version.split()[0]}, {sys.executable}")
+def python(version: tuple[int, int] = sys.version_info[:2]) -> Finding:
+    """Whether raysim is tested with this version of Python."""
+    text = f"{sys.version.split()[0]}, {sys.executable}"
+    named = re.compile(r"Programming Language :: Python :: 3\.(\d+)")
+    classifiers = metadata.metadata("raysim").get_all("Classifier") or []
+    tested = sorted((3, int(found[1])) for found in map(named.fullmatch, classifiers) if found)
+    if tested and not tested[0] <= version <= tested[-1]:
+        first, last = (".".join(map(str, one)) for one in (tested[0], tested[-1]))
+        return Finding("Python", "note", f"{text}; raysim is tested with {first} to {last}")
+    return Finding("Python", "ok", text)
 
 
 def requirements() -> list[Requirement]:
@@ -97,15 +112,17 @@ def packages(required: Callable[[], Sequence[Requirement]] = requirements) -> Fi
     return Finding("packages", "ok", f"{versions}; all dependencies are in the supported ranges")
 
 
-def torchvision() -> Finding:
-    """Whether torch and torchvision fit together: builds of different kinds fail on import."""
-    try:
-        importlib.import_module("torchvision")
-    except Exception as error:
-        versions = " and ".join(f"{name} {metadata.version(name)}" for name in ("torch", "torchvision"))
-        text = f"{versions} do not fit together ({_line(error)}); install both from the same index, in one command"
-        return Finding("torchvision", "problem", text)
-    return Finding("torchvision", "ok", f"{metadata.version('torchvision')}, fits torch")
+def torch() -> Finding:
+    """Whether torch can be imported, and torchvision with it: builds of different kinds do not fit together."""
+    for name in ("torch", "torchvision"):
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            versions = " and ".join(f"{name} {_version(name)}" for name in ("torch", "torchvision"))
+            wrong = "torch cannot be imported" if name == "torch" else "they do not fit together"
+            text = f"{versions}: {wrong} ({_line(error)}); install both from the same index, in one command"
+            return Finding("torch", "problem", text)
+    return Finding("torch", "ok", f"{_version('torch')}, fits torchvision {_version('torchvision')}")
 
 
 def processors() -> Finding:
@@ -118,20 +135,25 @@ def processors() -> Finding:
 
 
 def gpus() -> Finding:
-    """The GPUs that torch can use."""
+    """The GPUs that torch can use, and the version of their driver."""
     import torch
 
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    listed = subprocess.run(query, capture_output=True, text=True, check=False) if shutil.which(query[0]) else None
+    rows = [] if listed is None or listed.returncode else listed.stdout.strip().splitlines()
+    driver = f"driver {rows[0].rpartition(',')[2].strip()}" if rows else "an unknown driver"
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        return Finding("GPUs", "ok", f"{', '.join(names)}; torch has CUDA {torch.version.cuda}")
-    if not shutil.which("nvidia-smi"):
+        return Finding("GPUs", "ok", f"{', '.join(names)}; {driver}, torch with {built}")
+    if listed is None:
         return Finding("GPUs", "ok", "none; clients run on CPUs")
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-    if listed.returncode or not listed.stdout.strip():
+    if not rows:
         return Finding("GPUs", "note", f"nvidia-smi finds none: {_line(listed.stdout + listed.stderr)}")
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
-    return Finding("GPUs", "note", f"torch {torch.__version__} ({built}) cannot use {_line(listed.stdout)}: its driver "
-                   "is older than this CUDA, or torch is built for CPUs; clients run on CPUs")  # fmt: skip
+    names = [row.rpartition(",")[0] for row in rows]
+    why = f"its {driver} may be older than this CUDA" if torch.version.cuda else "it is built for CPUs"
+    return Finding("GPUs", "note", f"torch {torch.__version__} ({built}) cannot use {', '.join(names)}: {why}; "
+                   "clients run on CPUs")  # fmt: skip
 
 
 def memory() -> Finding:
@@ -242,9 +264,18 @@ def trial() -> Finding:
             run("quickstart", sets=sets, quiet=True)
         except RaysimError as error:
             return Finding("a run", "problem", str(error))
+        except Exception as error:  # of a damaged package, whose error raysim cannot know
+            return Finding("a run", "problem", f"{type(error).__name__}: {_line(error)}")
     return Finding(
         "a run", "ok", f"a round of the quickstart works: {perf_counter() - began:.0f} s with the start of Ray"
     )
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
 
 
 def _gib(size: int) -> str:

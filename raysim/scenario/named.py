@@ -65,10 +65,12 @@ def model_of(declaration: Declaration, name: str, key: Key, origin: Origin) -> t
     """
     for field in declaration.fields:
         if field.default is not MISSING and not _is_plain(field.default):
+            kind = type(field.default)  # NumPy 1 shows a number of its own like a plain one
+            named = "" if kind.__module__ == "builtins" else f" of type {kind.__module__}.{kind.__qualname__}"
             raise origin.error(
                 key,
-                f"{name}: field {field.name} has the default {quoted(field.default)}, which a scenario cannot contain; "
-                "allowed: text, numbers, true, false, null, lists, mappings",
+                f"{name}: field {field.name} has the default {quoted(field.default)}{named}, which a scenario cannot "
+                "contain; allowed: text, numbers, true, false, null, lists, mappings",
             )
     try:
         model = settings_model(declaration)

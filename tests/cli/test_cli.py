@@ -13,6 +13,7 @@ import click
 import jsonschema
 import pytest
 import yaml
+from click.shell_completion import BashComplete
 
 from raysim.cli.main import cli, main
 from raysim.common.results import METRICS, ClientRow
@@ -399,6 +400,22 @@ def test_completion(capfd: pytest.CaptureFixture[str], shell: str):
     code, out, err = run(capfd, "completion", shell)
     assert (code, err) == (0, "")
     assert "_RAYSIM_COMPLETE" in out and f"{shell}_complete" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["launch", "quick"], "plain,quickstart"),
+        (["describe", "dirich"], "plain,dirichlet"),
+        (["resume", "runs/quick"], "dir,runs/quick"),
+        (["launch", "quickstart", "--resume", "runs/quick"], "dir,runs/quick"),
+        (["tsne", "runs/quick"], "dir,runs/quick"),
+    ],
+)
+def test_names_and_run_folders_are_completed(words: list[str], expected: str):
+    completion = BashComplete(cli, {}, "raysim", "_RAYSIM_COMPLETE")
+    found = [completion.format_completion(one) for one in completion.get_completions(words[:-1], words[-1])]
+    assert found[:1] == [expected]
 
 
 def test_schema_prints_what_is_shipped(capfd: pytest.CaptureFixture[str], tmp_path: Path):

@@ -571,7 +571,7 @@ LEAVING: dict[str, tuple[str, str]] = {
     "schedule": ("training.schedule={name: './evil.py:Leaves'}", "schedule: Leaves.factor fails: SystemExit (evil.py"),
     "a default that is NumPy's": (
         "data.partition={name: './evil.py:Default'}",
-        "evil.py:Default: field first has the default np.int64(1), which a scenario cannot contain; allowed: text",
+        " of type numpy.int64, which a scenario cannot contain; allowed: text",
     ),
     "an attribute": (
         "clients.models=['./evil.py:Attribute', digits_mlp64]",

@@ -6,6 +6,7 @@ import importlib
 import shutil
 import signal
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,7 +34,7 @@ def test_this_machine_can_run(capfd: pytest.CaptureFixture[str]) -> None:
     words = [
         "Python",
         "packages",
-        "torchvision",
+        "torch",
         "CPUs",
         "GPUs",
         "memory",
@@ -58,32 +59,77 @@ def test_packages() -> None:
     assert doctor.packages().verdict == "ok"
 
 
-def test_torch_and_torchvision_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
-        raise RuntimeError("operator torchvision::nms does not exist\nmore")
-
-    monkeypatch.setattr(importlib, "import_module", fail)
-    found = doctor.torchvision()
-    assert found.verdict == "problem"
-    assert "do not fit together (operator torchvision::nms does not exist); install both" in found.text
+@pytest.mark.parametrize(("version", "verdict"), [((3, 11), "ok"), ((3, 13), "ok"), ((3, 14), "note")])
+def test_a_python_that_is_not_tested(version: tuple[int, int], verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    classifiers = Message()
+    for text in ("Python :: 3", "Python :: 3.11", "Python :: 3.12", "Python :: 3.13"):
+        classifiers["Classifier"] = f"Programming Language :: {text}"
+    monkeypatch.setattr(doctor.metadata, "metadata", lambda name: classifiers)
+    found = doctor.python(version)
+    assert found.verdict == verdict
+    assert found.text.endswith("; raysim is tested with 3.11 to 3.13") == (verdict == "note")
 
 
 @pytest.mark.parametrize(
-    ("listed", "verdict", "text"),
+    ("broken", "text"),
     [
-        ("GPU 0: NVIDIA H100 (UUID: x)", "note", "cannot use GPU 0: NVIDIA H100 (UUID: x): its driver"),
-        ("", "note", "nvidia-smi finds none"),
+        ("torch", "torch cannot be imported (libcudart.so.13: cannot open); install both"),
+        ("torchvision", "they do not fit together (libcudart.so.13: cannot open); install both"),
     ],
 )
-def test_a_gpu_that_torch_cannot_use(listed: str, verdict: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_that_cannot_be_imported(broken: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        if name == broken:
+            raise OSError("libcudart.so.13: cannot open\nmore")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    found = doctor.torch()
+    assert found.verdict == "problem" and text in found.text
+
+
+def test_a_check_that_fails_is_a_problem_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> doctor.Finding:
+        raise ImportError("libcudart.so.13: cannot open")
+
+    monkeypatch.setattr(doctor, "gpus", fail)
+    found = {one.what: one for one in doctor.findings()}
+    text = "cannot be checked (ImportError: libcudart.so.13: cannot open)"
+    assert found["GPUs"] == doctor.Finding("GPUs", "problem", text)
+    assert found["Ctrl-C"].verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("listed", "cuda", "verdict", "text"),
+    [
+        ("NVIDIA H100, 525.60\n", "13.0", "note", "(CUDA 13.0) cannot use NVIDIA H100: its driver 525.60 may be older"),
+        ("NVIDIA H100, 525.60\n", None, "note", "(no CUDA) cannot use NVIDIA H100: it is built for CPUs"),
+        ("", "13.0", "note", "nvidia-smi finds none"),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use(
+    listed: str, cuda: str | None, verdict: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_gpus(monkeypatch, listed, cuda, usable=False)
+    found = doctor.gpus()
+    assert found.verdict == verdict and text in found.text
+
+
+def test_a_gpu_and_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_gpus(monkeypatch, "NVIDIA H100, 580.65\nNVIDIA H100, 580.65\n", "13.0", usable=True)
+    assert doctor.gpus() == doctor.Finding("GPUs", "ok", "H100, H100; driver 580.65, torch with CUDA 13.0")
+
+
+def use_gpus(monkeypatch: pytest.MonkeyPatch, listed: str, cuda: str | None, usable: bool) -> None:
+    """Two GPUs that nvidia-smi lists so, and that torch can use or not."""
     import torch
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H100")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     done = SimpleNamespace(returncode=0, stdout=listed, stderr="")
     monkeypatch.setattr(doctor.subprocess, "run", lambda *words, **options: done)
-    found = doctor.gpus()
-    assert found.verdict == verdict and text in found.text
 
 
 def test_little_of_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -133,3 +179,5 @@ def test_the_trial_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("raysim.runs.run.run", fail)
     assert doctor.trial() == doctor.Finding("a run", "problem", "Ray did not start")
+    monkeypatch.setattr("raysim.runs.run.run", lambda *_, **__: 1 / 0)
+    assert doctor.trial() == doctor.Finding("a run", "problem", "ZeroDivisionError: division by zero")

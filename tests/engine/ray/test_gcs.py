@@ -60,6 +60,7 @@ def test_a_call_on_a_cluster_waits_for_a_gcs_that_restarts(monkeypatch: pytest.M
     assert not list(answers)
 
 
+@pytest.mark.ray
 def test_a_ray_that_does_not_start_is_one_sentence(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def dies(**options: object) -> None:
         raise Exception("The current node timed out during startup.\nMore of it.")
