@@ -128,15 +128,18 @@ class FedGen(Algorithm[Broadcast, Upload, Broadcast]):
 
     def check(self, task: Task) -> None:
         per_sample, width = self.noise_dim + task.num_classes, self.hidden_dim
-        sizes = {
-            "generator_steps, generator_batch and noise_dim": self.generator_steps * self.generator_batch * per_sample,
-            "hidden_dim and noise_dim": width * (per_sample + task.feature_dim),
-        }
-        for fields, numbers in sizes.items():
+        inputs, weights = self.generator_steps * self.generator_batch, width * (per_sample + task.feature_dim)
+        for fields, what, numbers in (
+            (
+                "generator_steps, generator_batch and noise_dim",
+                "the generator's inputs of a round",
+                inputs * per_sample,
+            ),
+            ("hidden_dim, noise_dim and clients.feature_dim", "the generator's weights", weights),
+        ):
             if numbers > MOST_NUMBERS:
-                raise ValueError(
-                    f"{fields} ask for {numbers / 2**28:.1f} GiB of numbers in a round; allowed: at most 1"
-                )
+                gib = f"{numbers / 2**28:.1f} GiB"
+                raise ValueError(f"{fields}: {what} take {gib}, but at most 1 GiB is allowed; reduce one of them")
 
     def server_start(self, server: Server[Broadcast], registrations: Mapping[ClientId, Any]) -> Broadcast:
         num_classes = server.task.num_classes

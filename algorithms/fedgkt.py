@@ -92,8 +92,8 @@ class FedGKT(Algorithm[Teacher, Stage, Kept]):
         for name, found in width.items():
             if found != expected:
                 raise ValueError(
-                    f"clients.models: the first stage of {name} gives {found} channels, but the server's network, of "
-                    f"{large}, reads {expected}; allowed: networks that agree, or another server_model"
+                    f"clients.models: the first stage of {name} outputs {found} channels, but the server model {large} "
+                    f"expects {expected}; choose models whose first stages have equally many, or another server_model"
                 )
 
     def large(self, task: Task) -> str:

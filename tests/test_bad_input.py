@@ -107,12 +107,12 @@ def test_a_cluster_that_is_not_there_leaves_no_run(
     capfd: pytest.CaptureFixture[str], workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def connect(*rest: object) -> bool:
-        raise ScenarioError("--address or RAY_ADDRESS: nowhere:1 given, but no Ray cluster answers there")
+        raise ScenarioError("--address or RAY_ADDRESS: no Ray cluster answers at nowhere:1")
 
     monkeypatch.setattr("raysim.engine.ray.session.connect", connect)
     monkeypatch.setitem(sys.modules, "ray", None)  # as in a new process
     monkeypatch.setenv("RAY_ADDRESS", "nowhere:1")
-    assert "nowhere:1 given, but no Ray cluster" in refused(capfd, workplace, "rounds=1")
+    assert "no Ray cluster answers at nowhere:1" in refused(capfd, workplace, "rounds=1")
     assert not (workplace / "runs").exists()
 
 
@@ -157,7 +157,10 @@ def test_as_a_module(tmp_path: Path) -> None:
         ("output=~nobodyhere/x", "output: ~nobodyhere/x given, but there is no such user"),
         ("checkpoint.folder=~nobodyhere/x", "checkpoint.folder: ~nobodyhere/x given, but there is no such user"),
         ("data.root=~nobodyhere/x", "data.root: ~nobodyhere/x given, but there is no such user"),
-        ("clients.feature_dim=1000000000", "clients.feature_dim: 1000000000 given, but one digits_mlp128 then takes"),
+        (
+            "clients.feature_dim=1000000000",
+            "clients.feature_dim: 1000000000 given, but the parameters of one digits_mlp128 take",
+        ),
     ],
 )
 def test_places_and_sizes_that_cannot_be(

@@ -72,5 +72,7 @@ def test_a_scenario_is_whole_and_typed(workplace: Path) -> None:
 
 def test_overrides_belong_to_what_is_loaded_here() -> None:
     loaded = raysim.Scenario.load(digits())
-    with pytest.raises(raysim.ScenarioError, match=r"^sets: \['rounds=1'\] given for a scenario that is loaded; "):
+    with pytest.raises(
+        raysim.ScenarioError, match=r"^sets: \['rounds=1'\] given, but the scenario is already loaded; "
+    ):
         raysim.run(loaded, sets=["rounds=1"])

@@ -39,7 +39,7 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
 @click.command()
 @click.argument("file", type=ScenarioFile())
 @click.option(
-    "--grid", multiple=True, metavar="KEY=V1,V2", callback=_axis, help="Values of a key to try; may be given often."
+    "--grid", multiple=True, metavar="KEY=V1,V2", callback=_axis, help="Values of a key to try; may be repeated."
 )
 @click.option("--seeds", metavar="SEEDS", help="Seeds of every cell: 1..5, or 1,2,7.")
 @SETS
@@ -61,7 +61,7 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     multiple=True,
     metavar="NAME",
     help="Run or list only these cells: a method, a name in `runs`, a cell, or a pattern such as '*lr=0.1*'. "
-    "May be given often.",
+    "May be repeated.",
 )
 @click.option("--all", "every", is_flag=True, help="List each cell; by default, long lists have a line per variant.")
 @ADDRESS
@@ -173,8 +173,8 @@ SELECT = click.option(
     default="last",
     show_default=True,
     type=click.Choice(["last", "val", "val_current"]),
-    help="Show each run in its last round, or in the round with the greatest validation accuracy: of clients' own "
-    "networks (val), or of current networks (val_current).",
+    help="Round to show of each run: last, the last one; val, the one with the greatest validation accuracy of the "
+    "clients' own networks; val_current, the same with the server's current message.",
 )
 
 

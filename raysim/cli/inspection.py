@@ -183,7 +183,7 @@ def attack(
     when = f"round {found.round}, from the state after {found.round - 1}"
     echo(f"{found.run}, {when}, {found.knowledge} attacker, {len(found.images)} images")
     echo(f"reconstructions      {found.mean:6.2f} dB")
-    echo(f"no information: two unrelated images {found.unrelated:.2f} dB, random pixels {found.start:.2f} dB")
+    echo(f"no reconstruction    {found.unrelated:6.2f} dB of unrelated images, {found.start:.2f} dB of random pixels")
     echo(draw_attack(found, output))
 
 

@@ -48,7 +48,7 @@ CODE_CHANGED = click.option(
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Override a key of the scenario, as for launch. May be given often.",
+    help="Override a key of the scenario, as for launch. May be repeated.",
 )
 @ADDRESS
 @click.option(
@@ -70,7 +70,7 @@ CODE_CHANGED = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     help="Environment variable of the job and its actors, for example RAYSIM_DATA=/data; users of the dashboard can "
-    "read it. Of this shell's variables, only MLFLOW_TRACKING_URI is sent, if it names a server. May be given often.",
+    "read it. Of this shell's variables, only MLFLOW_TRACKING_URI is sent, if it names a server. May be repeated.",
 )
 def submit(
     scenario: str | None,

@@ -47,7 +47,7 @@ SETS = click.option(
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Override a key of the scenario, for example training.lr=0.1; values are YAML. May be given often.",
+    help="Override a key of the scenario, for example training.lr=0.1; values are YAML. May be repeated.",
 )
 ADDRESS = click.option(
     "--address",

@@ -146,8 +146,8 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
             near = f"; did you mean '{measure}.{ends[0]}'?" if measure in allowed and ends else suggest(name, allowed)
             listed = ", ".join(key for key in allowed if "." not in key)
             raise ScenarioError(
-                f"--columns: {name} given{near}; allowed: {listed}, and a measure with "
-                f"{' or '.join(f'.{suffix}' for suffix in SUFFIXES)}"
+                f"--columns: {name} given{near}; allowed: {listed}, and a measure followed by .difference or .p_holm "
+                "(with --baseline) or .published (if a paper printed it), such as last.difference"
             )
     return [allowed[name] for name in names]
 

@@ -82,7 +82,7 @@ def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
             values = [one.function(toy.samples[k].x).flatten() for one in outputs]
         if not any(_is_near({"": exposed.value.flatten()}, {"": value}) for value in values):
             raise toy.broken(
-                f"the output that exposed gives for client {k} is not what the function returns for its sample",
+                f"`exposed` of client {k} returns an OutputOf whose value its function does not return for the sample",
                 "give the function of client.net whose output is sent, and the field of the upload that holds it",
             )
 

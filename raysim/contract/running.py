@@ -33,8 +33,8 @@ def learns(algorithm: AnyAlgorithm) -> None:
     # `not <`, so that NaN breaks the clause. A tenth, since merely receiving a header may help a little.
     if not loss < 0.9 * loss_before or not accuracy > accuracy_before:
         raise toy.broken(
-            f"in 8 rounds the loss went from {loss_before:.3g} to {loss:.3g} and the accuracy from "
-            f"{accuracy_before:.0%} to {accuracy:.0%}",
+            f"in 8 rounds the loss must fall by more than 10% and the accuracy must rise, but the loss went from "
+            f"{loss_before:.3g} to {loss:.3g} and the accuracy from {accuracy_before:.0%} to {accuracy:.0%}",
             "client_update should call client.fit with a loss whose gradient reaches the network",
         )
 

@@ -140,7 +140,7 @@ def _check_imports(algorithm: AnyAlgorithm, source: ast.Module, owner: str, of_b
         if device := _names_device(node):
             raise has(
                 f"uses {device} in line {getattr(node, 'lineno', 0)}",
-                "leave devices to the engine, which runs each hook with the right one as the default",
+                "name no device: the engine sets the default device of each hook",
             )
 
 

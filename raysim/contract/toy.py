@@ -292,8 +292,8 @@ class Toy:
         self.sent.append(("client_update", k, unpack(packed[k])))
         if client.net is not self.nets[k]:
             raise self.broken(
-                f"a hook of client {k} puts another network into client.net, which is forgotten",
-                "change the weights of the one that is there, for example with load_state_dict",
+                f"a hook of client {k} assigns another network to client.net, which the engine ignores",
+                "change the weights of client.net in place, for example with load_state_dict",
             )
 
     def run(self, rounds: int, reverse: bool = False) -> Toy:

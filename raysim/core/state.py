@@ -214,7 +214,7 @@ def _class_of(name: str, modules: Collection[str]) -> Any:
     for step in qualname.split("."):
         member = getattr(member, step, None)
     if not isinstance(member, type) or _class_name(member) != name:
-        raise ValueError(f"the state holds a {name}, which is no class of {', '.join(sorted(modules))}")
+        raise ValueError(f"the state has an object of class {name}, which none of {', '.join(sorted(modules))} defines")
     return member
 
 

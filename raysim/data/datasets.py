@@ -136,10 +136,9 @@ def load_dataset(
     variable = os.environ.get("RAYSIM_DATA")
     in_variable = f" in {variable}, which RAYSIM_DATA names," if variable else ""
     raise UnavailableError(
-        f"{name} was not found{in_variable} and {problem}: give its folder as data.root, or in the environment "
-        f"variable RAYSIM_DATA, or put it into {_download_folder()}"
-        f"{' on a connected machine, where it downloads by itself' if spec.torchvision else ''}; "
-        f"accepted there: {wanted}",
+        f"{name} was not found{in_variable} and {problem}; set data.root or the environment variable RAYSIM_DATA to a "
+        f"folder that has {wanted}, or copy these to {_download_folder()}"
+        f"{' (a run on a machine with internet access downloads them there)' if spec.torchvision else ''}",
         key="data.name",
     )
 

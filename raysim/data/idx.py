@@ -71,7 +71,10 @@ def _read(path: Path, spec: DatasetSpec, most: int, shape: tuple[int, ...]) -> N
             wanted = "x".join(map(str, shape))
             raise ScenarioError(f"{path}: images are {sizes}, but {spec.name} has {wanted}")
         if count > most:
-            raise ScenarioError(f"{path}: its header states {count} {what}, but {spec.name} has at most {most} there")
+            raise ScenarioError(
+                f"{path}: its header states {count} {what}, but this file of {spec.name} has at most {most}; replace "
+                "it by the published file"
+            )
         size = count * int(np.prod(shape))
         content = file.read(size + 1)
     if len(content) != size:

@@ -28,8 +28,9 @@ def kept_ids(min_samples: int, owner_M: Ints, num_train: int, split: str) -> Int
     kept = np.flatnonzero((total_I >= min_samples) & (train_I > 0 if split != "pooled811" else True) & tested_I)
     if not len(kept):
         raise ScenarioError(
-            f"{min_samples} given, but none of the {len(total_I)} ids has that many samples, with some for training "
-            f"and some for tests with split {split}; the largest has {total_I.max()}",
+            f"{min_samples} given, but none of the {len(total_I)} ids has as many samples and both training and test "
+            f"samples with split {split} (the largest has {total_I.max()} samples); give a smaller number, or another "
+            "data.split",
             key="data.partition.min_samples",
         )
     return kept

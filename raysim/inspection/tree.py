@@ -98,7 +98,10 @@ def sample_tree(run: Path | str, sample: int, round: Round = None) -> SampleTree
         logits = method.clustered_logits(backend.server.server)
     known = sorted(logits)
     if not known:
-        raise ScenarioError(f"{opened.folder}: no logits were sent up to round {checkpoint.round}, which is warm-up")
+        raise ScenarioError(
+            f"{opened.folder}: the server has no logits after round {checkpoint.round}, for example because clients "
+            "send none during warm-up; give a later --round"
+        )
     place_N = np.concatenate([opened.spec.train.of(k) for k in known])
     owner_N = np.repeat(known, [len(logits[k]) for k in known])
     if sample not in place_N:

@@ -160,8 +160,9 @@ def connect(address: Address) -> Cluster:
         status, facts = _ask(address, token) if token else (status, facts)
     if status == 401:
         raise address.error(
-            "asks for a token and none was found: put the cluster's into RAY_AUTH_TOKEN, a file that "
-            "RAY_AUTH_TOKEN_PATH names, or ~/.ray/auth_token (and leave RAY_AUTH_MODE unset or set it to token)"
+            "asks for a token, and none was found: set RAY_AUTH_TOKEN to the cluster's token, or store the token in "
+            "~/.ray/auth_token or in the file that RAY_AUTH_TOKEN_PATH names (leave RAY_AUTH_MODE unset or set it to "
+            "token)"
         )
     if status == 403:
         raise address.error(f"refuses the token in {_token_origin()}: use the token that the cluster was started with")

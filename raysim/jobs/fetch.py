@@ -123,7 +123,10 @@ def _move(part: Path, target: Path) -> int:
     for file in files:  # check all before the first move, so that either all are moved or none
         for place in (target / file, *(target / above for above in file.parents[:-1])):
             if place.is_symlink() or (place.exists() and place.is_dir() == (place == target / file)):
-                raise ScenarioError(f"-o: {place} has the name of one of the run's files; choose a new or empty folder")
+                raise ScenarioError(
+                    f"-o: {place} is in the way of a file or folder of the run with the same name; choose a new or "
+                    "empty folder"
+                )
     for file in files:
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         (part / file).replace(target / file)

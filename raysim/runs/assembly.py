@@ -302,8 +302,9 @@ def check_local(scenario: Scenario) -> None:
         given = scenario.clients.feature_dim
         raise scenario.origin.error(
             ("clients", "models") if given == "auto" else ("clients", "feature_dim"),
-            f"{name if given == 'auto' else given} given, but one {name} then takes {size[name] / 2**30:.0f} GiB, more "
-            f"than the {has / 2**30:.0f} GiB of this machine",
+            f"{name if given == 'auto' else given} given, but the parameters of one {name} take "
+            f"{size[name] / 2**30:.0f} GiB, and this machine has {has / 2**30:.0f} GiB of memory; give "
+            f"{'a smaller model' if given == 'auto' else 'a smaller number'}",
         )
 
 

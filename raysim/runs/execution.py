@@ -353,9 +353,8 @@ class Execution:
                 raise  # for example a full disk: `resume` draws the plot later
             except Exception as error:
                 # Another attempt would fail on the same numbers, and the run would stay "closing" for ever.
-                logger.warning(
-                    f"cannot draw plots/{path.name} ({type(error).__name__}: {error}); the run ends without it"
-                )
+                why = f"{type(error).__name__}: {error}"
+                logger.warning(f"cannot draw plots/{path.name} ({why}); the run finishes without this plot")
 
     def _checkpoint_facts(self, checkpoints: CheckpointManager) -> dict[str, Any]:
         facts: dict[str, Any] = {"round": checkpoints.saved_round, "folder": self.checkpoint_folder}

@@ -263,4 +263,7 @@ def own_model(net: nn.Module) -> Any:
     """Return the model of the client's own architecture within the network that its method keeps."""
     if (model := initial.own_model(net)) is not None:
         return model
-    raise ScenarioError(f"{type(net).__name__} has no features: its method keeps no model with an extractor")
+    raise ScenarioError(
+        f"no module of the client network {type(net).__name__} has `features`, so it has no representations to read; "
+        "choose a run whose method keeps a model with an extractor"
+    )

@@ -256,7 +256,9 @@ def run(
     if not isinstance(scenario, ParsedScenario):
         scenario = parse_scenario(scenario, sets)
     elif sets:
-        raise ScenarioError(f"sets: {list(sets)} given for a scenario that is loaded; give them to Scenario.load")
+        raise ScenarioError(
+            f"sets: {list(sets)} given, but the scenario is already loaded; pass the overrides to Scenario.load"
+        )
     return Run(start.begin(checked(scenario), Options(quiet, trackers, resume_command, stop or Stop())))
 
 

@@ -158,7 +158,10 @@ def _shape(held: Mapping[str, Tensor], name: str) -> torch.Size | None:
 def _own(net: nn.Module, where: str) -> nn.Module:
     model = own_model(net)
     if model is None:
-        raise ScenarioError(f"{type(net).__name__}, the network of the clients of {where}, has no model with features")
+        raise ScenarioError(
+            f"the clients of {where} have a network, {type(net).__name__}, without a module that has `features`; "
+            "choose a method whose clients keep such a model"
+        )
     return model
 
 

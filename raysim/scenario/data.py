@@ -181,8 +181,8 @@ def public_samples(parsed: ParsedScenario, dataset: DatasetSpec, partition: Any)
     if isinstance(partition, Natural | Listed):
         name = parsed.data.partition["name"]
         raise ScenarioError(
-            f"{public.share:g} given, but partition {name} assigns every sample to a client; give `name`, "
-            "another data set",
+            f"{public.share:g} given, but partition {name} assigns every sample to a client; remove `share`, and set "
+            "data.public.name to another data set",
             key="data.public.share",
         )
     assert public.share is not None

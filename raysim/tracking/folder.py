@@ -90,7 +90,7 @@ class RunFolder:
         path = Path(path).absolute()
         try:
             if not any((path / name).is_file() for name in ("summary.json", "run.json", LOCK)):
-                raise ScenarioError(f"{path} is not a run folder: it holds no summary.json.")
+                raise ScenarioError(f"{path} is not a run folder: it has no summary.json")
             (path / "logs").mkdir(exist_ok=True)
             folder = cls(path, hold(path / LOCK))
             folder._restored = False

@@ -58,8 +58,8 @@ def resolve_uri(uri: str | None = None) -> str:
     address = uri or os.environ.get(VARIABLE) or "sqlite:///mlflow.db"
     if holds_secret(address):
         raise ScenarioError(
-            f"{_origin(uri)}: {shown(address)} was given with a user name, password or token; put them into {USER} and "
-            f"{PASSWORD}; {ALLOWED} is allowed"
+            f"{_origin(uri)}: {shown(address)} was given with a user name, password or token; remove them, and set "
+            f"{USER} and {PASSWORD}, or {TOKEN}; allowed: {ALLOWED}"
         )
     if re.match(r"https?://[^/]", address):
         return address.rstrip("/")

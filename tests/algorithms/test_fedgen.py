@@ -213,5 +213,7 @@ def test_what_travels():
 @pytest.mark.parametrize("settings", [{"generator_steps": 10**9}, {"hidden_dim": 10**9}, {"noise_dim": 10**9}])
 def test_more_numbers_than_fit_are_refused(settings: dict[str, int]) -> None:
     FedGen().check(TASK)
-    with pytest.raises(ValueError, match=rf"{next(iter(settings))}.* GiB of numbers in a round; allowed: at most 1"):
+    with pytest.raises(
+        ValueError, match=rf"{next(iter(settings))}.* GiB, but at most 1 GiB is allowed; reduce one of them"
+    ):
         FedGen(**settings).check(TASK)

@@ -219,14 +219,14 @@ def test_the_server_trains_the_rest_of_the_largest_or_of_another():
         (
             ("hks_resnet16", "hks_resnet8"),
             "resnet18_500",
-            "clients.models: the first stage of hks_resnet16 gives 16 channels, but the server's network, of "
-            "resnet18_500, reads 64; allowed: networks that agree, or another server_model",
+            "clients.models: the first stage of hks_resnet16 outputs 16 channels, but the server model "
+            "resnet18_500 expects 64; choose models whose first stages have equally many, or another server_model",
         ),
         (
             ("hks_resnet8", "resnet18_500"),
             None,
-            "clients.models: the first stage of hks_resnet8 gives 16 channels, but the server's network, of "
-            "resnet18_500, reads 64; allowed: networks that agree, or another server_model",
+            "clients.models: the first stage of hks_resnet8 outputs 16 channels, but the server model "
+            "resnet18_500 expects 64; choose models whose first stages have equally many, or another server_model",
         ),
     ],
 )

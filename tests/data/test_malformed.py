@@ -223,7 +223,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "no such id column": (csv(*ROWS, **BY_USER), "mine.csv has no column 'user'; its columns are"),
     "ids of too few samples": (
         csv("user,a,label", "u,1,0", "v,2,1", **BY_USER),
-        "data.partition.min_samples: 2 given, but none of the 2 ids has that many samples",
+        "data.partition.min_samples: 2 given, but none of the 2 ids has as many samples",
     ),
     "natural without ids": (
         good(partition={"name": "natural"}),

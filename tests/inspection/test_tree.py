@@ -74,5 +74,5 @@ def test_what_cannot_be_is_one_sentence(runs: Runs) -> None:
         ScenarioError, match=rf"^--sample: {tested} given, but the server has no logits of it; .* \d+ \("
     ):
         sample_tree(folder, tested)
-    with pytest.raises(ScenarioError, match="no logits were sent up to round 1, which is warm-up"):
+    with pytest.raises(ScenarioError, match="the server has no logits after round 1, for example because clients"):
         sample_tree(runs("hks", "rounds=1", "algorithm.warmup=9").folder, 0)

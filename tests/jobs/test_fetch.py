@@ -308,7 +308,7 @@ class TestFetch:
         (place / "plots" / "accuracy.png").unlink()
         (place / "plots").rmdir()
         (place / "plots").symlink_to(tmp_path / "secret")
-        with pytest.raises(ScenarioError, match=r"place/plots has the name of one of the run's files"):
+        with pytest.raises(ScenarioError, match=r"place/plots is in the way of a file or folder of the run"):
             fetch(here, "j", place, False)
         assert names(tmp_path / "secret") == {"key"}
 

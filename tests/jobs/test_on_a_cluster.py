@@ -385,7 +385,7 @@ def test_a_cluster_with_a_token(raysim: Any, monkeypatch: pytest.MonkeyPatch, tm
     with head_node(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(right)) as guarded:
         refused = raysim(*job, address=guarded.address)
         assert (refused.code, refused.count("\n")) == (2, 1)
-        assert "asks for a token and none was found: put the cluster's into RAY_AUTH_TOKEN, a file" in refused
+        assert "asks for a token, and none was found: set RAY_AUTH_TOKEN to the cluster's token, or" in refused
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(wrong))
         refused = raysim(*job, address=guarded.address)
         assert (refused.code, refused.count("\n")) == (2, 1)

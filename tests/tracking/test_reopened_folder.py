@@ -495,7 +495,7 @@ def test_what_is_no_run_folder_or_cannot_be_written_is_refused(begin, tmp_path, 
     (tmp_path / "file").write_text("")
     (tmp_path / "other" / "logs").mkdir(parents=True)
     for path in ("nowhere", "file", "other"):
-        with pytest.raises(ScenarioError, match=f"{path} is not a run folder: it holds no summary.json"):
+        with pytest.raises(ScenarioError, match=f"{path} is not a run folder: it has no summary.json"):
             RunFolder.reopen(tmp_path / path)
     assert not list((tmp_path / "other" / "logs").iterdir())
     folder = begin(1)

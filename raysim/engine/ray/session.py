@@ -54,8 +54,8 @@ def connect(local_cpus: float | None = None) -> bool:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ScenarioError(
-            f"--address or RAY_ADDRESS: {address} given, but no Ray cluster answers there "
-            f"({str(error).splitlines()[0]}); without it, a local Ray is started"
+            f"--address or RAY_ADDRESS: no Ray cluster answers at {address} ({str(error).splitlines()[0]}); correct "
+            "the address, or remove it to run on a local Ray"
         ) from None
     return False
 
