@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
@@ -25,23 +24,21 @@ def markdown() -> str:
     return "\n".join(line for sweep in SWEEPS for line in _table(sweep))
 
 
-def command(sweep: str, variant: str, seed: str) -> str:
-    """Return the command that repeats one run of a sweep."""
-    cell = shlex.quote(f"{variant} seed={seed}")
-    return f"raysim sweep scenarios/sweeps/{sweep}.yaml --only {cell}"
-
-
 def _table(sweep: str) -> Iterator[str]:
     with (RESULTS / f"{sweep}.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     measures = [name for name in rows[0] if name in TITLES]
-    yield from ("", f"## {sweep}", "", f"{len(rows)} runs of `scenarios/sweeps/{sweep}.yaml`.", "")
-    yield f"| variant | seed | {' | '.join(TITLES[name] for name in measures)} | digest | command |"
-    yield f"| --- | ---: |{' ---: |' * len(measures)} --- | --- |"
+    yield from ("", f"## {sweep}", "", f"{len(rows)} runs. A run is repeated by its name in the first column:", "")
+    yield from ("```", f"raysim sweep scenarios/sweeps/{sweep}.yaml --only '{_name(rows[0])}'", "```", "")
+    yield f"| run | {' | '.join(TITLES[name] for name in measures)} | digest |"
+    yield f"| --- |{' ---: |' * len(measures)} --- |"
     for row in rows:
         values = " | ".join(_number(name, row[name]) for name in measures)
-        again = command(sweep, row["variant"], row["seed"])
-        yield f"| {row['variant']} | {row['seed']} | {values} | `{row['digest'][:16]}` | `{again}` |"
+        yield f"| {_name(row)} | {values} | `{row['digest'][:16]}` |"
+
+
+def _name(row: Mapping[str, str]) -> str:
+    return f"{row['variant']} seed={row['seed']}"
 
 
 def _number(measure: str, value: str) -> str:

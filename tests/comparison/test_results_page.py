@@ -126,14 +126,17 @@ def test_every_file_has_a_digest_for_every_run() -> None:
 
 def test_the_command_of_every_run_repeats_that_run() -> None:
     page = runpy.run_path(str(FOLDER.parent / "measured_runs.py"))
-    rows = [line.split(" | ") for line in page["markdown"]().splitlines() if " | `raysim sweep " in line]
-    files = [FOLDER / f"{sweep}.csv" for sweep in page["SWEEPS"]]
-    assert len(rows) == sum(len(list(csv.reader(file.read_text().splitlines()))) - 1 for file in files)
-    sweeps = {sweep: load_sweep(REPOSITORY / "scenarios" / "sweeps" / f"{sweep}.yaml") for sweep in page["SWEEPS"]}
-    for variant, seed, *_, command in rows:
-        _, _, file, _, only = shlex.split(command.strip(" |`"))
-        (cell,) = chosen_cells(sweeps[Path(file).stem], [only])
-        assert (cell.name, str(cell.scenario.seed)) == (f"{variant[2:]} seed={seed}", seed)
+    sections = page["markdown"]().split("\n## ")[1:]
+    assert [section.split("\n")[0] for section in sections] == list(page["SWEEPS"])
+    for sweep, section in zip(page["SWEEPS"], sections, strict=True):
+        rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][2:]
+        assert len(rows) == len(list(csv.reader((FOLDER / f"{sweep}.csv").read_text().splitlines()))) - 1
+        (line,) = [line for line in section.splitlines() if line.startswith("raysim sweep ")]
+        _, _, file, _, first = shlex.split(line)
+        cells = load_sweep(REPOSITORY / file)
+        assert [first] == [cell.name for cell in chosen_cells(cells, [rows[0][0][2:]])]
+        for name, *_ in rows:
+            assert [name[2:]] == [cell.name for cell in chosen_cells(cells, [name[2:]])]
 
 
 def test_the_watched_fedclassavg_is_fedclassavg() -> None:
