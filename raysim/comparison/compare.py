@@ -279,7 +279,7 @@ def compare(
     ...     sets = [f"algorithm.name={method}", "rounds=1", "backend=in_process", "name=two"]
     ...     run = raysim.run("quickstart", sets=sets, quiet=True)
     >>> comparison = raysim.compare("runs/two", baseline="standalone")
-    >>> [variant.name for variant in comparison.variants]
+    >>> sorted(variant.name for variant in comparison.variants)
     ['fedgh', 'standalone']
     """
     if select not in SELECT:

@@ -170,7 +170,7 @@ def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> 
             or not is_dataclass(cls)
             or not {name for name, _ in rest[1]} <= {f.name for f in fields(cls)}
         ):
-            raise ValueError(f"the state holds a {rest[0]} as a {kind}, but it is no {kind}")
+            raise ValueError(f"the state has an object of class {rest[0]} as a {kind}, but it is no {kind}")
         state = cls.__new__(cls)
         for name, value in rest[1]:
             object.__setattr__(state, name, part(value))

@@ -152,7 +152,11 @@ def test_malformed_idx_files_are_one_sentence(alone):
         (images, whole[labels], "is not an IDX file of images"),
         (labels, whole[images], "is not an IDX file of labels"),
         (images, b"\0\0\x0d\x03" + whole[images][4:], "is not an IDX file of images"),  # floats
-        (images, whole[images][:4] + huge + whole[images][8:], "states 4294967295 images, but mnist has at most 60000"),
+        (
+            images,
+            whole[images][:4] + huge + whole[images][8:],
+            "states 4294967295 images, but this file of mnist has at most 60000",
+        ),
         (images, whole[images][:8] + huge + whole[images][12:], "images are 4294967295x28, but mnist has 28x28"),
         (images, whole[images][:-1], r"states 7 images \(5488 bytes\), but the file holds 5487 bytes"),
         (images, whole[images] + b"x", "but the file holds more"),
@@ -325,7 +329,7 @@ def test_missing_everywhere_names_the_three_ways(alone, download):
     with pytest.raises(ScenarioError) as error:
         load_dataset("cifar10", download=download)
     text = one_sentence(error)
-    assert all(word in text for word in ["data.root", "RAYSIM_DATA", str(alone / "cache" / "data"), "connected"])
+    assert all(word in text for word in ["data.root", "RAYSIM_DATA", str(alone / "cache" / "data"), "internet access"])
     assert ("does not answer" in text) == download
     with pytest.raises(ScenarioError, match="cannot be downloaded automatically"):
         load_dataset("tiny_imagenet", download=download)

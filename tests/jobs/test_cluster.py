@@ -126,7 +126,7 @@ class TestToken:
             yield at(url)
 
     def test_none(self, guarded: Address) -> None:
-        with pytest.raises(ScenarioError, match=r"asks for a token and none was found: .*RAY_AUTH_TOKEN_PATH"):
+        with pytest.raises(ScenarioError, match=r"asks for a token, and none was found: .*RAY_AUTH_TOKEN_PATH"):
             connect(guarded)
 
     def test_a_wrong_one(self, guarded: Address, monkeypatch: pytest.MonkeyPatch) -> None:
