@@ -1,12 +1,14 @@
 """Golden curves: tiny fixed runs whose every number is stored. `make golden` writes them anew, a reviewed act.
 
-Stored with the processor's vector instructions and torch's version: on an equal machine all must be identical, state
-digest included; on another one sums may round differently, so losses agree to 1e-3 and counts of bytes exactly.
+Stored with the type of the processor, the vector instructions that torch uses (see `tests/__init__.py`) and torch's
+version. If these are equal, all numbers must be identical, state digest included. Otherwise sums may round differently,
+so losses agree to 1e-3 and counts of bytes exactly.
 """
 
 from __future__ import annotations
 
 import json
+import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,8 +29,22 @@ KEPT = ("accuracy/all", "accuracy/participants", "loss/train", "loss/test", "com
 
 
 def environment() -> dict[str, str]:
-    """What may change a sum."""
-    return {"cpu": torch.backends.cpu.get_cpu_capability(), "torch": str(torch.__version__)}
+    """What may change how a sum is rounded. oneDNN and MKL also choose their kernels by the type of the processor."""
+    return {
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "processor": processor(),
+        "torch": str(torch.__version__),
+    }
+
+
+def processor() -> str:
+    """Return the vendor, family and model of the processor on Linux; elsewhere, the architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    facts = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
+    return " ".join(facts.get(key, "?") for key in ("vendor_id", "cpu family", "model"))
 
 
 def curves(method: str) -> dict[str, Any]:
