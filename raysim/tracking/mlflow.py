@@ -236,14 +236,15 @@ class MlflowTracker:
             self._count_lost(whole)
 
     def _persist(self, action: Callable[[], object], timeout_s: float) -> str | None:
-        """Retry `action` until it works or time is up; return the last error in a few words, or None."""
-        began, holdoff = time.monotonic(), _HOLDOFF_S[0]
+        """Retry `action` for `timeout_s` seconds after it first failed; return the last error in words, or None."""
+        failing_since, holdoff = math.inf, _HOLDOFF_S[0]
         while True:
             try:
                 action()
                 return None
             except Exception as error:  # MLflow raises exceptions of requests and SQLAlchemy, and its own
-                over = time.monotonic() - began + holdoff > timeout_s
+                failing_since = min(failing_since, time.monotonic())
+                over = time.monotonic() - failing_since + holdoff > timeout_s
                 if over or _is_final(error):
                     return in_words(error)
             time.sleep(holdoff)
