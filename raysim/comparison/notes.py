@@ -101,10 +101,10 @@ def notes_on(variants: Sequence[Variant], tuned: Collection[str] = ()) -> list[s
         count = "no variant has" if len(few) == len(variants) else f"{', '.join(few)}: fewer than"
         notes.append(f"{count} {MIN_SEEDS} seeds{'' if len(few) < len(variants) else ' or more'}: no interval is given")
     every_run = [run for variant in variants for run in variant.runs]
-    for package in ("raysim", "python", "torch", "numpy"):
-        versions = {str(run.summary.get("versions", {}).get(package)) for run in every_run}
-        if len(versions) > 1:
-            notes.append(f"unequal versions: {package} is {' or '.join(sorted(versions))}")
+    for name in ("raysim", "python", "torch", "numpy", "processor"):
+        values = {str(run.summary.get("versions", {}).get(name, "unknown")) for run in every_run}
+        if len(values) > 1:
+            notes.append(f"runs in unequal environments: {name} is {' or '.join(sorted(values))}")
     for seed in sorted(every):
         partitions = {run.summary.get("partition_digest") for run in every_run if run.seed == seed}
         tasks = {tuple(run.keys.get(key) for key in run.keys if is_task(key)) for run in every_run if run.seed == seed}

@@ -56,7 +56,7 @@ class Assembly:
     partition: Partition
     public: Public | None = None
     initial: Initial | None = None  # see `init` of the scenario
-    notes: tuple[str, ...] = ()  # warnings about the initial state
+    notes: tuple[str, ...] = ()  # warnings about the partition and the initial state
 
     @property
     def digest(self) -> str:
@@ -163,7 +163,8 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
             plan = replace(plan, groups=tuple(replace(group, actors=0) for group in plan.groups))
     data = _read_data(scenario)
     public = _public(scenario, data)
-    assembly = Assembly(scenario, plan, data, _partition(scenario, data, public), public)
+    partition = _partition(scenario, data, public)
+    assembly = Assembly(scenario, plan, data, partition, public, notes=absent_classes(partition, data))
     if rounds_left and scenario.resolved["clients"]["selection"]["name"] not in SELECTIONS:
         _try_selection(assembly)
     if scenario.stop is not None and rounds_left and stop_lacks_samples(assembly):
@@ -178,6 +179,17 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
             "best_val given, but no client has validation samples; give them more samples, or give [last]",
         )
     return assembly
+
+
+def absent_classes(partition: Partition, data: Dataset) -> tuple[str, ...]:
+    """Return a warning that names the classes of which no client has a training sample; none if there are none."""
+    of_all_X = np.unique(data.label_M)
+    absent_X = np.setdiff1d(of_all_X, data.label_M[partition.train.index])
+    if not len(absent_X):
+        return ()
+    shown = ", ".join(map(str, absent_X[:10])) + (", ..." if len(absent_X) > 10 else "")
+    text = f"no client has training samples of {len(absent_X)} of the {len(of_all_X)} classes of {data.name}: {shown}"
+    return (text,)
 
 
 def refuse_float16_on_cpu(scenario: Scenario, plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 import subprocess
 import sys
 import weakref
@@ -89,7 +90,7 @@ _first: weakref.WeakKeyDictionary[ModuleType, str] = weakref.WeakKeyDictionary()
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all software that can change a number."""
+    """Return the versions of all software that can change a number, and this machine's `processor`."""
     import numpy
     import torch
 
@@ -98,7 +99,23 @@ def versions() -> dict[str, str]:
         "python": sys.version.split()[0],
         "torch": str(torch.__version__),
         "numpy": numpy.__version__,
+        "processor": f"{processor()} {torch.backends.cpu.get_cpu_capability()}",
     }
+
+
+@cache
+def processor() -> str:
+    """Return the vendor, family and model of the processor on Linux; elsewhere, the architecture.
+
+    torch's libraries choose their kernels by it, and kernels differ in the last digits of their sums.
+    """
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    facts = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
+    known = [facts[key] for key in ("vendor_id", "cpu family", "model") if key in facts]
+    return " ".join(known) or platform.machine()
 
 
 def _package() -> Path:

@@ -109,7 +109,8 @@ class Identity:
         texts = []
         if other:
             texts.append(
-                f"different versions than at the start of the run ({', '.join(other)}): last digits may differ"
+                f"other versions or another processor than at the start of the run ({', '.join(other)}): "
+                "last digits may differ"
             )
         if changes := self.code.changes(now):
             texts.append(f"code changed from this round on: {', '.join(changes)}")

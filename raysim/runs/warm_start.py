@@ -56,7 +56,7 @@ def warm_start(assembly: Assembly) -> Assembly:
         settings=scenario.settings.model_copy(update={"init": filled}),
         resolved={**scenario.resolved, "init": filled.model_dump(mode="json")},
     )
-    return replace(assembly, scenario=scenario, initial=initial, notes=notes)
+    return replace(assembly, scenario=scenario, initial=initial, notes=(*assembly.notes, *notes))
 
 
 def _taken(folder: Path, init: Init, assembly: Assembly) -> tuple[Initial, tuple[str, ...]]:

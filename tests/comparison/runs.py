@@ -42,6 +42,7 @@ def make_run(
     losses: Sequence[float | None] = (),
     val: Sequence[float] = (),
     called: str | None = None,
+    processor: str = "AuthenticAMD 26 17 AVX2",
     current: Sequence[float] = (),
     val_current: Sequence[float] = (),
     **changes: Any,
@@ -104,7 +105,7 @@ def make_run(
         "participants_per_round": 1,
         "partition_digest": partition or f"p{seed}",
         "state_digest": digest or f"{folder}",
-        "versions": {"raysim": version, "python": "3.11", "torch": "2", "numpy": "2"},
+        "versions": {"raysim": version, "python": "3.11", "torch": "2", "numpy": "2", "processor": processor},
         "code": {"changes": [{"after_round": t, "files": ["mine.py"]} for t in code_changed]},
     }
     (folder / "summary.json").write_text(json.dumps(summary))

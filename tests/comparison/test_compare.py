@@ -90,13 +90,16 @@ def test_other_partitions_are_no_pairs(tmp_path: Path) -> None:
 def test_what_is_unfair_is_said(tmp_path: Path) -> None:
     make_run(tmp_path / "a", seed=1, code_changed=[1, 2])
     make_run(tmp_path / "b", "standalone", 1, accuracy=[0.1, 0.2], version="0.2.0", training={"epochs": 5})
+    other = {"processor": "GenuineIntel 6 85 AVX512", "training": {"epochs": 5}}
+    make_run(tmp_path / "b2", "standalone", 4, accuracy=[0.1, 0.2], **other)
     make_run(tmp_path / "c", "standalone", 2, accuracy=[0.1, 0.2], done=0, training={"epochs": 5})
     make_run(tmp_path / "d", "standalone", 3, accuracy=[0.1, 0.2, 0.3], done=1, training={"epochs": 5})
     notes = "\n".join(compare(tmp_path).notes)
     assert f"{tmp_path / 'c'}: no round is done yet; left out" in notes
     assert "unequal budgets: rounds is 1 or 2 or 3" in notes
     assert "unequal budgets: training.epochs is 1 or 5" in notes
-    assert "unequal versions: raysim is 0.1.0 or 0.2.0" in notes
+    assert "runs in unequal environments: raysim is 0.1.0 or 0.2.0" in notes
+    assert "runs in unequal environments: processor is AuthenticAMD 26 17 AVX2 or GenuineIntel 6 85 AVX512" in notes
     assert "interrupted after 1 of 2 rounds" in notes
     assert "bit for bit" not in notes
     changed = [line for line in notes.splitlines() if "its code changed" in line]

@@ -8,7 +8,6 @@ so losses agree to 1e-3 and counts of bytes exactly.
 from __future__ import annotations
 
 import json
-import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.plugins.registry import algorithm_names
 from raysim.runs.assembly import assemble
+from raysim.runs.code import processor
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import loaded, of_method
@@ -35,16 +35,6 @@ def environment() -> dict[str, str]:
         "processor": processor(),
         "torch": str(torch.__version__),
     }
-
-
-def processor() -> str:
-    """Return the vendor, family and model of the processor on Linux; elsewhere, the architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.machine()
-    facts = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
-    return " ".join(facts.get(key, "?") for key in ("vendor_id", "cpu family", "model"))
 
 
 def curves(method: str) -> dict[str, Any]:

@@ -35,6 +35,19 @@ def test_a_run_is_opened_by_folder_and_by_id(workplace: Path) -> None:
         assert str(refused.value) == f"{folder} {text}"
 
 
+def test_classes_that_no_client_has_are_named(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Methods learn nothing about such classes, and tests of all classes count them as errors."""
+    partition = {"name": "pathological", "classes_per_client": 2}
+    few = raysim.run(digits(data={"name": "digits", "partition": partition}), sets=["rounds=1", "clients.count=3"])
+    printed = " ".join(capsys.readouterr().err.split())
+    held = set(few.partition.query("part == 'train'")["label"])
+    absent = sorted(set(range(10)) - held)
+    names = ", ".join(map(str, absent))
+    assert f"no client has training samples of {len(absent)} of the 10 classes of digits: {names}" in printed
+    raysim.run(digits(), sets=["rounds=1"])
+    assert "no client has training samples" not in capsys.readouterr().err
+
+
 class Watch:
     """Opens the run while it is running, and ends it after its first round."""
 
