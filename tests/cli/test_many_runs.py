@@ -34,8 +34,8 @@ def test_a_dry_run_lists_cells(capfd: pytest.CaptureFixture[str], workplace: Pat
 @pytest.mark.parametrize(
     ("base", "values", "sentence"),
     [
-        ({}, [5000, 8], "5000 given, but digits has 1797 samples to distribute"),
-        (scenario({"name": "csv", "path": "none.csv"}), [2], "none.csv given, but there is no such file or folder"),
+        ({}, [5000, 8], "5000 given, but each client needs at least"),
+        (scenario({"name": "csv", "path": "none.csv"}), [2], "none.csv does not exist"),
     ],
     ids=["clients", "data"],
 )
