@@ -141,7 +141,7 @@ def test_the_dry_run_says_that_data_is_missing_or_refuses_as_a_run_would(
     with pytest.raises(SystemExit) as ended:
         main(["launch", QUICKSTART, "--dry-run", *sets, "--set", f"data.root={workplace}"])
     assert ended.value.code == 2
-    assert f"data.root: no fashion_mnist in {workplace}" in capfd.readouterr().err
+    assert f"data.root: fashion_mnist was not found in {workplace}" in capfd.readouterr().err
 
 
 def test_as_a_module(tmp_path: Path) -> None:

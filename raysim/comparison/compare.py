@@ -288,19 +288,22 @@ def compare(
     all_runs, outdated = without_outdated(find_runs(runs))
     all_runs = [replace(run, select=select) for run in all_runs]
     if not all_runs:
-        raise ScenarioError("compare: no run given; give one or more run folders, or folders that contain runs")
+        raise ScenarioError("compare: no run given; give run folders, or folders that contain runs")
     measured = sorted((run for run in all_runs if run.summary.get("rounds")), key=lambda run: run.place)
     if not measured:
-        raise ScenarioError(f"compare: {all_runs[0].folder} has no finished round, and neither do the other runs")
+        text = f"compare: no run has a finished round yet, such as {all_runs[0].folder}; wait for a first round"
+        raise ScenarioError(text)
     if select != "last" and (without := [run for run in measured if not len(run.series(f"accuracy/{select}")[0])]):
         others = f" and {plural(len(without) - 1, 'other run')}" if len(without) > 1 else ""
-        what = "validation accuracy" if select == "val" else "accuracy/val_current, which needs evaluation.clients: all"
+        what = "validation accuracy" if select == "val" else "accuracy/val_current (it needs evaluation.clients: all)"
+        them = "these runs" if others else "this run"
         raise ScenarioError(
             f"--select: {select} given, but {without[0].folder}{others} measured no {what}; "
-            "leave them out, or use --select last"
+            f"leave out {them}, or use --select last"
         )
     if metric is not None and not any(len(run.series(metric)[0]) for run in measured):
-        raise ScenarioError(f"--metric: {metric} given, but no run has it; choose runs {DRAWABLE[metric].needs}")
+        text = f"--metric: {metric} given, but no run measured this metric; choose a run {DRAWABLE[metric].needs}"
+        raise ScenarioError(text)
     sweeps = [run.sweep for run in measured]
     sweep = sweeps[0] if all(one == sweeps[0] for one in sweeps) else None
     if targets is None and sweep is not None:
@@ -309,9 +312,9 @@ def compare(
     chosen = list({f"{target:g}": target for target in chosen}.values())  # columns are named with %g
     for target in chosen:
         if not 0 < target <= 1:
-            raise ScenarioError(f"--target: {target:g} given; allowed: an accuracy greater than 0 and at most 1")
+            raise ScenarioError(f"--target: {target:g} given; give an accuracy greater than 0 and at most 1")
     variants = group_runs(measured)
-    notes = [f"{run.folder}: no round is done yet; left out" for run in all_runs if run not in measured]
+    notes = [f"{run.folder} is left out: it has no finished round yet" for run in all_runs if run not in measured]
     baselines: list[Variant] = []
     if baseline is not None:
         baseline, baselines = baselines_of(variants, baseline)
@@ -319,7 +322,7 @@ def compare(
         try:
             baseline, baselines = baselines_of(variants, sweep.baseline)
         except ScenarioError:
-            notes.append(f"the sweep's baseline, {sweep.baseline}, is not among these runs: differences are not shown")
+            notes.append(f"no differences are shown: no run of the sweep's baseline ({sweep.baseline}) is given")
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
     notes += cells_without_runs(measured)

@@ -81,8 +81,8 @@ def main_measure(metric: str | None, select: str) -> str:
     if metric not in OF_METRIC[select]:
         others = [f"--select {other}" for other, of_metric in OF_METRIC.items() if metric in of_metric]
         raise ScenarioError(
-            f"--metric: {metric} given, but --select {select} selects rounds for {' and '.join(OF_METRIC[select])} "
-            f"only; give {' or '.join(others)}"
+            f"--metric: {metric} given, but --select {select} only shows {' and '.join(OF_METRIC[select])}; "
+            f"give {' or '.join(others)}"
         )
     return OF_METRIC[select][metric]
 

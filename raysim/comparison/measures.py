@@ -16,50 +16,52 @@ TARGETS: Mapping[tuple[str, str], tuple[float, ...]] = {
 """(data set, partition) -> target mean accuracies for which papers report rounds (FedGH, Table 3; FedRAL, Table 4)."""
 
 MEASURES: Mapping[str, str] = {
-    "last": "mean test accuracy of all clients, each client's own latest network as it was last tested, "
-    "in the last round that measured it",
-    "at_best_val": "mean test accuracy of all clients, measured likewise, in the round with the greatest validation "
-    "accuracy",
-    "best": "the greatest mean test accuracy of all clients, chosen by the test samples themselves",
+    "last": "mean test accuracy of all clients in the last round that measured it; each client counts with its own "
+    "latest network, as it was last tested",
+    "at_best_val": "`last`, but in the round with the greatest `val` instead of the last round",
+    "best": "greatest mean test accuracy of all clients in any round; the test samples choose the round, so this is "
+    "optimistic",
     "last_current": "mean test accuracy of all clients with the server's current message (`evaluation.clients: all`), "
     "in the last round that measured it",
-    "at_best_val_current": "mean test accuracy of all clients, measured likewise, in the round with the greatest "
-    "validation accuracy of the same networks",
-    "best_current": "the greatest mean test accuracy of all clients with the server's current message",
-    "best_participants": "the greatest mean test accuracy of a round's participants, as the papers' codes report",
-    "best_global": "the greatest mean accuracy of participants' models on the whole published test set",
-    "last_global": "the same in the last round that measured it",
-    "worst_decile": "mean accuracy of the worst tenth of the clients, in the last round that measured it",
-    "worst_decile_current": "mean accuracy of the worst tenth of the clients with the server's current message, "
-    "likewise",
-    "min": "the least accuracy of a client, in that round",
-    "jain": "Jain's fairness index of the accuracy over clients, in that round: 1 if all have the same",
-    "macro_f1": "mean over clients of their macro-averaged F1, in that round",
-    "std": "standard deviation of the accuracy over clients, in that round",
+    "at_best_val_current": "`last_current`, but in the round with the greatest `val_current` instead of the last round",
+    "best_current": "greatest mean test accuracy of all clients with the server's current message, in any round",
+    "best_participants": "greatest mean test accuracy of a round's participants, as the code of papers reports it",
+    "best_global": "greatest mean accuracy of participants' models on the whole published test set, in any round",
+    "last_global": "mean accuracy of participants' models on the whole published test set, in the last round that "
+    "measured it",
+    "worst_decile": "mean test accuracy of the worst tenth of the clients, in the last round that measured it",
+    "worst_decile_current": "mean test accuracy of the worst tenth of the clients with the server's current message, "
+    "in the last round that measured it",
+    "min": "lowest test accuracy of any client, in the last round that measured it",
+    "jain": "Jain's fairness index of the clients' test accuracies in the last round that measured them; 1: all "
+    "clients are equally accurate",
+    "macro_f1": "mean over clients of their macro-averaged F1, in the last round that measured it",
+    "std": "standard deviation of the test accuracy over clients, in the last round that measured it",
     "val": "mean validation accuracy of all clients, in the last round that measured it",
-    "best_val": "the greatest mean validation accuracy of all clients after a round",
-    "best_val_round": "the first round with that validation accuracy",
+    "best_val": "greatest mean validation accuracy of all clients in any round",
+    "best_val_round": "first round that reached `best_val`",
     "val_current": "mean validation accuracy of all clients with the server's current message, in the last round that "
     "measured it",
-    "best_val_current": "the greatest mean validation accuracy of all clients with the server's current message",
-    "best_val_current_round": "the first round with that validation accuracy",
+    "best_val_current": "greatest mean validation accuracy of all clients with the server's current message, in any "
+    "round",
+    "best_val_current_round": "first round that reached `best_val_current`",
     "up_mib": "MiB that a participant sends per round, on average",
     "down_mib": "MiB that a participant receives per round, on average",
-    "both_mib": "MiB of a participant per round in both directions, on average",
-    "total_mib": "MiB in both directions, of all clients and rounds",
-    "gflop": "10^9 floating-point operations of a participant per round, on average",
-    "total_gflop": "10^9 operations of clients and server, of all rounds",
-    "virtual_s": "virtual seconds of all rounds, where the scenario has `system`",
-    "dropped": "how often a selected client dropped out or was late, where the scenario has `system`",
+    "both_mib": "MiB that a participant sends and receives per round, on average",
+    "total_mib": "MiB that all clients sent and received in all rounds",
+    "gflop": "floating-point operations of a participant per round, on average, in 10^9",
+    "total_gflop": "floating-point operations of clients and server in all rounds, in 10^9",
+    "virtual_s": "virtual seconds that all rounds took, if the scenario has a section `system`",
+    "dropped": "how often a selected client dropped out or was late, if the scenario has a section `system`",
 }
 """Measure -> meaning. `TO_TARGET` adds measures for each target accuracy A, such as `rounds_to_0.5`."""
 
 TO_TARGET: Mapping[str, str] = {
-    "rounds": "rounds until the mean test accuracy is A, of all clients or of those that `targets_on` names",
-    "mib": "MiB in both directions, of all clients until then",
-    "up_mib": "MiB that a client sends until then that takes part in every round",
-    "gflop": "10^9 operations of clients and server until then",
-    "virtual_s": "virtual seconds until then, where the scenario has `system`",
+    "rounds": "number of rounds until the mean test accuracy reaches A; `targets_on` chooses the clients",
+    "mib": "MiB that all clients sent and received until the round that reached A",
+    "up_mib": "MiB that a client that takes part in every round sends until the accuracy reaches A",
+    "gflop": "floating-point operations of clients and server until the round that reached A, in 10^9",
+    "virtual_s": "virtual seconds until the accuracy reached A, if the scenario has a section `system`",
 }
 
 SELECT: Mapping[str, str] = {"last": "last", "val": "at_best_val", "val_current": "at_best_val_current"}

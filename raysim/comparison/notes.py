@@ -16,16 +16,16 @@ BUDGET = ("rounds", "clients.count", "clients.participation", "training.epochs",
 """Keys that decide how much work a run does. If they differ, the variant that does more work has an advantage."""
 
 SELECTED_BY_VAL = {
-    "val": "selected by validation: accuracies are test accuracies in the round with the greatest mean validation "
-    "accuracy of all clients; a target counts as reached when that validation accuracy reaches it",
-    "val_current": "selected by validation: accuracies are test accuracies in the round with the greatest mean "
-    "validation accuracy of all clients with the server's current message; a target counts as reached when that "
-    "validation accuracy reaches it",
+    "val": "validation selects the round: test accuracies are those of the round with the greatest mean validation "
+    "accuracy of all clients (accuracy/val), and a target is reached when this validation accuracy reaches it",
+    "val_current": "validation selects the round: test accuracies are those of the round with the greatest mean "
+    "validation accuracy of all clients with the server's current message (accuracy/val_current), and a target is "
+    "reached when this validation accuracy reaches it",
 }
 
 FOLLOWS_TUNING = (
-    "values were tuned by the accuracy of current networks, so differences and figures are of accuracy/all_current; "
-    "--metric accuracy/all shows those of clients' own networks"
+    "differences and figures show accuracy/all_current, because tuning chose the values by the accuracy of current "
+    "networks; use --metric accuracy/all for the clients' own networks"
 )
 
 
@@ -59,7 +59,7 @@ def _same_results(variants: Sequence[Variant]) -> list[str]:
     for (seed, _), names in of_digest.items():
         seeds.setdefault(tuple(dict.fromkeys(names)), []).append(seed)
     return [
-        f"{' and '.join(names)} gave the same networks, bit for bit, with seed {', '.join(map(str, sorted(shared)))}"
+        f"{' and '.join(names)} ended with bit-identical networks with seed {', '.join(map(str, sorted(shared)))}"
         for names, shared in seeds.items()
         if len(names) > 1
     ]
@@ -88,18 +88,20 @@ def notes_on(variants: Sequence[Variant], tuned: Collection[str] = ()) -> list[s
             notes += [f"{variant.name}, seed {run.seed}: its code changed after round {t}" for t in run.code_changes]
         if changed := _unequal_code(list(variant.counted.values())):
             notes.append(
-                f"{variant.name}: its runs have different code ({', '.join(changed)}); run the older ones again"
+                f"{variant.name}: its runs used different code ({', '.join(changed)}); run the older runs again"
             )
         seeds = [run.seed for run in variant.runs]
         for seed in sorted({seed for seed in seeds if seeds.count(seed) > 1}):
-            notes.append(f"{variant.name}, seed {seed}: {seeds.count(seed)} runs; the last one counts")
+            notes.append(f"{variant.name}, seed {seed}: {seeds.count(seed)} runs; only the last run counts")
     every = {run.seed for variant in variants for run in variant.runs}
     for variant in variants:
         if missing := every - {run.seed for run in variant.runs}:
             notes.append(f"{variant.name}: no run with seed {', '.join(map(str, sorted(missing)))}")
     if few := [variant.name for variant in variants if len({run.seed for run in variant.runs}) < MIN_SEEDS]:
-        count = "no variant has" if len(few) == len(variants) else f"{', '.join(few)}: fewer than"
-        notes.append(f"{count} {MIN_SEEDS} seeds{'' if len(few) < len(variants) else ' or more'}: no interval is given")
+        if len(few) == len(variants):
+            notes.append(f"no confidence intervals: every variant has fewer than {MIN_SEEDS} seeds")
+        else:
+            notes.append(f"no confidence intervals for {', '.join(few)}: fewer than {MIN_SEEDS} seeds")
     every_run = [run for variant in variants for run in variant.runs]
     for name in ("raysim", "python", "torch", "numpy", "processor"):
         values = {str(run.summary.get("versions", {}).get(name, "unknown")) for run in every_run}
@@ -109,7 +111,7 @@ def notes_on(variants: Sequence[Variant], tuned: Collection[str] = ()) -> list[s
         partitions = {run.summary.get("partition_digest") for run in every_run if run.seed == seed}
         tasks = {tuple(run.keys.get(key) for key in run.keys if is_task(key)) for run in every_run if run.seed == seed}
         if len(partitions) > len(tasks):
-            notes.append(f"seed {seed}: runs with the same settings have different partitions, so they are not paired")
+            notes.append(f"seed {seed}: runs with different partitions are not paired, though their settings are equal")
     return notes
 
 
@@ -145,8 +147,8 @@ def other_selection(tunings: Iterable[TuningCard], select: str) -> list[str]:
     """A sentence for each other validation accuracy that chose the values of these runs."""
     metrics = dict.fromkeys(one.select for one in tunings if one.select.removeprefix("accuracy/") in SELECT)
     return [
-        f"values were tuned by {metric}, but --select {select} selects rounds by accuracy/{select}; "
-        f"--select {metric.removeprefix('accuracy/')} uses the same accuracy for both"
+        f"{metric} chose the tuned values, but --select {select} chooses rounds by accuracy/{select}; "
+        f"use --select {metric.removeprefix('accuracy/')} to choose both by the same accuracy"
         for metric in metrics
         if metric != f"accuracy/{select}"
     ]

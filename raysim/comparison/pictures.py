@@ -148,8 +148,9 @@ def without_clients(comparison: Comparison) -> str:
     if any(len(_of_clients(variant, comparison.main)) for variant in comparison.variants):
         return ""
     metric = comparison.accuracy.metric
-    of = "single clients have no values of it" if not comparison.accuracy.has_clients else "no run has clients' values"
-    return f"{metric} is shown without the figures of clients, their profile and architectures: {of}"
+    if not comparison.accuracy.has_clients:
+        return f"no figures of clients, profiles and architectures: {metric} has no values of single clients"
+    return f"no figures of clients, profiles and architectures: no run has values of single clients for {metric}"
 
 
 def _of_clients(variant: Variant, measure: str) -> np.ndarray[Any, Any]:

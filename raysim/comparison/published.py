@@ -60,7 +60,7 @@ def read_rows(path: Path, origin: str) -> list[Row]:
     except (OSError, ValueError, csv.Error):  # ValueError: a NUL in the name, or no UTF-8 text
         rows = []
     if not rows or {"metric", "value"} - rows[0].columns.keys():
-        text = f"{path.name} given; give a CSV file with the columns metric, value and others"
+        text = f"{path.name} given; give a CSV file with the columns metric and value"
         raise ScenarioError(text, key="published.file", origin=origin)
     return rows
 

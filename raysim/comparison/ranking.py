@@ -12,10 +12,10 @@ from raysim.comparison.statistics import SIGNIFICANT, holm, paired_difference, p
 Mark = Literal["best", "second"]
 
 RULE = (
-    "Bold: the best mean of its column and task, if it is significantly better than every other variant. Underlined: "
-    "the second-best mean, if there is a best one and this one is significantly better than every variant below it. "
+    "Bold: the best mean of a column and task, if it is significantly better than every other variant. Underlined: "
+    "the second-best mean, if the best is bold and the second is significantly better than every variant below it. "
     f"Significant: p < {SIGNIFICANT:g} in the paired t-test over seeds, with Holm's correction for all pairs of "
-    "variants of one task in the column. Costs are ranked only up to a target, among variants whose runs all reach it."
+    "variants of one task in the column. Only costs to a target are ranked, among variants whose runs all reach it."
 )
 
 

@@ -25,12 +25,13 @@ from raysim.report.figures import save
 from raysim.scenario.yaml_text import opening_comment, read_text, shown
 
 CAPTIONS = {
-    "curves": "Mean {phrase} over rounds, over bytes sent, over operations and over virtual time, where runs have it. "
-    "Bands are 95% confidence intervals over seeds, where there are at least three.",
-    "clients": "How the {measure} spreads: a box pools all clients of all seeds. It shows median, quartiles and "
-    "whiskers at 1.5 interquartile ranges; the dot is the mean.",
-    "profile": "Performance profile: the share of clients, of all seeds, above an accuracy x: {measure}.",
-    "architectures": "Mean over each architecture's clients, with 95% confidence intervals over seeds: {measure}.",
+    "curves": "Mean {phrase} over rounds, bytes sent, operations and (if runs have it) virtual time. Bands are 95% "
+    "confidence intervals over seeds, shown for at least three seeds.",
+    "clients": "Spread of the {measure}. Each box pools all clients of all seeds: median, quartiles and whiskers at "
+    "1.5 interquartile ranges; the dot is the mean.",
+    "profile": "Performance profile: share of clients (of all seeds) whose accuracy is above x. Accuracy: {measure}.",
+    "architectures": "Mean over the clients of each architecture, with 95% confidence intervals over seeds. Accuracy: "
+    "{measure}.",
 }
 """Kind of a figure -> caption; `phrase` names the accuracy, `measure` also its round."""
 

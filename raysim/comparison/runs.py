@@ -123,14 +123,14 @@ class RunRecord:
     @property
     def divergence(self) -> list[str]:
         """Phrases that say which losses or uploads of this run were not finite."""
-        sentences = [] if self.diverged is None else [f"its loss is not finite in round {self.diverged}"]
+        sentences = [] if self.diverged is None else [f"its loss is NaN or infinite in round {self.diverged}"]
         counts = {name: self.summary.get(name) for name in ("uploads", "rejected_uploads", "diverged_clients")}
         number = {name: value if isinstance(value, int) else 0 for name, value in counts.items()}
         if number["rejected_uploads"]:
             of = f" of {number['uploads']}" if number["uploads"] else ""
-            sentences.append(f"{number['rejected_uploads']}{of} uploads held a NaN or infinity and were left out")
+            sentences.append(f"{number['rejected_uploads']}{of} uploads contained NaN or infinity and were left out")
         if number["diverged_clients"]:
-            sentences.append(f"{number['diverged_clients']} clients ended with a loss or an upload that is not finite")
+            sentences.append(f"{number['diverged_clients']} clients ended with a NaN or infinite loss or upload")
         return sentences
 
     @property
@@ -288,9 +288,9 @@ def find_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
 def _why_empty(folder: Path) -> str:
     """Why a folder has no run, and what to do."""
     if is_locked(folder / ".lock"):
-        return "this sweep has begun none of its runs yet; `raysim sweep FILE --status` shows its progress"
+        return "no run of this sweep has begun yet; see its progress with `raysim sweep FILE --status`"
     if (folder / SWEEP_CARD).exists() or folder.with_name(f"{folder.name}-tuning").is_dir():
-        return "this sweep has begun none of its runs; `raysim sweep FILE` runs it"
+        return "no run of this sweep has begun; run it with `raysim sweep FILE`"
     return "no run found; give a run folder, or a folder that contains run folders"
 
 

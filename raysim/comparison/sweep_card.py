@@ -58,7 +58,7 @@ class SweepCard:
         except OSError as error:
             raise ScenarioError(f"{path} cannot be read: {error.strerror}") from None
         except ValidationError:
-            raise ScenarioError(f"{path} is damaged; remove it, and run the sweep again") from None
+            raise ScenarioError(f"{path} is damaged; delete this file and run the sweep again") from None
 
     def write(self, folder: Path) -> None:
         """Write the card. Cells of earlier cards stay before these, as their runs do: of two runs, the last one counts.

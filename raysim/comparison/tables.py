@@ -141,13 +141,13 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
         if name not in allowed:
             measure, _, kind = name.rpartition(".")
             if measure in allowed and kind in ("difference", "p_holm"):
-                raise ScenarioError(f"--columns: {name} given, but there is no baseline; give one with --baseline")
+                raise ScenarioError(f"--columns: {name} given, but there is no baseline; add --baseline NAME")
             ends = [suffix for suffix in SUFFIXES if kind not in ("", suffix) and suffix.startswith(kind)]
             near = f"; did you mean '{measure}.{ends[0]}'?" if measure in allowed and ends else suggest(name, allowed)
             listed = ", ".join(key for key in allowed if "." not in key)
             raise ScenarioError(
-                f"--columns: {name} given{near}; allowed: {listed}, and a measure followed by .difference or .p_holm "
-                "(with --baseline) or .published (if a paper printed it), such as last.difference"
+                f"--columns: {name} given{near}; allowed: {listed}. A measure may end in .difference or .p_holm (with "
+                "--baseline) or in .published (if a paper printed the value), such as last.difference"
             )
     return [allowed[name] for name in names]
 
@@ -304,11 +304,11 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
         texts.append(f"vs {comparison.baseline}: the difference to {comparison.baseline}, paired over seeds.")
     if "p_holm" in kinds:
         texts.append(
-            "p (Holm): of the paired t-test, corrected for all differences in its column; only those with * are "
-            "significant (p < 0.05)."
+            "p (Holm): p-value of the paired t-test, with Holm's correction for all differences in the column; "
+            "*: significant (p < 0.05)."
         )
     if any(map(is_cost_to_target, measures)):
-        texts.append("To a target: how many runs reach it, and the mean cost only where all do.")
+        texts.append("To a target: number of runs that reach it, and the mean cost if all runs do.")
         whose = {
             "participants": "a round's participants",
             "all_current": "all clients with the server's current message",
@@ -320,12 +320,12 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
         texts.append("at best val.: test accuracy in the round with the greatest validation accuracy.")
     if "at_best_val_current" in measures:
         texts.append(
-            "current at best val.: test accuracy in the round with the greatest validation accuracy, both with the "
-            "server's current message."
+            "current at best val.: test accuracy in the round with the greatest validation accuracy; both accuracies "
+            "are measured with the server's current message."
         )
     if kinds & {"published", "printed"}:
         sources = dict.fromkeys(one.source for variant in comparison.variants for one in variant.published)
-        texts.append(f"published: {'; '.join(sources)}, and in brackets the measured mean less it.")
+        texts.append(f"published: value of {'; '.join(sources)}; in brackets: measured mean minus published value.")
     return " ".join(texts)
 
 

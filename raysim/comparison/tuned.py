@@ -33,8 +33,8 @@ class CloseDecision:
     def words(self) -> str:
         """The trials, their scores and the samples."""
         return (
-            f"after round {self.round}, trial {self.kept} ({self.kept_score:.4g}) continued and trial {self.ended} "
-            f"({self.ended_score:.4g}) ended, less than two of {self.samples} apart"
+            f"after round {self.round}, trial {self.kept} (score {self.kept_score:.4g}) continued and trial "
+            f"{self.ended} (score {self.ended_score:.4g}) ended, a difference of less than two of {self.samples}"
         )
 
 
@@ -57,12 +57,12 @@ class TunedVariant:
         """What was chosen, with a mark at each value on an edge of its space."""
         rank_last = f"; {plural(self.failed, 'trial')} failed or diverged" if self.failed else ""
         if self.trial is None or self.score is None:
-            return f"{self.label}: no values are chosen{rank_last}"
+            return f"{self.label}: no values chosen{rank_last}"
         values = [
-            f"{one.key}={one.value}" + (f" (at the {one.edge} edge of its values: extend them)" if one.edge else "")
+            f"{one.key}={one.value}" + (f" (the {one.edge} end of its range: extend the range)" if one.edge else "")
             for one in self.chosen
         ]
-        return f"{self.label}: tuned to {', '.join(values)} (trial {self.trial}, {self.score:.4g}){rank_last}"
+        return f"{self.label}: tuned to {', '.join(values)} (trial {self.trial}, score {self.score:.4g}){rank_last}"
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class TuningCard:
         if self.untuned:
             notes.append(f"unequal tuning: {', '.join(self.untuned)} was not tuned")
         if self.uses_test:
-            notes.append(f"{self.select} uses test samples, so results of values that it chose are optimistic")
+            notes.append(f"results are optimistic: {self.select}, which chose the tuned values, uses test samples")
         if close := [f"{one.label} {decision.words}" for one in self.variants for decision in one.close]:
-            how = "set later rounds in tune.halving.rounds, or more tune.seeds"
-            notes.append(f"successive halving decided between scores that hardly differ: {'; '.join(close)}; {how}")
-        notes.append("intervals and p values compare the chosen values; they do not include the choice of these values")
+            how = "to decide more reliably, set later rounds in tune.halving.rounds, or more tune.seeds"
+            notes.append(f"successive halving ended trials whose scores hardly differ: {'; '.join(close)}; {how}")
+        notes.append("intervals and p-values hold for the chosen values; they do not cover the uncertainty of tuning")
         return notes
 
     @property
@@ -108,7 +108,7 @@ class TuningCard:
         if len({(one.trials, tuple(one.steps)) for one in self.variants}) == 1:
             words = self._words(self.variants[0], with_rounds=False)
             rounds = ", ".join(f"{one.label} {one.rounds:,}" for one in self.variants)
-            fewer = f"trials that failed or ended early did fewer rounds ({rounds})"
+            fewer = f"trials that failed or ended early took fewer rounds (total rounds: {rounds})"
             return f"equal budgets of {words} per method; {fewer}"
         return "unequal budgets: " + ", ".join(f"{label} {words}" for label, words in budgets.items())
 

@@ -121,24 +121,28 @@ def load_dataset(
             if source:
                 return _load(spec, source, verify=verify)
     wanted = sources.looked_for(spec, formats)
+    if not wanted:
+        raise ScenarioError(f"{name} is not published as {format}; use data.format: auto", key="data.format")
     if root is not None:
         place = place_of(root, "data.root")
-        state = "" if place.is_dir() else " (no such folder)"
-        raise ScenarioError(
-            f"no {name} in {place}{state}: looked there and in its sub-folders {', '.join(spec.folders)} for {wanted}",
-            key="data.root",
+        problem = (
+            f"{name} was not found in {place} or its sub-folders {', '.join(spec.folders)}"
+            if place.is_dir()
+            else f"the folder {place} does not exist"
         )
-    problem = "download is off" if spec.torchvision else "it cannot be downloaded automatically"
-    if download and spec.torchvision and "torchvision" in formats:
+        raise ScenarioError(f"{problem}; choose a folder that contains {wanted}", key="data.root")
+    downloadable = spec.torchvision and "torchvision" in formats
+    problem = "downloads are disabled" if downloadable else "it cannot be downloaded automatically"
+    if download and downloadable:
         problem = _download(spec)
         if not problem and (source := sources.find(spec, _download_folder(), ("torchvision",))):
             return _load(spec, source)
     variable = os.environ.get("RAYSIM_DATA")
-    in_variable = f" in {variable}, which RAYSIM_DATA names," if variable else ""
+    in_variable = f" in the folder {variable} (RAYSIM_DATA)" if variable else ""
     raise UnavailableError(
         f"{name} was not found{in_variable} and {problem}; set data.root or the environment variable RAYSIM_DATA to a "
-        f"folder that has {wanted}, or copy these to {_download_folder()}"
-        f"{' (a run on a machine with internet access downloads them there)' if spec.torchvision else ''}",
+        f"folder that contains {wanted}, or copy these files to {_download_folder()}"
+        f"{' (on a machine with internet access, a run downloads them to this folder)' if downloadable else ''}",
         key="data.name",
     )
 
@@ -220,7 +224,7 @@ def _download(spec: DatasetSpec) -> str:
     cls = getattr(datasets, spec.torchvision)
     url = cls.url if hasattr(cls, "url") else cls.mirrors[0] + cls.resources[0][0]
     if not _reachable(url):
-        return f"{url.split('/')[2]}, where it would be downloaded from, does not answer"
+        return f"the download server {url.split('/')[2]} does not answer"
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_STALL_S)  # torchvision sets none: a stalled transfer would hang for ever
     try:
@@ -232,7 +236,7 @@ def _download(spec: DatasetSpec) -> str:
             (Path(aside) / top).replace(_download_folder() / top)
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        return f"its download failed ({lines[0]})"
+        return f"the download failed ({lines[0]})"
     finally:
         socket.setdefaulttimeout(before)
     return ""

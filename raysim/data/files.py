@@ -22,7 +22,7 @@ def find_files(kind: str, settings: Files) -> Source:
     """Return the files of a user's own data set, divided into train part and test part. Raises ScenarioError."""
     if not 1 <= len(settings.path) <= 2:
         raise ScenarioError(
-            f"{len(settings.path)} given; give a file or a folder, or two of them, the train part and the test part",
+            f"{len(settings.path)} paths given; give one file or folder, or two: training data, then test data",
             key="data.path",
         )
     places = [place_of(path, "data.path") for path in settings.path]
@@ -55,11 +55,11 @@ def _listed(kind: str, path: str) -> tuple[Path, ...]:
     what = f"{'/'.join(sorted(suffixes))} file"
     if place.is_file() and kind != "images":
         if place.suffix.lower() not in suffixes:
-            raise ScenarioError(f"{path} given; allowed for {kind}: a {what}, or a folder of them", key="data.path")
+            raise ScenarioError(f"{path} given; give a {what}, or a folder that contains such files", key="data.path")
         return (place,)
     if not place.is_dir():
-        state = "which is no folder" if place.exists() else "but there is no such file or folder"
-        raise ScenarioError(f"{path} given, {state}", key="data.path")
+        state = f"is not a folder; give a folder of {what}s" if place.exists() else "does not exist"
+        raise ScenarioError(f"{path} {state}", key="data.path")
     named = (file for file in place.rglob("*") if file.suffix.lower() in suffixes)
     if not (files := tuple(sorted(one for one in named if not _hidden(one.relative_to(place)) and _is_regular(one)))):
         raise ScenarioError(f"{path} contains no {what}", key="data.path")

@@ -31,7 +31,7 @@ def read_images(source: Source, settings: Files) -> Decoded:
     images = Images(len(paths), settings.size)
     for path in paths:
         if path.parent == source.folder:
-            raise ScenarioError(f"{path} is not in a sub-folder; put the images of each class into a separate folder")
+            raise ScenarioError(f"{path} is not in a sub-folder; put the images of each class into one sub-folder")
         with one_sentence(path):
             images.add(path.read_bytes(), str(path))
     label_M, names = to_classes([np.array([path.parent.name for path in paths])], source.folder)
@@ -47,17 +47,17 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
     assert by is not None
     if not source.extra:
         raise ScenarioError(
-            f"{by} given, but there is no {METADATA} in {source.folder}; give a {METADATA} with the columns file_name "
-            f"and {by}, or by: folder, of images in <client>/<class>/",
+            f"{by} given, but {source.folder} contains no {METADATA}; add a {METADATA} with the columns file_name and "
+            f"{by}, or set by: folder and put the images into <client>/<class>/",
             key="data.partition.by",
         )
     id_of: dict[Path, str] = {}
     for table in source.extra:
         for name, one in _rows(table, by):
             if id_of.setdefault(table.parent / name, one) != one:
-                raise ScenarioError(f"{table}: {name} has two values of {by}; give each image one")
+                raise ScenarioError(f"{table}: image {name} has two values of {by}; give each image one value")
     if unknown := [path for path in paths if path not in id_of]:
-        raise ScenarioError(f"{unknown[0]} has no row in {source.extra[0]}; add a row with the {by} of this image")
+        raise ScenarioError(f"image {unknown[0]} has no row in {source.extra[0]}; add a row with its {by}")
     return np.array([id_of[path] for path in paths])
 
 
@@ -69,9 +69,10 @@ def _client_folder(path: Path, settings: Files) -> str:
     if len(roots) == 1 and PART.match(folders[0]):
         folders = folders[1:]
     if len(folders) != 3:
+        below = "" if len(roots) == 2 else f", {root}/train or {root}/test"
         raise ScenarioError(
-            f"'folder' given, but {path} is not in a folder <client>/<class>; put images into "
-            f"<client>/<class>/ below {root}, or below train and test in it",
+            f"'folder' given, but {path} is not in a folder <client>/<class>; put each image into "
+            f"<client>/<class>/ below {root}{below}",
             key="data.partition.by",
         )
     return folders[0]
@@ -89,7 +90,7 @@ def _rows(path: Path, by: str) -> Iterator[tuple[str, str]]:
                 )
         for number, row in enumerate(rows, 1):
             if not row["file_name"] or not row[by]:
-                raise ScenarioError(f"{path}: row {number}, column file_name or {by} is empty; give every image an id")
+                raise ScenarioError(f"{path}: row {number} has no value for file_name or {by}; fill in both")
             yield row["file_name"], row[by]
 
 
@@ -101,10 +102,15 @@ def read_numpy(source: Source, settings: Files) -> Decoded:
         arrays = _arrays(path, tuple(parts), settings)
         for name, array in arrays.items():
             if parts[name] and array.shape[1:] != parts[name][0].shape[1:]:
-                shapes = f"{array.shape[1:]}, but {parts[name][0].shape[1:]}"
-                raise ScenarioError(f"{path}: {name} has samples of shape {shapes} in another file")
+                raise ScenarioError(
+                    f"{path}: samples in array {name} have shape {array.shape[1:]}, but in another file "
+                    f"{parts[name][0].shape[1:]}; give all samples the same shape"
+                )
             if parts[name] and array.dtype.kind != parts[name][0].dtype.kind:
-                raise ScenarioError(f"{path}: {name} is {array.dtype}, but {parts[name][0].dtype} in another file")
+                raise ScenarioError(
+                    f"{path}: array {name} has type {array.dtype}, but in another file {parts[name][0].dtype}; use the "
+                    "same type in all files"
+                )
             parts[name].append(array)
         num_train += len(arrays["y"]) if path in source.train else 0
     return _decoded(parts, num_train, settings, source.train[0], source.folder)
@@ -115,21 +121,21 @@ def read_function(load: Callable[[], Any], settings: Files, where: Path) -> Deco
 
     Raises ScenarioError.
     """
-    with failing(f"{where}: fails"):
+    with failing(f"function {where} fails"):
         returned = load()
     names = [name for name in ("x", "y", settings.by) if name]
     if not isinstance(returned, Mapping) or not returned.keys() >= set(names):
-        raise ScenarioError(f"{where}: must return a mapping with the arrays {' and '.join(names)}")
+        raise ScenarioError(f"function {where} must return a mapping with the arrays {' and '.join(names)}")
     arrays = {}
     for name in names:
-        with failing(f"{where}: {name} is no array"):
+        with failing(f"function {where} returned a value for {name} that is not an array"):
             arrays[name] = np.asarray(returned[name])
     _check_arrays(arrays, where, settings)
     num_train = whole_number(returned.get("num_train", len(arrays["y"])))
     if num_train is None or not 1 <= num_train <= len(arrays["y"]):
         raise ScenarioError(
-            f"{where}: num_train is {quoted(returned['num_train'])}; "
-            f"give 1 to {len(arrays['y'])}, the number of training samples, which come first"
+            f"function {where} returned num_train {quoted(returned['num_train'])}; return the number of training "
+            f"samples, 1 to {len(arrays['y'])}"
         )
     return _decoded({name: [array] for name, array in arrays.items()}, num_train, settings, where, where)
 
@@ -148,18 +154,18 @@ def _arrays(path: Path, names: tuple[str, ...], settings: Files) -> dict[str, ND
         members = _members(path)  # first: a file that is no archive holds one array or pickled objects, of any size
     with one_sentence(path), np.load(path, allow_pickle=False) as file:
         if missing := [name for name in names if name not in file.files]:
-            raise ScenarioError(f"{path}: has no array {missing[0]}, its arrays are {few(file.files) or 'none'}")
+            raise ScenarioError(f"{path} has no array {missing[0]}; its arrays are {few(file.files) or 'none'}")
         wanted = {*names, *(f"{name}.npy" for name in names)}
         num_bytes = sum(about.file_size for about in members if about.filename in wanted)
-        refuse_too_large(_ARRAY_COPIES * num_bytes, str(path), "give fewer samples, or smaller ones", key="data.path")
+        refuse_too_large(_ARRAY_COPIES * num_bytes, str(path), "give fewer or smaller samples", key="data.path")
         for name in names:
             try:
                 array = file[name]
             except ValueError as error:
                 if "allow_pickle" not in str(error):
                     raise
-                text = f"{path}: {name} holds Python objects, which are not read; allowed: numbers"
-                raise ScenarioError(text) from None
+                text = f"{path}: array {name} contains Python objects, which raysim does not load; save it as numbers"
+                raise ScenarioError(text if name == "x" else f"{text} or text") from None
             if not isinstance(array, np.ndarray):
                 raise ScenarioError(f"{path}: {name} is not an array")
             arrays[name] = array
@@ -178,14 +184,16 @@ def _check_arrays(arrays: Mapping[str, NDArray[Any]], path: Path, settings: File
         array = arrays[name]
         if array.ndim != 1 or array.dtype.kind not in "iuU":
             raise ScenarioError(
-                f"{path}: {name} is {array.dtype} of shape {array.shape}; allowed: one whole number or text per sample"
+                f"{path}: array {name} has type {array.dtype} and shape {array.shape}; give one whole number or one "
+                "text per sample"
             )
     sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(sizes.values())) > 1 or not sizes["y"]:
-        text = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        raise ScenarioError(f"{path}: {text} samples; all arrays need the same number, at least one")
+        text = ", ".join(f"{name} has {size} samples" for name, size in sizes.items())
+        raise ScenarioError(f"{path}: {text}; give all arrays the same number of samples, at least one")
     if settings.by and arrays[settings.by].dtype.kind == "U" and (arrays[settings.by] == "").any():
-        raise ScenarioError(f"{path}: {settings.by} has an empty id at {int((arrays[settings.by] == '').argmax())}")
+        position = int((arrays[settings.by] == "").argmax())
+        raise ScenarioError(f"{path}: {settings.by}[{position}] is empty; give every sample an id")
 
 
 def _samples(x_M: NDArray[Any], path: Path) -> tuple[NDArray[Any], int]:
@@ -203,6 +211,6 @@ def _samples(x_M: NDArray[Any], path: Path) -> tuple[NDArray[Any], int]:
     elif x_M.dtype.kind == "f" and x_M.ndim > 1 and x_M[0].size:
         return to_features(x_M, (), f"{path}: x"), 0
     raise ScenarioError(
-        f"{path}: x is {x_M.dtype} of shape {x_M.shape}; allowed: uint8 images (M, H, W) or (M, H, W, 1 or 3), whole "
-        "numbers (M, L) as tokens, floats (M, ...) as features"
+        f"{path}: array x has type {x_M.dtype} and shape {x_M.shape}; give M images as uint8 (M, H, W) or "
+        "(M, H, W, 1 or 3), texts of L tokens as whole numbers (M, L), or features as floats (M, ...)"
     )

@@ -69,11 +69,11 @@ def _read(path: Path, spec: DatasetSpec, most: int, shape: tuple[int, ...]) -> N
         if tuple(stated) != shape:
             sizes = "x".join(map(str, stated))
             wanted = "x".join(map(str, shape))
-            raise ScenarioError(f"{path}: images are {sizes}, but {spec.name} has {wanted}")
+            raise ScenarioError(f"{path}: its header states images of {sizes} pixels, but {spec.name} has {wanted}")
         if count > most:
             raise ScenarioError(
-                f"{path}: its header states {count} {what}, but this file of {spec.name} has at most {most}; replace "
-                "it by the published file"
+                f"{path}: its header states {count} {what}, but the published file has {most}; replace it by the "
+                "published file"
             )
         size = count * int(np.prod(shape))
         content = file.read(size + 1)

@@ -70,7 +70,7 @@ def _read(spec: DatasetSpec, source: Source) -> Decoded:
                 ids.append(np.asarray(id_B))
                 num_train += len(y) if path in source.train else 0
     if not num_train:
-        raise ScenarioError(f"{source.folder}: there are no samples to train on")
+        raise ScenarioError(f"{source.folder}: the files contain no training samples")
     owner_M, owners = to_owners(np.concatenate(ids))
     label_M = np.concatenate(labels).astype(np.int64)
     return Decoded(np.concatenate(values), label_M, num_train, (), owner_M=owner_M, owners=owners)
@@ -81,10 +81,10 @@ def _users(path: Path) -> Iterator[tuple[Any, Any, list[str]]]:
     try:
         users = {user: (own["x"], own["y"]) for user, own in json.loads(path.read_text())["user_data"].items()}
     except (KeyError, TypeError, AttributeError):
-        raise ScenarioError(f"{path}: is not in LEAF's layout, a user_data with x and y for each user") from None
+        raise ScenarioError(f"{path} is not in LEAF's format: user_data must contain x and y for each user") from None
     for user, (x, y) in users.items():
         if len(x) != len(y):
-            raise ScenarioError(f"{path}: user {user} has {len(x)} x but {len(y)} y")
+            raise ScenarioError(f"{path}: user {user} has {len(x)} samples in x but {len(y)} labels in y")
         if y:
             yield x, y, [user] * len(y)
 
@@ -93,14 +93,14 @@ def _ink(x: Any, path: Path) -> NDArray[np.uint8]:
     """Convert x to images of 28 x 28 grey pixels, uint8 [B, 28, 28, 1]."""
     value_MP = np.asarray(x, np.float64)
     if value_MP.ndim != 2 or value_MP.shape[1] != 784 or not ((value_MP >= 0) & (value_MP <= 1)).all():
-        raise ScenarioError(f"{path}: an x is not 784 numbers from 0 to 1")
+        raise ScenarioError(f"{path}: x contains an image that is not 784 numbers from 0 to 1")
     return np.rint(255 * value_MP).astype(np.uint8).reshape(-1, 28, 28, 1)
 
 
 def _tokens(x: Any, path: Path, length: int = LENGTH) -> NDArray[np.uint8]:
     """Convert texts of equal length to tokens, the positions of their characters in the alphabet."""
     if wrong := [one for one in x if not isinstance(one, str) or len(one) != length]:
-        raise ScenarioError(f"{path}: {wrong[0]!r} given; allowed: text of {length} characters")
+        raise ScenarioError(f"{path}: the value {wrong[0]!r} is not a text of {length} characters")
     code_ML = np.array(list(x), dtype=f"<U{length}").view(np.uint32).reshape(-1, length)
     place = np.full(0x110000, len(CHARACTERS), np.uint8)
     place[[ord(one) for one in CHARACTERS]] = range(len(CHARACTERS))

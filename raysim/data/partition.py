@@ -126,18 +126,18 @@ def check_split(
     """Raise ScenarioError, like `check_partition`, for a split that the partition or the data set does not support."""
     if isinstance(setting, Hks) and split != "published":
         raise ScenarioError(
-            f"{split} given, but partition hks needs the published split: give published", key="data.split"
+            f"{split} given, but partition hks supports only the split published; give published", key="data.split"
         )
     if isinstance(setting, Listed) != (split == "listed"):
         raise ScenarioError(
-            f"{split} given, but the file of partition listed assigns every sample to train, val or test: give listed"
+            f"{split} given, but partition listed reads the split of each sample from its file; give listed"
             if isinstance(setting, Listed)
-            else "listed given, but only partition listed has this split: give pooled811, pfedhn or published",
+            else "listed given, but only partition listed supports this split; give pooled811, pfedhn or published",
             key="data.split",
         )
     if split in ("pfedhn", "published") and num_train is not None and num_train == num_samples:
         raise ScenarioError(
-            f"{split} given, but {name} has no test part: give pooled811, or files to test on",
+            f"{split} given, but {name} has no test part; give pooled811, or add test data",
             key="data.split",
         )
 
@@ -166,7 +166,7 @@ def check_partition(
         return  # see raysim/data/predefined.py
     if isinstance(setting, Pathological) and setting.classes_per_client > num_classes:
         raise ScenarioError(
-            f"{setting.classes_per_client} given, but {name} has {num_classes} classes: give 1 to {num_classes}",
+            f"{setting.classes_per_client} given, but {name} has {num_classes} classes; give 1 to {num_classes}",
             key="data.partition.classes_per_client",
         )
     if num_train is None or num_samples is None:
@@ -177,7 +177,7 @@ def check_partition(
         if setting.samples_per_client > most:
             raise ScenarioError(
                 f"{setting.samples_per_client} given, but {name} has "
-                f"{most} training samples with split {split}: give 1 to {most}",
+                f"{most} training samples with split {split}; give 1 to {most}",
                 key="data.partition.samples_per_client",
             )
         return
@@ -187,21 +187,21 @@ def check_partition(
         chosen = setting.min_samples > Dirichlet.min_samples
         if chosen and num_clients * least <= pool < num_clients * setting.min_samples:
             raise ScenarioError(
-                f"{setting.min_samples} given, but {name} has {pool} samples to distribute with "
-                f"split {split} to {num_clients} clients: give at most {pool // num_clients}",
+                f"{setting.min_samples} given, but with split {split}, {name} has {pool} samples for {num_clients} "
+                f"clients; give at most {pool // num_clients}",
                 key="data.partition.min_samples",
             )
         least = setting.min_samples
     if num_clients * least > pool:
         raise ScenarioError(
-            f"{num_clients} given, but {name} has {pool} samples to distribute with split {split}, at "
-            f"least {least} for each client: give at most {pool // least}",
+            f"{num_clients} given, but each client needs at least {least} samples and {name} has {pool} with split "
+            f"{split}; give at most {pool // least}",
             key="clients.count",
         )
     if split != "pooled811" and num_clients > num_samples - num_train:
         raise ScenarioError(
-            f"{num_clients} given, but {name} has {num_samples - num_train} published test images, "
-            f"at least one for each client: give at most {num_samples - num_train} or data.split pooled811",
+            f"{num_clients} given, but each client needs a test sample and {name} has {num_samples - num_train}; give "
+            f"at most {num_samples - num_train}, or set data.split to pooled811",
             key="clients.count",
         )
 
@@ -325,13 +325,13 @@ def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.ran
     shape = (num_clients, len(class_count_C))
     if share_NC.shape != shape or not np.isfinite(share_NC).all() or (share_NC < 0).any():
         raise ScenarioError(
-            f"{name}.shares gives {share_NC.shape} numbers from {share_NC.min(initial=0):g} to "
-            f"{share_NC.max(initial=0):g}; allowed: {shape}, none negative, a share of each class for each client",
+            f"{name}.shares returned an array of shape {share_NC.shape} with values from {share_NC.min(initial=0):g} "
+            f"to {share_NC.max(initial=0):g}; return finite shares of at least 0 in shape {shape}, (clients, classes)",
             key="data.partition.name",
         )
     total_C = share_NC.sum(0)
     if (unheld_U := np.flatnonzero((total_C == 0) & (class_count_C > 0))).size:
-        raise ScenarioError(f"{name}.shares assigns class {unheld_U[0]} to no client", key="data.partition.name")
+        raise ScenarioError(f"{name}.shares assigned class {unheld_U[0]} to no client", key="data.partition.name")
     return share_NC / np.where(total_C == 0, 1, total_C)
 
 
@@ -339,9 +339,8 @@ def _check_holders(class_count_C: Ints, holders_C: Ints, num_clients: int, name:
     if (holders_C > class_count_C).any():
         worst = int((holders_C - class_count_C).argmax())
         raise ScenarioError(
-            f"{num_clients} given, but {name} has {class_count_C[worst]} samples of class {worst} "
-            f"for the {holders_C[worst]} clients that would hold it: give fewer clients or fewer "
-            f"data.partition.classes_per_client",
+            f"{num_clients} given, but class {worst} of {name} has {class_count_C[worst]} samples for "
+            f"{holders_C[worst]} clients; reduce clients.count or data.partition.classes_per_client",
             key="clients.count",
         )
 

@@ -28,9 +28,9 @@ def kept_ids(min_samples: int, owner_M: Ints, num_train: int, split: str) -> Int
     kept = np.flatnonzero((total_I >= min_samples) & (train_I > 0 if split != "pooled811" else True) & tested_I)
     if not len(kept):
         raise ScenarioError(
-            f"{min_samples} given, but none of the {len(total_I)} ids has as many samples and both training and test "
-            f"samples with split {split} (the largest has {total_I.max()} samples); give a smaller number, or another "
-            "data.split",
+            f"{min_samples} given, but no id has at least {min_samples} samples, with training and test samples among "
+            f"them (split {split}, {len(total_I)} ids, at most {total_I.max()} samples per id); give a smaller number, "
+            "or another data.split",
             key="data.partition.min_samples",
         )
     return kept
@@ -83,7 +83,7 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
         return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
     def refused(why: str) -> ScenarioError:
-        return ScenarioError(f"{path} given, {why}", key="data.partition.path")
+        return ScenarioError(f"{path} {why}", key="data.partition.path")
 
     wanted = {"client": pa.int64(), "part": pa.string(), "sample": pa.int64()}
     file = place_of(path, "data.partition.path")
@@ -92,49 +92,51 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
         with pq.ParquetFile(file) as whole:
             schema, num_rows = whole.schema_arrow, whole.metadata.num_rows
             if missing := [name for name in wanted if name not in schema.names]:
-                raise refused(f"which has no column {missing[0]}; its columns are {few(schema.names)}")
+                raise refused(f"has no column {missing[0]}; its columns are {few(schema.names)}")
             if twice := [name for name in (*wanted, "label") if schema.names.count(name) > 1]:
-                raise refused(f"which has two columns {twice[0]}; allowed: each name once")
+                raise refused(f"has two columns named {twice[0]}; rename or remove one")
             label = ["label"] if "label" in schema.names else []
             for name in (*wanted, *label):
                 kind = schema.field(name).type
                 if not (is_text(kind) if name == "part" else pa.types.is_integer(kind)):
-                    raise refused(f"whose column {name} is {kind}; allowed: whole numbers, and text for part")
+                    raise refused(
+                        f"has a column {name} of type {kind}; allowed: {'text' if name == 'part' else 'whole numbers'}"
+                    )
             refuse_too_large(_ROW_BYTES * num_rows, path, "give a file of fewer rows", key="data.partition.path")
             table = whole.read(columns=[*wanted, *label])
     except ScenarioError:
         raise
     except FileNotFoundError:
-        raise refused("but there is no such file") from None
+        raise refused("does not exist; give the path of a Parquet file") from None
     except Exception as error:
-        raise refused(f"which cannot be read as Parquet ({first_line(error)})") from None
+        raise refused(f"cannot be read as Parquet ({first_line(error)})") from None
     if gaps := [name for name in table.column_names if table.column(name).null_count]:
-        raise refused(f"whose column {gaps[0]} has gaps; give a value in every row")
+        raise refused(f"has gaps in column {gaps[0]}; give a value in every row")
     try:
         client_Q, part_Q, index_Q = (table.column(name).cast(kind).to_numpy() for name, kind in wanted.items())
     except pa.ArrowInvalid as error:  # a number too large for a signed 64-bit integer
-        raise refused(f"which holds a number that is too large ({first_line(error)})") from None
+        raise refused(f"contains a number that is too large ({first_line(error)})") from None
     part_Q = part_Q.astype(str)
     if not len(client_Q):
-        raise refused("which has no rows")
+        raise refused("has no rows")
     if strange := sorted(set(part_Q.tolist()) - set(PARTS)):
-        raise refused(f"which has the part {strange[0][:50]!r}; allowed: {', '.join(PARTS)}")
+        raise refused(f"contains the part {strange[0][:50]!r}; allowed: {', '.join(PARTS)}")
     for name, value_Q, most in (("client", client_Q, _MOST_CLIENTS), ("sample", index_Q, num_samples)):
         if value_Q.min() < 0 or value_Q.max() >= most:
             wrong = value_Q.min() if value_Q.min() < 0 else value_Q.max()
-            raise refused(f"which has {name} {wrong}; allowed: 0 to {most - 1}")
+            raise refused(f"contains {name} {wrong}; allowed: 0 to {most - 1}")
     if len(np.unique(client_Q * num_samples + index_Q)) != len(client_Q):
-        raise refused("which lists the same sample twice for one client; list each sample of a client once")
+        raise refused("lists the same sample twice for one client; list each sample of a client once")
     if label_M is not None and "label" in table.column_names:
         label_Q = table.column("label").to_numpy()
         if (wrong_W := np.flatnonzero(label_M[index_Q] != label_Q)).size:
             row = int(wrong_W[0])
             raise refused(
-                f"whose sample {index_Q[row]} has label {label_Q[row]}, but in the data {label_M[index_Q[row]]}; it is "
-                "of other data"
+                f"gives sample {index_Q[row]} the label {label_Q[row]}, but the data set has label "
+                f"{label_M[index_Q[row]]}; use a partition of this data set"
             )
     count = int(client_Q.max()) + 1 if num_clients is None else num_clients
     if not (part_Q == "train").any():
-        raise refused("which has no training samples; set `part` to train for at least one sample")
+        raise refused("has no training samples; set column part to train in at least one row")
     masks = [part_Q == part for part in PARTS]
     return Partition(*(make_shards(index_Q[mask_Q], client_Q[mask_Q], count) for mask_Q in masks))

@@ -64,13 +64,13 @@ class Images:
         if self.names and (height, width) != first[1:3]:
             raise ScenarioError(
                 f"{where} is {width}x{height}, but {self.names[0]} is {first[2]}x{first[1]}; set data.size to "
-                "resize all images to this side"
+                "resize all images to one size"
             )
         if not self.names or (not grey and first[3] == 1):
             refuse_too_large(
                 self.count * height * width * (1 if grey else 3) + _DECODING_BYTES * num_pixels,
                 f"{where}: {self.count} images of {width}x{height} pixels",
-                "give fewer of them, or a smaller data.size",
+                "give fewer images, or a smaller data.size",
                 key="" if self.side is None else "data.size",
             )
 
@@ -88,7 +88,7 @@ def to_features(value_M: NDArray[Any], names: Sequence[str], where: str) -> NDAr
     if not np.isfinite(feature_M).all():
         row, *rest = (int(one) for one in np.argwhere(~np.isfinite(feature_M))[0])
         of = f", column {names[rest[0]]}" if names else ""
-        raise ScenarioError(f"{where}: row {row + 1}{of} holds {feature_M[row, *rest]}; features are finite numbers")
+        raise ScenarioError(f"{where}: row {row + 1}{of} holds {feature_M[row, *rest]}; features must be finite")
     return feature_M
 
 
@@ -96,7 +96,7 @@ def to_tokens(value_ML: NDArray[Any], where: str) -> tuple[NDArray[Any], int]:
     """Convert whole numbers to tokens of the smallest type, and return the size of their vocabulary."""
     least, most = (int(value_ML.min()), int(value_ML.max())) if value_ML.size else (0, 0)
     if least < 0 or most >= 2**31 - 1:
-        raise ScenarioError(f"{where}: holds token {least if least < 0 else most}; tokens count from 0 to 2147483646")
+        raise ScenarioError(f"{where}: token {least if least < 0 else most} given; allowed: 0 to 2147483646")
     return value_ML.astype(np.uint8 if most < 256 else np.int32), most + 1
 
 
@@ -115,14 +115,14 @@ def to_classes(
         least, most = (int(label_M.min()), int(label_M.max())) if len(label_M) else (0, 0)
         limit = len(names) or len(label_M)
         if least < 0 or most >= limit:
-            reason = f"it names {len(names)} classes" if names else f"there are {limit} samples"
+            reason = f"the file names {len(names)} classes" if names else f"there are only {limit} samples"
             raise ScenarioError(
-                f"{where}: labels run from {least} to {most}, but {reason}; whole numbers count classes from 0"
+                f"{where}: labels range from {least} to {most}, but {reason}; number the classes from 0 without gaps"
             )
         names = names or tuple(map(str, range(most + 1)))
     if len(label_M) and (label_M == label_M[0]).all():
         raise ScenarioError(
-            f"{where}: all {len(label_M)} labels are {names[int(label_M[0])]}; at least two classes are needed"
+            f"{where}: all {len(label_M)} labels are {names[int(label_M[0])]}; give data of at least two classes"
         )
     return label_M.astype(np.int64).reshape(-1), names
 

@@ -88,16 +88,16 @@ def find(spec: DatasetSpec, base: Path, formats: tuple[str, ...]) -> Source | No
 
 
 def looked_for(spec: DatasetSpec, formats: tuple[str, ...]) -> str:
-    """Describe the files that `find` accepts."""
+    """Describe the files that `find` accepts; empty if the data set is not published in any of `formats`."""
     if not spec.train_size:
-        return "LEAF's JSON files, or Parquet or CSV files as on the hub"
+        return "LEAF's JSON files, or the Parquet or CSV files of the Hugging Face hub"
     words = {
         "parquet": f"Parquet files (train-*.parquet and {spec.test_prefixes[0]}-*.parquet)",
         "torchvision": f"torchvision's folder {spec.torchvision_folder}" if spec.torchvision else "",
-        "idx": "IDX files (train-images-idx3-ubyte and the three others, maybe .gz)" if spec.idx else "",
-        "folder": "an image tree (train/<class>/*.JPEG and val)" if spec.image_folder else "",
+        "idx": "the four IDX files (such as train-images-idx3-ubyte or its .gz)" if spec.idx else "",
+        "folder": "image folders (train/<class>/*.JPEG and val)" if spec.image_folder else "",
     }
-    return " or ".join(words[form] for form in formats if words[form]) or "nothing: it is not published so"
+    return " or ".join(words[form] for form in formats if words[form])
 
 
 def read(spec: DatasetSpec, source: Source) -> Decoded:
@@ -107,14 +107,15 @@ def read(spec: DatasetSpec, source: Source) -> Decoded:
     channels, height, width = spec.input_spec.shape
     shape, label_M = decoded.raw_M.shape, decoded.label_M
     if shape[1:] != (height, width, channels):
-        raise ScenarioError(f"{source.folder}: images are {shape[1:]}, but {spec.name} has {height}x{width}x{channels}")
+        sizes = "x".join(map(str, shape[1:]))
+        raise ScenarioError(f"{source.folder}: images are {sizes}, but {spec.name} has {height}x{width}x{channels}")
     if len(label_M) != shape[0]:
         raise ScenarioError(f"{source.folder}: there are {shape[0]} images but {len(label_M)} labels")
     if not 0 < decoded.num_train < shape[0]:
         raise ScenarioError(f"{source.folder}: the train part or the test part of {spec.name} is empty")
     if label_M.min() < 0 or label_M.max() >= spec.num_classes:
         raise ScenarioError(
-            f"{source.folder}: labels run from {label_M.min()} to {label_M.max()}, "
+            f"{source.folder}: labels range from {label_M.min()} to {label_M.max()}, "
             f"but {spec.name} has classes 0 to {spec.num_classes - 1}"
         )
     return decoded
@@ -128,7 +129,9 @@ def _find_parquet(spec: DatasetSpec, folder: Path) -> Source | None:
         tests = (tuple(sorted(sub.glob(f"{prefix}*-*.parquet"))) for prefix in spec.test_prefixes)
         test = next((shards for shards in tests if shards), ())
         if not test:
-            raise ScenarioError(f"{sub}: there are train-*.parquet files but no {spec.test_prefixes[0]}-*.parquet")
+            raise ScenarioError(
+                f"{sub} contains train-*.parquet files but no {spec.test_prefixes[0]}-*.parquet files; add these"
+            )
         for files in (train, test):
             refuse_missing_shards(files)
         return Source("parquet", sub, train, test)
@@ -196,7 +199,7 @@ def _read_parquet(spec: DatasetSpec, source: Source) -> Decoded:
                 table = file.read_row_group(group, columns=[image_column, label_column])
                 label_B = table.column(label_column)
                 if not pa.types.is_integer(label_B.type) or label_B.null_count:
-                    raise ScenarioError(f"{path}: column {label_column} must hold whole numbers without gaps")
+                    raise ScenarioError(f"{path}: column {label_column} must contain a whole number in every row")
                 end = start + len(label_B)
                 label_M[start:end] = label_B.to_numpy()
                 for row, png in enumerate(_encoded(path, image_column, table), start):
@@ -215,14 +218,14 @@ def _column(path: Path, schema: Any, allowed: tuple[str, ...]) -> str:
     for name in allowed:
         if name in schema.names:
             return name
-    raise ScenarioError(f"{path}: has no column {' or '.join(allowed)}, its columns are {', '.join(schema.names)}")
+    raise ScenarioError(f"{path} has no column {' or '.join(allowed)}; its columns are {', '.join(schema.names)}")
 
 
 def _encoded(path: Path, column: str, table: Any) -> Iterator[bytes]:
     """Yield the PNG or JPEG bytes of a struct<bytes, path> column, in order."""
     for chunk in table.column(column).chunks:
         if not pa.types.is_struct(chunk.type) or chunk.type.get_field_index("bytes") < 0:
-            raise ScenarioError(f"{path}: column {column} must be struct<bytes, path>, but is {chunk.type}")
+            raise ScenarioError(f"{path}: column {column} has type {chunk.type}, but must be struct<bytes, path>")
         yield from chunk.field("bytes").to_pylist()
 
 
@@ -232,7 +235,7 @@ def _class_names(path: Path, schema: Any, column: str, spec: DatasetSpec) -> tup
     except (KeyError, TypeError, ValueError):
         return ()
     if len(names) != spec.num_classes:
-        raise ScenarioError(f"{path}: has {len(names)} classes, but {spec.name} has {spec.num_classes}")
+        raise ScenarioError(f"{path} names {len(names)} classes, but {spec.name} has {spec.num_classes}")
     return tuple(map(str, names))
 
 
@@ -257,7 +260,7 @@ def _decode(encoded: bytes | None, spec: DatasetSpec, where: str) -> NDArray[np.
     if pixel is None:
         raise ScenarioError(f"{where} is {image.size[0]}x{image.size[1]}, but {spec.name} has {width}x{height}")
     if pixel.dtype != np.uint8 or pixel.size != height * width * channels:
-        raise ScenarioError(f"{where} has mode {image.mode}, but {spec.name} has {channels} channels of 8 bits")
+        raise ScenarioError(f"{where} has image mode {image.mode}, but {spec.name} has {channels} channels of 8 bits")
     return pixel.reshape(height, width, channels)
 
 
@@ -308,7 +311,7 @@ def _read_torchvision(spec: DatasetSpec, source: Source) -> Decoded:
     for name, md5 in published:
         path = source.folder / spec.torchvision_folder / name
         if not check_integrity(str(path), md5):
-            raise ScenarioError(f"{path}: is missing or damaged (its MD5 is not that of the published file)")
+            raise ScenarioError(f"{path} is missing or differs from the published file (MD5); download it again")
     with one_sentence(source.folder / spec.torchvision_folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NumPy warns about the age of CIFAR's own files
         parts = [cls(str(source.folder), train=train, download=False) for train in (True, False)]
@@ -327,7 +330,9 @@ def _read_folder(spec: DatasetSpec, source: Source) -> Decoded:
 
     names = tuple(sorted({by_folder(path) for path in source.train}))
     if len(names) != spec.num_classes:
-        raise ScenarioError(f"{source.folder / 'train'}: has {len(names)} classes, {spec.name} has {spec.num_classes}")
+        raise ScenarioError(
+            f"{source.folder / 'train'} has {len(names)} classes, but {spec.name} has {spec.num_classes}"
+        )
     listed: dict[str, str] = {}
     for path in source.extra:
         with one_sentence(path):
@@ -357,9 +362,9 @@ def one_sentence(path: Path) -> Iterator[None]:
     except ScenarioError:
         raise
     except MemoryError as error:
-        raise ScenarioError(f"{path}: cannot be read, there is not enough memory ({first_line(error)})") from None
+        raise ScenarioError(f"{path}: cannot be read, because memory is insufficient ({first_line(error)})") from None
     except Exception as error:
-        raise ScenarioError(f"{path}: cannot be read, it may be damaged ({first_line(error)})") from None
+        raise ScenarioError(f"{path}: cannot be read and may be damaged ({first_line(error)})") from None
 
 
 def refuse_too_large(num_bytes: int, what: str, remedy: str, key: str = "") -> None:

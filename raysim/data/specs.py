@@ -83,8 +83,8 @@ _ALL = (
     DatasetSpec(
         name="digits",
         summary=(
-            "1,797 handwritten digits of 8 x 8 grey pixels that come with scikit-learn: nothing to download. "
-            "It has no published test part; the last 360 images play that role."
+            "1,797 handwritten digits of 8 x 8 grey pixels that come with scikit-learn, without a download. "
+            "As there is no published test part, the last 360 images are used as one."
         ),
         num_classes=10,
         input_spec=image(1, 8, 8),
@@ -127,8 +127,8 @@ _ALL = (
     DatasetSpec(
         name="cifar10",
         summary=(
-            "CIFAR-10: 60,000 photographs of 32 x 32 colour pixels in 10 classes. Normalised with ImageNet's mean and "
-            "deviation, as in the released code of FedGH and FedSSA."
+            "CIFAR-10: 60,000 photographs of 32 x 32 colour pixels in 10 classes. They are normalised with ImageNet's "
+            "mean and standard deviation, as in the released code of FedGH and FedSSA."
         ),
         num_classes=10,
         input_spec=image(3, 32, 32),
@@ -159,8 +159,8 @@ _ALL = (
     DatasetSpec(
         name="tiny_imagenet",
         summary=(
-            "Tiny-ImageNet: 110,000 photographs of 64 x 64 colour pixels in 200 classes; "
-            "its labelled validation images are the test part."
+            "Tiny-ImageNet: 110,000 photographs of 64 x 64 colour pixels in 200 classes. "
+            "The published validation images are used as test part."
         ),
         num_classes=200,
         input_spec=image(3, 64, 64),
@@ -179,30 +179,32 @@ _ALL = (
     ),
     of_files(
         "femnist",
-        "FEMNIST: handwritten digits and letters of 28 x 28 grey pixels in 62 classes, by writer; in LEAF's JSON files "
-        "or as Parquet files of the hub (flwrlabs/femnist), in a folder femnist.",
+        "FEMNIST: handwritten digits and letters of 28 x 28 grey pixels in 62 classes, by writer. A folder femnist "
+        "must contain LEAF's JSON files, or the Parquet files of the Hugging Face hub (flwrlabs/femnist).",
         folders=("femnist",),
         flip=False,  # a mirrored letter is another one, or none
     ),
     of_files(
         "shakespeare",
-        "Shakespeare: 80 characters of which the next one is predicted, by role; in LEAF's JSON files or as the CSV or "
-        "Parquet files of the hub (flwrlabs/shakespeare), in a folder shakespeare.",
+        "Shakespeare: predict the character that follows 80 characters, by role. A folder shakespeare must contain "
+        "LEAF's JSON files, or the CSV or Parquet files of the Hugging Face hub (flwrlabs/shakespeare).",
         folders=("shakespeare",),
     ),
     of_files(
         "parquet",
-        "Your own Parquet files, such as a data set of the Hugging Face hub: a column of images, one of lists (of "
-        "floats: features; of whole numbers: tokens), or columns of numbers.",
+        "Your own Parquet files, such as a data set of the Hugging Face hub. The samples are a column of images, a "
+        "column of lists (floats are features, whole numbers are tokens), or columns of numbers.",
         keys=("path", "label", "features", "size"),
     ),
     of_files("csv", "Your own CSV files: columns of numbers.", keys=("path", "label", "features")),
     of_files(
-        "images", "Your own PNG and JPEG files: a folder per class, maybe below train and test.", keys=("path", "size")
+        "images",
+        "Your own PNG and JPEG files: one folder per class, optionally below train and test.",
+        keys=("path", "size"),
     ),
     of_files(
         "numpy",
-        "Your own .npz files: y, and x of uint8 (images), floats (features) or whole numbers (tokens).",
+        "Your own .npz files with labels y and samples x: uint8 (images), floats (features) or whole numbers (tokens).",
         keys=("path",),
     ),
 )
@@ -213,5 +215,5 @@ DATASETS: dict[str, DatasetSpec] = {spec.name: spec for spec in _ALL}
 def spec_for(name: str) -> DatasetSpec:
     """Return the data set called `name`. Raises ScenarioError, which lists the known names."""
     if name not in DATASETS:
-        raise ScenarioError(f"data.name: {name!r} is not a known data set: give one of {', '.join(DATASETS)}")
+        raise ScenarioError(f"data.name: {name!r} is not a known data set; give one of {', '.join(DATASETS)}")
     return DATASETS[name]

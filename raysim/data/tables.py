@@ -87,8 +87,8 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = ()) ->
                 columns = columns or file_columns
                 if (file_columns.kind, file_columns.features) != (columns.kind, columns.features):
                     raise ScenarioError(
-                        f"{path}: its features are {few(file_columns.features)}, but {paths[0]} has "
-                        f"{few(columns.features)}"
+                        f"{path} has the feature columns {few(file_columns.features)}, but {paths[0]} has "
+                        f"{few(columns.features)}; give all files the same columns"
                     )
                 names = names or _class_names(schema, settings.label)
             with one_sentence(path):
@@ -97,7 +97,7 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = ()) ->
         num_train += start if path in source.train else 0
     assert columns is not None
     if not read.label or not num_train:
-        raise ScenarioError(f"{source.folder}: there are no rows{' to train on' if read.label else ''}")
+        raise ScenarioError(f"{source.folder}: the files contain no{' training' if read.label else ''} rows")
     vocabulary = 0
     if columns.kind == "image":
         raw_M: NDArray[Any] = images.raw_MHWC
@@ -185,7 +185,7 @@ def _pieces(path: Path, settings: Files) -> Iterator[tuple[Any, Any]]:
                 convert_options=pacsv.ConvertOptions(column_types=as_text),
             )
         if not table.num_rows:
-            raise ScenarioError(f"{path}: has no rows below its header")
+            raise ScenarioError(f"{path} has no rows below its header")
         yield table.schema, table
         return
     with one_sentence(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -198,7 +198,7 @@ def _pieces(path: Path, settings: Files) -> Iterator[tuple[Any, Any]]:
 def _columns(path: Path, schema: Any, settings: Files) -> _Columns:
     type_of = dict(zip(schema.names, schema.types, strict=True))
     if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
-        raise ScenarioError(f"{path}: has two columns {twice[0]}; allowed: each name once")
+        raise ScenarioError(f"{path} has two columns named {twice[0]}; rename or remove one")
     for key, name in (("data.label", settings.label), ("data.partition.by", settings.by)):
         if name is not None and name not in type_of:
             raise ScenarioError(f"{path} has no column {name!r}; its columns are {few(schema.names)}", key=key)
@@ -215,7 +215,7 @@ def _columns(path: Path, schema: Any, settings: Files) -> _Columns:
         names = list(chosen)
         if settings.label in names:
             raise ScenarioError(
-                f"{settings.label!r} given, which is the label; a feature cannot be the label",
+                f"the label column {settings.label!r} cannot be a feature; exclude it from data.features",
                 key="data.features",
             )
     else:
@@ -228,17 +228,18 @@ def _columns(path: Path, schema: Any, settings: Files) -> _Columns:
         return _Columns("image" if images else "list", names, settings.label, settings.by)
     if images or lists:
         raise ScenarioError(
-            f"{path} has the columns {few(names)}; it needs one column of images or of lists, or columns of numbers",
+            f"{path} has the feature columns {few(names)}; list either one column of images, one column of lists, or "
+            "columns of numbers",
             key="data.features",
         )
     if not names:
-        raise ScenarioError(f"{path} has no feature columns, only label and id", key="data.features")
+        raise ScenarioError(f"{path} has no feature columns, only a label and any id", key="data.features")
     for name in names:
         kind = type_of[name]
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
             raise ScenarioError(
-                f"{path}: column {name} is of type {kind}, but features must be numbers; list the numeric "
-                "columns in data.features",
+                f"{path}: column {name} has type {kind}, but features must be numbers; list only numeric columns in "
+                "data.features",
                 key="data.features",
             )
     return _Columns("numbers", names, settings.label, settings.by)
@@ -310,7 +311,9 @@ def _label(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
         text_B = column.cast(pa.large_string()).to_numpy()
         _refuse_odd_text(path, start, text_B, name, "a label")
         return np.asarray(text_B.astype(str))
-    raise ScenarioError(f"{path}: column {name} is of type {kind}; labels are whole numbers or text", key="data.label")
+    raise ScenarioError(
+        f"{path}: column {name} has type {kind}; labels must be whole numbers or text", key="data.label"
+    )
 
 
 def _text(path: Path, column: Any, name: str) -> NDArray[Any]:
@@ -319,7 +322,7 @@ def _text(path: Path, column: Any, name: str) -> NDArray[Any]:
         return np.asarray(column.cast(pa.string()).to_numpy())
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # lists, or bytes that are no text
         raise ScenarioError(
-            f"{path}: column {name} is of type {column.type} and cannot be read as text; ids are whole numbers or "
+            f"{path}: column {name} has type {column.type} and cannot be read as text; ids must be whole numbers or "
             "UTF-8 text",
             key="data.partition.by",
         ) from None
@@ -331,14 +334,14 @@ def _nested(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
         raise ScenarioError(f"{path}: a list in column {name} has a missing entry; every entry must be a number")
     if not _is_list(column.type):
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-            raise ScenarioError(f"{path}: column {name} has lists of {column.type}; they must contain numbers")
+            raise ScenarioError(f"{path}: the lists in column {name} have type {column.type}, but must contain numbers")
         return np.asarray(column.to_numpy(zero_copy_only=False))
     length_B = column.value_lengths().to_numpy(zero_copy_only=False)
     if (length_B != length_B[0]).any():
         row = int(np.flatnonzero(length_B != length_B[0])[0])
         raise ScenarioError(
-            f"{path}: row {start + row + 1}, column {name} has {length_B[row]} entries, but the first has "
-            f"{length_B[0]}; all must have the same number"
+            f"{path}: row {start + row + 1}, column {name} has a list of {length_B[row]} entries, but the first list "
+            f"has {length_B[0]}; all lists must have the same length"
         )
     inner = _nested(path, 0, column.flatten(), name)
     return inner.reshape(len(length_B), int(length_B[0]), *inner.shape[1:])
@@ -353,7 +356,7 @@ def _stacked(parts: Sequence[NDArray[Any]], path: Path, name: str) -> tuple[NDAr
         other = "x".join(map(str, shapes.pop()))
         first = "x".join(map(str, parts[0].shape[1:]))
         raise ScenarioError(
-            f"{path}: column {name} has lists of {first} and of {other} entries; all must have the same number"
+            f"{path}: column {name} has lists of {first} and of {other} entries; all must have the same length"
         )
     value_M = np.concatenate(parts)
     if not value_M[0].size:

@@ -136,8 +136,8 @@ class CellMaker:
         grid = f"grid: {{{key}: {written(list(self.axes[key]))}}}"
         runs = f"{{without: {written([name])}, with: {{set: ['algorithm.name=METHOD'], {grid}}}}}"
         return (
-            "; a grid gives each of its keys to every method: to give this one to some methods alone, write a sweep "
-            f"file with `runs: {runs}` in place of the grids of algorithm.name and {key}"
+            f"; a grid sets its keys for every method. To set {key} for some methods only, replace the grids of "
+            f"algorithm.name and {key} by `runs: {runs}` in a sweep file"
         )
 
     def _load(self, sets: tuple[str, ...]) -> tuple[ParsedScenario, tuple[str, ...]]:

@@ -29,7 +29,7 @@ class Claims:
         """Parse the mapping at the key `place` of a sweep file. Raises `ScenarioError`."""
         for key, kind in KEYS.items():
             if not isinstance(raw.get(key, {} if key == "measures" else None), kind):
-                wanted = "give a CSV file" if kind is str else "allowed: a mapping"
+                wanted = "give a CSV file" if kind is str else "give a mapping"
                 text = f"{shown(raw.get(key))} given; {wanted}"
                 raise ScenarioError(text, key=f"{place}.{key}", origin=str(path))
         if unknown := set(raw) - set(KEYS):
@@ -43,15 +43,15 @@ class Claims:
             raise ScenarioError(text, key=f"{place}.rows.{wrong}", origin=str(path))
         rows = [row for row in every if row.matches(patterns)]
         if not rows:
-            text = f"{raw['file']} has no row that matches; give values of its columns"
+            text = f"no row of {raw['file']} matches; give values that its columns contain"
             raise ScenarioError(text, key=f"{place}.rows", origin=str(path))
         metrics = dict.fromkeys(row.columns["metric"] for row in rows)
         for metric, measure in measures.items():
             if metric not in metrics:
-                text = f"these rows have no such metric; allowed: {', '.join(metrics)}"
+                text = f"the chosen rows have no such metric; allowed: {', '.join(metrics)}"
                 raise ScenarioError(text, key=f"{place}.measures.{metric}", origin=str(path))
             if not is_measure(measure):
-                text = f"{measure!r} given; allowed: {', '.join(MEASURES)}, or rounds_to_0.5 and the like"
+                text = f"{measure!r} given; allowed: {', '.join(MEASURES)}, or a cost to a target such as rounds_to_0.5"
                 raise ScenarioError(text, key=f"{place}.measures.{metric}", origin=str(path))
         return cls(rows, measures, raw["file"], str(path))
 
@@ -64,7 +64,7 @@ class Claims:
                     values.append(published(row, self.measures))
                 except ValueError:
                     metric, value = row.columns["metric"], row.columns["value"]
-                    text = f"line {row.line} of {self.file}: {metric} is {value!r}, no number"
+                    text = f"line {row.line} of {self.file}: {metric} is {value!r}; give a number"
                     raise ScenarioError(text, key="published", origin=self.origin) from None
         return values
 
@@ -77,7 +77,7 @@ def read_claims(raw: Any, path: Path) -> list[Claims]:
         return [Claims.read(raw, path, "published")]
     for i, one in enumerate(raw):
         if not isinstance(one, dict):
-            text = f"{shown(one)} given; allowed: a mapping"
+            text = f"{shown(one)} given; give a mapping"
             raise ScenarioError(text, key=f"published.{i}", origin=str(path))
     return [Claims.read(one, path, f"published.{i}") for i, one in enumerate(raw)]
 
@@ -90,6 +90,6 @@ def claimed(claims: Sequence[Claims], labels: Mapping[str, str]) -> tuple[Publis
     values = tuple(value for one in claims for value in one.of(labels))
     measures = [one.measure for one in values if one.measure is not None]
     if twice := next((measure for measure in measures if measures.count(measure) > 1), None):
-        text = f"the cell {' '.join(labels.values())!r} has two values for {twice}; allowed: one"
+        text = f"the cell {' '.join(labels.values())!r} has two values for {twice}; choose rows that give one value"
         raise ScenarioError(text, key="published", origin=claims[0].origin)
     return values

@@ -40,8 +40,8 @@ KEYS: Mapping[str, type | tuple[type, ...]] = {
 """The keys of a sweep file and the types of their values."""
 
 FAST_NOTE = (
-    "--fast: at most 3 rounds, 1 of them warm-up, a tenth of the participants and of the epochs and the first seed of "
-    "the sweep's file; these numbers show that it runs, not which method is better"
+    "--fast: only the first seed, at most 3 rounds (1 of them warm-up), a tenth of the participants and a tenth of the "
+    "epochs; this shows that the sweep runs, not which method is better"
 )
 
 MOST_CELLS = 100_000
@@ -77,11 +77,11 @@ def load_sweep(
         if key not in KEYS:
             raise ScenarioError(f"unknown key; allowed: {', '.join(KEYS)}", key=str(key), origin=str(path))
         if not isinstance(value, KEYS[key]) or isinstance(value, bool):
-            raise ScenarioError(f"{shown(value)} given; allowed: {_kind(key)}", key=key, origin=str(path))
+            raise ScenarioError(f"{shown(value)} given; give {_kind(key)}", key=key, origin=str(path))
     name = raw.get("name", path.stem)
     if not of_scenario and not is_name(name):
-        allowed = "letters, digits and . _ -, at most 100, beginning with a letter or digit"
-        raise ScenarioError(f"{name!r} given; allowed: {allowed}", key="name", origin=str(path))
+        text = f"{name!r} given; give at most 100 letters, digits and . _ -, beginning with a letter or digit"
+        raise ScenarioError(text, key="name", origin=str(path))
     _check_overrides(raw.get("set", []), "set", str(path))
     base, common = _base(raw, path), (*raw.get("set", []), *sets)
     chosen = _seeds(raw.get("seeds") if seeds is None else seeds, "seeds", str(path))
@@ -90,7 +90,8 @@ def load_sweep(
     of_runs = sum(math.prod(map(len, run.grid.values())) for run in runs)
     number = of_runs * math.prod(map(len, axes.values())) * len(chosen)
     if number > MOST_CELLS:
-        raise ScenarioError(f"{path}: the sweep has {number:,} cells, and at most {MOST_CELLS:,} fit: split it")
+        text = f"{path}: the sweep has {number:,} cells, more than the maximum of {MOST_CELLS:,}; split the sweep"
+        raise ScenarioError(text)
     claims = read_claims(raw.get("published"), path)
     if fast:
         chosen = chosen[:1]
@@ -105,12 +106,13 @@ def load_sweep(
             cell = maker.cell(variant, seed)
             if (same := cells.get(cell.id)) is None:
                 if named.setdefault(cell.name, cell.id) != cell.id:
-                    text = f"two cells are called {cell.name!r}; give them names that differ"
+                    text = f"two cells are called {cell.name!r}; give each cell a different name"
                     raise ScenarioError(text, key="runs", origin=str(path))
                 cells[cell.id] = replace(cell, published=claimed(claims, variant.labels))
                 variants[-1][1].append((seed, cells[cell.id]))
             elif not fast:
-                raise ScenarioError(f"{path}: the cells {same.name!r} and {cell.name!r} are the same run; remove one")
+                text = f"{path}: the cells {same.name!r} and {cell.name!r} are the same run; remove one of them"
+                raise ScenarioError(text)
     _check_comparison(raw, list(cells.values()), str(path))
     targets = raw.get("targets")
     first = next(iter(cells.values())).scenario
@@ -169,7 +171,7 @@ def _base(raw: Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
     if not file.is_file():
         near = suggest(str(base), bundled_names())
         raise ScenarioError(
-            f"{base} given, but {file} is not a file{near}; give a scenario file, or the name of a bundled scenario",
+            f"{base} given, but there is no file {file}{near}; give a scenario file, or the name of a bundled scenario",
             key="base",
             origin=str(path),
         )
@@ -177,7 +179,7 @@ def _base(raw: Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
         content = parse(read_text(file), str(file))
         if not {"base", "grid"} & content.keys():
             return file
-    raise ScenarioError(f"{base} given, which is a sweep; give a scenario file", key="base", origin=str(path))
+    raise ScenarioError(f"{base} given, but that is a sweep file; give a scenario file", key="base", origin=str(path))
 
 
 def _seeds(raw: Any, key: str, file: str) -> list[int | None]:
@@ -193,10 +195,10 @@ def _seeds(raw: Any, key: str, file: str) -> list[int | None]:
         if ends:
             seeds = range(int(ends[1]), int(ends[2]) + 1)
             if len(seeds) > MOST_CELLS:
-                text = f"{raw!r} given, which is {len(seeds):,} seeds; give at most {MOST_CELLS:,}"
+                text = f"{raw!r} given, a range of {len(seeds):,} seeds; give at most {MOST_CELLS:,} seeds"
                 raise ScenarioError(text, key=key, origin=file)
     if not seeds or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in seeds):
-        raise ScenarioError(f"{raw!r} given; allowed: {_kind('seeds')}", key=key, origin=file)
+        raise ScenarioError(f"{raw!r} given; give {_kind('seeds')}", key=key, origin=file)
     return list(seeds)
 
 
@@ -259,7 +261,7 @@ def _variants(runs: Sequence[_Run], axes: Mapping[str, list[Any]], file: str) ->
     for run in runs:
         if twice := next((key for key in run.grid if key in axes), None):
             where = " ".join(run.labels.values())
-            text = f"{twice} is also in the grid of {where}; remove one of both"
+            text = f"the grid of {where} also has {twice}; remove the key from one of the two grids"
             raise ScenarioError(text, key=f"grid.{twice}", origin=file)
         keys = (*run.grid, *axes)
         for values in itertools.product(*run.grid.values(), *axes.values()):
@@ -271,7 +273,7 @@ def _tune(raw: Mapping[str, Any] | None, path: Path) -> TuneSettings | None:
     if raw is None:
         return None
     if raw.get("seeds") is None:
-        text = "is missing; give seeds that differ from those of the result, such as 101..102"
+        text = "is missing; give seeds that are not in the sweep's `seeds`, such as 101..102"
         raise ScenarioError(text, key="tune.seeds", origin=str(path))
     seeds = [seed for seed in _seeds(raw["seeds"], "tune.seeds", str(path)) if seed is not None]
     return TuneSettings.read({**raw, "seeds": seeds}, str(path))
@@ -281,7 +283,8 @@ def _check_overrides(overrides: Any, key: str, file: str) -> None:
     if not isinstance(overrides, list) or not all(isinstance(item, str) and "=" in item for item in overrides):
         # YAML reads an item with ": " as a mapping unless it is in quotes.
         text = (
-            f"{shown(overrides)} given; give a list of overrides such as training.lr=0.1, in quotes if they have a ':'"
+            f"{shown(overrides)} given; give a list of overrides such as training.lr=0.1, with quotes around an "
+            "override that contains ':'"
         )
         raise ScenarioError(text, key=key, origin=file)
 
@@ -290,7 +293,7 @@ def _check_comparison(raw: Mapping[str, Any], cells: Sequence[Cell], file: str) 
     """Check targets and baseline before hours of runs, so that the comparison cannot fail on them."""
     for target in raw.get("targets", []):
         if not isinstance(target, int | float) or isinstance(target, bool) or not 0 < target <= 1:
-            text = f"{shown(target)} given; allowed: accuracies greater than 0 and at most 1"
+            text = f"{shown(target)} given; give accuracies greater than 0 and at most 1"
             raise ScenarioError(text, key="targets", origin=file)
     if (curve := raw.get("targets_on", "all")) not in CURVES:
         raise ScenarioError(f"{shown(curve)} given; allowed: {', '.join(CURVES)}", key="targets_on", origin=file)

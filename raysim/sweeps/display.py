@@ -69,7 +69,7 @@ class PlainProgress:
             return _accuracy(state)
         values = ", ".join(f"{key}={written(value)}" for key, value in state.cell.values)
         reached = score(state, tuning.settings.select)
-        ranks_last = "does not count (a loss is not finite, or it was not measured): the trial ranks last,"
+        ranks_last = "is missing (not measured, or a loss is NaN or infinite), so the trial ranks last,"
         judged = f"{reached:.4g}" if math.isfinite(reached) else ranks_last
         return f"  {tuning.settings.select} {judged} after round {state.cell.rounds}; {values}"
 
@@ -143,7 +143,7 @@ def _accuracy(state: CellState) -> str:
         return ""
     column = read_rounds(state.folder).to_pydict().get("accuracy/all", [])
     known = [value for value in column if value is not None]
-    return f"  accuracy {per_cent(known[-1])} all clients' own networks" if known else ""
+    return f"  accuracy {per_cent(known[-1])} (all clients' own networks)" if known else ""
 
 
 def print_states(states: Sequence[CellState], file: TextIO | None = None, every: bool = False) -> None:
@@ -193,10 +193,11 @@ def print_plan(
     print(counts(states))
     if any(one.state != "done" for one in states):
         rounds_s, start_s = max(left_s / parallel, longest_s), START_S + CELL_S * starts / parallel
-        besides = f", besides {plural(unknown, 'cell')} of unknown length" if unknown else ""
+        besides = f"; not included: {plural(unknown, 'cell')} of unknown length" if unknown else ""
         print(
-            f"about {human_seconds(rounds_s + start_s)} on an idle machine with {plural(parallel, 'cell')} at a time"
-            f"{besides}, {human_seconds(start_s)} of it to start the processes and {plural(starts, 'cell')}{steps}"
+            f"estimated time on an idle machine with {plural(parallel, 'cell')} at a time: about "
+            f"{human_seconds(rounds_s + start_s)}, of which {human_seconds(start_s)} to start the processes and "
+            f"{plural(starts, 'cell')}{steps}{besides}"
         )
 
 
@@ -227,7 +228,7 @@ def run_and_show(
         try:
             states = run_sweep(sweep, parallel=parallel, retry_failed=retry_failed, only=only, show=progress.show)
         except KeyboardInterrupt:
-            logger.info("the sweep was stopped; the same command resumes it")
+            logger.info("the sweep was stopped; run the same command to resume it")
             raise
         except ComparisonError as error:
             states = error.states
@@ -237,10 +238,10 @@ def run_and_show(
     chosen = {cell.name for cell in chosen_cells(sweep, only)}
     if rest := sum(state.state != "done" and state.cell.name not in chosen for state in states):
         are = "is" if rest == 1 else "are"
-        print(f"{plural(rest, 'other cell')} {are} not done; the command without --only runs the rest", flush=True)
+        print(f"{plural(rest, 'other cell')} {are} not done; to run all cells, leave out --only", flush=True)
     states = [state for state in states if state.cell.name in chosen]
     if left := sum(state.state != "done" for state in states):
-        how = "the same command runs the rest; with --retry-failed it also runs failed cells again"
+        how = "run the same command to continue, with --retry-failed to repeat failed cells too"
         problems.insert(0, f"{left} of {len(states)} cells are not done; {how}")
     for problem in problems:
         print(f"raysim: {problem}", file=sys.stderr, flush=True)

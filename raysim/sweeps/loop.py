@@ -118,7 +118,7 @@ def run_sweep(
             _compare(sweep, list(states.values()), parent)
         except RaysimError as error:
             parent.failed()
-            again = "the same command compares the cells again"
+            again = "run the same command to compare the cells again"
             raise ComparisonError(f"{str(error).rstrip('.')}; {again}", list(states.values())) from error
         except BaseException:
             parent.failed()
@@ -330,7 +330,8 @@ def lock(sweep: Sweep, cleanup: contextlib.ExitStack) -> None:
         sweep.output.mkdir(parents=True, exist_ok=True)
         handle = hold(sweep.output / ".lock")
     except BlockingIOError:
-        raise ScenarioError(f"{sweep.output}: another process runs this sweep; --status shows its progress") from None
+        text = f"{sweep.output}: another process is running this sweep; see its progress with --status"
+        raise ScenarioError(text) from None
     except OSError as error:
         raise ScenarioError(f"{sweep.output} cannot be written ({reason(error)}); choose a writable folder") from None
     cleanup.callback(os.close, handle)
@@ -348,7 +349,8 @@ def _when_abandoned_cells_have_ended(sweep: Sweep) -> list[CellState]:
         if not running:
             return states
         if time.monotonic() > until:
-            raise ScenarioError(f"{running[0].folder}: another process runs this cell; wait for it, or end it")
+            text = f"{running[0].folder}: another process is running this cell; wait for that process, or end it"
+            raise ScenarioError(text)
         time.sleep(0.5)
 
 
@@ -373,9 +375,7 @@ def _task(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> Ta
 
 def _ended(outcome: Outcome, cell: Cell, sweep: Sweep) -> CellState:
     if outcome.folder is not None and not outcome.folder.exists():
-        elsewhere = (
-            f"{outcome.folder} is not here, but on another node; `output` must be on a disk that all nodes share"
-        )
+        elsewhere = f"{outcome.folder} is only on another node; set `output` to a folder that all nodes share"
         outcome = replace(outcome, error=elsewhere)
     if outcome.error:
         logger.warning(f"{cell.name}: {outcome.error}")

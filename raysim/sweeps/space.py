@@ -108,9 +108,9 @@ def domain(raw: Any, key: str, file: str) -> Domain:
         if kind in KINDS and isinstance(ends, list) and len(ends) == 2 and all(map(_is_number, ends)):
             low, high = ends
             if not low < high:
-                raise ScenarioError(f"{shown(raw)} given; the first number must be less", key=key, origin=file)
+                raise ScenarioError(f"{shown(raw)} given; give the smaller number first", key=key, origin=file)
             if kind == "log" and low <= 0:
-                text = f"{shown(raw)} given; a log range needs two numbers greater than 0"
+                text = f"{shown(raw)} given; give a log range two numbers greater than 0"
                 raise ScenarioError(text, key=key, origin=file)
             if kind == "integer" and not all(isinstance(end, int) for end in ends):
                 raise ScenarioError(f"{shown(raw)} given; give two integers", key=key, origin=file)

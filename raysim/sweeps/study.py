@@ -156,4 +156,4 @@ class Study:
 
     def _check_begun(self) -> None:
         if not self.runs:
-            raise ScenarioError(f"study {self._sweep.name}: no cell has run yet; call `run` first")
+            raise ScenarioError(f"study {self._sweep.name}: no cell has run yet; call `run()` first")

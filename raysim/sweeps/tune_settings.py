@@ -79,7 +79,7 @@ class TuneSettings:
         select = raw.get("select", "accuracy/val")
         _check_choice(select, METRICS, "tune.select", file)
         if search == "tpe" and find_spec("optuna") is None:
-            text = "tpe needs Optuna; install it with `pip install 'raysim[tune]'`, or use random"
+            text = "tpe given, but Optuna is not installed; run `pip install 'raysim[tune]'`, or use random"
             raise ScenarioError(text, key="tune.search", origin=file)
         trials = raw.get("trials")
         if trials is None and search != "grid":
@@ -92,7 +92,7 @@ class TuneSettings:
             raise ScenarioError(f"{shown(list(seeds))} given; give each seed once", key="tune.seeds", origin=file)
         halving = _halving(raw["halving"], file) if "halving" in raw else None
         if halving is not None and search == "tpe":
-            text = "does not work with search tpe, which learns from complete trials; use random or grid"
+            text = "does not work with `search: tpe`, which learns from complete trials; set `search` to random or grid"
             raise ScenarioError(text, key="tune.halving", origin=file)
         return cls(seeds, space, methods, search, trials, raw.get("seed", 1), halving, select, file)
 
@@ -101,10 +101,10 @@ class TuneSettings:
         size = points(space)
         if self.search == "grid":
             if ranges := [key for key, one in space.items() if isinstance(one, Range)]:
-                text = f"grid needs lists of values, but {ranges[0]} of {name} has a range; use random, or a list"
+                text = f"grid needs lists of values, but {ranges[0]} of {name} is a range; use random, or give a list"
                 raise ScenarioError(text, key="tune.search", origin=self.file)
             if size > MOST_TRIALS:
-                text = f"the grid of {name} has {size:,} points, and at most {MOST_TRIALS} fit; use random"
+                text = f"the grid of {name} has {size:,} points, more than the maximum of {MOST_TRIALS}; use random"
                 raise ScenarioError(text, key="tune.search", origin=self.file)
             if self.trials is not None and size > self.trials:
                 text = (
@@ -126,15 +126,15 @@ def _space(raw: Mapping[str, Any], place: str, file: str) -> Space:
     for key in map(str, raw):
         why = ""
         if not decides(key):
-            why = "decides no result, so its values cannot be compared; remove it"
+            why = "cannot be tuned, because it does not affect results; remove this key"
         elif key.partition(".")[0] in ("seed", "seeds"):
-            why = "a seed is not tuned; give seeds in `seeds` of the file and of `tune`"
+            why = "seeds cannot be tuned; give the seeds of trials in `tune.seeds`, those of final runs in `seeds`"
         elif key == "rounds":
-            why = "trials of different lengths cannot be compared; to compare them early, use `tune.halving`"
+            why = "cannot be tuned, because trials of different lengths are not comparable; use `tune.halving` instead"
         elif key.partition(".")[0] in ("evaluation", "stop"):
-            why = "changes how trials are measured, not what they learn; remove it"
+            why = "cannot be tuned, because it changes how trials are measured, not what they learn; remove this key"
         elif key == "algorithm.name":
-            why = "methods are compared by the result, not tuned; name them in `runs`"
+            why = "cannot be tuned, because the final runs compare the methods; name the methods in `runs`"
         why = why or unknown_key(key)
         if why:
             raise ScenarioError(why, key=f"{place}.{key}", origin=file)
@@ -164,7 +164,8 @@ def _halving(raw: Mapping[str, Any], file: str) -> Halving:
         text = f"{shown(rounds)} given; give a list of rounds, such as [10, 30, 100]"
         raise ScenarioError(text, key="tune.halving.rounds", origin=file)
     if sorted(set(numbers)) != numbers:
-        raise ScenarioError(f"{shown(rounds)} given; must ascend", key="tune.halving.rounds", origin=file)
+        text = f"{shown(rounds)} given; give rounds in ascending order"
+        raise ScenarioError(text, key="tune.halving.rounds", origin=file)
     given = raw.get("keep", "1/3")
     try:
         keep = Fraction(str(given)) if not isinstance(given, bool) else Fraction(0)

@@ -106,7 +106,7 @@ class Standing:
         """Why nothing is chosen; empty if something is."""
         if self.chosen is not None:
             return ""
-        return "its trials are not done" if self.open else "every trial failed or diverged, so no values are chosen"
+        return "its trials are not done" if self.open else "no values chosen: every trial failed or diverged"
 
     @property
     def failed(self) -> int:
@@ -365,8 +365,8 @@ def _last_comparison(settings: TuneSettings, candidates: Sequence[Candidate]) ->
     if early is None:
         return ()
     chosen, rounds = early.steps[-1], early.rounds
-    how = f"set the last of tune.halving.rounds to {rounds}, if other values may be best then"
-    return (f"values are chosen after round {chosen} of {rounds}; {how}",)
+    how = f"if other values may be best after round {rounds}, end tune.halving.rounds with {rounds}"
+    return (f"tuning chooses values after round {chosen} of {rounds}; {how}",)
 
 
 def _few_trials(candidates: Sequence[Candidate]) -> tuple[str, ...]:
@@ -382,8 +382,8 @@ def _few_trials(candidates: Sequence[Candidate]) -> tuple[str, ...]:
         return ()
     least = min(one.trials for one in few)
     return (
-        f"{', '.join(one.name for one in few)}: fewer than {FEW_TRIALS} trials for two or more keys; with {least}, the "
-        f"probability that one of them is in the best tenth of all combinations is {1 - 0.9**least:.0%}: set a greater "
+        f"{', '.join(one.name for one in few)}: fewer than {FEW_TRIALS} trials for two or more keys. With {least} "
+        f"trials, the chance to try one of the best tenth of all combinations is {1 - 0.9**least:.0%}; increase "
         "tune.trials",
     )
 
@@ -392,7 +392,7 @@ def _refuse_seeds(settings: TuneSettings, sweep: Sweep) -> None:
     """Refuse seeds of the result: values chosen on them would have seen the result's data and initial networks."""
     of_result = {cell.scenario.seed for cell in sweep.cells}
     if both := sorted(of_result & set(settings.seeds)):
-        text = f"{both[0]} given, which is also a seed of the result; give other seeds, such as 101..102"
+        text = f"{both[0]} given, but the sweep's `seeds` contain it too; give other seeds, such as 101..102"
         raise ScenarioError(text, key="tune.seeds", origin=settings.file)
 
 
@@ -423,10 +423,10 @@ def _refuse_fixed(settings: TuneSettings, variant: Variant, space: Space) -> Non
     keys = {key for key, _ in variant.assignments} | {item.partition("=")[0].strip() for item in variant.sets}
     where = " ".join(variant.labels.values()) or "the grid"
     if both := [key for key in space if key in keys]:
-        text = f"{where} sets {both[0]}, which is tuned; remove one of both"
+        text = f"{where} sets {both[0]}, but `tune` also tunes this key; remove it from one of the two"
         raise ScenarioError(text, key="tune", origin=settings.file)
     if "seed" in keys:
-        text = f"{where} sets seed; give the seeds of the result in `seeds`, so that tuning can use others"
+        text = f"{where} sets seed, but trials need other seeds; give the seeds of the final runs in `seeds`"
         raise ScenarioError(text, key="tune", origin=settings.file)
 
 
@@ -451,7 +451,7 @@ def _steps(settings: TuneSettings, cell: Cell, name: str, fast: bool) -> tuple[i
         )
         raise ScenarioError(text, key=key, origin=file)
     if scenario.checkpoint.every == 0:
-        text = f"trials continue from checkpoints, but {name} has checkpoint.every: 0; remove that key"
+        text = f"trials continue from checkpoints, but {name} has checkpoint.every: 0; remove checkpoint.every"
         raise ScenarioError(text, key="tune.halving", origin=file)
     return halving.rounds
 
@@ -466,19 +466,19 @@ def _check_trials(tuning: Tuning, candidate: Candidate) -> None:
         methods = [
             key for key in settings.space if key.startswith("algorithm.") and f"{key}: unknown key" in str(error)
         ]
-        how = "; for a key of some methods only, write it in `tune.methods`, not in `tune.space`" if methods else ""
+        how = "; put a key that only some methods have in `tune.methods`, not in `tune.space`" if methods else ""
         raise ScenarioError(f"{error}{how}") from None
     scenario = cells[0][0].scenario
     if settings.select == "accuracy/global" and not scenario.evaluation.global_test:
-        text = "accuracy/global needs evaluation.global_test: true; set it"
+        text = "accuracy/global given, but evaluation.global_test is false; set evaluation.global_test: true"
         raise ScenarioError(text, key="tune.select", origin=settings.file)
     if settings.select.endswith("_current") and scenario.evaluation.clients != "all":
-        text = f"{settings.select} needs evaluation.clients: all; set it"
+        text = f"{settings.select} given, but it needs evaluation.clients: all; set that key"
         raise ScenarioError(text, key="tune.select", origin=settings.file)
     if settings.select in VALIDATED and _split(scenario) == "published":
         text = (
-            f"{settings.select} given, but with data.split published clients have no validation samples; "
-            "use data.split pooled811 or pfedhn, or another metric"
+            f"{settings.select} given, but clients have no validation samples with data.split: published; "
+            "set data.split to pooled811 or pfedhn, or choose another metric"
         )
         raise ScenarioError(text, key="tune.select", origin=settings.file)
 

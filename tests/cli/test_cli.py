@@ -268,21 +268,28 @@ def test_describe_says_what_is_allowed(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("sweep", ["runs name -> list of overrides", "see `raysim describe tune`"]),
+        ("sweep", ["runs the variants to compare: name -> list of overrides", "see `raysim describe tune`"]),
         (
             "tune",
-            ["halving such as {rounds: [5, 20], keep: 1/3}; successive halving", "seeds the seeds of every trial"],
+            [
+                "halving successive halving, such as {rounds: [5, 20], keep: 1/3}: ",
+                "seeds required: the seeds of every trial",
+            ],
         ),
         (
             "quickstart",
-            ["The first run: FedGH", "data.partition.classes_per_client 2", "`raysim launch quickstart` runs"],
+            ["The first run: FedGH", "data.partition.classes_per_client 2", "run it with `raysim launch quickstart`;"],
         ),
-        (QUICKSTART, [f"A scenario: `raysim launch {QUICKSTART}` runs it"]),
+        (QUICKSTART, [f"This is a scenario: run it with `raysim launch {QUICKSTART}`"]),
         (
             "sweeps/tuned",
-            ["runs.FedGH [algorithm.name=fedgh]", "tune.halving.rounds [5, 20]", "A sweep: `raysim sweep"],
+            [
+                "runs.FedGH [algorithm.name=fedgh]",
+                "tune.halving.rounds [5, 20]",
+                "This is a sweep: run it with `raysim sweep",
+            ],
         ),
-        ("own.yaml", ["algorithm.name ./own.py", "A scenario: `raysim launch own.yaml` runs it"]),
+        ("own.yaml", ["algorithm.name ./own.py", "This is a scenario: run it with `raysim launch own.yaml`"]),
     ],
 )
 def test_describe_a_file_or_the_keys_of_a_sweep(

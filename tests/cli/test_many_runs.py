@@ -26,7 +26,9 @@ def test_a_dry_run_lists_cells(capfd: pytest.CaptureFixture[str], workplace: Pat
     assert [(line[:21].split(), line[46:]) for line in cells] == [(["waiting", "0/20"], name) for name in names]
     assert [line[35:44].strip() for line in cells] == ["309 KiB", "309 KiB", "0 B", "0 B"]
     assert (
-        counted == "4 waiting" and total.startswith("about ") and " of it to start the processes and 4 cells" in total
+        counted == "4 waiting"
+        and total.startswith("estimated time on ")
+        and " to start the processes and 4 cells" in total
     )
     assert not list(workplace.iterdir())
 
@@ -34,8 +36,8 @@ def test_a_dry_run_lists_cells(capfd: pytest.CaptureFixture[str], workplace: Pat
 @pytest.mark.parametrize(
     ("base", "values", "sentence"),
     [
-        ({}, [5000, 8], "5000 given, but digits has 1797 samples to distribute"),
-        (scenario({"name": "csv", "path": "none.csv"}), [2], "none.csv given, but there is no such file or folder"),
+        ({}, [5000, 8], "5000 given, but each client needs at least"),
+        (scenario({"name": "csv", "path": "none.csv"}), [2], "none.csv does not exist"),
     ],
     ids=["clients", "data"],
 )
@@ -73,7 +75,7 @@ def test_a_dry_run_notes_what_is_to_be_downloaded(
         (["missing.yaml"], "raysim: missing.yaml: there is no such file"),
         ([QUICKSTART, "--grid", "training.lx=1"], "--set training.lx=1: training.lx: unknown key"),
         ([QUICKSTART, "--grid", "training.lr="], "grid.training.lr: [] given; give a list with at least one value"),
-        ([QUICKSTART, "--seeds", "x"], "seeds: 'x' given; allowed: a list of integers, or a range such as 1..5"),
+        ([QUICKSTART, "--seeds", "x"], "seeds: 'x' given; give a list of integers, or a range such as 1..5"),
         ([QUICKSTART, "--grid", "training.lr=1,1.0"], "are the same run; remove one"),
     ],
 )

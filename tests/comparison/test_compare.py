@@ -84,7 +84,7 @@ def test_other_partitions_are_no_pairs(tmp_path: Path) -> None:
     make_run(tmp_path / "b", "standalone", partition="y")
     comparison = compare(tmp_path, baseline="standalone")
     assert comparison.difference("fedgh", "last") is None
-    assert any("different partitions, so they are not paired" in note for note in comparison.notes)
+    assert any("runs with different partitions are not paired" in note for note in comparison.notes)
 
 
 def test_what_is_unfair_is_said(tmp_path: Path) -> None:
@@ -95,24 +95,24 @@ def test_what_is_unfair_is_said(tmp_path: Path) -> None:
     make_run(tmp_path / "c", "standalone", 2, accuracy=[0.1, 0.2], done=0, training={"epochs": 5})
     make_run(tmp_path / "d", "standalone", 3, accuracy=[0.1, 0.2, 0.3], done=1, training={"epochs": 5})
     notes = "\n".join(compare(tmp_path).notes)
-    assert f"{tmp_path / 'c'}: no round is done yet; left out" in notes
+    assert f"{tmp_path / 'c'} is left out: it has no finished round yet" in notes
     assert "unequal budgets: rounds is 1 or 2 or 3" in notes
     assert "unequal budgets: training.epochs is 1 or 5" in notes
     assert "runs in unequal environments: raysim is 0.1.0 or 0.2.0" in notes
     assert "runs in unequal environments: processor is AuthenticAMD 26 17 AVX2 or GenuineIntel 6 85 AVX512" in notes
     assert "interrupted after 1 of 2 rounds" in notes
-    assert "bit for bit" not in notes
+    assert "bit-identical" not in notes
     changed = [line for line in notes.splitlines() if "its code changed" in line]
     assert [line.rpartition(": ")[2] for line in changed] == [f"its code changed after round {t}" for t in (1, 2)]
     assert "no run with seed 3" in notes
-    assert "no variant has 3 seeds or more: no interval is given" in notes
+    assert "no confidence intervals: every variant has fewer than 3 seeds" in notes
 
 
 def test_a_loss_that_is_not_finite_is_said(tmp_path: Path) -> None:
     make_run(tmp_path / "a", losses=[2.0, None, 1.0, 0.5])
     make_run(tmp_path / "b", "fd", losses=[2.0, None, float("nan"), float("inf")])
     notes = [note for note in compare(tmp_path).notes if "finite" in note]
-    assert notes == ["fd, seed 1: its loss is not finite in round 2"]
+    assert notes == ["fd, seed 1: its loss is NaN or infinite in round 2"]
 
 
 def add_facts(folder: Path, **facts: Any) -> None:
@@ -124,8 +124,8 @@ def test_what_was_left_out_is_said(tmp_path: Path) -> None:
     add_facts(make_run(tmp_path / "a"), uploads=18, rejected_uploads=18, diverged_clients=6)
     add_facts(make_run(tmp_path / "b", "fd"), uploads=18, rejected_uploads=0, diverged_clients=0)
     assert [note for note in compare(tmp_path).notes if note.startswith("f")] == [
-        "fedgh, seed 1: 18 of 18 uploads held a NaN or infinity and were left out",
-        "fedgh, seed 1: 6 clients ended with a loss or an upload that is not finite",
+        "fedgh, seed 1: 18 of 18 uploads contained NaN or infinity and were left out",
+        "fedgh, seed 1: 6 clients ended with a NaN or infinite loss or upload",
     ]
 
 
@@ -135,7 +135,7 @@ def test_runs_of_other_code_are_said(tmp_path: Path) -> None:
         files = {"mine.py": digest, "net.py": "n", engine: str(seed)}
         add_facts(make_run(tmp_path / str(seed), "mine.py:Mine", seed, called="Mine"), code={"files": files})
     found = [note for note in compare(tmp_path).notes if "code" in note]
-    assert found == ["Mine: its runs have different code (mine.py); run the older ones again"]
+    assert found == ["Mine: its runs used different code (mine.py); run the older runs again"]
 
 
 def test_the_last_of_two_runs_counts_in_every_measure(tmp_path: Path) -> None:
@@ -163,9 +163,9 @@ def test_equal_results_are_said(tmp_path: Path) -> None:
         make_run(tmp_path / f"b{seed}", "standalone", seed, digest=f"d{seed}")
         make_run(tmp_path / f"c{seed}", "fd", seed, digest="d1")  # of another seed
     notes = compare(tmp_path).notes
-    assert [note for note in notes if "bit for bit" in note] == [
-        "hks and standalone and fd gave the same networks, bit for bit, with seed 1",
-        "hks and standalone gave the same networks, bit for bit, with seed 2",
+    assert [note for note in notes if "bit-identical" in note] == [
+        "hks and standalone and fd ended with bit-identical networks with seed 1",
+        "hks and standalone ended with bit-identical networks with seed 2",
     ]
 
 
@@ -196,7 +196,7 @@ def test_several_data_sets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"targets": [1.5]}, "--target: 1.5 given; allowed: an accuracy greater than 0 and at most 1"),
+        ({"targets": [1.5]}, "--target: 1.5 given; give an accuracy greater than 0 and at most 1"),
         ({"baseline": "fedavg"}, "--baseline: fedavg given; allowed: fedgh"),
     ],
 )
@@ -295,7 +295,7 @@ def test_a_baseline_of_the_sweep_without_a_run_is_left_out(tmp_path: Path) -> No
     sweep_of(tmp_path, baseline="standalone")
     comparison = compare(tmp_path)
     assert comparison.baseline is None
-    assert "the sweep's baseline, standalone, is not among these runs: differences are not shown" in comparison.notes
+    assert "no differences are shown: no run of the sweep's baseline (standalone) is given" in comparison.notes
 
 
 def test_cells_without_a_run_are_counted(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_a_difference_says_how_many_pairs_it_has(tmp_path: Path) -> None:
 def test_a_damaged_card(tmp_path: Path) -> None:
     sweep_of(tmp_path)
     (tmp_path / "sweep.json").write_text("{}")
-    with pytest.raises(ScenarioError, match=r"sweep.json is damaged; remove it, and run the sweep again"):
+    with pytest.raises(ScenarioError, match=r"sweep.json is damaged; delete this file and run the sweep again"):
         compare(tmp_path)
 
 
@@ -370,7 +370,7 @@ def test_p_values_are_corrected_for_all_variants(tmp_path: Path) -> None:
         "fd": f"{4 * raw['fd']:.3f} *", "fml": f"{3 * raw['fml']:.3f}", "fedgh": "1.000", "hks": "1.000",
         "standalone": "-",
     }  # fmt: skip
-    assert "only those with * are significant (p < 0.05)" in legend(comparison, short_columns(comparison))
+    assert "*: significant (p < 0.05)" in legend(comparison, short_columns(comparison))
     for text in (markdown(comparison), latex(comparison)):
         assert "p (Holm)" in text and f"{3 * raw['fml']:.3f}" in text
     frame = comparison.frame.set_index(["variant", "measure"])
@@ -394,7 +394,7 @@ def test_costs_to_a_target_that_some_runs_miss_have_no_mean(tmp_path: Path) -> N
     assert comparison.reached("fd", "mib_to_0.5") == (1, 3)
     assert comparison.estimate("fd", "rounds_to_0.5") is None
     assert comparison.difference("fedgh", "rounds_to_0.5") is None
-    assert "the mean cost only where all do" in legend(comparison, short_columns(comparison))
+    assert "the mean cost if all runs do" in legend(comparison, short_columns(comparison))
     frame = comparison.frame.set_index(["variant", "measure"])
     of_fd = frame.loc[("fd", "rounds_to_0.5")]
     assert (of_fd["n"], of_fd["runs"], of_fd["values"]) == (1, 3, "1.0") and of_fd["mean"] != of_fd["mean"]

@@ -88,9 +88,7 @@ def test_marks_are_in_the_table_with_their_rule(tmp_path: Path) -> None:
     text = latex(comparison)
     assert re.search(r"^a & 3 & \\textbf\{92\.00 \$\\pm\$ \d\.\d\d\}", text, re.MULTILINE)
     assert re.search(r"^b & 3 & \\underline\{82\.03 \$\\pm\$ \d\.\d\d\}", text, re.MULTILINE)
-    assert (
-        "\n% Bold: the best mean of its column and task, if it is significantly better" in text and "p < 0.05" in RULE
-    )
+    assert "\n% Bold: the best mean of a column and task, if it is significantly better" in text and "p < 0.05" in RULE
     assert "Bold" not in latex(comparison, chosen_columns(comparison, ["n", "total_mib"]))
 
 
@@ -135,7 +133,9 @@ def test_columns_are_chosen_by_name(capfd: pytest.CaptureFixture[str], tmp_path:
     ):
         code, _, error = run(capfd, *words, "--columns", name)
         assert code == 2 and sentence in error and error.count("\n") == 1
-    with pytest.raises(ScenarioError, match=r"rounds_to_0.5.difference given, but there is no baseline; give one with"):
+    with pytest.raises(
+        ScenarioError, match=r"rounds_to_0.5.difference given, but there is no baseline; add --baseline"
+    ):
         chosen_columns(compare(tmp_path / "runs", targets=[0.5]), ["rounds_to_0.5.difference"])
 
 

@@ -132,8 +132,7 @@ def test_a_metric_without_values_of_clients_is_shown_without_their_figures(
     comparison = compare(tmp_path / "runs", metric="accuracy/participants")
     assert {one.kind for one in pictures(comparison)} == {"curves"}
     sentence = (
-        "accuracy/participants is shown without the figures of clients, their profile and architectures: "
-        "single clients have no values of it"
+        "no figures of clients, profiles and architectures: accuracy/participants has no values of single clients"
     )
     assert without_clients(comparison) == sentence and not without_clients(compare(tmp_path / "runs"))
     words = [str(tmp_path / "runs"), "--metric", "accuracy/participants"]
@@ -146,7 +145,10 @@ def test_a_metric_without_values_of_clients_is_shown_without_their_figures(
 
 def test_a_metric_that_no_run_has_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "runs" / "a")
-    sentence = "--metric: accuracy/all_current given, but no run has it; choose runs with evaluation.clients: all"
+    sentence = (
+        "--metric: accuracy/all_current given, but no run measured this metric; "
+        "choose a run with evaluation.clients: all"
+    )
     for name in ("compare", "report"):
         code, out, error = command(capfd, name, str(tmp_path / "runs"), "--metric", "accuracy/all_current")
         assert (code, out) == (2, "") and error == f"raysim: {sentence}\n"
@@ -160,7 +162,7 @@ def test_a_round_is_selected_for_the_metrics_of_the_same_networks() -> None:
     with pytest.raises(ScenarioError) as caught:
         main_measure("accuracy/all_current", "val")
     assert str(caught.value) == (
-        "--metric: accuracy/all_current given, but --select val selects rounds for accuracy/all and accuracy/val only; "
+        "--metric: accuracy/all_current given, but --select val only shows accuracy/all and accuracy/val; "
         "give --select last or --select val_current"
     )
 

@@ -236,7 +236,7 @@ def test_two_cells_of_one_name_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     runs = {"a": {"x y": ["training.lr=0.1"], "x": ["training.lr=0.2"]}, "b": {"z": ["rounds=1"], "y z": ["rounds=2"]}}
     path.write_text(yaml.safe_dump({"base": digits(), "runs": runs}))
-    with pytest.raises(ScenarioError, match=r"runs: two cells are called 'x y z'; give them names that differ"):
+    with pytest.raises(ScenarioError, match=r"runs: two cells are called 'x y z'; give each cell a different name"):
         load_sweep(path)
 
 

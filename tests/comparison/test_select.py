@@ -68,8 +68,8 @@ def test_tables_show_the_selected_round(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert mean(by_last, "standalone", "rounds_to_0.3") == mean(by_val, "standalone", "rounds_to_0.3") == 3
     assert (mean(by_last, "fedgh", "rounds_to_0.3"), mean(by_val, "fedgh", "rounds_to_0.3")) == (2, 2)
-    sentence = "accuracies are test accuracies in the round with the greatest mean validation accuracy of all clients"
-    assert sentence in by_val.notes[0] and "a target counts as reached when that validation accuracy" in by_val.notes[0]
+    sentence = "test accuracies are those of the round with the greatest mean validation accuracy of all clients"
+    assert sentence in by_val.notes[0] and "a target is reached when this validation accuracy" in by_val.notes[0]
     assert sentence in markdown(by_val) and sentence in latex(by_val)
     assert not any(sentence in note for note in by_last.notes)
     for comparison in (by_last, by_val):
@@ -102,7 +102,7 @@ def test_runs_without_validation_samples_are_refused(tmp_path: Path, capfd: pyte
     make_run(tmp_path / "c", seed=3)
     sentence = (
         f"--select: val given, but {tmp_path / 'b'} and 1 other run measured no validation accuracy; "
-        "leave them out, or use --select last"
+        "leave out these runs, or use --select last"
     )
     with pytest.raises(ScenarioError) as caught:
         compare(tmp_path, select="val")
@@ -133,13 +133,13 @@ def test_commands_take_the_option(tmp_path: Path, capfd: pytest.CaptureFixture[s
         "-o",
         str(tmp_path / "c"),
     )
-    assert code == 0 and "at best val." in out and "note: selected by validation: " in out
+    assert code == 0 and "at best val." in out and "note: validation selects the round: " in out
     assert (tmp_path / "c" / "clients.png").stat().st_size
     code, *_ = command(capfd, "report", str(tmp_path / "runs"), "--select", "val", "-o", str(tmp_path / "r.html"))
     page = (tmp_path / "r.html").read_text()
-    assert code == 0 and "How the test accuracy of own networks of all clients at best validation spreads" in page
+    assert code == 0 and "Spread of the test accuracy of own networks of all clients at best validation" in page
     page = report(tmp_path / "runs", output=tmp_path / "l.html").read_text()
-    assert "How the last test accuracy of own networks of all clients spreads" in page
+    assert "Spread of the last test accuracy of own networks of all clients" in page
 
 
 CURRENT, VAL_CURRENT = (0.9, 0.2, 0.4, 0.8, 0.3), (0.9, 0.1, 0.2, 0.5, 0.5)
@@ -190,8 +190,8 @@ def test_runs_without_tests_of_current_networks_are_refused(tmp_path: Path) -> N
     with pytest.raises(ScenarioError) as caught:
         compare(tmp_path, select="val_current")
     assert str(caught.value) == (
-        f"--select: val_current given, but {tmp_path / 'a'} measured no accuracy/val_current, which needs "
-        "evaluation.clients: all; leave them out, or use --select last"
+        f"--select: val_current given, but {tmp_path / 'a'} measured no accuracy/val_current (it needs "
+        "evaluation.clients: all); leave out this run, or use --select last"
     )
 
 
@@ -229,9 +229,9 @@ def test_the_accuracy_that_chose_the_values_is_tested_and_drawn(
 def test_a_note_tells_tuning_by_another_accuracy(tmp_path: Path) -> None:
     folder = made_tuned_by_current(tmp_path)
     sentence = (
-        "values were tuned by accuracy/val_current, but --select val selects rounds by accuracy/val; "
-        "--select val_current uses the same accuracy for both"
+        "accuracy/val_current chose the tuned values, but --select val chooses rounds by accuracy/val; "
+        "use --select val_current to choose both by the same accuracy"
     )
     assert sentence in compare(folder, select="val").notes
     for select in ("last", "val_current"):
-        assert not any("selects rounds by" in note for note in compare(folder, select=select).notes)
+        assert not any("chooses rounds by" in note for note in compare(folder, select=select).notes)

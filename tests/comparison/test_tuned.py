@@ -17,17 +17,19 @@ A = TunedVariant("A", 16, [2, 6, 20], 84, 0, 3, 0.91234, [ChosenValue("training.
 B = TunedVariant(
     "B", 16, [2, 6, 20], 84, 2, 5, 0.5, [ChosenValue("training.lr", "0.1"), ChosenValue("x", "1", "lower")]
 )
-CHOICE = "intervals and p values compare the chosen values; they do not include the choice of these values"
+CHOICE = "intervals and p-values hold for the chosen values; they do not cover the uncertainty of tuning"
 CARD = TuningCard("random", "accuracy/val", False, [101, 102], [A, B], cells=["A", "B"])
 
 
 def test_a_choice_at_an_edge_has_a_mark() -> None:
-    assert A.sentence == "A: tuned to training.lr=0.3 (at the upper edge of its values: extend them) (trial 3, 0.9123)"
+    assert A.sentence == (
+        "A: tuned to training.lr=0.3 (the upper end of its range: extend the range) (trial 3, score 0.9123)"
+    )
     assert B.sentence == (
-        "B: tuned to training.lr=0.1, x=1 (at the lower edge of its values: extend them) (trial 5, 0.5); "
+        "B: tuned to training.lr=0.1, x=1 (the lower end of its range: extend the range) (trial 5, score 0.5); "
         "2 trials failed or diverged"
     )
-    assert replace(A, trial=None, score=None, chosen=[]).sentence == "A: no values are chosen"
+    assert replace(A, trial=None, score=None, chosen=[]).sentence == "A: no values chosen"
 
 
 def test_budgets_are_equal_or_it_says_how_they_differ() -> None:
@@ -35,7 +37,7 @@ def test_budgets_are_equal_or_it_says_how_they_differ() -> None:
     halving = "16 trials with successive halving at rounds 2, 6, 20"
     assert CARD.notes[0] == f"{begins}equal budgets of {halving} (84 rounds) per method"
     fewer = replace(CARD, variants=[A, replace(B, rounds=80)])
-    rounds = "trials that failed or ended early did fewer rounds (A 84, B 80)"
+    rounds = "trials that failed or ended early took fewer rounds (total rounds: A 84, B 80)"
     assert fewer.notes[0] == f"{begins}equal budgets of {halving} per method; {rounds}"
     other = replace(CARD, seeds=[101], variants=[A, replace(B, trials=4, steps=[], rounds=1600)])
     assert other.notes[0] == (
@@ -44,7 +46,7 @@ def test_budgets_are_equal_or_it_says_how_they_differ() -> None:
     )
     assert replace(CARD, untuned=["C"], uses_test=True).notes[-3:] == [
         "unequal tuning: C was not tuned",
-        "accuracy/val uses test samples, so results of values that it chose are optimistic",
+        "results are optimistic: accuracy/val, which chose the tuned values, uses test samples",
         CHOICE,
     ]
 
@@ -53,10 +55,10 @@ def test_decisions_between_scores_that_hardly_differ_are_in_one_note() -> None:
     first, second = (CloseDecision(t, 3, 0.21514, 0, 0.2142, "180 validation samples") for t in (2, 6))
     found = replace(CARD, variants=[replace(A, close=[first]), replace(B, close=[second])])
     assert found.notes[-2:] == [
-        "successive halving decided between scores that hardly differ: A after round 2, trial 3 (0.2151) continued and "
-        "trial 0 (0.2142) ended, less than two of 180 validation samples apart; B after round 6, trial 3 (0.2151) "
-        "continued and trial 0 (0.2142) ended, less than two of 180 validation samples apart; set later rounds in "
-        "tune.halving.rounds, or more tune.seeds",
+        "successive halving ended trials whose scores hardly differ: A after round 2, trial 3 (score 0.2151) continued "
+        "and trial 0 (score 0.2142) ended, a difference of less than two of 180 validation samples; B after round 6, "
+        "trial 3 (score 0.2151) continued and trial 0 (score 0.2142) ended, a difference of less than two of 180 "
+        "validation samples; to decide more reliably, set later rounds in tune.halving.rounds, or more tune.seeds",
         CHOICE,
     ]
 
@@ -69,11 +71,9 @@ def test_a_comparison_shows_the_tuning_of_its_sweep(tmp_path: Path) -> None:
     SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=CARD).write(tmp_path)
     found = compare(tmp_path)
     assert [variant.name for variant in found.variants] == ["A", "B"]
-    outdated = "1 run with values that were chosen by an earlier tuning: left out"
+    outdated = "left out 1 run with values that an earlier tuning chose"
     assert found.notes[:5] == [outdated, *CARD.notes]
     assert not any(note.startswith("unequal settings: training.lr") for note in found.notes)
     SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=replace(CARD, cells=["C"])).write(tmp_path)
-    with pytest.raises(
-        ScenarioError, match="every run has values that were chosen by an earlier tuning; run the sweep"
-    ):
+    with pytest.raises(ScenarioError, match="an earlier tuning chose the values of every run; run the sweep again"):
         compare(tmp_path)

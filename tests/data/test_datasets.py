@@ -155,13 +155,13 @@ def test_malformed_idx_files_are_one_sentence(alone):
         (
             images,
             whole[images][:4] + huge + whole[images][8:],
-            "states 4294967295 images, but this file of mnist has at most 60000",
+            "states 4294967295 images, but the published file has 60000",
         ),
-        (images, whole[images][:8] + huge + whole[images][12:], "images are 4294967295x28, but mnist has 28x28"),
+        (images, whole[images][:8] + huge + whole[images][12:], "images of 4294967295x28 pixels, but mnist has 28x28"),
         (images, whole[images][:-1], r"states 7 images \(5488 bytes\), but the file holds 5487 bytes"),
         (images, whole[images] + b"x", "but the file holds more"),
         (labels, b"\0\0\x08\x01\0\0\0\x06" + whole[labels][8:-1], "has 7 images, but train-labels-idx1-ubyte has 6"),
-        (labels, whole[labels][:-1] + b"\x0a", "labels run from 0 to 10"),
+        (labels, whole[labels][:-1] + b"\x0a", "labels range from 0 to 10"),
     ]
     for name, data, message in cases:
         (alone / name).write_bytes(data)
@@ -279,11 +279,11 @@ def test_truncated_png_and_jpeg(alone):
     [
         (layouts.pixels(2, (1, 27, 28)), [0, 1], None, "28x27, but fashion_mnist has 28x28"),
         (layouts.pixels(2, (3, 28, 28)), [0, 1], None, "mode RGB"),
-        (layouts.pixels(2, (1, 28, 28)), [0, 10], None, "labels run from 0 to 10"),
-        (layouts.pixels(2, (1, 28, 28)), [0, -1], None, "labels run from -1"),
-        (layouts.pixels(2, (1, 28, 28)), [0, 1], ["a", "b"], "has 2 classes, but fashion_mnist has 10"),
-        (layouts.pixels(2, (1, 28, 28)), [0, None], None, "whole numbers without gaps"),
-        (layouts.pixels(2, (1, 28, 28)), ["a", "b"], None, "whole numbers without gaps"),
+        (layouts.pixels(2, (1, 28, 28)), [0, 10], None, "labels range from 0 to 10"),
+        (layouts.pixels(2, (1, 28, 28)), [0, -1], None, "labels range from -1"),
+        (layouts.pixels(2, (1, 28, 28)), [0, 1], ["a", "b"], "names 2 classes, but fashion_mnist has 10"),
+        (layouts.pixels(2, (1, 28, 28)), [0, None], None, "must contain a whole number in every row"),
+        (layouts.pixels(2, (1, 28, 28)), ["a", "b"], None, "must contain a whole number in every row"),
         ([None, None], [0, 1], None, "image 0 is missing"),
         ([], [], None, "is empty"),
     ],
@@ -303,7 +303,7 @@ def test_unsuitable_columns(alone):
     with pytest.raises(ScenarioError, match="struct<bytes, path>"):
         load_dataset("fashion_mnist", str(alone))
     pq.write_table(pa.table({"picture": [b"x"], "label": [1]}), path)
-    with pytest.raises(ScenarioError, match="no column img or image, its columns are picture, label"):
+    with pytest.raises(ScenarioError, match="no column img or image; its columns are picture, label"):
         load_dataset("fashion_mnist", str(alone))
     (alone / "test-00000-of-00001.parquet").unlink()
     with pytest.raises(ScenarioError, match=r"no test-\*\.parquet"):
@@ -313,7 +313,7 @@ def test_unsuitable_columns(alone):
 def test_missing_in_root(alone):
     for root, words in (
         (alone, ["train-*.parquet", "cifar-100-python", "cifar100"]),
-        (alone / "no", ["no such"]),
+        (alone / "no", ["does not exist; choose a folder that contains"]),
     ):
         with pytest.raises(ScenarioError) as error:
             load_dataset("cifar100", str(root))
@@ -357,7 +357,7 @@ def test_download_lands_in_the_cache_folder_and_is_found_again(alone, monkeypatc
     Fake.__name__ = "FashionMNIST"
     monkeypatch.setattr(datasets, "FashionMNIST", Fake)
     monkeypatch.setattr("raysim.data.datasets._reachable", lambda url: True)
-    with pytest.raises(ScenarioError, match=r"its download failed \(the line went dead\)") as error:
+    with pytest.raises(ScenarioError, match=r"the download failed \(the line went dead\)") as error:
         load_dataset("fashion_mnist")
     one_sentence(error)
     assert len(load_dataset("fashion_mnist")) == len(load_dataset("fashion_mnist", download=False)) == 11

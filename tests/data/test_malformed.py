@@ -179,35 +179,41 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "no such file": (lambda: CSV, "data.path: "),
     "no path": (lambda: {"name": "csv"}, "data.path: is required and was not given"),
     "another suffix": (good(path="own.py"), "data.path: "),
-    "three paths": (good(path=["mine.csv"] * 3), "data.path: 3 given; give a file or a folder, or two"),
+    "three paths": (good(path=["mine.csv"] * 3), "data.path: 3 paths given; give one file or folder, or two"),
     "the same file to train and test": (good(path=["mine.csv"] * 2), "is given as training data and as test data"),
     "an empty folder": (empty, "data.path: nothing contains no .csv file"),
-    "an empty file": (csv(), "mine.csv: cannot be read, it may be damaged (Empty CSV file)"),
-    "a header alone": (csv("a,b,label"), "mine.csv: has no rows below its header"),
+    "an empty file": (csv(), "mine.csv: cannot be read and may be damaged (Empty CSV file)"),
+    "a header alone": (csv("a,b,label"), "mine.csv has no rows below its header"),
     "ragged rows": (
         csv(*ROWS, "5,6"),
-        "mine.csv: cannot be read, it may be damaged (CSV parse error: Expected 3 columns",
+        "mine.csv: cannot be read and may be damaged (CSV parse error: Expected 3 columns",
     ),
-    "a column twice": (csv("a,a,label", "1,2,0", "3,4,1"), "has two columns a; allowed: each name once"),
+    "a column twice": (csv("a,a,label", "1,2,0", "3,4,1"), "has two columns named a; rename or remove one"),
     "no such label": (csv(*ROWS, label="kind"), "mine.csv has no column 'kind'; its columns are a, b, label"),
     "no such feature": (good(features=["a", "z*"]), "data.features: 'z*' given, but "),
-    "the label as feature": (good(features="*"), "data.features: 'label' given, which is the label"),
+    "the label as feature": (good(features="*"), "data.features: the label column 'label' cannot be a feature"),
     "no feature at all": (csv("label", "0", "1"), "data.features: "),
     "text where numbers must be": (
         csv("a,b,label", "1,x,0", "3,y,1"),
-        "column b is of type string, but features must be",
+        "column b has type string, but features must be",
     ),
     "a number is missing": (csv(*ROWS, "5,,0"), "mine.csv: row 3, column b is empty; every row needs a value"),
-    "NaN features": (parquet({"a": [1.0, float("nan")], "label": [0, 1]}), "row 2, column a holds nan; features are"),
-    "infinite features": (parquet({"a": [1.0, 1e300], "label": [0, 1]}), "row 2, column a holds inf; features are"),
+    "NaN features": (
+        parquet({"a": [1.0, float("nan")], "label": [0, 1]}),
+        "row 2, column a holds nan; features must be finite",
+    ),
+    "infinite features": (
+        parquet({"a": [1.0, 1e300], "label": [0, 1]}),
+        "row 2, column a holds inf; features must be finite",
+    ),
     "labels that are fractions": (csv("a,label", "1,0.5", "2,1.5"), "data.label: "),
     "an empty label": (csv("a,label", "1,x", "2,"), "row 2, column label is empty"),
-    "a label below 0": (csv("a,label", "1,-1", "2,1"), "labels run from -1 to 1, but there are 2 samples"),
+    "a label below 0": (csv("a,label", "1,-1", "2,1"), "labels range from -1 to 1, but there are only 2 samples"),
     "a label as large as an id": (
         csv("a,label", "1,0", "2,90210"),
-        "labels run from 0 to 90210, but there are 2 samples",
+        "labels range from 0 to 90210, but there are only 2 samples",
     ),
-    "one class": (csv("a,label", "1,x", "2,x"), "all 2 labels are x; at least two classes are needed"),
+    "one class": (csv("a,label", "1,x", "2,x"), "all 2 labels are x; give data of at least two classes"),
     "empty ids": (
         csv("user,a,label", "u,1,0", ",2,1", **BY_USER),
         "row 2, column user is empty; every row needs an id",
@@ -223,7 +229,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "no such id column": (csv(*ROWS, **BY_USER), "mine.csv has no column 'user'; its columns are"),
     "ids of too few samples": (
         csv("user,a,label", "u,1,0", "v,2,1", **BY_USER),
-        "data.partition.min_samples: 2 given, but none of the 2 ids has as many samples",
+        "data.partition.min_samples: 2 given, but no id has at least 2 samples",
     ),
     "natural without ids": (
         good(partition={"name": "natural"}),
@@ -243,8 +249,8 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         good(normalise={"mean": [0, 0], "std": [1, 1]}),
         "2 numbers given; allowed for csv: 1 or 3",
     ),
-    "other columns in the test part": (other_columns, "features are a, b, d, but "),
-    "a truncated Parquet file": (truncated, "mine.parquet: cannot be read, it may be damaged"),
+    "other columns in the test part": (other_columns, "test.csv has the feature columns a, b, d, but "),
+    "a truncated Parquet file": (truncated, "mine.parquet: cannot be read and may be damaged"),
     "a missing shard": (
         a_shard_is_missing,
         "train-00000-of-00002.parquet belongs to a set of 2 files, but the folder holds 1;",
@@ -253,7 +259,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         lambda: (
             layouts.parquet(Path("mine.parquet"), layouts.pixels(2, (3, 8, 8)), [0, 2], names=["x", "y"]) and PARQUET
         ),
-        "labels run from 0 to 2, but it names 2 classes",
+        "labels range from 0 to 2, but the file names 2 classes",
     ),
     "an image that is missing": (
         lambda: layouts.parquet(Path("mine.parquet"), [*layouts.pixels(1, (3, 8, 8)), None], [0, 1]) and PARQUET,
@@ -261,16 +267,16 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "ragged lists": (
         parquet({"x": [[1, 2], [3]], "label": [0, 1]}),
-        "row 2, column x has 1 entries, but the first has 2",
+        "row 2, column x has a list of 1 entries, but the first list has 2",
     ),
     "lists of text": (
         parquet({"x": [["a"], ["b"]], "label": [0, 1]}),
-        "column x has lists of string; they must contain numbers",
+        "the lists in column x have type string, but must contain numbers",
     ),
-    "tokens below 0": (parquet({"x": [[1], [-1]], "label": [0, 1]}), "holds token -1; tokens count from 0"),
+    "tokens below 0": (parquet({"x": [[1], [-1]], "label": [0, 1]}), "token -1 given; allowed: 0 to "),
     "lists beside numbers": (
         parquet({"x": [[1], [2]], "a": [1, 2], "label": [0, 1]}),
-        "it needs one column of images or",
+        "list either one column of images, one column of lists, or columns of numbers",
     ),
     "more rows than fit into memory": (
         many_rows(),
@@ -284,31 +290,37 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "more values of a CSV file than fit": (many_digits, "mine.csv: reading takes about 0.608 GB of memory"),
     "ids that are lists": (
         parquet({"user": [[1], [2]], "a": [1, 2], "label": [0, 1]}, features="a", **BY_USER),
-        "column user is of type list<",
+        "column user has type list<",
     ),
     "ids that are no text": (
         parquet({"user": [b"\xff", b"\xfe"], "a": [1, 2], "label": [0, 1]}, features="a", **BY_USER),
-        "column user is of type binary and cannot be read as text; ids are whole numbers or UTF-8 text",
+        "column user has type binary and cannot be read as text; ids must be whole numbers or UTF-8 text",
     ),
     # Arrays
-    "no array y": (npz(x=np.zeros((2, 2))), "mine.npz: has no array y, its arrays are x"),
-    "objects": (npz(x=OBJECTS, y=[0, 1]), "mine.npz: x holds Python objects, which are not read; allowed: numbers"),
+    "no array y": (npz(x=np.zeros((2, 2))), "mine.npz has no array y; its arrays are x"),
+    "objects": (npz(x=OBJECTS, y=[0, 1]), "array x contains Python objects, which raysim does not load"),
     "more samples than labels": (
         npz(x=np.zeros((3, 2)), y=[0, 1]),
-        "x has 3, y has 2 samples; all arrays need the same number",
+        "x has 3 samples, y has 2 samples; give all arrays the same number",
     ),
     "NaN in an array": (
         npz(x=[[0.0], [np.nan]], y=[0, 1]),
-        "mine.npz: x: row 2 holds nan; features are finite numbers",
+        "mine.npz: x: row 2 holds nan; features must be finite",
     ),
-    "two labels per sample": (npz(x=np.zeros((2, 2)), y=[[0], [1]]), "y is int64 of shape (2, 1); allowed: one whole"),
-    "channels first": (npz(x=np.zeros((2, 3, 8, 8), np.uint8), y=[0, 1]), "x is uint8 of shape (2, 3, 8, 8); allowed"),
+    "two labels per sample": (
+        npz(x=np.zeros((2, 2)), y=[[0], [1]]),
+        "y has type int64 and shape (2, 1); give one whole",
+    ),
+    "channels first": (
+        npz(x=np.zeros((2, 3, 8, 8), np.uint8), y=[0, 1]),
+        "x has type uint8 and shape (2, 3, 8, 8); give",
+    ),
     "a member that is no array": (no_array, "mine.npz: y is not an array"),
     "an .npz that holds 4 GB": (huge_npz, "mine.npz: reading takes about 12.9 GB of memory, but 0.5 GB are available"),
-    "an array of another file": (npy, "mine.npz: cannot be read, it may be damaged (File is not a zip file)"),
+    "an array of another file": (npy, "mine.npz: cannot be read and may be damaged (File is not a zip file)"),
     "no .npz at all": (lambda: Path("mine.npz").write_bytes(b"PK no") and NUMPY, "mine.npz: cannot be read"),
     # Images
-    "mixed sizes": (images(size=None), "; set data.size to resize all images to this side"),
+    "mixed sizes": (images(size=None), "; set data.size to resize all images to one size"),
     "an image that is none": (
         images(lambda folder: (folder / "dog" / "3.png").write_text("woof")),
         "3.png is not a readable",
@@ -329,7 +341,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "images by a column of no file": (
         images(**BY_USER),
-        "data.partition.by: user given, but there is no metadata.csv",
+        "data.partition.by: user given, but ",
     ),
     "images by a column that there is not": (
         metadata("file_name,owner", "cat/0.jpeg,a"),
@@ -337,46 +349,52 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "an image with two ids": (
         metadata("file_name,user", "cat/0.jpeg,a", "cat/0.jpeg,b"),
-        "metadata.csv: cat/0.jpeg has two values of user; give each image one",
+        "metadata.csv: image cat/0.jpeg has two values of user; give each image one value",
     ),
     "an image without an id": (metadata("file_name,user", "cat/0.jpeg,a"), "cat/1.png has no row in "),
-    "an id that is empty": (metadata("file_name,user", "cat/0.jpeg,"), "row 1, column file_name or user is empty"),
+    "an id that is empty": (metadata("file_name,user", "cat/0.jpeg,"), "row 1 has no value for file_name or user"),
     "no images": (lambda: {**empty(), **IMAGES, "path": "nothing"}, "contains no .jpeg/.jpg/.png file"),
     "a file in place of a folder": (
         lambda: table(Path("mine.csv")) and {**IMAGES, "path": "mine.csv"},
-        "which is no folder",
+        "mine.csv is not a folder; give a folder of .jpeg/.jpg/.png files",
     ),
     # FEMNIST
     "a user in two files": (a_user_in_two_files, "user w0 is also in "),
-    "another JSON": (leaf_with({"users": []}), "is not in LEAF's layout"),
-    "x and y of two lengths": (leaf_with({"user_data": {"u": {"x": [], "y": [1]}}}), "user u has 0 x but 1 y"),
-    "no ink": (leaf_with({"user_data": {"u": {"x": [[2.0] * 784], "y": [1]}}}), "an x is not 784 numbers from 0 to 1"),
+    "another JSON": (leaf_with({"users": []}), "is not in LEAF's format"),
+    "x and y of two lengths": (
+        leaf_with({"user_data": {"u": {"x": [], "y": [1]}}}),
+        "user u has 0 samples in x but 1 labels in y",
+    ),
+    "no ink": (
+        leaf_with({"user_data": {"u": {"x": [[2.0] * 784], "y": [1]}}}),
+        "x contains an image that is not 784 numbers from 0 to 1",
+    ),
     # Listed
     "no such list": (
         listed(path="other.parquet"),
-        "data.partition.path: other.parquet given, but there is no such file",
+        "data.partition.path: other.parquet does not exist",
     ),
     "a list that is none": (
         listed(path="mine.csv"),
-        "data.partition.path: mine.csv given, which cannot be read as Parquet",
+        "data.partition.path: mine.csv cannot be read as Parquet",
     ),
-    "a list without parts": (listed(part=None), "which has no column part; its columns are client, sample"),
-    "an unknown part": (listed(part=["train", "dev"]), "which has the part 'dev'; allowed: train, val, test"),
-    "a sample that there is not": (listed(sample=[0, 4]), "which has sample 4; allowed: 0 to 3"),
-    "a sample twice": (listed(client=[0, 0], sample=[1, 1]), "which lists the same sample twice for one client"),
+    "a list without parts": (listed(part=None), "has no column part; its columns are client, sample"),
+    "an unknown part": (listed(part=["train", "dev"]), "contains the part 'dev'; allowed: train, val, test"),
+    "a sample that there is not": (listed(sample=[0, 4]), "contains sample 4; allowed: 0 to 3"),
+    "a sample twice": (listed(client=[0, 0], sample=[1, 1]), "lists the same sample twice for one client"),
     "the published test part, dealt": (
         lambda: {**listed()(), "global_test": True},
         "evaluation.global_test: true given, but with data.split listed clients train on published",
     ),
-    "parts that are lists": (listed(part=[["train"], ["test"]]), "whose column part is list<"),
-    "parts that are no text": (listed(part=[b"\xff", b"train"]), "whose column part is binary; allowed: "),
+    "parts that are lists": (listed(part=[["train"], ["test"]]), "has a column part of type list<"),
+    "parts that are no text": (listed(part=[b"\xff", b"train"]), "has a column part of type binary; allowed: text"),
     "a client beyond 63 bits": (
         listed(client=pa.array([0, 2**64 - 1], pa.uint64())),
-        "data.partition.path: mine.parquet given, which holds a number that is too large (",
+        "data.partition.path: mine.parquet contains a number that is too large (",
     ),
-    "labels that are lists": (listed(label=[[0], [1]]), "whose column label is list<"),
+    "labels that are lists": (listed(label=[[0], [1]]), "has a column label of type list<"),
     "a NUL in the path of a list": (listed(path="a\0b"), "data.partition.path: ab contains a NUL character"),
-    "nothing to train on": (listed(part=["val", "test"]), "which has no training samples"),
+    "nothing to train on": (listed(part=["val", "test"]), "has no training samples"),
 }
 
 
@@ -407,5 +425,5 @@ def test_a_list_of_other_data(workplace: Path, capfd: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as ended:
         main(["launch", "mine.yaml"])
     told = capfd.readouterr().err
-    assert ended.value.code == 2 and "whose sample 0 has label 1, but in the data 0; it is of other data" in told
+    assert ended.value.code == 2 and "gives sample 0 the label 1, but the data set has label 0" in told
     assert not list(workplace.rglob("summary.json"))

@@ -303,7 +303,7 @@ def test_folders_that_are_no_clients(folders: tuple[str, str], workplace: Path) 
     """Two clients u1 of two sites would be one, and the folders of the parts would be clients."""
     for folder in folders:
         image_folder(Path("pets", folder))
-    with pytest.raises(ScenarioError, match="put images into <client>/<class>/ below "):
+    with pytest.raises(ScenarioError, match="put each image into <client>/<class>/ below "):
         assembled({"name": "images", "path": "pets", "size": 8, "partition": {"name": "natural", "by": "folder"}})
 
 

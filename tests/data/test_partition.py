@@ -283,9 +283,14 @@ def test_top_up_takes_what_is_wanted_from_the_largest():
         (Dirichlet(float("nan")), "pooled811", 10, "data.partition.alpha: nan given"),
         (Dirichlet(min_samples=0), "pooled811", 10, "data.partition.min_samples: 0 given"),
         (Dirichlet(max_retries=0), "pooled811", 10, "data.partition.max_retries: 0 given"),
-        (Dirichlet(), "pooled811", 6001, "clients.count: 6001 given, but cifar100 has 60000 samples"),
-        (Dirichlet(min_samples=601), "pooled811", 100, "data.partition.min_samples: 601 given, but cifar100 has 60"),
-        (Iid(), "published", 10_001, "clients.count: 10001 given, but cifar100 has 10000 published test images"),
+        (Dirichlet(), "pooled811", 6001, "clients.count: 6001 given, but each client needs at least 10 samples"),
+        (Dirichlet(min_samples=601), "pooled811", 100, "data.partition.min_samples: 601 given, but with split"),
+        (
+            Iid(),
+            "published",
+            10_001,
+            "clients.count: 10001 given, but each client needs a test sample and cifar100 has 10000",
+        ),
         (Resample(0), "pooled811", 5, "data.partition.samples_per_client: 0 given"),
         (
             Resample(48_001),
@@ -303,7 +308,7 @@ def test_impossible_combinations(setting, split, clients, message):
 
 def test_too_few_samples_of_a_class():
     label_M, num_train = labels(10, 5, 5)
-    with pytest.raises(ScenarioError, match=r"clients.count: 30 given, but digits has 10 samples of class"):
+    with pytest.raises(ScenarioError, match=r"clients.count: 30 given, but class"):
         make_partition(label_M, num_train, 10, 30, Pathological(4), "pooled811", 1, "digits")
 
 

@@ -564,7 +564,7 @@ class Leaves:
 OWN_POLICY = "clients={count: 4, participation: 0.5, models: [digits_mlp64], selection: {name: './evil.py:Leaves'}}"
 LEAVING: dict[str, tuple[str, str]] = {
     "import": ("clients.models=['./gone.py:Net', digits_mlp64]", "gone.py: cannot be imported: SystemExit: 0 (gone.py"),
-    "data": ("data={name: './evil.py:load', partition: {name: iid}}", "evil.py:load: fails: SystemExit (evil.py, line"),
+    "data": ("data={name: './evil.py:load', partition: {name: iid}}", "evil.py:load fails: SystemExit (evil.py, line"),
     "model": ("clients.models=['./evil.py:model', digits_mlp64]", "evil.py:model: cannot be built: SystemExit: 3 ("),
     "selection": (OWN_POLICY, "clients.selection: round 1: Leaves.select fails: SystemExit (evil.py, line "),
     "partition": ("data.partition={name: './evil.py:Leaves'}", "partition.name: Leaves.shares fails: SystemExit (evil"),
@@ -579,11 +579,11 @@ LEAVING: dict[str, tuple[str, str]] = {
     ),
     "tensors that require a gradient": (
         "data={name: './evil.py:tensors', partition: {name: iid}}",
-        "evil.py:tensors: x is no array: RuntimeError: Can't call numpy() on Tensor that requires grad",
+        "evil.py:tensors returned a value for x that is not an array: RuntimeError: Can't call numpy() on",
     ),
     "an exception without text": (
         "data={name: './evil.py:wordless', partition: {name: iid}}",
-        "evil.py:wordless: fails: WordlessError: its text cannot be shown (evil.py, line ",
+        "evil.py:wordless fails: WordlessError: its text cannot be shown (evil.py, line ",
     ),
 }  # fmt: skip
 
@@ -769,10 +769,10 @@ class TestData:
     @pytest.mark.parametrize(
         ("name", "sentence"),
         [
-            ("not_arrays", "evil.py:not_arrays: must return a mapping with the arrays x and y"),
-            ("fails", "evil.py:fails: fails: ZeroDivisionError: division by zero (evil.py, line "),
-            ("ragged", "evil.py:ragged: x has 3, y has 2 samples; all arrays need the same number, at least one"),
-            ("no_part", "evil.py:no_part: num_train is 0; give 1 to 200"),
+            ("not_arrays", "evil.py:not_arrays must return a mapping with the arrays x and y"),
+            ("fails", "evil.py:fails fails: ZeroDivisionError: division by zero (evil.py, line "),
+            ("ragged", "evil.py:ragged: x has 3 samples, y has 2 samples; give all arrays the same number"),
+            ("no_part", "evil.py:no_part returned num_train 0; return the number of training samples, 1 to 200"),
             ("none", "evil.py: has no class or function 'none'"),
         ],
     )
@@ -807,9 +807,9 @@ class TestPartition:
     @pytest.mark.parametrize(
         ("wrong", "sentence"),
         [
-            ("shape", "Halves.shares gives (3, 10) numbers from 0 to 1; allowed: (4, 10), none negative, "),
-            ("negative", "Halves.shares gives (4, 10) numbers from -1 to 0; allowed: (4, 10), none negative, "),
-            ("unheld", "Halves.shares assigns class 0 to no client"),
+            ("shape", "Halves.shares returned an array of shape (3, 10) with values from 0 to 1; return"),
+            ("negative", "Halves.shares returned an array of shape (4, 10) with values from -1 to 0; return"),
+            ("unheld", "Halves.shares assigned class 0 to no client"),
             ("error", "Halves.shares fails: KeyError: 'oops' (evil.py, line "),
         ],
     )

@@ -386,7 +386,7 @@ COMBINATIONS = [
         "data.partition.classes_per_client: 11 given, but digits has 10 classes",
     ),
     (["data.partition.classes_per_client=0"], "data.partition.classes_per_client: 0 given; allowed: at least 1"),
-    (["clients.count=100000"], "100000 given, but digits has 1797 samples"),
+    (["clients.count=100000"], "100000 given, but each client needs at least"),
     (["evaluation.global_test=true"], "evaluation.global_test: true given, but with data.split pooled811"),
     (["evaluation.global_every=2"], "evaluation.global_every: needs evaluation.global_test: true"),
     (

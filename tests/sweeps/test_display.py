@@ -228,8 +228,8 @@ def test_the_plan_of_a_long_list(tmp_path: Path, capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "fedgh: 0 of 7 seeds done, 7 waiting; 10.0 s, 1.00 KiB each"
     assert lines[-1] == (
-        "about 1 min 51 s on an idle machine with 2 cells at a time, besides 1 cell of unknown length, "
-        "11.3 s of it to start the processes and 21 cells"
+        "estimated time on an idle machine with 2 cells at a time: about 1 min 51 s, of which 11.3 s to start the "
+        "processes and 21 cells; not included: 1 cell of unknown length"
     )
     print_plan(states, [Cost(10.0, 1024.0)] * 21, 2, every=True)
     assert len(capsys.readouterr().out.splitlines()) == 21 + 2
@@ -272,7 +272,7 @@ def test_only_runs_what_it_chooses(capfd: pytest.CaptureFixture[str], workplace:
     """The other cells stay as they are, and the sweep is the same: without --only, its finished cells are skipped."""
     sweep = sweep_of(workplace, grid=METHODS, set=["rounds=1"])
     code, out, error = run(capfd, "sweep", "sweep.yaml", "--only", "fd", "--parallel", "1")
-    assert code == 0 and "2 other cells are not done; the command without --only runs the rest" in out
+    assert code == 0 and "2 other cells are not done; to run all cells, leave out --only" in out
     assert set(re.findall(r"\d+ waiting", error)) == {"1 waiting"}  # the progress is that of the chosen cells
     assert [one.state for one in states_of(sweep)] == ["waiting", "waiting", "done"]
     digest = read_summary(states_of(sweep)[2].folder or Path())["state_digest"]

@@ -56,7 +56,7 @@ def test_code_that_raises_and_a_worker_that_is_killed(
     assert raised.startswith("failed ") and "0/3  fedgh  " in raised and "my own mistake" in raised
     assert died.startswith("interrupted ") and "0/3  fedproto  its worker process died (" in died
     assert (done, summed) == ("done              3/3  standalone", "1 done, 1 interrupted, 1 failed")
-    assert "raysim: 2 of 3 cells are not done; the same command runs the rest; with --retry-failed it also" in error
+    assert "raysim: 2 of 3 cells are not done; run the same command to continue, with --retry-failed to repeat" in error
 
     (workplace / "mended").touch()
     code, out, error = run(capfd, "sweep", "sweep.yaml", "--parallel", "1", "--retry-failed")

@@ -26,7 +26,7 @@ def test_a_study_that_was_not_run(workplace: Path) -> None:
     assert study.runs == {}
     assert repr(study) == f"Study('sweep', 2 cells in {str(study.folder)!r})"
     for call in (study.compare, lambda: study.report("report.html")):
-        with pytest.raises(raysim.ScenarioError, match=r"^study sweep: no cell has run yet; call `run` first$"):
+        with pytest.raises(raysim.ScenarioError, match=r"^study sweep: no cell has run yet; call `run\(\)` first$"):
             call()
     assert not study.folder.exists()
 

@@ -59,4 +59,6 @@ def test_a_run_that_never_began_is_begun_anew(sweep: Sweep, tmp_path: Path) -> N
 def test_a_run_on_a_disk_of_another_node(sweep: Sweep, caplog: pytest.LogCaptureFixture) -> None:
     state = _ended(Outcome(Path("/of/node2/r1")), sweep.cells[0], sweep)
     assert (state.state, said(caplog)) == ("waiting", [f"base: {state.reason}"])
-    assert state.reason.startswith("/of/node2/r1 is not here, but on another node; `output` must be on a disk that all")
+    assert state.reason.startswith(
+        "/of/node2/r1 is only on another node; set `output` to a folder that all nodes share"
+    )

@@ -234,7 +234,7 @@ def test_runs_of_an_earlier_choice_are_left_out(workplace: Path, pool: Pool) -> 
     found = compare(second[0].cell.scenario.settings.results_folder("tuned"))
     assert [run.folder for variant in found.variants for run in variant.runs] == [second[0].folder]
     assert first[0].folder is not None and first[0].folder.exists()
-    assert "1 run with values that were chosen by an earlier tuning: left out" in found.notes
+    assert "left out 1 run with values that an earlier tuning chose" in found.notes
 
 
 def test_methods_without_a_choice_wait_and_the_others_run(
@@ -245,10 +245,10 @@ def test_methods_without_a_choice_wait_and_the_others_run(
     path = write(workplace, seeds=[1], set=["rounds=1"], tune=tuned, runs=runs)
     states = run_sweep(load_sweep(path))
     assert [one.state for one in states] == ["waiting", "done"]
-    assert states[0].reason == "its values are not chosen yet"
-    assert "FedGH: every trial failed or diverged, so no values are chosen" in said(caplog)
+    assert states[0].reason == "tuning has not chosen its values yet"
+    assert "FedGH: no values chosen: every trial failed or diverged" in said(caplog)
     found = compare(load_sweep(path).output)
-    assert "FedGH: no values are chosen; 2 trials failed or diverged" in found.notes
+    assert "FedGH: no values chosen; 2 trials failed or diverged" in found.notes
     assert "unequal tuning: Alone was not tuned" in found.notes
 
 
@@ -313,7 +313,8 @@ def test_halving_notes_decisions_between_trials_that_hardly_differ(workplace: Pa
     validated = [row["val_total"] for row in read_clients(folder).to_pylist() if row["round"] == 0]
     assert decision.samples == f"{sum(validated)} validation samples"
     notes = compare(sweep.output).notes
-    assert sum("decided between scores that hardly differ: Alone after round 1, trial 1" in note for note in notes) == 1
+    begins = "successive halving ended trials whose scores hardly differ: Alone after round 1, trial 1"
+    assert sum(note.startswith(begins) for note in notes) == 1
 
 
 def test_methods_draw_the_same_values_of_shared_keys_in_any_order(workplace: Path) -> None:
@@ -369,8 +370,8 @@ def test_the_tuning_of_the_page_on_comparisons(workplace: Path, pool: Pool) -> N
     assert counts(run_sweep(sweep)) == "3 done"
     notes = compare(sweep.output).notes
     few, budgets, *_ = notes
-    assert few.startswith("FedGH, FedProto, Standalone: fewer than 16 trials for two or more keys; with 4, ")
-    assert few.endswith("in the best tenth of all combinations is 34%: set a greater tune.trials")
+    assert few.startswith("FedGH, FedProto, Standalone: fewer than 16 trials for two or more keys. With 4 ")
+    assert few.endswith("of the best tenth of all combinations is 34%; increase tune.trials")
     assert "equal budgets of 4 trials with successive halving at rounds 1, 2 (6 rounds) per method" in budgets
     assert any(note.startswith("FedProto: tuned to training.lr=") and "algorithm.lambda_=" in note for note in notes)
 
@@ -384,7 +385,7 @@ def test_the_dry_run_counts_the_trials(workplace: Path, pool: Pool, capsys: pyte
     )
     tuned, waiting = (sum(line.startswith(state) for line in lines) for state in ("tuning", "waiting"))
     starts = tuned * (4 + 2 + 1) + waiting  # trials, those that continue, those that do so again; the result
-    assert lines[-1].endswith(f" of it to start the processes and {starts} cells or steps of the tuning")
+    assert lines[-1].endswith(f" to start the processes and {starts} cells or steps of the tuning")
     main(["sweep", str(path), "--status"])
     assert capsys.readouterr().out.splitlines()[0] == (
         "tuning      FedGH: 4 trials, 0 of 8 rounds; until round 1: 4 waiting"
@@ -398,10 +399,10 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
     ("changes", "sentence"),
     [
         ({"sedes": [1]}, r"tune.sedes: unknown key; did you mean 'seeds'\?; allowed: seeds, trials, space"),
-        ({"seeds": None}, "tune.seeds: is missing; give seeds that differ from those of the result"),
-        ({"seeds": "x"}, "tune.seeds: 'x' given; allowed: a list of integers"),
+        ({"seeds": None}, "tune.seeds: is missing; give seeds that are not in the sweep's `seeds`"),
+        ({"seeds": "x"}, "tune.seeds: 'x' given; give a list of integers"),
         ({"seeds": [101, 101]}, "tune.seeds: .* give each seed once"),
-        ({"seeds": "2..3"}, "tune.seeds: 2 given, which is also a seed of the result; give other seeds"),
+        ({"seeds": "2..3"}, "tune.seeds: 2 given, but the sweep's `seeds` contain it too; give other seeds"),
         ({"trials": True}, "tune.trials: true given; give an integer"),
         ({**RANDOM, "trials": None}, "tune.trials: is missing; give the number of trials"),
         ({**RANDOM, "trials": 0}, "tune.trials: 0 given; allowed: 1 to 1000"),
@@ -409,29 +410,44 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
         ({"trials": 3}, "tune.trials: 3 given, but the grid of FedGH has 4 points; set trials: 4"),
         ({"trials": 5}, "tune.trials: 5 given, but the space of FedGH has only 4 points; set trials: 4"),
         ({"space": {"training.lr": {"log": [0.1, 1]}}}, "tune.search: grid needs lists of values, but training.lr of"),
-        ({"space": {"training.lr": {"log": [0, 1]}}}, "tune.space.training.lr: .*needs two numbers greater than 0"),
+        (
+            {"space": {"training.lr": {"log": [0, 1]}}},
+            "tune.space.training.lr: .*give a log range two numbers greater than 0",
+        ),
         ({"space": None}, "tune: give `space`, `methods`, or both"),
-        ({"space": {"resources.actors": [1, 2]}}, "tune.space.resources.actors: decides no result"),
-        ({"space": {"seed": [1, 2]}}, "tune.space.seed: a seed is not tuned"),
-        ({"space": {"rounds": [1, 2]}}, "tune.space.rounds: trials of different lengths cannot be compared"),
-        ({"space": {"evaluation.every": [1, 2]}}, "tune.space.evaluation.every: changes how trials are measured"),
-        ({"space": {"algorithm.name": ["fd"]}}, "tune.space.algorithm.name: methods are compared by the result"),
+        (
+            {"space": {"resources.actors": [1, 2]}},
+            "tune.space.resources.actors: cannot be tuned, because it does not affect results",
+        ),
+        ({"space": {"seed": [1, 2]}}, "tune.space.seed: seeds cannot be tuned"),
+        ({"space": {"rounds": [1, 2]}}, "tune.space.rounds: cannot be tuned, because trials of different lengths are"),
+        (
+            {"space": {"evaluation.every": [1, 2]}},
+            "tune.space.evaluation.every: cannot be tuned, because it changes how trials are",
+        ),
+        (
+            {"space": {"algorithm.name": ["fd"]}},
+            "tune.space.algorithm.name: cannot be tuned, because the final runs compare the",
+        ),
         ({"space": {"training.lr": [-1]}}, "the cell 'FedGH trial 0 seed=101': .*training.lr"),
         (
             {"space": {"algorithm.header_lr": [0.1]}},
-            "the cell 'Alone trial 0 .*unknown key.*write it in `tune.methods`",
+            "the cell 'Alone trial 0 .*unknown key.*put a key that only some methods have in `tune.methods`",
         ),
         ({"methods": {"FedHG": {"training.lr": [1]}}}, "tune.methods.FedHG: no such name in `runs`; allowed: FedGH"),
         ({"methods": {"FedGH": [1]}}, r"tune.methods.FedGH: \[1\] given; give a mapping of keys to values"),
-        ({"methods": {"FedGH": {"seed": [1]}}}, "tune.methods.FedGH.seed: a seed is not tuned"),
+        ({"methods": {"FedGH": {"seed": [1]}}}, "tune.methods.FedGH.seed: seeds cannot be tuned"),
         ({"search": "bayes"}, "tune.search: 'bayes' given; allowed: grid, random, tpe"),
         (
             {"select": "accuracy/vall"},
             "tune.select: 'accuracy/vall' given; did you mean 'accuracy/val'\\?; allowed: accuracy/val, ",
         ),
-        ({"select": "accuracy/global"}, "tune.select: accuracy/global needs evaluation.global_test: true"),
-        ({"select": "accuracy/all_current"}, "tune.select: accuracy/all_current needs evaluation.clients: all; set it"),
-        ({"halving": {"rounds": [2, 1]}}, "tune.halving.rounds: .*must ascend"),
+        ({"select": "accuracy/global"}, "tune.select: accuracy/global given, but evaluation.global_test is false"),
+        (
+            {"select": "accuracy/all_current"},
+            "tune.select: accuracy/all_current given, but it needs evaluation.clients: all",
+        ),
+        ({"halving": {"rounds": [2, 1]}}, "tune.halving.rounds: .*give rounds in ascending order"),
         ({"halving": {"rounds": [0]}}, "tune.halving.rounds: .*give a list of rounds"),
         ({"halving": {"rounds": [1, 5]}}, "tune.halving.rounds: 5 given, but FedGH has 4 rounds; give at most 4"),
         (
@@ -468,10 +484,10 @@ def test_wrong_tuning(workplace: Path, changes: dict[str, Any], sentence: str) -
             "tune.halving.rounds: 1 given, but FedGH measures accuracy/val_current every 2 rounds",
         ),
         ({"set": ["checkpoint.every=0"]}, "tune.halving: trials continue from checkpoints, but FedGH has"),
-        ({"set": ["data.split=published"]}, "tune.select: accuracy/val given, but with data.split published"),
-        ({"runs": {"a": ["training.lr=0.1"]}}, "tune: a sets training.lr, which is tuned; remove one of both"),
-        ({"grid": {"training.lr": [0.1]}}, "tune: FedGH sets training.lr, which is tuned; remove one of both"),
-        ({"grid": {"seed": [1, 2]}, "seeds": None}, "tune: FedGH sets seed; give the seeds of the result in `seeds`"),
+        ({"set": ["data.split=published"]}, "tune.select: accuracy/val given, but clients have no validation samples"),
+        ({"runs": {"a": ["training.lr=0.1"]}}, "tune: a sets training.lr, but `tune` also tunes this key; remove"),
+        ({"grid": {"training.lr": [0.1]}}, "tune: FedGH sets training.lr, but `tune` also tunes this key; remove"),
+        ({"grid": {"seed": [1, 2]}, "seeds": None}, "tune: FedGH sets seed, but trials need other seeds; give"),
     ],
 )  # fmt: skip
 def test_sweeps_that_cannot_be_tuned(workplace: Path, content: dict[str, Any], sentence: str) -> None:
@@ -486,7 +502,9 @@ def test_sweeps_that_cannot_be_tuned(workplace: Path, content: dict[str, Any], s
 
 def test_a_choice_before_the_last_round_is_noted(workplace: Path) -> None:
     sweep = load_sweep(write(workplace, tune=tune(halving={"rounds": [1, 3]})))
-    note = "values are chosen after round 3 of 4; set the last of tune.halving.rounds to 4, if other values may be best"
+    note = (
+        "tuning chooses values after round 3 of 4; if other values may be best after round 4, end tune.halving.rounds"
+    )
     assert [one.startswith(note) for one in sweep.notes] == [True]
     assert load_sweep(write(workplace)).notes == ()
 
@@ -495,13 +513,15 @@ def test_other_processes_are_told_of_a_sweep_that_is_being_tuned(workplace: Path
     sweep = load_sweep(write(workplace))
     with contextlib.ExitStack() as cleanup:
         lock(sweep, cleanup)
-        with pytest.raises(ScenarioError, match="another process runs this sweep; --status shows its progress"):
+        with pytest.raises(
+            ScenarioError, match="another process is running this sweep; see its progress with --status"
+        ):
             lock(sweep, cleanup)
-        begun = "has begun none of its runs yet; `raysim sweep FILE --status` shows its progress"
+        begun = "no run of this sweep has begun yet; see its progress with `raysim sweep FILE --status`"
         with pytest.raises(ScenarioError, match=begun):
             compare(sweep.output)
     sweep.output.with_name("tuned-tuning").mkdir()
-    with pytest.raises(ScenarioError, match="this sweep has begun none of its runs; `raysim sweep FILE` runs it"):
+    with pytest.raises(ScenarioError, match="no run of this sweep has begun; run it with `raysim sweep FILE`"):
         compare(sweep.output)
 
 
@@ -513,16 +533,15 @@ def test_a_metric_of_test_samples_is_called_optimistic(workplace: Path, pool: Po
     (standing,) = tuning(sweep).standings()
     scores = [trial.score for trial in standing.trials]
     assert standing.chosen is not None and standing.chosen.score == min(filter(None, scores))
-    assert (
-        "loss/test uses test samples, so results of values that it chose are optimistic" in compare(sweep.output).notes
-    )
+    notes = compare(sweep.output).notes
+    assert "results are optimistic: loss/test, which chose the tuned values, uses test samples" in notes
 
 
 def test_tpe_says_what_it_needs(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raysim.sweeps.tune_settings.find_spec", lambda name: None)
     path = write(workplace, tune=tune(search="tpe", trials=3, halving=None))
     with pytest.raises(
-        ScenarioError, match=r"tune.search: tpe needs Optuna; install it with `pip install 'raysim\[tune\]'`"
+        ScenarioError, match=r"tune.search: tpe given, but Optuna is not installed; run `pip install 'raysim\[tune\]'`"
     ):
         load_sweep(path)
 
