@@ -113,7 +113,7 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.machine()
-    facts = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     known = [facts[key] for key in ("vendor_id", "cpu family", "model") if key in facts]
     return " ".join(known) or platform.machine()
 

@@ -29,6 +29,8 @@ ALONE = {
     "FedGKT": "Standalone, two ResNets",
 }
 """Method -> the runs with the same networks that learn alone, where they are not called Standalone."""
+QUOTED = ("fedtgp", "fedclassavg", "fedkd", "fd")
+"""Methods whose accuracies before and after tuning the text compares."""
 
 
 def tables(sweep: str) -> list[list[str]]:
@@ -89,6 +91,33 @@ def test_digits_after_correction() -> None:
     assert min(p[name] for name in gains) >= 0.60 and "are 0.60 or more" in PAGE
     assert {name for name in p if p[name] < 0.05} == {"fedtgp 2", "fedtgp 3", "fedtgp 5", "fd 3", "fd 5"}
     assert "FedTGP's with 2, 3 and 5 classes, and FD's with 3 and 5" in PAGE
+
+
+def test_digits_tuned() -> None:
+    path = FOLDER / "digits_tuned.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        chosen = {row["variant"]: row["tuned"] for row in csv.DictReader(file)}
+    found = tables("digits_tuned")
+    alone = f"standalone{CLASSES}3"
+    assert len(found) == len(chosen) == 16
+    compared = {}
+    for method, tuned, *cells in found:
+        variant = f"{method}{CLASSES}3"
+        assert tuned == chosen[variant].replace("training.", "").replace("algorithm.", "")
+        assert cells == expected(path, variant, alone, ["last", "at_best_val"])
+        if variant != alone:
+            compared[method] = (values(path, variant, "last"), values(path, alone, "last"))
+    p = holm({name: paired_p_value(*pair) or 0.0 for name, pair in compared.items()})
+    assert f"{min(p.values()):.2f}" == "0.43" and "corrected for 15 comparisons, is 0.43" in PAGE
+    difference = {name: paired_difference(*pair) for name, pair in compared.items()}
+    assert {name for name, one in difference.items() if one and one.low is not None and one.low > 0} == {"dc_pfl"}
+    assert not [name for name, one in difference.items() if one and one.high is not None and one.high < 0]
+    before = [values(FOLDER / "digits.csv", f"{name}{CLASSES}3", "last") for name in QUOTED]
+    after = [values(path, f"{name}{CLASSES}3", "last") for name in QUOTED]
+    quoted = [f"{sum(one.values()) / len(one):.2f}" for one in (*before, *after)]
+    (section,) = [part for part in PAGE.split("\n## ") if part.startswith("Digits, tuned")]
+    (claim,) = [line for line in section.replace("\n  ", " ").splitlines() if "**Tuning decides" in line]
+    assert re.findall(r"\d\d\.\d\d", claim) == quoted
 
 
 @pytest.mark.parametrize(
