@@ -39,7 +39,7 @@ def test_tree(capfd: pytest.CaptureFixture[str], runs: Runs, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["tsne", "nowhere", "-o", "x.png"], "raysim: nowhere given, but there is no such run folder and"),
+        (["tsne", "nowhere", "-o", "x.png"], "raysim: nowhere is neither a run folder nor the id of a run"),
         (["tsne", "nowhere", "--clients", "0;5"], "'0;5' given; allowed: client numbers with commas, such as 0,5,9"),
         (
             ["attack", "nowhere", "-o", "x.bmp"],

@@ -124,7 +124,7 @@ def test_sigterm_ends_cells_after_their_round(workplace: Path) -> None:
         process.send_signal(signal.SIGTERM)
         error = process.stderr.read()
     assert process.returncode == 130
-    assert "ending after this round" in error and "the sweep was stopped; the same command resumes it" in error
+    assert "the run ends after this round" in error and "the sweep was stopped; the same command resumes it" in error
     assert "Traceback" not in error
 
 
