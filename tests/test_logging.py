@@ -118,7 +118,7 @@ def test_no_handler_is_left_however_a_run_ends(
     shown = lines(capfd)
     assert f"resume with:  raysim resume {folder.absolute()}" in shown
     raysim.Run(folder).resume()
-    assert "there is no checkpoint: the run starts again in its folder" in lines(capfd)
+    assert "no checkpoint was found, so the run starts from its beginning again, in the same folder" in lines(capfd)
     assert RAYSIM.handlers == before
 
 

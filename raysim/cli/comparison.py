@@ -32,38 +32,51 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
         except UNREADABLE:
             sign = ""
         if not sign or not key:
-            raise click.BadParameter(f"{text!r} given; allowed: KEY=VALUE,VALUE, each value YAML", context, parameter)
+            remedy = "write KEY=VALUE,VALUE with YAML values, such as training.lr=0.1,0.01"
+            raise click.BadParameter(f"{text!r} given; {remedy}", context, parameter)
     return found
 
 
 @click.command()
 @click.argument("file", type=ScenarioFile())
 @click.option(
-    "--grid", multiple=True, metavar="KEY=V1,V2", callback=_axis, help="Values of a key to try; may be repeated."
+    "--grid",
+    multiple=True,
+    metavar="KEY=V1,V2",
+    callback=_axis,
+    help="A key of the scenario, and the values to try. May be repeated.",
 )
-@click.option("--seeds", metavar="SEEDS", help="Seeds of every cell: 1..5, or 1,2,7.")
+@click.option("--seeds", metavar="SEEDS", help="Run every variant with each of these seeds: 1..5, or 1,2,7.")
 @SETS
 @click.option(
-    "--parallel", type=click.IntRange(min=1), metavar="N", help="Cells at the same time; default: one per CPU."
+    "--parallel",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Number of cells to run at the same time. Default: one per CPU.",
 )
 @click.option(
-    "--fast", is_flag=True, help="Cut rounds, participants and epochs, and take the first seed, to try it in minutes."
+    "--fast",
+    is_flag=True,
+    help="Try the sweep in minutes, with fewer rounds, participants and epochs, and only the first seed.",
 )
-@click.option("--retry-failed", is_flag=True, help="Run failed cells again, too.")
+@click.option("--retry-failed", is_flag=True, help="Also run failed cells again.")
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="List the cells with their states and estimated seconds and bytes; a few clients train to measure them.",
+    help="List the cells with their states, and estimate each cell's seconds and bytes sent, without running the "
+    "sweep. A few clients train to measure them.",
 )
-@click.option("--status", is_flag=True, help="Show the sweep's progress, also while another process runs it.")
+@click.option(
+    "--status", is_flag=True, help="Only show the sweep's progress. Another process may be running the sweep."
+)
 @click.option(
     "--only",
     multiple=True,
     metavar="NAME",
-    help="Run or list only these cells: a method, a name in `runs`, a cell, or a pattern such as '*lr=0.1*'. "
+    help="Run or list only these cells: NAME is a method, a name in `runs`, a cell, or a pattern such as '*lr=0.1*'. "
     "May be repeated.",
 )
-@click.option("--all", "every", is_flag=True, help="List each cell; by default, long lists have a line per variant.")
+@click.option("--all", "every", is_flag=True, help="List every cell. By default, long lists have a line per variant.")
 @ADDRESS
 def sweep(
     file: str,
@@ -79,17 +92,17 @@ def sweep(
     every: bool,
     address: str | None,
 ) -> None:
-    """Run many scenarios, each once: the cells of a sweep file, or of a scenario and a grid.
+    """Run many scenarios, called cells: those of a sweep file, or of a scenario and a grid.
 
     Repeating the command skips finished cells, resumes interrupted ones and runs the rest. A failed cell does not stop
     the others. Exit code 1: a cell is not done, or the comparison could not be written. Exit code 2 of --dry-run: a
     cell can never run, for example because its data is damaged; missing downloads are only noted.
 
-    Cells run in worker processes, several at a time. A cell with `backend: ray`, with a number of client actors in
-    `resources`, or too large for a worker's share of the memory runs with client actors instead, one such cell at a
-    time.
+    Cells run in worker processes, several at a time. A cell runs with client actors instead if it has `backend: ray` or
+    a number of client actors in `resources`, or is too large for a worker's share of the memory. Only one such cell
+    runs at a time.
 
-    If the file has `tune`, trials on other seeds run first, then the cells with the values that they chose.
+    If the file has `tune`, trials on other seeds run first. Then the cells run with the values of the best trials.
     `raysim describe sweep` and `raysim describe tune` explain the keys of a sweep file.
 
     \b
@@ -150,10 +163,10 @@ def _refuse_for_trials(folder: Path) -> None:
     context = click.get_current_context()
     given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if options := [_option(context, name) for name in given if name != "runs"]:
-        text = (
-            f"given, but {folder} has the trials of a tuning, which are shown as a table without options; leave it out"
+        raise ScenarioError(
+            f"{options[0]}: cannot be used for {folder}, which contains the trials of a tuning; leave out {options[0]} "
+            "to see the table of trials"
         )
-        raise ScenarioError(f"{options[0]}: {text}")
 
 
 def _option(context: click.Context, name: str) -> str:
@@ -164,7 +177,7 @@ def _heads(context: click.Context, parameter: click.Parameter, given: tuple[str,
     """Parse `--head NAME=LATEX`."""
     parts = [text.partition("=") for text in given]
     if wrong := [name for name, sign, title in parts if not (name and sign and title)]:
-        raise click.BadParameter(f"{wrong[0]!r} given; allowed: NAME=LATEX", context, parameter)
+        raise click.BadParameter(f"{wrong[0]!r} given; write NAME=LATEX, such as last=Accuracy", context, parameter)
     return {name.strip(): title for name, _, title in parts}
 
 
@@ -173,8 +186,9 @@ SELECT = click.option(
     default="last",
     show_default=True,
     type=click.Choice(["last", "val", "val_current"]),
-    help="Round to show of each run: last, the last one; val, the one with the greatest validation accuracy of the "
-    "clients' own networks; val_current, the same with the server's current message.",
+    help="Round to compare. last: the last round of each run. val: each run's round with the greatest accuracy/val. "
+    "val_current: each run's round with the greatest accuracy/val_current. `raysim describe NAME` explains these "
+    "accuracies.",
 )
 
 
@@ -185,22 +199,22 @@ SELECT = click.option(
     "targets",
     multiple=True,
     type=float,
-    help="Target accuracy: also show the rounds, MiB and FLOP needed to reach it.",
+    help="Target accuracy: also show the rounds, MiB and FLOP needed to reach it. May be repeated.",
 )
 @click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
 @SELECT
-@metric("that of the first column of --columns, or else that of the networks whose accuracy chose tuned values")
+@metric("the first accuracy in --columns; without --columns, accuracy/all, or the accuracy that chose tuned values")
 @click.option(
     "-o",
     "--output",
     metavar="FOLDER",
-    help="Write tables (.md, .tex, .csv) and figures (.svg and .png for the screen, .pdf for print) there.",
+    help="Also write tables (.md, .tex, .csv) and figures (.svg and .png for the screen, .pdf for print) to FOLDER.",
 )
 @click.option(
     "--columns",
     metavar="NAME,NAME",
-    help="Columns of the table here, in Markdown and in LaTeX: measures, such as last,rounds_to_0.5, and n, "
-    "last.difference, last.p_holm or last.published.",
+    help="Columns of the printed table and of the Markdown and LaTeX tables, such as last,rounds_to_0.5,n. A measure "
+    "such as last also has the columns last.difference, last.p_holm and last.published.",
 )
 @click.option(
     "--head",
@@ -208,10 +222,10 @@ SELECT = click.option(
     multiple=True,
     metavar="NAME=LATEX",
     callback=_heads,
-    help="The title of a column, or of `variant`, in the LaTeX table, such as 'last=Accuracy (\\%)'; may be given "
-    "often.",
+    help="Title of a column of the LaTeX table (NAME: a column, or `variant`), such as 'last=Accuracy (\\%)'. May be "
+    "repeated.",
 )
-@click.option("--siunitx", is_flag=True, help="Write the LaTeX table with siunitx's columns S.")
+@click.option("--siunitx", is_flag=True, help="Align the LaTeX table by S columns of the package siunitx.")
 @WIDTH
 def compare(
     runs: tuple[str, ...],
@@ -304,7 +318,8 @@ def report(
         else:
             echo(write(*folders, output=output, baseline=baseline, select=select, metric=metric))
     except OSError as error:
-        raise RunError(f"-o: {output} cannot be written: {(error.strerror or str(error)).lower()}") from None
+        why = (error.strerror or str(error)).lower()
+        raise RunError(f"-o: {output} cannot be written: {why}; choose a file that can be written") from None
 
 
 COMMANDS = (sweep, compare, report)

@@ -25,13 +25,13 @@ def _ids(context: click.Context, parameter: click.Parameter, given: str) -> list
     """Parse client ids such as 0,5,9, without repetitions."""
     parts = [part.strip() for part in given.split(",")]
     if not all(part.isdigit() for part in parts):
-        raise click.BadParameter(f"{given!r} given; allowed: client numbers with commas, such as 0,5,9")
+        raise click.BadParameter(f"{given!r} given; give client ids separated by commas, such as 0,5,9")
     return list(dict.fromkeys(map(int, parts)))
 
 
 def _output(name: str) -> Callable[[Any], Any]:
     return click.option(
-        "-o", "--output", default=name, show_default=True, metavar="FILE", help="The picture: .png, .svg or .pdf."
+        "-o", "--output", default=name, show_default=True, metavar="FILE", help="Picture to write: .png, .svg or .pdf."
     )
 
 
@@ -45,7 +45,7 @@ def _saved_round(context: click.Context, parameter: click.Parameter, given: str 
     if given is None or given == "best_val":
         return given
     if not given.isdecimal():
-        raise click.BadParameter(f"{given!r} given; allowed: the number of a round, or best_val")
+        raise click.BadParameter(f"{given!r} given; give the number of a round, or best_val")
     return int(given)
 
 
@@ -55,8 +55,8 @@ def _round(default: str) -> Callable[[Any], Any]:
         "round_",
         callback=_saved_round,
         metavar="T|best_val",
-        help="Use the state after this round; best_val: the round with the greatest validation accuracy, if "
-        f"checkpoint.keep has best_val. Default: {default}.",
+        help="Use the checkpoint after this round. best_val is the round with the greatest validation accuracy, which "
+        f"has a checkpoint if checkpoint.keep contains best_val. Default: {default}.",
     )
 
 
@@ -67,16 +67,18 @@ PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_folders)
-@click.option("--kind", default="curves", show_default=True, type=click.Choice(PLOTS), help="What to draw, see above.")
+@click.option(
+    "--kind", default="curves", show_default=True, type=click.Choice(PLOTS), help="Kind of figure, see above."
+)
 @metric("accuracy/all")
 @WIDTH
 @_output("plot.pdf")
 def plot(runs: tuple[str, ...], kind: str, metric: str | None, width: Width, output: str) -> None:
     """Draw a figure of one or several RUNs, for a paper or the screen.
 
-    A RUN is a run's folder, or its id below ./runs; it may still be running. A folder that contains run folders, such
-    as a sweep's or a cell's, and a sweep file stand for their runs, at most 40 of them; runs of a sweep have its names.
-    Means over seeds: `raysim compare`.
+    A RUN is a run's folder, or its id below ./runs; it may still be running. To draw up to 40 runs of a sweep, give the
+    sweep file, or a folder that contains run folders, such as a sweep's or a cell's. Runs of a sweep are labelled with
+    their names in the sweep. `raysim compare` draws means over seeds.
 
     \b
     Kinds:
@@ -129,15 +131,16 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, round_: Round, se
 @click.command()
 @click.argument("run", metavar="RUN", shell_complete=complete_folders)
 @click.option(
-    "--pairs", default=20, show_default=True, type=click.IntRange(min=1), help="How many (client, image) pairs."
+    "--pairs", default=20, show_default=True, type=click.IntRange(min=1), help="Number of random (client, image) pairs."
 )
-@_round("10 or the latest")
+@_round("10 if it has a checkpoint, else the latest")
 @click.option(
     "--knowledge",
     default="white",
     show_default=True,
     type=click.Choice(["white", "blind"]),
-    help="white: the attacker has the client's private weights; blind: a fresh network of the smallest architecture.",
+    help="The attacker's model of a client. white: with the client's private weights. blind: with the weights of a new "
+    "network of the smallest architecture instead.",
 )
 @click.option(
     "--psnr",
@@ -145,7 +148,7 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, round_: Round, se
     default="psnr",
     show_default=True,
     type=click.Choice(["psnr", "pfllib"]),
-    help="pfllib: divide the mean square by 3, which adds 4.77 dB.",
+    help="Definition of the PSNR. pfllib: as PFLlib, divide the mean squared error by 3, which adds 4.77 dB.",
 )
 @SEED
 @_output("attack.png")
@@ -180,10 +183,11 @@ def attack(
     echo("client  sample  PSNR dB  relative distance")
     for one, value in zip(found.images, found.psnrs, strict=True):
         echo(f"{one.client:6d}  {one.sample:6d}  {value:7.2f}  {one.distance:.1e}")
-    when = f"round {found.round}, from the state after {found.round - 1}"
+    when = f"training in round {found.round}, from the state after round {found.round - 1}"
     echo(f"{found.run}, {when}, {found.knowledge} attacker, {len(found.images)} images")
-    echo(f"reconstructions      {found.mean:6.2f} dB")
-    echo(f"no reconstruction    {found.unrelated:6.2f} dB of unrelated images, {found.start:.2f} dB of random pixels")
+    echo(f"mean PSNR of reconstructed images         {found.mean:6.2f} dB")
+    echo(f"for comparison, PSNR of unrelated images  {found.unrelated:6.2f} dB")
+    echo(f"for comparison, PSNR of random pixels     {found.start:6.2f} dB")
     echo(draw_attack(found, output))
 
 
@@ -209,11 +213,11 @@ def tree(run: str, sample: int, round_: Round, output: str) -> None:
 
     picture_file(output)
     found = sample_tree(run, sample, round_)
-    echo(f"{found.run.name}, after round {found.round}: sample {sample} of client {found.client}, {found.label}")
+    echo(f"{found.run.name}, after round {found.round}: sample {sample} of client {found.client}, class {found.label}")
     if not found.clusters:
-        echo("no cluster contains this sample yet; its own logits teach it")
+        echo("This sample is in no cluster yet, so its client trains on the sample's own logits.")
     else:
-        echo("cluster  samples  clients  mean logits say  classes")
+        echo("cluster  samples  clients  predicted class  classes")
     for level, cluster in enumerate(found.clusters, 1):
         echo(f"{level:7d}  {len(cluster.samples):7d}  {cluster.clients:7d}  {cluster.predicted:<15}  {cluster.named}")
     echo(draw_tree(found, output))

@@ -23,7 +23,7 @@ def _id(context: click.Context, parameter: click.Parameter, given: str) -> str:
     from raysim.common.text import is_name
 
     if not is_name(given):
-        raise ScenarioError(f"ID: {given!r} given; give an id that `raysim submit` printed (`raysim jobs` lists them)")
+        raise ScenarioError(f"ID: {given!r} is not a job id; give one that `raysim submit` or `raysim jobs` printed")
     return given
 
 
@@ -31,13 +31,13 @@ ID = click.argument("job", metavar="ID", callback=_id)
 ADDRESS = click.option(
     "--address",
     metavar="URL",
-    help="The cluster's dashboard, such as http://HOST:8265. Default: the variable RAY_API_SERVER_ADDRESS or "
-    "RAY_DASHBOARD_ADDRESS, then http://127.0.0.1:8265.",
+    help="Address of the cluster's Ray dashboard, such as http://HOST:8265. Default: the environment variable "
+    "RAY_API_SERVER_ADDRESS or RAY_DASHBOARD_ADDRESS; if neither is set, http://127.0.0.1:8265.",
 )
 CODE_CHANGED = click.option(
     "--code-changed",
     is_flag=True,
-    help="Resume even if the code of the method or of raysim has changed since the run began; changes are noted.",
+    help="Resume even if the code of the method or of raysim has changed since the run began. summary.json records it.",
 )
 
 
@@ -54,23 +54,25 @@ CODE_CHANGED = click.option(
 @click.option(
     "--wait",
     is_flag=True,
-    help="Show the job's output until it ends, and return its exit code. Ctrl-C ends the output, not the job.",
+    help="Print the job's output until it ends, and exit with the job's exit code. Ctrl-C ends the output, not the "
+    "job.",
 )
 @click.option(
     "--resume",
     "run_",
     metavar="RUN",
-    help="Resume this run from its last checkpoint: its job's ID, or its folder or run id on the "
-    "cluster. SCENARIO is then optional; rounds may be raised, and folders and resources may change.",
+    help="Resume a run from its last checkpoint. RUN is its job's ID, or its folder or run id on the cluster. "
+    "SCENARIO is then optional. Overrides may raise `rounds`, and change folders and resources.",
 )
 @CODE_CHANGED
-@click.option("--id", "job", metavar="ID", help="The job's id. Default: made of the scenario's name and the time.")
+@click.option("--id", "job", metavar="ID", help="Id of the new job. Default: the scenario's name and the time.")
 @click.option(
     "--env",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Environment variable of the job and its actors, for example RAYSIM_DATA=/data; users of the dashboard can "
-    "read it. Of this shell's variables, only MLFLOW_TRACKING_URI is sent, if it names a server. May be repeated.",
+    help="Set an environment variable for the job and its actors, for example RAYSIM_DATA=/data. Users of the "
+    "dashboard can read it. The only variable sent without this option is MLFLOW_TRACKING_URI, if it names a server. "
+    "May be repeated.",
 )
 def submit(
     scenario: str | None,
@@ -114,11 +116,11 @@ def submit(
     if scenario is None and run_ is None:
         raise click.UsageError("Missing argument 'SCENARIO'; it is optional only with --resume.")
     if code_changed and run_ is None:
-        raise click.UsageError("--code-changed is for a run that is resumed: give --resume RUN as well.")
+        raise click.UsageError("--code-changed requires --resume: add --resume RUN, or leave out --code-changed.")
     # Report every error that does not need the cluster before connecting to it.
     files = [] if scenario is None else files_of(Path(scenario))
     if files and run_ is not None:
-        raise click.UsageError("--resume is for a run; to continue a sweep, submit it again without --resume.")
+        raise click.UsageError("--resume cannot resume a sweep. To continue a sweep, submit it again without --resume.")
     facts, own_code = {}, OwnCode()
     if scenario is not None and files:
         sweep = load_sweep(scenario, sets=sets)
@@ -175,7 +177,7 @@ def status(job: str, address: str | None) -> None:
 
 @click.command()
 @ID
-@click.option("--follow", "-f", is_flag=True, help="Print until the job ends; Ctrl-C ends the printing, not the job.")
+@click.option("--follow", "-f", is_flag=True, help="Print until the job ends; Ctrl-C ends the output, not the job.")
 @ADDRESS
 def logs(job: str, follow: bool, address: str | None) -> None:
     """Print the output of a job on a cluster: a line per round, notes and the result.
@@ -212,10 +214,10 @@ def stop(job: str, address: str | None) -> None:
     stop_job(cluster, job)
     after, report = look(cluster, job)
     if not report.run_folder:
-        echo(f"{job}: {after.state}; its run had not begun")
+        echo(f"{job}: {after.state}; the run had not started")
         return
     rounds = report.summary.get("rounds")
-    kept = f"{rounds} rounds are kept" if isinstance(rounds, int) else "what was done is kept"
+    kept = f"{rounds} rounds are kept" if isinstance(rounds, int) else "the finished rounds are kept"
     echo(f"{job}: {after.state}; {kept} in {report.run_folder}")
     echo(f"  fetch   raysim fetch {job}{_rest(address)}")
     echo(f"  resume  raysim submit --resume {job}{_rest(address)}")
@@ -241,7 +243,10 @@ def jobs(address: str | None) -> None:
 @click.command()
 @ID
 @click.option(
-    "--output", "-o", type=click.Path(file_okay=False), help="Folder to put it in. Default: ./runs/<scenario>/<run id>."
+    "--output",
+    "-o",
+    type=click.Path(file_okay=False),
+    help="Folder for the download. Default: ./runs/<scenario>/<run id>.",
 )
 @click.option("--checkpoints", is_flag=True, help="Also download the checkpoints, which can be large.")
 @ADDRESS
@@ -279,7 +284,7 @@ def _follow(cluster: Cluster, job: str) -> Job:
     try:
         return follow(cluster, job, write)
     except KeyboardInterrupt:
-        echo(f"{job} continues on the cluster (raysim stop {job} ends it)", err=True)
+        echo(f"{job} continues on the cluster; to stop it, run `raysim stop {job}`", err=True)
         sys.exit(130)
 
 

@@ -105,7 +105,7 @@ def cli() -> None:
     "run_",
     metavar="RUN",
     shell_complete=complete_folders,
-    help="Resume this run: its folder, or its id below ./runs.",
+    help="Resume a run. RUN is its folder, or its id below ./runs.",
 )
 @CODE_CHANGED
 @ADDRESS
@@ -144,7 +144,7 @@ def launch(
         return
     if run_ is None:
         if code_changed:
-            raise click.UsageError("--code-changed is for a run that is resumed: give --resume RUN as well.")
+            raise click.UsageError("--code-changed requires --resume: add --resume RUN, or leave out --code-changed.")
         from raysim.runs.ahead import ray_ahead
 
         with ray_ahead(parsed):
@@ -168,8 +168,8 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
     """Resume a run from its last checkpoint, after it was stopped, failed, or lost its machine.
 
     RUN is the run's folder, or its id below ./runs. The result equals that of an uninterrupted run, bit for bit.
-    Resources and folders may be overridden, and `rounds` raised; changes that would alter the result are refused, also
-    in the method's code.
+    Overrides may change resources and folders, and raise `rounds`. Changes that would alter the result are refused,
+    also in the method's code.
 
     \b
     Examples:
@@ -188,13 +188,13 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
 @cli.command()
 @SCENARIO
 @SETS
-@click.option("--actors", default="1,4", show_default=True, help="Numbers of actors to try, with commas.")
-@click.option("--kill", is_flag=True, help="Also kill an actor in the middle of a round.")
+@click.option("--actors", default="1,4", show_default=True, help="Numbers of client actors to try, with commas.")
+@click.option("--kill", is_flag=True, help="Run once more and kill an actor in a round.")
 def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> None:
     """Run a scenario on several backends, and compare all state of clients and server bit by bit after every round.
 
     The scenario runs once in this process, and once on Ray for each number of actors. If states differ, the command
-    names the first round, client and tensor that do. Choose few rounds: the results of these runs are discarded.
+    names the first round, client and tensor that differ. Choose few rounds: the results of these runs are discarded.
 
     \b
     Example:
@@ -206,7 +206,8 @@ def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> Non
 
     numbers = [int(part) for part in actors.split(",") if part.strip().isdigit() and int(part) > 0]
     if len(numbers) != len(actors.split(",")):
-        raise click.BadParameter(f"{actors!r} given; allowed: numbers from 1 on, with commas", param_hint="--actors")
+        text = f"{actors!r} given; give positive whole numbers, separated by commas, such as 1,4"
+        raise click.BadParameter(text, param_hint="--actors")
     traces = compare(parse_scenario(scenario, sets), numbers, kill, lambda text: echo(text, err=True))
     show_traces(traces)
     sys.exit(1 if any(trace.difference for trace in traces) else 0)
@@ -216,7 +217,7 @@ def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> Non
 @SCENARIO
 @SETS
 @click.option(
-    "--run-code", is_flag=True, help="Run the custom code that the scenario names, to check it as --dry-run does."
+    "--run-code", is_flag=True, help="Also run the scenario's custom code, to check it as `launch --dry-run` does."
 )
 def validate(scenario: str, sets: tuple[str, ...], run_code: bool) -> None:
     """Check a scenario without running it, and print it with every default filled in.
@@ -241,11 +242,11 @@ def validate(scenario: str, sets: tuple[str, ...], run_code: bool) -> None:
                 check_code(checked)
         warnings = checked.warnings
     except _WouldRunError as error:
-        verdict = f"not checked further, as that runs {error}; with --run-code, this command does"
+        verdict = f"only partly checked: the other checks must run custom code ({error}); add --run-code to allow this"
     if parsed is not None:
         echo(parsed.resolved_yaml(), nl=False)
         if parsed.own_code.files:
-            echo(f"note: it runs code from {', '.join(parsed.own_code.paths)}", err=True)
+            echo(f"note: the scenario runs code from {', '.join(parsed.own_code.paths)}", err=True)
     for warning in warnings:
         echo(f"note: {warning}", err=True)
     echo(f"{scenario}: {verdict}", err=True)
@@ -276,7 +277,7 @@ def _announce(places: Sequence[str]) -> None:
 )
 @click.option("--names", is_flag=True, help="Print only the names, one per line.")
 def list_(what: str, names: bool) -> None:
-    """List what scenarios can name, the metrics, and the scenarios that come with raysim."""
+    """List methods, models, data sets and other names for scenarios, the metrics, and the bundled scenarios."""
     from raysim.cli.show import names_of, show_list
 
     if names:
@@ -302,8 +303,8 @@ def describe(name: str | None) -> None:
     For an algorithm: its paper, whether clients' architectures may differ, its messages, and every field with default,
     range and meaning. The names `algorithms`, `models`, `datasets`, `partitions`, `selections`, `schedules`,
     `trackers` and `metrics` each explain all of a kind; `clients.parquet` and `rounds.parquet` explain a file's
-    columns; `sweep` and `tune` explain the keys of a sweep file. For a scenario or a sweep, a file or a bundled one
-    such as `quickstart`: its comment and its keys.
+    columns; `sweep` and `tune` explain the keys of a sweep file. NAME may also be a scenario or a sweep (its file, or a
+    bundled name such as `quickstart`), whose opening comment and keys are printed.
     """
     from raysim.cli.show import show_describable, show_description
 
@@ -315,8 +316,8 @@ def describe(name: str | None) -> None:
             show_description(name)
     except _WouldRunError as error:
         raise ScenarioError(
-            f"describe {name}: the method cannot be described without running {error}; `raysim validate SCENARIO "
-            "--run-code` runs it and prints the method's fields"
+            f"describe {name}: describing this method requires running {error}, which `raysim describe` never does; "
+            "to see the method's fields, run `raysim validate SCENARIO --run-code`"
         ) from None
 
 
@@ -341,12 +342,12 @@ def schema(output: str | None) -> None:
 
 
 @cli.command()
-@click.option("--uri", help="Store or server. Default: MLFLOW_TRACKING_URI, then sqlite:///mlflow.db here.")
+@click.option("--uri", help="MLflow store or server. Default: MLFLOW_TRACKING_URI, else ./mlflow.db.")
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; with another address, other machines may reach the UI.",
+    help="Address to listen on. If you change it, other machines may reach the UI.",
 )
 @click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
 def ui(uri: str | None, host: str, port: int) -> None:
@@ -361,11 +362,11 @@ for command in (*STARTING_COMMANDS, *COMPARISON_COMMANDS, *INSPECTION_COMMANDS, 
 
 
 @cli.command()
-@click.option("--no-run", is_flag=True, help="Do not try a run of one round.")
+@click.option("--no-run", is_flag=True, help="Skip the test run of one round.")
 def doctor(no_run: bool) -> None:
-    """Check this machine: what runs can use, and what would be slow or wrong.
+    """Check this machine: show the resources for runs, and problems that make runs slow or fail.
 
-    At the end, one round of the quickstart runs on Ray in a temporary folder. Exit code 1: a launch cannot work.
+    At the end, one round of the quickstart runs on Ray in a temporary folder. Exit code 1: `raysim launch` would fail.
     """
     from raysim.cli.show import show_finding
     from raysim.runs import doctor
@@ -410,7 +411,7 @@ def _close(summary: Mapping[str, Any], uri: str | None) -> None:
     from raysim.report.table import print_closing_table
 
     print_closing_table(summary)
-    echo(f"See it in the browser:  {_ui_line(uri)}")
+    echo(f"See the run in the browser:  {_ui_line(uri)}")
 
 
 def _ui_line(uri: str | None) -> str:
@@ -453,7 +454,7 @@ def _refuse_unusable(word: str) -> None:
     except UnicodeEncodeError:
         usable = False
     if not usable:
-        raise ScenarioError(f"{quoted(word)} contains a NUL or an incomplete character; remove it")
+        raise ScenarioError(f"{quoted(word)} contains a NUL byte or an incomplete character; remove it")
 
 
 def main(args: Sequence[str] | None = None) -> Any:

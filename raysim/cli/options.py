@@ -52,8 +52,8 @@ SETS = click.option(
 ADDRESS = click.option(
     "--address",
     metavar="ADDRESS",
-    help="Attach to a running Ray: `auto` for the one on this machine, or HOST:PORT. "
-    "Default: the variable RAY_ADDRESS; without it, the run starts its own Ray.",
+    help="Connect to a running Ray: `auto` for the one on this machine, or HOST:PORT. Default: the environment "
+    "variable RAY_ADDRESS. If neither is set, the run starts its own Ray.",
 )
 WIDTH = click.option(
     "--width",
@@ -78,5 +78,5 @@ def metric(default: str) -> Callable[[Any], Any]:
     return click.option(
         "--metric",
         type=click.Choice(METRICS),
-        help=f"The accuracy that figures show; `raysim describe metrics` explains them. Default: {default}.",
+        help=f"The accuracy that figures show; `raysim describe NAME` explains each. Default: {default}.",
     )

@@ -43,22 +43,28 @@ if TYPE_CHECKING:
     from raysim.scenario.scenario import Scenario
 
 KINDS = {
-    "algorithms": "The methods, by the names that `algorithm: {name: NAME}` takes: files in algorithms/. Each "
-    "with the year of its paper, whether the clients' architectures may differ, and what travels down to clients and "
-    "up to the server.",
-    "models": "The architectures, by the names that the list `clients.models` takes.",
-    "datasets": "The data sets, by the names that `data.name` takes.",
-    "partitions": "How data is dealt to clients, by the names that `data: {partition: {name: NAME}}` takes.",
-    "selections": "How a round's participants are drawn, by the names that `clients: {selection: {name: NAME}}` takes.",
-    "schedules": "The learning rate over the rounds, by the names that `training: {schedule: {name: NAME}}` takes.",
-    "trackers": "Other receivers of a run's results, in addition to its folder and MLflow, by the names that "
-    "`tracking: {also: [NAME]}` takes.",
-    "scenarios": "The scenarios and sweeps that come with raysim, by the names that `raysim launch` and `raysim sweep` "
-    "take; `raysim init` copies their files.",
-    "metrics": "What is measured: the columns of rounds.parquet beside `round`, and MLflow's metrics. Accuracies lie "
-    "between 0 and 1. Methods add `client/<name>` and `server/<name>`.",
+    "algorithms": "Federated-learning methods; a scenario selects one with `algorithm: {name: NAME}`. The list shows "
+    "the year of the paper, whether the clients' architectures may differ, and the messages down to clients and up to "
+    "the server. Bundled methods are files in algorithms/.",
+    "models": "Network architectures of clients; a scenario lists them in `clients.models`.",
+    "datasets": "Data sets; a scenario selects one with `data: {name: NAME}`.",
+    "partitions": "Ways to divide the data among clients; a scenario selects one with "
+    "`data: {partition: {name: NAME}}`.",
+    "selections": "Ways to choose a round's participants; a scenario selects one with "
+    "`clients: {selection: {name: NAME}}`.",
+    "schedules": "Schedules of the learning rate over the rounds; a scenario selects one with "
+    "`training: {schedule: {name: NAME}}`.",
+    "trackers": "Additional destinations of a run's results, beside its folder and MLflow; a scenario adds them with "
+    "`tracking: {also: [NAME]}`.",
+    "scenarios": "Scenarios and sweeps that come with raysim: give a name to `raysim launch` or `raysim sweep`. "
+    "The command `raysim init` copies their files.",
+    "metrics": "Metrics of a round: the columns of rounds.parquet (beside `round`), and the metrics in MLflow. "
+    "Accuracies lie between 0 and 1. Methods add `client/<name>` and `server/<name>`.",
 }
-FILES = {"rounds.parquet": {"round": "round; 0: before the first", **METRICS}, "clients.parquet": field_docs(ClientRow)}
+FILES = {
+    "rounds.parquet": {"round": "round, from 1; 0: before the first round", **METRICS},
+    "clients.parquet": field_docs(ClientRow),
+}
 """File -> column -> meaning."""
 
 SWEEPS = ("sweep", "tune")
@@ -88,12 +94,12 @@ def show_describable() -> None:
         "sweep": "The keys of a sweep file.",
         "tune": "The keys of `tune` in a sweep file.",
         **{name: _first_sentence(text) for name, text in KINDS.items()},
-        **dict.fromkeys(FILES, "The columns of this file of a run."),
-        "FILE.yaml": "The comment and the keys of this scenario or sweep file.",
-        "./FILE.py": "The method in this file.",
+        **dict.fromkeys(FILES, "The columns of this file in a run folder."),
+        "FILE.yaml": "The opening comment and the keys of a scenario or sweep file.",
+        "./FILE.py": "The method in a Python file.",
     }
     _show_entries(console, None, entries.items())
-    console.print(_text("\nNAME may also be one of those that `raysim list` shows, such as fedgh or dirichlet."))
+    console.print(_text("\nNAME may also be any name that `raysim list` shows, such as fedgh or dirichlet."))
 
 
 def show_description(name: str) -> None:
@@ -130,7 +136,7 @@ def show_description(name: str) -> None:
     elif tuple(name.split(".")) in NAMED:
         show_description(f"{name.rpartition('.')[2]}s")
     elif name in KINDS:
-        console.print(_text(f"{KINDS[name]} `raysim describe NAME` explains one.\n"))
+        console.print(_text(f"{KINDS[name]} `raysim describe NAME` explains one of them.\n"))
         _show_entries(console, None, _entries(name))
     elif name in FILES:
         _show_entries(console, None, FILES[name].items(), "column")
@@ -151,7 +157,7 @@ def show_description(name: str) -> None:
     else:
         known = [*algorithm_names(), *settings, *TRACKERS, *MODELS, *DATASETS, *METRICS]
         known += [*Settings.model_fields, *KINDS, *FILES, *SWEEPS, *bundled_names()]
-        raise ScenarioError(f"describe {name}: nothing has this name{suggest(name, known)} (`raysim list` shows all)")
+        raise ScenarioError(f"describe {name}: unknown name{suggest(name, known)} (`raysim list` shows all names)")
 
 
 def _show_algorithm(console: Console, name: str) -> None:
@@ -182,7 +188,7 @@ def _read_method(name: str, reference: Reference) -> tuple[Declaration, str]:
     try:
         return read_own(Reference(Path(reference.place).name, reference.attribute), own_code), ", ".join(own_code.paths)
     except UnreadableError as error:
-        raise ScenarioError(f"describe {name}: describe reads the file without running it, and {error}") from None
+        raise ScenarioError(f"describe {name}: cannot describe the method from the file's text: {error}") from None
 
 
 def show_preview(found: Preview, scenario: Scenario) -> None:
@@ -222,25 +228,30 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
     memory = found.process_memory_mb * (found.plan.num_actors + 2) + found.client_memory_mb + found.samples_mb
     console.print(
         _text(
-            f"Estimate, from those steps: {found.steps_per_turn:.3g} steps per participant and round, "
-            f"{human_seconds(found.round_s)} per round, {human_seconds(found.total_s)} in all on CPUs like this one.\n"
-            f"In it: tests, {human_seconds(found.tests_s)} of one CPU in all. "
-            f"Not in it: the start ({_start(found, scenario)}), the server's work and messages.\n"
-            f"Memory: at most {memory / 1024:.1f} GiB ({found.plan.num_actors} actors, server and driver at up to "
-            f"{found.process_memory_mb:.0f} MiB each, {found.client_memory_mb:.0f} MiB of client weights, "
-            f"{found.samples_mb:.0f} MiB of samples once per node)."
+            f"Estimated time on CPUs like this one: {human_seconds(found.round_s)} per round, "
+            f"{human_seconds(found.total_s)} in total.\n"
+            f"- Included: training, {found.steps_per_turn:.3g} steps per participant and round.\n"
+            f"- Included: tests, which take {human_seconds(found.tests_s)} of CPU time in total.\n"
+            f"- Not included: {_start(found, scenario)}.\n"
+            "- Not included: the server's work, and sending messages.\n"
+            f"Estimated memory: at most {memory / 1024:.1f} GiB.\n"
+            f"- Processes ({found.plan.num_actors} client actors, server, driver): up to "
+            f"{found.process_memory_mb:.0f} MiB each.\n"
+            f"- Weights of all clients: {found.client_memory_mb:.0f} MiB.\n"
+            f"- Samples: {found.samples_mb:.0f} MiB, once per node."
         )
     )
     for note in found.plan.notes:
         console.print(_text(f"Note: {note}"))
-    console.print(_text("Nothing was started."))
+    console.print(_text("This was a dry run: the scenario was not run."))
 
 
 def _start(found: Preview, scenario: Scenario) -> str:
     """The steps before a run's first round, which the estimate does not include."""
     if scenario.backend == "in_process":
-        return "reading the data"
-    return f"reading the data, Ray, and {found.plan.num_actors + 1} processes that import torch: many seconds"
+        return "the start (reading the data)"
+    processes = found.plan.num_actors + 1
+    return f"the start (reading the data, starting Ray, importing torch in {processes} processes), many seconds"
 
 
 def show_finding(finding: Finding) -> None:
@@ -274,7 +285,9 @@ def show_traces(traces: Sequence[Trace]) -> None:
             console.print(_text(f"{trace.variation.name}: {trace.difference}"))
     if all(trace.difference is None for trace in traces):
         tensors = sum(len(one) for found in traces[0].rounds for one in found.values())
-        console.print(_text(f"Every tensor of every round and every metric is the same ({tensors} tensors compared)."))
+        console.print(
+            _text(f"All runs are identical in every metric and every tensor after every round ({tensors} tensors).")
+        )
 
 
 def _architectures(method: Declaration) -> str:
@@ -301,7 +314,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _show_entries(
-    console: Console, title: str | None, entries: Iterable[tuple[str, str]], of: str = "name", what: str = "what it is"
+    console: Console, title: str | None, entries: Iterable[tuple[str, str]], of: str = "name", what: str = "description"
 ) -> None:
     table = _table(title, of, what)
     for name, text in entries:

@@ -60,8 +60,8 @@ CHECKS = {
 
 
 MERIT = """#
-# A client holds 36 samples on average, too few to learn all of its classes well alone: a method can gain from the other
-# clients. (20 clients of 2 classes each would learn well alone, which leaves nothing to gain.) To compare:
+# A client holds 36 samples on average, too few to learn all of its classes well alone, so learning from other clients
+# can help. (20 clients of 2 classes each would learn well alone, and no method could help.) To compare methods:
 #
 #     raysim sweep {name}.yaml --grid algorithm.name=./{name}.py,{rivals} --seeds 1..3
 """
@@ -99,7 +99,7 @@ def init(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise ScenarioError(f"{folder} is not empty; choose a new or empty folder")
     shutil.copytree(Path(str(raysim.__file__)).parent / "scenarios", folder, dirs_exist_ok=True)
-    echo(f"{sum(1 for _ in folder.rglob('*.yaml'))} scenarios and sweeps in {folder}; a first run:")
+    echo(f"copied {sum(1 for _ in folder.rglob('*.yaml'))} scenarios and sweeps to {folder}; to start a first run:")
     echo(f"    raysim launch {folder / 'quickstart.yaml'}")
 
 
@@ -120,9 +120,10 @@ def new(kind: str, name: str, base: str | None) -> None:
         raysim launch my_method.yaml
     """
     if base is not None and kind != "algorithm":
-        raise click.UsageError(f"--from is for a new algorithm; leave it out for a new {kind}.")
+        raise click.UsageError(f"--from works only for a new algorithm; leave out --from for a new {kind}.")
     if not name.isidentifier() or name != name.lower():
-        raise click.BadParameter(f"{name!r} given; allowed: lower-case letters, digits and _", param_hint="NAME")
+        text = f"{name!r} given; use lower-case letters, digits and _, and do not begin with a digit"
+        raise click.BadParameter(text, param_hint="NAME")
     files = [Path(f"{name}.py"), Path(f"{name}.yaml"), Path(f"test_{name}.py")]
     for file in files:
         if file.exists():

@@ -72,7 +72,7 @@ class Base:
         if algorithm_file(name) is None:
             bundled = [known for known in algorithm_names() if algorithm_file(known) is not None]
             raise ScenarioError(
-                f"--from: {name} is no bundled method{suggest(name, bundled)} (`raysim list algorithms` shows all)"
+                f"--from: {name} is not a bundled method{suggest(name, bundled)} (`raysim list algorithms` shows all)"
             )
         method = declared(name)
         return cls(name, method.name, *_models(name, method.public_data), method.public_data)

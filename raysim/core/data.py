@@ -158,7 +158,7 @@ class Shuffled:
         """Yield the positions [B] of each batch's samples in the data."""
         size = len(self.data)
         for _ in range(self.epochs):
-            order = torch.randperm(size, generator=self.rng).to(self.data.y.device)
+            order = torch.randperm(size, generator=self.rng, device="cpu").to(self.data.y.device)
             for index in order.split(self.batch_size) if size > self.batch_size else (order,):
                 if not (self.drop_single and len(index) == 1):
                     yield index

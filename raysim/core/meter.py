@@ -7,8 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
-
+from raysim.core.accelerator import random_state, set_random_state
 from raysim.core.torch_workarounds import FlopCounterMode
 
 SMALL = 2, 3, 4
@@ -20,9 +19,12 @@ def flops_of(work: Callable[[], object]) -> int:
 
     torch's global generators keep their state, so that counting never changes a result.
     """
-    cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=cuda), FlopCounterMode(display=False) as counter:
-        work()
+    before = random_state()
+    try:
+        with FlopCounterMode(display=False) as counter:
+            work()
+    finally:
+        set_random_state(before)
     return counter.get_total_flops()
 
 

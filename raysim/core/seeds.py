@@ -36,12 +36,11 @@ def global_seed(run_seed: int, purpose: str, *key: int | str) -> Iterator[None]:
     """Seed torch's global generators for a block (initial weights, dropout), then restore them."""
     import torch
 
-    cpu = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    from raysim.core.accelerator import random_state, set_random_state
+
+    before = random_state()
     torch.manual_seed(seed_for(run_seed, purpose, *key))
     try:
         yield
     finally:
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
+        set_random_state(before)

@@ -56,7 +56,7 @@ class FeatureTransform:
     @cached_property
     def _constants(self) -> Tensor:
         with torch.inference_mode(False):
-            return torch.tensor([self.mean, self.std], dtype=torch.float32)
+            return torch.tensor([self.mean, self.std], dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class ImageTransform:
         if augment is None:
             return self.plain(raw_BHWC)
         size, height, width, channels = raw_BHWC.shape
-        draw_KB = torch.rand(_DRAWS, size, generator=rng, dtype=torch.float64)
+        draw_KB = torch.rand(_DRAWS, size, generator=rng, dtype=torch.float64, device="cpu")
         # Rows and columns are computed separately, on the CPU and in double precision: this is little work, every
         # device gets the same integers, and a GPU receives one copy instead of thirty small operations.
         plan_BK = torch.cat(_plan(draw_KB, height, width, augment), dim=1).to(raw_BHWC.device)
@@ -136,8 +136,8 @@ def _constants(
 ) -> tuple[Tensor, Tensor]:
     """Return scale and shift of a row of pixels [W * C] on a device; cached, as copying costs more than using them."""
     with torch.inference_mode(False):
-        std_C = torch.tensor(std, dtype=torch.float64)
-        shift_C = -torch.tensor(mean, dtype=torch.float64) / std_C
+        std_C = torch.tensor(std, dtype=torch.float64, device="cpu")
+        shift_C = -torch.tensor(mean, dtype=torch.float64, device="cpu") / std_C
         scale_C = (1 / (255 * std_C)).float()
         return scale_C.repeat(width).to(device), shift_C.float().repeat(width).to(device)
 
@@ -164,7 +164,7 @@ def _plan(draw_KB: Tensor, height: int, width: int, augment: Augment) -> tuple[T
     # The box and the crop are positions in the flipped image, while the lookup needs positions in the stored one.
     flipped_B = (flip_B < 0.5) & augment.flip
     col_BW = torch.where(flipped_B[:, None], width - 1 - col_BW, col_BW)
-    row_BH = (torch.arange(len(flip_B))[:, None] * height + row_BH) * width
+    row_BH = (torch.arange(len(flip_B), device=flip_B.device)[:, None] * height + row_BH) * width
     return row_BH, row_hides_BH, col_BW, col_hides_BW
 
 
@@ -175,7 +175,7 @@ def _along(length: int, pad: int, shift_B: Tensor, start_B: Tensor, cut_B: Tenso
     """
     shift_B = (shift_B * (2 * pad + 1)).floor() - pad
     start_B = (start_B * (length - cut_B + 1)).floor()
-    at_BL = torch.arange(length) + shift_B[:, None]
+    at_BL = torch.arange(length, device=shift_B.device) + shift_B[:, None]
     outside_BL = (at_BL < 0) | (at_BL >= length)
     cut_BL = (at_BL >= start_B[:, None]) & (at_BL < (start_B + cut_B)[:, None])
     return at_BL.clamp(0, length - 1).long(), outside_BL.long() * 2 + cut_BL

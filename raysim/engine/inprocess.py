@@ -44,7 +44,7 @@ class InProcessBackend:
 
     spec: RunSpec
 
-    def __init__(self, device: str = "cpu", limits: StateLimits = AUTO) -> None:
+    def __init__(self, device: torch.device | str = "cpu", limits: StateLimits = AUTO) -> None:
         self.device, self.limits = device, limits
         self.before = (torch.get_num_threads(), torch.get_rng_state())
 

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import torch
 from greenlet import getcurrent, greenlet
 
+from raysim.core.accelerator import random_state, set_random_state
+
 T = TypeVar("T")
 Answer = Callable[[list[Any]], Sequence[Any]]
 """Questions, in the order of the pieces of work -> one answer for each."""
@@ -34,34 +36,23 @@ def in_lockstep(works: Sequence[Callable[[], T]], answer: Answer) -> list[T]:
     lets = [greenlet(work) for work in works]
     asked: dict[int, Any] = dict.fromkeys(range(len(works)))
     state: dict[int, list[torch.Tensor]] = {}
-    before = _random_state()
+    before = random_state()
     try:
         while asked:
             questions: dict[int, Any] = {}
             for i, reply in asked.items():
                 if i in state:
-                    _set_random_state(state[i])
+                    set_random_state(state[i])
                 got = lets[i].switch(reply) if i in state else lets[i].switch()
                 if lets[i].dead:
                     results[i] = got
                 else:
-                    questions[i], state[i] = got, _random_state()
+                    questions[i], state[i] = got, random_state()
             replies = answer(list(questions.values())) if questions else ()
             asked = dict(zip(questions, replies, strict=True))
     finally:
         for let in lets:
             if let and not let.dead:
                 let.throw()
-        _set_random_state(before)
+        set_random_state(before)
     return [results[i] for i in range(len(works))]
-
-
-def _random_state() -> list[torch.Tensor]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *cuda]
-
-
-def _set_random_state(state: list[torch.Tensor]) -> None:
-    torch.set_rng_state(state[0])
-    if state[1:]:
-        torch.cuda.set_rng_state_all(state[1:])

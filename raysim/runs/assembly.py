@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.files import reason
 from raysim.common.shards import Shards
+from raysim.core import accelerator
 from raysim.core.seeds import seed_for
 from raysim.data.datasets import Dataset, load_dataset
 from raysim.data.partition import make_partition
@@ -223,8 +224,7 @@ def find_machine(scenario: Scenario) -> ClusterResources:
     Raises `ScenarioError` when the cluster does not answer.
     """
     if not attach(scenario):
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        return ClusterResources(float(os.cpu_count() or 1), float(gpus), oversubscribable=True)
+        return ClusterResources(float(os.cpu_count() or 1), float(accelerator.count()), oversubscribable=True)
     from raysim.engine.ray import session
 
     return session.machine(scenario.resources.head)

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from raysim.common.results import Tracker
+from raysim.core import accelerator
 from raysim.engine.backend import Backend
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import (
@@ -46,8 +45,8 @@ def make_backend(
     resources = scenario.resources
     if scenario.backend == "in_process":
         wanted = any(group.gpus_per_actor for group in plan.groups)
-        device = "cuda" if wanted and torch.cuda.is_available() else "cpu"
-        in_process = InProcessBackend(device, state_limits(scenario, folder))
+        device = accelerator.available() if wanted else None
+        in_process = InProcessBackend(device or "cpu", state_limits(scenario, folder))
         cleanup.callback(in_process.close)
         for text in plan.notes:
             logger.info(text)

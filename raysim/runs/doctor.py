@@ -119,8 +119,8 @@ def torch() -> Finding:
             importlib.import_module(name)
         except Exception as error:
             versions = " and ".join(f"{name} {_version(name)}" for name in ("torch", "torchvision"))
-            wrong = "torch cannot be imported" if name == "torch" else "they do not fit together"
-            text = f"{versions}: {wrong} ({_line(error)}); install both from the same index, in one command"
+            wrong = "torch cannot be imported" if name == "torch" else "these versions do not fit together"
+            text = f"{versions}: {wrong} ({_line(error)}); install both with one command, from the same index"
             return Finding("torch", "problem", text)
     return Finding("torch", "ok", f"{_version('torch')}, fits torchvision {_version('torchvision')}")
 
@@ -129,8 +129,8 @@ def processors() -> Finding:
     """How many CPUs a run can use."""
     usable, there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0, os.cpu_count() or 1
     if usable and usable < there:
-        return Finding("CPUs", "note", f"this process may use {usable} of {there}, and Ray counts {there}: set "
-                       "resources.actors, so that actors do not share a CPU")  # fmt: skip
+        return Finding("CPUs", "note", f"this process may use only {usable} of {there} CPUs, but Ray counts all of "
+                       f"them; set resources.actors to {usable} or fewer, or actors share a CPU")  # fmt: skip
     return Finding("CPUs", "ok", f"{there}; by default as many client actors")
 
 
@@ -149,11 +149,11 @@ def gpus() -> Finding:
     if listed is None:
         return Finding("GPUs", "ok", "none; clients run on CPUs")
     if not rows:
-        return Finding("GPUs", "note", f"nvidia-smi finds none: {_line(listed.stdout + listed.stderr)}")
+        return Finding("GPUs", "note", f"nvidia-smi finds no GPU: {_line(listed.stdout + listed.stderr)}")
     names = [row.rpartition(",")[0] for row in rows]
-    why = f"its {driver} may be older than this CUDA" if torch.version.cuda else "it is built for CPUs"
-    return Finding("GPUs", "note", f"torch {torch.__version__} ({built}) cannot use {', '.join(names)}: {why}; "
-                   "clients run on CPUs")  # fmt: skip
+    why = f"{driver} may be too old for this CUDA" if torch.version.cuda else "install a build of torch for CUDA"
+    return Finding("GPUs", "note", f"clients run on CPUs, because torch {torch.__version__} ({built}) cannot use the "
+                   f"GPUs {', '.join(names)}; {why}")  # fmt: skip
 
 
 def memory() -> Finding:
@@ -161,17 +161,22 @@ def memory() -> Finding:
     free, all_ = available_memory(), usable_memory()
     text = f"{_gib(free)} of {_gib(all_)} are free"
     if free < LITTLE_MEMORY:
-        return Finding("memory", "note", f"{text}; Ray, MLflow and one actor take 2 to 3 GiB: use few actors")
+        return Finding(
+            "memory", "note", f"{text}, but Ray, MLflow and one actor need 2 to 3 GiB; set resources.actors to 1 or 2"
+        )
     return Finding("memory", "ok", text)
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
     """The shared memory in which Ray keeps the data set once for all actors of a machine."""
     if not folder.is_dir():
-        return Finding("shared memory", "ok", "this system has no /dev/shm; Ray uses files below its temporary folder")
+        return Finding(
+            "shared memory", "ok", "this system has no /dev/shm; Ray keeps shared data in files in its temporary folder"
+        )
     size = shutil.disk_usage(folder).total
     if size < SMALL_SHM:
-        text = f"{folder} has {_gib(size)}: Ray puts shared data into files, which is slow; docker run --shm-size=4g"
+        text = f"{folder} has only {_gib(size)}, so Ray keeps shared data in files, which is slower; in Docker, start "
+        text += "the container with --shm-size=4g"
         return Finding("shared memory", "note", text)
     return Finding("shared memory", "ok", f"{folder} has {_gib(size)}")
 
@@ -184,7 +189,7 @@ def open_files() -> Finding:
     if limit == resource.RLIM_INFINITY or limit > FEW_FILES:
         return Finding("open files", "ok", "no limit" if limit == resource.RLIM_INFINITY else f"{limit} per process")
     return Finding(
-        "open files", "note", f"{limit} per process, too few for hundreds of actors; run ulimit -n 65536 first"
+        "open files", "note", f"{limit} per process, too few for hundreds of actors; run `ulimit -n 65536` before"
     )
 
 
@@ -200,17 +205,17 @@ def disk() -> Finding:
     free = {name: shutil.disk_usage(place).free for name, place in places.items()}
     text = ", ".join(f"{_gib(size)} free in {name}" for name, size in free.items())
     low = min(free.values()) < LOW_DISK
-    return Finding("disk", "note" if low else "ok", text + (": a run that cannot write ends" if low else ""))
+    return Finding("disk", "note" if low else "ok", text + ("; free some space, or runs may fail" if low else ""))
 
 
 def data_folder() -> Finding:
     """The folder in which data sets are looked for."""
     given = os.environ.get("RAYSIM_DATA")
     if given is None:
-        return Finding("data", "ok", "RAYSIM_DATA is not set; digits needs no files, other data sets need `data.root`")
+        return Finding("data", "ok", "RAYSIM_DATA is not set; data sets are read from `data.root` or the cache folder")
     if not expanded(given).is_dir():
-        return Finding("data", "note", f"RAYSIM_DATA names {given}, and there is no such folder")
-    return Finding("data", "ok", f"RAYSIM_DATA names {given}")
+        return Finding("data", "note", f"RAYSIM_DATA is {given}, but this folder does not exist; set it to another")
+    return Finding("data", "ok", f"RAYSIM_DATA is {given}")
 
 
 def mlflow() -> Finding:
@@ -225,7 +230,7 @@ def mlflow() -> Finding:
     except RaysimError as error:
         return Finding("MLflow", "problem", str(error))
     except Exception as error:  # of MLflow's requests
-        text = f"{shown(uri)} does not answer ({in_words(error)}); runs work and say what MLflow lacks"
+        text = f"{shown(uri)} does not answer ({in_words(error)}); runs work, and warn of data missing in MLflow"
         return Finding("MLflow", "note", text)
     return Finding("MLflow", "ok", f"{shown(uri)} answers")
 
@@ -233,16 +238,16 @@ def mlflow() -> Finding:
 def ray() -> Finding:
     """Whether runs start a Ray of their own."""
     if address := os.environ.get("RAY_ADDRESS"):
-        return Finding("Ray", "note", f"RAY_ADDRESS is set: a launch joins the cluster at {address}, and this command "
-                       "checks only this machine")  # fmt: skip
-    return Finding("Ray", "ok", "each run starts its own, which only this user can reach")
+        return Finding("Ray", "note", f"RAY_ADDRESS is set, so a launch joins the Ray cluster at {address}; this "
+                       "command checks only this machine")  # fmt: skip
+    return Finding("Ray", "ok", "each run starts its own Ray, which only this user can reach")
 
 
 def interrupts() -> Finding:
     """Whether Ctrl-C reaches a run."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         return Finding(
-            "Ctrl-C", "note", "SIGINT is ignored here, as in background processes of a script; end a run by SIGTERM"
+            "Ctrl-C", "note", "this process ignores Ctrl-C (SIGINT), as background processes do; end a run by SIGTERM"
         )
     return Finding("Ctrl-C", "ok", "ends a run after its round; `raysim resume` continues it")
 
@@ -267,7 +272,7 @@ def trial() -> Finding:
         except Exception as error:  # of a damaged package, whose error raysim cannot know
             return Finding("a run", "problem", f"{type(error).__name__}: {_line(error)}")
     return Finding(
-        "a run", "ok", f"a round of the quickstart works: {perf_counter() - began:.0f} s with the start of Ray"
+        "a run", "ok", f"one round of quickstart worked; it took {perf_counter() - began:.0f} s, with the start of Ray"
     )
 
 

@@ -176,7 +176,7 @@ class Execution:
             logger.warning(text)
         self.mlflow.resume(self.folder.rounds)
         if checkpoint is None:
-            logger.warning("there is no checkpoint: the run starts again in its folder")
+            logger.warning("no checkpoint was found, so the run starts from its beginning again, in the same folder")
         else:
             logger.info(f"resuming after round {t}")
             progress.resume(t, checkpoint.facts, latest)
@@ -279,8 +279,8 @@ class Execution:
         """
         self.folder.write_text("logs/error.txt", traceback.format_exc())
         return RunError(
-            f"the run cannot be resumed from the content of {self.card.folder} ({type(error).__name__}: {error}); "
-            "logs/error.txt there has the traceback"
+            f"the run cannot be resumed from the files in {self.card.folder} ({type(error).__name__}: {error}); "
+            "see the traceback in logs/error.txt there"
         )
 
     def _close(self, status: Status, summary: dict[str, Any], cleanup: contextlib.ExitStack) -> None:
@@ -290,7 +290,7 @@ class Execution:
         steps after any interruption.
         """
         over = status == "finished"
-        complete = f"complete it with:  {self._resume_line}"
+        complete = f"complete the run with:  {self._resume_line}"
         failed: list[Exception] = []
 
         def attempt(step: Callable[..., None], *given: Any) -> None:

@@ -23,14 +23,12 @@ def initial_of(folder: Path, scenario: ParsedScenario) -> Initial | None:
     if scenario.init is None:
         return None
     path = folder / FILE
-    again = "restore that file, or start again with `raysim launch`"
+    again = "restore this file, or start a new run with `raysim launch`"
     try:
         initial = Initial.parse(path.read_bytes())
         known = initial.digest == scenario.init.digest and len(initial.of) == scenario.clients.number
     except OSError as error:
-        raise ScenarioError(
-            f"{path}, with the run's initial state, cannot be read ({reason(error)}); {again}"
-        ) from None
+        raise ScenarioError(f"cannot read the run's initial state from {path} ({reason(error)}); {again}") from None
     except (SafetensorError, ValueError, IndexError, KeyError, TypeError, RecursionError):  # a forged file
         known = False
     if not known:

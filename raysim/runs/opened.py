@@ -106,18 +106,21 @@ class OpenedRun:
         latest = self.store.latest()
         kept = {checkpoint.round: checkpoint for checkpoint in self.store.kept}
         if latest is None:
-            damage = f" ({self.store.damage[-1]})" if self.store.damage else ""
-            if not damage and read_summary(self.folder)["status"] == "running":
+            if self.store.damage:
+                raise ScenarioError(
+                    f"{self.folder} has no intact checkpoint ({self.store.damage[-1]}); restore its checkpoint files"
+                )
+            if read_summary(self.folder)["status"] == "running":
                 raise ScenarioError(f"{self.folder}: the run has saved no checkpoint yet; try again later")
             raise ScenarioError(
-                f"{self.folder} has no checkpoint{damage}; a run saves one unless checkpoint.every is 0"
+                f"{self.folder} has no checkpoint; choose a run with checkpoints, whose checkpoint.every is not 0"
             )
         if t == BEST_VAL:
             return self._best_val(latest, kept)
         if t is not None and t not in kept:
             raise ScenarioError(
-                f"round {t} given, but {self.folder} keeps the state after round {' and '.join(map(str, kept))} only; "
-                f"to keep this state, run the scenario with rounds: {t}"
+                f"round {t} given, but {self.folder} has only the state after round {' and '.join(map(str, kept))}; "
+                f"for the state after round {t}, run the scenario again with rounds: {t}"
             )
         return latest if t is None else kept[t]
 
@@ -126,8 +129,8 @@ class OpenedRun:
         t = latest.facts.get("best_val_round")
         if not isinstance(t, int):
             raise ScenarioError(
-                f"round {BEST_VAL} given, but {self.folder} has measured no validation accuracy up to round "
-                f"{latest.round}; give the number of a round"
+                f"round {BEST_VAL} given, but {self.folder} contains no validation accuracy of the rounds up to "
+                f"{latest.round}; give the number of a round instead"
             )
         state = f"the state after round {t}, the best by validation"
         if t in kept:
@@ -136,11 +139,11 @@ class OpenedRun:
             return kept[t]
         if BEST_VAL not in self.assembly.scenario.checkpoint.keep:
             raise ScenarioError(
-                f"{self.folder} did not keep {state}; run the scenario with checkpoint.keep: [last, {BEST_VAL}]"
+                f"{self.folder} did not keep {state}; run the scenario again with checkpoint.keep: [last, {BEST_VAL}]"
             )
         raise ScenarioError(
-            f"{self.folder}: {state}, is lost: {self.store.storage.where} has no intact checkpoint of that round; "
-            "restore its files there"
+            f"{self.folder}: {state}, is lost: {self.store.storage.where} has no intact checkpoint of this round; "
+            "restore the files of this checkpoint there"
         )
 
     @contextmanager
@@ -159,8 +162,8 @@ class OpenedRun:
             if isinstance(error, RunError):
                 raise
             raise RunError(
-                f"{self.folder}: the state after round {checkpoint.round} does not fit the networks that the method "
-                f"makes now ({error})"
+                f"{self.folder}: the state after round {checkpoint.round} does not fit the networks that the code "
+                f"creates now ({error}); restore the code that the run was made with"
             ) from error
         finally:
             backend.close()
@@ -242,7 +245,10 @@ class OpenedRun:
             labels.append(samples.y.numpy())
             owners.append(np.full(len(samples), k))
         if not values:
-            raise ScenarioError(f"part: {part} given, of which clients {', '.join(map(str, clients))} hold no sample")
+            of = ", ".join(map(str, clients))
+            raise ScenarioError(
+                f"part: {part} given, but the clients {of} have no samples of this part; choose another part"
+            )
         return Representations(np.concatenate(values), np.concatenate(labels), np.concatenate(owners))
 
 
@@ -264,6 +270,6 @@ def own_model(net: nn.Module) -> Any:
     if (model := initial.own_model(net)) is not None:
         return model
     raise ScenarioError(
-        f"no module of the client network {type(net).__name__} has `features`, so it has no representations to read; "
-        "choose a run whose method keeps a model with an extractor"
+        f"cannot compute representations: no module of the client network {type(net).__name__} has a method "
+        "`features`; choose a run of a method whose clients keep a model with an extractor"
     )

@@ -85,12 +85,12 @@ def preview(scenario: Scenario) -> Preview:
     if missing(data.name, data.root, data.format):
         if data.root is not None or not scenario.dataset.torchvision:
             load_dataset(data.name, data.root, data.format, download=False)  # raises the same error as a run
-        text = f"{data.name} is not on this machine; a run tries to download it"
+        text = f"the data set {data.name} is not on this machine; a run will try to download it"
         plan = replace(plan, notes=(*plan.notes, text))
     elif scenario.init is not None:
         plan = replace(plan, notes=(*plan.notes, *warm_start(assemble(scenario, machine)).notes))
-    early = () if scenario.stop is None else ("the run may end earlier (section `stop`); the times are for all rounds",)
-    half = ("steps were measured in float32, as float16 is too slow on CPUs",)
+    early = () if scenario.stop is None else ("the times are for all rounds, but `stop` may end the run earlier",)
+    half = ("training steps were measured in float32, because float16 is too slow on CPUs",)
     measured = half if scenario.training.precision == "float16" else ()
     plan = replace(plan, notes=(*scenario.warnings, *early, *measured, *plan.notes))
     count = scenario.clients.number
@@ -207,8 +207,8 @@ def _measure(scenario: Scenario, name: str, local: LocalTraining, clients: int, 
                 raise
             raise ScenarioError(f"{name}: a training step fails: {where(error)}", key="clients.models") from error
         raise ScenarioError(
-            f"{size} given, but a training step of {name} with so many samples of {scenario.dataset.name} does not fit "
-            "into the memory that is available; give a smaller training.batch_size, or a smaller data.size of images",
+            f"{size} given, but a training step of {name} with {size} samples of {scenario.dataset.name} needs more "
+            "memory than is available; set a smaller training.batch_size, or for images a smaller data.size",
             key="training.batch_size",
         ) from None
     finally:

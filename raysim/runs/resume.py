@@ -34,7 +34,7 @@ _FILES = (
 def find_run(text: str, output: Path = Path("runs")) -> Path:
     """Return the run folder at this path, or with this run id below `output`. Raises `ScenarioError` if none exists."""
     if not text.strip():
-        raise ScenarioError("an empty name of a run given; give a run folder, or the id of a run below ./runs")
+        raise ScenarioError("the name of the run is empty; give a run folder, or the id of a run below ./runs")
     path = expanded(text)
     if path.is_dir():
         _refuse_folder_of_runs(path)
@@ -43,8 +43,8 @@ def find_run(text: str, output: Path = Path("runs")) -> Path:
     if len(folders) == 1:
         return folders[0].absolute()
     known = sorted((p.parent for p in output.glob("*/*/run.json")), key=lambda p: p.name)
-    latest = f"; the latest run here: {known[-1]}" if known else ""
-    raise ScenarioError(f"{text} given, but there is no such run folder and no such run below {output}{latest}")
+    latest = f"; the latest run there is {known[-1]}" if known else ""
+    raise ScenarioError(f"{text} is neither a run folder nor the id of a run below {output}{latest}")
 
 
 def _refuse_folder_of_runs(folder: Path) -> None:
@@ -54,7 +54,7 @@ def _refuse_folder_of_runs(folder: Path) -> None:
     inner = next(filter(None, (sorted(folder.glob(f"{deep}run.json")) for deep in ("*/", "*/*/"))), [])
     if inner:
         raise ScenarioError(
-            f"{folder} is no run folder, but contains {plural(len(inner), 'run')}; give one of them, such as "
+            f"{folder} is not a run folder, but contains {plural(len(inner), 'run')}; give one of them, such as "
             f"{inner[-1].parent}"
         )
 
@@ -88,26 +88,29 @@ def refuse_strange_files(folder: Path) -> None:
     for where, folders, files in os.walk(folder):
         for path in (Path(where, name) for name in (*folders, *files)):
             if path.is_symlink():
-                raise ScenarioError(f"{path} is a link, and a run folder must not contain links; copy the file instead")
+                raise ScenarioError(
+                    f"{path} is a link, but a run folder must not contain links; replace it by a copy of the file"
+                )
             if not (path.is_file() or path.is_dir()):
                 raise ScenarioError(f"{path} is neither a file nor a folder; remove it to resume the run")
     for names, expected in ((_FOLDERS, False), (_FILES, True)):
         for path in (folder / name for name in names):
             if path.exists() and path.is_file() != expected:
-                raise ScenarioError(f"{path} is a {'folder' if expected else 'file'}, so {folder} is no run folder")
+                raise ScenarioError(f"{path} is a {'folder' if expected else 'file'}, so {folder} is not a run folder")
 
 
 def refuse_incompatible(folder: Path, checkpoint: Checkpoint, scenario: ParsedScenario) -> None:
     """Raise `ScenarioError` if a checkpoint has a later round, or another client, than the run."""
     if checkpoint.round > scenario.rounds:
         raise ScenarioError(
-            f"{folder} cannot be resumed: it has a checkpoint of round {checkpoint.round}, but {scenario.rounds} rounds"
+            f"{folder} cannot be resumed: its checkpoint is of round {checkpoint.round}, but its scenario has only "
+            f"{scenario.rounds} rounds; restore the run's own checkpoints"
         )
     clients = [k for part in checkpoint.client_files for k in part.clients]
     if strange := [k for k in clients if k >= scenario.clients.number]:
         raise ScenarioError(
-            f"{folder} cannot be resumed: its checkpoint holds client {strange[0]}, but it has "
-            f"{scenario.clients.number} clients"
+            f"{folder} cannot be resumed: its checkpoint contains client {strange[0]}, but its scenario has only "
+            f"{scenario.clients.number} clients; restore the run's own checkpoints"
         )
 
 
@@ -118,11 +121,11 @@ def refuse_differences(folder: Path, before: ParsedScenario, scenario: Scenario)
         key for key in dict.fromkeys([*had, *has]) if had.get(key) != has.get(key) and not _free(key, before, scenario)
     ]
     if differing:
-        named = [f"{key} ({_shown(had.get(key))} there, {_shown(has.get(key))} here)" for key in differing]
+        named = [f"{key} ({_shown(had.get(key))} before, {_shown(has.get(key))} now)" for key in differing]
         place = scenario.origin.of(tuple(differing[0].split(".")))
         raise ScenarioError(
-            f"{place}: {folder} was run with different settings: {', '.join(named)}; a resumed run may "
-            f"change only {', '.join(FREE)} and have more rounds or a `stop` that comes later"
+            f"{place}: cannot resume {folder} with different settings: {', '.join(named)}; change only "
+            f"{', '.join(FREE)}, set more rounds, or set a `stop` that ends the run later"
         )
 
 
@@ -135,9 +138,9 @@ def refuse_lost_checkpoints(folder: Path, store: CheckpointStore, summary: Mappi
     if store.kept or store.damage or not isinstance(saved, Mapping) or saved.get("round") is None:
         return
     raise ScenarioError(
-        f"{folder} cannot be resumed: its summary.json says that a checkpoint of round {saved['round']} was saved in "
-        f"{saved.get('folder')}, but there is none in {store.storage.where}; restore it there, or start again "
-        "with `raysim launch`"
+        f"{folder} cannot be resumed: its summary.json names a checkpoint of round {saved['round']} in "
+        f"{saved.get('folder')}, but {store.storage.where} contains no checkpoint; restore the checkpoint there, or "
+        "start a new run with `raysim launch`"
     )
 
 
@@ -147,11 +150,11 @@ def how_to_continue(scenario: Scenario, resume_line: str, early: bool = False) -
     early: whether the run ended before its last round.
     """
     if early:
-        return f"to run the rounds that are left: {resume_line} --set stop=null"
+        return f"to run the remaining rounds: {resume_line} --set stop=null"
     rounds = scenario.rounds
     if _may_have_more_rounds(scenario, rounds, rounds + 1):
         return f"to run more rounds: {resume_line} --set rounds=N, where N is greater than {rounds}"
-    return "its learning rate or its method depends on the total number of rounds, so launch a new run for more rounds"
+    return "for more rounds, launch a new run: the learning rate or the method of this one depends on `rounds`"
 
 
 def _may_have_more_rounds(scenario: Scenario, had: int, have: int) -> bool:

@@ -105,7 +105,7 @@ def difference(one: Trace, other: Trace) -> str | None:
     if one.digest != other.digest:
         return f"the state digest differs from that of {one.variation.name}"
     if one.best_val != other.best_val:
-        return f"the kept state of the best round by validation differs from that of {one.variation.name}"
+        return f"the saved state of the best round by validation differs from that of the run {one.variation.name}"
     return None
 
 

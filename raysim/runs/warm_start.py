@@ -71,11 +71,11 @@ def _taken(folder: Path, init: Init, assembly: Assembly) -> tuple[Initial, tuple
         server = serialize(backend.server.server.state) if same_method else None
     notes = []
     if source.assembly.partition.digest != assembly.partition.digest:
-        notes.append(f"init: clients of {folder} have other samples than the clients of this run")
+        notes.append(f"init: the clients of the run {folder} have different samples than the clients of this run")
     if server is None and not models and receives(spec.algorithm):
         notes.append(
-            f"init: the server of {folder} ({source.method}) has no model for this method, so this run's "
-            "server begins with new weights, and the parts that clients receive in round 1 replace theirs"
+            f"init: the server of {folder} ({source.method}) has no model that this method can use, so the server of "
+            "this run begins with new weights; the parts that clients receive in round 1 overwrite their loaded parts"
         )
     if server is None:
         return Initial(states, of, whole, models), tuple(notes)
@@ -93,7 +93,7 @@ def _refuse_other_clients(source: OpenedRun, spec: RunSpec) -> None:
         if had.arch(k) != has.arch(k):
             raise ScenarioError(
                 f"client {k} has model {had.arch(k)} in {source.folder}, but {has.arch(k)} in this run; "
-                "give both runs the same clients.models"
+                "set clients.models as in that run"
             )
 
 
@@ -159,8 +159,8 @@ def _own(net: nn.Module, where: str) -> nn.Module:
     model = own_model(net)
     if model is None:
         raise ScenarioError(
-            f"the clients of {where} have a network, {type(net).__name__}, without a module that has `features`; "
-            "choose a method whose clients keep such a model"
+            f"the client network {type(net).__name__} of {where} has no module with a method `features`; choose a "
+            "method whose clients keep a model with an extractor"
         )
     return model
 
@@ -174,7 +174,7 @@ def _refuse_other_form(source: OpenedRun, k: int, arch: str, had: Form, has: For
     if names:
         raise ScenarioError(
             f"client {k}'s model {arch} has {_shown(had, names[0])} in {source.folder}, but {_shown(has, names[0])} in "
-            "this run; choose a run with the same classes, clients.feature_dim and samples"
+            "this run; choose a run with the same number of classes, clients.feature_dim and shape of samples"
         )
 
 

@@ -129,4 +129,4 @@ def test_long_words_are_cut(capfd: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("word", ["\0", "\ud800"])
 def test_words_that_no_shell_passes(word: str, capfd: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capfd, "report", "--", word)
-    assert (code, out) == (2, "") and err.endswith("contains a NUL or an incomplete character; remove it\n")
+    assert (code, out) == (2, "") and err.endswith("contains a NUL byte or an incomplete character; remove it\n")

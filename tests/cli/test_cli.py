@@ -212,8 +212,8 @@ def test_adam_says_that_momentum_is_not_used(capfd: pytest.CaptureFixture[str]):
 def test_a_dry_run_says_what_it_leaves_out(capfd: pytest.CaptureFixture[str], workplace: Path, backend: str):
     code, out, _ = run(capfd, "launch", QUICKSTART, "--dry-run", "--set", f"backend={backend}")
     words = " ".join(out.split())
-    assert code == 0 and "Not in it: the start (reading the data" in words
-    assert ("processes that import torch" in words) == (backend == "ray")
+    assert code == 0 and "Not included: the start (reading the data" in words
+    assert ("importing torch" in words) == (backend == "ray")
 
 
 def test_describe_an_algorithm_gives_paper_file_and_fields(capfd: pytest.CaptureFixture[str]):
@@ -329,20 +329,20 @@ REFUSED = [
         "raysim: --set data.name=x: data.name: unknown data set",
     ),
     (["launch", QUICKSTART, "--set", "clients.models=[cnn1]"], "clients.models.0: cnn1 needs 3x32x32 images"),
-    (["describe", "fedghh"], "raysim: describe fedghh: nothing has this name; did you mean 'fedgh'?"),
-    (["describe", "FedGH"], "raysim: describe FedGH: nothing has this name; did you mean 'fedgh'?"),
-    (["describe", "model"], "raysim: describe model: nothing has this name; did you mean 'models'?"),
+    (["describe", "fedghh"], "raysim: describe fedghh: unknown name; did you mean 'fedgh'?"),
+    (["describe", "FedGH"], "raysim: describe FedGH: unknown name; did you mean 'fedgh'?"),
+    (["describe", "model"], "raysim: describe model: unknown name; did you mean 'models'?"),
     *(
-        ([command, ""], "raysim: ID: '' given; give an id that `raysim submit` printed (`raysim jobs` lists them)")
+        ([command, ""], "raysim: ID: '' is not a job id; give one that `raysim submit` or `raysim jobs` printed")
         for command in ("fetch", "status", "logs", "stop")
     ),
-    (["fetch", "a/b"], "raysim: ID: 'a/b' given; give an id that `raysim submit` printed"),
+    (["fetch", "a/b"], "raysim: ID: 'a/b' is not a job id; give one that `raysim submit` or"),
     (
         ["validate", QUICKSTART, "--set", "clients.participation=5"],
         "clients.participation: 5 given; allowed: a share of the clients, greater than 0 and at most 1; "
         "5 of 20 clients is 0.25\n",
     ),
-    (["describe", "nonsense"], "raysim: describe nonsense: nothing has this name (`raysim list` shows all)"),
+    (["describe", "nonsense"], "raysim: describe nonsense: unknown name (`raysim list` shows all names)"),
 ]
 
 

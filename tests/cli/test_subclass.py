@@ -118,9 +118,15 @@ def test_no_accuracies_that_an_edit_makes_wrong() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["algorithm", "mine", "--from", "fedproxx"], "--from: fedproxx is no bundled method; did you mean 'fedprox'?"),
-        (["algorithm", "mine", "--from", "./mine.py"], "--from: ./mine.py is no bundled method (`raysim list "),
-        (["model", "mine", "--from", "fedprox"], "--from is for a new algorithm; leave it out for a new model."),
+        (
+            ["algorithm", "mine", "--from", "fedproxx"],
+            "--from: fedproxx is not a bundled method; did you mean 'fedprox'?",
+        ),
+        (["algorithm", "mine", "--from", "./mine.py"], "--from: ./mine.py is not a bundled method (`raysim list "),
+        (
+            ["model", "mine", "--from", "fedprox"],
+            "--from works only for a new algorithm; leave out --from for a new model.",
+        ),
     ],
 )
 def test_a_base_that_is_none(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -154,7 +154,7 @@ def test_titles_of_columns_can_be_replaced(capfd: pytest.CaptureFixture[str], tm
             "best=x",
             "raysim: --head: no column best in this table; allowed: variant, last, last.difference, total_mib\n",
         ),
-        ("best", "'best' given; allowed: NAME=LATEX"),
+        ("best", "'best' given; write NAME=LATEX, such as last=Accuracy"),
     ):
         code, _, error = run(capfd, *words, "--head", head)
         assert code == 2 and error.endswith(f"{sentence}\n" if not sentence.endswith("\n") else sentence)

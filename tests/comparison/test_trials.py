@@ -57,6 +57,6 @@ def test_the_folder_of_a_tuning_is_shown_as_its_trials(tmp_path: Path, capfd: py
     assert (code, error, lines[2]) == (0, "", "FedGH 1 0.1 - 3 90 chosen") and "interrupted" not in out
     code, out, error = command(capfd, "compare", str(tmp_path), "-o", str(tmp_path / "out"))
     assert (code, out) == (2, "") and error == (
-        f"raysim: --output: given, but {tmp_path} has the trials of a tuning, which are shown as a table without "
-        "options; leave it out\n"
+        f"raysim: --output: cannot be used for {tmp_path}, which contains the trials of a tuning; leave out --output "
+        "to see the table of trials\n"
     )

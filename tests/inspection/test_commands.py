@@ -20,8 +20,8 @@ def test_attack(capfd: pytest.CaptureFixture[str], runs: Runs, tmp_path: Path, m
     folder = str(runs("fedgh", "rounds=1").folder)
     code, out, error = run(capfd, "attack", folder, "--pairs", "2", "--knowledge", "blind", "-o", str(picture))
     assert (code, error) == (0, "image 1 of 2\nimage 2 of 2\n")
-    assert "round 2, from the state after 1, blind attacker, 2 images" in out
-    assert "no reconstruction " in out and " dB of unrelated images, " in out
+    assert "round 2, from the state after round 1, blind attacker, 2 images" in out
+    assert "mean PSNR of reconstructed images " in out and "PSNR of unrelated images " in out
     assert out.splitlines()[-1] == str(picture) and picture.exists()
 
 
@@ -32,15 +32,15 @@ def test_tree(capfd: pytest.CaptureFixture[str], runs: Runs, tmp_path: Path) -> 
     picture = tmp_path / "tree.png"
     code, out, error = run(capfd, "tree", str(result.folder), "--sample", str(sample), "-o", str(picture))
     assert (code, error) == (0, "")
-    assert f"after round 3: sample {sample} of client {client}, " in out and "mean logits say" in out
+    assert f"after round 3: sample {sample} of client {client}, " in out and "predicted class" in out
     assert picture.exists()
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["tsne", "nowhere", "-o", "x.png"], "raysim: nowhere given, but there is no such run folder and"),
-        (["tsne", "nowhere", "--clients", "0;5"], "'0;5' given; allowed: client numbers with commas, such as 0,5,9"),
+        (["tsne", "nowhere", "-o", "x.png"], "raysim: nowhere is neither a run folder nor the id of a run"),
+        (["tsne", "nowhere", "--clients", "0;5"], "'0;5' given; give client ids separated by commas, such as 0,5,9"),
         (
             ["attack", "nowhere", "-o", "x.bmp"],
             "raysim: -o: x.bmp given; give a file that ends in .png, .svg, .pdf",

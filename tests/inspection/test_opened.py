@@ -112,9 +112,7 @@ def test_earlier_rounds_as_far_as_they_are_kept(runs: Runs) -> None:
     for k in range(8):
         now, before = (run.client(k).network_after(t).state_dict() for t in (3, 2))
         assert all(torch.equal(now[name], before[name]) for name in now) == (k not in cohort)
-    with pytest.raises(
-        raysim.ScenarioError, match=r"^round 1 given, but .* keeps the state after round 2 and 3 only; "
-    ):
+    with pytest.raises(raysim.ScenarioError, match=r"^round 1 given, but .* has only the state after round 2 and 3; "):
         run.client(0).network_after(1)
 
 
@@ -141,12 +139,12 @@ def test_what_cannot_be_is_one_sentence(runs: Runs, tmp_path: Path) -> None:
         (lambda: run.client(8), r"^client 8 given, but .* has clients 0 to 7$"),
         (lambda: run.client(-1), r"^client -1 given, "),
         (lambda: run.client(0).predictions("tests"), r"^part: 'tests' given; allowed: train, val, test$"),
-        (lambda: raysim.Run(""), r"^an empty name of a run given; give a run folder, or the id of a run below ./runs$"),
-        (lambda: raysim.Run("nowhere"), r"^nowhere given, but there is no such run folder"),
+        (lambda: raysim.Run(""), r"^the name of the run is empty; give a run folder, or the id of a run below ./runs$"),
+        (lambda: raysim.Run("nowhere"), r"^nowhere is neither a run folder nor the id of a run"),
         (lambda: raysim.Run(tmp_path).client(0), r"contains no run.json"),
         (lambda: runs("fedgh", "checkpoint.every=0").client(0).network, r"has no checkpoint; "),
         (lambda: runs("fedgh", "checkpoint.every=0").client(0).current_network, r"has no checkpoint; "),
-        (lambda: run.client(0, round=1).predictions(current=True), r"^round 1 given, but .* keeps the state after "),
+        (lambda: run.client(0, round=1).predictions(current=True), r"^round 1 given, but .* has only the state after "),
     ):
         with pytest.raises(raysim.ScenarioError, match=sentence):
             call()
@@ -154,7 +152,7 @@ def test_what_cannot_be_is_one_sentence(runs: Runs, tmp_path: Path) -> None:
     shutil.copytree(folder, copy)
     for part in (copy / "checkpoints").glob("clients-*"):
         part.write_bytes(part.read_bytes()[:-1])
-    with pytest.raises(raysim.ScenarioError, match=r"has no checkpoint \(the checkpoint of round 3 cannot"):
+    with pytest.raises(raysim.ScenarioError, match=r"has no intact checkpoint \(the checkpoint of round 3 cannot"):
         _ = raysim.Run(copy).client(0).network
 
 

@@ -187,7 +187,7 @@ def test_labels_have_only_what_differs(tmp_path: Path) -> None:
     ("kind", "sentence"),
     [
         ("virtual-time", "it has no virtual time; choose a run whose scenario has a section `system`"),
-        ("confusion", "has no checkpoint; a run saves one unless checkpoint.every is 0"),
+        ("confusion", "has no checkpoint; choose a run with checkpoints, whose checkpoint.every is not 0"),
     ],
 )
 def test_a_run_that_lacks_the_data(
@@ -239,7 +239,7 @@ def test_a_run_in_progress(tmp_path: Path) -> None:
 
 def test_bad_options(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
     for words, sentence in (
-        (["nowhere"], "raysim: nowhere given, but there is no such run folder and"),
+        (["nowhere"], "raysim: nowhere is neither a run folder nor the id of a run"),
         (["nowhere", "-o", "x.gif"], "raysim: -o: x.gif given; give a file that ends in .png, .svg, .pdf"),
         (["nowhere", "--kind", "pie"], "'pie' is not one of 'curves', 'bytes', 'virtual-time'"),
         (["nowhere", "--width", "3"], "'3' is not one of 'one-column', 'two-columns'"),

@@ -205,7 +205,7 @@ class TestWithACluster:
         here = cluster(details("j"))
         use(here)
         output = self.output(capfd, "logs", "j", "--follow", code=130)
-        assert output == "j continues on the cluster (raysim stop j ends it)\n"
+        assert output == "j continues on the cluster; to stop it, run `raysim stop j`\n"
         assert ("stop", "j") not in here.client.asked
 
 

@@ -216,7 +216,7 @@ class TestResume:
     ) -> None:
         assert entry.main([QUICKSTART, "--resume=r9"]) == 2
         output = capfd.readouterr().err
-        assert output.startswith("raysim: --resume: r9 given, but there is no such run folder")
+        assert output.startswith("raysim: --resume: r9 is neither a run folder nor the id of a run below")
         assert output.endswith("(on the head node)\n")
         assert output.count("\n") == 1
         assert ran == []

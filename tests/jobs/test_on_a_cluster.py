@@ -307,7 +307,7 @@ def test_a_run_that_is_not_there(raysim: Any) -> None:
     output = raysim("submit", QUICKSTART, "--resume", "/nowhere/r1", "--wait", "--id", "nowhere")
     assert output.code == 2
     assert output.count("raysim: ") == 1
-    assert "raysim: --resume: /nowhere/r1 given, but there is no such run folder" in output
+    assert "raysim: --resume: /nowhere/r1 is neither a run folder nor the id of a run below" in output
     assert "Traceback" not in output
 
 

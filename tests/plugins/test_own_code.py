@@ -416,7 +416,7 @@ class TestNothingRunsUnannounced:
         assert "avg_bn_buffers true" in shown and "mu 0.1 a number at least 0" in shown
         place(EVIL["in a default"], folder)
         said = ran("describe", str(folder / "evil.py"), capsys=capsys, code=2)
-        assert "describe reads the file without running it, and the value of header_lr is computed (" in said
+        assert "cannot describe the method from the file's text: the value of header_lr is computed (" in said
         assert "`raysim validate SCENARIO --run-code` runs it and prints the fields" in said
         assert not mark.exists()
 
@@ -453,7 +453,7 @@ class TestNothingRunsUnannounced:
     def test_only_these_commands_refuse_it(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """What a command refused to run, Python code may run after it in the same process."""
         words, mark = place(EVIL["in a default"], folder)
-        assert "not checked further" in ran("validate", *words, capsys=capsys)
+        assert "only partly checked" in ran("validate", *words, capsys=capsys)
         raysim.Scenario.load(folder / "s.yaml", words[2::2])
         assert mark.exists()
 

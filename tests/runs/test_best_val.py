@@ -78,7 +78,7 @@ def test_a_best_round_that_is_not_kept_says_why(workplace: Path, capfd: pytest.C
     plain = run(loaded(*PEAK, "rounds=6", "checkpoint.every=1"), quiet=True)
     sentence = (
         f"{plain.folder} did not keep the state after round 4, the best by validation; "
-        "run the scenario with checkpoint.keep: [last, best_val]"
+        "run the scenario again with checkpoint.keep: [last, best_val]"
     )
     with pytest.raises(ScenarioError) as caught:
         _ = plain.client(0, round="best_val").network
@@ -95,7 +95,9 @@ def test_a_best_round_that_is_not_kept_says_why(workplace: Path, capfd: pytest.C
 def test_a_run_without_validation_samples_has_no_best_round(workplace: Path) -> None:
     plain = run(loaded("rounds=1", "data.split=published", "data.partition={name: iid}"), quiet=True)
     assert plain.summary["best_val"] is None
-    with pytest.raises(ScenarioError, match=r"^round best_val given, but .* has measured no validation accuracy up to"):
+    with pytest.raises(
+        ScenarioError, match=r"^round best_val given, but .* contains no validation accuracy of the rounds up to"
+    ):
         _ = plain.client(0, round="best_val").network
 
 
@@ -132,7 +134,8 @@ def test_lost_files_of_the_best_round_are_named(workplace: Path) -> None:
     assert f"{server} is damaged" in told(server.name, server.read_bytes()[:-1] + b"\xff")
     for data in (None, b"{}"):
         assert told("checkpoint-000004.json", data) == (
-            f"{kept.folder}: {state} is lost: {place} has no intact checkpoint of that round; restore its files there"
+            f"{kept.folder}: {state} is lost: {place} has no intact checkpoint of this round; "
+            "restore the files of this checkpoint there"
         )
 
 
@@ -150,7 +153,7 @@ def test_commands_take_the_best_round(workplace: Path, capfd: pytest.CaptureFixt
     code, out, err = command(capfd, "attack", str(kept.folder), "--round", "best_val", "--pairs", "1", "-o", "a.png")
     assert code == 0 and "round 5, from the state after 4" in out, err
     code, _, err = command(capfd, "attack", str(kept.folder), "--round", "best")
-    assert code == 2 and "'best' given; allowed: the number of a round, or best_val" in err
+    assert code == 2 and "'best' given; give the number of a round, or best_val" in err
 
 
 @pytest.mark.large

@@ -129,14 +129,16 @@ def test_mlflow_that_is_locked_is_an_error_that_resume_mends(
 
     with monkeypatch.context() as patch:
         patch.setattr(Execution, "_draw", draw_and_lock)
-        with pytest.raises(RunError, match=r"is locked.*The results are in .*complete it with:  again /") as told:
+        with pytest.raises(RunError, match=r"is locked.*The results are in .*complete the run with:  again /") as told:
             run(loaded(), quiet=True, resume_command="again")
     assert told.value.exit_code == 1
     (folder,) = (workplace / "runs" / "tiny").iterdir()
     assert read_summary(folder)["status"] == "closing"
     with monkeypatch.context() as patch:
         patch.setattr(MlflowTracker, "_start", locked)
-        with pytest.raises(RunError, match=r"could not record the run: .*is locked.*complete it with:  raysim resume"):
+        with pytest.raises(
+            RunError, match=r"could not record the run: .*is locked.*complete the run with:  raysim resume"
+        ):
             Run(folder).resume(quiet=True)
     assert read_summary(folder)["status"] == "closing"
     in_mlflow(Run(folder).resume(quiet=True), tracking_store)

@@ -186,7 +186,7 @@ def test_changed_code_is_for_a_run_that_goes_on(command: str, capfd: pytest.Capt
     with pytest.raises(SystemExit) as ended:
         main([command, str(REPOSITORY / "scenarios" / "quickstart.yaml"), "--code-changed"])
     assert ended.value.code == 2
-    assert "--code-changed is for a run that is resumed: give --resume RUN" in capfd.readouterr().err
+    assert "--code-changed requires --resume: add --resume RUN" in capfd.readouterr().err
 
 
 # -- what is written down ---------------------------------------------------------------------------

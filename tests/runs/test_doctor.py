@@ -74,7 +74,7 @@ def test_a_python_that_is_not_tested(version: tuple[int, int], verdict: str, mon
     ("broken", "text"),
     [
         ("torch", "torch cannot be imported (libcudart.so.13: cannot open); install both"),
-        ("torchvision", "they do not fit together (libcudart.so.13: cannot open); install both"),
+        ("torchvision", "these versions do not fit together (libcudart.so.13: cannot open); install both"),
     ],
 )
 def test_torch_that_cannot_be_imported(broken: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,9 +101,9 @@ def test_a_check_that_fails_is_a_problem_and_the_others_go_on(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("listed", "cuda", "verdict", "text"),
     [
-        ("NVIDIA H100, 525.60\n", "13.0", "note", "(CUDA 13.0) cannot use NVIDIA H100: its driver 525.60 may be older"),
-        ("NVIDIA H100, 525.60\n", None, "note", "(no CUDA) cannot use NVIDIA H100: it is built for CPUs"),
-        ("", "13.0", "note", "nvidia-smi finds none"),
+        ("NVIDIA H100, 525.60\n", "13.0", "note", "(CUDA 13.0) cannot use the GPUs NVIDIA H100; driver 525.60 may"),
+        ("NVIDIA H100, 525.60\n", None, "note", "(no CUDA) cannot use the GPUs NVIDIA H100; install a build"),
+        ("", "13.0", "note", "nvidia-smi finds no GPU"),
     ],
 )
 def test_a_gpu_that_torch_cannot_use(
@@ -136,8 +136,10 @@ def test_little_of_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr(doctor, "available_memory", lambda: 1 << 30)
     assert doctor.memory().verdict == "note" and doctor.memory().text.startswith("1.0 GiB of ")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(total=64 << 20, free=64 << 20))
-    assert doctor.shared_memory(tmp_path).text.startswith(f"{tmp_path} has 0.1 GiB: Ray puts shared data into files")
-    assert doctor.disk().verdict == "note" and doctor.disk().text.endswith("a run that cannot write ends")
+    assert doctor.shared_memory(tmp_path).text.startswith(
+        f"{tmp_path} has only 0.1 GiB, so Ray keeps shared data in files"
+    )
+    assert doctor.disk().verdict == "note" and doctor.disk().text.endswith("; free some space, or runs may fail")
     assert doctor.shared_memory(tmp_path / "none").verdict == "ok"
     few = SimpleNamespace(RLIMIT_NOFILE=7, RLIM_INFINITY=-1, getrlimit=lambda which: (1024, 4096))
     monkeypatch.setattr(doctor, "resource", few)
@@ -146,15 +148,17 @@ def test_little_of_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert "joins the cluster at 10.0.0.1:6379" in doctor.ray().text
+    assert "joins the Ray cluster at 10.0.0.1:6379" in doctor.ray().text
     monkeypatch.setenv("RAYSIM_DATA", "no/such/folder")
-    assert doctor.data_folder().text == "RAYSIM_DATA names no/such/folder, and there is no such folder"
+    assert (
+        doctor.data_folder().text == "RAYSIM_DATA is no/such/folder, but this folder does not exist; set it to another"
+    )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     found = doctor.mlflow()
     assert found.verdict == "note"
     assert found.text.startswith("http://127.0.0.1:9 does not answer (connection refused)")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    assert "SIGINT is ignored here" in doctor.interrupts().text
+    assert "this process ignores Ctrl-C" in doctor.interrupts().text
 
 
 def test_a_problem_is_exit_code_1_and_nothing_is_run(
@@ -165,13 +169,13 @@ def test_a_problem_is_exit_code_1_and_nothing_is_run(
     assert code == 1
     words = " ".join(out.split())
     assert "problem disk Ray's temporary folder (/no/such/folder) cannot be written; use another one" in words
-    assert "of the quickstart works" not in words
+    assert "round of quickstart worked" not in words
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_the_trial_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.trial().text.startswith("a round of the quickstart works: ")
+    assert doctor.trial().text.startswith("one round of quickstart worked; ")
     assert not list(Path().iterdir())
 
     def fail(*_: object, **__: object) -> None:

@@ -55,7 +55,7 @@ def test_links_are_refused(folder: Path, name: str, target: str, tmp_path: Path)
     if path.exists():
         path.rename(tmp_path / "old")
     path.symlink_to(tmp_path / target)
-    with pytest.raises(ScenarioError, match=rf"/{name} is a link, and a run folder must not contain links"):
+    with pytest.raises(ScenarioError, match=rf"/{name} is a link, but a run folder must not contain links"):
         run_scenario(folder)
 
 

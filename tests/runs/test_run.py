@@ -26,12 +26,12 @@ def test_a_run_is_opened_by_folder_and_by_id(workplace: Path) -> None:
     assert again.classes["correct"].sum() == tested["correct"].sum()
     assert again.classes["total"].sum() == tested["total"].sum()
     assert repr(again.client(2)) == f"Run({str(run.folder)!r}).client(2)"
-    with pytest.raises(raysim.ScenarioError, match=r"^elsewhere given, but there is no such run folder"):
+    with pytest.raises(raysim.ScenarioError, match=r"^elsewhere is neither a run folder nor the id of a run"):
         raysim.Run("elsewhere")
     for folder in (run.folder.parent, run.folder.parent.parent):
         with pytest.raises(raysim.ScenarioError) as refused:
             raysim.Run(folder)
-        text = f"is no run folder, but contains 1 run; give one of them, such as {run.folder}"
+        text = f"is not a run folder, but contains 1 run; give one of them, such as {run.folder}"
         assert str(refused.value) == f"{folder} {text}"
 
 

@@ -55,7 +55,7 @@ def test_a_run_that_ended_early_goes_on_when_it_may(workplace: Path) -> None:
     assert t < 12
     again = Run(short.folder).resume(quiet=True)
     assert again.summary["nothing_to_do"].endswith("--set stop=null")
-    with pytest.raises(ScenarioError, match=r"stop\.patience \(2 there, 1 here\)"):
+    with pytest.raises(ScenarioError, match=r"stop\.patience \(2 before, 1 now\)"):
         Run(short.folder).resume(["stop.patience=1"], quiet=True)
     whole = Run(short.folder).resume(["stop=null"], quiet=True)
     assert whole.summary["rounds"] == 12 and whole.summary["ended_early"] is None

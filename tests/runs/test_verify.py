@@ -86,4 +86,4 @@ def test_warnings_of_a_run_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 def test_numbers_of_actors_that_are_none(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["verify", str(REPOSITORY / "scenarios" / "quickstart.yaml"), "--actors", "1,x"])
-    assert "'1,x' given; allowed: numbers from 1 on" in capfd.readouterr().err
+    assert "'1,x' given; give positive whole numbers" in capfd.readouterr().err

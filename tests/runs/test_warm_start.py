@@ -79,11 +79,11 @@ def test_lg_fedavg_begins_with_the_clients_and_the_header_of_fedavg(workplace: P
 
 def test_a_server_without_a_model_begins_anew_with_a_warning(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(after(source_of("lg_fedavg"), "fedavg"), quiet=True)
-    assert "the parts that clients receive in round 1 replace theirs" in caplog.text
-    assert "other samples" not in caplog.text
+    assert "the parts that clients receive in round 1 overwrite their loaded parts" in caplog.text
+    assert "different samples" not in caplog.text
     caplog.clear()
     run(after(source_of("standalone"), "standalone", "seed=6"), quiet=True)
-    assert "other samples than the clients of this run" in caplog.text and "round 1" not in caplog.text
+    assert "different samples than the clients of this run" in caplog.text and "round 1" not in caplog.text
 
 
 def test_a_method_with_two_networks_takes_the_clients_own_model(workplace: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_resumed_run_needs_its_initial_state(workplace: Path) -> None:
     with pytest.raises(ScenarioError, match="is damaged: it differs from the initial state that the run recorded"):
         Run(folder).resume(["rounds=3"], quiet=True)
     file.unlink()
-    with pytest.raises(ScenarioError, match="cannot be read"):
+    with pytest.raises(ScenarioError, match="cannot read the run's initial state from"):
         Run(folder).resume(["rounds=3"], quiet=True)
 
 
@@ -154,7 +154,7 @@ def test_a_changed_source_is_refused(workplace: Path) -> None:
         (["clients.count=7"], "has 8 clients, but this run has 7; set clients.count to 8"),
         (["clients.models=[digits_mlp64]"], "client 0 has model digits_cnn_s in "),
         (["clients.feature_dim=16"], "client 0's model digits_cnn_s has "),
-        (["init.run=nowhere"], "nowhere given, but there is no such run folder"),
+        (["init.run=nowhere"], "nowhere is neither a run folder nor the id of a run"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(workplace: Path, sets: list[str], text: str) -> None:

@@ -148,18 +148,18 @@ class ClientActor:
             keep_freed_memory()
             import torch
 
+            from raysim.core import accelerator
             from raysim.engine.workers.client import ClientWorker
 
-            device = "cpu"
-            if self.gpu_share and torch.cuda.is_available():
-                device = "cuda"
+            device = accelerator.available() if self.gpu_share else None
+            if device is not None:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
                 # Only with a GPU: this imports torch's compiler (100 MB, seconds), and CPUs are deterministic anyway.
                 torch.use_deterministic_algorithms(True, warn_only=True)
                 if self.gpu_share < 1:
-                    torch.cuda.set_per_process_memory_fraction(self.gpu_share)
+                    accelerator.limit_memory(device, self.gpu_share)
             spec, raw_M = ray.get(list(self.inputs))
-            self._worker = ClientWorker(spec, raw_M, device, self.files)
+            self._worker = ClientWorker(spec, raw_M, device or "cpu", self.files)
             freeze_imports()
         return self._worker
 

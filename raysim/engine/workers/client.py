@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from raysim.core import accelerator
 from raysim.core.algorithm import Algorithm, Client, ClientId
 from raysim.engine.policies.placement import Group
 from raysim.engine.records import (
@@ -39,7 +40,7 @@ class ClientWorker:
     """Some of a run's clients, with their models, on one device."""
 
     def __init__(
-        self, spec: RunSpec, raw_M: NDArray[Any], device: str = "cpu", files: StateFiles | None = None
+        self, spec: RunSpec, raw_M: NDArray[Any], device: torch.device | str = "cpu", files: StateFiles | None = None
     ) -> None:
         """files: where to keep the clients' states; default: new files."""
         self.device, task = torch.device(device), spec.task
@@ -145,7 +146,7 @@ class ClientWorker:
 
     def gpu_peak_mb(self) -> float:
         """Return the greatest GPU memory that this process has used, in MiB; 0 on a CPU."""
-        return torch.cuda.max_memory_allocated(self.device) / 2**20 if self.device.type == "cuda" else 0.0
+        return accelerator.peak_memory_mb(self.device)
 
 
 def registers(algorithm: Algorithm[Any, Any, Any]) -> bool:

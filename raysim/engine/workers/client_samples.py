@@ -24,7 +24,7 @@ class ClientSamples:
 
     def at(self, position_N: Ints) -> Samples:
         """Return the samples at these positions, in this order."""
-        index_N = torch.tensor(position_N)
+        index_N = torch.tensor(position_N, device="cpu")
         raw_N = self.raw_M.index_select(0, index_N).to(self.device)
         return Samples(raw_N, self.label_M.index_select(0, index_N).to(self.device), self.transform)
 

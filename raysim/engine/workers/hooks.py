@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from raysim.common.errors import RaysimError, RunError
 from raysim.common.text import cause as described
+from raysim.core import accelerator
 from raysim.core.algorithm import ClientId
 from raysim.core.seeds import seed_for
 from raysim.engine.spec import RunSpec
@@ -57,8 +58,8 @@ def hook(
     """
     key = seed_for(seed, name, t, -1 if client is None else client)
     torch.default_generator.manual_seed(key)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(key)
+    if device.type != "cpu":
+        accelerator.seed(device, key)
 
     def place() -> str:
         of_client = f" of client {client}" if client is not None else ""

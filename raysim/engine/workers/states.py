@@ -55,7 +55,7 @@ class Shell:
         kept = _storages(value for value in self.net.state_dict().values() if isinstance(value, Tensor))
         storages = kept | _storages(tensors)
         ends = [0, *accumulate(_padded(storage.nbytes(), ALIGNMENT) for storage in storages.values())]
-        self.block: Row = torch.empty(ends[-1], dtype=torch.uint8).numpy()
+        self.block: Row = torch.empty(ends[-1], dtype=torch.uint8, device="cpu").numpy()
         self.row = self.block[: ends[len(kept)]]
         self.remote: list[tuple[Tensor, Tensor]] = []  # on a GPU: (bytes there, the same bytes in `block`)
         places: dict[int, UntypedStorage] = {}

@@ -265,8 +265,8 @@ class Training:
             # A NaN or infinity would ruin the server's state permanently, so the server gets a marker instead.
             packed = NonFiniteUpload() if nonfinite(up) else pack(up)
         self._check_unchanged(guard, "client_update", k, t)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
         train_s = perf_counter() - start - (evaluation.seconds if evaluation else 0.0)
         stats = client.stats
         train_loss = stats.train_loss if stats.samples else None

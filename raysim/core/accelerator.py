@@ -1,0 +1,61 @@
+"""The accelerator of this process, such as a GPU, of any kind that torch supports.
+
+CUDA is the kind that raysim is written for; torch calls AMD's GPUs (ROCm) `cuda`, too. XPU (Intel) is untested. MPS
+(Apple) is not used, because it lacks float64, in which raysim sums.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def available() -> torch.device | None:
+    """Return the accelerator that this process can use; None: it has only CPUs."""
+    found = torch.accelerator.current_accelerator()
+    return found if found is not None and found.type != "mps" and torch.accelerator.is_available() else None
+
+
+def count() -> int:
+    """Return how many accelerators this process can use."""
+    return torch.accelerator.device_count() if available() else 0
+
+
+def seed(device: torch.device, key: int) -> None:
+    """Seed torch's global generator of an accelerator."""
+    torch.get_device_module(device).manual_seed(key)
+
+
+def random_state() -> list[Tensor]:
+    """Return the states of torch's global generators: the CPU's, then the accelerator's if this process uses it."""
+    module = _module()
+    return [torch.get_rng_state(), *([module.get_rng_state()] if module and module.is_initialized() else [])]
+
+
+def set_random_state(state: list[Tensor]) -> None:
+    """Restore what `random_state` returned."""
+    torch.set_rng_state(state[0])
+    for one in state[1:]:
+        _module().set_rng_state(one)
+
+
+def limit_memory(device: torch.device, share: float) -> None:
+    """Limit this process to a share of the device's memory, if torch can do that for its kind."""
+    limit = getattr(torch.get_device_module(device), "set_per_process_memory_fraction", None)
+    if limit is not None:
+        limit(share)
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Return the greatest memory of the device that this process has used, in MiB; 0 on a CPU."""
+    return torch.get_device_module(device).max_memory_allocated(device) / 2**20 if device.type != "cpu" else 0.0
+
+
+@cache
+def _module() -> Any:
+    """Return torch's module for the kind of accelerator that it is built for, such as `torch.cuda`, or None."""
+    kind = torch.accelerator.current_accelerator()
+    return None if kind is None or kind.type == "mps" else torch.get_device_module(kind)

@@ -1,0 +1,106 @@
+"""Runs on a simulated accelerator give the CPU's bits, and a tensor on the wrong device is an error.
+
+The device (`plugin/device.cpp`) has memory of its own, which the CPU cannot read, and the kernels of the CPU. Processes
+that find `plugin` on PYTHONPATH have it, so Ray's actors do. It cannot show what depends on the kernels of a GPU, such
+as their speed, memory and rounding; `tests/gpu` needs a real one. docs/devices.md lists what was found with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raysim.plugins.registry import algorithm_names
+from tests.conftest import REPOSITORY
+from tests.simulated.build import PLUGIN, compiler, library
+from tests.simulated.runs import Found, in_process, resumed
+
+MISPLACED = Path(__file__).with_name("misplaced.py")
+
+TOGETHER = ["clients.models=[digits_cnn_s]", "clients.participation=1.0", "training.together=4"]
+"""Clients of one architecture, which are trained and tested by one call."""
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """The environment of a process that has the simulated device."""
+    if compiler() is None:
+        pytest.skip("no C++ compiler builds the simulated device; install g++")
+    paths = [str(REPOSITORY), str(PLUGIN), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "RAYSIM_SIMULATED_LIBRARY": str(library()),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+
+
+def simulated(environment: dict[str, str], mode: str, methods: str, *sets: str) -> dict[str, Found]:
+    """What runs of these methods give on the simulated device: see `runs.py`."""
+    command = [sys.executable, "-m", "tests.simulated.runs", mode, methods, *sets]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return {method: found for method, *found in map(json.loads, done.stdout.splitlines())}
+
+
+def same(environment: dict[str, str], methods: list[str], *sets: str) -> None:
+    """Assert that runs of the engine give on the simulated device what they give on the CPU."""
+    found = simulated(environment, "engine", ",".join(methods), *sets)
+    wrong = {method: found[method] for method in methods if found[method] != in_process("cpu", method, *sets)}
+    assert not wrong, "\n".join(parts[0] for parts in wrong.values())
+
+
+def test_a_method_gives_the_digest_of_the_cpu_and_a_tensor_on_the_cpu_is_an_error(environment: dict[str, str]) -> None:
+    """In one process, since its start takes longer than both runs."""
+    found = simulated(environment, "engine", f"fedgh,{MISPLACED}")
+    assert found["fedgh"] == in_process("cpu", "fedgh")
+    assert len(in_process("cpu", str(MISPLACED))) == 3  # nothing is wrong with it on a CPU
+    (error,) = found[str(MISPLACED)]
+    assert "Misplaced.client_update of client 0 failed in round 1 with model digits_mlp64" in error
+    assert "Expected all tensors to be on the same device, but found at least two devices, simulated:0 and cpu" in error
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("sets", [[], ["training.precision=bfloat16"]], ids=["float32", "bfloat16"])
+def test_every_method_gives_the_digest_of_the_cpu(environment: dict[str, str], sets: list[str]) -> None:
+    same(environment, algorithm_names(), *sets)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize(
+    "sets",
+    [
+        TOGETHER,
+        [*TOGETHER, "training.precision=bfloat16"],
+        [*TOGETHER, "clients.participation=0.5", "evaluation.model=current"],
+        ["failure={max_failed_fraction: 0.5}"],
+        ["training.optimizer=adam", "training.momentum=0.0"],
+        ["training.optimizer=adamw", "training.momentum=0.0", "data.augment=false"],
+    ],
+    ids=["together", "together in bfloat16", "current", "failures", "adam", "adamw"],
+)
+def test_settings_of_a_run(environment: dict[str, str], sets: list[str]) -> None:
+    same(environment, ["fedgh", "lg_fedavg", "hks"], *sets)
+
+
+@pytest.mark.large
+def test_a_run_on_the_device_is_resumed(
+    environment: dict[str, str], workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `raysim launch` runs it: on the accelerator that it finds."""
+    methods, sets = ["fedgh", "fedcache"], ["resources.memory_gb=0.000001"]
+    found = simulated(environment, "launch", ",".join(methods), *sets, "resources.gpus_per_actor=auto")
+    assert found == {method: resumed(method, *sets) for method in methods}
+
+
+@pytest.mark.large
+def test_a_run_on_actors_is_resumed(environment: dict[str, str], workplace: Path) -> None:
+    """Three actors share the device; clients move between them, in memory and on disk."""
+    methods = ["fedgh", "hks"]
+    resources = "resources={actors: 3, gpus_per_actor: 0.25, memory_gb: 0.000001}"
+    found = simulated(environment, "ray", ",".join(methods), "backend=ray", resources)
+    assert found == {method: resumed(method) for method in methods}
