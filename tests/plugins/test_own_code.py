@@ -238,22 +238,26 @@ class TestRuns:
     ("sets", "files", "sentence"),
     [
         ("algorithm.name=./none.py", {}, "./none.py given, but there is no such file in "),
-        ("algorithm.name=./mine.py:Nope", {}, "mine.py: contains 0 Algorithm classes called Nope; it must contain one"),
+        (
+            "algorithm.name=./mine.py:Nope",
+            {},
+            "mine.py: contains no subclasses of raysim.Algorithm called Nope; add one",
+        ),
         (
             "algorithm.name=./random.py",
             {"random.py": ""},
-            "random.py: Python has another module 'random'; give the file another name",
+            "random.py: an installed module also has the name 'random'; rename the file",
         ),
         (
             "algorithm.name=./my-own.py",
             {"my-own.py": ""},
-            "'my-own' is not a module name; use letters, digits and _",
+            "'my-own' is not a valid module name; use letters, digits and _",
         ),
         ("algorithm.name=./evil.py", {"evil.py": "def f(:\n"}, "evil.py: cannot be imported: invalid syntax (line 1)"),
         (
             "algorithm.name=./evil.py",
             {"evil.py": "from .nets import x\n"},
-            "evil.py: line 1: relative import; use ",
+            "evil.py: line 1: the import is relative; use ",
         ),
         (
             "algorithm.name=./evil.py",
@@ -287,12 +291,12 @@ class TestRuns:
         (
             "clients.models=['./nets.py:Small']",
             {},
-            "['nets.py:Small'] do not determine the width of representations: set clients.feature_dim",
+            "unknown width of the representations of nets.py:Small; set clients.feature_dim",
         ),
         (
             "clients.models=['./nets.py:Small', './sub/nets.py:Small']",
             {"sub/nets.py": ""},
-            "there is another nets.py, ",
+            "has the same name nets.py; rename one of them",
         ),
     ],
 )
@@ -668,7 +672,7 @@ def test_data_in_the_place_of_code(folder: Path, capsys: pytest.CaptureFixture[s
     with (folder / "nets.py").open("wb") as file:
         file.truncate(3 << 30)  # takes no disk
     said = ran("validate", str(folder / "s.yaml"), capsys=capsys, code=2)
-    assert "nets.py: has more than 10000000 bytes; keep data in separate files" in said
+    assert "nets.py: is larger than 10000000 bytes; move data to separate files" in said
 
 
 def test_a_metric_that_has_no_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
