@@ -417,14 +417,17 @@ class TestNothingRunsUnannounced:
         place(EVIL["in a default"], folder)
         said = ran("describe", str(folder / "evil.py"), capsys=capsys, code=2)
         assert "describe reads the file without running it, and the value of header_lr is computed (" in said
-        assert "`raysim validate SCENARIO --run-code` runs it and prints the fields" in said
+        assert "`raysim validate SCENARIO --run-code` runs the file and shows fields" in said
         assert not mark.exists()
 
     @pytest.mark.parametrize(
         ("line", "sentence"),
         [
-            ("profiles: ClassVar[Any] = [1]", "profiles is [1]; it must map names to mappings of fields and values"),
-            ("profiles: ClassVar[Any] = {'official': 3}", "profiles is {'official': 3}; it must map names"),
+            ("profiles: ClassVar[Any] = [1]", "`profiles` is [1]; set it to a mapping of names to mappings of fields"),
+            (
+                "profiles: ClassVar[Any] = {'official': 3}",
+                "`profiles` is {'official': 3}; set it to a mapping of names",
+            ),
             ("extra: __builtins__ = 1", "a field has a type that a scenario cannot contain"),
             ("extra: [int] = 1", "a field has a type that a scenario cannot contain"),
             ("extra: Pattern = 1", "a field has a type that a scenario cannot contain"),
