@@ -154,9 +154,12 @@ def test_as_a_module(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ("output=~nobodyhere/x", "output: ~nobodyhere/x given, but there is no such user"),
-        ("checkpoint.folder=~nobodyhere/x", "checkpoint.folder: ~nobodyhere/x given, but there is no such user"),
-        ("data.root=~nobodyhere/x", "data.root: ~nobodyhere/x given, but there is no such user"),
+        ("output=~nobodyhere/x", "output: ~nobodyhere/x names the home folder of an unknown user"),
+        (
+            "checkpoint.folder=~nobodyhere/x",
+            "checkpoint.folder: ~nobodyhere/x names the home folder of an unknown user",
+        ),
+        ("data.root=~nobodyhere/x", "data.root: ~nobodyhere/x names the home folder of an unknown user"),
         (
             "clients.feature_dim=1000000000",
             "clients.feature_dim: 1000000000 given, but the parameters of one digits_mlp128 take",

@@ -21,7 +21,7 @@ from tests.engine.scenarios import loaded
 
 RAYSIM = logging.getLogger("raysim")
 
-ADAM = "training.momentum: 0.9 is not used, as the optimizer is adam"
+ADAM = "training.momentum: 0.9 has no effect, because the optimizer is adam"
 DIVERGES = ("rounds=1", "training.optimizer=adam", "training.momentum=0.9", "training.lr=1e30")
 """Settings of a run that has a warning before, in and after its round."""
 

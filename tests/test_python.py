@@ -43,9 +43,12 @@ def test_run_takes_a_mapping_with_overrides(workplace: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (None, r"^scenario: a NoneType given; give a YAML file, or its keys and values$"),
+        (None, r"^scenario: a NoneType given; give a YAML file, or a mapping of keys and values$"),
         (["tiny.yaml"], r"^scenario: a list given; "),
-        (digits(output=Path("x")), r"^scenario: PosixPath\('x'\) given; allowed: text, numbers, "),
+        (
+            digits(output=Path("x")),
+            r"^scenario: PosixPath\('x'\) given, which YAML cannot contain; use text, numbers, ",
+        ),
     ],
 )
 def test_run_says_what_to_give(workplace: Path, given: Any, sentence: str) -> None:

@@ -19,53 +19,57 @@ Status = Literal["running", "closing", "finished", "failed", "interrupted"]
 
 METRICS: Mapping[str, str] = {
     "accuracy/participants": "mean test accuracy of the round's participants, each on its own test samples",
-    "accuracy/participants_pooled": "correct test samples of the participants, divided by all their test samples",
-    "accuracy/participants_before": "accuracy of the participants after they received the server's message and before "
-    "they trained, with `evaluation.when: both`",
-    "accuracy/all": "mean test accuracy of all clients, each client's own latest network as it was last tested; "
-    "a client that has not taken part yet counts with its initial network",
-    "accuracy/all_std": "standard deviation of that accuracy over clients",
-    "accuracy/all_pooled": "correct test samples of all clients' networks in accuracy/all, divided by all test samples",
-    "accuracy/worst_decile": "mean of that accuracy over the worst tenth of the clients",
-    "accuracy/min": "the least of that accuracy over clients",
-    "accuracy/decile_1": "a tenth of the clients has no more than this accuracy",
-    "accuracy/median": "half of the clients have no more than this accuracy",
-    "accuracy/decile_9": "nine tenths of the clients have no more than this accuracy",
-    "accuracy/jain": "Jain's fairness index of that accuracy: 1 if all clients have the same, 1/N if one has all",
+    "accuracy/participants_pooled": "share of all test samples of the participants that they classified correctly",
+    "accuracy/participants_before": "mean test accuracy of the participants after they received the server's message "
+    "and before they trained, if `evaluation.when` is `both`",
+    "accuracy/all": "mean test accuracy of all clients, each with its latest own network as it was last tested; "
+    "a client that has not taken part yet is tested with its initial network",
+    "accuracy/all_std": "standard deviation over clients of their accuracies in accuracy/all",
+    "accuracy/all_pooled": "correctly classified test samples in accuracy/all, divided by all test samples",
+    "accuracy/worst_decile": "mean accuracy of the worst tenth of the clients in accuracy/all",
+    "accuracy/min": "accuracy of the worst client in accuracy/all",
+    "accuracy/decile_1": "first decile of the clients' accuracies in accuracy/all: a tenth have at most this",
+    "accuracy/median": "median of the clients' accuracies in accuracy/all",
+    "accuracy/decile_9": "ninth decile of the clients' accuracies in accuracy/all: nine tenths have at most this",
+    "accuracy/jain": "Jain's fairness index of the clients' accuracies in accuracy/all: 1 if all are equal, 1/N if all "
+    "but one are 0",
     "accuracy/macro_f1": "mean over clients of their macro-averaged F1, each with its latest model",
     "accuracy/val": "mean accuracy of all clients on their own validation samples, each with its latest model",
-    "accuracy/all_current": "mean test accuracy of all clients with the server's current message: each received, "
-    "on a copy of its network, what the server would send next; with `evaluation.clients: all`",
-    "accuracy/all_current_std": "standard deviation of accuracy/all_current over clients",
-    "accuracy/all_current_pooled": "correct test samples in accuracy/all_current, divided by all test samples",
-    "accuracy/all_current_worst_decile": "mean of accuracy/all_current over the worst tenth of the clients",
-    "accuracy/val_current": "mean validation accuracy of the copies in accuracy/all_current",
-    "accuracy/best": "greatest accuracy/all so far: the round is chosen by the test samples themselves",
+    "accuracy/all_current": "mean test accuracy of all clients, each with a copy of its network that received the "
+    "message that the server would send next, if `evaluation.clients` is `all`",
+    "accuracy/all_current_std": "standard deviation over clients of their accuracies in accuracy/all_current",
+    "accuracy/all_current_pooled": "correctly classified test samples in accuracy/all_current, divided by all test "
+    "samples",
+    "accuracy/all_current_worst_decile": "mean accuracy of the worst tenth of the clients in accuracy/all_current",
+    "accuracy/val_current": "mean validation accuracy of the networks that accuracy/all_current tests",
+    "accuracy/best": "greatest accuracy/all so far; it is optimistic, because the test samples choose the round",
     "accuracy/at_best_val": "accuracy/all of the round with the greatest accuracy/val so far",
     "accuracy/best_participants": "greatest accuracy/participants so far",
     "accuracy/best_current": "greatest accuracy/all_current so far",
     "accuracy/global": "mean accuracy of the participants' models on the whole published test set",
     "loss/train": "mean over participants of their mean training loss per sample",
     "loss/test": "mean over all clients of the mean test loss per sample, each with its latest model",
-    "loss/test_current": "mean over all clients of the mean test loss per sample of the copies in accuracy/all_current",
-    "training/lr": "learning rate of the round, without overrides: `training.lr` times its schedule's factor",
+    "loss/test_current": "mean over all clients of the mean test loss per sample of the networks that "
+    "accuracy/all_current tests",
+    "training/lr": "learning rate of the round, `training.lr` times the schedule's factor, without clients' overrides",
     "comm/up_bytes": "bytes that the participants sent in this round",
     "comm/down_bytes": "bytes that the server sent in this round",
-    "comm/total_bytes": "bytes in both directions, from the first round on",
-    "comm/up_params": "numbers that the participants sent in this round",
-    "comm/down_params": "numbers that the server sent in this round",
+    "comm/total_bytes": "bytes sent in both directions, summed over all rounds so far",
+    "comm/up_params": "count of numbers, such as parameters, that the participants sent in this round",
+    "comm/down_params": "count of numbers, such as parameters, that the server sent in this round",
     "compute/flops": "floating-point operations of the participants in this round, without evaluation",
     "compute/server_flops": "floating-point operations of the server in this round",
-    "compute/total_flops": "operations of clients and server, from the first round on",
+    "compute/total_flops": "floating-point operations of clients and server, summed over all rounds so far",
     "time/round_s": "seconds of the round",
     "time/train_s": "seconds that client hooks took, summed over participants",
     "time/aggregate_s": "seconds of the server's hooks",
     "time/evaluate_s": "seconds of evaluation, summed over clients",
     "time/total_s": "seconds since the first round began",
-    "time/virtual_s": "seconds of the round on the clients' devices and connections, if the scenario sets `system`",
-    "time/virtual_total_s": "the same, from the first round on",
-    "engine/restarts": "times that the run went back to a checkpoint because a part of it died, so far",
-    "engine/failed_clients": "participants that failed in this round, which went on without them",
+    "time/virtual_s": "seconds that the round takes on the simulated devices and connections, if the scenario sets "
+    "`system`",
+    "time/virtual_total_s": "time/virtual_s, summed over all rounds so far",
+    "engine/restarts": "number of times so far that the run returned to a checkpoint because an actor or a node died",
+    "engine/failed_clients": "participants that failed in this round; the round continued without them",
     "engine/dropped_clients": "selected clients that dropped out or finished too late, if the scenario sets `system`",
     "engine/moved_clients": "clients whose state moved to another actor in this round",
     "memory/host_mb": "resident memory of the run's processes, in MiB",
@@ -109,9 +113,9 @@ class ClientRow:
     down_bytes: int
     """bytes that the server sent to the client"""
     up_params: int
-    """numbers that the client sent"""
+    """count of numbers, such as parameters, that the client sent"""
     down_params: int
-    """numbers that the server sent to the client"""
+    """count of numbers, such as parameters, that the server sent to the client"""
     flops: float
     """floating-point operations of training, without evaluation"""
     train_s: float
@@ -127,19 +131,19 @@ class ClientRow:
     before_accuracy: float | None = None
     """test accuracy between receiving the server's message and training, if `evaluation.when` is `both`"""
     before_loss: float | None = None
-    """mean test cross-entropy per sample at that time"""
+    """mean test cross-entropy per sample, measured with `before_accuracy`"""
     current_accuracy: float | None = None
     """test accuracy after receiving the message that the server would send next, if `evaluation.clients` is `all`"""
     current_correct: int | None = None
-    """number of correctly classified test samples at that time"""
+    """number of correctly classified test samples, measured with `current_accuracy`"""
     current_total: int | None = None
-    """number of test samples at that time"""
+    """number of test samples, measured with `current_accuracy`"""
     current_loss: float | None = None
-    """mean test cross-entropy per sample at that time"""
+    """mean test cross-entropy per sample, measured with `current_accuracy`"""
     current_val_correct: int | None = None
-    """number of correctly classified validation samples at that time"""
+    """number of correctly classified validation samples, measured with `current_accuracy`"""
     current_val_total: int | None = None
-    """number of validation samples at that time"""
+    """number of validation samples, measured with `current_accuracy`"""
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ _SPECS = (
     _hks_resnet("hks_resnet20", blocks=3),
     ModelSpec(
         "resnet18_500",
-        "ResNet-18 with the CIFAR stem and a linear layer to D; any small image, FedGH text",
+        "ResNet-18 with the CIFAR stem and a linear layer; any small image, FedGH paper",
         500,
         _builder("resnet.small_image_resnet", widths=(64, 128, 256, 512), blocks=(2, 2, 2, 2), always_project=True),
     ),
@@ -257,10 +257,10 @@ def common_feature_dim(names: Iterable[str]) -> int:
     if len(widths) == 1:
         return widths.pop()
     if not widths:
-        raise ScenarioError(f"{list(width_of)} do not determine the width of representations: set clients.feature_dim")
+        raise ScenarioError(f"unknown width of the representations of {', '.join(width_of)}; set clients.feature_dim")
     listed = ", ".join(f"{name} {width}" for name, width in width_of.items() if width is not None)
     raise ScenarioError(
-        f"the models' representations differ in width ({listed}): set clients.feature_dim to a common one"
+        f"the models' representations have different widths ({listed}); set clients.feature_dim to a common width"
     )
 
 
@@ -270,7 +270,7 @@ def _spec(name: str) -> ModelSpec:
     if (reference := named("models", name)) is not None:
         return ModelSpec(name, "a model of the user's own", None, partial(_own, reference))
     near = get_close_matches(name, MODELS, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "`raysim list models` names all of them"
+    hint = f"did you mean {near[0]!r}?" if near else "`raysim list models` shows all models"
     raise ScenarioError(f"unknown model {name!r}: {hint}")
 
 

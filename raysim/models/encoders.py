@@ -31,7 +31,7 @@ Encoder = Callable[[Tensor], Tensor]
 
 ENCODERS: dict[str, str] = {
     "mobilenet_v3_small": "torchvision's MobileNetV3-small with ImageNet weights, without its head; h = 576",
-    "pixels": "the pixels or features, less their mean over the sample; h is their number",
+    "pixels": "the sample's pixels or features, minus their mean; h is their number",
 }
 
 _URL = "https://download.pytorch.org/models/mobilenet_v3_small-047dcff4.pth"
@@ -46,8 +46,8 @@ def build_encoder(name: str, kind: Kind = "image") -> Encoder:
     at the encoder's first call, which raises ScenarioError for a damaged file.
     """
     if kind == "tokens" or (kind == "features" and name != "pixels"):
-        allowed = "pixels" if kind == "features" else "a method without encoder"
-        raise ScenarioError(f"encoder: {name} given, which cannot encode {kind}; allowed: {allowed}")
+        remedy = "give pixels" if kind == "features" else "choose a method without an encoder"
+        raise ScenarioError(f"encoder: {name} cannot encode {kind}; {remedy}")
     if name == "pixels":
         return pixels
     if name != "mobilenet_v3_small":
@@ -55,7 +55,8 @@ def build_encoder(name: str, kind: Kind = "image") -> Encoder:
     file = weights_file()
     if not file.is_file():
         raise UnavailableError(
-            f"encoder: mobilenet_v3_small given, but there are no weights at {file}; give pixels, or put {_URL} there"
+            f"encoder: mobilenet_v3_small given, but there are no weights at {file}; download {_URL} to this path, or "
+            "choose the encoder pixels"
         )
     return _mobilenet(file)
 
@@ -84,7 +85,9 @@ class MobileNet:
             whole.load_state_dict(state, assign=True)
         except Exception as error:
             why = " ".join(str(error).split())[:200]
-            raise ScenarioError(f"encoder: {self.file} holds no weights of mobilenet_v3_small ({why})") from error
+            raise ScenarioError(
+                f"encoder: {self.file} holds no weights of mobilenet_v3_small ({why}); download {_URL}"
+            ) from error
         body = nn.Sequential(whole.features, whole.avgpool, nn.Flatten()).requires_grad_(False).eval()
         return body.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
 

@@ -113,7 +113,8 @@ class OwnCode:
 
 def _add(files: dict[str, SourceFile], name: str, file: SourceFile) -> None:
     if files.setdefault(name, file).text != file.text:
-        raise ScenarioError(f"{file.path}: there is another {name}, {files[name].path}; rename one of them")
+        other = files[name].path
+        raise ScenarioError(f"{file.path}: another file {other} has the same name {name}; rename one of them")
 
 
 def _arrived(files: Mapping[str, SourceFile], observing: frozenset[str]) -> OwnCode:

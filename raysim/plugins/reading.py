@@ -30,9 +30,9 @@ def read_own_code(paths: Iterable[Path]) -> OwnCode:
 
 def _read(path: Path) -> OwnCode:
     if not path.stem.isidentifier():
-        raise ScenarioError(f"{path}: {path.stem!r} is not a module name; use letters, digits and _")
+        raise ScenarioError(f"{path}: {path.stem!r} is not a valid module name; use letters, digits and _")
     if _is_installed(path.stem, path):
-        raise ScenarioError(f"{path}: Python has another module {path.stem!r}; give the file another name")
+        raise ScenarioError(f"{path}: an installed module also has the name {path.stem!r}; rename the file")
     return OwnCode(dict(_with_imports(path)))
 
 
@@ -47,7 +47,7 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
         refuse_special(path)
         try:
             if path.stat().st_size > _LONGEST:
-                raise ScenarioError(f"{path}: has more than {_LONGEST} bytes; keep data in separate files")
+                raise ScenarioError(f"{path}: is larger than {_LONGEST} bytes; move data to separate files")
             text = path.read_bytes()
             tree = ast.parse(text)
         except OSError as error:
@@ -55,14 +55,16 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
         except (SyntaxError, ValueError) as error:
             raise ScenarioError(f"{path}: cannot be imported: {where(error)}") from None
         except (RecursionError, MemoryError):  # of the parser, for thousands of nested operators
-            raise ScenarioError(f"{path}: cannot be imported: an expression is nested too deeply") from None
+            raise ScenarioError(
+                f"{path}: cannot be imported: an expression is nested too deeply; simplify it"
+            ) from None
         relative = path.relative_to(root)
         yield relative.as_posix(), SourceFile(str(path), text)
         package = ".".join(relative.parent.parts)
         for one in imports_of(tree):
             if one.module.startswith(".") and not package:
                 raise ScenarioError(
-                    f"{path}: line {one.line}: relative import; use `import name` for a file in the same folder"
+                    f"{path}: line {one.line}: the import is relative; use `import name` for a file in the same folder"
                 )
             try:
                 module = resolve_name(one.module, package)

@@ -75,8 +75,9 @@ def _only_algorithm(module: ModuleType, place: str, attribute: str) -> type[AnyA
     ]
     if len(classes) != 1:
         called = f" called {attribute}" if attribute else ""
-        allowed = "one" if attribute else f"exactly one, or {place}:Name"
-        raise ScenarioError(f"{place}: contains {len(classes)} Algorithm classes{called}; it must contain {allowed}")
+        remedy = f"write {place}:Name to choose one" if classes else "add one"
+        count = len(classes) or "no"
+        raise ScenarioError(f"{place}: contains {count} subclasses of raysim.Algorithm{called}; {remedy}")
     (cls,) = classes
     slip = first_slip(cls)
     if missing := sorted(cls.__abstractmethods__):

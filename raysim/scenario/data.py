@@ -80,7 +80,8 @@ def files_of(parsed: ParsedScenario, partition: Any) -> Files | None:
         if key not in spec.keys and value != type(data).model_fields[key].default:
             takes = [name for name, one in DATASETS.items() if key in one.keys]
             raise ScenarioError(
-                f"{shown(value)} given, but data set {data.name} has no such key; only {', '.join(takes)} have it",
+                f"{shown(value)} given, but the data set {data.name} does not use this key; remove it (data sets that "
+                f"use it: {', '.join(takes)})",
                 key=f"data.{key}",
             )
     if own:
@@ -124,23 +125,21 @@ def with_count(
     clients, name = parsed.clients, parsed.data.partition["name"]
     owner_M = data.decoded.owner_M if data else np.zeros(0, np.int64)
     if isinstance(partition, Natural) and not len(owner_M):
-        given = "needs `by`, the column of client ids" if dataset.keys else f"needs client ids; {dataset.name} has none"
-        raise ScenarioError(
-            f"partition 'natural' {given}; set data.partition.by (parquet, csv, numpy or images), or use the data set "
-            "femnist or shakespeare",
-            key="data.partition.name",
-        )
+        wrong, remedy = f"but {dataset.name} has none", "use the data set femnist or shakespeare, or your own files"
+        if dataset.keys:
+            wrong, remedy = "but `by` is not set", "set data.partition.by to the column of client ids"
+        raise ScenarioError(f"partition 'natural' needs client ids, {wrong}; {remedy}", key="data.partition.name")
     sizes = dataset.train_size, dataset.train_size + dataset.test_size
     check_split(partition, split, *sizes, dataset.name)
     number = given_count(partition, split, *sizes, owner_M)
     if number is None and clients.count == "auto":
         raise ScenarioError(
-            f"'auto' given, but partition {name} works with any number of clients; give a whole number",
+            f"'auto' given, but partition {name} does not decide the number of clients; give a whole number",
             key="clients.count",
         )
     if number is not None and clients.count not in ("auto", number):
         raise ScenarioError(
-            f"{clients.count} given, but partition {name} makes {number} clients; allowed: {number} or auto",
+            f"{clients.count} given, but partition {name} makes {number} clients; set this key to {number} or auto",
             key="clients.count",
         )
     if number is None:
@@ -162,7 +161,7 @@ def public_samples(parsed: ParsedScenario, dataset: DatasetSpec, partition: Any)
         raise ScenarioError("give either `share` (of this data set) or `name` (of another data set)", key="data.public")
     if public.name == parsed.data.name:
         raise ScenarioError(
-            f"{public.name} given, which is the clients' own data set; give `share` instead, or another data set",
+            f"{public.name} is already the data set of the clients; choose another data set, or set `share` instead",
             key="data.public.name",
         )
     if public.name is not None:
@@ -173,24 +172,24 @@ def public_samples(parsed: ParsedScenario, dataset: DatasetSpec, partition: Any)
             raise ScenarioError(f"{public.name!r} given{hint}; allowed: {', '.join(names)}", key="data.public.name")
         if other.input_spec != dataset.input_spec and dataset.train_size:
             raise ScenarioError(
-                f"{public.name} given, which has {other.input_spec}, but {dataset.name} has {dataset.input_spec}; "
-                "choose a data set of the same shape",
+                f"{public.name} has {other.input_spec}, but the clients' data set {dataset.name} has "
+                f"{dataset.input_spec}; choose a data set with samples of the same shape",
                 key="data.public.name",
             )
         return min(other.train_size, public.samples or other.train_size), 0
     if isinstance(partition, Natural | Listed):
         name = parsed.data.partition["name"]
         raise ScenarioError(
-            f"{public.share:g} given, but partition {name} assigns every sample to a client; remove `share`, and set "
-            "data.public.name to another data set",
+            f"{public.share:g} given, but partition {name} assigns every sample to a client, so none can be public; "
+            "remove `share`, and set data.public.name to another data set",
             key="data.public.share",
         )
     assert public.share is not None
     held = round(public.share * dataset.train_size)
     if not 0 < held < dataset.train_size:
         raise ScenarioError(
-            f"{public.share:g} given, which is {held} of {dataset.train_size} training samples; must leave both "
-            "public and private samples",
+            f"{public.share:g} given, so {held} of {dataset.train_size} training samples would be public; choose a "
+            "share that gives at least one public sample and leaves at least one for the clients",
             key="data.public.share",
         )
     size = held if public.samples is None else min(held, public.samples)
@@ -204,10 +203,13 @@ def _normalised(dataset: DatasetSpec, parsed: ParsedScenario) -> DatasetSpec:
         return dataset
     reads, origin = dataset.input_spec, parsed.origin
     if reads.kind == "tokens":
-        raise origin.error(("data", "normalise"), f"given, but {dataset.name} has {reads}; allowed: null")
+        raise origin.error(
+            ("data", "normalise"), f"{dataset.name} has {reads}, which cannot be normalised; remove this section"
+        )
     if reads.kind == "features" and not given.scaled:
         raise origin.error(
-            ("data", "normalise", "scaled"), f"false given, but {dataset.name} has {reads}, not pixels; allowed: true"
+            ("data", "normalise", "scaled"),
+            f"false given, but {dataset.name} has {reads} instead of pixels; set this key to true",
         )
     channels = (reads.shape[0], 3) if reads.shape[0] == 1 else (reads.shape[0],)
     if reads.kind == "features":
@@ -216,8 +218,8 @@ def _normalised(dataset: DatasetSpec, parsed: ParsedScenario) -> DatasetSpec:
         if len(numbers) not in channels or len(numbers) != len(given.mean):
             raise origin.error(
                 ("data", "normalise", name),
-                f"{len(numbers)} numbers given; allowed for {dataset.name}: {' or '.join(map(str, channels))}, and as "
-                "many means as deviations",
+                f"{len(numbers)} numbers given; for {dataset.name}, give {' or '.join(map(str, channels))} numbers, "
+                "and equally many for `mean` and `std`",
             )
     unit = 1 if given.scaled else 255
     mean, std = (tuple(number / unit for number in numbers) for numbers in (given.mean, given.std))

@@ -57,7 +57,9 @@ class Declaration:
         presets = self.profiles.values() if isinstance(self.profiles, Mapping) else [None]
         if not all(isinstance(preset, Mapping) for preset in presets):
             given = quoted(self.profiles)
-            raise ScenarioError(f"{self.name}: profiles is {given}; it must map names to mappings of fields and values")
+            raise ScenarioError(
+                f"{self.name}: `profiles` is {given}; set it to a mapping of names to mappings of fields and values"
+            )
 
     @property
     def summary(self) -> str:

@@ -29,7 +29,7 @@ CUSTOM = {"type": "string", "pattern": r"\.py(:|$)|^[A-Za-z_][A-Za-z0-9_.]*:"}
 """The name of a custom class, as `Reference` reads it: in a file (./mine.py:Mine) or a module (package.module:Mine).
 Its fields are not known here."""
 
-PROFILE = "Preset of the fields below: what the paper says, or what its authors' released code does"
+PROFILE = "Preset of the fields below: the values of the paper, or those of its authors' released code"
 
 
 def scenario_schema() -> dict[str, Any]:

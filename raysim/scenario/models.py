@@ -30,7 +30,7 @@ def feature_dim_of(parsed: ParsedScenario, dataset: DatasetSpec) -> int:
         key = ("clients", "models", str(i))
         if name not in MODELS and named("models", name) is None:
             raise origin.error(
-                key, f"unknown model {name!r}{suggest(name, MODELS)} (those that fit: {', '.join(fitting)})"
+                key, f"unknown model {name!r}{suggest(name, MODELS)} (models that fit the data: {', '.join(fitting)})"
             )
         reason = incompatibility(name, dataset.input_spec)
         if reason:

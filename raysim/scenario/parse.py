@@ -203,13 +203,17 @@ def parse_scenario(
     if isinstance(source, Mapping):
         file, text, places = "scenario", _written(source), [Path()]
     elif not isinstance(source, str | Path):
-        raise ScenarioError(f"scenario: a {type(source).__name__} given; give a YAML file, or its keys and values")
+        raise ScenarioError(
+            f"scenario: a {type(source).__name__} given; give a YAML file, or a mapping of keys and values"
+        )
     else:
         path = scenario_file(source)
         file, text, places = str(path), read_text(path), [path.parent, Path()]
     raw = parse(text, file)
     if {"base", "grid", "runs", "seeds"} & raw.keys() - set(Settings.model_fields):
-        raise ScenarioError(f"{file}: is a sweep, not a scenario; `raysim sweep` runs it, and with --dry-run checks it")
+        raise ScenarioError(
+            f"{file}: this file is a sweep, not a scenario; run it with `raysim sweep`, or add --dry-run to check it"
+        )
     overrides = [_parse_set(" ".join(item.split())) for item in sets]
     overrides.sort(key=lambda override: _rank(override.path))
     origin = Origin(file, text, {override.path: override.text for override in overrides})
@@ -254,7 +258,7 @@ def _plain(settings: BaseModel, origin: Origin) -> dict[str, Any]:
     try:
         return settings.model_dump(mode="json")
     except ValueError:
-        raise ScenarioError(f"{origin.file}: a value has too many levels of lists or mappings; give fewer") from None
+        raise ScenarioError(f"{origin.file}: a value has too many nested lists or mappings; use fewer levels") from None
 
 
 def _written(source: Mapping[str, Any]) -> str:
@@ -262,7 +266,8 @@ def _written(source: Mapping[str, Any]) -> str:
         return yaml.dump(dict(source), Dumper=Dumper, sort_keys=False)
     except yaml.representer.RepresenterError as error:
         raise ScenarioError(
-            f"scenario: {short(repr(error.args[-1]))} given; allowed: text, numbers, true, false, null, lists, mappings"
+            f"scenario: {short(repr(error.args[-1]))} given, which YAML cannot contain; use text, numbers, true, "
+            "false, null, lists or mappings"
         ) from None
 
 
@@ -279,7 +284,7 @@ def _own_code(raw: dict[str, Any], origin: Origin, folders: Sequence[Path]) -> O
         path = next((place for place in places if place.exists() and not place.is_dir()), None)
         if path is None:
             looked = ", ".join(dict.fromkeys(str(folder.absolute()) for folder in folders))
-            raise origin.error(key, f"{holder[at]} given, but there is no such file in {looked}")
+            raise origin.error(key, f"{holder[at]} given, but there is no such file in {looked}; correct the path")
         paths.setdefault(path.resolve(), key)
         if key[:2] != ("tracking", "also"):
             deciding.add(path.resolve())
@@ -344,7 +349,8 @@ def _apply(raw: dict[str, Any], path: Key, value: Any, origin: Origin) -> None:
     for depth, key in enumerate(path[:-1]):
         section = section.setdefault(key, {})
         if not isinstance(section, dict):
-            raise origin.error(path, f"{'.'.join(path[: depth + 1])} is not a mapping, so its keys cannot be set")
+            section_key = ".".join(path[: depth + 1])
+            raise origin.error(path, f"{section_key} is not a mapping, so it has no keys; set {section_key} itself")
     if path[:-1] in NAMED_SECTIONS and path[-1] == "name" and section.get("name") != value:
         section.clear()  # the fields of the previous method do not apply to the new one
     section[path[-1]] = value

@@ -28,16 +28,16 @@ VALIDATED = ("accuracy/val", "accuracy/val_current")
 def refuse_secrets(parsed: ParsedScenario) -> None:
     """Refuse secrets in the scenario, because the run folder and MLflow's parameters show it."""
     instead = {
-        "tracking.uri": f"put them into {USER} and {PASSWORD}",
-        "checkpoint.folder": "put them where its fsspec package looks, such as AWS_ACCESS_KEY_ID and "
-        "AWS_SECRET_ACCESS_KEY, or a file in ~/.config/fsspec",
+        "tracking.uri": f"set the environment variables {USER} and {PASSWORD} instead",
+        "checkpoint.folder": "set the variables that its fsspec package reads instead, such as AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, or write a file in ~/.config/fsspec",
     }
     for name, value in parsed.flat().items():
         if isinstance(value, str) and holds_secret(value):
             raise parsed.origin.error(
                 tuple(name.split(".")),
                 "the address contains a user name, password or token, which the run folder and MLflow would show; "
-                f"{instead.get(name, 'leave them out')}",
+                f"{instead.get(name, 'remove it from the address')}",
             )
 
 
@@ -51,21 +51,24 @@ def refuse_unusable_folders(parsed: ParsedScenario) -> None:
     }
     for key, folder in folders.items():
         if not folder.isprintable():
-            raise origin.error(key, f"{folder!r} given, which is not a folder name; use printable characters only")
+            raise origin.error(
+                key, f"{folder!r} contains characters that cannot be printed; use printable characters only"
+            )
         if str(expanded(folder)).startswith("~"):
             raise origin.error(
-                key, f"{folder} given, but there is no such user; give a folder, or ~ for your home folder"
+                key, f"{folder} names the home folder of an unknown user; give a folder, or ~/ for your home folder"
             )
     if "://" in parsed.output:
         raise origin.error(
             ("output",),
-            f"{parsed.output} given, but run folders are local; give a folder, and the address as checkpoint.folder",
+            f"{parsed.output} given, but run folders are local; set `output` to a folder, and to store checkpoints at "
+            "this address, set checkpoint.folder",
         )
     if is_process_memory(parsed.checkpoint.folder or ""):
         raise origin.error(
             ("checkpoint", "folder"),
-            f"{parsed.checkpoint.folder} given, which is memory of this process and is lost when it ends; "
-            "choose a folder, or an address that outlives the process",
+            f"{parsed.checkpoint.folder} given, but checkpoints in the memory of this process are lost when it ends; "
+            "choose a folder, or an address of other storage",
         )
 
 
@@ -74,7 +77,8 @@ def refuse_augmentation(scenario: Scenario) -> None:
     dataset = scenario.dataset
     if scenario.data.augment and dataset.input_spec.kind != "image":
         raise scenario.origin.error(
-            ("data", "augment"), f"true given, but {dataset.name} has {dataset.input_spec}, not images; allowed: false"
+            ("data", "augment"),
+            f"augmentation needs images, but {dataset.name} has {dataset.input_spec}; set data.augment to false",
         )
 
 
@@ -84,13 +88,13 @@ def refuse_global_test(scenario: Scenario) -> None:
     if evaluation.global_test and scenario.data.split in ("pooled811", "listed"):
         raise origin.error(
             ("evaluation", "global_test"),
-            f"true given, but with data.split {scenario.data.split} clients train on published test samples; "
-            "use data.split published or pfedhn",
+            f"true given, but with data.split {scenario.data.split}, clients also train on samples of the published "
+            "test set; set data.split to published or pfedhn, or this key to false",
         )
     if evaluation.global_every is not None and evaluation.global_every % evaluation.every:
         raise origin.error(
             ("evaluation", "global_every"),
-            f"{evaluation.global_every} given, which is no multiple of evaluation.every ({evaluation.every})",
+            f"{evaluation.global_every} is not a multiple of evaluation.every ({evaluation.every}); choose a multiple",
         )
     if evaluation.global_every is not None and not evaluation.global_test:
         raise origin.error(("evaluation", "global_every"), "needs evaluation.global_test: true; set it")
@@ -106,7 +110,7 @@ def refuse_tests_without_rounds(scenario: Scenario) -> None:
     if evaluation.all_every % evaluation.every:
         raise origin.error(
             ("evaluation", "all_every"),
-            f"{evaluation.all_every} given, which is no multiple of evaluation.every ({evaluation.every})",
+            f"{evaluation.all_every} is not a multiple of evaluation.every ({evaluation.every}); choose a multiple",
         )
 
 
@@ -124,13 +128,14 @@ def refuse_unusable_stop(scenario: Scenario) -> None:
     if stop.metric in VALIDATED and scenario.data.split == "published":
         raise origin.error(
             ("stop", "metric"),
-            f"{stop.metric} given, but with data.split published clients have no validation samples; "
-            "use data.split pooled811 or pfedhn, or another metric",
+            f"{stop.metric} needs validation samples, but with data.split published, clients have none; set data.split "
+            "to pooled811 or pfedhn, or choose another metric",
             cause=("data", "split"),
         )
     if stop.target is not None and stop.metric.startswith("accuracy/") and not 0 < stop.target <= 1:
         raise origin.error(
-            ("stop", "target"), f"{stop.target:g} given; allowed for {stop.metric}: greater than 0 and at most 1"
+            ("stop", "target"),
+            f"{stop.target:g} given, but {stop.metric} is an accuracy; allowed: greater than 0 and at most 1",
         )
 
 
@@ -138,20 +143,21 @@ def refuse_unusable_keep(scenario: Scenario) -> None:
     """Refuse checkpoints without the last ones, and a best round by validation that is never measured or saved."""
     checkpoint, origin, key = scenario.checkpoint, scenario.origin, ("checkpoint", "keep")
     if "last" not in checkpoint.keep:
-        raise origin.error(key, "last is missing, from which a run continues; give [last] or [last, best_val]")
+        raise origin.error(key, "'last' is missing, but resuming a run needs it; give [last] or [last, best_val]")
     if "best_val" not in checkpoint.keep:
         return
     if checkpoint.every == 0:
         raise origin.error(
             key,
-            "best_val given, but checkpoint.every is 0, so no state is saved; change one of them",
+            "best_val given, but checkpoint.every is 0, so no state is saved; set checkpoint.every to auto, or remove "
+            "best_val",
             cause=("checkpoint", "every"),
         )
     if scenario.data.split == "published":
         raise origin.error(
             key,
-            "best_val given, but with data.split published clients have no validation samples; "
-            "use data.split pooled811 or pfedhn, or give [last]",
+            "best_val needs validation samples, but with data.split published, clients have none; set data.split to "
+            "pooled811 or pfedhn, or remove best_val",
             cause=("data", "split"),
         )
 
@@ -163,7 +169,7 @@ def refuse_unsuited_algorithm(scenario: Scenario) -> None:
         raise scenario.origin.error(
             ("clients", "models"),
             f"{len(scenario.architectures)} architectures given ({', '.join(scenario.architectures)}), but "
-            f"{name} averages networks of one architecture; give one, or choose another method",
+            f"{name} averages networks of one architecture; give one architecture, or choose another method",
             cause=("algorithm", "name"),
         )
     if scenario.declared.public_data and scenario.data.public is None:

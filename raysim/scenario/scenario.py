@@ -145,18 +145,18 @@ class Scenario(ParsedScenario):
         training = self.training
         if training.optimizer != "sgd" and training.momentum:
             texts.append(
-                f"training.momentum: {training.momentum:g} is not used, as the optimizer is {training.optimizer}"
+                f"training.momentum: {training.momentum:g} has no effect, because the optimizer is {training.optimizer}"
             )
         if training.stragglers and max(one.epochs for one in (training, *self.own_training.values())) == 1:
-            texts.append("training.stragglers: it has no effect, as all clients train for 1 epoch")
+            texts.append("training.stragglers: this section has no effect, because all clients train for 1 epoch only")
         schedule: object = training.schedule
         if isinstance(schedule, WarmsUp) and schedule.warmup >= self.rounds:
             texts.append(
-                f"training.schedule.warmup: {schedule.warmup} given, so that all {self.rounds} rounds are warm-up"
+                f"training.schedule.warmup: {schedule.warmup} rounds given, so all {self.rounds} rounds are warm-up"
             )
         for name, warmup in self.warmup.items():
             if warmup >= self.rounds:
-                texts.append(f"algorithm.{name}: {warmup} given, so that all {self.rounds} rounds are warm-up")
+                texts.append(f"algorithm.{name}: {warmup} rounds given, so all {self.rounds} rounds are warm-up")
         return tuple(texts)
 
     @property

@@ -40,7 +40,7 @@ Modules = Callable[[str], bytes | None]
 class UnreadableError(Exception):
     """The text of a file does not reveal the declaration. The message says why, and what to do."""
 
-    def __init__(self, why: str, remedy: str = "`raysim validate SCENARIO --run-code` runs it and prints the fields"):
+    def __init__(self, why: str, remedy: str = "`raysim validate SCENARIO --run-code` runs the file and shows fields"):
         super().__init__(f"{why}; {remedy}")
 
 
@@ -77,8 +77,8 @@ def _not_one(file: File, named: list[ast.ClassDef], found: list[ast.ClassDef], n
     for cls in reversed(named):  # helpers come first
         for base in cls.bases:
             if file.base(base, cls) is None:  # nor is it `Algorithm`, since `cls` is no algorithm
-                where = "in raysim.algorithms, in the file or in a file of the same folder"
-                return UnreadableError(f"the base class {cut(_text(base))} of {cls.name} is not a class {where}")
+                where = "in raysim.algorithms, in this file or in a file of the same folder"
+                return UnreadableError(f"the base class {cut(_text(base))} of {cls.name} was not found {where}")
     called = f" called {cut(name)}" if name else ""
     return UnreadableError(f"it contains no algorithm{called}", "give a file with a subclass of raysim.Algorithm")
 

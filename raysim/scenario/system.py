@@ -86,7 +86,7 @@ def read_system(parsed: ParsedScenario) -> tuple[System | None, dict[str, Any] |
         if name in trace:
             if value is not None:
                 raise origin.error(
-                    key, f"given, but the file of system.trace also has the column {name}; remove one of them"
+                    key, f"the file of system.trace also has the column {name}; remove this key or that column"
                 )
             key = ("system", "trace")
         if isinstance(value, dict):
@@ -116,11 +116,16 @@ def _trace(parsed: ParsedScenario, name: str) -> tuple[dict[str, Floats], str]:
         sha = hashlib.sha256(path.read_bytes()).hexdigest()
         table = _table(path)
     except OSError as error:
-        raise origin.error(key, f"{name} given, which cannot be read ({reason(error)}); give a readable file") from None
+        raise origin.error(key, f"{name} cannot be read ({reason(error)}); give a readable file") from None
     except ValueError as error:  # pyarrow's own, too
-        raise origin.error(key, f"{name} given, which cannot be read ({' '.join(str(error).split())})") from None
+        wrong = " ".join(str(error).split())
+        raise origin.error(key, f"{name} cannot be read ({wrong}); give a CSV or Parquet file") from None
     if given.trace_sha256 not in (None, sha):
-        raise origin.error(key, f"{name} has the SHA-256 {sha[:12]}, but system.trace_sha256 is {given.trace_sha256}")
+        raise origin.error(
+            key,
+            f"{name} has the SHA-256 {sha[:12]}, but system.trace_sha256 is {given.trace_sha256}; restore the file, or "
+            "remove system.trace_sha256",
+        )
     try:
         return _columns(table, parsed.clients.number), sha
     except ScenarioError as error:
@@ -143,7 +148,8 @@ def _columns(table: pa.Table, count: int) -> dict[str, Floats]:
     strange = [name for name in names if name != "client" and name not in PROPERTIES]
     if "client" not in names or len(names) < 2 or strange or len({*names}) < len(names):
         raise ScenarioError(
-            f"it has the columns {', '.join(names) or 'none'}; allowed: client and any of {', '.join(PROPERTIES)}"
+            f"the file has the columns {', '.join(names) or 'none'}; give it the column client and one or more of "
+            f"{', '.join(PROPERTIES)}"
         )
     column = {}
     for name in names:

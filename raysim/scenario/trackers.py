@@ -44,7 +44,7 @@ def check_packages(parsed: ParsedScenario) -> None:
         name = entry.get("name")
         if name in TRACKERS and find_spec(str(name)) is None:
             raise parsed.origin.error(
-                key, f"{name} needs the package {name}; install it with: pip install 'raysim[{name}]'"
+                key, f"the tracker {name} needs the package {name}; install it with: pip install 'raysim[{name}]'"
             )
 
 
@@ -83,7 +83,9 @@ def _maker(parsed: ParsedScenario, key: Key, entry: Mapping[str, Any]) -> Callab
         if reference is None:
             known = ", ".join(TRACKERS)
             raise origin.error(
-                key, f"unknown tracker {name!r}{suggest(name, TRACKERS)} (available: {known}, or ./mine.py:Name)"
+                key,
+                f"unknown tracker {name!r}{suggest(name, TRACKERS)} (available: {known}, or your own, such as "
+                "./mine.py:Name)",
             )
         parsed.own_code.activate()
         try:

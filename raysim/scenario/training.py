@@ -43,10 +43,12 @@ def own_training_of(parsed: ParsedScenario) -> dict[int, Training]:
         names = type(override).model_fields.keys() - Selected.model_fields.keys()
         changes = {name: getattr(override, name) for name in names if getattr(override, name) is not None}
         if not changes:
-            raise parsed.origin.error(key, "changes no setting; give one, such as `lr`, or remove the override")
+            raise parsed.origin.error(key, "this override changes no setting; set one, such as `lr`, or remove it")
         if not clients:
             raise parsed.origin.error(
-                key, "selects no client, or only clients that earlier overrides select; move it forward, or remove it"
+                key,
+                "this override applies to no client: it selects none, or earlier overrides select the same clients; "
+                "move it before them, or remove it",
             )
         settings = training.model_copy(update=changes)
         _refuse_nesterov(parsed, settings, key)
@@ -58,10 +60,10 @@ def _refuse_nesterov(parsed: ParsedScenario, training: Training, key: Key) -> No
     if training.nesterov and training.optimizer != "sgd":
         raise parsed.origin.error(
             (*key, "nesterov"),
-            f"true given with optimizer {training.optimizer}; set it to false, or use optimizer sgd",
+            f"true given, but the optimizer is {training.optimizer}; set `nesterov` to false, or `optimizer` to sgd",
         )
     if training.nesterov and not training.momentum:
-        raise parsed.origin.error((*key, "nesterov"), "true given with momentum 0; set a momentum greater than 0")
+        raise parsed.origin.error((*key, "nesterov"), "true given, but momentum is 0; set `momentum` greater than 0")
 
 
 def together_of(
@@ -98,7 +100,8 @@ def together_of(
     if reason and max(sizes.values()) > 1:
         raise parsed.origin.error(
             ("training", "together"),
-            f"{max(sizes.values())} given, but {reason} requires that each client trains alone; allowed: 1 or auto",
+            f"{max(sizes.values())} given, but {reason} requires that each client trains alone; set this key to 1 or "
+            "auto, or remove that key",
             cause=tuple(reason.split(".")),
         )
     return sizes

@@ -80,7 +80,10 @@ def read_text(path: Path) -> str:
     if path.suffix == ".py":
         beside = path.with_suffix(".yaml")
         give = f"give its scenario, {beside}" if beside.is_file() else "give a scenario file (.yaml)"
-        raise ScenarioError(f"{path}: is Python code; {give}, or --set algorithm.name=./{path.name} with a scenario")
+        raise ScenarioError(
+            f"{path}: this file is Python code, not a scenario; {give}, or add --set algorithm.name=./{path.name} to "
+            "another scenario"
+        )
     return text
 
 
@@ -103,7 +106,7 @@ def parse(text: str, file: str) -> dict[str, Any]:
     if raw is None:
         raise ScenarioError(f"{file}: the file is empty; a scenario is a mapping of keys and values")
     if not isinstance(raw, dict):
-        raise ScenarioError(f"{file}: a scenario is a mapping of keys and values, not {shown(raw)}")
+        raise ScenarioError(f"{file}: a scenario must be a mapping of keys and values, but the file has {shown(raw)}")
     return raw
 
 

@@ -202,7 +202,7 @@ def test_describe_a_file_gives_its_columns(capfd: pytest.CaptureFixture[str], mo
 
 def test_adam_says_that_momentum_is_not_used(capfd: pytest.CaptureFixture[str]):
     code, _, err = run(capfd, "validate", QUICKSTART, "--set", "training.optimizer=adam")
-    notify = "note: training.momentum: 0.9 is not used, as the optimizer is adam\n"
+    notify = "note: training.momentum: 0.9 has no effect, because the optimizer is adam\n"
     assert (code, err) == (0, f"{notify}{QUICKSTART}: valid\n")
     without = ["--set", "training.optimizer=adam", "--set", "training.momentum=0"]
     assert run(capfd, "validate", QUICKSTART, *without)[2] == f"{QUICKSTART}: valid\n"
@@ -357,9 +357,12 @@ def test_a_method_is_no_scenario(capfd: pytest.CaptureFixture[str], workplace: P
     Path("mine.py").write_text("import raysim\n")
     code, _, err = run(capfd, command, "mine.py")
     how = "or --set algorithm.name=./mine.py with a scenario"
-    assert (code, err) == (2, f"raysim: mine.py: is Python code; give a scenario file (.yaml), {how}\n")
+    assert (code, err) == (
+        2,
+        f"raysim: mine.py: this file is Python code, not a scenario; give a scenario file (.yaml), {how}\n",
+    )
     Path("mine.yaml").write_text("name: mine\n")
-    assert f"is Python code; give its scenario, mine.yaml, {how}" in run(capfd, command, "mine.py")[2]
+    assert f"is Python code, not a scenario; give its scenario, mine.yaml, {how}" in run(capfd, command, "mine.py")[2]
 
 
 @pytest.mark.parametrize(("args", "sentence"), REFUSED, ids=[" ".join(args)[-50:] for args, _ in REFUSED])

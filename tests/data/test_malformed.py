@@ -233,7 +233,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "natural without ids": (
         good(partition={"name": "natural"}),
-        "data.partition.name: partition 'natural' needs `by`, the column of client ids",
+        "data.partition.name: partition 'natural' needs client ids, but `by` is not set; set data.partition.by to",
     ),
     "no test part": (good(split="published"), "data.split: published given, but csv has no test part"),
     "no test part, by ids": (
@@ -242,12 +242,12 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "a key of another kind": (
         good(size=8),
-        "data.size: 8 given, but data set csv has no such key; only parquet, images",
+        "data.size: 8 given, but the data set csv does not use this key; remove it",
     ),
-    "augmented features": (good(augment=True), "data.augment: true given, but csv has 3 features, not images"),
+    "augmented features": (good(augment=True), "data.augment: augmentation needs images, but csv has 3 features"),
     "constants that do not fit": (
         good(normalise={"mean": [0, 0], "std": [1, 1]}),
-        "2 numbers given; allowed for csv: 1 or 3",
+        "2 numbers given; for csv, give 1 or 3",
     ),
     "other columns in the test part": (other_columns, "test.csv has the feature columns a, b, d, but "),
     "a truncated Parquet file": (truncated, "mine.parquet: cannot be read and may be damaged"),
@@ -384,7 +384,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "a sample twice": (listed(client=[0, 0], sample=[1, 1]), "lists the same sample twice for one client"),
     "the published test part, dealt": (
         lambda: {**listed()(), "global_test": True},
-        "evaluation.global_test: true given, but with data.split listed clients train on published",
+        "evaluation.global_test: true given, but with data.split listed, clients also train on",
     ),
     "parts that are lists": (listed(part=[["train"], ["test"]]), "has a column part of type list<"),
     "parts that are no text": (listed(part=[b"\xff", b"train"]), "has a column part of type binary; allowed: text"),

@@ -263,10 +263,12 @@ def test_unknown_ids_and_counts_are_refused(workplace: Path) -> None:
     table(workplace / "mine.csv", 40, users=4)
     data = {"name": "csv", "path": "mine.csv", "features": "[abc]", "partition": {"name": "natural", "by": "user"}}
     with pytest.raises(
-        ScenarioError, match=r"clients\.count: 7 given, but partition natural makes 4 clients; allowed: 4"
+        ScenarioError, match=r"clients\.count: 7 given, but partition natural makes 4 clients; set this key to 4"
     ):
         checked(data, clients={"count": 7, "models": ["mlp_s"]})
-    with pytest.raises(ScenarioError, match=r"clients\.count: 'auto' given, but partition iid works with any number"):
+    with pytest.raises(
+        ScenarioError, match=r"clients\.count: 'auto' given, but partition iid does not decide the number"
+    ):
         checked(
             {**data, "partition": {"name": "iid"}, "features": "[abc]"}, clients={"count": "auto", "models": ["mlp_s"]}
         )

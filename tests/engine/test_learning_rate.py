@@ -82,7 +82,7 @@ def test_a_warm_up_is_recorded_where_there_is_one() -> None:
     assert schedule("{name: cosine, warmup: 2}") == {"name": "cosine", "warmup": 2, "floor": 0.0}
     assert schedule("{name: cosine}") == {"name": "cosine", "floor": 0.0}  # as in runs from before the key
     (warning,) = Scenario.of(loaded("training.schedule={name: constant, warmup: 3}")).warnings
-    assert warning == "training.schedule.warmup: 3 given, so that all 3 rounds are warm-up"
+    assert warning == "training.schedule.warmup: 3 rounds given, so all 3 rounds are warm-up"
 
 
 def of(schedule: str) -> Outcome:

@@ -150,7 +150,9 @@ def test_stragglers_without_effect_are_warned_of() -> None:
     def warnings(*sets: str) -> tuple[str, ...]:
         return Scenario.of(loaded("training.stragglers={share: 0.5}", *sets)).warnings
 
-    assert warnings() == ("training.stragglers: it has no effect, as all clients train for 1 epoch",)
+    assert warnings() == (
+        "training.stragglers: this section has no effect, because all clients train for 1 epoch only",
+    )
     assert not warnings("training.epochs=2") and not warnings("training.overrides=[{clients: 0-1, epochs: 2}]")
 
 

@@ -50,11 +50,11 @@ def images(count: int, channels: int = 3, side: int = 32) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "allowed"),
-    [("pixels", "tokens", "a method without encoder"), ("mobilenet_v3_small", "features", "pixels")],
+    ("name", "kind", "remedy"),
+    [("pixels", "tokens", "choose a method without an encoder"), ("mobilenet_v3_small", "features", "give pixels")],
 )
-def test_an_encoder_reads_only_what_it_can(name: str, kind: Kind, allowed: str) -> None:
-    with pytest.raises(ValueError, match=rf"^encoder: {name} given, which cannot encode {kind}; allowed: {allowed}$"):
+def test_an_encoder_reads_only_what_it_can(name: str, kind: Kind, remedy: str) -> None:
+    with pytest.raises(ValueError, match=rf"^encoder: {name} cannot encode {kind}; {remedy}$"):
         build_encoder(name, kind)
 
 

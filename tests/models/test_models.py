@@ -319,7 +319,7 @@ def test_refusals_are_one_sentence() -> None:
         ("cnn_1", "did you mean 'cnn1'"),
         ("resnet_18", "did you mean 'resnet18'"),
         ("hks-resnet16", "did you mean 'hks_resnet16'"),
-        ("zzz", "`raysim list models` names all of them"),
+        ("zzz", "`raysim list models` shows all models"),
     ],
 )
 def test_unknown_names_get_the_nearest_one(wrong: str, hint: str) -> None:

@@ -238,22 +238,26 @@ class TestRuns:
     ("sets", "files", "sentence"),
     [
         ("algorithm.name=./none.py", {}, "./none.py given, but there is no such file in "),
-        ("algorithm.name=./mine.py:Nope", {}, "mine.py: contains 0 Algorithm classes called Nope; it must contain one"),
+        (
+            "algorithm.name=./mine.py:Nope",
+            {},
+            "mine.py: contains no subclasses of raysim.Algorithm called Nope; add one",
+        ),
         (
             "algorithm.name=./random.py",
             {"random.py": ""},
-            "random.py: Python has another module 'random'; give the file another name",
+            "random.py: an installed module also has the name 'random'; rename the file",
         ),
         (
             "algorithm.name=./my-own.py",
             {"my-own.py": ""},
-            "'my-own' is not a module name; use letters, digits and _",
+            "'my-own' is not a valid module name; use letters, digits and _",
         ),
         ("algorithm.name=./evil.py", {"evil.py": "def f(:\n"}, "evil.py: cannot be imported: invalid syntax (line 1)"),
         (
             "algorithm.name=./evil.py",
             {"evil.py": "from .nets import x\n"},
-            "evil.py: line 1: relative import; use ",
+            "evil.py: line 1: the import is relative; use ",
         ),
         (
             "algorithm.name=./evil.py",
@@ -287,12 +291,12 @@ class TestRuns:
         (
             "clients.models=['./nets.py:Small']",
             {},
-            "['nets.py:Small'] do not determine the width of representations: set clients.feature_dim",
+            "unknown width of the representations of nets.py:Small; set clients.feature_dim",
         ),
         (
             "clients.models=['./nets.py:Small', './sub/nets.py:Small']",
             {"sub/nets.py": ""},
-            "there is another nets.py, ",
+            "has the same name nets.py; rename one of them",
         ),
     ],
 )
@@ -417,14 +421,17 @@ class TestNothingRunsUnannounced:
         place(EVIL["in a default"], folder)
         said = ran("describe", str(folder / "evil.py"), capsys=capsys, code=2)
         assert "cannot describe the method from the file's text: the value of header_lr is computed (" in said
-        assert "`raysim validate SCENARIO --run-code` runs it and prints the fields" in said
+        assert "`raysim validate SCENARIO --run-code` runs the file and shows fields" in said
         assert not mark.exists()
 
     @pytest.mark.parametrize(
         ("line", "sentence"),
         [
-            ("profiles: ClassVar[Any] = [1]", "profiles is [1]; it must map names to mappings of fields and values"),
-            ("profiles: ClassVar[Any] = {'official': 3}", "profiles is {'official': 3}; it must map names"),
+            ("profiles: ClassVar[Any] = [1]", "`profiles` is [1]; set it to a mapping of names to mappings of fields"),
+            (
+                "profiles: ClassVar[Any] = {'official': 3}",
+                "`profiles` is {'official': 3}; set it to a mapping of names",
+            ),
             ("extra: __builtins__ = 1", "a field has a type that a scenario cannot contain"),
             ("extra: [int] = 1", "a field has a type that a scenario cannot contain"),
             ("extra: Pattern = 1", "a field has a type that a scenario cannot contain"),
@@ -668,7 +675,7 @@ def test_data_in_the_place_of_code(folder: Path, capsys: pytest.CaptureFixture[s
     with (folder / "nets.py").open("wb") as file:
         file.truncate(3 << 30)  # takes no disk
     said = ran("validate", str(folder / "s.yaml"), capsys=capsys, code=2)
-    assert "nets.py: has more than 10000000 bytes; keep data in separate files" in said
+    assert "nets.py: is larger than 10000000 bytes; move data to separate files" in said
 
 
 def test_a_metric_that_has_no_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,7 +115,10 @@ def test_only_rounds_that_test_all_that_the_last_one_tests_count(workplace: Path
     ("sets", "sentence"),
     [
         (["stop={}"], r"stop: give `patience`, `target`, or both"),
-        (["stop={target: 70}"], r"stop\.target: 70 given; allowed for accuracy/val: greater than 0 and at most 1"),
+        (
+            ["stop={target: 70}"],
+            r"stop\.target: 70 given, but accuracy/val is an accuracy; allowed: greater than 0 and at most 1",
+        ),
         (["stop={target: 0.7, metric: accuracy/global}"], r"accuracy/global needs evaluation\.global_test: true"),
         (["stop={target: 0.7}", "data.split=published"], r"accuracy/val given, but with data\.split published clients"),
         (["stop={patience: 0}"], r"stop\.patience: 0 given; allowed: at least 1"),

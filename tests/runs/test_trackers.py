@@ -156,10 +156,13 @@ def test_refused(place: Path, also: str, sentence: str) -> None:
     [
         ("[./mine.py:NoTracker]", "tracking.also.0: mine.py:NoTracker: lacks the method 'log' of a tracker; add it"),
         ("[{name: ./mine.py:JsonLines, file: x}]", "tracking.also.0: cannot create JsonLines: TypeError: "),
-        ("[tensorboard]", "tracking.also.0: tensorboard needs the package tensorboard; install it with: pip install"),
+        (
+            "[tensorboard]",
+            "tracking.also.0: the tracker tensorboard needs the package tensorboard; install it with: pip install",
+        ),
         (
             "[{name: wandb}]",
-            "tracking.also.0: wandb needs the package wandb; install it with: pip install 'raysim[wandb]'",
+            "tracking.also.0: the tracker wandb needs the package wandb; install it with: pip install 'raysim[wandb]'",
         ),
     ],
 )

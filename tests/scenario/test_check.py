@@ -16,7 +16,7 @@ from tests.engine.scenarios import loaded
 
 def test_a_run_that_is_all_warm_up() -> None:
     assert Scenario.of(loaded("algorithm={name: hks, warmup: 3}")).warnings == (
-        "algorithm.warmup: 3 given, so that all 3 rounds are warm-up",
+        "algorithm.warmup: 3 rounds given, so all 3 rounds are warm-up",
     )
     assert Scenario.of(loaded("algorithm={name: hks, warmup: 2}")).warnings == ()
 
@@ -46,7 +46,7 @@ class Waits(Algorithm[None, None, None]):
 
 def test_a_method_of_a_user_declares_its_warm_up(tmp_path: Path) -> None:
     (file := tmp_path / "waits.py").write_text(WAITS)
-    told = "algorithm.alone: 4 given, so that all 3 rounds are warm-up"
+    told = "algorithm.alone: 4 rounds given, so all 3 rounds are warm-up"
     assert Scenario.of(loaded(f"algorithm={{name: {file}}}")).warnings == (told,)
     assert Scenario.of(loaded(f"algorithm={{name: {file}, alone: 2}}")).warnings == ()
     waits = loaded(f"algorithm={{name: {file}, alone: 2}}")
@@ -55,7 +55,9 @@ def test_a_method_of_a_user_declares_its_warm_up(tmp_path: Path) -> None:
 
 
 def test_run_folders_are_local() -> None:
-    with pytest.raises(ScenarioError, match=r"output: s3://bucket/runs given, but run folders are local; give a"):
+    with pytest.raises(
+        ScenarioError, match=r"output: s3://bucket/runs given, but run folders are local; set `output` to a"
+    ):
         Scenario.of(loaded("output=s3://bucket/runs"))
 
 
@@ -103,7 +105,7 @@ def test_who_trains_together_is_written_down(sets: list[str], found: dict[str, i
         (
             ["training.together=2", "failure.max_failed_fraction=0.5"],
             "training.together: 2 given, but failure.max_failed_fraction requires that each client trains "
-            "alone; allowed: 1",
+            "alone; set this key to 1",
         ),
     ],
 )

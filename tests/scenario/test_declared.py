@@ -172,10 +172,10 @@ def test_ways_to_inherit(imports: str, base: str, line: str, tmp_path: Path) -> 
         (
             "Base = make()",
             "Base",
-            "the base class Base of Mine is not a class in raysim.algorithms, in the file or in a ",
+            "the base class Base of Mine was not found in raysim.algorithms, in this file or in a ",
         ),
-        ("from raysim.algorithms.fedavg import *", "FedAvg", "the base class FedAvg of Mine is not a class in raysim"),
-        ("from a import Base", "Base", "the base class Base of Mine is not a class in raysim.algorithms"),
+        ("from raysim.algorithms.fedavg import *", "FedAvg", "the base class FedAvg of Mine was not found in raysim"),
+        ("from a import Base", "Base", "the base class Base of Mine was not found in raysim.algorithms"),
         (
             "from raysim.core import Algorithm\nclass A(Algorithm):\n    a: int = 1 + 1",
             "A",

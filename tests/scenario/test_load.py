@@ -172,7 +172,7 @@ REFUSED = [
     ("resources.overrides=[3]", "resources.overrides.0: 3 given; allowed: a mapping of keys and values"),
     ("training={1: 2}", "training.1: keys must be text"),
     ("training={lr: {a: {b: 1}}}", "training.lr: {a: {b: 1}} given; allowed: a number"),
-    ("rounds.x=1", "rounds.x: rounds is not a mapping, so its keys cannot be set"),
+    ("rounds.x=1", "rounds.x: rounds is not a mapping, so it has no keys; set rounds itself"),
     ("training.lr", "--set training.lr: write it as key.key=value, for example training.lr=0.1"),
     ("=3", "--set =3: write it as key.key=value"),
     ("a..b=3", "--set a..b=3: write it as key.key=value"),
@@ -305,8 +305,8 @@ BAD_YAML = [
     ("\x00", ": not valid YAML: "),
     ("", ": the file is empty; a scenario is a mapping of keys and values"),
     ("# name: a\n", ": the file is empty; a scenario is a mapping of keys and values"),
-    ("- a\n- b\n", ": a scenario is a mapping of keys and values, not [a, b]"),
-    ("just text", ": a scenario is a mapping of keys and values, not 'just text'"),
+    ("- a\n- b\n", ": a scenario must be a mapping of keys and values, but the file has [a, b]"),
+    ("just text", ": a scenario must be a mapping of keys and values, but the file has 'just text'"),
     ("1: 2\n", ": 1: keys must be text"),
     ("{[1, 2]: 3}", ", line 1: not valid YAML: found unhashable key"),
     ("? {a: b}\n: 3\n", ", line 1: not valid YAML: found unhashable key"),
@@ -391,13 +391,13 @@ COMBINATIONS = [
     (["evaluation.global_every=2"], "evaluation.global_every: needs evaluation.global_test: true"),
     (
         ["data.split=published", "evaluation={global_test: true, every: 2, global_every: 3}"],
-        "evaluation.global_every: 3 given, which is no multiple of evaluation.every (2)",
+        "evaluation.global_every: 3 is not a multiple of evaluation.every (2)",
     ),
     (["evaluation.clients=some"], "evaluation.clients: 'some' given; allowed: 'participants' or 'all'"),
     (["evaluation.all_every=2"], "evaluation.all_every: needs evaluation.clients: all; set it"),
     (
         ["evaluation={clients: all, every: 2, all_every: 3}"],
-        "evaluation.all_every: 3 given, which is no multiple of evaluation.every (2)",
+        "evaluation.all_every: 3 is not a multiple of evaluation.every (2)",
     ),
     (
         ["stop={metric: accuracy/all_current, patience: 2}"],
@@ -405,17 +405,17 @@ COMBINATIONS = [
     ),
     (
         ["stop={metric: accuracy/val_current, patience: 2}", "evaluation.clients=all", "data.split=published"],
-        "accuracy/val_current given, but with data.split published clients have no validation samples",
+        "accuracy/val_current needs validation samples, but with data.split published, clients have none",
     ),
-    (["checkpoint.keep=[best_val]"], "checkpoint.keep: last is missing, from which a run continues; give [last] or"),
+    (["checkpoint.keep=[best_val]"], "checkpoint.keep: 'last' is missing, but resuming a run needs it; give"),
     (["checkpoint.keep=[last, best]"], "checkpoint.keep.1: 'best' given; allowed: 'last' or 'best_val'"),
     (
         ["checkpoint={keep: [last, best_val], every: 0}"],
-        "checkpoint.keep: best_val given, but checkpoint.every is 0, so no state is saved; change one of them",
+        "checkpoint.keep: best_val given, but checkpoint.every is 0, so no state is saved; set",
     ),
     (
         ["checkpoint.keep=[last, best_val]", "data.split=published"],
-        "checkpoint.keep: best_val given, but with data.split published clients have no validation samples",
+        "checkpoint.keep: best_val needs validation samples, but with data.split published, clients have",
     ),
     (["resources.overrides=[{actors: 1}]"], "resources.overrides.0: give either `models` or `clients`"),
     (
@@ -434,22 +434,25 @@ COMBINATIONS = [
         ["training.overrides=[{models: [cnn1], lr: 1}]"],
         "training.overrides.0.models: 'cnn1' is not among clients.models (digits_mlp64, ",
     ),
-    (["training.overrides=[{clients: 0-3}]"], "training.overrides.0: changes no setting; give one, such as `lr`"),
+    (
+        ["training.overrides=[{clients: 0-3}]"],
+        "training.overrides.0: this override changes no setting; set one, such as `lr`",
+    ),
     (
         ["training.overrides=[{clients: 0-9, lr: 1}, {clients: 3-4, lr: 2}]"],
-        "training.overrides.1: selects no client, or only clients that earlier overrides select; move it forward",
+        "training.overrides.1: this override applies to no client: it selects none, or earlier overrides",
     ),
     (
         ["training.nesterov=true", "training.momentum=0"],
-        "training.nesterov: true given with momentum 0; set a momentum greater than 0",
+        "training.nesterov: true given, but momentum is 0; set `momentum` greater than 0",
     ),
     (
         ["training.nesterov=true", "training.optimizer=adamw"],
-        "training.nesterov: true given with optimizer adamw; set it to false, or use optimizer sgd",
+        "training.nesterov: true given, but the optimizer is adamw; set `nesterov` to false",
     ),
     (
         ["training.nesterov=true", "training.overrides=[{models: [digits_resnet], optimizer: adam}]"],
-        "training.overrides.0.nesterov: true given with optimizer adam; set it to false, or use optimizer sgd",
+        "training.overrides.0.nesterov: true given, but the optimizer is adam; set `nesterov` to false",
     ),
     (["data.split=published", "data.partition={name: hks, alpha: 0.0}"], "data.partition.alpha: 0.0 given"),
     (["data.split=pooled811", "data.partition={name: hks}"], "data.split: pooled811 given, but partition hks"),
@@ -496,11 +499,11 @@ def test_pixels_are_normalised_as_asked_for():
 @pytest.mark.parametrize(
     ("sets", "sentence"),
     [
-        (["data.normalise={mean: [1, 1], std: [1, 1]}"], "mean: 2 numbers given; allowed for digits: 1 or 3, and"),
-        (["data.normalise={mean: [1], std: [1, 1, 1]}"], "std: 3 numbers given; allowed for digits: 1 or 3, and"),
+        (["data.normalise={mean: [1, 1], std: [1, 1]}"], "mean: 2 numbers given; for digits, give 1 or 3 numbers, and"),
+        (["data.normalise={mean: [1], std: [1, 1, 1]}"], "std: 3 numbers given; for digits, give 1 or 3 numbers, and"),
         (
             ["data.name=cifar100", "clients.models=[cnn1]", "data.normalise={mean: [0], std: [1]}"],
-            "for cifar100: 3, and",
+            "for cifar100, give 3",
         ),
         (["data.normalise={mean: [0], std: [0]}"], "data.normalise.std.0: 0 given; allowed: greater than 0"),
         (["data.normalise={mean: [0, 0, 0], std: [1, 1, 1]}"], "digits_mlp64 needs 1x8x8 images"),
@@ -547,7 +550,8 @@ def test_a_scenario_is_shown_in_a_line() -> None:
 def test_a_sweep_is_no_scenario(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text("base: quickstart.yaml\nseeds: 1..3\n")
     with pytest.raises(
-        ScenarioError, match=r"sweep\.yaml: is a sweep, not a scenario; `raysim sweep` runs it, and with --dry-run"
+        ScenarioError,
+        match=r"sweep\.yaml: this file is a sweep, not a scenario; run it with `raysim sweep`, or add --dry-run",
     ):
         parse_scenario(tmp_path / "sweep.yaml")
 
@@ -561,5 +565,5 @@ def test_a_mapping_may_be_merged_into_another(tmp_path: Path):
 
 
 def test_a_value_with_hundreds_of_levels_is_refused():
-    with pytest.raises(ScenarioError, match=r"^scenario: a value has too many levels of lists or mappings; give"):
+    with pytest.raises(ScenarioError, match=r"^scenario: a value has too many nested lists or mappings; use"):
         parse_scenario(mapping(), [f"data.partition.deep={'[' * 300}{']' * 300}"])

@@ -110,12 +110,12 @@ def test_another_data_set(own: Path) -> None:
         (
             "{share: 0.0001}",
             "share",
-            "0.0001 given, which is 0 of 1437 training samples; must leave both public and private samples",
+            "0.0001 given, so 0 of 1437 training samples would be public; choose a share that gives",
         ),
         (
             "{share: 0.9999}",
             "share",
-            "0.9999 given, which is 1437 of 1437 training samples; must leave both public and private samples",
+            "0.9999 given, so 1437 of 1437 training samples would be public; choose a share that",
         ),
         ("{share: 0.1, samples: 0}", "samples", "0 given; allowed: at least 1"),
         ("{samples: 5}", "", "give either `share` (of this data set) or `name` (of another data set)"),
@@ -123,11 +123,15 @@ def test_another_data_set(own: Path) -> None:
         (
             "{name: digits}",
             "name",
-            "digits given, which is the clients' own data set; give `share` instead, or another",
+            "digits is already the data set of the clients; choose another data set, or set `share`",
         ),
         ("{name: cifar101}", "name", "'cifar101' given; did you mean 'cifar10"),
         ("{name: parquet}", "name", "'parquet' given; allowed: digits, mnist, fashion_mnist, cifar10"),
-        ("{name: cifar10}", "name", "cifar10 given, which has 3x32x32 images, but digits has 1x8x8 images; choose"),
+        (
+            "{name: cifar10}",
+            "name",
+            "cifar10 has 3x32x32 images, but the clients' data set digits has 1x8x8 images; choose",
+        ),
         ("{shar: 0.1}", "shar", "unknown key; did you mean 'share'?"),
         ("0.1", "", "0.1 given; allowed: a mapping"),
     ],

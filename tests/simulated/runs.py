@@ -1,7 +1,7 @@
 """Runs whose outcome is compared between devices, in a process of their own: torch keeps a device once it has it.
 
-`python -m tests.simulated.runs engine METHOD,METHOD KEY=VALUE...` runs the engine in this process. With `launch` instead,
-runs have folders, end after two rounds and are resumed; `ray` does this on actors.
+`python -m tests.simulated.runs engine METHOD,METHOD KEY=VALUE...` runs the engine in this process. With
+`launch` instead, runs have folders, end after two rounds and are resumed; `ray` does this on actors.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ def in_process(device: str, method: str, *sets: str) -> Found:
 
 
 def resumed(method: str, *sets: str) -> Found:
-    """State digest of a run that ended after two rounds and was resumed for two more."""
+    """State digest and accuracy of a run that was resumed after two rounds; whether it used an accelerator."""
     short = run(loaded(*of_method(method), "rounds=2", "checkpoint.every=1", *sets), quiet=True)
     longer = Run(short.folder).resume(sets=[f"rounds={ROUNDS}"], quiet=True)
-    return [str(longer.state_digest), str(longer.summary["final"]["accuracy/all"])]
+    used = longer.rounds["memory/gpu_peak_mb"].iloc[[1, -1]] > 0  # before and after the resumption
+    return [str(longer.state_digest), str(longer.summary["final"]["accuracy/all"]), str(used.tolist())]
 
 
 def found(mode: str, method: str, *sets: str) -> Found:

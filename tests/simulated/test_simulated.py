@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from raysim.plugins.registry import algorithm_names
@@ -54,6 +55,12 @@ def same(environment: dict[str, str], methods: list[str], *sets: str) -> None:
     assert not wrong, "\n".join(parts[0] for parts in wrong.values())
 
 
+def on_device(found: dict[str, Found]) -> dict[str, Found]:
+    """What runs on the CPU give, with the fact that they used an accelerator."""
+    assert all(used == "[False, False]" for *_, used in found.values())
+    return {method: [*same, "[True, True]"] for method, (*same, _) in found.items()}
+
+
 def test_a_method_gives_the_digest_of_the_cpu_and_a_tensor_on_the_cpu_is_an_error(environment: dict[str, str]) -> None:
     """In one process, since its start takes longer than both runs."""
     found = simulated(environment, "engine", f"fedgh,{MISPLACED}")
@@ -76,25 +83,40 @@ def test_every_method_gives_the_digest_of_the_cpu(environment: dict[str, str], s
     [
         TOGETHER,
         [*TOGETHER, "training.precision=bfloat16"],
-        [*TOGETHER, "clients.participation=0.5", "evaluation.model=current"],
+        [*TOGETHER, "evaluation={when: both, clients: all}"],
         ["failure={max_failed_fraction: 0.5}"],
         ["training.optimizer=adam", "training.momentum=0.0"],
         ["training.optimizer=adamw", "training.momentum=0.0", "data.augment=false"],
     ],
-    ids=["together", "together in bfloat16", "current", "failures", "adam", "adamw"],
+    ids=["together", "together in bfloat16", "tested more often", "failures", "adam", "adamw"],
 )
 def test_settings_of_a_run(environment: dict[str, str], sets: list[str]) -> None:
     same(environment, ["fedgh", "lg_fedavg", "hks"], *sets)
 
 
 @pytest.mark.large
-def test_a_run_on_the_device_is_resumed(
-    environment: dict[str, str], workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("kind", "models"),
+    [("tokens", "[gru, transformer]"), ("features", "[mlp_s, mlp_m]"), ("images", "[resnet10, vit_small]")],
+)
+def test_networks_for_other_samples(environment: dict[str, str], tmp_path: Path, kind: str, models: str) -> None:
+    rng = np.random.default_rng(1)
+    x = {
+        "tokens": rng.integers(0, 20, (160, 12)),
+        "features": rng.normal(size=(160, 7)).astype(np.float32),
+        "images": rng.integers(0, 255, (160, 32, 32, 3), dtype=np.uint8),
+    }[kind]
+    np.savez(tmp_path / "mine.npz", x=x, y=np.arange(160) % 4)
+    data = f"data={{name: numpy, path: {tmp_path / 'mine.npz'}, partition: {{name: iid}}}}"
+    same(environment, ["fedproto"], data, f"clients={{count: 4, models: {models}, feature_dim: 16}}")
+
+
+@pytest.mark.large
+def test_a_run_on_the_device_is_resumed(environment: dict[str, str], workplace: Path) -> None:
     """As `raysim launch` runs it: on the accelerator that it finds."""
     methods, sets = ["fedgh", "fedcache"], ["resources.memory_gb=0.000001"]
     found = simulated(environment, "launch", ",".join(methods), *sets, "resources.gpus_per_actor=auto")
-    assert found == {method: resumed(method, *sets) for method in methods}
+    assert found == on_device({method: resumed(method, *sets) for method in methods})
 
 
 @pytest.mark.large
@@ -103,4 +125,4 @@ def test_a_run_on_actors_is_resumed(environment: dict[str, str], workplace: Path
     methods = ["fedgh", "hks"]
     resources = "resources={actors: 3, gpus_per_actor: 0.25, memory_gb: 0.000001}"
     found = simulated(environment, "ray", ",".join(methods), "backend=ray", resources)
-    assert found == {method: resumed(method) for method in methods}
+    assert found == on_device({method: resumed(method) for method in methods})
