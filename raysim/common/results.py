@@ -19,7 +19,7 @@ Status = Literal["running", "closing", "finished", "failed", "interrupted"]
 
 METRICS: Mapping[str, str] = {
     "accuracy/participants": "mean test accuracy of the round's participants, each on its own test samples",
-    "accuracy/participants_pooled": "share of all test samples of the participants that they classified correctly",
+    "accuracy/participants_pooled": "correctly classified test samples of the participants, divided by all of them",
     "accuracy/participants_before": "mean test accuracy of the participants after they received the server's message "
     "and before they trained, if `evaluation.when` is `both`",
     "accuracy/all": "mean test accuracy of all clients, each with its latest own network as it was last tested; "
@@ -35,8 +35,8 @@ METRICS: Mapping[str, str] = {
     "but one are 0",
     "accuracy/macro_f1": "mean over clients of their macro-averaged F1, each with its latest model",
     "accuracy/val": "mean accuracy of all clients on their own validation samples, each with its latest model",
-    "accuracy/all_current": "mean test accuracy of all clients, each with a copy of its network that received the "
-    "message that the server would send next, if `evaluation.clients` is `all`",
+    "accuracy/all_current": "mean test accuracy of all clients, measured after a copy of each client's network "
+    "received the server's next message; only if `evaluation.clients` is `all`",
     "accuracy/all_current_std": "standard deviation over clients of their accuracies in accuracy/all_current",
     "accuracy/all_current_pooled": "correctly classified test samples in accuracy/all_current, divided by all test "
     "samples",

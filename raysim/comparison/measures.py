@@ -59,7 +59,7 @@ MEASURES: Mapping[str, str] = {
 TO_TARGET: Mapping[str, str] = {
     "rounds": "number of rounds until the mean test accuracy reaches A; `targets_on` chooses the clients",
     "mib": "MiB that all clients sent and received until the round that reached A",
-    "up_mib": "MiB that a client that takes part in every round sends until the accuracy reaches A",
+    "up_mib": "MiB sent until the accuracy reaches A, by a client that takes part in every round",
     "gflop": "floating-point operations of clients and server until the round that reached A, in 10^9",
     "virtual_s": "virtual seconds until the accuracy reached A, if the scenario has a section `system`",
 }

@@ -51,7 +51,7 @@ class TrialsCard:
         in_per_cent = " in %" if self._factor > 1 else ""
         text = f"{self.select}{in_per_cent} after the rounds, mean over {plural(len(self.seeds), 'seed')}"
         if len({trial.rounds for trial in self.trials}) > 1:
-            text += "; successive halving ended the trials with fewer rounds, which are only compared with each other"
+            text += "; successive halving ended some trials after fewer rounds and compared only trials of equal length"
         if open_ := sum(trial.score is None and not trial.failed for trial in self.trials):
             text += f"; {plural(open_, 'trial')} had not finished when the sweep last compared trials"
         return f"{text}."

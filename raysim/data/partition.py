@@ -126,7 +126,8 @@ def check_split(
     """Raise ScenarioError, like `check_partition`, for a split that the partition or the data set does not support."""
     if isinstance(setting, Hks) and split != "published":
         raise ScenarioError(
-            f"{split} given, but partition hks supports only the split published; give published", key="data.split"
+            f"{split} given, but partition `hks` supports only the split `published`; set data.split to published",
+            key="data.split",
         )
     if isinstance(setting, Listed) != (split == "listed"):
         raise ScenarioError(

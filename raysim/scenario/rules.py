@@ -61,8 +61,8 @@ def refuse_unusable_folders(parsed: ParsedScenario) -> None:
     if "://" in parsed.output:
         raise origin.error(
             ("output",),
-            f"{parsed.output} given, but run folders are local; set `output` to a folder, and to store checkpoints at "
-            "this address, set checkpoint.folder",
+            f"{parsed.output} given, but run folders are local; set `output` to a local folder. If you want "
+            "checkpoints at this address, set checkpoint.folder to it",
         )
     if is_process_memory(parsed.checkpoint.folder or ""):
         raise origin.error(

@@ -22,7 +22,7 @@ SWEEP: Mapping[str, str] = {
     "baseline": "the method, or the name in `runs`, that all others are compared with",
     "targets": "target accuracies; the comparison shows the rounds, MiB and operations until each is reached",
     "targets_on": "the clients whose mean test accuracy must reach a target: all (the default) or participants",
-    "tune": "keys whose values trials choose before the final runs, and how: see `raysim describe tune`",
+    "tune": "the keys to tune by trials before the final runs, and how to tune them: see `raysim describe tune`",
     "published": "a paper's values to compare with, as a mapping or a list of mappings: `file` is a CSV file, `rows` "
     "selects rows (column -> value), and `measures` assigns a measure to each metric (metric -> measure)",
 }

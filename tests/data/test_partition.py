@@ -278,7 +278,7 @@ def test_top_up_takes_what_is_wanted_from_the_largest():
             "data.partition.classes_per_client: 120 given, but cifar100 has 100 ",
         ),
         (Pathological(0), "pooled811", 10, "data.partition.classes_per_client: 0 given"),
-        (Hks(), "pooled811", 10, "data.split: pooled811 given, but partition hks"),
+        (Hks(), "pooled811", 10, "data.split: pooled811 given, but partition `hks`"),
         (Dirichlet(0.0), "pooled811", 10, "data.partition.alpha: 0.0 given"),
         (Dirichlet(float("nan")), "pooled811", 10, "data.partition.alpha: nan given"),
         (Dirichlet(min_samples=0), "pooled811", 10, "data.partition.min_samples: 0 given"),
