@@ -84,10 +84,12 @@ class TuningCard:
 
     @property
     def notes(self) -> list[str]:
-        """One sentence for the tuning, one per variant, and one for each reason why the result is less certain."""
+        """A sentence for the tuning, one per tuned variant, and one for each reason why the result is less certain."""
         seeds = f"{'seed' if len(self.seeds) == 1 else 'seeds'} {', '.join(map(str, self.seeds))}"
         notes = [f"tuned by {self.select} on {seeds}, {self.search} search: {self._budget}"]
-        notes += [variant.sentence for variant in self.variants]
+        notes += [variant.sentence for variant in self._begun]
+        if waiting := len(self.variants) - len(self._begun):
+            notes.append(f"the tuning of {plural(waiting, 'other variant')} has not begun")
         if self.untuned:
             notes.append(f"unequal tuning: {', '.join(self.untuned)} was not tuned")
         if self.uses_test:
@@ -99,15 +101,20 @@ class TuningCard:
         return notes
 
     @property
+    def _begun(self) -> Sequence[TunedVariant]:
+        """The variants with a trial that has done a round; all variants if none has one."""
+        return [one for one in self.variants if one.rounds] or self.variants
+
+    @property
     def _budget(self) -> str:
         """The trials and rounds of each variant, or of all if they are equal."""
-        budgets = {one.label: self._words(one, with_rounds=True) for one in self.variants}
+        budgets = {one.label: self._words(one, with_rounds=True) for one in self._begun}
         different = set(budgets.values())
         if len(different) == 1:
             return f"equal budgets of {different.pop()} per method"
-        if len({(one.trials, tuple(one.steps)) for one in self.variants}) == 1:
-            words = self._words(self.variants[0], with_rounds=False)
-            rounds = ", ".join(f"{one.label} {one.rounds:,}" for one in self.variants)
+        if len({(one.trials, tuple(one.steps)) for one in self._begun}) == 1:
+            words = self._words(self._begun[0], with_rounds=False)
+            rounds = ", ".join(f"{one.label} {one.rounds:,}" for one in self._begun)
             fewer = f"trials that failed or ended early took fewer rounds (total rounds: {rounds})"
             return f"equal budgets of {words} per method; {fewer}"
         return "unequal budgets: " + ", ".join(f"{label} {words}" for label, words in budgets.items())

@@ -51,6 +51,15 @@ def test_budgets_are_equal_or_it_says_how_they_differ() -> None:
     ]
 
 
+def test_variants_whose_tuning_has_not_begun_are_one_note() -> None:
+    waiting = [TunedVariant(name, 16, [2, 6, 20], 0, 0) for name in "CD"]
+    assert replace(CARD, variants=[A, B, *waiting]).notes == [
+        *CARD.notes[:3],
+        "the tuning of 2 other variants has not begun",
+        CHOICE,
+    ]
+
+
 def test_decisions_between_scores_that_hardly_differ_are_in_one_note() -> None:
     first, second = (CloseDecision(t, 3, 0.21514, 0, 0.2142, "180 validation samples") for t in (2, 6))
     found = replace(CARD, variants=[replace(A, close=[first]), replace(B, close=[second])])
