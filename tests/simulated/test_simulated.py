@@ -97,7 +97,7 @@ def test_settings_of_a_run(environment: dict[str, str], sets: list[str]) -> None
 @pytest.mark.large
 @pytest.mark.parametrize(
     ("kind", "models"),
-    [("tokens", "[gru, transformer]"), ("features", "[mlp_s, mlp_m]"), ("images", "[resnet10, vit_small]")],
+    [("tokens", "[transformer]"), ("features", "[mlp_s, mlp_m]"), ("images", "[resnet10, vit_small]")],
 )
 def test_networks_for_other_samples(environment: dict[str, str], tmp_path: Path, kind: str, models: str) -> None:
     rng = np.random.default_rng(1)
