@@ -157,11 +157,15 @@ def tree(algorithm: AnyAlgorithm, clause: str) -> ast.Module:
 
 
 def _names_device(node: ast.AST) -> str:
-    if isinstance(node, ast.Attribute) and node.attr == "cuda":
-        return ".cuda"
+    if isinstance(node, ast.Attribute) and node.attr in {"cuda", "xpu"}:
+        return f".{node.attr}"
     if isinstance(node, ast.Attribute) and node.attr == "device" and isinstance(node.value, ast.Name):
         return "torch.device" if node.value.id == "torch" else ""
-    if isinstance(node, ast.keyword) and node.arg == "device":
-        # Tensors on `meta` have a shape and no values; `counted` of a message may use them.
-        return "" if isinstance(node.value, ast.Constant) and node.value.value == "meta" else "device="
+    if isinstance(node, ast.Call):
+        keywords = {one.arg: one.value for one in node.keywords}
+        device = keywords.get("device")
+        # Tensors on `meta` have a shape and no values; `counted` of a message may use them. A draw from `client.rng`, a
+        # CPU generator, must be on the CPU on every device.
+        allowed = {"meta", "cpu"} if "generator" in keywords else {"meta"}
+        return "" if device is None or (isinstance(device, ast.Constant) and device.value in allowed) else "device="
     return ""

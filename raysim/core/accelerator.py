@@ -1,11 +1,12 @@
 """The accelerator of this process, such as a GPU, of any kind that torch supports.
 
-CUDA is the kind that raysim is written for; torch calls AMD's GPUs (ROCm) `cuda`, too. XPU (Intel) is untested. MPS
-(Apple) is not used, because it lacks float64, in which raysim sums.
+raysim is written for CUDA. ROCm (AMD), which torch also calls `cuda`, and XPU (Intel) are untested. MPS (Apple) is
+untested and not used, because it lacks float64, in which raysim sums.
 """
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import Any
 
@@ -40,6 +41,15 @@ def set_random_state(state: list[Tensor]) -> None:
     torch.set_rng_state(state[0])
     for one in state[1:]:
         _module().set_rng_state(one)
+
+
+def use_deterministic_kernels() -> None:
+    """Let this process choose kernels that give the same bits in every run; torch warns of operations without one.
+
+    Call this on accelerators only: it imports torch's compiler (100 MB, seconds), and CPUs are deterministic anyway.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
+    torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def limit_memory(device: torch.device, share: float) -> None:

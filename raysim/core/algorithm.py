@@ -352,7 +352,9 @@ class Algorithm(ABC, Generic[Down, Up, State]):
     An algorithm object is frozen and is copied to every process: a `client_*` hook may change only its client, a
     `server_*` hook only its server. Round t runs, for each sampled client, server_send -> client_receive ->
     client_update, and then server_update once. Hooks draw random numbers from torch's global generator (seeded
-    by the engine before each hook, keyed by hook, round and client) or from `client.rng` and `server.rng`.
+    by the engine before each hook, keyed by hook, round and client) or from `client.rng` and `server.rng`. These
+    two are CPU generators, so a client, which may be on a GPU, draws from its own with
+    `torch.rand(3, generator=client.rng, device="cpu").to(x.device)`.
 
     Fields outside their `Range` or choices raise `ValueError` at construction.
     """

@@ -13,6 +13,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
+from raysim.core import accelerator
 from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.format import read_file
 from raysim.engine.checkpoint.storage import Storage
@@ -45,8 +46,12 @@ class InProcessBackend:
     spec: RunSpec
 
     def __init__(self, device: torch.device | str = "cpu", limits: StateLimits = AUTO) -> None:
-        self.device, self.limits = device, limits
+        self.device, self.limits = torch.device(device), limits
         self.before = (torch.get_num_threads(), torch.get_rng_state())
+        self.deterministic = torch.are_deterministic_algorithms_enabled()
+        self.only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        if self.device.type != "cpu":
+            accelerator.use_deterministic_kernels()
 
     def start(self, spec: RunSpec, raw: Callable[[], NDArray[Any]]) -> None:
         self.spec, self.raw = spec, raw
@@ -133,6 +138,8 @@ class InProcessBackend:
         threads, rng = self.before
         torch.set_num_threads(threads)
         torch.set_rng_state(rng)
+        if self.device.type != "cpu":
+            torch.use_deterministic_algorithms(self.deterministic, warn_only=self.only_warns)
 
 
 def _done(value: T) -> Pending[T]:

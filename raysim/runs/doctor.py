@@ -138,6 +138,8 @@ def gpus() -> Finding:
     """The GPUs that torch can use, and the version of their driver."""
     import torch
 
+    from raysim.core import accelerator
+
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     listed = subprocess.run(query, capture_output=True, text=True, check=False) if shutil.which(query[0]) else None
     rows = [] if listed is None or listed.returncode else listed.stdout.strip().splitlines()
@@ -146,6 +148,10 @@ def gpus() -> Finding:
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return Finding("GPUs", "ok", f"{', '.join(names)}; {driver}, torch with {built}")
+    if (other := accelerator.available()) is not None:
+        return Finding(
+            "GPUs", "note", f"{accelerator.count()} of torch's type {other.type}, on which raysim is untested"
+        )
     if listed is None:
         return Finding("GPUs", "ok", "none; clients run on CPUs")
     if not rows:

@@ -297,6 +297,14 @@ def test_the_files_of_base_classes_are_checked_too(tmp_path: Path, monkeypatch: 
         CLAUSES["imports"](method_of(tmp_path, text[: text.index("    mu: ")]))
 
 
+def test_a_draw_from_the_generator_of_a_client_is_on_the_cpu(tmp_path: Path):
+    """On a GPU torch refuses this generator for any other device."""
+    draw = "import torch; torch.rand(3, generator=client.rng, device={})\n        client.fit("
+    CLAUSES["imports"](method_of(tmp_path, GOOD.replace("client.fit(", draw.format("'cpu'"))))
+    with pytest.raises(ContractError, match="uses device= in line 18"):
+        CLAUSES["imports"](method_of(tmp_path, GOOD.replace("client.fit(", draw.format("'mps'"))))
+
+
 def test_another_bundled_method_is_no_library(tmp_path: Path):
     text = FEDPROX.replace("from typing", "from raysim.algorithms import fedgh\nfrom typing")
     with pytest.raises(ContractError, match=r"imports raysim\.algorithms\.fedgh in line 7"):

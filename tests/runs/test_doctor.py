@@ -119,6 +119,18 @@ def test_a_gpu_and_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.gpus() == doctor.Finding("GPUs", "ok", "H100, H100; driver 580.65, torch with CUDA 13.0")
 
 
+def test_an_accelerator_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    use_gpus(monkeypatch, "", None, usable=False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    assert doctor.gpus() == doctor.Finding("GPUs", "note", "2 of torch's type xpu, on which raysim is untested")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    assert "xpu" not in doctor.gpus().text
+
+
 def use_gpus(monkeypatch: pytest.MonkeyPatch, listed: str, cuda: str | None, usable: bool) -> None:
     """Two GPUs that nvidia-smi lists so, and that torch can use or not."""
     import torch

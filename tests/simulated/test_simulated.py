@@ -2,7 +2,8 @@
 
 The device (`plugin/device.cpp`) has memory of its own, which the CPU cannot read, and the kernels of the CPU. Processes
 that find `plugin` on PYTHONPATH have it, so Ray's actors do. It cannot show what depends on the kernels of a GPU, such
-as their speed, memory and rounding; `tests/gpu` needs a real one. docs/devices.md lists what was found with it.
+as their speed, memory and rounding; `tests/gpu` needs a real one. docs/architecture.md lists
+what it found.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def test_settings_of_a_run(environment: dict[str, str], sets: list[str]) -> None
 @pytest.mark.large
 @pytest.mark.parametrize(
     ("kind", "models"),
-    [("tokens", "[gru, transformer]"), ("features", "[mlp_s, mlp_m]"), ("images", "[resnet10, vit_small]")],
+    [("tokens", "[transformer]"), ("features", "[mlp_s, mlp_m]"), ("images", "[resnet10, vit_small]")],
 )
 def test_networks_for_other_samples(environment: dict[str, str], tmp_path: Path, kind: str, models: str) -> None:
     rng = np.random.default_rng(1)

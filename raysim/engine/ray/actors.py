@@ -146,16 +146,12 @@ class ClientActor:
         """The worker, created at its first use: an actor without work takes a fifth of the memory."""
         if self._worker is None:
             keep_freed_memory()
-            import torch
-
             from raysim.core import accelerator
             from raysim.engine.workers.client import ClientWorker
 
             device = accelerator.available() if self.gpu_share else None
             if device is not None:
-                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
-                # Only with a GPU: this imports torch's compiler (100 MB, seconds), and CPUs are deterministic anyway.
-                torch.use_deterministic_algorithms(True, warn_only=True)
+                accelerator.use_deterministic_kernels()
                 if self.gpu_share < 1:
                     accelerator.limit_memory(device, self.gpu_share)
             spec, raw_M = ray.get(list(self.inputs))

@@ -406,6 +406,19 @@ at::Scalar local_scalar_dense(const at::Tensor& tensor) {
   return CpuViews().of(tensor).item();
 }
 
+// What a CPU chooses for attention without dropout.
+at::Tensor attention(
+    const at::Tensor& query,
+    const at::Tensor& key,
+    const at::Tensor& value,
+    const std::optional<at::Tensor>& mask,
+    double dropout,
+    bool causal,
+    std::optional<double> scale,
+    bool) {
+  return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout, causal, mask, scale));
+}
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
 }
@@ -416,6 +429,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar_dense);
+  m.impl("scaled_dot_product_attention", attention);
   m.impl("set_.source_Storage", set_to_storage);
   m.impl("set_.source_Storage_storage_offset", set_to_part);
   m.impl("set_.source_Tensor", set_to_tensor);
@@ -432,6 +446,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
       m.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
     }
   }
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  m.impl("scaled_dot_product_attention", attention);
 }
 
 // Autocast's choice on a CPU, for the operations of a network and its loss.
