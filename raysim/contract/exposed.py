@@ -76,8 +76,8 @@ def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
         trained = [one.part.state_dict() for net in nets[1:] if isinstance(one := declared(net), UpdateOf)]
         if not any(_is_near(exposed.after, w) for w in trained):
             raise toy.broken(
-                f"`exposed` returns for client {k} an UpdateOf whose `after` is not the trained parameters of `part`",
-                "set `after` to the values of the parameters after training (not to their changes), by name",
+                f"the UpdateOf that `exposed` returns for client {k} does not hold the trained parameters in `after`",
+                "set `after` to the parameters of `part` after training, by name (not to their changes)",
             )
     elif isinstance(exposed, OutputOf):
         outputs = [one for net in nets if isinstance(one := declared(net), OutputOf)]
@@ -85,7 +85,7 @@ def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
             values = [one.function(toy.samples[k].x).flatten() for one in outputs]
         if not any(_is_near({"": exposed.value.flatten()}, {"": value}) for value in values):
             raise toy.broken(
-                f"`exposed` returns for client {k} an OutputOf whose `value` is not the output of its `function`",
+                f"the OutputOf that `exposed` returns for client {k} has another `value` than its `function` outputs",
                 "set `function` to the function of client.net whose output is uploaded, and `value` to this output",
             )
 

@@ -46,7 +46,7 @@ def any_order(algorithm: AnyAlgorithm) -> None:
     for changed in differing_states(forward.states(), backward.states()):
         raise forward.broken(
             f"{changed} depends on the order in which clients run",
-            "in client hooks, read and change only the arguments, and no global variables",
+            "in client hooks, use only the arguments of the hook, and no global variables",
         )
 
 

@@ -99,7 +99,7 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (broken.SendsAPlainDataclass(), "messages", "client_update for client 0 is a PlainDataclass"),
     (broken.SendsText(), "messages", "holds a str"),
     (broken.SendsNaN(), "messages", "client_update for client 0 contains NaN or infinity, although"),
-    (broken.LossReadsAGlobal(), "trained_together", "of client 0 differs when clients are trained in one call"),
+    (broken.LossReadsAGlobal(), "trained_together", "of client 0 depends on whether clients are trained together"),
     (
         broken.TrainsTheOthers(),
         "own_state_only",
@@ -220,13 +220,17 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (broken.NeedsTwoClients(), "one_client", "server_update raises ZeroDivisionError in round 1"),
     (broken.NeedsTwoSamples(), "single_samples", "client_update returns NaN or infinity for client 0 in round 1"),
     (broken.NeedsEveryClass(), "class_gap", "server.state contains NaN or infinity after round 1"),
-    (broken.DeclaresTheChange(), "exposed", "for client 0 an UpdateOf whose `after` is not the trained parameters"),
-    (broken.DeclaresAnotherPart(), "exposed", "set `after` to the values of the parameters after training"),
+    (
+        broken.DeclaresTheChange(),
+        "exposed",
+        "the UpdateOf that `exposed` returns for client 0 does not hold the trained",
+    ),
+    (broken.DeclaresAnotherPart(), "exposed", "set `after` to the parameters of `part` after training, by name"),
     (broken.DeclaresACopy(), "exposed", "does not belong to client.net; set `part` to client.net or to one of its"),
     (
         broken.DeclaresAnotherOutput(),
         "exposed",
-        "for client 0 an OutputOf whose `value` is not the output of its `function`",
+        "for client 0 has another `value` than its `function` outputs",
     ),
     (broken.DeclaresAText(), "exposed", "`exposed` returns a str; return an UpdateOf, an OutputOf or an Unexposed"),
 ]
