@@ -93,7 +93,7 @@ class FedGKT(Algorithm[Teacher, Stage, Kept]):
             if found != expected:
                 raise ValueError(
                     f"clients.models: the first stage of {name} outputs {found} channels, but the server model {large} "
-                    f"expects {expected}; choose models whose first stages have equally many, or another server_model"
+                    f"expects {expected}; choose models with the same number of channels, or another server_model"
                 )
 
     def large(self, task: Task) -> str:
@@ -145,5 +145,5 @@ def channels(task: Task, name: str, key: str) -> int:
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
     if len(stages) < 2:
-        raise ValueError(f"{key}: {name} has no stages; allowed: networks that can be divided, such as hks_resnet8")
+        raise ValueError(f"{key}: {name} has no stages; choose a network with several stages, such as hks_resnet8")
     return len(list(stages[0].parameters())[-1])

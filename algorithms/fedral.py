@@ -104,11 +104,11 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
         if isinstance(self.blocks, dict):
             unknown = [name for name in task.architectures if name not in self.blocks]
             if unknown:
-                raise ValueError(f"blocks: has no number for {unknown[0]}; allowed: one for every architecture")
+                raise ValueError(f"blocks: the model {unknown[0]} has no number; give a number for every model")
         for blocks in self._numbers(task):
             if blocks < 1 or width % blocks:
                 divisors = ", ".join(str(n) for n in range(1, width + 1) if width % n == 0)
-                raise ValueError(f"blocks: {blocks} given; allowed: the divisors of the width {width} ({divisors})")
+                raise ValueError(f"blocks: {blocks} does not divide the feature dimension {width}; allowed: {divisors}")
 
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return Angled(model, task.feature_dim, self.inference, self.train_matrix)

@@ -58,8 +58,8 @@ class FedRolex(Algorithm[Model, Model, dict[str, Model]]):
         check_nested(nets)
         if self.server_model not in (None, widest(nets)):
             raise ValueError(
-                f"server_model: {self.server_model} is narrower than {widest(nets)}, which clients have; choose a "
-                "wider network"
+                f"server_model: {self.server_model} is narrower than {widest(nets)} in clients.models; choose a "
+                "network that is at least as wide"
             )
         moves(nets)
 
@@ -140,6 +140,6 @@ def entries(name: str, size: tuple[int, ...], layers: list[tuple[int, ...]]) -> 
         if size == tuple(per_unit * units for units in layers[-1]):
             return per_unit
     raise ValueError(
-        f"clients.models: the inputs of {name} are not the outputs of an earlier layer; choose networks in which each "
-        "layer reads the one before it, such as heterofl_cnn_a, heterofl_cnn_b and heterofl_cnn_c"
+        f"clients.models: the inputs of the parameter {name} are not the outputs of an earlier layer; choose networks "
+        "in which each layer reads the previous layer, such as heterofl_cnn_a, heterofl_cnn_b and heterofl_cnn_c"
     )

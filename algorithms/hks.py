@@ -101,7 +101,7 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
 
     def check(self, task: Task) -> None:
         if self.literal_alg1 and self.warmup_extra:
-            raise ValueError("literal_alg1: true given with warmup_extra: true; allowed: one of the two")
+            raise ValueError("literal_alg1: true cannot be combined with warmup_extra: true; set one of them to false")
 
     # -- server: before round 1 ----------------------------------------------------------------------
     def server_start(self, server: Server[Knowledge], registrations: Mapping[ClientId, Any]) -> Knowledge:
@@ -109,8 +109,8 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
         gb = distances_gb(samples)
         if self.linkage != "ward" and gb > self.memory_gb:
             raise ScenarioError(
-                f"algorithm.linkage: {self.linkage} given, which needs {gb:.1f} GB for the distances of {samples} "
-                f"samples; allowed: ward, or a memory_gb (now {self.memory_gb:g}) of at least that"
+                f"algorithm.linkage: {self.linkage} needs {gb:.1f} GB for the distances between {samples} samples, but "
+                f"algorithm.memory_gb is {self.memory_gb:g}; set algorithm.linkage to ward or raise algorithm.memory_gb"
             )
         return Knowledge()
 

@@ -51,9 +51,11 @@ def check_algorithm(algorithm: AnyAlgorithm) -> None:
     """
     if not isinstance(algorithm, Algorithm):
         cls = algorithm if inspect.isclass(algorithm) else type(algorithm)
-        problem = "a class" if inspect.isclass(algorithm) else f"a {cls.__name__}, which is no Algorithm"
+        given = f"the class {cls.__name__}" if inspect.isclass(algorithm) else f"a value of type {cls.__name__}"
         example = cls.__name__ if issubclass(cls, Algorithm) else "MyMethod"
-        raise TypeError(f"check_algorithm was given {problem}; give it an object, such as {example}()")
+        raise TypeError(
+            f"check_algorithm needs an algorithm, but was given {given}; pass an object, such as {example}()"
+        )
     for clause in CLAUSES.values():
         clause(algorithm)
 

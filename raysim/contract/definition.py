@@ -33,7 +33,7 @@ ATTRIBUTES = ("paper", "profiles", "scheduled", "one_architecture", "public_data
 RETURNED = {
     "client_model": "the network",
     "client_register": "the message",
-    "server_start": "the first server.state",
+    "server_start": "the initial value of server.state",
     "server_send": "the message",
     "exposed": "an UpdateOf, an OutputOf or an Unexposed",
 }
@@ -74,25 +74,31 @@ def _slips(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
     yield from _of_pairs(cls)
     if "__dataclass_fields__" not in vars(cls):
         yield Slip(
-            f"{cls.__name__} is not a dataclass, so its attributes are not fields",
-            "put @dataclass(frozen=True) above it",
+            f"the class {cls.__name__} is not decorated with @dataclass, so its attributes are not settings",
+            "put @dataclass(frozen=True) above the class",
         )
 
 
 def _of_hook(name: str, value: Any) -> Iterator[Slip]:
     arguments = ", ".join(HOOKS[name])
     if isinstance(value, classmethod):
-        yield Slip(f"`{name}` is a classmethod, which sees no setting", f"write def {name}(self, {arguments})")
+        yield Slip(
+            f"the hook `{name}` is a classmethod, which cannot read the settings of the algorithm",
+            f"write def {name}(self, {arguments}) without @classmethod",
+        )
         return
     function = inspect.unwrap(value.__func__ if isinstance(value, staticmethod) else value)
     if not inspect.isroutine(function):
         if isinstance(value, property | cached_property) or not (callable(value) or hasattr(value, "__get__")):
-            yield Slip(f"`{name}` is a {type(value).__name__} and no method", f"write def {name}(self, {arguments})")
+            yield Slip(
+                f"the hook `{name}` is a {type(value).__name__}, but must be a method",
+                f"write def {name}(self, {arguments})",
+            )
         return
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        yield Slip(f"`{name}` is async and is never awaited, so it never runs", "write def instead of async def")
+        yield Slip(f"raysim does not await the hook `{name}`, so it never runs", "write def instead of async def")
     elif inspect.isgeneratorfunction(function):
-        yield Slip(f"`{name}` has a `yield` in it, so its body never runs", "return a value instead")
+        yield Slip(f"the hook `{name}` contains `yield`, so its body never runs", "write return instead of yield")
     signature = inspect.signature(function)
     taken = [str(parameter) for parameter in signature.parameters.values()]
     expected = [*([] if isinstance(value, staticmethod) else ["self"]), *HOOKS[name]]
@@ -104,7 +110,7 @@ def _of_hook(name: str, value: Any) -> Iterator[Slip]:
     else:
         fits = names == expected or sorted(names) != sorted(expected)  # the same names in another order are a slip
     if not fits:
-        text = f"`{name}` takes ({', '.join(taken)}), but is called with ({', '.join(HOOKS[name])})"
+        text = f"the hook `{name}` takes ({', '.join(taken)}), but raysim calls it with ({', '.join(HOOKS[name])})"
         yield Slip(text, f"write def {name}({', '.join(expected)})")
 
 
@@ -112,25 +118,31 @@ def _of_name(base: type, name: str, value: Any, used: Iterable[str]) -> Iterator
     """Yield the mistakes of a class member that is not a hook."""
     if name in ATTRIBUTES:
         if inspect.isroutine(value):
-            yield Slip(f"`{name}` is a method, which counts as true", "put @property above it")
+            yield Slip(
+                f"`{name}` is a method without @property, so raysim always reads it as true",
+                "put @property above the method",
+            )
     elif inspect.isroutine(value) or isinstance(value, property | cached_property | classmethod | staticmethod):
         if name in used:
             return  # a helper
         if near := _near(name, [*HOOKS, *ATTRIBUTES]):
-            yield Slip(f"`{name}` is no hook", f"did you mean `{near}`?")
+            yield Slip(f"raysim never calls the method `{name}`", f"did you mean `{near}`?")
         elif name.startswith(("client_", "server_")):
-            yield Slip(f"`{name}` is no hook, and nothing calls it", f"the hooks are {', '.join(HOOKS)}")
+            yield Slip(
+                f"raysim never calls the method `{name}`, because there is no hook of this name",
+                f"use one of the hooks {', '.join(HOOKS)}",
+            )
     elif name in inspect.get_annotations(base):
         field = name in {field.name for field in dataclasses.fields(base)}
         if not field and name not in used and (near := _near(name, ATTRIBUTES)):
-            yield Slip(f"`{name}` means nothing", f"did you mean `{near}`?")
+            yield Slip(f"raysim never reads the attribute `{name}`", f"did you mean `{near}`?")
     elif name[0].islower() and not inspect.isclass(value):  # constants and types have capitals
         shown = " ".join(repr(value).split())
         shown = shown if len(shown) <= 40 else f"{shown[:39]}…"
         kind = type(value).__name__ if isinstance(value, bool | int | float | str) else "ClassVar"
         near = _near(name, ATTRIBUTES)
         yield Slip(
-            f"`{name} = {shown}` has no annotation, so it is no field",
+            f"the attribute `{name} = {shown}` has no type annotation, so it is not a setting",
             f"did you mean `{near}`?" if near else f"write {name}: {kind} = {shown}",
         )
 
@@ -143,15 +155,18 @@ def _of_pairs(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
 
     for name, what in RETURNED.items():
         if overridden(name) and _returns_nothing(getattr(cls, name)):
-            yield Slip(f"{name} is overridden but returns nothing", f"return {what}")
+            yield Slip(f"the hook `{name}` never returns a value", f"return {what}")
     if overridden("server_update") and _returns_nothing(cls.client_update):
-        yield Slip("server_update is overridden but nothing is ever uploaded", "let client_update return a message")
+        yield Slip(
+            "the class overrides server_update, but client_update never returns a message to upload",
+            "return a message from client_update",
+        )
     for name, needs, because in (
-        ("client_receive", "server_send", "nothing ever arrives"),
+        ("client_receive", "server_send", "clients never receive a message"),
         ("client_register", "server_start", "no hook reads the registrations"),
     ):
         if overridden(name) and not overridden(needs):
-            yield Slip(f"{name} is overridden but {needs} is not, so {because}", f"override {needs} as well")
+            yield Slip(f"the class overrides {name} but not {needs}, so {because}", f"override {needs} as well")
 
 
 def _of_source(base: type) -> Iterator[Slip]:
@@ -160,7 +175,8 @@ def _of_source(base: type) -> Iterator[Slip]:
     hooks = {name for name in HOOKS if name != "check"}
     for node in tree.body if tree else ():
         if isinstance(node, ast.FunctionDef) and node.name in hooks and node.name not in vars(base):
-            yield Slip(f"`{node.name}` in line {node.lineno} stands outside {base.__name__}", "indent it")
+            text = f"the hook `{node.name}` in line {node.lineno} is defined outside the class {base.__name__}"
+            yield Slip(text, "indent it into the class")
         if not isinstance(node, ast.ClassDef) or node.name != base.__name__:
             continue
         seen: dict[str, int] = {}
@@ -169,12 +185,12 @@ def _of_source(base: type) -> Iterator[Slip]:
                 continue
             for inner in ast.walk(method):
                 if isinstance(inner, ast.FunctionDef) and inner is not method and inner.name in hooks:
-                    text = f"`{inner.name}` in line {inner.lineno} stands inside `{method.name}`"
-                    yield Slip(text, "indent it as the other hooks")
+                    text = f"the hook `{inner.name}` in line {inner.lineno} is defined inside `{method.name}`"
+                    yield Slip(text, "indent it like the other methods of the class")
             if method.name in seen and method.name in HOOKS:
                 lines = f"in lines {seen[method.name]} and {method.lineno}"
                 yield Slip(
-                    f"`{method.name}` is defined twice, {lines}, and only the last counts",
+                    f"the hook `{method.name}` is defined twice, {lines}, and Python ignores the first definition",
                     "remove one of the definitions",
                 )
             seen[method.name] = method.lineno

@@ -62,10 +62,13 @@ def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
         client = replace(toy.client(k, toy.server.t), net=copy.deepcopy(net).eval())
         exposed = toy.exposed(client, up)
         if not isinstance(exposed, UpdateOf | OutputOf | Unexposed):
-            problem = f"exposed returns a {type(exposed).__name__}"
+            problem = f"the hook `exposed` returns a {type(exposed).__name__}"
             raise toy.broken(problem, "return an UpdateOf, an OutputOf or an Unexposed")
         if isinstance(exposed, UpdateOf) and not set(exposed.part.parameters()) <= set(client.net.parameters()):
-            raise toy.broken("exposed names a part that is not in client.net", "name client.net or a module of it")
+            raise toy.broken(
+                "the hook `exposed` returns an UpdateOf whose `part` does not belong to client.net",
+                "set `part` to client.net or to one of its modules",
+            )
         return exposed
 
     exposed = declared(nets[0])
@@ -73,8 +76,8 @@ def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
         trained = [one.part.state_dict() for net in nets[1:] if isinstance(one := declared(net), UpdateOf)]
         if not any(_is_near(exposed.after, w) for w in trained):
             raise toy.broken(
-                f"the parameters that exposed gives for client {k} are not those after training",
-                "give the parameters of the part by their names, as training left them and not as they changed",
+                f"the UpdateOf that `exposed` returns for client {k} does not hold the trained parameters in `after`",
+                "set `after` to the parameters of `part` after training, by name (not to their changes)",
             )
     elif isinstance(exposed, OutputOf):
         outputs = [one for net in nets if isinstance(one := declared(net), OutputOf)]
@@ -82,8 +85,8 @@ def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
             values = [one.function(toy.samples[k].x).flatten() for one in outputs]
         if not any(_is_near({"": exposed.value.flatten()}, {"": value}) for value in values):
             raise toy.broken(
-                f"`exposed` of client {k} returns an OutputOf whose value its function does not return for the sample",
-                "give the function of client.net whose output is sent, and the field of the upload that holds it",
+                f"the OutputOf that `exposed` returns for client {k} has another `value` than its `function` outputs",
+                "set `function` to the function of client.net whose output is uploaded, and `value` to this output",
             )
 
 

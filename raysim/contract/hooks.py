@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raysim.contract.compare import differing, fingerprint
+from raysim.contract.compare import differing_states, fingerprint
 from raysim.contract.source import is_frozen, tree
 from raysim.contract.toy import ContractError, Toy, toy_seed
 from raysim.core.algorithm import AnyAlgorithm, ClientId
@@ -34,20 +34,20 @@ def messages(algorithm: AnyAlgorithm) -> None:
                 f"{place} is a {type(msg).__name__}", "return a dataclass that is declared with @message, or None"
             )
         if not is_frozen(type(msg)):
-            raise toy.broken(f"{place} can be changed", "declare it with @message, which freezes it")
+            raise toy.broken(f"{place} is not a frozen dataclass", "declare its class with @message, which freezes it")
         leaves = [leaf for leaf in pytree.tree_leaves(msg) if leaf is not None]
         for leaf in leaves:
             if not isinstance(leaf, Tensor | bool | int | float):
                 raise toy.broken(f"{place} holds a {type(leaf).__name__}", "send tensors and numbers only")
         if nonfinite(msg):
             raise toy.broken(
-                f"{place} holds a NaN or infinity, on finite images",
-                "look for a division by zero, the logarithm of zero, or steps that are too long",
+                f"{place} contains NaN or infinity, although all images are finite",
+                "check for division by zero, the logarithm of zero and too high learning rates",
             )
         if not isinstance(counted(msg), type(msg)):
             raise toy.broken(
-                f"`counted` of {place} does not return a {type(msg).__name__}",
-                "return a message of this class that holds the tensors to count",
+                f"{place} has a method `counted` that does not return a {type(msg).__name__}",
+                f"return a {type(msg).__name__} with the tensors whose bytes raysim should count",
             )
 
     Toy(algorithm, "messages", returned=check).run(2)
@@ -63,10 +63,11 @@ def own_state_only(algorithm: AnyAlgorithm) -> None:
     def watch(toy: Toy, name: str, client: ClientId | None, msg: Any) -> Iterator[None]:
         before = toy.states()
         yield
-        for changed in differing(before, toy.states()):
-            if changed != (f"client {client}" if client is not None else "the server's state"):
-                place = name + (f" of client {client}" if client is not None else "")
-                raise toy.broken(f"{place} changes {changed}", "a hook may change only its own client or server")
+        for changed in differing_states(before, toy.states()):
+            own = "server.state" if client is None else f"the state of client {client}"
+            if changed != own:
+                place = name if client is None else f"{name} of client {client}"
+                raise toy.broken(f"{place} changes {changed}", f"change only {own} in this call of the hook")
 
     toy = Toy(algorithm, "own_state_only", watch=watch).run(1)
     for t, cohort in enumerate(([0, 1], [1, 2], [3], [0, 3]), 2):
@@ -75,12 +76,14 @@ def own_state_only(algorithm: AnyAlgorithm) -> None:
 
 def down_untouched(algorithm: AnyAlgorithm) -> None:
     """`client_receive` and `client_update` do not change the server's message, which other clients share."""
-    _untouched(algorithm, "down_untouched", ("client_receive", "client_update"), "down", "copy what you want to change")
+    _untouched(
+        algorithm, "down_untouched", ("client_receive", "client_update"), "down", "copy tensors before you change them"
+    )
 
 
 def ups_untouched(algorithm: AnyAlgorithm) -> None:
     """`server_update` does not change the uploads."""
-    _untouched(algorithm, "ups_untouched", ("server_update",), "ups", "sum into a new tensor, for example a clone")
+    _untouched(algorithm, "ups_untouched", ("server_update",), "ups", "add up uploads in a new tensor, such as a clone")
 
 
 def _untouched(algorithm: AnyAlgorithm, clause: str, hooks: Sequence[str], what: str, remedy: str) -> None:
@@ -89,7 +92,7 @@ def _untouched(algorithm: AnyAlgorithm, clause: str, hooks: Sequence[str], what:
         before = fingerprint(msg) if name in hooks else ""
         yield
         if name in hooks and fingerprint(msg) != before:
-            raise toy.broken(f"{name} changes `{what}`", remedy)
+            raise toy.broken(f"{name} changes its argument `{what}` in place", remedy)
 
     Toy(algorithm, clause, watch=watch).run(2)
 
@@ -103,8 +106,8 @@ def losses(algorithm: AnyAlgorithm) -> None:
                     raise ContractError(
                         algorithm,
                         "losses",
-                        f"{function.name} calls .{node.attr}() in line {node.lineno}",
-                        "keep a loss in tensors from end to end, so that clients can be trained together",
+                        f"the loss function {function.name} calls .{node.attr}() in line {node.lineno}",
+                        "compute losses with tensor operations only, so that raysim can train clients together",
                     )
 
     def checked(job: FitJob) -> FitResult:
@@ -131,8 +134,8 @@ def _check_loss(toy: Toy, job: FitJob, batch: Batch) -> None:
     outside = torch.autograd.grad(plain, trained, allow_unused=True, retain_graph=True)
     if any(gradient is not None for gradient in outside):
         raise toy.broken(
-            f"the loss {name} reads weights of client.net from outside its argument `net`",
-            "read every trained tensor through `net`",
+            f"the loss function {name} reads trained parameters from client.net instead of its argument `net`",
+            "read all trained parameters from `net`",
         )
     if not torch.equal(plain, again):
         return  # the loss draws random numbers, which differ for a longer batch
@@ -146,6 +149,6 @@ def _check_loss(toy: Toy, job: FitJob, batch: Batch) -> None:
     )
     if not torch.allclose(loss(padded, 0), plain, rtol=1e-4, atol=1e-6):
         raise toy.broken(
-            f"the loss {name} changes when a batch is padded with samples of weight 0",
-            "reduce per-sample losses with batch.mean(...), and not with .mean() or a default reduction",
+            f"the value of the loss function {name} changes when a batch is padded with samples of weight 0",
+            "average per-sample losses with batch.mean(...) instead of .mean() or torch's reduction='mean'",
         )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raysim.contract.compare import differing, identical, random_states_kept
+from raysim.contract.compare import differing_states, identical, random_states_kept
 from raysim.contract.toy import SEED, C, Toy, ToyTransform, toy_samples
 from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.messages import weights
@@ -31,40 +31,42 @@ def deterministic(algorithm: AnyAlgorithm) -> None:
         np.random.seed(1)
         torch.manual_seed(1)
         second = Toy(pickle.loads(pickle.dumps(algorithm)), "deterministic", meter=FlopMeter()).run(2)
-    remedy = "draw random numbers with torch in the hook, from client.rng or from server.rng"
+    remedy = "in hooks, draw random numbers only with torch, client.rng or server.rng"
     for (name, k, one), (_, _, other) in zip(first.sent, second.sent, strict=True):
         if not identical(one, other):
-            raise first.broken(f"{name} of client {k} sends something else when the run is repeated", remedy)
-    for changed in differing(first.states(), second.states()):
-        raise first.broken(f"{changed} ends up different when the run is repeated", remedy)
+            problem = f"the return value of {name} for client {k} differs when the run is repeated with the same seed"
+            raise first.broken(problem, remedy)
+    for changed in differing_states(first.states(), second.states()):
+        raise first.broken(f"{changed} differs when the run is repeated with the same seed", remedy)
 
 
 def any_order(algorithm: AnyAlgorithm) -> None:
     """The result does not depend on which client of a round runs first."""
     forward, backward = Toy(algorithm, "any_order").run(2), Toy(algorithm, "any_order").run(2, reverse=True)
-    for changed in differing(forward.states(), backward.states()):
+    for changed in differing_states(forward.states(), backward.states()):
         raise forward.broken(
             f"{changed} depends on the order in which clients run",
-            "let client hooks read and write nothing but their client and their message",
+            "in client hooks, use only the arguments of the hook, and no global variables",
         )
 
 
 def state_dict_is_all(algorithm: AnyAlgorithm) -> None:
     """A client's `state_dict` is its whole state: loaded into a fresh `client_model`, the run continues as before."""
     first = Toy(algorithm, "state_dict_is_all").run(2)
-    remedy = "register what must live on as a parameter or buffer of the network that client_model returns"
+    remedy = "store all state of a client in parameters or buffers of the network that client_model returns"
     second = Toy(pickle.loads(pickle.dumps(algorithm)), "state_dict_is_all")
     for k, net in second.nets.items():
         try:
             net.load_state_dict(weights(first.nets[k]))
         except RuntimeError as error:
             text = " ".join(str(error).split())
-            raise first.broken(f"client {k}'s state_dict does not fit a fresh client_model ({text})", remedy) from None
+            problem = f"a new network from client_model cannot load the state_dict of client {k} ({text})"
+            raise first.broken(problem, remedy) from None
     second.server.state = copy.deepcopy(first.server.state)
     first.round(3)
     second.round(3)
-    for changed in differing(first.states(), second.states()):
-        raise first.broken(f"{changed} ends up different when clients continue from their state_dict", remedy)
+    for changed in differing_states(first.states(), second.states()):
+        raise first.broken(f"{changed} differs after a restart from the clients' state_dicts", remedy)
 
 
 def server_state_visible(algorithm: AnyAlgorithm) -> None:
@@ -73,30 +75,32 @@ def server_state_visible(algorithm: AnyAlgorithm) -> None:
     try:
         apart = serialize(toy.server.state)
     except TypeError as error:
-        raise toy.broken(f"server.state cannot be stored ({error})", "store only values of these types") from None
+        problem = f"server.state cannot be saved ({error})"
+        raise toy.broken(problem, "store only values of supported types in server.state") from None
     extra = set(vars(toy.server)) - {field.name for field in fields(toy.server)}
     if extra:
-        raise toy.broken(f"a server hook sets server.{min(extra)}", "keep everything in server.state")
+        problem = f"a server hook sets the attribute server.{min(extra)}, which raysim does not save"
+        raise toy.broken(problem, "keep all state of the server in server.state")
     for module in (inner for outer in modules_in(toy.server.state).values() for inner in outer.modules()):
         hidden = {name for name, value in vars(module).items() if isinstance(value, Tensor)}
         hidden |= module._non_persistent_buffers_set
         if hidden:
             raise toy.broken(
-                f"{type(module).__name__}.{min(hidden)} in server.state is not in its state_dict",
-                "register it as a parameter or a persistent buffer",
+                f"the tensor {type(module).__name__}.{min(hidden)} in server.state is not in the module's state_dict",
+                "register the tensor as a parameter or a persistent buffer",
             )
     second = Toy(algorithm, "server_state_visible").start()
     stored = Serialized(json.loads(json.dumps(apart.tree)), apart.tensors)
-    remedy = "keep modules where server_start puts them, and dataclasses at the top of the algorithm's file"
+    remedy = "create all modules in server_start, and define dataclasses at the top level of the algorithm's file"
     try:
         second.server.state = deserialize(stored, second.server.state, modules_of(algorithm))
     except ValueError as error:
-        raise toy.broken(f"server.state cannot be restored ({error})", remedy) from None
+        raise toy.broken(f"a saved server.state cannot be restored ({error})", remedy) from None
     second.nets = copy.deepcopy(toy.nets)
     toy.round(3)
     second.round(3)
-    for changed in differing(toy.states(), second.states()):
-        raise toy.broken(f"{changed} ends up different when the server continues from a stored server.state", remedy)
+    for changed in differing_states(toy.states(), second.states()):
+        raise toy.broken(f"{changed} differs after a restart from a saved server.state", remedy)
 
 
 def logits(algorithm: AnyAlgorithm) -> None:
@@ -112,8 +116,10 @@ def logits(algorithm: AnyAlgorithm) -> None:
             with torch.no_grad():
                 logit_BC = copy.deepcopy(trained).eval()(x)
             if not isinstance(logit_BC, Tensor) or logit_BC.shape != (size, C) or not logit_BC.is_floating_point():
-                shape = tuple(logit_BC.shape) if isinstance(logit_BC, Tensor) else type(logit_BC).__name__
+                output = type(logit_BC).__name__
+                if isinstance(logit_BC, Tensor):
+                    output = f"tensor of shape {tuple(logit_BC.shape)} and type {logit_BC.dtype}"
                 raise toy.broken(
-                    f"the network of client_model gives {shape} for {size} images",
-                    f"its forward returns logits [B, C], here ({size}, {C})",
+                    f"for a batch of size {size}, the network that client_model returns outputs a {output}",
+                    f"return floating-point logits [B, C] from its forward, here of shape ({size}, {C})",
                 )

@@ -35,7 +35,7 @@ def learns(algorithm: AnyAlgorithm) -> None:
         raise toy.broken(
             f"in 8 rounds the loss must fall by more than 10% and the accuracy must rise, but the loss went from "
             f"{loss_before:.3g} to {loss:.3g} and the accuracy from {accuracy_before:.0%} to {accuracy:.0%}",
-            "client_update should call client.fit with a loss whose gradient reaches the network",
+            "check that client_update calls client.fit, and that the loss trains the network (is its sign right?)",
         )
 
 
@@ -47,14 +47,14 @@ def messages_move(algorithm: AnyAlgorithm) -> None:
     for k in toy.samples:
         if count := _standing_still(toy, "server_send", k):
             raise toy.broken(
-                f"server_send gave client {k} the same values in {count} rounds",
-                "server_update must change what is sent (does its optimizer own those parameters?), or the "
-                "algorithm says static_downlink = True",
+                f"server_send returned the same values for client {k} in {count} rounds",
+                "change these values in server_update (does its optimizer own these parameters?), or set "
+                "static_downlink = True in the class",
             )
         if count := _standing_still(toy, "client_update", k):
             raise toy.broken(
-                f"client_update of client {k} gave the same values in {count} rounds",
-                "send what local training changed; what never changes is sent once, by client_register",
+                f"client_update returned the same values for client {k} in {count} rounds",
+                "upload values that local training changes, and send constant values once, from client_register",
             )
 
 
@@ -80,24 +80,25 @@ def connected(algorithm: AnyAlgorithm) -> None:
                 break
         else:
             if hook == "client_update" and overridden("server_update"):
-                problem = f"server_update is overridden but nothing is ever uploaded, in {MAX_ROUNDS} rounds"
-                raise toy.broken(problem, f"let client_update return a message before round {MAX_ROUNDS}")
+                problem = f"server_update is overridden, but client_update returned no message in {MAX_ROUNDS} rounds"
+                raise toy.broken(problem, f"return a message from client_update within {MAX_ROUNDS} rounds")
             if overridden(hook) and hook == "server_send":
-                problem = f"server_send is overridden but nothing is ever sent, in {MAX_ROUNDS} rounds"
-                raise toy.broken(problem, f"return a message before round {MAX_ROUNDS}")
+                problem = f"server_send is overridden, but returned no message in {MAX_ROUNDS} rounds"
+                raise toy.broken(problem, f"return a message within {MAX_ROUNDS} rounds, or remove server_send")
             continue
         if hook == "client_update" and getattr(algorithm, "static_downlink", False):
             continue
         if hook == "client_update" and not overridden("server_update"):
             raise toy.broken(
-                "client_update uploads, but server_update is not overridden", "override it, or send nothing"
+                "client_update returns a message, but the class does not override server_update",
+                "override server_update, or return None from client_update",
             )
         if not _differs(before, hook, t):
             raise toy.broken(
-                f"what {hook} returns changes nothing at {side}",
-                "server_update puts what it makes of `ups` into server.state"
+                f"the values that {hook} returns have no effect on {side}",
+                "use the uploads `ups` in server_update to compute the new server.state"
                 if hook == "client_update"
-                else "client_receive loads it into client.net, or client_update reads `down`, with a weight above 0",
+                else "load the values into client.net in client_receive, or use `down` in client_update",
             )
 
 
@@ -145,15 +146,15 @@ def _finite(algorithm: AnyAlgorithm, clause: str, labels: Labels, cohorts: Seque
     for t, cohort in enumerate(cohorts, 1):
         already = len(toy.sent)
         toy.round(t, cohort)
-        remedy = "divide by counts only where they are positive, and mask the terms to which no sample contributes"
+        remedy = "divide by a count only where the count is positive, and leave out terms without samples"
         for name, k, msg in toy.sent[already:]:
             if nonfinite(msg):
-                raise toy.broken(f"{name} of client {k} sends a NaN or infinity in round {t}", remedy)
+                raise toy.broken(f"{name} returns NaN or infinity for client {k} in round {t}", remedy)
         for k, net in toy.nets.items():
             if nonfinite(dict(net.state_dict())):
-                raise toy.broken(f"client {k} holds a NaN or infinity after round {t}", remedy)
+                raise toy.broken(f"the network of client {k} contains NaN or infinity after round {t}", remedy)
         if nonfinite(list(visible_tensors(toy.server.state))):
-            raise toy.broken(f"server.state holds a NaN or infinity after round {t}", remedy)
+            raise toy.broken(f"server.state contains NaN or infinity after round {t}", remedy)
 
 
 def _is_float(leaf: Any) -> bool:

@@ -35,12 +35,12 @@ def fields_read(algorithm: AnyAlgorithm) -> None:
     if unread:
         name = min(unread, key=names.index)
         inherited = name not in inspect.get_annotations(cls)
-        drop = f"declare {name} as a ClassVar, which is no setting" if inherited else "drop it"
+        drop = f"redeclare {name} as a ClassVar, so that it is not a setting" if inherited else "remove the field"
         raise ContractError(
             algorithm,
             "fields_read",
             f"no hook reads the field {name} in {MAX_ROUNDS} rounds",
-            f"use self.{name} in code that runs (is its loss given to client.fit?), or {drop}",
+            f"use self.{name} in a hook or in a loss that is passed to client.fit, or {drop}",
         )
 
 

@@ -33,7 +33,10 @@ def frozen(algorithm: AnyAlgorithm) -> None:
     cls = type(algorithm)
     if not is_dataclass(cls) or "__dataclass_fields__" not in vars(cls) or not is_frozen(cls):
         raise ContractError(
-            algorithm, "frozen", f"{cls.__name__} is no frozen dataclass", "put @dataclass(frozen=True) above it"
+            algorithm,
+            "frozen",
+            f"the class {cls.__name__} is not a frozen dataclass",
+            "put @dataclass(frozen=True) above the class",
         )
 
     def attributes() -> dict[str, str]:
@@ -61,11 +64,17 @@ def picklable(algorithm: AnyAlgorithm) -> None:
         same = bool(pickle.loads(pickle.dumps(algorithm)) == algorithm)
     except Exception as error:
         raise ContractError(
-            algorithm, "picklable", f"pickle fails ({error})", "keep plain settings in its fields, no open objects"
+            algorithm,
+            "picklable",
+            f"the algorithm cannot be pickled ({error})",
+            "use only plain values, such as numbers and strings, as settings",
         ) from error
     if not same:
         raise ContractError(
-            algorithm, "picklable", "it differs from its pickled copy", "keep settings that compare with == in fields"
+            algorithm,
+            "picklable",
+            "the algorithm is not equal to its pickled copy",
+            "use only settings whose values can be compared with ==",
         )
     toy = Toy(algorithm, "picklable").run(1)
     for name, k, msg in toy.sent:
@@ -75,12 +84,12 @@ def picklable(algorithm: AnyAlgorithm) -> None:
         except Exception as error:
             raise toy.broken(
                 f"the return value of {name} for client {k} cannot be pickled ({error})",
-                "a message holds tensors and numbers, in a class at the top of a module",
+                "send only tensors and numbers, and define message classes at the top level of a module",
             ) from error
         if not same:
             raise toy.broken(
-                f"the return value of {name} for client {k} comes back from pickle as something else",
-                "a message holds tensors and numbers only",
+                f"the return value of {name} for client {k} is not equal to its pickled copy",
+                "send only tensors and numbers",
             )
 
 
@@ -88,19 +97,22 @@ def documented(algorithm: AnyAlgorithm) -> None:
     """The file, the class and every field have a docstring, and `paper` names the source."""
     cls = type(algorithm)
 
-    def lacks(what: str, remedy: str) -> ContractError:
-        return ContractError(algorithm, "documented", f"it lacks {what}", remedy)
+    def undocumented(problem: str, remedy: str) -> ContractError:
+        return ContractError(algorithm, "documented", problem, remedy)
 
     if not ast.get_docstring(tree(algorithm, "documented")):
-        raise lacks("a docstring at the top of its file", "add one with the idea, the citation and the protocol")
+        raise undocumented(
+            "the algorithm's file has no docstring",
+            "describe the idea, the citation and the protocol in a docstring at the top of the file",
+        )
     # Python makes the signature the docstring of a dataclass without one.
     if not cls.__doc__ or cls.__doc__.startswith(f"{cls.__name__}("):
-        raise lacks("a docstring under its class", "add one sentence that describes the method")
+        raise undocumented("the class has no docstring", "describe the method in a docstring of one sentence")
     if not cls.paper:
-        raise lacks("a paper", 'write paper: ClassVar[str] = "authors, venue, address"')
+        raise undocumented("the class names no paper", 'write paper: ClassVar[str] = "authors, venue, address"')
     for info in settings_fields(cls):
         if not info.doc:
-            raise lacks(f"a docstring under its field {info.name}", "add one below the field that explains its meaning")
+            raise undocumented(f"the field {info.name} has no docstring", "explain the field in a docstring below it")
 
 
 def imports(algorithm: AnyAlgorithm) -> None:
@@ -114,7 +126,7 @@ def imports(algorithm: AnyAlgorithm) -> None:
     tree(algorithm, "imports")  # raises if the file cannot be read
     for base in bases:
         if (source := source_tree(base)) is not None:
-            owner = "its file" if base is bases[0] else f"the file of its base class {base.__name__}"
+            owner = "the algorithm's file" if base is bases[0] else f"the file of its base class {base.__name__}"
             _check_imports(algorithm, source, owner, {one.__module__ for one in bases})
 
 
@@ -135,12 +147,12 @@ def _check_imports(algorithm: AnyAlgorithm, source: ast.Module, owner: str, of_b
         if isinstance(node, ast.Attribute) and node.attr == "num_rounds" and not algorithm.scheduled:
             raise has(
                 f"reads num_rounds in line {node.lineno}",
-                "declare scheduled: ClassVar[bool] = True, because its runs cannot be extended by more rounds",
+                "declare scheduled: ClassVar[bool] = True, because runs that use num_rounds cannot be extended",
             )
         if device := _names_device(node):
             raise has(
                 f"uses {device} in line {getattr(node, 'lineno', 0)}",
-                "name no device: the engine sets the default device of each hook",
+                "remove the device, because raysim sets the default device of each hook",
             )
 
 
@@ -152,7 +164,8 @@ def tree(algorithm: AnyAlgorithm, clause: str) -> ast.Module:
     """Return the parsed file that contains the algorithm's class. Raises `ContractError` if it cannot be read."""
     parsed = source_tree(type(algorithm))
     if parsed is None:
-        raise ContractError(algorithm, clause, "its source cannot be read", "put the algorithm into a file")
+        problem = "the algorithm's source code cannot be read"
+        raise ContractError(algorithm, clause, problem, "define the class in a Python file")
     return parsed
 
 

@@ -41,18 +41,22 @@ def _clients(toy: Toy, t: int, together: bool) -> Toy:
 
 
 def _compare(alone: Toy, together: Toy) -> None:
-    remedy = "let the loss read what belongs to one client through `net`, `batch` and `given` alone"
+    remedy = "in the loss function, read data of a client only from the arguments `net`, `batch` and `given`"
     for k, net in alone.nets.items():
         other = together.nets[k].state_dict()
         for name, value in net.state_dict().items():
             if not _close(value, other[name]):
-                raise alone.broken(f"{name} of client {k} ends up different when clients train together", remedy)
+                raise alone.broken(
+                    f"{name} of client {k} depends on whether clients are trained together or one by one", remedy
+                )
     uploads = {k: msg for hook, k, msg in together.sent if hook == "client_update"}
     for hook, k, msg in alone.sent:
         if hook == "client_update":
             pairs = zip(leaves(msg), leaves(uploads[k]), strict=True)
             if not all(_close(torch.as_tensor(one), torch.as_tensor(other)) for one, other in pairs):
-                raise alone.broken(f"client {k} uploads something else when clients train together", remedy)
+                raise alone.broken(
+                    f"the upload of client {k} depends on whether clients are trained together or one by one", remedy
+                )
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

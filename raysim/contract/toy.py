@@ -162,7 +162,7 @@ Returned = Callable[["Toy", str, ClientId, Any], None]
 """(toy, hook, client, message): called with every message as the hook returned it."""
 
 DROPPED = {
-    "client_receive": "what goes up is returned by client_update",
+    "client_receive": "return uploads from client_update",
     "server_update": "assign the new state to server.state",
 }
 """Hooks with an ignored return value -> the remedy."""
@@ -220,8 +220,8 @@ class Toy:
             else:
                 return
         raise self.broken(
-            f"check refuses every task with C={C}, D={D}; of different models: {refused}",
-            "a small task should do",
+            f"the method `check` refuses all test tasks with {C} classes and feature dimension {D} ({refused})",
+            "accept small tasks in `check`",
         ) from refused
 
     def start(self) -> Toy:
@@ -238,7 +238,10 @@ class Toy:
         start = partial(self.algorithm.server_start, self.server, registrations)
         state = self._call("server_start", None, 0, start)
         if state is None and self.server.state is not None:
-            raise self.broken("server_start sets server.state, but returns nothing, which replaces it", "return it")
+            raise self.broken(
+                "server_start assigns server.state but returns None, which replaces the assigned state",
+                "return the state",
+            )
         self.server.state = state
         return self
 
@@ -292,7 +295,7 @@ class Toy:
         self.sent.append(("client_update", k, unpack(packed[k])))
         if client.net is not self.nets[k]:
             raise self.broken(
-                f"a hook of client {k} assigns another network to client.net, which the engine ignores",
+                f"a hook of client {k} assigns a new network to client.net, but raysim ignores this assignment",
                 "change the weights of client.net in place, for example with load_state_dict",
             )
 
@@ -380,7 +383,9 @@ class Toy:
                 with seed:
                     returned = work()
                 if returned is not None and name in DROPPED and not self.meter:
-                    raise self.broken(f"{name} returns a {type(returned).__name__}, which is ignored", DROPPED[name])
+                    raise self.broken(
+                        f"raysim ignores the {type(returned).__name__} that {name} returns", DROPPED[name]
+                    )
                 return returned
             except ContractError:
                 raise
@@ -388,12 +393,12 @@ class Toy:
                 raise ContractError(
                     self.algorithm,
                     "frozen",
-                    f"{name}: {error} (algorithms and messages are frozen)",
-                    "keep state in client.net or server.state, and send a new message",
+                    f"{name} changes a frozen object, such as the algorithm or a message ({error})",
+                    "keep state in client.net or server.state, and create a new message",
                 ) from error
             except Exception as error:
                 place = name + (f" of client {client}" if client is not None else "")
                 raise self.broken(
                     f"{place} raises {type(error).__name__} in round {t} ({error})",
-                    "hooks must work on every small task, with state only in client.net and server.state",
+                    "make the hook work on small tasks, and keep state only in client.net and server.state",
                 ) from error

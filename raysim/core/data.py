@@ -63,7 +63,8 @@ class Batch:
         """
         if per_sample_B.dim() != 1:
             raise ValueError(
-                f"batch.mean got a tensor of shape {tuple(per_sample_B.shape)}; give it one value per sample"
+                f"batch.mean needs one value per sample, but got a tensor of shape {tuple(per_sample_B.shape)}; pass "
+                "losses of shape [B], for example those of reduction='none'"
             )
         if self.weight is None:
             return per_sample_B.mean()

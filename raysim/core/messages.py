@@ -300,5 +300,5 @@ def _leaf_bytes(leaf: object) -> int:
         return 8
     name = type(leaf).__name__
     if is_dataclass(leaf):
-        raise TypeError(f"{name} is no message: put @message above it instead of @dataclass")
-    raise TypeError(f"a message may hold tensors and numbers, not {name}")
+        raise TypeError(f"the class {name} is not a message; put @message above the class instead of @dataclass")
+    raise TypeError(f"a message contains a value of type {name}; send only tensors and numbers")

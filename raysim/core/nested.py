@@ -30,8 +30,8 @@ def check_nested(nets: Mapping[str, Weights]) -> None:
     for name, part in nets.items():
         if not is_block(part, nets[wide]):
             raise ValueError(
-                f"clients.models: the weights of {name} are not leading blocks of those of {wide}; choose one network "
-                "in several widths, such as heterofl_cnn_a, heterofl_cnn_b and heterofl_cnn_c"
+                f"clients.models: {name} is not a narrower version of {wide}; choose one network in several widths, "
+                "such as heterofl_cnn_a, heterofl_cnn_b and heterofl_cnn_c"
             )
 
 

@@ -35,7 +35,10 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
     if isinstance(state, str):
         return {prefix or "value": torch.tensor(list(state.encode()), dtype=torch.uint8)}
     if prefix.count(".") > DEEPEST:
-        raise TypeError(f"state {prefix[:40]}... contains itself, or is nested more than {DEEPEST} deep")
+        raise TypeError(
+            f"the state at {prefix[:40]}... contains itself or has more than {DEEPEST} nested levels; remove the "
+            "reference to itself, or use fewer levels"
+        )
     if isinstance(state, nn.Module):
         parts: list[tuple[str, Any]] = list(state.state_dict().items())
     elif isinstance(state, Mapping):
@@ -46,14 +49,16 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
         parts = [(field.name, getattr(state, field.name)) for field in fields(state)]
     else:
         raise TypeError(
-            f"state {prefix or '(top level)'} is a {type(state).__name__}; keep tensors, modules, dataclasses, "
-            "dicts, lists, numbers or strings"
+            f"the state contains a {type(state).__name__} at {prefix or 'its top level'}; use only tensors, modules, "
+            "dataclasses, dicts, lists, numbers and strings"
         )
     tensors: dict[str, Tensor] = {}
     for name, part in parts:
         inner = state_tensors(part, f"{prefix}.{name}" if prefix else name)
         if tensors.keys() & inner.keys():
-            raise TypeError(f"two parts of the state are both called {min(tensors.keys() & inner.keys())}")
+            raise TypeError(
+                f"two values of the state have the same path {min(tensors.keys() & inner.keys())}; rename one of them"
+            )
         tensors |= inner
     return tensors
 
@@ -152,7 +157,8 @@ def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> 
             path, names = rest
             if path not in places:
                 raise ValueError(
-                    f"the state holds a module at {path or '(top level)'} that the first state does not contain"
+                    f"the saved state has a module at {path or 'its top level'}, but the initial state has none there; "
+                    "create all modules in server_start"
                 )
             module = copy.deepcopy(places[path])
             module.load_state_dict({name.removeprefix(f"{path}."): frozen.tensors[name] for name in names})
@@ -170,7 +176,10 @@ def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> 
             or not is_dataclass(cls)
             or not {name for name, _ in rest[1]} <= {f.name for f in fields(cls)}
         ):
-            raise ValueError(f"the state has an object of class {rest[0]} as a {kind}, but it is no {kind}")
+            raise ValueError(
+                f"the saved state does not fit the fields of class {rest[0]}; use the version of the class that saved "
+                "the state"
+            )
         state = cls.__new__(cls)
         for name, value in rest[1]:
             object.__setattr__(state, name, part(value))
@@ -214,7 +223,10 @@ def _class_of(name: str, modules: Collection[str]) -> Any:
     for step in qualname.split("."):
         member = getattr(member, step, None)
     if not isinstance(member, type) or _class_name(member) != name:
-        raise ValueError(f"the state has an object of class {name}, which none of {', '.join(sorted(modules))} defines")
+        raise ValueError(
+            f"the saved state contains an object of class {name}, which these modules do not define: "
+            f"{', '.join(sorted(modules))}; define the class at the top level of the algorithm's file"
+        )
     return member
 
 

@@ -95,9 +95,9 @@ class Stack:
         # Batches contain the epochs, and some clients may have more batches than others.
         settings = [(replace(job.local, epochs=1), job.rates, job.bounds) for job in jobs]
         if any(one != settings[0] for one in settings):
-            raise ApartError("they train with different settings")
+            raise ApartError("the training settings of the clients differ")
         if first.local.precision == "float16":
-            raise ApartError("in float16, the loss of each client needs its own scale")
+            raise ApartError("with float16, each client needs its own loss scaling")
         check_names(first, self.tensors[0])
         self.whole = {name: self._stacked(name) for name in self.tensors[0]}
         trained = {name: stacked for name, stacked in self.whole.items() if self.tensors[0][name].requires_grad}
@@ -129,7 +129,7 @@ class Stack:
     def step(self, batch: Batch, sizes: Sequence[int]) -> None:
         """Train every active client for one step on its part of `batch`. sizes: number of real samples per client."""
         if batch.weight is not None and self.norm_by_batch:
-            raise ApartError("BatchNorm sees whole batches, and their sizes differ")
+            raise ApartError("BatchNorm needs equal batch sizes, but those of the clients differ")
         loss_M, kept_MB = self._losses(batch)
         if batch.weight is not None and not self.padding_checked:
             self._check_padding(batch, sizes)
@@ -167,9 +167,9 @@ class Stack:
         try:
             each = [one[name] for one in self.tensors]
         except KeyError:
-            raise ApartError("their networks differ") from None
+            raise ApartError("the networks of the clients differ") from None
         if any(one.requires_grad != each[0].requires_grad or one.shape != each[0].shape for one in each):
-            raise ApartError("their networks differ")
+            raise ApartError("the networks of the clients differ")
         return torch.stack(each)
 
     def _losses(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
@@ -217,7 +217,7 @@ class Stack:
 
         alone = loss(Batch(full.x[:real], full.y[:real], full.index[:real], None, cut))
         if abs(loss(full) - alone) > TOLERANCE * (1 + abs(alone)):
-            raise ApartError("the loss does not reduce with batch.mean, and the sizes of batches differ")
+            raise ApartError("the loss is not averaged with batch.mean, although the batch sizes of the clients differ")
 
     def _keep(self, kept_MB: Tensor, batch: Batch, size_M: Tensor) -> None:
         if self.row_GN is None:
@@ -251,7 +251,7 @@ class Given:
         each = [pytree.tree_flatten(job.given) for job in jobs]
         self.leaves, self.tree = each[0]
         if any(tree != self.tree for _, tree in each):
-            raise ApartError("the arguments of their losses differ in structure")
+            raise ApartError("the loss arguments of the clients differ in structure")
         sizes = [job.num_samples for job in jobs]
         self.stacked: dict[int, Tensor] = {}
         for i, first in enumerate(self.leaves):
@@ -259,7 +259,7 @@ class Given:
             if isinstance(first, Tensor) and any(value is not first for value in values):
                 self.stacked[i] = _stacked_given(values, sizes)
             elif any(value is not first and not _equal_numbers(value, first) for value in values):
-                raise ApartError("the arguments of their losses differ in more than tensors")
+                raise ApartError("the loss arguments of the clients differ in values that are not tensors")
 
     def of_one(self, stacked: Mapping[int, Tensor]) -> Any:
         """Return one client's `given`, with its part of the stacked tensors."""
@@ -377,7 +377,7 @@ def _stacked_given(values: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     if len(shapes) == 1:
         return torch.stack(list(values))
     if any(value.dim() == 0 or len(value) != size for value, size in zip(values, sizes, strict=True)):
-        raise ApartError("the arguments of their losses differ in shape")
+        raise ApartError("the loss arguments of the clients differ in shape")
     return nn.utils.rnn.pad_sequence(list(values), batch_first=True)
 
 

@@ -207,12 +207,12 @@ def test_the_server_trains_the_rest_of_the_largest_or_of_another():
         (
             ("fmnist_cnn1",),
             None,
-            "clients.models: fmnist_cnn1 has no stages; allowed: networks that can be divided, such as hks_resnet8",
+            "clients.models: fmnist_cnn1 has no stages; choose a network with several stages, such as hks_resnet8",
         ),
         (
             ("hks_resnet8",),
             "heterofl_cnn_a",
-            "server_model: heterofl_cnn_a has no stages; allowed: networks that can be divided, such as hks_resnet8",
+            "server_model: heterofl_cnn_a has no stages; choose a network with several stages, such as hks_resnet8",
         ),
         (("hks_resnet8",), "hks_resnet21", "server_model: unknown model 'hks_resnet21': did you mean 'hks_resnet20'?"),
         (("hks_resnet8",), "cnn1", "server_model: cnn1 needs 3x32x32 images, not 1x28x28 images"),
@@ -220,13 +220,13 @@ def test_the_server_trains_the_rest_of_the_largest_or_of_another():
             ("hks_resnet16", "hks_resnet8"),
             "resnet18_500",
             "clients.models: the first stage of hks_resnet16 outputs 16 channels, but the server model "
-            "resnet18_500 expects 64; choose models whose first stages have equally many, or another server_model",
+            "resnet18_500 expects 64; choose models with the same number of channels, or another server_model",
         ),
         (
             ("hks_resnet8", "resnet18_500"),
             None,
             "clients.models: the first stage of hks_resnet8 outputs 16 channels, but the server model "
-            "resnet18_500 expects 64; choose models whose first stages have equally many, or another server_model",
+            "resnet18_500 expects 64; choose models with the same number of channels, or another server_model",
         ),
     ],
 )

@@ -63,7 +63,7 @@ def test_kat_2_masks():
     assert block_mask(4, 2).sum() == 8
     assert torch.equal(block_mask(4, 4), torch.eye(4, dtype=torch.bool))
     assert block_mask(4, 1).all()
-    with pytest.raises(ValueError, match=r"^blocks: 3 given; allowed: the divisors of the width 4 \(1, 2, 4\)$"):
+    with pytest.raises(ValueError, match=r"^blocks: 3 does not divide the feature dimension 4; allowed: 1, 2, 4$"):
         FedRAL(blocks=3).check(task_of(4))
 
 
@@ -181,7 +181,7 @@ def test_blocks_per_client_and_per_architecture():
     listed, mapped = FedRAL(blocks=[1, 2]), FedRAL(blocks={"flat": 4, "deep": 2})
     assert [listed._blocks(client_of(listed, k)) for k in range(3)] == [1, 2, 1]
     assert [mapped._blocks(client_of(mapped, arch=arch)) for arch in ("flat", "deep")] == [4, 2]
-    with pytest.raises(ValueError, match="blocks: has no number for norm"):
+    with pytest.raises(ValueError, match="blocks: the model norm has no number; give a number for every model"):
         mapped.check(task_of(4, ("flat", "norm")))
     # Round 2's matrix arrives as it was averaged, though clients have different blocks.
     server = server_of(mapped, {0: 1, 1: 1})

@@ -198,7 +198,10 @@ def test_rolling_matters():
 @pytest.mark.parametrize(
     ("server_model", "says"),
     [
-        ("third", "server_model: third is narrower than two, which clients have; choose a wider network"),
+        (
+            "third",
+            "server_model: third is narrower than two in clients.models; choose a network that is at least as wide",
+        ),
         ("no", "server_model: 'no'"),
     ],
 )
@@ -228,6 +231,7 @@ def test_networks_whose_units_cannot_be_followed_are_refused():
     with pytest.raises(ValueError) as refused:
         FedRolex().check(task)
     assert str(refused.value) == (
-        "clients.models: the inputs of last.weight are not the outputs of an earlier layer; choose networks in which "
-        "each layer reads the one before it, such as heterofl_cnn_a, heterofl_cnn_b and heterofl_cnn_c"
+        "clients.models: the inputs of the parameter last.weight are not the outputs of an earlier layer; choose "
+        "networks in which each layer reads the previous layer, such as heterofl_cnn_a, heterofl_cnn_b and "
+        "heterofl_cnn_c"
     )

@@ -287,21 +287,16 @@ def test_families_of_one_network(names: list[str], shape: tuple[int, int, int], 
 @pytest.mark.parametrize(
     ("names", "shape", "width", "other"),
     [
-        (
-            ["digits_mlp64", "digits_mlp128"],
-            (1, 8, 8),
-            32,
-            "digits_mlp64 are not leading blocks of those of digits_mlp128",
-        ),
-        (["hks_resnet8", "hks_resnet16"], (1, 8, 8), 64, "hks_resnet8 are not leading blocks of those of hks_resnet16"),
+        (["digits_mlp64", "digits_mlp128"], (1, 8, 8), 32, "digits_mlp64 is not a narrower version of digits_mlp128"),
+        (["hks_resnet8", "hks_resnet16"], (1, 8, 8), 64, "hks_resnet8 is not a narrower version of hks_resnet16"),
         # The one has more filters, the other more hidden units.
-        (["cnn2", "cnn5"], (3, 32, 32), 500, "cnn5 are not leading blocks of those of cnn2"),
+        (["cnn2", "cnn5"], (3, 32, 32), 500, "cnn5 is not a narrower version of cnn2"),
     ],
 )
 def test_other_networks_are_refused(names: list[str], shape: tuple[int, int, int], width: int, other: str):
     with pytest.raises(ValueError) as refused:
         HeteroFL().check(task_of(names, shape, width))
     assert str(refused.value) == (
-        f"clients.models: the weights of {other}; choose one network in several widths, such as heterofl_cnn_a, "
+        f"clients.models: {other}; choose one network in several widths, such as heterofl_cnn_a, "
         "heterofl_cnn_b and heterofl_cnn_c"
     )

@@ -84,7 +84,7 @@ def test_paths_that_begin_at_the_sample_itself():
 
 @pytest.mark.parametrize("where", ["method", "scenario"])
 def test_no_warm_up_can_be_a_round_longer(where: str):
-    told = "literal_alg1: true given with warmup_extra: true; allowed: one of the two"
+    told = "literal_alg1: true cannot be combined with warmup_extra: true; set one of them to false"
     if where == "method":
         with pytest.raises(ValueError, match=f"^{told}$"):
             HKS(literal_alg1=True, warmup_extra=True).check(Task(4, 8, ("norm",), toy_model))
@@ -201,8 +201,8 @@ def test_distances_that_do_not_fit_are_refused_before_round_1():
         HKS(linkage="average").server_start(server, {})
     # 60,000 * 59,999 / 2 distances of 8 bytes, twice.
     assert str(caught.value) == (
-        "algorithm.linkage: average given, which needs 28.8 GB for the distances of 60000 samples; allowed: ward, or a "
-        "memory_gb (now 2) of at least that"
+        "algorithm.linkage: average needs 28.8 GB for the distances between 60000 samples, but algorithm.memory_gb is "
+        "2; set algorithm.linkage to ward or raise algorithm.memory_gb"
     )
     assert HKS(linkage="average", memory_gb=29.0).server_start(server, {}) == Knowledge()
     assert HKS().server_start(server, {}) == Knowledge()

@@ -55,7 +55,9 @@ def test_what_is_no_loss_is_refused_in_one_sentence(loss: Any, sentence: str) ->
 def test_a_mean_of_more_than_one_value_per_sample_is_refused() -> None:
     """With weights, a table [B, C] of as many classes as samples would give a wrong number without a word."""
     (batch,) = steps(1, size=3)
-    with pytest.raises(ValueError, match=r"batch.mean got a tensor of shape \(3, 3\); give it one value per sample"):
+    with pytest.raises(
+        ValueError, match=r"batch.mean needs one value per sample, but got a tensor of shape \(3, 3\); pass"
+    ):
         replace(batch, weight=torch.ones(3)).mean(torch.ones(3, 3))
 
 

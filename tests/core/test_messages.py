@@ -144,7 +144,7 @@ def test_nothing_weighs_nothing():
 
 
 def test_text_cannot_be_weighed():
-    with pytest.raises(TypeError, match="a message may hold tensors and numbers, not str"):
+    with pytest.raises(TypeError, match="a message contains a value of type str; send only tensors and numbers"):
         wire_bytes({"name": "x"})
 
 
@@ -183,5 +183,7 @@ def test_a_dataclass_without_message_cannot_be_weighed():
     class Plain:
         mean_CD: torch.Tensor
 
-    with pytest.raises(TypeError, match="Plain is no message: put @message above it instead of @dataclass"):
+    with pytest.raises(
+        TypeError, match="the class Plain is not a message; put @message above the class instead of @dataclass"
+    ):
         wire_size(Plain(torch.zeros(2, 3)))

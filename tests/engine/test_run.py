@@ -285,8 +285,8 @@ def test_what_is_no_message_is_told_with_its_hook(
         "text": f"the hook returned a str; {declare}",
         "dict": f"the hook returned a dict; {declare}",
         "array": f"the hook returned a ndarray; {declare}",
-        "undeclared": "Plain is no message: put @message above it",
-        "of text": "a message may hold tensors and numbers, not str",
+        "undeclared": "the class Plain is not a message; put @message above the class",
+        "of text": "a message contains a value of type str; send only tensors and numbers",
     }
     with pytest.raises(HookError, match=rf"Standalone.{hook}.* failed in round 1\b.*{told[what]}"):
         quiet_run("algorithm={name: standalone}")

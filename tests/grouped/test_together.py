@@ -134,9 +134,7 @@ def kept(net: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def test_float16_is_trained_one_by_one() -> None:
-    assert (
-        fit_all(jobs_of(SAME, precision="float16")) == ["in float16, the loss of each client needs its own scale"] * 3
-    )
+    assert fit_all(jobs_of(SAME, precision="float16")) == ["with float16, each client needs its own loss scaling"] * 3
 
 
 def test_clients_of_one_call_may_have_different_epochs_and_no_other_settings() -> None:
@@ -154,7 +152,7 @@ def test_clients_of_one_call_may_have_different_epochs_and_no_other_settings() -
             torch.testing.assert_close(value, same, rtol=0, atol=1e-9)
     first, *others = jobs_of(SAME)
     mixed = fit_all([replace(first, local=replace(first.local, lr=0.1)), *others])
-    assert mixed == ["they train with different settings"] * 3
+    assert mixed == ["the training settings of the clients differ"] * 3
 
 
 def test_augmentation_draws_from_each_clients_generator() -> None:
@@ -235,15 +233,15 @@ def reads_a_number(net: Any, batch: Batch, given: Any) -> Tensor:
 
 
 APART = [
-    ({"net": lambda: perceptron(nn.BatchNorm1d(4)), "sizes": (6, 8)}, "BatchNorm sees whole batches"),
+    ({"net": lambda: perceptron(nn.BatchNorm1d(4)), "sizes": (6, 8)}, "BatchNorm needs equal batch sizes"),
     ({"net": lambda: perceptron(nn.Dropout(0.5))}, "randomness"),
-    ({"loss": plain_mean, "sizes": (4, 7)}, "does not reduce with batch.mean"),
-    ({"loss": plain_mean, "sizes": (12, 5)}, "does not reduce with batch.mean"),  # the smallest batch has one sample
-    ({"loss": plain_mean, "sizes": (40, 17), "batch_size": 16}, "does not reduce with batch.mean"),
-    ({"loss": plain_mean, "sizes": (4, 3), "net": zero_header}, "does not reduce with batch.mean"),
+    ({"loss": plain_mean, "sizes": (4, 7)}, "is not averaged with batch.mean"),
+    ({"loss": plain_mean, "sizes": (12, 5)}, "is not averaged with batch.mean"),  # the smallest batch has one sample
+    ({"loss": plain_mean, "sizes": (40, 17), "batch_size": 16}, "is not averaged with batch.mean"),
+    ({"loss": plain_mean, "sizes": (4, 3), "net": zero_header}, "is not averaged with batch.mean"),
     ({"loss": reads_a_number}, "item"),
     ({"given": [torch.zeros(2), torch.zeros(3), torch.zeros(3)], "loss": cross_entropy}, "differ in shape"),
-    ({"given": [(0.1,), (0.2,), (0.3,)]}, "more than tensors"),
+    ({"given": [(0.1,), (0.2,), (0.3,)]}, "values that are not tensors"),
     ({"given": [(0.1,), (0.2, 0.3), (0.3,)]}, "differ in structure"),
     ({"rates": {"nothing": 0.1}}, "is not a parameter"),
     ({"bounds": {"nothing": (0, 1)}}, "is not a parameter"),
