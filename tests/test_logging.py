@@ -29,7 +29,7 @@ SAID = [
     ADAM,
     "round 1: all uploads contained NaN or infinity and were left out; the server learned nothing",
     "round 1: the training loss, the test loss or the upload of clients 0, 1, 3, 7 is NaN",
-    "no upload of this run was used: all 4 held a NaN or infinity",
+    "the server learned nothing in this run, because all 4 uploads contained NaN or infinity",
 ]
 
 

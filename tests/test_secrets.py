@@ -128,7 +128,8 @@ def test_a_secret_in_the_variable_goes_to_the_server_alone(
     assert given[-1] == f"{USER}:{SECRET}"
     told = capfd.readouterr()
     assert (
-        f"MLflow at http://{host} could not record the run: it wants a user name and password: set MLFLOW_" in told.err
+        f"MLflow at http://{host} could not record the run: the server requires a user name and password: set"
+        in told.err
     )
     assert SECRET not in told.out + told.err
     (folder,) = (workplace / "runs" / "tiny").iterdir()
@@ -150,6 +151,6 @@ def test_a_secret_in_a_clusters_address(capfd: pytest.CaptureFixture[str]) -> No
     assert ended.value.code == 2
     told = capfd.readouterr().err
     assert told == (
-        "raysim: --address: http://host:8265 holds a user name or password; a Ray cluster takes a token, in "
-        "RAY_AUTH_TOKEN\n"
+        "raysim: --address: http://host:8265 contains a user name or password; remove them, and put the "
+        "cluster's token into RAY_AUTH_TOKEN\n"
     )

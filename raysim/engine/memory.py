@@ -40,16 +40,16 @@ class ResourceMonitor:
         if memory.percent >= WARN_AT:
             yield (
                 "memory",
-                f"memory: this machine uses {memory.percent:.0f} % of {_gib(memory.total)}; Ray or the kernel kills "
-                "processes when it is full: use fewer actors (resources.actors) or smaller batches",
+                f"memory: {memory.percent:.0f} % of this machine's {_gib(memory.total)} are in use, and Ray or the "
+                "kernel kills processes when memory is full: set a smaller resources.actors or training.batch_size",
             )
         with contextlib.suppress(OSError):  # a folder that is missing is reported elsewhere
             disk = shutil.disk_usage(self.folder)
             if disk.free < min(LOW_DISK, disk.total // 10):
                 yield (
                     "disk",
-                    f"disk: {_gib(disk.free)} of {_gib(disk.total)} are free at {self.folder}; a run that cannot write "
-                    "ends: free some space, or choose another folder",
+                    f"disk: only {_gib(disk.free)} of {_gib(disk.total)} are free at {self.folder}, and the run ends "
+                    "when the disk is full: free some space, or choose another folder",
                 )
 
 

@@ -15,7 +15,7 @@ from raysim.engine.workers.hooks import HookError
 
 logger = logging.getLogger(__name__)
 
-_REMEDY = "a smaller training.lr, or training.clip, may prevent that"
+_REMEDY = "try a smaller training.lr, or set training.clip"
 
 
 class Notices:
@@ -36,7 +36,7 @@ class Notices:
             if len(rejected) == len(report.uploaded):
                 text = "all uploads contained NaN or infinity and were left out; the server learned nothing"
             else:
-                text = f"uploads with NaN or infinity were left out: those of {_named(rejected)}"
+                text = f"the uploads of {_named(rejected)} contained NaN or infinity and were left out"
             logger.warning(f"round {t}: {text}")
         if report.timing is not None and not report.client_reports and not report.failed:
             gone = report.timing.dropped
@@ -49,7 +49,7 @@ class Notices:
             first = next(iter(report.failed.values()))
             raise HookError(
                 f"round {t}: {len(report.failed)} of {of} clients failed, more than failure.max_failed_fraction "
-                f"({self.max_failed_fraction:g}) allows; the first: {first.reason}",
+                f"({self.max_failed_fraction:g}) allows; first failure: {first.reason}",
                 first.trace,
             )
         for k, failed in report.failed.items():
@@ -61,7 +61,8 @@ class Notices:
         if failed:
             first = next(iter(failed.values()))
             logger.warning(
-                f"round {t}: accuracy/all_current is without {_named(list(failed))}; the first failure: {first.reason}"
+                f"round {t}: accuracy/all_current excludes {_named(list(failed))}, because the test failed; first "
+                f"failure: {first.reason}"
             )
 
     def check_memory(self, memory: MemoryReport) -> None:
@@ -75,7 +76,7 @@ class Notices:
         if clients := sorted(progress.diverged - self.diverged):
             logger.warning(
                 f"round {t}: the training loss, the test loss or the upload of {_named(clients)} is NaN or "
-                f"infinite for the first time; the accuracy includes these clients; {_REMEDY}"
+                f"infinite for the first time (the accuracy still includes these clients): {_REMEDY}"
             )
         self.diverged |= progress.diverged
         self._once(_endless(progress))
@@ -84,8 +85,8 @@ class Notices:
         """Warn, at the end, of a run in which the server learned nothing."""
         if progress.rejected and progress.rejected == progress.uploads:
             logger.warning(
-                f"no upload of this run was used: all {progress.uploads} held a NaN or infinity, so the server learned "
-                f"nothing, and the results show diverged clients, not the method; {_REMEDY}"
+                f"the server learned nothing in this run, because all {progress.uploads} uploads contained NaN or "
+                f"infinity; the results show diverged clients, not the method: {_REMEDY}"
             )
 
     def _once(self, texts: Iterable[str]) -> None:
@@ -113,8 +114,8 @@ def _endless(progress: Progress) -> Iterator[str]:
     """Yield a warning if virtual time has overflowed."""
     if math.isinf(progress.totals.get("virtual_s", 0.0)):
         yield (
-            "virtual time is more than a floating-point number can hold, and plots leave such rounds out: give "
-            "greater speeds or smaller latencies in the section `system`"
+            "virtual time is too large for a floating-point number, so plots omit these rounds: set greater speeds "
+            "or smaller latencies in the section `system`"
         )
 
 

@@ -200,7 +200,9 @@ def _unrelated(
 ) -> float:
     """The mean PSNR of two random training images of clients."""
     if len(index) < 2:
-        raise ScenarioError("the clients of the run have only one training image; the attack needs at least two")
+        raise ScenarioError(
+            "the clients of this run have only one training image in total; choose a run with at least two"
+        )
     pairs = [rng.choice(index, 2, replace=False) for _ in range(STRANGERS)]
     psnrs = [psnr(pixels(image_MHWC[a]), pixels(image_MHWC[b]), convention) for a, b in pairs]
     return float(np.mean([value for value in psnrs if isfinite(value)]))

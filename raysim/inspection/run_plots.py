@@ -108,7 +108,7 @@ def labels(runs: Sequence[PlottedRun]) -> list[str]:
 
 def _missing(metric: str, rows: Sequence[Mapping[str, Any]], accuracy: Accuracy) -> str:
     if metric == "time/virtual_total_s" and all(row.get(metric) is None for row in rows):
-        return "it has no virtual time; choose a run whose scenario has a section `system`"
+        return "this run has no virtual time; choose a run whose scenario has a section `system`"
     return f"no round with {accuracy.metric}; {_instead(accuracy)}"
 
 
@@ -158,7 +158,7 @@ def _clients(runs: Runs, width: Width, accuracy: Accuracy) -> Figure:
     tables = {name: run.last_tests(accuracy) for name, run in runs.items()}
     for name, table in tables.items():
         if missing := {"client", "model", "accuracy"} - set(table.column_names):
-            raise ScenarioError(f"{runs[name].folder}: clients.parquet has no column {min(missing)}; it is damaged")
+            raise ScenarioError(f"{runs[name].folder}: clients.parquet is damaged: it has no column {min(missing)}")
     bars = {}
     for name, table in tables.items():
         rows = table.select(["client", "model", "accuracy"]).to_pylist()
@@ -180,21 +180,23 @@ def _confusion(runs: Runs, width: Width, accuracy: Accuracy) -> Figure:
         title = f"{name}, after round {checkpoint.round}{', current' if current else ''}"
         counts[title] = opened.confusion("test", checkpoint, current)
         if class_names and list(opened.assembly.data.class_names) != list(class_names):
-            raise ScenarioError(f"{run.folder}: its classes are not those of the first run; draw it on its own")
+            raise ScenarioError(
+                f"{run.folder}: the classes of this run differ from those of the first run; draw it in another figure"
+            )
         class_names = opened.assembly.data.class_names
     return draw_confusion(counts, class_names, width)
 
 
 KINDS: Mapping[str, tuple[Draw, str]] = {
-    "curves": (_curves, "accuracy over rounds; of a single run also that of participants and of the worst tenth"),
+    "curves": (_curves, "accuracy over rounds; for a single run also that of participants and the worst tenth"),
     "bytes": (_over("bytes"), "accuracy over the bytes sent in both directions"),
     "virtual-time": (_over("virtual-time"), "accuracy over virtual time, where the scenario has `system`"),
     "boxes": (_boxes, "a box plot of the clients' last accuracies"),
     "clients": (_clients, "a bar per client: its last accuracy"),
     "confusion": (
         _confusion,
-        "predicted over true classes, in per cent of each true class: the networks of the last checkpoint, each "
-        "client's own on its own test samples, pooled over all clients",
+        "predicted over true classes, in per cent of each true class; each client's network of the last checkpoint "
+        "predicts the client's own test samples, and the counts are summed over clients",
     ),
 }
 """Kind of figure -> how it is drawn, and what it shows."""
@@ -213,10 +215,10 @@ def _drawable(metric: str, kind: str) -> Accuracy:
     accuracy = DRAWABLE[metric]
     if kind in OF_CLIENTS and not accuracy.has_clients:
         having = ", ".join(one.metric for one in DRAWABLE.values() if one.has_clients)
-        text = f"single clients have no values of it, which --kind {kind} shows; give one of {having}"
+        text = f"--kind {kind} shows single clients, which have no values of this metric; choose one of {having}"
         raise ScenarioError(f"--metric: {metric} given, but {text}")
     if kind == "confusion" and metric not in CONFUSED:
-        text = f"--kind confusion shows test samples of all clients; give one of {', '.join(CONFUSED)}"
+        text = f"--kind confusion shows the test samples of all clients; choose one of {', '.join(CONFUSED)}"
         raise ScenarioError(f"--metric: {metric} given, but {text}")
     return accuracy
 

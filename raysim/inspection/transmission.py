@@ -79,8 +79,8 @@ def attackable(opened: OpenedRun, checkpoint: Checkpoint) -> list[ClientId]:
         clients = [k for k in spec.eligible if spec.arch(k) not in normed or spec.arch(k) in fits]
     if not clients:
         raise ScenarioError(
-            "all clients with samples have networks with BatchNorm, and with BatchNorm "
-            f"{_name(spec.algorithm)} exposes no single image in round {t}; attack a run with other networks"
+            f"{_name(spec.algorithm)} exposes no single image in round {t}, because the networks of all clients with "
+            "samples contain BatchNorm; choose a run with other networks"
         )
     return clients
 
@@ -94,8 +94,8 @@ def transmit(backend: InProcessBackend, t: int, k: ClientId, sample: int, knowle
     spec, upload = backend.spec, _upload_of(backend, t, k, sample)
     if upload is None:
         raise ScenarioError(
-            f"{_name(spec.algorithm)} uploads nothing in round {t}; attack the state after another round, or a run of "
-            "a method that uploads"
+            f"{_name(spec.algorithm)} uploads nothing in round {t}; choose another --round, or a run of a method that "
+            "uploads"
         )
     if isinstance(upload.exposed(upload.before), OutputOf):
         return _output(spec, upload, sample, knowledge)
@@ -122,8 +122,8 @@ class _Upload:
         if isinstance(exposed, Unexposed):
             raise ScenarioError(f"{name} {exposed.reason}; attack a run of another method")
         raise ScenarioError(
-            f"{name} does not declare what its uploads expose; write its method `exposed`, as in the file that "
-            "`raysim new algorithm` writes"
+            f"{name} does not declare what its uploads expose; implement its method `exposed`, as in the "
+            "template of `raysim new algorithm`"
         )
 
 
@@ -228,8 +228,8 @@ def _training(upload: _Upload) -> tuple[nn.Module, FitJob]:
     ]
     if len(calls) != 1:
         raise ScenarioError(
-            f"{_name(upload.algorithm)} trains the parameters that it exposes in {len(calls)} calls of client.fit; "
-            "the attack can follow a single call only"
+            f"{_name(upload.algorithm)} trains the exposed parameters in {len(calls)} calls of client.fit, but the "
+            "attack supports only methods with a single call"
         )
     return calls[0]
 

@@ -107,8 +107,8 @@ def sample_tree(run: Path | str, sample: int, round: Round = None) -> SampleTree
     if sample not in place_N:
         near = int(place_N[np.abs(place_N - sample).argmin()])
         raise ScenarioError(
-            f"--sample: {sample} given, but the server has no logits of it; give the position in the data set of a "
-            f"participant's training sample, such as {near} (partition.parquet lists them)"
+            f"--sample: {sample} given, but the server has no logits of this sample; choose a training sample of a "
+            f"participant, such as {near} (partition.parquet lists the samples of each client)"
         )
     target = int((place_N == sample).argmax())
     logits_NC = torch.cat([logits[k] for k in known])
@@ -167,6 +167,6 @@ def draw_tree(tree: SampleTree, output: Path | str) -> Path:
         axes[row, 0].text(-0.25, 0.5, text, transform=axes[row, 0].transAxes, ha="right", va="center", fontsize=7)
         for one, place in zip(axes[row], places.tolist(), strict=False):
             show_image(one, pixels(image_MHWC[place]), names[int(labels[place])])
-    title = f"{tree.run.name}, after round {tree.round}: what joins at each level"
+    title = f"{tree.run.name}, after round {tree.round}: samples that join at each level"
     figure.suptitle(picture(title, 200), fontsize=9)
     return save_picture(figure, file)

@@ -43,7 +43,10 @@ def embed(value_ND: NDArray[np.float32], seed: int = 0) -> NDArray[np.float32]:
             f"{len(value_ND)} samples given; t-SNE needs at least 4: choose more clients or another part"
         )
     if not np.isfinite(value_ND).all():
-        raise ScenarioError("representations contain NaN or infinity: the training of these clients diverged")
+        raise ScenarioError(
+            "the representations contain NaN or infinity, because the training of these clients diverged; choose other "
+            "clients or an earlier round"
+        )
     perplexity = min(PERPLEXITY, (len(value_ND) - 1) / 3)
     tsne = TSNE(2, perplexity=perplexity, init="pca", random_state=seed)
     # OpenMP's threads wait for each other in every step; on a busy machine that takes minutes instead of seconds.

@@ -66,10 +66,10 @@ def send(folder: Path, checkpoints: bool, print_line: Callable[[str], object], l
     files = list_files(folder, checkpoints)
     total = sum((folder / file).stat().st_size for file in files)
     if total > limit or len(files) > FILES:
-        much = f"{len(files)} files with {total / 2**30:.1f} GiB, more than the {FILES} with {limit / 2**30:.1f} GiB"
+        size = f"{len(files)} files with {total / 2**30:.1f} GiB"
         print_line(
-            f"{REFUSED}{folder} on the head node holds {much} that go through Ray: copy it from there, or leave "
-            "checkpoints out"
+            f"{REFUSED}{folder} on the head node contains {size}, but Ray can send at most {FILES} files with "
+            f"{limit / 2**30:.1f} GiB: omit --checkpoints, or copy the folder with scp or rsync"
         )
         return
     with tempfile.TemporaryFile() as archive:

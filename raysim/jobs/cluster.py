@@ -65,10 +65,12 @@ def find_address(option: str | None) -> Address:
                 address = Address(value, name)
                 break
     if holds_secret(address.url):
-        raise address.error("holds a user name or password; a Ray cluster takes a token, in RAY_AUTH_TOKEN")
+        raise address.error(
+            "contains a user name or password; remove them, and put the cluster's token into RAY_AUTH_TOKEN"
+        )
     if address.url.startswith("ray://"):
         host = urlsplit(address.url).hostname or "HOST"
-        raise address.error(f"is for the Ray Client; jobs need {ALLOWED.replace('HOST', host)}")
+        raise address.error(f"is an address of the Ray Client; use {ALLOWED.replace('HOST', host)}")
     url = address.url if "://" in address.url else f"http://{address.url}"
     if not re.fullmatch(r"https?://[^/\s]+/*", url) or address.url in {"", "auto", "local"}:
         raise address.error(f"given; allowed: {ALLOWED}")
@@ -94,10 +96,11 @@ class Cluster:
         except UnknownJobError:
             names = [known.submission_id for known in self.jobs()]
             raise ScenarioError(
-                f"{job}: there is no such job at {shown(self.address)}{suggest(job, names)} (`raysim jobs` lists them)"
+                f"{job}: there is no such job at {shown(self.address)}{suggest(job, names)} (`raysim jobs` lists all "
+                "jobs)"
             ) from None
         if KIND not in (details.metadata or {}):
-            raise ScenarioError(f"{job}: this job was not submitted by raysim (`raysim jobs` lists those that were)")
+            raise ScenarioError(f"{job}: this job was not submitted by raysim; choose one that `raysim jobs` lists")
         return details
 
     def jobs(self) -> list[Any]:
@@ -160,9 +163,8 @@ def connect(address: Address) -> Cluster:
         status, facts = _ask(address, token) if token else (status, facts)
     if status == 401:
         raise address.error(
-            "asks for a token, and none was found: set RAY_AUTH_TOKEN to the cluster's token, or store the token in "
-            "~/.ray/auth_token or in the file that RAY_AUTH_TOKEN_PATH names (leave RAY_AUTH_MODE unset or set it to "
-            "token)"
+            "asks for a token, but none was found: set RAY_AUTH_TOKEN to the cluster's token, or write the token to "
+            "~/.ray/auth_token or to the file RAY_AUTH_TOKEN_PATH (RAY_AUTH_MODE must be unset or `token`)"
         )
     if status == 403:
         raise address.error(f"refuses the token in {_token_origin()}: use the token that the cluster was started with")
@@ -183,7 +185,8 @@ def connect(address: Address) -> Cluster:
         except (
             AuthenticationError
         ):  # the cluster needs no token, but with RAY_AUTH_MODE=token Ray's client looks for one
-            raise ScenarioError("RAY_AUTH_MODE: token given, but no token can be read; unset it") from None
+            text = "RAY_AUTH_MODE is `token`, but no token was found; this cluster needs none, so unset RAY_AUTH_MODE"
+            raise ScenarioError(text) from None
     return Cluster(address.url, version, client, notes)
 
 
@@ -197,7 +200,7 @@ def find_token() -> tuple[str, tuple[str, ...]]:
         mode = file.stat().st_mode & 0o777
     except (OSError, UnicodeDecodeError):
         return "", ()
-    note = f"{file} can be read by other users of this machine (mode {mode:o}): chmod 600 {file}"
+    note = f"other users of this machine can read the token in {file} (mode {mode:o}): run `chmod 600 {file}`"
     return token, (note,) if mode & 0o077 else ()
 
 
@@ -234,7 +237,9 @@ def _ask(address: Address, token: str) -> tuple[int, Any]:
     thread.join(ANSWER_S)
     answer = answers[0] if answers else TimeoutError("timed out")
     if isinstance(answer, Exception):
-        raise address.error(f"does not answer ({_reason(answer)}): no Ray cluster's dashboard is there")
+        raise address.error(
+            f"does not answer ({_reason(answer)}): check that Ray is running and that this is its dashboard's address"
+        )
     return answer
 
 

@@ -58,7 +58,8 @@ def home() -> Path:
         folder.mkdir(exist_ok=True)
     except (OSError, RuntimeError) as error:
         reason = str(getattr(error, "strerror", None) or error).lower()
-        raise ScenarioError(f"~/raysim cannot be made on the head node ({reason}): set HOME there") from None
+        text = f"cannot create ~/raysim on the head node ({reason}): set HOME to a writable folder there"
+        raise ScenarioError(text) from None
     return folder
 
 

@@ -83,7 +83,7 @@ def _default(job: Job, log: JobLog) -> Path:
         return Path("runs") / log.run_id
     name = job.name or PurePosixPath(log.run_folder).parent.name
     if not is_name(name):
-        raise ScenarioError(f"{job.id}: its scenario is unknown; name a folder for it with -o FOLDER")
+        raise ScenarioError(f"{job.id}: the scenario of this job is unknown; choose a folder with -o FOLDER")
     return Path("runs") / name / log.run_id
 
 
@@ -91,18 +91,26 @@ def _source(job: Job, log: JobLog) -> str:
     if log.run_folder:
         return log.run_folder
     if job.ended:
-        raise ScenarioError(f"{job.id}: {job.state} before it had a run folder (`raysim logs {job.id}` shows why)")
+        raise ScenarioError(
+            f"{job.id}: the job ended ({job.state}) before it created a run folder (`raysim logs {job.id}` shows why)"
+        )
     raise ScenarioError(
-        f"{job.id}: {job.state}, and its run has no folder yet; try again when `raysim logs` shows rounds"
+        f"{job.id}: the job is {job.state} and has no run folder yet; try again when `raysim logs {job.id}` shows "
+        "rounds"
     )
 
 
 def _check_target(target: Path, log: JobLog) -> None:
     if target.exists() and not target.is_dir():
-        raise ScenarioError(f"-o: {target} is a file; choose a new or empty folder, or one with this run")
+        raise ScenarioError(
+            f"-o: {target} is a file; choose a new or empty folder, or the folder of an earlier download of this run"
+        )
     same = (target / SWEEP_CARD).is_file() if log.sweep else target.is_dir() and _run_id(target) == log.run_id
     if target.is_dir() and any(target.iterdir()) and not same:
-        raise ScenarioError(f"-o: {target} contains other files; choose a new or empty folder, or one with this run")
+        raise ScenarioError(
+            f"-o: {target} contains other files; choose a new or empty folder, or the folder of an earlier download of "
+            "this run"
+        )
 
 
 def _run_id(folder: Path) -> str | None:
@@ -124,8 +132,8 @@ def _move(part: Path, target: Path) -> int:
         for place in (target / file, *(target / above for above in file.parents[:-1])):
             if place.is_symlink() or (place.exists() and place.is_dir() == (place == target / file)):
                 raise ScenarioError(
-                    f"-o: {place} is in the way of a file or folder of the run with the same name; choose a new or "
-                    "empty folder"
+                    f"-o: {place} exists and cannot be replaced by the run's file or folder of that name; choose a new "
+                    "or empty folder"
                 )
     for file in files:
         (target / file).parent.mkdir(parents=True, exist_ok=True)
@@ -157,17 +165,17 @@ async def _receive(cluster: Cluster, helper: str, receiver: Receiver) -> None:
             except StopAsyncIteration:
                 raise RunError(_cut(receiver, "the helper job ended early")) from None
             except TimeoutError:
-                raise RunError(_cut(receiver, f"nothing came for {START_S:.0f} s")) from None
+                raise RunError(_cut(receiver, f"no data for {START_S:.0f} s")) from None
             except Exception:  # exceptions of Ray and aiohttp
                 raise RunError(_cut(receiver, "the connection broke")) from None
             receiver.feed(piece)
             if time.monotonic() > until:
-                raise RunError(_cut(receiver, f"it had not arrived after {LONGEST_S / 60:.0f} min"))
+                raise RunError(_cut(receiver, f"the download was not complete after {LONGEST_S / 60:.0f} min"))
 
 
 def _cut(receiver: Receiver, reason: str) -> str:
     last = f": {receiver.last}" if receiver.last else ""
-    return f"the run folder did not arrive ({reason}{last}); fetch again"
+    return f"the run folder was not received ({reason}{last}); fetch again"
 
 
 def _remove(cluster: Cluster, helper: str) -> None:
@@ -197,7 +205,7 @@ class Receiver:
         for line in lines:
             self._line(line)
         if self._missing is None and self._before < 0:
-            raise RunError("the run folder did not arrive (the helper job printed something else); fetch again")
+            raise RunError("the run folder was not received (the helper job printed other text); fetch again")
         if self._missing is not None and len(self._rest) > LINE:
             raise RunError("the run folder arrived damaged (a line is too long); fetch again")
 
@@ -215,7 +223,8 @@ class Receiver:
 
     def _begin(self, size: str) -> None:
         if not re.fullmatch("[0-9]{1,10}", size) or int(size) > 2 * archive.LIMIT:
-            raise RunError(f"the run folder did not arrive (its size is given as {one_line(repr(size), 40)})")
+            announced = one_line(repr(size), 40)
+            raise RunError(f"the run folder was not received (the announced size {announced} is invalid); fetch again")
         self._missing = int(size)
 
     def _take(self, line: str) -> None:
@@ -245,15 +254,13 @@ def unpack(file: IO[bytes], into: Path, limit: int = archive.LIMIT, most: int = 
                 known = member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
                 if not known or not archive.is_plain(member.filename):
                     what = one_line(repr(member.filename), 200)
-                    raise RunError(f"the archive holds {what}, which is no file of a run folder; nothing was fetched")
+                    raise RunError(f"the archive contains {what}, which is no file of a run; no file was saved")
             if len(members) > most:
-                raise RunError(f"the archive holds more than {most} files; nothing was fetched")
+                raise RunError(f"the archive contains more than {most} files; no file was saved")
             if sum(member.file_size for member in members) > limit:
-                raise RunError(f"the archive is larger than {limit} bytes; nothing was fetched")
+                raise RunError(f"the archive exceeds {limit} bytes; no file was saved")
             packed.extractall(into)
     except (zipfile.BadZipFile, EOFError, OSError, zlib.error, ValueError, RuntimeError) as error:
         if isinstance(error, RunError):
             raise
-        raise RunError(
-            f"the archive cannot be unpacked ({one_line(str(error)).lower()}); nothing was fetched"
-        ) from None
+        raise RunError(f"the archive cannot be unpacked ({one_line(str(error)).lower()}); no file was saved") from None

@@ -22,16 +22,18 @@ def find_run(cluster: Cluster, run: str) -> tuple[str, Mapping[str, str]]:
     `ScenarioError` if the job has not ended, or has no run.
     """
     if not run.strip():
-        raise ScenarioError(f"--resume: {run!r} given; give a job's id, or a run's folder or id on the cluster")
+        raise ScenarioError(f"--resume: {run!r} names no run; give a job's id, or a run's folder or id on the cluster")
     known_jobs = {info.submission_id: info for info in cluster.jobs()}
     if run not in known_jobs:
         scenario = PurePosixPath(run).parent.name  # from <output>/<scenario>/<run id>
         return run, {"name": scenario} if is_name(scenario) else {}
     job = Job.of(known_jobs[run])
     if not job.ended:
-        raise ScenarioError(f"--resume: {run} is {job.state}; `raysim stop {run}` ends it")
+        raise ScenarioError(f"--resume: job {run} has not ended ({job.state}); stop it first with `raysim stop {run}`")
     folder = read_log(cluster.log(run)).run_folder
     if not folder:
-        raise ScenarioError(f"--resume: {run} is {job.state}, but never had a run folder; submit its scenario anew")
+        raise ScenarioError(
+            f"--resume: job {run} ended ({job.state}) before it created a run folder; submit its scenario again"
+        )
     known = {key: one_line(value) for key, value in known_jobs[run].metadata.items() if key in FACTS}
     return folder, {**known, "name": job.name}

@@ -78,15 +78,16 @@ def environment(variables: Mapping[str, str], cluster: str) -> tuple[dict[str, s
     if MLFLOW not in variables and server.startswith(("http://", "https://")):
         if is_loopback(server) and not is_loopback(cluster):
             notes.append(
-                f"{MLFLOW}={server} is an address of this machine and is not sent; "
-                f"set --env {MLFLOW}=... to a server that the cluster can reach"
+                f"the job does not get {MLFLOW}={server}, because this is an address of this machine; to log to "
+                f"MLflow, add --env {MLFLOW}=URL with a server that the cluster can reach"
             )
         else:
             sent[MLFLOW] = server
             if server != uri:
                 notes.append(
-                    f"the user name and password in {MLFLOW} are not sent: users of the dashboard could read them; "
-                    f"set {USER} and {PASSWORD} where Ray is started, or give them with --env"
+                    f"the job does not get the user name and password in {MLFLOW}, because other users could read "
+                    f"them on Ray's dashboard; set {USER} and {PASSWORD} where Ray is started, or accept this risk "
+                    "and set them with --env"
                 )
     return {**sent, **variables}, notes
 
@@ -134,7 +135,7 @@ def submit(cluster: Cluster, work: Work, env: Mapping[str, str], job: str) -> li
     """
     check_versions(cluster)
     if any(job == known.submission_id for known in cluster.call("list_jobs")):
-        raise ScenarioError(f"--id: {job} is taken by another job at {shown(cluster.address)}; choose another")
+        raise ScenarioError(f"--id: {job} is the id of another job at {shown(cluster.address)}; choose another id")
     variables, notes = environment(env, cluster.address)
     with temporary_folder("submit-") as folder:
         name = stage(work.sweep or [file for file in (work.scenario,) if file is not None], folder, work.own_code)

@@ -9,7 +9,7 @@ from importlib import metadata
 VARIABLE = "RAYSIM_CLIENT_VERSIONS"
 """Environment variable of a job: the client's versions in the form of `Versions.text`."""
 
-REMEDY = "install raysim's requirements there, in the environment that `ray start` runs in"
+REMEDY = "install raysim's requirements on the cluster, in the environment in which `ray start` runs"
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,17 @@ def incompatibility(client: Versions, cluster: Versions) -> str:
     if not cluster.ray:
         return f"`python` on the cluster ({sys.executable}) has no Ray: {REMEDY}"
     if client.python != cluster.python:
-        return f"the cluster has Python {cluster.python}, but the job comes from {client.python}: use the same on both"
+        return (
+            f"the cluster has Python {cluster.python}, but the job was submitted with Python {client.python}: use the "
+            "same version on both"
+        )
     if release(client.ray) != release(cluster.ray):
         return ray_incompatibility(client.ray, cluster.ray)
     if client.raysim != cluster.raysim:
-        on_cluster = cluster.raysim or "none"
+        on_cluster = cluster.raysim or "no raysim"
         return (
-            f"the job brought raysim {client.raysim}, but finds {on_cluster}: take it out of the cluster's PYTHONPATH"
+            f"the job was sent with raysim {client.raysim}, but Python on the cluster finds {on_cluster}: remove the "
+            "other version from the cluster's PYTHONPATH"
         )
     lacking = missing()
     if lacking:
@@ -73,7 +77,8 @@ def incompatibility(client: Versions, cluster: Versions) -> str:
 def ray_incompatibility(client: str, cluster: str) -> str:
     """The error message for different releases of Ray."""
     return (
-        f"the cluster has Ray {cluster}, but here is {client}: install ray=={cluster} here, or {client} on the cluster"
+        f"the cluster has Ray {cluster}, but the job is submitted with Ray {client}: install ray=={cluster} where you "
+        f"submit, or ray=={client} on the cluster"
     )
 
 
@@ -82,7 +87,10 @@ def warning(client: Versions, cluster: Versions) -> str:
     here, there = client.torch.partition("+")[0], cluster.torch.partition("+")[0]
     if here == there:
         return ""
-    return f"the cluster has torch {there}, but the job comes from {here}: last digits may differ from a run there"
+    return (
+        f"the cluster has torch {there}, but the job was submitted with torch {here}: results may differ in the last "
+        "digits"
+    )
 
 
 def missing() -> list[str]:

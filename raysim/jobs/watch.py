@@ -89,9 +89,9 @@ def why(job: Job, log: JobLog) -> str:
     if log.problem:
         return log.problem
     if job.exit_code == 127:
-        return "there is no `python` on the cluster's PATH: start Ray with its environment activated"
+        return "there is no `python` on the cluster's PATH: activate the Python environment before `ray start`"
     if job.exit_code is not None and job.exit_code != 0:
-        return f"it ended with exit code {job.exit_code} (`raysim logs {job.id}` shows what it printed)"
+        return f"the job ended with exit code {job.exit_code} (`raysim logs {job.id}` shows its output)"
     return next((one_line(line) for line in job.message.splitlines() if line.strip()), "Ray gives no reason")
 
 
@@ -112,7 +112,7 @@ def wait(cluster: Cluster, job: str, seconds: float) -> Job:
     until = time.monotonic() + seconds
     while not (status := Job.of(cluster.call("get_job_info", job))).ended:
         if time.monotonic() > until:
-            raise RunError(f"{job}: it was asked to stop, but is {status.state} after {seconds:.0f} s")
+            raise RunError(f"{job}: the job was asked to stop, but is still {status.state} after {seconds:.0f} s")
         time.sleep(POLL_S / 5)
     return status
 

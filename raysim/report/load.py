@@ -70,8 +70,8 @@ def class_accuracy(folder: Path | str) -> pa.Table:
     latest = last_measured(read_clients(folder))
     if "class_correct" not in latest.column_names or latest["class_correct"].null_count:
         raise ScenarioError(
-            f"{folder}: its clients.parquet has no class_correct: an earlier version of raysim "
-            "wrote it; run the scenario again"
+            f"{folder}: clients.parquet has no column class_correct, because an earlier version of raysim wrote it; "
+            "run the scenario again"
         )
     dealt = read_partition(folder)
     dealt = dealt.filter(pc.and_(pc.equal(dealt["part"], "test"), pc.is_in(dealt["client"], latest["client"])))
@@ -118,7 +118,7 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
                 if value.get("status") == "running":
                     value["status"] = "died"
     except FileNotFoundError as error:
-        raise ScenarioError(f"{folder} is not a run folder: it holds no summary.json.") from error
+        raise ScenarioError(f"{folder} is not a run folder: it has no summary.json.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ScenarioError(f"{path} cannot be read ({error}).") from error
     return value
@@ -187,12 +187,12 @@ def _checked(table: pa.Table, kinds: Mapping[str, str], path: Path) -> pa.Table:
         of = _ARE.get(kind.removesuffix(" | None"))
         is_empty = kind.endswith(" | None") and pa.types.is_null(column.type)
         if of is not None and not is_empty and not of(column.type):
-            raise ScenarioError(f"{path}: the column {column.name} holds {column.type}: the file is damaged")
+            raise ScenarioError(f"{path} is damaged: the column {column.name} has the type {column.type}")
         if kind == "int" and table[column.name].null_count:
-            raise ScenarioError(f"{path}: the column {column.name} has missing values: the file is damaged")
+            raise ScenarioError(f"{path} is damaged: the column {column.name} has missing values")
     missing = sorted(name for name in ("round", "client") if name in kinds and name not in table.column_names)
     if missing and table.num_columns:
-        raise ScenarioError(f"{path}: the column {missing[0]} is missing: the file is damaged")
+        raise ScenarioError(f"{path} is damaged: the column {missing[0]} is missing")
     return table
 
 
@@ -212,7 +212,7 @@ def _parquet(folder: Path, name: str) -> pa.Table:
             # Without read-ahead: its threads may outlive the interpreter, and the process then aborts at exit.
             return pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
     except FileNotFoundError as error:
-        raise ScenarioError(f"{folder} is not a run folder, or no round is done yet: no {name}.") from error
+        raise ScenarioError(f"{folder} has no {name}: it is not a run folder, or no round is done yet.") from error
     except (OSError, pa.ArrowInvalid) as error:
         raise ScenarioError(f"{folder / name} cannot be read ({error}).") from error
 

@@ -150,7 +150,7 @@ def _diverged(summary: Mapping[str, object]) -> str:
     if not count:
         return ""
     of = f"{count} of {clients}" if clients is not None else f"{count}"
-    return f"{of} ended with a loss or an upload that is NaN or infinite; accuracies count them"
+    return f"{of} ended with a NaN or infinite loss or upload; accuracies include them"
 
 
 def _left_out(summary: Mapping[str, object]) -> str:
@@ -183,7 +183,7 @@ def _time(seconds: Mapping[str, float], final: Mapping[str, float]) -> str:
     if total is None or rounds is None:
         return "" if total is None else human_seconds(total)
     if rounds > total:  # a resumed run: `rounds` includes the rounds before the resume, `total` does not
-        return f"{human_seconds(total)} since it was resumed, {human_seconds(rounds)} of rounds in all"
+        return f"{human_seconds(total)} since the run was resumed, {human_seconds(rounds)} for all rounds"
     return (
         f"{human_seconds(total)} ({human_seconds(rounds)} of rounds, {human_seconds(total - rounds)} of start and end)"
     )

@@ -108,7 +108,7 @@ def in_words(error: BaseException) -> str:
     """Return an error of MLflow in one line, or in a few words if the server did not answer."""
     text = " ".join(redacted(str(error)).split())
     if getattr(error, "error_code", None) == "UNAUTHENTICATED" or "error code 401" in text:
-        return f"it wants a user name and password: set {USER} and {PASSWORD}"
+        return f"the server requires a user name and password: set {USER} and {PASSWORD}"
     for sign, words in _NO_ANSWER.items():
         if sign in text:
             return words

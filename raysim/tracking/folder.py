@@ -203,8 +203,8 @@ class RunFolder:
             now = Path(f"/proc/self/fd/{self._lock}").readlink().parent.parent
             if _inode(now) == self._inode:
                 return (
-                    f"The run folder {self.path} was moved to {now} while the run was running, so no more was "
-                    f"written to it; resume it from its last checkpoint with: raysim resume {shlex.quote(str(now))}"
+                    f"The run folder {self.path} was moved to {now} while the run was running, so the run ended; "
+                    f"resume the run from its last checkpoint with: raysim resume {shlex.quote(str(now))}"
                 )
         return f"The run folder {self.path} and all its contents were deleted while the run was running."
 
@@ -262,7 +262,9 @@ class RunFolder:
         except FileNotFoundError:
             pass
         except (ValueError, RecursionError):
-            self.damage.append(f"{path} is damaged and kept as {set_aside(path)}; a new file is written")
+            self.damage.append(
+                f"{path} was damaged and has been renamed to {set_aside(path)}; the run writes a new file"
+            )
 
     def _truncate_rounds(self, t: int) -> None:
         try:
@@ -291,8 +293,8 @@ class RunFolder:
         if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):  # pyarrow's errors have no number
             raise error
         aside = set_aside(path)
-        why = f"is damaged and kept as {aside.name}" if aside else "is not there"
-        self.damage.append(f"{path} {why}: from now on the rows of rounds 0 to {t} are missing")
+        why = f"was damaged and has been renamed to {aside.name}" if aside else "is missing"
+        self.damage.append(f"{path} {why}: the new file lacks the rows of rounds 0 to {t}")
 
 
 def summary_text(status: Status, summary: Mapping[str, object]) -> str:

@@ -58,8 +58,8 @@ def resolve_uri(uri: str | None = None) -> str:
     address = uri or os.environ.get(VARIABLE) or "sqlite:///mlflow.db"
     if holds_secret(address):
         raise ScenarioError(
-            f"{_origin(uri)}: {shown(address)} was given with a user name, password or token; remove them, and set "
-            f"{USER} and {PASSWORD}, or {TOKEN}; allowed: {ALLOWED}"
+            f"{_origin(uri)}: the address of {shown(address)} contains a user name, password or token; remove them, "
+            f"and set {USER} and {PASSWORD}, or {TOKEN}"
         )
     if re.match(r"https?://[^/]", address):
         return address.rstrip("/")
@@ -97,8 +97,8 @@ def check_recorded(uri: str) -> str:
         if database is None and any(os.environ.get(name) for name in (USER, PASSWORD, TOKEN)):
             variable = next(name for name in (USER, PASSWORD, TOKEN) if os.environ.get(name))
             raise ScenarioError(
-                f"{variable} is set, but only the run folder names the server {shown(uri)}; to send it the "
-                f"credentials, {_SAY_SO}"
+                f"{variable} is not sent to the MLflow server {shown(uri)}, because only the run folder names this "
+                f"server; to send the credentials, {_SAY_SO}"
             )
         if database is not None and not database.is_file():
             raise ScenarioError(
@@ -210,5 +210,5 @@ def _file_problem(database: Path) -> str | None:
     except sqlite3.DatabaseError:
         return f"cannot be opened ({database} is no SQLite database)"
     if tables and not {"alembic_version", "experiments"} <= tables:  # MLflow would add its tables
-        return f"is a database of something else than MLflow ({database})"
+        return f"is not an MLflow database ({database})"
     return None

@@ -124,7 +124,7 @@ def _refuse_taken_port(host: str, port: int) -> None:
         _bind(host, port)
     except OSError as error:
         free = _bind(host, 0)
-        message = f"Port {port} on {host} cannot be used ({reason(error)}); port {free} is free."
+        message = f"Port {port} on {host} cannot be used ({reason(error)}); choose a free port, such as --port {free}."
         raise ScenarioError(message) from error
 
 

@@ -59,7 +59,7 @@ def test_no_folder_for_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     from raysim.engine.ray import local_cluster
 
     monkeypatch.setenv("RAY_TMPDIR", "/nonexistent")
-    sentence = r"RAY_TMPDIR \(/nonexistent\): Ray's folder cannot be made there: no such file or directory"
+    sentence = r"RAY_TMPDIR \(/nonexistent\): cannot create Ray's temporary folder here: no such file or directory"
     with pytest.raises(ScenarioError, match=sentence):
         local_cluster.start()
 
@@ -91,9 +91,12 @@ def change_column(folder: Path, file: str, name: str, value: Any) -> None:
 DAMAGE: dict[str, tuple[Any, str]] = {
     "versions": (lambda folder: change_summary(folder, versions=-1), "cannot be read (versions is a int)"),
     "final": (lambda folder: change_summary(folder, final={"accuracy/all": "x"}), "accuracy/all is a str"),
-    "metric": (lambda folder: change_column(folder, "rounds.parquet", "accuracy/jain", "x"), "jain holds string"),
-    "round": (lambda folder: change_column(folder, "rounds.parquet", "round", None), "round holds null"),
-    "model": (lambda folder: change_column(folder, "clients.parquet", "model", [1]), "model holds list<"),
+    "metric": (
+        lambda folder: change_column(folder, "rounds.parquet", "accuracy/jain", "x"),
+        "jain has the type string",
+    ),
+    "round": (lambda folder: change_column(folder, "rounds.parquet", "round", None), "round has the type null"),
+    "model": (lambda folder: change_column(folder, "clients.parquet", "model", [1]), "model has the type list<"),
 }
 
 

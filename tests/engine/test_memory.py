@@ -34,8 +34,8 @@ def test_warns_of_a_full_memory_once_and_names_the_remedy(
     assert found == [
         [],
         [
-            "memory: this machine uses 92 % of 23.4 GiB; Ray or the kernel kills processes when it is full: "
-            "use fewer actors (resources.actors) or smaller batches"
+            "memory: 92 % of this machine's 23.4 GiB are in use, and Ray or the kernel kills processes when memory is "
+            "full: set a smaller resources.actors or training.batch_size"
         ],
         [], [], [],
     ]  # fmt: skip
@@ -52,8 +52,8 @@ def test_warns_of_a_low_disk_once(machine: SimpleNamespace, caplog: pytest.LogCa
     assert found == [
         [],
         [
-            "disk: 0.9 GiB of 500.0 GiB are free at /data/runs; a run that cannot write ends: free some space, "
-            "or choose another folder"
+            "disk: only 0.9 GiB of 500.0 GiB are free at /data/runs, and the run ends when the disk is full: free some "
+            "space, or choose another folder"
         ],
         [],
     ]

@@ -98,14 +98,14 @@ def test_the_metric_is_drawn_and_named(tmp_path: Path, figures: list[Figure]) ->
         (
             "boxes",
             "accuracy/participants",
-            "--metric: accuracy/participants given, but single clients have no values of it, which --kind boxes shows; "
-            "give one of accuracy/all, accuracy/all_current, accuracy/val, accuracy/val_current",
+            "--metric: accuracy/participants given, but --kind boxes shows single clients, which have no values of "
+            "this metric; choose one of accuracy/all, accuracy/all_current, accuracy/val, accuracy/val_current",
         ),
         (
             "confusion",
             "accuracy/val",
-            "--metric: accuracy/val given, but --kind confusion shows test samples of all clients; "
-            "give one of accuracy/all, accuracy/all_current",
+            "--metric: accuracy/val given, but --kind confusion shows the test samples of all clients; "
+            "choose one of accuracy/all, accuracy/all_current",
         ),
         (
             "curves",
@@ -186,7 +186,7 @@ def test_labels_have_only_what_differs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        ("virtual-time", "it has no virtual time; choose a run whose scenario has a section `system`"),
+        ("virtual-time", "this run has no virtual time; choose a run whose scenario has a section `system`"),
         ("confusion", "has no checkpoint; choose a run with checkpoints, whose checkpoint.every is not 0"),
     ],
 )

@@ -71,7 +71,7 @@ def test_what_cannot_be_is_one_sentence(runs: Runs) -> None:
     run = OpenedRun.of(folder)
     tested = int(run.spec.test.of(0)[0])
     with pytest.raises(
-        ScenarioError, match=rf"^--sample: {tested} given, but the server has no logits of it; .* \d+ \("
+        ScenarioError, match=rf"^--sample: {tested} given, but the server has no logits of this sample; .* \d+ \("
     ):
         sample_tree(folder, tested)
     with pytest.raises(ScenarioError, match="the server has no logits after round 1, for example because clients"):

@@ -141,7 +141,7 @@ def test_a_home_folder_that_cannot_be_written(
 ) -> None:
     (tmp_path / "home" / "raysim").write_text("")
     assert entry.main([QUICKSTART]) == 2
-    assert "~/raysim cannot be made on the head node" in capfd.readouterr().err
+    assert "cannot create ~/raysim on the head node" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -323,8 +323,8 @@ def test_a_cluster_that_does_not_fit(raysim: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Versions, "here", lambda: Versions("2.7", here.ray, here.torch, here.raysim))
     output = raysim("submit", QUICKSTART, "--wait")
     assert output.code == 2, output
-    sentence = f"raysim: the cluster has Python {here.python}, but the job comes from 2.7: use the same on both"
-    assert sentence in output.splitlines()
+    sentence = f"raysim: the cluster has Python {here.python}, but the job was submitted with Python 2.7: "
+    assert f"{sentence}use the same version on both" in output.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_a_cluster_with_a_token(raysim: Any, monkeypatch: pytest.MonkeyPatch, tm
     with head_node(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(right)) as guarded:
         refused = raysim(*job, address=guarded.address)
         assert (refused.code, refused.count("\n")) == (2, 1)
-        assert "asks for a token, and none was found: set RAY_AUTH_TOKEN to the cluster's token, or" in refused
+        assert "asks for a token, but none was found: set RAY_AUTH_TOKEN to the cluster's token, or" in refused
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(wrong))
         refused = raysim(*job, address=guarded.address)
         assert (refused.code, refused.count("\n")) == (2, 1)

@@ -34,12 +34,12 @@ def test_anything_else_is_for_the_head_node_to_find(given: str, known: dict[str,
 
 
 def test_one_that_goes_on() -> None:
-    with pytest.raises(ScenarioError, match=r"^--resume: j is RUNNING; `raysim stop j` ends it$"):
+    with pytest.raises(ScenarioError, match=r"^--resume: job j has not ended \(RUNNING\); stop it .* `raysim stop j`$"):
         find_run(cluster(details("j"), logs={"j": LOG}), "j")
 
 
 def test_one_that_never_had_a_folder() -> None:
-    with pytest.raises(ScenarioError, match=r"^--resume: j is FAILED, but never had a run folder; submit"):
+    with pytest.raises(ScenarioError, match=r"^--resume: job j ended \(FAILED\) before it created .*; submit"):
         find_run(cluster(details("j", "FAILED"), logs={"j": "raysim: data.root: no such folder\n"}), "j")
 
 

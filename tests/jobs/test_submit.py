@@ -117,7 +117,7 @@ class TestEnvironment:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
         sent, notes = environment({}, "http://head:8265")
         assert "MLFLOW_TRACKING_URI" not in sent
-        assert "is an address of this machine" in notes[0]
+        assert "because this is an address of this machine; to log to MLflow" in notes[0]
         assert "MLFLOW_TRACKING_URI" in environment({}, HERE)[0]
 
     def test_given(self) -> None:
@@ -214,7 +214,7 @@ class TestSubmit:
             submit(cluster(version=Versions.here().ray), Work(None, [], "r1"), {}, "j1")
 
     def test_an_id_that_is_taken(self) -> None:
-        with pytest.raises(ScenarioError, match="--id: j1 is taken"):
+        with pytest.raises(ScenarioError, match="--id: j1 is the id of another job"):
             self.send(cluster(details("j1"), version=Versions.here().ray))
 
     def test_another_release_of_ray_is_sent_nothing(self) -> None:

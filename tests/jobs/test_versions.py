@@ -28,9 +28,9 @@ def test_the_same_fits() -> None:
     [
         ({"ray": ""}, "has no Ray"),
         ({"ray": "2.9.1"}, "the cluster has Ray 2.9.1"),
-        ({"python": "3.9"}, f"the cluster has Python 3.9, but the job comes from {HERE.python}"),
+        ({"python": "3.9"}, f"the cluster has Python 3.9, but the job was submitted with Python {HERE.python}"),
         ({"raysim": "0.0.1"}, "finds 0.0.1"),
-        ({"raysim": ""}, "finds none"),
+        ({"raysim": ""}, "finds no raysim"),
     ],
 )
 def test_what_does_not_fit(change: dict[str, str], message: str) -> None:

@@ -143,5 +143,5 @@ class TestStop:
         monkeypatch.setattr(watch, "STOP_S", -2.9)
         here = cluster(details("j"))
         here.client.stop_job = lambda job: True
-        with pytest.raises(RunError, match="asked to stop, but is RUNNING"):
+        with pytest.raises(RunError, match="asked to stop, but is still RUNNING"):
             stop(here, "j")

@@ -82,7 +82,7 @@ def test_a_run_that_stopped_early():
     assert dict(summary_rows({**SUMMARY, "rejected_uploads": 3}))["uploads left out"] == "3 (NaN or infinity)"
     every = dict(summary_rows({**SUMMARY, "uploads": 3, "rejected_uploads": 3, "diverged_clients": 2}))
     assert every["uploads left out"] == "all 3 (NaN or infinity); the server received no usable upload"
-    assert every["diverged clients"].startswith("2 of 20 ended with a loss or an upload that is NaN or infinite")
+    assert every["diverged clients"].startswith("2 of 20 ended with a NaN or infinite loss or upload")
     assert "dropped out or late" not in found
     assert dict(summary_rows({**SUMMARY, "dropped_clients": 7}))["dropped out or late"] == "7 client rounds"
     assert found["restarts"] == "2" and found["sent per participant"] == "2.00 KiB up per round"
@@ -91,7 +91,7 @@ def test_a_run_that_stopped_early():
 
 def test_the_time_of_a_resumed_run():
     resumed = {**SUMMARY, "seconds": {"total": 10.0}}
-    assert dict(summary_rows(resumed))["time"] == "10.0 s since it was resumed, 40.0 s of rounds in all"
+    assert dict(summary_rows(resumed))["time"] == "10.0 s since the run was resumed, 40.0 s for all rounds"
     assert dict(summary_rows({**SUMMARY, "final": {}}))["time"] == "43.2 s"
 
 

@@ -190,7 +190,7 @@ def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "cookies.db") as database:
         database.execute("CREATE TABLE cookies (name TEXT)")
     database.close()
-    with pytest.raises(ScenarioError, match="is a database of something else than MLflow"):
+    with pytest.raises(ScenarioError, match="is not an MLflow database"):
         check_uri(f"sqlite:///{tmp_path}/cookies.db")
 
 

@@ -36,7 +36,7 @@ def test_a_run_that_ends_early_is_a_shorter_run(workplace: Path, tracking_store:
     assert 3 <= t < 40 and short.status == "finished"
     accuracy = short.rounds["accuracy/all"].tolist()
     assert max(accuracy[1:]) == accuracy[t - 2] and len(accuracy) == t + 1
-    reason = f"accuracy/all has not improved on {accuracy[t - 2]:.4g} of round {t - 2} for 2 rounds"
+    reason = f"accuracy/all has not improved for 2 rounds (best: {accuracy[t - 2]:.4g} in round {t - 2})"
     assert short.summary["ended_early"] == dict(summary_rows(short.summary))["ended early"] == reason
     same = run(loaded(f"rounds={t}"), quiet=True)
     assert same.state_digest == short.state_digest and "ended early" not in dict(summary_rows(same.summary))

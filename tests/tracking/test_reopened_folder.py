@@ -199,7 +199,7 @@ def test_a_stream_that_was_cut_off_anywhere(begin, make_rows, monkeypatch):
         kill(folder)
         aside = path / f"clients.damaged{n if n > 1 else ''}.arrows"
         assert folder.damage == [
-            f"{stream} is damaged and kept as {aside.name}: from now on the rows of rounds 0 to 2 are missing"
+            f"{stream} was damaged and has been renamed to {aside.name}: the new file lacks the rows of rounds 0 to 2"
         ]
         assert aside.stat().st_size == cut and len(folder.rounds) == 3
 
@@ -324,9 +324,9 @@ def test_a_damaged_file_costs_its_rows_and_nothing_else(begin, make_card, tell, 
 
     folder = RunFolder.reopen(path)
     latest = folder.truncate(4)
-    kept = "is not there" if damage is None else f"is damaged and kept as {aside.name}"
+    kept = "is missing" if damage is None else f"was damaged and has been renamed to {aside.name}"
     read = path / ("clients.arrows" if (name, damage) == ("clients.parquet", None) else name)
-    assert folder.damage == [f"{read} {kept}: from now on the rows of rounds 0 to 4 are missing"]
+    assert folder.damage == [f"{read} {kept}: the new file lacks the rows of rounds 0 to 4"]
     assert damage is None or aside.read_bytes() == damage(whole)
     assert bool(latest) == (name == "rounds.parquet")  # who has no row is to be measured again
     kill(folder)  # and so once more: what is missing stays missing, and is not damage
@@ -366,7 +366,7 @@ def test_a_damaged_summary_is_written_anew(begin, make_card, text):
     folder = RunFolder.reopen(folder.path)
     folder.truncate(2)
     aside = folder.path / "summary.damaged.json"
-    assert folder.damage == [f"{summary} is damaged and kept as {aside}; a new file is written"]
+    assert folder.damage == [f"{summary} was damaged and has been renamed to {aside}; the run writes a new file"]
     assert aside.read_bytes() == text.encode("latin-1")
     folder.open(make_card(folder.path))
     folder.close("finished", {})

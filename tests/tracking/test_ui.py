@@ -107,7 +107,8 @@ def test_a_taken_port_is_refused_and_a_free_one_named(store):
         with pytest.raises(ScenarioError) as caught:
             serve_ui(store, port=port)
     found = re.fullmatch(
-        rf"Port {port} on 127\.0\.0\.1 cannot be used \(address already in use\); port (\d+) is free\.",
+        rf"Port {port} on 127\.0\.0\.1 cannot be used \(address already in use\); choose a free port, "
+        r"such as --port (\d+)\.",
         str(caught.value),
     )
     assert found and int(found[1]) != port

@@ -171,7 +171,7 @@ class CheckpointStore:
     def failure(self, t: int, error: OSError) -> CheckpointError:
         """Return the error for a checkpoint that could not be written."""
         last = (
-            f"the last whole checkpoint is that of round {self.kept[-1].round}"
+            f"the last complete checkpoint is that of round {self.kept[-1].round}"
             if self.kept
             else "there is no earlier checkpoint"
         )

@@ -121,8 +121,8 @@ def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, pa
             needed = math.ceil(count / request.clients_per_actor)
             if request.actors is not None and request.actors < needed:
                 raise ScenarioError(
-                    f"{request.key}.actors: {request.actors} given, but {count} clients at "
-                    f"{request.clients_per_actor} per actor need {needed}; allowed: {needed} or more, or auto"
+                    f"{request.key}.actors: {request.actors} given, but {count} clients with "
+                    f"clients_per_actor={request.clients_per_actor} need {needed} actors; set {needed} or more, or auto"
                 )
             actors = min(request.actors or needed, count)
         elif request.actors is not None:
@@ -146,18 +146,18 @@ def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, pa
     plan = Plan(tuple(groups))
     if plan.gpus > machine.gpus + 1e-6:
         raise ScenarioError(
-            f"resources.gpus_per_actor: the plan needs {plan.gpus:g} GPUs ({_recipe(groups)}), but there "
-            f"{'is' if machine.gpus == 1 else 'are'} {machine.gpus:g}; allowed: fewer actors, smaller shares, 0 or auto"
+            f"resources.gpus_per_actor: the actors need {plan.gpus:g} GPUs ({_recipe(groups)}), but Ray has only "
+            f"{machine.gpus:g}; request fewer actors or less GPU per actor, or set 0 or auto"
         )
     if plan.cpus > machine.cpus + 1e-6:
         if not machine.oversubscribable:
             raise ScenarioError(
-                f"resources.cpus_per_actor: the plan needs {plan.cpus:g} CPUs ({_recipe(groups)}), but the cluster has "
-                f"{machine.cpus:g}; allowed: fewer actors or smaller shares"
+                f"resources.cpus_per_actor: the actors need {plan.cpus:g} CPUs ({_recipe(groups)}), but the cluster "
+                f"has only {machine.cpus:g}; request fewer actors or fewer CPUs per actor"
             )
         notes.append(
-            f"the plan needs {plan.cpus:g} CPUs, the machine has {machine.cpus:g}: rounds take longer, results are "
-            "the same"
+            f"the actors need {plan.cpus:g} CPUs, but the machine has {machine.cpus:g}: rounds take longer, but the "
+            "results stay the same"
         )
     return Plan(plan.groups, tuple(dict.fromkeys(notes)))
 
@@ -192,10 +192,9 @@ def check_fits(plan: Plan, nodes: Sequence[Node], pack: bool = False) -> None:
         if len(placed) < group.actors:
             offers = ", ".join(f"{node.name} ({node.cpus:g} CPU, {node.gpus:g} GPU)" for node in nodes)
             raise ScenarioError(
-                f"resources: {group.actors} actors of {group.cpus_per_actor:g} CPU and {group.gpus_per_actor:g} GPU "
-                f"requested, but only {len(placed)} of them fit on the nodes, which offer "
-                f"{offers or 'nothing'}; request "
-                "fewer actors or smaller shares"
+                f"resources: {group.actors} actors with {group.cpus_per_actor:g} CPU and {group.gpus_per_actor:g} GPU "
+                f"each requested, but only {len(placed)} of them fit on the nodes: {offers or 'no node is free'}; "
+                "request fewer actors, or less CPU or GPU per actor"
             )
 
 

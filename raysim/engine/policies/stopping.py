@@ -43,8 +43,8 @@ class StoppingRule:
             return f"{self.metric} reached {watched.value:.4g} in round {t} (target {self.target:g})"
         if self.patience is not None and t - watched.best_round >= self.patience:
             return (
-                f"{self.metric} has not improved on {watched.best:.4g} of round {watched.best_round} "
-                f"for {t - watched.best_round} rounds"
+                f"{self.metric} has not improved for {t - watched.best_round} rounds "
+                f"(best: {watched.best:.4g} in round {watched.best_round})"
             )
         return ""
 

@@ -166,9 +166,9 @@ class ActorCalls:
         """Return the warning about idle actors without an answer: which, for how long, and the remedy."""
         actors = ", ".join(f"{self.name_of(one) or 'an actor'}{self.detail_of(one)}" for one in idle)
         return (
-            f"{context}: no answer for {waited_s:.0f} s from {actors}, which uses no CPU: it hangs or was stopped; "
-            "`py-spy dump --pid PID` or `ray stack` on its node show where; Ctrl-C twice ends the run, and resuming it "
-            "with --set failure.client_timeout_s=SECONDS gives up on clients that hang"
+            f"{context}: no answer for {waited_s:.0f} s from {actors}, which uses no CPU, so it hangs or was stopped. "
+            "To see where it hangs, run `py-spy dump --pid PID` or `ray stack` on its node. To give up on clients that "
+            "hang, press Ctrl-C twice and resume the run with --set failure.client_timeout_s=SECONDS"
         )
 
     def _failure_message(self, error: RayError) -> str:

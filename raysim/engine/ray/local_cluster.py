@@ -59,7 +59,9 @@ def start(**options: Any) -> None:
         _folder, _held = make_folder(place=os.environ.get("RAY_TMPDIR"))
     except OSError as error:
         place = f"RAY_TMPDIR ({os.environ['RAY_TMPDIR']})" if "RAY_TMPDIR" in os.environ else tempfile.gettempdir()
-        raise ScenarioError(f"{place}: Ray's folder cannot be made there: {reason(error)}; set RAY_TMPDIR") from None
+        raise ScenarioError(
+            f"{place}: cannot create Ray's temporary folder here: {reason(error)}; set RAY_TMPDIR to a writable folder"
+        ) from None
     variables = {LOOPBACK: "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     variables |= {name: os.environ.get(name, value) for name, value in {TASK_EVENTS: "0", **QUICK}.items()}
     _before.update({name: os.environ.get(name) for name in variables})

@@ -271,15 +271,15 @@ class ActorPool:
                 started_s |= dict.fromkeys(ready, latest)
             if left and perf_counter() - latest >= START_TIMEOUT_S:
                 raise RunError(
-                    f"starting: no further actor started within {START_TIMEOUT_S:.0f} s; on a cluster `ray status` "
-                    "shows what they wait for"
+                    f"starting: no further actor started within {START_TIMEOUT_S:.0f} s; on a cluster, run `ray "
+                    "status` to see which resources are missing"
                 )
             if left and not warned and perf_counter() - began >= SLOW_START_S:
                 warned = True
                 logger.warning(
                     f"{len(started_s)} of {len(setups)} actors have started; the others are starting, or wait for CPUs "
-                    f"or GPUs in use (on a cluster `ray status` shows it; the run ends if none starts for "
-                    f"{START_TIMEOUT_S:.0f} s)"
+                    "or GPUs (run `ray status` on a cluster to see them). The run ends if no actor starts for "
+                    f"{START_TIMEOUT_S:.0f} s"
                 )
         return [started_s[answer] for answer in setups]
 

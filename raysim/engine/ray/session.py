@@ -31,8 +31,8 @@ def connect(local_cpus: float | None = None) -> bool:
     address = os.environ.get("RAY_ADDRESS")
     if address and address.startswith("ray://"):
         raise ScenarioError(
-            f"--address or RAY_ADDRESS: {address} is for the Ray Client, which raysim does not use; from outside the "
-            "cluster `raysim submit` runs a scenario on it"
+            f"--address or RAY_ADDRESS: {address} is an address of the Ray Client, which raysim does not support; use "
+            "`raysim submit` to run a scenario from outside the cluster"
         )
     # Ray's C++ handler would print a stack on SIGTERM and abort 3 s later, and at shutdown set the default handler.
     # Ray read the environment variable of this name at its import, so this disables the handler in this process only.

@@ -104,7 +104,9 @@ class TaskPool:
             except ray.exceptions.RayError as error:
                 memory = isinstance(error, ray.exceptions.OutOfMemoryError)
                 why = (
-                    "its node ran out of memory; run fewer at a time" if memory else str(error).strip().splitlines()[0]
+                    "its node ran out of memory; use a smaller --parallel"
+                    if memory
+                    else str(error).strip().splitlines()[0]
                 )
                 ended.append(Ended(worker.name, None, f"its worker process died ({why})"))
                 self._workers.remove(worker)

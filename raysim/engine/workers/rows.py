@@ -121,7 +121,7 @@ class Rows:
     def read(self, begin: int, into: Row) -> None:
         """Read the row at `begin` into `into`."""
         if os.preadv(self.file.fileno(), [into.data], begin) != len(into):
-            raise RunError("the clients' states cannot be read: the file ends before the row")
+            raise RunError("cannot read the client states: their file is truncated")
         self._note(begin, len(into))
 
     def write(self, begin: int, row: Row) -> None:
@@ -130,9 +130,9 @@ class Rows:
             written = os.pwrite(self.file.fileno(), row.data, begin)
         except OSError as error:
             where = "in memory" if self.cached is None else "on the disk"
-            raise RunError(f"the clients' states cannot be kept {where} ({reason(error)})") from error
+            raise RunError(f"cannot store the client states {where} ({reason(error)})") from error
         if written != len(row):
-            raise RunError("the clients' states cannot be kept: the disk is full")
+            raise RunError("cannot store the client states: the disk is full")
         if self.cached is not None and len(row) >= LARGE:
             os.posix_fadvise(
                 self.file.fileno(), begin, len(row), os.POSIX_FADV_DONTNEED

@@ -172,7 +172,7 @@ class ServerWorker:
         try:
             yield
         except TypeError as error:
-            raise RunError(f"the server's state after round {self.server.t} cannot be kept: {error}") from error
+            raise RunError(f"the server's state after round {self.server.t} cannot be saved: {error}") from error
 
     def _begin(self, purpose: str, t: int) -> None:
         torch.set_num_threads(self.spec.server_threads)

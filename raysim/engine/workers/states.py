@@ -43,7 +43,7 @@ class Shell:
         if unknown := self.net.state_dict().keys() - known:
             raise RunError(
                 f"{type(self.net).__name__}: its state_dict holds {min(unknown)}, which is neither a parameter nor a "
-                "buffer; a client's network may contain nothing else"
+                "buffer; remove it, because a client's network may contain only parameters and buffers"
             )
         self.form = _form(self.net)
         self.modules = [*self.net.modules()]
@@ -173,7 +173,7 @@ class ClientStates:
                 name = min(name for name, _ in present.items() ^ form.items())
                 raise RunError(
                     f"client {k} with model {self.arch(k)}: the shape or type of {name} in its network's state_dict "
-                    "changed; they must stay as client_model created them"
+                    "changed; keep the shapes and types of the network that client_model created"
                 )
             shell.load(net.state_dict())
         shell.collected()

@@ -104,8 +104,8 @@ def test_auto_without_a_gpu_notes_it() -> None:
     ("request_", "machine", "words"),
     [
         (group_of(10, gpus=0.5), ClusterResources(2, 0), "no GPU was found"),
-        (group_of(10, actors=3, gpus=0.5), ClusterResources(8, 1), "needs 1.5 GPUs"),
-        (group_of(10, actors=9), ClusterResources(8, 0), "needs 9 CPUs"),
+        (group_of(10, actors=3, gpus=0.5), ClusterResources(8, 1), "need 1.5 GPUs"),
+        (group_of(10, actors=9), ClusterResources(8, 0), "need 9 CPUs"),
         (group_of(10, actors=2, per=2), ClusterResources(8, 0), "need 5"),
     ],
 )
@@ -117,7 +117,8 @@ def test_plan_that_does_not_fit(request_: ResourceRequest, machine: ClusterResou
 def test_local_cpus_may_be_oversubscribed() -> None:
     plan = make_plan([group_of(10, actors=3)], ClusterResources(2, 0, oversubscribable=True))
     assert plan.num_actors == 3
-    assert plan.notes == ("the plan needs 3 CPUs, the machine has 2: rounds take longer, results are the same",)
+    note = "the actors need 3 CPUs, but the machine has 2: rounds take longer, but the results stay the same"
+    assert plan.notes == (note,)
 
 
 def test_groups_share_the_machine() -> None:
@@ -454,7 +455,7 @@ def test_one_round_by_hand() -> None:
 def test_what_fits_in_all_but_on_no_node_is_refused() -> None:
     plan = Plan(tuple(groups((1, 4, 0))))
     check_fits(plan, [Node("a", 4, 0)])
-    with pytest.raises(ScenarioError, match=r"1 actors of 4 CPU .* only 0 of them fit .* a \(2 CPU, 0 GPU\), b"):
+    with pytest.raises(ScenarioError, match=r"1 actors with 4 CPU .* only 0 of them fit .* a \(2 CPU, 0 GPU\), b"):
         check_fits(plan, [Node("a", 2, 0), Node("b", 2, 0)])
 
 
@@ -462,5 +463,5 @@ def test_what_only_fits_packed_is_refused_spread_alone() -> None:
     plan = Plan(tuple(groups((2, 3, 0), (3, 2, 0))))
     nodes = [Node("a", 6, 0), Node("b", 6, 0)]
     check_fits(plan, nodes, pack=True)  # 3 + 3 and 2 + 2 + 2
-    with pytest.raises(ScenarioError, match=r"3 actors of 2 CPU .* only 2 of them fit"):  # 3 + 2 and 3 + 2
+    with pytest.raises(ScenarioError, match=r"3 actors with 2 CPU .* only 2 of them fit"):  # 3 + 2 and 3 + 2
         check_fits(plan, nodes)

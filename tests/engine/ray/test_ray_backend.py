@@ -203,7 +203,7 @@ def test_fractional_gpus_add_up(
 
 
 def test_more_gpus_than_there_are(workplace: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"resources.gpus_per_actor: the plan needs 3 GPUs .* there are 2"):
+    with pytest.raises(ScenarioError, match=r"resources.gpus_per_actor: the actors need 3 GPUs .* only 2"):
         result_of("backend=ray", "resources={actors: 3, gpus_per_actor: 1}")
 
 

@@ -39,7 +39,7 @@ def test_rows_take_room_once_they_are_written(tmp_path: Path, on_disk: bool) -> 
     assert os.fstat(rows.file.fileno()).st_blocks * 512 in range(2 * SIZE, 4 * SIZE)
     assert files.memory_mb * 2**20 == (0 if on_disk else 2 * SIZE)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(RunError, match="the clients' states cannot be read: the file ends before the row"):
+    with pytest.raises(RunError, match="cannot read the client states: their file is truncated"):
         read(rows, 2000 * SIZE)
     files.close()
     with pytest.raises(ValueError, match="closed file"):
