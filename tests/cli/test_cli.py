@@ -356,7 +356,7 @@ def test_an_override_with_spaces(capfd: pytest.CaptureFixture[str], words: list[
 def test_a_method_is_no_scenario(capfd: pytest.CaptureFixture[str], workplace: Path, command: str) -> None:
     Path("mine.py").write_text("import raysim\n")
     code, _, err = run(capfd, command, "mine.py")
-    how = "or --set algorithm.name=./mine.py with a scenario"
+    how = "or add --set algorithm.name=./mine.py to another scenario"
     assert (code, err) == (
         2,
         f"raysim: mine.py: this file is Python code, not a scenario; give a scenario file (.yaml), {how}\n",

@@ -120,7 +120,10 @@ def test_only_rounds_that_test_all_that_the_last_one_tests_count(workplace: Path
             r"stop\.target: 70 given, but accuracy/val is an accuracy; allowed: greater than 0 and at most 1",
         ),
         (["stop={target: 0.7, metric: accuracy/global}"], r"accuracy/global needs evaluation\.global_test: true"),
-        (["stop={target: 0.7}", "data.split=published"], r"accuracy/val given, but with data\.split published clients"),
+        (
+            ["stop={target: 0.7}", "data.split=published"],
+            r"accuracy/val needs validation samples, but with data\.split published, clients have none",
+        ),
         (["stop={patience: 0}"], r"stop\.patience: 0 given; allowed: at least 1"),
         (["stop={metric: time/total_s}"], r"stop\.metric: 'time/total_s' given; allowed: "),
     ],
