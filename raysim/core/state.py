@@ -177,8 +177,8 @@ def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> 
             or not {name for name, _ in rest[1]} <= {f.name for f in fields(cls)}
         ):
             raise ValueError(
-                f"the saved state does not fit the fields of class {rest[0]}; use the version of the class that saved "
-                "the state"
+                f"the saved state contains an object of class {rest[0]} as a {kind}, but the class is not a {kind}; "
+                "use the version of the class that saved the state"
             )
         state = cls.__new__(cls)
         for name, value in rest[1]:

@@ -59,7 +59,7 @@ def resolve_uri(uri: str | None = None) -> str:
     if holds_secret(address):
         raise ScenarioError(
             f"{_origin(uri)}: the address of {shown(address)} contains a user name, password or token; remove them, "
-            f"and set {USER} and {PASSWORD}, or {TOKEN}"
+            f"and set {USER} and {PASSWORD}, or {TOKEN}; allowed: {ALLOWED}"
         )
     if re.match(r"https?://[^/]", address):
         return address.rstrip("/")

@@ -168,7 +168,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path) -> None:
     add(CheckpointStore(open_storage(tmp_path)), 1, [0])
     store = CheckpointStore.open(Full(str(tmp_path)))
     with pytest.raises(
-        CheckpointError, match=r"round 2 .*no space left on device.* last whole checkpoint is that of round 1"
+        CheckpointError, match=r"round 2 .*no space left on device.* last complete checkpoint is that of round 1"
     ):
         add(store, 2, [0])
     assert held(CheckpointStore.open(open_storage(tmp_path))) == (1, {0: 1})

@@ -240,7 +240,10 @@ def test_an_actor_that_dies_again_and_again_ends_the_run_with_a_sentence(workpla
 
     sets = ["algorithm={name: standalone}", "backend=ray", "resources.actors=1", "failure.max_attempts=1"]
     given = loaded(*sets).with_algorithm(Dying())
-    with pytest.raises(RunError, match=r"round 2: client actor 1 of 1 died: .*; the run was restored 1 times without"):
+    with pytest.raises(
+        RunError,
+        match=r"round 2: client actor 1 of 1 died: .*; the run ends, because 1 recoveries in a row completed no",
+    ):
         run(given, quiet=True)
     (folder,) = (workplace / "runs" / "tiny").iterdir()
     assert pq.read_table(folder / "rounds.parquet")["round"].to_pylist() == [0, 1]
