@@ -254,7 +254,9 @@ def unpack(file: IO[bytes], into: Path, limit: int = archive.LIMIT, most: int = 
                 known = member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
                 if not known or not archive.is_plain(member.filename):
                     what = one_line(repr(member.filename), 200)
-                    raise RunError(f"the archive contains {what}, which is no file of a run; no file was saved")
+                    raise RunError(
+                        f"the archive contains {what}, which does not belong in a run folder; no file was saved"
+                    )
             if len(members) > most:
                 raise RunError(f"the archive contains more than {most} files; no file was saved")
             if sum(member.file_size for member in members) > limit:
