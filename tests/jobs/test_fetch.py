@@ -173,7 +173,7 @@ def packed(*names: str, content: bytes = b"x", compression: int = zipfile.ZIP_DE
 class TestUnpack:
     @pytest.mark.parametrize("evil", ["../out", "/tmp/raysim-test-out", "a/../../out", "a\\..\\out", "folder/", "a/.b"])
     def test_what_is_no_file_of_a_run_folder(self, evil: str, tmp_path: Path) -> None:
-        with pytest.raises(RunError, match="no file of a run"):
+        with pytest.raises(RunError, match="does not belong in a run folder"):
             unpack(packed("fine", evil), tmp_path / "here")
         assert names(tmp_path) == set()
 
@@ -188,7 +188,7 @@ class TestUnpack:
         assert (tmp_path / "link").read_text() == "/etc/passwd"
 
     def test_compression_that_takes_memory(self, tmp_path: Path) -> None:
-        with pytest.raises(RunError, match="no file of a run"):
+        with pytest.raises(RunError, match="does not belong in a run folder"):
             unpack(packed("a", compression=zipfile.ZIP_LZMA), tmp_path)
 
     def test_a_file_that_is_a_folder_too(self, tmp_path: Path) -> None:
