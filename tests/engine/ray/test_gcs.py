@@ -68,7 +68,9 @@ def test_a_ray_that_does_not_start_is_one_sentence(ray_session: None, monkeypatc
     monkeypatch.setattr(ray, "init", dies)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     before = dict(os.environ)
-    agents = [one for one in psutil.Process().children(recursive=True) if "agent" in "".join(one.cmdline())]
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    running = psutil.process_iter(["cmdline"])  # leaves out a process that ends meanwhile
+    agents = [one for one in running if one.pid in children and "agent" in "".join(one.info["cmdline"] or [])]
     with pytest.raises(RunError, match=r"^Ray did not start on this machine: The current node timed out .*startup\.$"):
         local_cluster.start()
     assert dict(os.environ) == before

@@ -43,7 +43,9 @@ class Lingers:
 lingers = Lingers.remote()
 lingering = psutil.Process(ray.get(lingers.pid.remote()))
 ray.wait([lingers.leave.remote()])
-commands = [" ".join(c.cmdline()) for c in psutil.Process().children(recursive=True)]
+children = {c.pid for c in psutil.Process().children(recursive=True)}
+running = psutil.process_iter(["cmdline"])  # leaves out a process that ends meanwhile, as the one above may
+commands = [" ".join(p.info["cmdline"] or []) for p in running if p.pid in children]
 found = {
     "ips": sorted({c.laddr.ip for c in psutil.net_connections("inet") if c.status == psutil.CONN_LISTEN}),
     "mode": stat.S_IMODE(local_cluster._folder.stat().st_mode),
