@@ -41,6 +41,7 @@ LISTS = [
     "trackers",
     "scenarios",
     "metrics",
+    "measures",
     "all",
 ]
 QUIET = click.option("--quiet", is_flag=True, help="Show no progress, only the closing table.")
@@ -277,7 +278,7 @@ def _announce(places: Sequence[str]) -> None:
 )
 @click.option("--names", is_flag=True, help="Print only the names, one per line.")
 def list_(what: str, names: bool) -> None:
-    """List methods, models, data sets and other names for scenarios, the metrics, and the bundled scenarios."""
+    """List methods, models, data sets and other names for scenarios, metrics, measures and bundled scenarios."""
     from raysim.cli.show import names_of, show_list
 
     if names:
@@ -296,15 +297,16 @@ def _complete_names(context: click.Context, parameter: click.Parameter, incomple
 @cli.command()
 @click.argument("name", required=False, shell_complete=_complete_names)
 def describe(name: str | None) -> None:
-    """Explain an algorithm, model, dataset, partition, metric, a section of a scenario such as `clients`, or a file.
+    """Explain an algorithm, model, dataset, partition, metric, a section or key of a scenario, or a file.
 
     Without NAME: list what can be described.
 
     For an algorithm: its paper, whether clients' architectures may differ, its messages, and every field with default,
     range and meaning. The names `algorithms`, `models`, `datasets`, `partitions`, `selections`, `schedules`,
-    `trackers` and `metrics` each explain all of a kind; `clients.parquet` and `rounds.parquet` explain a file's
-    columns; `sweep` and `tune` explain the keys of a sweep file. NAME may also be a scenario or a sweep (its file, or a
-    bundled name such as `quickstart`), whose opening comment and keys are printed.
+    `trackers`, `metrics` and `measures` each explain all of a kind; `clients` explains a section of a scenario, and
+    `clients.number` one of its keys; `clients.parquet` and `rounds.parquet` explain a file's columns; `sweep` and
+    `tune` explain the keys of a sweep file. NAME may also be a scenario or a sweep (its file, or a bundled name such as
+    `quickstart`), whose opening comment and keys are printed.
     """
     from raysim.cli.show import show_describable, show_description
 

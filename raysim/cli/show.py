@@ -19,6 +19,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
 from raysim.common.suggestions import suggest
 from raysim.common.text import expanded, printable, reflowed
+from raysim.comparison.measures import MEASURES
 from raysim.core.fields import field_docs, in_words
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
@@ -60,6 +61,8 @@ KINDS = {
     "The command `raysim init` copies their files.",
     "metrics": "Metrics of a round: the columns of rounds.parquet (beside `round`), and the metrics in MLflow. "
     "Accuracies lie between 0 and 1. Methods add `client/<name>` and `server/<name>`.",
+    "measures": "Measures of a comparison: the columns of the tables that `raysim compare` writes. Each is computed "
+    "per run, and then averaged over the runs of a method.",
 }
 FILES = {
     "rounds.parquet": {"round": "round, from 1; 0: before the first round", **METRICS},
@@ -87,10 +90,9 @@ def names_of(what: str) -> list[str]:
 def show_describable() -> None:
     """Print the names of kinds, sections and files, which have no entry in `raysim list`."""
     console = Console()
-    sections = {name: _section_of(field, optional=True) for name, field in Settings.model_fields.items()}
     entries = {
         "scenario": "The keys of a scenario.",
-        **{name: _first_sentence(one.__doc__ or name) for name, one in sections.items() if one is not None},
+        **{name: _first_sentence(section.__doc__ or name) for name, section in _sections().items()},
         "sweep": "The keys of a sweep file.",
         "tune": "The keys of `tune` in a sweep file.",
         **{name: _first_sentence(text) for name, text in KINDS.items()},
@@ -99,7 +101,9 @@ def show_describable() -> None:
         "./FILE.py": "The method in a Python file.",
     }
     _show_entries(console, None, entries.items())
-    console.print(_text("\nNAME may also be any name that `raysim list` shows, such as fedgh or dirichlet."))
+    console.print(
+        _text("\nNAME may also be a name that `raysim list` shows, such as fedgh, or a key, such as training.lr.")
+    )
 
 
 def show_description(name: str) -> None:
@@ -133,6 +137,8 @@ def show_description(name: str) -> None:
             console.print(_text(f"data.{key}: {' '.join((Data.model_fields[key].description or '').split())}"))
     elif name in METRICS:
         console.print(_text(METRICS[name]))
+    elif name in MEASURES:
+        console.print(_text(f"Measure of a comparison: {MEASURES[name]}."))
     elif tuple(name.split(".")) in NAMED:
         show_description(f"{name.rpartition('.')[2]}s")
     elif name in KINDS:
@@ -142,6 +148,9 @@ def show_description(name: str) -> None:
         _show_entries(console, None, FILES[name].items(), "column")
     elif name in Settings.model_fields or name == "scenario":
         _show_section(console, name)
+    elif name in _keys():
+        section, _, key = name.partition(".")
+        _show_keys(console, _sections()[section], [key])
     elif name in SWEEPS:
         from raysim.sweeps.describe import ABOUT, KEYS
 
@@ -155,9 +164,11 @@ def show_description(name: str) -> None:
         _show_entries(console, None, entries, "key", "value")
         console.print(_text(how))
     else:
-        known = [*algorithm_names(), *settings, *TRACKERS, *MODELS, *DATASETS, *METRICS]
-        known += [*Settings.model_fields, *KINDS, *FILES, *SWEEPS, *bundled_names()]
-        raise ScenarioError(f"describe {name}: unknown name{suggest(name, known)} (`raysim list` shows all names)")
+        known = [*algorithm_names(), *settings, *TRACKERS, *MODELS, *DATASETS, *METRICS, *MEASURES]
+        known += [*Settings.model_fields, *_keys(), *KINDS, *FILES, *SWEEPS, *bundled_names()]
+        same = [key for key in _keys() if key.endswith(f".{name}")]
+        hint = f"; did you mean {' or '.join(map(repr, same))}?" if same else suggest(name, known)
+        raise ScenarioError(f"describe {name}: unknown name{hint} (`raysim list` shows all names)")
 
 
 def _show_algorithm(console: Console, name: str) -> None:
@@ -306,7 +317,7 @@ def _entries(kind: str) -> Iterable[tuple[str, str]]:
     for key, classes in (*((key, classes) for (_, key), classes in NAMED.items()), ("tracker", TRACKERS)):
         if kind == f"{key}s":
             return [(name, declaration_of(cls).summary) for name, cls in classes.items()]
-    return list(METRICS.items())
+    return list((MEASURES if kind == "measures" else METRICS).items())
 
 
 def _first_sentence(text: str) -> str:
@@ -355,14 +366,30 @@ def _show_section(console: Console, name: str) -> None:
         )
         return
     console.print(_text(reflowed(inspect.cleandoc(section.__doc__ or "")) + "\n"))
+    _show_keys(console, section, section.model_fields)
+
+
+def _show_keys(console: Console, section: type[Section], keys: Iterable[str]) -> None:
     hints = get_type_hints(section, include_extras=True)
     table = _table(None, "key", "default", "allowed", "meaning")
-    for key, field in section.model_fields.items():
+    for key in keys:
+        field = section.model_fields[key]
         inner = _section_of(field)
         may = in_words(hints[key]) if inner is None else f"see `raysim describe {key}`"
         meaning = field.description or (inspect.cleandoc(inner.__doc__ or "").split("\n\n")[0] if inner else "")
         table.add_row(_text(key), _text(_default(field)), _text(may), _text(meaning.replace("\n", " ")))
     console.print(table)
+
+
+def _sections() -> dict[str, type[Section]]:
+    """The sections of a scenario, by name."""
+    sections = {name: _section_of(field, optional=True) for name, field in Settings.model_fields.items()}
+    return {name: section for name, section in sections.items() if section is not None}
+
+
+def _keys() -> list[str]:
+    """The keys in the sections of a scenario, such as `training.lr`."""
+    return [f"{name}.{key}" for name, section in _sections().items() for key in section.model_fields]
 
 
 def _section_of(field: FieldInfo, optional: bool = False) -> type[Section] | None:
