@@ -432,9 +432,9 @@ def _skip_last_collection() -> None:
 
 def _exit_for_defect(error: BaseException, args: Sequence[str] | None) -> NoReturn:
     """Print the report of an exception that raysim should have caught, and exit."""
-    from raysim.cli.unexpected import EXIT_CODE, describe_unexpected
+    from raysim.common.defects import EXIT_CODE, report_defect
 
-    echo(describe_unexpected(error, sys.argv[1:] if args is None else args), err=True)
+    echo(f"raysim: {report_defect(error, sys.argv[1:] if args is None else args)}", err=True)
     sys.exit(EXIT_CODE)
 
 

@@ -20,6 +20,7 @@ from raysim.common.errors import RaysimError, RunError
 from raysim.common.logs import show_logs
 from raysim.common.memory import return_freed_memory
 from raysim.common.results import RunCard, Status, Tracker
+from raysim.common.text import cause
 from raysim.data.heatmap import draw_heatmap
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
@@ -279,7 +280,7 @@ class Execution:
         """
         self.folder.write_text("logs/error.txt", traceback.format_exc())
         return RunError(
-            f"the run cannot be resumed from the files in {self.card.folder} ({type(error).__name__}: {error}); "
+            f"the run cannot be resumed from the files in {self.card.folder} ({cause(error)}); "
             "see the traceback in logs/error.txt there"
         )
 
@@ -353,8 +354,7 @@ class Execution:
                 raise  # for example a full disk: `resume` draws the plot later
             except Exception as error:
                 # Another attempt would fail on the same numbers, and the run would stay "closing" for ever.
-                why = f"{type(error).__name__}: {error}"
-                logger.warning(f"cannot draw plots/{path.name} ({why}); the run finishes without this plot")
+                logger.warning(f"cannot draw plots/{path.name} ({cause(error)}); the run finishes without this plot")
 
     def _checkpoint_facts(self, checkpoints: CheckpointManager) -> dict[str, Any]:
         facts: dict[str, Any] = {"round": checkpoints.saved_round, "folder": self.checkpoint_folder}

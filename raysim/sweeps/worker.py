@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raysim.common.errors import RaysimError, RunError
+from raysim.common.defects import report_defect
+from raysim.common.errors import RaysimError
 from raysim.common.results import ClientRow, RunCard, Status
 from raysim.engine.stop import Stop
 from raysim.runs.run import Run, run
@@ -68,5 +69,5 @@ def run_cell(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
     except RaysimError as error:
         return Outcome(rounds.folder, str(error))
     except Exception as error:
-        return Outcome(rounds.folder, str(RunError(f"{type(error).__name__}: {error}")))
+        return Outcome(rounds.folder, report_defect(error, ["sweep"]))
     return Outcome(rounds.folder)

@@ -59,7 +59,7 @@ def test_is_a_traceback_where_no_file_can_be_written(
 
     monkeypatch.setattr("raysim.scenario.parse.parse_scenario", fail)
     with monkeypatch.context() as patch:  # pytest itself needs the folder to show the output
-        patch.setattr("raysim.cli.unexpected.tempfile.NamedTemporaryFile", refuse)
+        patch.setattr("raysim.common.defects.tempfile.NamedTemporaryFile", refuse)
         code, _, err = run(capfd, "validate", "x.yaml")
     assert code == 70 and "in fail" in err
-    assert re.search(r"\nraysim: unexpected error: ValueError: x\. This is a defect of raysim: report it with", err)
+    assert re.match(r"raysim: unexpected error: ValueError: x\. This is a defect of raysim: report it with", err)

@@ -18,12 +18,13 @@ import pytest
 from raysim.algorithms.fedgh import FedGH
 from raysim.algorithms.fedproto import FedProto
 from raysim.engine.stop import Stop
+from raysim.scenario.parse import parse_scenario
 from raysim.sweeps.loop import ComparisonError, Progress, run_sweep
 from raysim.sweeps.state import counts
 from raysim.sweeps.worker import Outcome, Task, run_cell
 from raysim.tracking.mlflow import MlflowTracker
 from tests.cli.command import run
-from tests.conftest import said
+from tests.conftest import REPOSITORY, said
 from tests.sweeps.test_loop import run_folders, sweep_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
@@ -156,3 +157,18 @@ def test_mlflow_is_gone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     gone[0].close()
     assert counts(run_sweep(sweep, parallel=2)) == "2 done"
     assert len(run_folders(sweep)) == 2
+
+
+def test_a_defect_in_a_cell_leaves_its_traceback_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("raysim.sweeps.worker.run", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    scenario = parse_scenario(REPOSITORY / "scenarios" / "quickstart.yaml")
+    outcome = run_cell(Task(scenario, None, None), Stop(), lambda t: None)
+    (file,) = tmp_path.iterdir()
+    assert outcome.error == (
+        f"unexpected error: AssertionError. This is a defect of raysim: report it with the traceback in {file}."
+    )
+    assert "in fail\n    raise AssertionError" in file.read_text()

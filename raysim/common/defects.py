@@ -14,17 +14,17 @@ EXIT_CODE = 70
 """The exit code of an internal error (`EX_SOFTWARE` in sysexits.h)."""
 
 
-def describe_unexpected(error: BaseException, words: Sequence[str]) -> str:
-    """Write the traceback to a file that only its owner can read, and return what to print.
+def report_defect(error: BaseException, words: Sequence[str]) -> str:
+    """Write the traceback to a file that only its owner can read, and return the sentence to print.
 
     words: the command line. Passwords in addresses are removed, in the file too. If no file can be written, the
-    returned text contains the traceback.
+    traceback follows the sentence.
     """
     report = (
         f"raysim {version('raysim')}, Python {platform.python_version()}, {platform.platform()}\n"
         f"command: raysim {' '.join(words)}\n\n{''.join(traceback.format_exception(error))}"
     )
-    problem = f"raysim: unexpected error: {redacted(printable(cause(error)))}"
+    problem = f"unexpected error: {redacted(printable(cause(error)))}. This is a defect of raysim: report it with the"
     try:
         # The file has mode 0600 and is kept.
         with tempfile.NamedTemporaryFile(
@@ -32,7 +32,5 @@ def describe_unexpected(error: BaseException, words: Sequence[str]) -> str:
         ) as file:
             file.write(redacted(report))
     except OSError:
-        return (
-            f"{printable(redacted(report))}\n{problem}. This is a defect of raysim: report it with the traceback above."
-        )
-    return f"{problem}. This is a defect of raysim: report it with the traceback in {file.name}."
+        return f"{problem} traceback below.\n{printable(redacted(report))}"
+    return f"{problem} traceback in {file.name}."
