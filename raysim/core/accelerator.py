@@ -1,13 +1,12 @@
 """The accelerator of this process, such as a GPU, of any kind that torch supports.
 
-raysim is written for CUDA. ROCm (AMD), which torch also calls `cuda`, and XPU (Intel) are untested. MPS (Apple) is
-untested and not used, because it lacks float64, in which raysim sums.
+raysim is written for CUDA. ROCm (AMD), which torch also calls `cuda`, and XPU (Intel) are untested. MPS (Apple) and
+Intel GPUs without float64 are not used, because raysim sums in float64.
 """
 
 from __future__ import annotations
 
 import os
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,8 +15,10 @@ from torch import Tensor
 
 def available() -> torch.device | None:
     """Return the accelerator that this process can use; None: it has only CPUs."""
-    found = torch.accelerator.current_accelerator()
-    return found if found is not None and found.type != "mps" and torch.accelerator.is_available() else None
+    kind = torch.accelerator.current_accelerator()
+    if kind is None or not torch.accelerator.is_available() or _lacks_float64(kind):
+        return None
+    return kind
 
 
 def count() -> int:
@@ -31,16 +32,16 @@ def seed(device: torch.device, key: int) -> None:
 
 
 def random_state() -> list[Tensor]:
-    """Return the states of torch's global generators: the CPU's, then the accelerator's if this process uses it."""
+    """Return the states of torch's global generators: the CPU's, then those of accelerators that this process uses."""
     module = _module()
-    return [torch.get_rng_state(), *([module.get_rng_state()] if module and module.is_initialized() else [])]
+    return [torch.get_rng_state(), *(module.get_rng_state_all() if module and module.is_initialized() else [])]
 
 
 def set_random_state(state: list[Tensor]) -> None:
     """Restore what `random_state` returned."""
     torch.set_rng_state(state[0])
-    for one in state[1:]:
-        _module().set_rng_state(one)
+    if state[1:]:
+        _module().set_rng_state_all(state[1:])
 
 
 def use_deterministic_kernels() -> None:
@@ -60,12 +61,16 @@ def limit_memory(device: torch.device, share: float) -> None:
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Return the greatest memory of the device that this process has used, in MiB; 0 on a CPU."""
-    return torch.get_device_module(device).max_memory_allocated(device) / 2**20 if device.type != "cpu" else 0.0
+    """Return the greatest memory of the device that this process has used, in MiB; 0 if torch does not measure it."""
+    measure = getattr(torch.get_device_module(device), "max_memory_allocated", None)
+    return measure(device) / 2**20 if measure is not None else 0.0
 
 
-@cache
 def _module() -> Any:
-    """Return torch's module for the kind of accelerator that it is built for, such as `torch.cuda`, or None."""
-    kind = torch.accelerator.current_accelerator()
-    return None if kind is None or kind.type == "mps" else torch.get_device_module(kind)
+    """Return torch's module for the accelerator that this process can use, such as `torch.cuda`, or None."""
+    kind = available()
+    return None if kind is None else torch.get_device_module(kind)
+
+
+def _lacks_float64(kind: torch.device) -> bool:
+    return kind.type == "mps" or (kind.type == "xpu" and not torch.xpu.get_device_properties().has_fp64)

@@ -47,7 +47,7 @@ class InProcessBackend:
 
     def __init__(self, device: torch.device | str = "cpu", limits: StateLimits = AUTO) -> None:
         self.device, self.limits = torch.device(device), limits
-        self.before = (torch.get_num_threads(), torch.get_rng_state())
+        self.before = (torch.get_num_threads(), accelerator.random_state())
         self.deterministic = torch.are_deterministic_algorithms_enabled()
         self.only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
         if self.device.type != "cpu":
@@ -135,9 +135,9 @@ class InProcessBackend:
     def close(self) -> None:
         if hasattr(self, "worker"):
             self.worker.states.files.close()
-        threads, rng = self.before
+        threads, state = self.before
         torch.set_num_threads(threads)
-        torch.set_rng_state(rng)
+        accelerator.set_random_state(state)
         if self.device.type != "cpu":
             torch.use_deterministic_algorithms(self.deterministic, warn_only=self.only_warns)
 

@@ -224,7 +224,11 @@ def find_machine(scenario: Scenario) -> ClusterResources:
     Raises `ScenarioError` when the cluster does not answer.
     """
     if not attach(scenario):
-        return ClusterResources(float(os.cpu_count() or 1), float(accelerator.count()), oversubscribable=True)
+        kind = accelerator.available()
+        # Actors get a GPU only if Ray counts it, and a Ray that raysim starts does not count every kind.
+        usable = kind is not None and (scenario.backend == "in_process" or kind.type == "cuda")
+        gpus = accelerator.count() if usable else 0
+        return ClusterResources(float(os.cpu_count() or 1), float(gpus), oversubscribable=True)
     from raysim.engine.ray import session
 
     return session.machine(scenario.resources.head)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from raysim.common.results import Tracker
 from raysim.core import accelerator
 from raysim.engine.backend import Backend
@@ -29,6 +31,12 @@ from raysim.scenario.scenario import Scenario
 logger = logging.getLogger(__name__)
 
 
+def device_in_process(plan: Plan) -> torch.device:
+    """Return the device on which a run in this process trains."""
+    wanted = any(group.gpus_per_actor for group in plan.groups)
+    return (accelerator.available() if wanted else None) or torch.device("cpu")
+
+
 def make_backend(
     assembly: Assembly,
     cleanup: contextlib.ExitStack,
@@ -44,9 +52,7 @@ def make_backend(
     assert plan is not None
     resources = scenario.resources
     if scenario.backend == "in_process":
-        wanted = any(group.gpus_per_actor for group in plan.groups)
-        device = accelerator.available() if wanted else None
-        in_process = InProcessBackend(device or "cpu", state_limits(scenario, folder))
+        in_process = InProcessBackend(device_in_process(plan), state_limits(scenario, folder))
         cleanup.callback(in_process.close)
         for text in plan.notes:
             logger.info(text)

@@ -150,7 +150,10 @@ def gpus() -> Finding:
         return Finding("GPUs", "ok", f"{', '.join(names)}; {driver}, torch with {built}")
     if (other := accelerator.available()) is not None:
         return Finding(
-            "GPUs", "note", f"{accelerator.count()} of torch's type {other.type}, on which raysim is untested"
+            "GPUs",
+            "note",
+            f"{accelerator.count()} of torch's type {other.type}, on which raysim is untested; actors use it only on a "
+            "Ray that was started with `ray start --num-gpus`",
         )
     if listed is None:
         return Finding("GPUs", "ok", "none; clients run on CPUs")

@@ -83,11 +83,11 @@ def preview(scenario: Scenario) -> Preview:
         check_fits(plan, nodes, scenario.resources.placement == "pack")
     data = scenario.data
     if missing(data.name, data.root, data.format):
-        if data.root is not None or not scenario.dataset.torchvision:
+        if data.root is not None or not scenario.dataset.torchvision or data.format not in ("auto", "torchvision"):
             load_dataset(data.name, data.root, data.format, download=False)  # raises the same error as a run
         text = f"the data set {data.name} is not on this machine; a run will try to download it"
         plan = replace(plan, notes=(*plan.notes, text))
-    elif scenario.init is not None:
+    else:
         plan = replace(plan, notes=(*plan.notes, *warm_start(assemble(scenario, machine)).notes))
     early = () if scenario.stop is None else ("the times are for all rounds, but `stop` may end the run earlier",)
     half = ("training steps were measured in float32, because float16 is too slow on CPUs",)

@@ -21,7 +21,7 @@ from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds, sample, state_digest
 from raysim.runs.assembly import assemble
-from raysim.runs.backend import state_limits
+from raysim.runs.backend import device_in_process, state_limits
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
@@ -121,12 +121,14 @@ def _traced(given: ParsedScenario, variation: Variation, most: int, cleanup: con
     began = perf_counter()
     with temporary_folder("verify-") as folder, contextlib.ExitStack() as closing:
         limits = state_limits(scenario)
-        backend: Backend = InProcessBackend(limits=limits)
-        if variation.actors is not None:
+        assert assembly.plan is not None
+        backend: Backend
+        if variation.actors is None:
+            backend = InProcessBackend(device_in_process(assembly.plan), limits)
+        else:
             from raysim.engine.ray.backend import RayBackend
             from raysim.engine.ray.pool import ActorPool
 
-            assert assembly.plan is not None
             backend = RayBackend(ActorPool(assembly.plan, limits=limits))
         closing.callback(backend.close)
         memory, progress = MemoryTracker(), Progress()

@@ -126,7 +126,14 @@ def test_an_accelerator_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    assert doctor.gpus() == doctor.Finding("GPUs", "note", "2 of torch's type xpu, on which raysim is untested")
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda: SimpleNamespace(has_fp64=True))
+    text = (
+        "2 of torch's type xpu, on which raysim is untested; actors use it only on a Ray that was started with "
+        "`ray start --num-gpus`"
+    )
+    assert doctor.gpus() == doctor.Finding("GPUs", "note", text)
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda: SimpleNamespace(has_fp64=False))
+    assert "xpu" not in doctor.gpus().text  # raysim sums in float64
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
     assert "xpu" not in doctor.gpus().text
 

@@ -22,7 +22,7 @@ from tests.conftest import REPOSITORY
 from tests.simulated.build import PLUGIN, compiler, library
 from tests.simulated.runs import Found, in_process, resumed
 
-MISPLACED = Path(__file__).with_name("misplaced.py")
+MISPLACED, NOISY = (Path(__file__).with_name(name) for name in ("misplaced.py", "noisy.py"))
 
 TOGETHER = ["clients.models=[digits_cnn_s]", "clients.participation=1.0", "training.together=4"]
 """Clients of one architecture, which are trained and tested by one call."""
@@ -93,6 +93,12 @@ def test_every_method_gives_the_digest_of_the_cpu(environment: dict[str, str], s
 )
 def test_settings_of_a_run(environment: dict[str, str], sets: list[str]) -> None:
     same(environment, ["fedgh", "lg_fedavg", "hks"], *sets)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("sets", [[], TOGETHER], ids=["one by one", "together"])
+def test_draws_on_the_device_are_seeded_and_kept_as_on_the_cpu(environment: dict[str, str], sets: list[str]) -> None:
+    same(environment, [str(NOISY)], *sets)
 
 
 @pytest.mark.large

@@ -496,7 +496,6 @@ TORCH_LIBRARY(raysim_simulated, m) {
     auto generator = default_generator();
     generator.set_state(state);
   });
-  m.def("allocated() -> int", [] { return allocated.load(); });
   m.def("peak() -> int", [] { return peak.load(); });
 }
 

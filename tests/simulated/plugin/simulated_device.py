@@ -23,11 +23,8 @@ def load() -> None:
     module.current_device = lambda: 0
     module._is_in_bad_fork = lambda: False
     module.manual_seed = module.manual_seed_all = ops.seed
-    module.get_rng_state = lambda device=0: ops.rng_state()
-    module.set_rng_state = lambda state, device=0: ops.set_rng_state(state)
     module.get_rng_state_all = lambda: [ops.rng_state()]
     module.set_rng_state_all = lambda states: ops.set_rng_state(states[0])
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     module.max_memory_allocated = lambda device=None: ops.peak()
-    module.memory_allocated = lambda device=None: ops.allocated()
     torch._register_device_module("simulated", module)
