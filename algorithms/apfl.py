@@ -3,7 +3,7 @@
 Deng, Kamani, Mahdavi. Adaptive Personalized Federated Learning, 2020. https://arxiv.org/abs/2003.13461
 A participant takes the server's global model and, in every step, moves it by its own loss, moves the personal model by
 the loss of the mixture, and moves the weight alpha of the personal model by the same loss. It sends the global model
-back. The server averages global models, by default all alike.
+back. The server averages global models, by default with equal weights.
 
 Shapes: B batch, C classes.
 """

@@ -2,9 +2,10 @@
 
 Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021.
 https://arxiv.org/abs/2012.04221
-A participant takes the server's global model, trains its personal model on its own data plus half of lambda times the
-squared distance to the global model received, trains the global model on its own data, and sends the global model back.
-The server averages global models, by default all alike; a client predicts with its personal model.
+A participant takes the server's global model. It trains its personal model on its own data, with an additional term in
+the loss: half of lambda times the squared distance to the global model that it received. It also trains the global
+model on its own data, and sends it back. The server averages global models, by default with equal weights; a client
+predicts with its personal model.
 
 Shapes: B batch, C classes.
 """

@@ -1,4 +1,4 @@
-"""FedAPEN: a private and a small shared model teach each other, and each client learns their weights in an ensemble.
+"""FedAPEN: a private and a small shared model teach each other, and each client learns to weight both in an ensemble.
 
 Qin, Deng, Zhao, Yan. KDD 2023. https://doi.org/10.1145/3580305.3599344
 Participants replace their shared model with the server's, learn the weight of their private model in the ensemble on

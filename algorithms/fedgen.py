@@ -3,8 +3,8 @@
 Zhu, Hong, Zhou. ICML 2021. https://arxiv.org/abs/2105.10056
 A participant takes the server's header and generator, trains on its own data, and trains its header on generated
 representations of labels that the last participants had. It sends its header and label counts. The server averages the
-headers and trains the generator until the participants' headers assign its representations to the labels that it was
-given. Extractors stay at the clients, so that their architectures may differ.
+headers and trains the generator so that the participants' headers classify each of its representations as the label
+for which it was generated. Extractors stay at the clients, so that their architectures may differ.
 
 Shapes: N samples, B batch, C classes, D representation width, K participants, E = noise numbers + C.
 """

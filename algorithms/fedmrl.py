@@ -1,11 +1,12 @@
-"""FedMRL: a client's own model and a small shared one are fused, and both headers learn from parts of the fusion.
+"""FedMRL: a client's own model and a small shared one are fused, and both headers read the fused representation.
 
 Yi, Yu, Ren, Wang, Liu, Li. NeurIPS 2024. https://arxiv.org/abs/2406.00488
-A participant takes the server's small model, projects its representation together with that of its own model to one of
-the own model's width, and trains all three parts: the own header reads the whole fused representation, the small
-model's header its first numbers. It sends back the small model; the server averages the small models.
+A participant takes the server's small model. A projection fuses the representations of the small model and of the
+client's own model into one, which is as wide as that of the own model. The header of the own model reads the whole
+fused representation, the header of the small model only its first numbers. The participant trains both models and the
+projection, and sends back the small model; the server averages the small models.
 
-Shapes: B batch, C classes, D representation width of own models, d width of the small model's.
+Shapes: B batch, C classes, D representation width of own models, d representation width of the small model.
 """
 
 from collections.abc import Mapping

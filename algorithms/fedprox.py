@@ -2,9 +2,9 @@
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogeneous Networks. MLSys 2020.
 https://arxiv.org/abs/1812.06127
-Participants start from the server's model, train it on their own data plus half of mu times the squared distance from
-where they started, and send it back whole. The server replaces its model with their mean, weighted by the number of
-training samples.
+Participants start from the server's model and train it on their own data. Their loss has an additional term: half of mu
+times the squared distance to the model that they received. They send the trained model back. The server replaces its
+model with their mean, weighted by the number of training samples.
 
 Shapes: B batch, C classes.
 """

@@ -1,9 +1,9 @@
-"""FedRep: the extractor is averaged; each client first fits its own header to it, then trains it under that header.
+"""FedRep: the extractor is averaged; each client first trains its own header with it, then the extractor itself.
 
 Collins, Hassani, Mokhtari, Shakkottai. ICML 2021. https://arxiv.org/abs/2102.07078
 A participant replaces its extractor (the representation) with the server's, trains its own header for some epochs while
 the extractor is fixed, then the extractor while the header is fixed, and sends the extractor back. The server averages
-extractors, by default all alike.
+extractors, by default with equal weights.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,10 @@
 """FedRolex: narrow clients train a window of a wide network's channels, and the window rolls on in every round.
 
 Alam, Liu, Yan, Zhang. NeurIPS 2022. https://arxiv.org/abs/2212.01548
-All architectures are one network in several widths. A participant gets consecutive units of each hidden layer, as
-many as its width allows, trains this sub-network and sends it back; the server averages each number over those who have
-it. In the next round all windows begin one unit later and wrap around at the end, so that all units are trained equally
-often.
+All architectures are one network in several widths. A participant gets consecutive units of each hidden layer, as many
+as its width allows, trains this sub-network and sends it back; the server averages each number over the participants
+that have it. In the next round all windows begin one unit later and wrap around at the end, so that all units are
+trained equally often.
 
 Shapes: C classes.
 """

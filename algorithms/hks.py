@@ -3,7 +3,8 @@
 Tam, Li, Abdelmoniem. Hierarchical Knowledge Structuring for Effective Federated Learning in Heterogeneous
 Environments, 2025. https://arxiv.org/abs/2504.03505
 Clients send the logits of their own training samples. The server clusters the samples of all clients bottom-up into a
-tree. The mean logits of one of the clusters around a sample, or of all of them, teach it when its client trains next.
+tree. The mean logits of one of the clusters that contain a sample, or of all of them, are its teacher in the next local
+training.
 
 Shapes: N samples (of one client, or at the server of all), C classes, B batch, V nodes of the tree (samples first, then
 clusters).

@@ -1,8 +1,8 @@
 """LG-FedAvg: extractors stay private, the header is averaged.
 
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency. 2020. https://arxiv.org/abs/2001.01523
-Participants replace their header with the server's, train everything, and send the header back. The server
-averages headers, by default weighted by the number of training samples; classes play no part.
+Participants replace their header with the server's, train everything, and send the header back. The server averages
+headers, by default weighted by the number of training samples, and without regard to classes.
 
 Shapes: C classes, D representation width.
 """

@@ -1,8 +1,9 @@
 """Which method is most accurate for the same number of bytes?
 
 Comparing methods after the same number of rounds favours those that send much per round. Here every method has a
-communication budget in MiB, for both directions and all clients, and the table has the accuracy after the last round
-within it. A method whose rounds all cost less than the budget keeps its last accuracy.
+communication budget in MiB, for both directions and all clients. The table has the accuracy after the last round that
+fits into the budget. If all rounds of a method together cost less than the budget, this is the accuracy after its last
+round.
 
 The ten clients have five architectures. FD sends mean logits of each class, FedProto class means, FedGH class means and
 headers, LG-FedAvg headers, and FML a small model that each client trains beside its own. `standalone` sends nothing: a

@@ -5,8 +5,9 @@ uploads: FedAvg a model, FML a small model, LG-FedAvg a header, FedProto a class
 searches for an image that would have caused this upload (gradient inversion), once with the client's private weights
 (white, the worst case) and once without them (blind).
 
-The result is the PSNR of the reconstruction in dB. Two unrelated digits have about 8.7 dB, which the last row shows for
-the runs here: a reconstruction at that level reveals nothing, so differences below it have no meaning.
+The result is the PSNR of the reconstruction in dB. Two unrelated digits have about 8.7 dB; the last row of the table is
+this value for the digits used here. A reconstruction at that level reveals nothing, so differences below it have no
+meaning.
 
     python examples/leaks.py                        # 5 runs and 50 attacks, about 1.5 minutes on one core
     python examples/leaks.py --rounds 1 --images 1  # 20 seconds

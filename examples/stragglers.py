@@ -4,10 +4,11 @@ Thirty clients have devices and connections of very different speed (log-normal)
 has finished, in virtual time, which raysim computes from each client's operations and bytes. Four servers are compared:
 - wait: wait for all ten participants
 - deadline: stop waiting after a deadline that three quarters of the client rounds of `wait` meet
-- oversample: select 15 clients, and count the first 10 that finish
+- oversample: select 15 clients, and use the first 10 that finish
 - fastest: draw 20 clients, and select the 10 fastest devices
-Shorter rounds learn from fewer clients. `never counted` is the number of clients whose training never reached the
-server, and `worst tenth` is the accuracy of the worst tenth of the clients, which are usually those.
+With shorter rounds, the server learns from fewer clients. `never counted` is the number of clients whose training never
+reached the server. `worst tenth` is the accuracy of the tenth of the clients with the lowest accuracies; these are
+usually the clients that never counted.
 
     python examples/stragglers.py              # 4 runs, less than a minute on one core
     python examples/stragglers.py --rounds 3   # a few seconds
