@@ -104,7 +104,7 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
         if isinstance(self.blocks, dict):
             unknown = [name for name in task.architectures if name not in self.blocks]
             if unknown:
-                raise ValueError(f"blocks: the model {unknown[0]} has no number; give a number for every model")
+                raise ValueError(f"blocks: no number given for the model {unknown[0]}; give one for every model")
         for blocks in self._numbers(task):
             if blocks < 1 or width % blocks:
                 divisors = ", ".join(str(n) for n in range(1, width + 1) if width % n == 0)

@@ -98,7 +98,8 @@ def _heterofl_cnn(level: str, share: int) -> ModelSpec:
 
 
 def _hks_resnet(name: str, blocks: int) -> ModelSpec:
-    summary = f"three stages (16, 32, 64) of {blocks} residual block(s); any small image, HKS and FedCache"
+    each = "1 residual block" if blocks == 1 else f"{blocks} residual blocks"
+    summary = f"three stages (16, 32, 64) of {each} each; any small image, HKS and FedCache"
     build = _builder("resnet.small_image_resnet", widths=(16, 32, 64), blocks=(blocks,) * 3, kaiming=True)
     return ModelSpec(name, summary, 64, build)
 
@@ -194,7 +195,7 @@ _SPECS = (
     _mlp("mlp_l", "features-256-128-64-classes", (256, 128), 64, "features"),
     ModelSpec(
         "gru",
-        "embedding 32, one gated recurrent unit of 128; tokens",
+        "embedding 32, one GRU layer of width 128; tokens",
         128,
         _builder("sequence.gru", width=32, hidden=128),
         "tokens",
