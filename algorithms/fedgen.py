@@ -139,7 +139,7 @@ class FedGen(Algorithm[Broadcast, Upload, Broadcast]):
         ):
             if numbers > MOST_NUMBERS:
                 gib = f"{numbers / 2**28:.1f} GiB"
-                raise ValueError(f"{fields}: {what} take {gib}, but at most 1 GiB is allowed; reduce one of them")
+                raise ValueError(f"{fields}: {what} take {gib}, but at most 1 GiB is allowed; reduce one of these keys")
 
     def server_start(self, server: Server[Broadcast], registrations: Mapping[ClientId, Any]) -> Broadcast:
         num_classes = server.task.num_classes

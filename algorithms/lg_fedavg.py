@@ -25,7 +25,7 @@ class LGFedAvg(Algorithm[Header, Header, Header]):
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"agg": "uniform"}}
 
     agg: Literal["weighted", "uniform"] = "weighted"
-    """Weights of headers in the mean: by sample counts (the paper), or all equal (the released code)."""
+    """Weights of headers: by sample counts (the paper), or all equal (the released code)."""
 
     def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Header:
         return Header(weights(server.task.new_header()))

@@ -201,7 +201,9 @@ SELECT = click.option(
     type=float,
     help="Target accuracy: also show the rounds, MiB and FLOP needed to reach it. May be repeated.",
 )
-@click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
+@click.option(
+    "--baseline", metavar="METHOD", help="Also show paired differences to this method, or to the runs with this name."
+)
 @SELECT
 @metric("the first accuracy in --columns; without --columns, the accuracy that tuning maximised, or else accuracy/all")
 @click.option(
@@ -281,7 +283,9 @@ def compare(
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
-@click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
+@click.option(
+    "--baseline", metavar="METHOD", help="Also show paired differences to this method, or to the runs with this name."
+)
 @SELECT
 @metric("accuracy/all")
 @click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML file.")

@@ -45,7 +45,7 @@ METRICS: Mapping[str, str] = {
     "samples",
     "accuracy/all_current_worst_decile": "mean accuracy of the worst tenth of the clients in accuracy/all_current",
     "accuracy/val_current": "like accuracy/val, but with the networks used for accuracy/all_current",
-    "accuracy/best": "greatest accuracy/all so far; it is optimistic, because the test samples choose the round",
+    "accuracy/best": "greatest accuracy/all so far; it is optimistic, because the round is chosen by test accuracy",
     "accuracy/at_best_val": "accuracy/all of the round with the greatest accuracy/val so far",
     "accuracy/best_participants": "greatest accuracy/participants so far",
     "accuracy/best_current": "greatest accuracy/all_current so far",

@@ -328,7 +328,8 @@ def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.ran
     if share_NC.shape != shape or not np.isfinite(share_NC).all() or (share_NC < 0).any():
         raise ScenarioError(
             f"{name}.shares returned an array of shape {share_NC.shape} with values from {share_NC.min(initial=0):g} "
-            f"to {share_NC.max(initial=0):g}; return finite shares of at least 0 in shape {shape}, (clients, classes)",
+            f"to {share_NC.max(initial=0):g}; return an array of shape {shape}, (clients, classes), with finite shares "
+            "of at least 0",
             key="data.partition.name",
         )
     total_C = share_NC.sum(0)
