@@ -65,7 +65,7 @@ class APFL(Algorithm[Model, Model, Weights]):
     mix: Literal["parameters", "predictions"] = "parameters"
     """What is mixed: parameters (the paper's algorithm), or logits (the released code)."""
     agg: Literal["uniform", "weighted"] = "uniform"
-    """How global models are averaged: all alike (the paper and the released code), or by sample counts."""
+    """Weights of global models in the mean: all equal (the paper and the released code), or by sample counts."""
 
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return Mixture(model, self.alpha, self.adaptive, self.mix == "parameters")

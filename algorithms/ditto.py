@@ -59,7 +59,7 @@ class Ditto(Algorithm[Model, Model, Weights]):
     personal_epochs: Count | None = None
     """Passes over the local data that train the personal model; `null`: `training.epochs`, as for the global model."""
     agg: Literal["uniform", "weighted"] = "uniform"
-    """How global models are averaged: all alike (the paper and the released code), or by sample counts."""
+    """Weights of global models in the mean: all equal (the paper and the released code), or by sample counts."""
 
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return PersonalAndShared(model)

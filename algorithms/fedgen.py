@@ -101,10 +101,10 @@ class FedGen(Algorithm[Broadcast, Upload, Broadcast]):
     """Clients learn from the generator in round 1, too, before it is trained; `false`: from round 2 on (the released
     code)."""
     agg: Literal["uniform", "weighted"] = "uniform"
-    """How headers are averaged: all alike (the paper), or by sample counts (the released code)."""
+    """Weights of headers in the mean: all equal (the paper), or by sample counts (the released code)."""
     labels: Literal["counts", "uniform"] = "counts"
-    """How labels are drawn: as often as the last participants have them, or all of these labels alike (the released
-    code)."""
+    """How labels are drawn: as often as the last participants have them, or each of their labels with the same
+    probability (the released code)."""
     noise: Literal["normal", "uniform"] = "normal"
     """The generator's noise: standard normal (the paper), or uniform in [0, 1) (the released code)."""
     ensemble: Literal["logits", "losses"] = "logits"
@@ -139,7 +139,7 @@ class FedGen(Algorithm[Broadcast, Upload, Broadcast]):
         ):
             if numbers > MOST_NUMBERS:
                 gib = f"{numbers / 2**28:.1f} GiB"
-                raise ValueError(f"{fields}: {what} take {gib}, but at most 1 GiB is allowed; reduce one of them")
+                raise ValueError(f"{fields}: {what} take {gib}, but at most 1 GiB is allowed; reduce one of these keys")
 
     def server_start(self, server: Server[Broadcast], registrations: Mapping[ClientId, Any]) -> Broadcast:
         num_classes = server.task.num_classes

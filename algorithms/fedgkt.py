@@ -145,5 +145,7 @@ def channels(task: Task, name: str, key: str) -> int:
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
     if len(stages) < 2:
-        raise ValueError(f"{key}: {name} has no stages; choose a network with several stages, such as hks_resnet8")
+        raise ValueError(
+            f"{key}: {name} does not consist of several stages; choose a network that does, such as hks_resnet8"
+        )
     return len(list(stages[0].parameters())[-1])

@@ -65,9 +65,9 @@ class FedMD(Algorithm[Request, Scores, Request]):
     def check(self, task: Task) -> None:
         if self.transfer_epochs and bool((public(task).y < 0).any()):
             raise ValueError(
-                f"transfer_epochs: {self.transfer_epochs} given, but raysim uses no labels of public data from another "
-                "data set; set transfer_epochs to 0, or choose a share of the clients' data set as public data with "
-                "data.public.share=0.1"
+                f"transfer_epochs: {self.transfer_epochs} given, but the public data is another data set, whose labels "
+                "raysim does not use; set transfer_epochs to 0, or use a share of the clients' data set as public data "
+                "with data.public.share=0.1"
             )
 
     def client_model(self, model: Any, task: Task) -> nn.Module:

@@ -64,8 +64,8 @@ class FedMRL(Algorithm[Model, Model, Model]):
     own_weight: NonNegative = 1.0
     """Weight of the loss of the own model's header (the paper's m2)."""
     agg: Literal["weighted", "uniform", "one"] = "weighted"
-    """How small models are averaged: by sample counts, or all alike; `one`: that of a random participant replaces the
-    server's, as in effect in the released code."""
+    """Weights of small models in the mean: by sample counts, or all equal. `one`: no mean; the small model of a random
+    participant replaces the server's, as in effect in the released code."""
 
     def check(self, task: Task) -> None:
         self.small_model(task)

@@ -10,7 +10,7 @@ Shapes: B batch, D representation width, E entries of the matrix in a message.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,10 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
 
     paper: ClassVar[str] = "Yi et al., ICCV 2025: Federated Representation Angle Learning"
 
-    blocks: int | list[int] | dict[str, int] | None = None
+    blocks: Annotated[
+        int | list[int] | dict[str, int] | None,
+        "a whole number, a list of whole numbers, a mapping of architectures to whole numbers, or null",
+    ] = None
     """Number of diagonal blocks, of side width / blocks, that a client sends: one number, a list (client k has
     blocks[k % length]), or a number per architecture. `null`: blocks of side 5, or of the next smaller divisor of the
     width."""
@@ -104,7 +107,7 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
         if isinstance(self.blocks, dict):
             unknown = [name for name in task.architectures if name not in self.blocks]
             if unknown:
-                raise ValueError(f"blocks: the model {unknown[0]} has no number; give a number for every model")
+                raise ValueError(f"blocks: no number given for the model {unknown[0]}; give one for every model")
         for blocks in self._numbers(task):
             if blocks < 1 or width % blocks:
                 divisors = ", ".join(str(n) for n in range(1, width + 1) if width % n == 0)

@@ -25,7 +25,7 @@ class FedRep(Algorithm[Extractor, Extractor, Extractor]):
     header_epochs: Count = 10
     """Passes over the local data that train the header, before `training.epochs` passes that train the extractor."""
     agg: Literal["uniform", "weighted"] = "uniform"
-    """How extractors are averaged: all alike (the paper), or by sample counts (the released code)."""
+    """Weights of extractors in the mean: all equal (the paper), or by sample counts (the released code)."""
 
     def server_start(self, server: Server[Extractor], registrations: Mapping[ClientId, Any]) -> Extractor:
         # The weights that every client of the one architecture starts from.

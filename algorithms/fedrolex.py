@@ -43,12 +43,12 @@ class FedRolex(Algorithm[Model, Model, dict[str, Model]]):
     """Architecture of the server's network, which may be wider than all clients' networks; `null`: the widest of
     these."""
     scaler: bool = True
-    """Divide a narrow layer's outputs by its share of the widest one's."""
+    """Divide a narrow layer's outputs by its share of the widest layer's outputs."""
     masked: bool = True
-    """A client's logits of classes that it does not have are 0, and its header's rows of them are left out of the
+    """Set a client's logits of classes that it does not own to 0, and omit its header rows of these classes from the
     mean."""
     agg: Literal["uniform", "weighted"] = "uniform"
-    """How clients count in the mean: all alike (the released code), or by their samples."""
+    """Weights of clients in the mean: all equal (the released code), or by sample counts."""
 
     def check(self, task: Task) -> None:
         try:

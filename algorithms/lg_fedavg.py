@@ -25,7 +25,7 @@ class LGFedAvg(Algorithm[Header, Header, Header]):
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"agg": "uniform"}}
 
     agg: Literal["weighted", "uniform"] = "weighted"
-    """How headers are averaged: by sample counts (the paper), or all alike (the released code)."""
+    """Weights of headers: by sample counts (the paper), or all equal (the released code)."""
 
     def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Header:
         return Header(weights(server.task.new_header()))

@@ -46,7 +46,7 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     callback=_axis,
     help="A key of the scenario, and the values to try. May be repeated.",
 )
-@click.option("--seeds", metavar="SEEDS", help="Run every variant with each of these seeds: 1..5, or 1,2,7.")
+@click.option("--seeds", metavar="SEEDS", help="Run every variant with each of these seeds, such as 1..5 or 1,2,7.")
 @SETS
 @click.option(
     "--parallel",
@@ -73,8 +73,8 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     "--only",
     multiple=True,
     metavar="NAME",
-    help="Run or list only these cells: NAME is a method, a name in `runs`, a cell, or a pattern such as '*lr=0.1*'. "
-    "May be repeated.",
+    help="Run or list only these cells. NAME is a method, a cell, a name under `runs` in the sweep file, or a pattern "
+    "such as '*lr=0.1*'. May be repeated.",
 )
 @click.option("--all", "every", is_flag=True, help="List every cell. By default, long lists have a line per variant.")
 @ADDRESS
@@ -95,8 +95,8 @@ def sweep(
     """Run many scenarios, called cells: those of a sweep file, or of a scenario and a grid.
 
     Repeating the command skips finished cells, resumes interrupted ones and runs the rest. A failed cell does not stop
-    the others. Exit code 1: a cell is not done, or the comparison could not be written. Exit code 2 of --dry-run: a
-    cell can never run, for example because its data is damaged; missing downloads are only noted.
+    the others. Exit code 1: a cell is not done, or the comparison could not be written. With --dry-run, exit code 2: a
+    cell can never run, for example because its data is damaged. Data that still has to be downloaded does not count.
 
     Cells run in worker processes, several at a time. A cell runs with client actors instead if it has `backend: ray` or
     a number of client actors in `resources`, or is too large for a worker's share of the memory. Only one such cell
@@ -201,9 +201,11 @@ SELECT = click.option(
     type=float,
     help="Target accuracy: also show the rounds, MiB and FLOP needed to reach it. May be repeated.",
 )
-@click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
+@click.option(
+    "--baseline", metavar="METHOD", help="Also show paired differences to this method, or to the runs with this name."
+)
 @SELECT
-@metric("the first accuracy in --columns; without --columns, accuracy/all, or the accuracy that chose tuned values")
+@metric("the first accuracy in --columns; without --columns, the accuracy that tuning maximised, or else accuracy/all")
 @click.option(
     "-o",
     "--output",
@@ -225,7 +227,7 @@ SELECT = click.option(
     help="Title of a column of the LaTeX table (NAME: a column, or `variant`), such as 'last=Accuracy (\\%)'. May be "
     "repeated.",
 )
-@click.option("--siunitx", is_flag=True, help="Align the LaTeX table by S columns of the package siunitx.")
+@click.option("--siunitx", is_flag=True, help="Align the numbers of the LaTeX table with the package siunitx.")
 @WIDTH
 def compare(
     runs: tuple[str, ...],
@@ -281,7 +283,9 @@ def compare(
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
-@click.option("--baseline", metavar="METHOD", help="Also show paired differences to this method or run name.")
+@click.option(
+    "--baseline", metavar="METHOD", help="Also show paired differences to this method, or to the runs with this name."
+)
 @SELECT
 @metric("accuracy/all")
 @click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML file.")
@@ -294,7 +298,7 @@ def compare(
 def report(
     runs: tuple[str, ...], baseline: str | None, select: str, metric: str | None, output: str, watched: bool
 ) -> None:
-    """Write a comparison of runs as one self-contained HTML file, with a part for each of RUNS.
+    """Write a comparison of runs as one self-contained HTML file, with a section for each folder or file in RUNS.
 
     RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files.
 

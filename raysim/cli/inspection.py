@@ -82,13 +82,15 @@ def plot(runs: tuple[str, ...], kind: str, metric: str | None, width: Width, out
 
     \b
     Kinds:
-        curves        accuracy over rounds; of a single run also of participants and of the worst tenth
+        curves        accuracy over rounds; for a single run, also the accuracy of the participants and
+                      of the worst tenth of the clients
         bytes         accuracy over the bytes sent in both directions
         virtual-time  accuracy over virtual time, where the scenario has `system`
         boxes         a box plot of the clients' last accuracies
         clients       a bar per client: its last accuracy
-        confusion     predicted over true classes, in % of each true class: the networks of the last
-                      checkpoint, each client's own on its own test samples, pooled over all clients
+        confusion     confusion matrix of the last checkpoint, in % of each true class: each client's
+                      network predicts the client's own test samples; the counts of all clients are
+                      added
 
     \b
     Example:
@@ -110,8 +112,8 @@ def plot(runs: tuple[str, ...], kind: str, metric: str | None, width: Width, out
 @click.option(
     "--clients", default="0,1,2", show_default=True, callback=_ids, metavar="K,K", help="Clients whose samples to show."
 )
-@click.option("--part", default="test", show_default=True, type=PART, help="Which part of their samples to show.")
-@_round("the latest")
+@click.option("--part", default="test", show_default=True, type=PART, help="Which part of the samples to show.")
+@_round("the latest round that has one")
 @SEED
 @_output("tsne.png")
 def tsne(runs: tuple[str, ...], clients: list[int], part: str, round_: Round, seed: int, output: str) -> None:
@@ -133,14 +135,14 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, round_: Round, se
 @click.option(
     "--pairs", default=20, show_default=True, type=click.IntRange(min=1), help="Number of random (client, image) pairs."
 )
-@_round("10 if it has a checkpoint, else the latest")
+@_round("round 10 if it has a checkpoint, else the latest round that has one")
 @click.option(
     "--knowledge",
     default="white",
     show_default=True,
     type=click.Choice(["white", "blind"]),
-    help="The attacker's model of a client. white: with the client's private weights. blind: with the weights of a new "
-    "network of the smallest architecture instead.",
+    help="What the attacker knows besides the server's messages. white: the client's private weights. blind: nothing "
+    "else; the attack uses the weights of a new network of the smallest architecture.",
 )
 @click.option(
     "--psnr",
@@ -159,8 +161,9 @@ def attack(
 
     Random clients train one step of plain SGD on one random image each, and upload what their method uploads. The
     attacker varies an image until its model of the client would upload the same. A higher PSNR means that more was
-    reconstructed; the PSNR without any information is printed below it. Networks with BatchNorm cannot train on one
-    image, so clients with such networks are attacked only if their method uploads outputs.
+    reconstructed; for comparison, the command also prints the PSNR of unrelated images and of random pixels. Networks
+    with BatchNorm cannot train on one image, so clients with such networks are attacked only if their method uploads
+    outputs.
 
     \b
     Example:
@@ -196,13 +199,13 @@ def attack(
 @click.option(
     "--sample", required=True, type=click.IntRange(min=0), help="Position in the data set, as in partition.parquet."
 )
-@_round("the latest")
+@_round("the latest round that has one")
 @_output("tree.png")
 def tree(run: str, sample: int, round_: Round, output: str) -> None:
-    """Show the clusters around a training sample in a run of HKS, from its first merge to the top.
+    """Show the clusters that contain a training sample in a run of HKS, from its first merge to the top.
 
-    The mean logits of one of these clusters, or of all of them, taught the sample. The picture shows which samples join
-    at each level.
+    The sample's client learned from the mean logits of one of these clusters, or of all of them. The picture shows
+    which samples join at each level.
 
     \b
     Example:

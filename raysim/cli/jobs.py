@@ -37,7 +37,8 @@ ADDRESS = click.option(
 CODE_CHANGED = click.option(
     "--code-changed",
     is_flag=True,
-    help="Resume even if the code of the method or of raysim has changed since the run began. summary.json records it.",
+    help="Resume even if the code of the method or of raysim has changed since the run began. The change is recorded "
+    "in summary.json.",
 )
 
 
@@ -205,6 +206,7 @@ def stop(job: str, address: str | None) -> None:
     """
     from raysim.jobs.watch import look
     from raysim.jobs.watch import stop as stop_job
+    from raysim.report.units import plural
 
     cluster = _cluster(address)
     before, _ = look(cluster, job)
@@ -217,8 +219,8 @@ def stop(job: str, address: str | None) -> None:
         echo(f"{job}: {after.state}; the run had not started")
         return
     rounds = report.summary.get("rounds")
-    kept = f"{rounds} rounds are kept" if isinstance(rounds, int) else "the finished rounds are kept"
-    echo(f"{job}: {after.state}; {kept} in {report.run_folder}")
+    count = plural(rounds, "round") if isinstance(rounds, int) else "the finished rounds"
+    echo(f"{job}: {after.state}; {count} {'is' if rounds == 1 else 'are'} kept in {report.run_folder}")
     echo(f"  fetch   raysim fetch {job}{_rest(address)}")
     echo(f"  resume  raysim submit --resume {job}{_rest(address)}")
 
@@ -253,9 +255,9 @@ def jobs(address: str | None) -> None:
 def fetch(job: str, output: str | None, checkpoints: bool, address: str | None) -> None:
     """Download the run folder of a job on a cluster.
 
-    The folder contains rounds.parquet, clients.parquet, summary.json and the plots; only the dashboard is needed. It
-    can be fetched while the run is in progress, and again after its end. ID is the id that `raysim submit` printed;
-    `raysim jobs` lists all.
+    The folder contains rounds.parquet, clients.parquet, summary.json and the plots. You can fetch it while the run is
+    in progress, and again after its end. This needs no access to the cluster except to its dashboard. ID is the id that
+    `raysim submit` printed; `raysim jobs` lists all.
     """
     from raysim.jobs.fetch import fetch as fetch_folder
 

@@ -189,8 +189,10 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
 @cli.command()
 @SCENARIO
 @SETS
-@click.option("--actors", default="1,4", show_default=True, help="Numbers of client actors to try, with commas.")
-@click.option("--kill", is_flag=True, help="Run once more and kill an actor in a round.")
+@click.option(
+    "--actors", default="1,4", show_default=True, help="Numbers of client actors to try, separated by commas."
+)
+@click.option("--kill", is_flag=True, help="Run once more on Ray, and kill an actor during a round.")
 def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> None:
     """Run a scenario on several backends, and compare all state of clients and server bit by bit after every round.
 
@@ -302,11 +304,11 @@ def describe(name: str | None) -> None:
     Without NAME: list what can be described.
 
     For an algorithm: its paper, whether clients' architectures may differ, its messages, and every field with default,
-    range and meaning. The names `algorithms`, `models`, `datasets`, `partitions`, `selections`, `schedules`,
-    `trackers`, `metrics` and `measures` each explain all of a kind; `clients` explains a section of a scenario, and
-    `clients.number` one of its keys; `clients.parquet` and `rounds.parquet` explain a file's columns; `sweep` and
-    `tune` explain the keys of a sweep file. NAME may also be a scenario or a sweep (its file, or a bundled name such as
-    `quickstart`), whose opening comment and keys are printed.
+    range and meaning. NAME may also be a kind, to explain all of its entries: `algorithms`, `models`, `datasets`,
+    `partitions`, `selections`, `schedules`, `trackers`, `metrics` or `measures`. `clients` explains a section of a
+    scenario, and `clients.number` one of its keys. With `clients.parquet` or `rounds.parquet`, the columns of that file
+    are explained; with `sweep` or `tune`, the keys of a sweep file. If NAME is a scenario or a sweep (its file, or a
+    bundled name such as `quickstart`), its opening comment and its keys are printed.
     """
     from raysim.cli.show import show_describable, show_description
 

@@ -262,7 +262,7 @@ def _start(found: Preview, scenario: Scenario) -> str:
     if scenario.backend == "in_process":
         return "the start (reading the data)"
     processes = found.plan.num_actors + 1
-    return f"the start (reading the data, starting Ray, importing torch in {processes} processes), many seconds"
+    return f"the start (reading the data, starting Ray, importing torch in {processes} processes), which takes seconds"
 
 
 def show_finding(finding: Finding) -> None:
@@ -345,7 +345,7 @@ def _algorithm(name: str) -> str:
 
 def _show_fields(console: Console, declaration: Declaration, where: str) -> None:
     if not declaration.fields:
-        console.print(_text(f"It has no fields: {where}"))
+        console.print(_text(f"It has no fields to set. In a scenario: {where}"))
         return
     table = _table(None, "field", "default", "allowed", "meaning")
     for field in declaration.fields:

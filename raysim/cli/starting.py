@@ -110,8 +110,8 @@ def init(folder: Path) -> None:
 def new(kind: str, name: str, base: str | None) -> None:
     """Write a working method, model or data set to modify: NAME.py, with NAME.yaml and test_NAME.py.
 
-    With --from, the method is a subclass of a bundled one with a hook to change, and the scenario has the architectures
-    and the public data that it needs.
+    With --from, the method is a subclass of METHOD with one hook to change, and the scenario has the architectures and
+    the public data that METHOD needs.
 
     \b
     Examples:

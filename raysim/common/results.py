@@ -19,18 +19,21 @@ Status = Literal["running", "closing", "finished", "failed", "interrupted"]
 
 METRICS: Mapping[str, str] = {
     "accuracy/participants": "mean test accuracy of the round's participants, each on its own test samples",
-    "accuracy/participants_pooled": "correctly classified test samples of the participants, divided by all of them",
+    "accuracy/participants_pooled": "correctly classified test samples of all participants, divided by all of their "
+    "test samples",
     "accuracy/participants_before": "mean test accuracy of the participants after they received the server's message "
     "and before they trained, if `evaluation.when` is `both`",
-    "accuracy/all": "mean test accuracy of all clients, each with its latest own network as it was last tested; "
-    "a client that has not taken part yet is tested with its initial network",
+    "accuracy/all": "mean over all clients of the test accuracy that each client's own network had when it was last "
+    "tested; a client that has not taken part yet is tested with its initial network",
     "accuracy/all_std": "standard deviation over clients of their accuracies in accuracy/all",
     "accuracy/all_pooled": "correctly classified test samples in accuracy/all, divided by all test samples",
     "accuracy/worst_decile": "mean accuracy of the worst tenth of the clients in accuracy/all",
     "accuracy/min": "accuracy of the worst client in accuracy/all",
-    "accuracy/decile_1": "first decile of the clients' accuracies in accuracy/all: a tenth have at most this",
+    "accuracy/decile_1": "first decile of the clients' accuracies in accuracy/all: a tenth of the clients have at most "
+    "this accuracy",
     "accuracy/median": "median of the clients' accuracies in accuracy/all",
-    "accuracy/decile_9": "ninth decile of the clients' accuracies in accuracy/all: nine tenths have at most this",
+    "accuracy/decile_9": "ninth decile of the clients' accuracies in accuracy/all: nine tenths of the clients have at "
+    "most this accuracy",
     "accuracy/jain": "Jain's fairness index of the clients' accuracies in accuracy/all: 1 if all are equal, 1/N if all "
     "but one are 0",
     "accuracy/macro_f1": "mean over clients of their macro-averaged F1, each with its latest model",
@@ -41,17 +44,17 @@ METRICS: Mapping[str, str] = {
     "accuracy/all_current_pooled": "correctly classified test samples in accuracy/all_current, divided by all test "
     "samples",
     "accuracy/all_current_worst_decile": "mean accuracy of the worst tenth of the clients in accuracy/all_current",
-    "accuracy/val_current": "mean validation accuracy of the networks that accuracy/all_current tests",
-    "accuracy/best": "greatest accuracy/all so far; it is optimistic, because the test samples choose the round",
+    "accuracy/val_current": "like accuracy/val, but with the networks used for accuracy/all_current",
+    "accuracy/best": "greatest accuracy/all so far; it is optimistic, because the round is chosen by test accuracy",
     "accuracy/at_best_val": "accuracy/all of the round with the greatest accuracy/val so far",
     "accuracy/best_participants": "greatest accuracy/participants so far",
     "accuracy/best_current": "greatest accuracy/all_current so far",
     "accuracy/global": "mean accuracy of the participants' models on the whole published test set",
     "loss/train": "mean over participants of their mean training loss per sample",
     "loss/test": "mean over all clients of the mean test loss per sample, each with its latest model",
-    "loss/test_current": "mean over all clients of the mean test loss per sample of the networks that "
-    "accuracy/all_current tests",
-    "training/lr": "learning rate of the round, `training.lr` times the schedule's factor, without clients' overrides",
+    "loss/test_current": "like loss/test, but with the networks used for accuracy/all_current",
+    "training/lr": "learning rate of the round: `training.lr` times the schedule's factor; clients with an override "
+    "may use another",
     "comm/up_bytes": "bytes that the participants sent in this round",
     "comm/down_bytes": "bytes that the server sent in this round",
     "comm/total_bytes": "bytes sent in both directions, summed over all rounds so far",
@@ -125,7 +128,8 @@ class ClientRow:
     macro_f1: float | None = None
     """mean F1 over the classes that occur among the test samples or their predictions"""
     class_correct: list[int] | None = None
-    """number of correctly classified test samples of each class among the test samples, by ascending class id"""
+    """for each class that occurs in the client's test samples, by ascending class id: number of correctly classified
+    test samples"""
     virtual_s: float | None = None
     """seconds of the client's part of the round on its simulated device and connection (`system`)"""
     before_accuracy: float | None = None

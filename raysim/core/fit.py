@@ -21,6 +21,9 @@ Loss = Callable[[Any, Batch, Any], Tensor | tuple[Tensor, Tensor]]
 Bounds = tuple[float, float]
 """Least and greatest value of a parameter's elements."""
 
+_NAMED = "give a name from `named_parameters()`"
+"""What to do about a name that is no parameter."""
+
 
 class Batches(Protocol):
     """The batches of one local training, in order."""
@@ -92,7 +95,7 @@ def check_names(job: FitJob, named: Mapping[str, Tensor]) -> None:
     parameters = {name for name, value in named.items() if isinstance(value, nn.Parameter)}
     for kind, names in (("rates", job.rates.keys()), ("bounds", job.bounds.keys())):
         if unknown := names - parameters:
-            raise ValueError(f"{kind}: {min(unknown)} is not a parameter of the network")
+            raise ValueError(f"{kind}: {min(unknown)} is not a parameter of the network; {_NAMED}")
 
 
 @torch.no_grad()
@@ -110,7 +113,7 @@ def training_only(net: nn.Module, names: Collection[str] | None) -> Iterator[Non
     """
     parameters = {} if names is None else dict(net.named_parameters())
     if names is not None and (unknown := set(names) - parameters.keys()):
-        raise ValueError(f"only: {min(unknown)} is not a parameter of the network")
+        raise ValueError(f"only: {min(unknown)} is not a parameter of the network; {_NAMED}")
     fixed = [one for name, one in parameters.items() if one.requires_grad and name not in set(names or ())]
     for parameter in fixed:
         parameter.requires_grad_(False)

@@ -171,14 +171,10 @@ def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> 
         cls: type = _class_of(rest[0], modules)
         if kind == "named" and issubclass(cls, tuple) and hasattr(cls, "_fields"):
             return cls(*(part(value) for value in rest[1]))
-        if (
-            kind != "dataclass"
-            or not is_dataclass(cls)
-            or not {name for name, _ in rest[1]} <= {f.name for f in fields(cls)}
-        ):
+        if (wrong := _mismatch(kind, rest, cls)) or not is_dataclass(cls):
             raise ValueError(
-                f"the saved state contains an object of class {rest[0]} as a {kind}, but the class is not a {kind}; "
-                "use the version of the class that saved the state"
+                f"the saved state contains an object of class {rest[0]} {wrong}; use the version of the class that "
+                "saved the state"
             )
         state = cls.__new__(cls)
         for name, value in rest[1]:
@@ -191,6 +187,15 @@ def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> 
 def modules_of(algorithm: object) -> set[str]:
     """Return the names of the Python modules that define an algorithm and may define classes of its server's state."""
     return {cls.__module__ for cls in type(algorithm).__mro__ if cls.__module__ not in {"builtins", "abc", "typing"}}
+
+
+def _mismatch(kind: str, rest: list[Any], cls: type) -> str:
+    """Return how a saved object differs from its class, as the end of a sentence; "": it is a dataclass that fits."""
+    if kind != "dataclass" or not is_dataclass(cls):
+        saved = "named tuple" if kind == "named" else kind
+        return f"as a {saved}, but the class is no longer a {saved}"
+    lacking = {name for name, _ in rest[1]} - {field.name for field in fields(cls)}
+    return f"with the field {min(lacking)}, which the class no longer has" if lacking else ""
 
 
 def _joined(path: str, name: str) -> str:

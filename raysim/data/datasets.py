@@ -122,7 +122,7 @@ def load_dataset(
                 return _load(spec, source, verify=verify)
     wanted = sources.looked_for(spec, formats)
     if not wanted:
-        raise ScenarioError(f"{name} is not published as {format}; use data.format: auto", key="data.format")
+        raise ScenarioError(f"{name} is not published as {format}; set data.format to auto", key="data.format")
     if root is not None:
         place = place_of(root, "data.root")
         problem = (

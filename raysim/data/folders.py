@@ -103,13 +103,13 @@ def read_numpy(source: Source, settings: Files) -> Decoded:
         for name, array in arrays.items():
             if parts[name] and array.shape[1:] != parts[name][0].shape[1:]:
                 raise ScenarioError(
-                    f"{path}: samples in array {name} have shape {array.shape[1:]}, but in another file "
-                    f"{parts[name][0].shape[1:]}; give all samples the same shape"
+                    f"{path}: samples in array {name} have shape {array.shape[1:]}, but in another file they have "
+                    f"shape {parts[name][0].shape[1:]}; give all samples the same shape"
                 )
             if parts[name] and array.dtype.kind != parts[name][0].dtype.kind:
                 raise ScenarioError(
-                    f"{path}: array {name} has type {array.dtype}, but in another file {parts[name][0].dtype}; use the "
-                    "same type in all files"
+                    f"{path}: array {name} has type {array.dtype}, but in another file it has type "
+                    f"{parts[name][0].dtype}; use the same type in all files"
                 )
             parts[name].append(array)
         num_train += len(arrays["y"]) if path in source.train else 0

@@ -69,7 +69,10 @@ def _read(path: Path, spec: DatasetSpec, most: int, shape: tuple[int, ...]) -> N
         if tuple(stated) != shape:
             sizes = "x".join(map(str, stated))
             wanted = "x".join(map(str, shape))
-            raise ScenarioError(f"{path}: its header states images of {sizes} pixels, but {spec.name} has {wanted}")
+            raise ScenarioError(
+                f"{path}: its header states images of {sizes} pixels, but {spec.name} has {wanted}; replace it by the "
+                "published file"
+            )
         if count > most:
             raise ScenarioError(
                 f"{path}: its header states {count} {what}, but the published file has {most}; replace it by the "

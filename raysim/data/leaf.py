@@ -49,7 +49,8 @@ def read_leaf(spec: DatasetSpec, source: Source) -> Decoded:
     least, most = int(decoded.label_M.min()), int(decoded.label_M.max())
     if least < 0 or most >= len(names):
         raise ScenarioError(
-            f"{source.folder}: labels run from {least} to {most}, but {spec.name} has classes 0 to {len(names) - 1}"
+            f"{source.folder}: labels range from {least} to {most}, but {spec.name} has classes 0 to {len(names) - 1}; "
+            "replace the files by the published ones"
         )
     return decoded._replace(class_names=names, vocabulary=0 if spec.name == "femnist" else len(names))
 
@@ -84,7 +85,9 @@ def _users(path: Path) -> Iterator[tuple[Any, Any, list[str]]]:
         raise ScenarioError(f"{path} is not in LEAF's format: user_data must contain x and y for each user") from None
     for user, (x, y) in users.items():
         if len(x) != len(y):
-            raise ScenarioError(f"{path}: user {user} has {len(x)} samples in x but {len(y)} labels in y")
+            raise ScenarioError(
+                f"{path}: for user {user}, x has length {len(x)} but y has length {len(y)}; give one label per sample"
+            )
         if y:
             yield x, y, [user] * len(y)
 
@@ -93,14 +96,20 @@ def _ink(x: Any, path: Path) -> NDArray[np.uint8]:
     """Convert x to images of 28 x 28 grey pixels, uint8 [B, 28, 28, 1]."""
     value_MP = np.asarray(x, np.float64)
     if value_MP.ndim != 2 or value_MP.shape[1] != 784 or not ((value_MP >= 0) & (value_MP <= 1)).all():
-        raise ScenarioError(f"{path}: x contains an image that is not 784 numbers from 0 to 1")
+        raise ScenarioError(
+            f"{path}: x contains an image that does not consist of 784 numbers from 0 to 1; replace the file by the "
+            "published one"
+        )
     return np.rint(255 * value_MP).astype(np.uint8).reshape(-1, 28, 28, 1)
 
 
 def _tokens(x: Any, path: Path, length: int = LENGTH) -> NDArray[np.uint8]:
     """Convert texts of equal length to tokens, the positions of their characters in the alphabet."""
     if wrong := [one for one in x if not isinstance(one, str) or len(one) != length]:
-        raise ScenarioError(f"{path}: the value {wrong[0]!r} is not a text of {length} characters")
+        raise ScenarioError(
+            f"{path}: the value {wrong[0]!r} is not a text of {length} characters; replace the file by the published "
+            "one"
+        )
     code_ML = np.array(list(x), dtype=f"<U{length}").view(np.uint32).reshape(-1, length)
     place = np.full(0x110000, len(CHARACTERS), np.uint8)
     place[[ord(one) for one in CHARACTERS]] = range(len(CHARACTERS))

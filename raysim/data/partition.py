@@ -126,14 +126,15 @@ def check_split(
     """Raise ScenarioError, like `check_partition`, for a split that the partition or the data set does not support."""
     if isinstance(setting, Hks) and split != "published":
         raise ScenarioError(
-            f"{split} given, but partition `hks` supports only the split `published`; set data.split to published",
+            f"{split} given, but the partition `hks` supports only the split `published`; give published",
             key="data.split",
         )
     if isinstance(setting, Listed) != (split == "listed"):
         raise ScenarioError(
-            f"{split} given, but partition listed reads the split of each sample from its file; give listed"
+            f"{split} given, but the partition `listed` reads the split of each sample from its file; give listed"
             if isinstance(setting, Listed)
-            else "listed given, but only partition listed supports this split; give pooled811, pfedhn or published",
+            else "listed given, but only the partition `listed` supports this split; give pooled811, pfedhn or "
+            "published",
             key="data.split",
         )
     if split in ("pfedhn", "published") and num_train is not None and num_train == num_samples:
@@ -195,14 +196,14 @@ def check_partition(
         least = setting.min_samples
     if num_clients * least > pool:
         raise ScenarioError(
-            f"{num_clients} given, but each client needs at least {least} samples and {name} has {pool} with split "
-            f"{split}; give at most {pool // least}",
+            f"{num_clients} given, but each client needs at least {least} sample{'s' if least > 1 else ''}, and with "
+            f"split {split}, {name} has {pool}; give at most {pool // least}",
             key="clients.count",
         )
     if split != "pooled811" and num_clients > num_samples - num_train:
         raise ScenarioError(
-            f"{num_clients} given, but each client needs a test sample and {name} has {num_samples - num_train}; give "
-            f"at most {num_samples - num_train}, or set data.split to pooled811",
+            f"{num_clients} given, but each client needs a test sample, and {name} has {num_samples - num_train} of "
+            f"them; give at most {num_samples - num_train}, or set data.split to pooled811",
             key="clients.count",
         )
 
@@ -327,12 +328,16 @@ def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.ran
     if share_NC.shape != shape or not np.isfinite(share_NC).all() or (share_NC < 0).any():
         raise ScenarioError(
             f"{name}.shares returned an array of shape {share_NC.shape} with values from {share_NC.min(initial=0):g} "
-            f"to {share_NC.max(initial=0):g}; return finite shares of at least 0 in shape {shape}, (clients, classes)",
+            f"to {share_NC.max(initial=0):g}; return an array of shape {shape}, (clients, classes), with finite shares "
+            "of at least 0",
             key="data.partition.name",
         )
     total_C = share_NC.sum(0)
     if (unheld_U := np.flatnonzero((total_C == 0) & (class_count_C > 0))).size:
-        raise ScenarioError(f"{name}.shares assigned class {unheld_U[0]} to no client", key="data.partition.name")
+        raise ScenarioError(
+            f"{name}.shares assigned class {unheld_U[0]} to no client; give each class to at least one client",
+            key="data.partition.name",
+        )
     return share_NC / np.where(total_C == 0, 1, total_C)
 
 
@@ -340,8 +345,8 @@ def _check_holders(class_count_C: Ints, holders_C: Ints, num_clients: int, name:
     if (holders_C > class_count_C).any():
         worst = int((holders_C - class_count_C).argmax())
         raise ScenarioError(
-            f"{num_clients} given, but class {worst} of {name} has {class_count_C[worst]} samples for "
-            f"{holders_C[worst]} clients; reduce clients.count or data.partition.classes_per_client",
+            f"{num_clients} given, but class {worst} of {name} has fewer samples ({class_count_C[worst]}) than clients "
+            f"that would hold it ({holders_C[worst]}); reduce clients.count or data.partition.classes_per_client",
             key="clients.count",
         )
 

@@ -132,7 +132,7 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
         if (wrong_W := np.flatnonzero(label_M[index_Q] != label_Q)).size:
             row = int(wrong_W[0])
             raise refused(
-                f"gives sample {index_Q[row]} the label {label_Q[row]}, but the data set has label "
+                f"gives sample {index_Q[row]} the label {label_Q[row]}, but in the data set it has label "
                 f"{label_M[index_Q[row]]}; use a partition of this data set"
             )
     count = int(client_Q.max()) + 1 if num_clients is None else num_clients

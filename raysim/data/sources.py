@@ -31,6 +31,7 @@ from raysim.data.specs import DatasetSpec
 
 IMAGE_SUFFIXES = {".jpeg", ".jpg", ".png"}
 _SHARD = re.compile(r"-(\d+)-of-(\d+)")
+_REPLACE = "replace the files by the published ones"
 
 
 @dataclass(frozen=True)
@@ -108,15 +109,17 @@ def read(spec: DatasetSpec, source: Source) -> Decoded:
     shape, label_M = decoded.raw_M.shape, decoded.label_M
     if shape[1:] != (height, width, channels):
         sizes = "x".join(map(str, shape[1:]))
-        raise ScenarioError(f"{source.folder}: images are {sizes}, but {spec.name} has {height}x{width}x{channels}")
+        raise ScenarioError(
+            f"{source.folder}: images are {sizes}, but {spec.name} has {height}x{width}x{channels}; {_REPLACE}"
+        )
     if len(label_M) != shape[0]:
-        raise ScenarioError(f"{source.folder}: there are {shape[0]} images but {len(label_M)} labels")
+        raise ScenarioError(f"{source.folder}: there are {shape[0]} images but {len(label_M)} labels; {_REPLACE}")
     if not 0 < decoded.num_train < shape[0]:
-        raise ScenarioError(f"{source.folder}: the train part or the test part of {spec.name} is empty")
+        raise ScenarioError(f"{source.folder}: the train part or the test part of {spec.name} is empty; {_REPLACE}")
     if label_M.min() < 0 or label_M.max() >= spec.num_classes:
         raise ScenarioError(
             f"{source.folder}: labels range from {label_M.min()} to {label_M.max()}, "
-            f"but {spec.name} has classes 0 to {spec.num_classes - 1}"
+            f"but {spec.name} has classes 0 to {spec.num_classes - 1}; {_REPLACE}"
         )
     return decoded
 

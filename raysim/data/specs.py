@@ -84,7 +84,7 @@ _ALL = (
         name="digits",
         summary=(
             "1,797 handwritten digits of 8 x 8 grey pixels that come with scikit-learn, without a download. "
-            "As there is no published test part, the last 360 images are used as one."
+            "There is no published test part, so the last 360 images are the test part."
         ),
         num_classes=10,
         input_spec=image(1, 8, 8),
@@ -160,7 +160,7 @@ _ALL = (
         name="tiny_imagenet",
         summary=(
             "Tiny-ImageNet: 110,000 photographs of 64 x 64 colour pixels in 200 classes. "
-            "The published validation images are used as test part."
+            "The published validation images are the test part."
         ),
         num_classes=200,
         input_spec=image(3, 64, 64),
@@ -179,15 +179,15 @@ _ALL = (
     ),
     of_files(
         "femnist",
-        "FEMNIST: handwritten digits and letters of 28 x 28 grey pixels in 62 classes, by writer. A folder femnist "
-        "must contain LEAF's JSON files, or the Parquet files of the Hugging Face hub (flwrlabs/femnist).",
+        "FEMNIST: handwritten digits and letters of 28 x 28 grey pixels in 62 classes, each with its writer. A folder "
+        "femnist must contain LEAF's JSON files, or the Parquet files of the Hugging Face hub (flwrlabs/femnist).",
         folders=("femnist",),
         flip=False,  # a mirrored letter is another one, or none
     ),
     of_files(
         "shakespeare",
-        "Shakespeare: predict the character that follows 80 characters, by role. A folder shakespeare must contain "
-        "LEAF's JSON files, or the CSV or Parquet files of the Hugging Face hub (flwrlabs/shakespeare).",
+        "Shakespeare: predict the character that follows 80 characters in the lines of a role. A folder shakespeare "
+        "must contain LEAF's JSON files, or the CSV or Parquet files of the Hugging Face hub (flwrlabs/shakespeare).",
         folders=("shakespeare",),
     ),
     of_files(

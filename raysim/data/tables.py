@@ -228,12 +228,13 @@ def _columns(path: Path, schema: Any, settings: Files) -> _Columns:
         return _Columns("image" if images else "list", names, settings.label, settings.by)
     if images or lists:
         raise ScenarioError(
-            f"{path} has the feature columns {few(names)}; list either one column of images, one column of lists, or "
-            "columns of numbers",
+            f"{path}: the columns {few(names)} cannot be features together; give one column of images, one column of "
+            "lists, or columns of numbers",
             key="data.features",
         )
     if not names:
-        raise ScenarioError(f"{path} has no feature columns, only a label and any id", key="data.features")
+        columns = "column of labels" if settings.by is None else "columns of labels and ids"
+        raise ScenarioError(f"{path} has only the {columns}; add columns of features", key="data.features")
     for name in names:
         kind = type_of[name]
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):

@@ -98,14 +98,15 @@ def _heterofl_cnn(level: str, share: int) -> ModelSpec:
 
 
 def _hks_resnet(name: str, blocks: int) -> ModelSpec:
-    summary = f"three stages (16, 32, 64) of {blocks} residual block(s); any small image, HKS and FedCache"
+    each = "1 residual block" if blocks == 1 else f"{blocks} residual blocks"
+    summary = f"three stages (16, 32, 64) of {each} each; any small image, HKS and FedCache"
     build = _builder("resnet.small_image_resnet", widths=(16, 32, 64), blocks=(blocks,) * 3, kaiming=True)
     return ModelSpec(name, summary, 64, build)
 
 
 def _resnet(name: str, blocks: tuple[int, ...], bottleneck: bool = False) -> ModelSpec:
     kind = "bottleneck" if bottleneck else "basic"
-    summary = f"torchvision-style, {kind} blocks {list(blocks)}, 7x7/2 stem; high heterogeneity"
+    summary = f"torchvision-style, {kind} blocks {list(blocks)}, 7x7/2 stem; for very different clients"
     return ModelSpec(name, summary, 500, _builder("backbones.imagenet_resnet", blocks=blocks, bottleneck=bottleneck))
 
 
@@ -178,7 +179,7 @@ _SPECS = (
     _resnet("resnet152", (3, 8, 36, 3), bottleneck=True),
     ModelSpec(
         "vit_small",
-        "vision transformer, patch 4, width 192, depth 6, 3 heads; high heterogeneity",
+        "vision transformer, patch 4, width 192, depth 6, 3 heads; for very different clients",
         500,
         _builder("backbones.small_vit", patch=4, width=192, depth=6, heads=3),
         patch=4,
@@ -194,7 +195,7 @@ _SPECS = (
     _mlp("mlp_l", "features-256-128-64-classes", (256, 128), 64, "features"),
     ModelSpec(
         "gru",
-        "embedding 32, one gated recurrent unit of 128; tokens",
+        "embedding 32, one GRU layer of width 128; tokens",
         128,
         _builder("sequence.gru", width=32, hidden=128),
         "tokens",

@@ -31,7 +31,7 @@ Encoder = Callable[[Tensor], Tensor]
 
 ENCODERS: dict[str, str] = {
     "mobilenet_v3_small": "torchvision's MobileNetV3-small with ImageNet weights, without its head; h = 576",
-    "pixels": "the sample's pixels or features, minus their mean; h is their number",
+    "pixels": "the sample's pixels or features, minus their mean; h = number of these values",
 }
 
 _URL = "https://download.pytorch.org/models/mobilenet_v3_small-047dcff4.pth"
@@ -86,7 +86,7 @@ class MobileNet:
         except Exception as error:
             why = " ".join(str(error).split())[:200]
             raise ScenarioError(
-                f"encoder: {self.file} holds no weights of mobilenet_v3_small ({why}); download {_URL}"
+                f"encoder: {self.file} holds no weights of mobilenet_v3_small ({why}); replace it by {_URL}"
             ) from error
         body = nn.Sequential(whole.features, whole.avgpool, nn.Flatten()).requires_grad_(False).eval()
         return body.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it

@@ -214,6 +214,6 @@ def test_what_travels():
 def test_more_numbers_than_fit_are_refused(settings: dict[str, int]) -> None:
     FedGen().check(TASK)
     with pytest.raises(
-        ValueError, match=rf"{next(iter(settings))}.* GiB, but at most 1 GiB is allowed; reduce one of them"
+        ValueError, match=rf"{next(iter(settings))}.* GiB, but at most 1 GiB is allowed; reduce one of these keys"
     ):
         FedGen(**settings).check(TASK)

@@ -181,7 +181,7 @@ def test_blocks_per_client_and_per_architecture():
     listed, mapped = FedRAL(blocks=[1, 2]), FedRAL(blocks={"flat": 4, "deep": 2})
     assert [listed._blocks(client_of(listed, k)) for k in range(3)] == [1, 2, 1]
     assert [mapped._blocks(client_of(mapped, arch=arch)) for arch in ("flat", "deep")] == [4, 2]
-    with pytest.raises(ValueError, match="blocks: the model norm has no number; give a number for every model"):
+    with pytest.raises(ValueError, match="blocks: no number given for the model norm; give one for every model"):
         mapped.check(task_of(4, ("flat", "norm")))
     # Round 2's matrix arrives as it was averaged, though clients have different blocks.
     server = server_of(mapped, {0: 1, 1: 1})

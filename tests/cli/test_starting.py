@@ -38,7 +38,7 @@ def test_the_template_of_a_method_explains_its_types_in_order() -> None:
     names = [parameter.__name__ for parameter in Algorithm.__parameters__]
     assert names == ["Down", "Up", "State"]
     text = " ".join((REPOSITORY / "raysim/cli/templates/algorithm.py").read_text(encoding="utf-8").split())
-    assert "three types are those of what the server sends, of what clients send, and of `server.state`." in text
+    assert "three types are the message that the server sends, the message that a client sends, and `server" in text
 
 
 def test_what_new_writes_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

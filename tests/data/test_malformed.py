@@ -276,7 +276,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "tokens below 0": (parquet({"x": [[1], [-1]], "label": [0, 1]}), "token -1 given; allowed: 0 to "),
     "lists beside numbers": (
         parquet({"x": [[1], [2]], "a": [1, 2], "label": [0, 1]}),
-        "list either one column of images, one column of lists, or columns of numbers",
+        "the columns x, a cannot be features together; give one column of images, one column of lists, or columns of",
     ),
     "more rows than fit into memory": (
         many_rows(),
@@ -363,11 +363,11 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "another JSON": (leaf_with({"users": []}), "is not in LEAF's format"),
     "x and y of two lengths": (
         leaf_with({"user_data": {"u": {"x": [], "y": [1]}}}),
-        "user u has 0 samples in x but 1 labels in y",
+        "for user u, x has length 0 but y has length 1; give one label per sample",
     ),
     "no ink": (
         leaf_with({"user_data": {"u": {"x": [[2.0] * 784], "y": [1]}}}),
-        "x contains an image that is not 784 numbers from 0 to 1",
+        "x contains an image that does not consist of 784 numbers from 0 to 1; replace the file by",
     ),
     # Listed
     "no such list": (
@@ -425,5 +425,5 @@ def test_a_list_of_other_data(workplace: Path, capfd: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as ended:
         main(["launch", "mine.yaml"])
     told = capfd.readouterr().err
-    assert ended.value.code == 2 and "gives sample 0 the label 1, but the data set has label 0" in told
+    assert ended.value.code == 2 and "gives sample 0 the label 1, but in the data set it has label 0" in told
     assert not list(workplace.rglob("summary.json"))

@@ -278,7 +278,7 @@ def test_top_up_takes_what_is_wanted_from_the_largest():
             "data.partition.classes_per_client: 120 given, but cifar100 has 100 ",
         ),
         (Pathological(0), "pooled811", 10, "data.partition.classes_per_client: 0 given"),
-        (Hks(), "pooled811", 10, "data.split: pooled811 given, but partition `hks`"),
+        (Hks(), "pooled811", 10, "data.split: pooled811 given, but the partition `hks`"),
         (Dirichlet(0.0), "pooled811", 10, "data.partition.alpha: 0.0 given"),
         (Dirichlet(float("nan")), "pooled811", 10, "data.partition.alpha: nan given"),
         (Dirichlet(min_samples=0), "pooled811", 10, "data.partition.min_samples: 0 given"),
@@ -289,7 +289,7 @@ def test_top_up_takes_what_is_wanted_from_the_largest():
             Iid(),
             "published",
             10_001,
-            "clients.count: 10001 given, but each client needs a test sample and cifar100 has 10000",
+            "clients.count: 10001 given, but each client needs a test sample, and cifar100 has 10000 of them",
         ),
         (Resample(0), "pooled811", 5, "data.partition.samples_per_client: 0 given"),
         (

@@ -170,17 +170,23 @@ def test_how_a_run_stood_has_its_types(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "tree",
+    ("tree", "why"),
     [
-        ["named", "raysim.core.state:torch.Tensor", []],  # what a module imports is not its own
-        ["named", "raysim.core.state:copy.Error", [["value", "x"]]],
-        ["named", "raysim.core.state:Serialized", [["value", 1], ["value", 2]]],
-        ["dataclass", "raysim.core.state:Serialized", [["__class__", ["value", 1]]]],
-        ["dataclass", "raysim.common.errors:RaysimError", []],
+        (["named", "raysim.core.state:torch.Tensor", []], "which these modules"),  # a module's import is not its own
+        (["named", "raysim.core.state:copy.Error", [["value", "x"]]], "which these modules do not define"),
+        (
+            ["named", "raysim.core.state:Serialized", [["value", 1], ["value", 2]]],
+            "as a named tuple, but the class is no longer a named tuple; use the version",
+        ),
+        (
+            ["dataclass", "raysim.core.state:Serialized", [["__class__", ["value", 1]]]],
+            "with the field __class__, which the class no longer has; use the version",
+        ),
+        (["dataclass", "raysim.common.errors:RaysimError", []], "which these modules do not define"),
     ],
 )
-def test_a_servers_state_makes_no_other_objects(tree: Any) -> None:
-    with pytest.raises(ValueError, match="the saved state contains an object of class"):
+def test_a_servers_state_makes_no_other_objects(tree: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=f"the saved state contains an object of class {tree[1]},? {why}"):
         deserialize(Serialized(tree, {}), None, ["raysim.algorithms.fedgh"])
     kept = serialize({"a": torch.ones(2)})
     assert torch.equal(deserialize(kept, None, [])["a"], torch.ones(2))

@@ -455,7 +455,7 @@ COMBINATIONS = [
         "training.overrides.0.nesterov: true given, but the optimizer is adam; set `nesterov` to false",
     ),
     (["data.split=published", "data.partition={name: hks, alpha: 0.0}"], "data.partition.alpha: 0.0 given"),
-    (["data.split=pooled811", "data.partition={name: hks}"], "data.split: pooled811 given, but partition `hks`"),
+    (["data.split=pooled811", "data.partition={name: hks}"], "data.split: pooled811 given, but the partition `hks`"),
 ]
 
 

@@ -146,7 +146,7 @@ def test_labels_of_another_data_set_are_known_not_to_be_there(own: Path) -> None
     sets = ["algorithm={name: fedmd, transfer_epochs: 2}"]
     with pytest.raises(
         ScenarioError,
-        match=r"algorithm: transfer_epochs: 2 given, but raysim uses no labels of public data from another",
+        match=r"algorithm: transfer_epochs: 2 given, but the public data is another data set, whose labels",
     ):
         Scenario.load(own, sets)
     Scenario.load(own, [*sets, "data.public={share: 0.5}"])

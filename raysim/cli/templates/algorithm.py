@@ -19,13 +19,13 @@ from raysim.core.ops import cross_entropy, weighted_mean
 class NewMethod(Algorithm[Header, Header, Header]):
     """What it does, in one sentence.
 
-    The three types are those of what the server sends, of what clients send, and of `server.state`.
+    The three types are the message that the server sends, the message that a client sends, and `server.state`.
     """
 
     paper: ClassVar[str] = "authors, venue, address"
 
     step: Fraction = 1.0
-    """How far the server goes from the last header to the mean of the participants'."""
+    """How far the server's header moves towards the mean of the participants' headers; 1: it becomes the mean."""
 
     def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Header:
         return Header(weights(server.task.new_header()))
