@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from typing import get_type_hints
 
-from raysim.cli.show import _default, _section_of
+from raysim.cli.description import default_of, section_of
 from raysim.core.fields import in_words
 from raysim.scenario.schema import Section, Settings
 
@@ -19,7 +19,7 @@ def markdown() -> str:
 def _sections(name: str, section: type[Section]) -> Iterator[tuple[str, type[Section]]]:
     yield name, section
     for key, field in section.model_fields.items():
-        inner = _section_of(field, optional=True)
+        inner = section_of(field, optional=True)
         if inner is not None:
             yield from _sections(key, inner)
 
@@ -30,10 +30,10 @@ def _table(name: str, section: type[Section]) -> Iterator[str]:
     yield "| --- | --- | --- | --- |"
     hints = get_type_hints(section, include_extras=True)
     for key, field in section.model_fields.items():
-        inner = _section_of(field, optional=True)
+        inner = section_of(field, optional=True)
         allowed = in_words(hints[key]) if inner is None else f"see [{key}](#{key})"
         meaning = field.description or (inspect.cleandoc(inner.__doc__ or "").split("\n\n")[0] if inner else "")
-        yield f"| `{key}` | {_cell(_default(field))} | {_cell(allowed)} | {_cell(meaning)} |"
+        yield f"| `{key}` | {_cell(default_of(field))} | {_cell(allowed)} | {_cell(meaning)} |"
 
 
 def _cell(text: str) -> str:

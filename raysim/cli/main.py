@@ -281,7 +281,7 @@ def _announce(places: Sequence[str]) -> None:
 @click.option("--names", is_flag=True, help="Print only the names, one per line.")
 def list_(what: str, names: bool) -> None:
     """List methods, models, data sets and other names for scenarios, metrics, measures and bundled scenarios."""
-    from raysim.cli.show import names_of, show_list
+    from raysim.cli.description import names_of, show_list
 
     if names:
         for name in names_of(what):
@@ -291,7 +291,7 @@ def list_(what: str, names: bool) -> None:
 
 
 def _complete_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from raysim.cli.show import names_of
+    from raysim.cli.description import names_of
 
     return [name for name in names_of("all") if name.startswith(incomplete)]
 
@@ -306,11 +306,11 @@ def describe(name: str | None) -> None:
     For an algorithm: its paper, whether clients' architectures may differ, its messages, and every field with default,
     range and meaning. NAME may also be a kind, to explain all of its entries: `algorithms`, `models`, `datasets`,
     `partitions`, `selections`, `schedules`, `trackers`, `metrics` or `measures`. `clients` explains a section of a
-    scenario, and `clients.number` one of its keys. With `clients.parquet` or `rounds.parquet`, the columns of that file
+    scenario, and `clients.count` one of its keys. With `clients.parquet` or `rounds.parquet`, the columns of that file
     are explained; with `sweep` or `tune`, the keys of a sweep file. If NAME is a scenario or a sweep (its file, or a
     bundled name such as `quickstart`), its opening comment and its keys are printed.
     """
-    from raysim.cli.show import show_describable, show_description
+    from raysim.cli.description import show_describable, show_description
 
     if name is None:
         show_describable()

@@ -1,0 +1,305 @@
+"""Output of `list` and `describe`: names, methods, keys of scenarios, columns of files."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from dataclasses import MISSING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from pydantic.fields import FieldInfo
+from rich.console import Console
+
+from raysim.cli.tables import as_text, new_table
+from raysim.common.errors import ScenarioError
+from raysim.common.results import METRICS, ClientRow
+from raysim.common.suggestions import suggest
+from raysim.common.text import expanded, reflowed
+from raysim.comparison.measures import MEASURES
+from raysim.core.fields import field_docs, in_words
+from raysim.data.partition import PARTITIONS
+from raysim.data.specs import DATASETS
+from raysim.models import MODELS
+from raysim.plugins.reading import read_own_code
+from raysim.plugins.references import Reference, named
+from raysim.plugins.registry import algorithm_names
+from raysim.scenario.bundled import bundled_names, scenario_file
+from raysim.scenario.declaration import Declaration
+from raysim.scenario.declared import declaration_of, declared, read_own
+from raysim.scenario.json_schema import NAMED
+from raysim.scenario.schema import Data, Section, Settings
+from raysim.scenario.source import UnreadableError
+from raysim.scenario.trackers import TRACKERS
+from raysim.scenario.yaml_text import opening_comment, read_text
+
+if TYPE_CHECKING:
+    pass
+
+KINDS = {
+    "algorithms": "Federated-learning methods; a scenario selects one with `algorithm: {name: NAME}`. The list shows "
+    "the year of the paper, whether the clients' architectures may differ, and the messages down to clients and up to "
+    "the server. Bundled methods are files in algorithms/.",
+    "models": "Network architectures of clients; a scenario lists them in `clients.models`.",
+    "datasets": "Data sets; a scenario selects one with `data: {name: NAME}`.",
+    "partitions": "Ways to divide the data among clients; a scenario selects one with "
+    "`data: {partition: {name: NAME}}`.",
+    "selections": "Ways to choose a round's participants; a scenario selects one with "
+    "`clients: {selection: {name: NAME}}`.",
+    "schedules": "Schedules of the learning rate over the rounds; a scenario selects one with "
+    "`training: {schedule: {name: NAME}}`.",
+    "trackers": "Additional destinations of a run's results, beside its folder and MLflow; a scenario adds them with "
+    "`tracking: {also: [NAME]}`.",
+    "scenarios": "Scenarios and sweeps that come with raysim: give a name to `raysim launch` or `raysim sweep`. "
+    "The command `raysim init` copies their files.",
+    "metrics": "Metrics of a round: the columns of rounds.parquet (beside `round`), and the metrics in MLflow. "
+    "Accuracies lie between 0 and 1. Methods add `client/<name>` and `server/<name>`.",
+    "measures": "Measures of a comparison: the columns of the tables that `raysim compare` writes. Each is computed "
+    "per run, and then averaged over the runs of a method.",
+}
+FILES = {
+    "rounds.parquet": {"round": "round, from 1; 0: before the first round", **METRICS},
+    "clients.parquet": field_docs(ClientRow),
+}
+"""File -> column -> meaning."""
+
+SWEEPS = ("sweep", "tune")
+"""Names under which the keys of a sweep file are described."""
+
+
+def show_list(what: str) -> None:
+    """Print the names of a kind, or of all kinds, each with its summary."""
+    console = Console()
+    for kind in KINDS if what == "all" else (what,):
+        _show_entries(console, kind.capitalize() if what == "all" else None, _entries(kind))
+
+
+def names_of(what: str) -> list[str]:
+    """The names of a kind, or of all kinds, each once."""
+    kinds = KINDS if what == "all" else (what,)
+    return list(dict.fromkeys(name for kind in kinds for name, _ in _entries(kind)))
+
+
+def show_describable() -> None:
+    """Print the names of kinds, sections and files, which have no entry in `raysim list`."""
+    console = Console()
+    entries = {
+        "scenario": "The keys of a scenario.",
+        **{name: _first_sentence(section.__doc__ or name) for name, section in _sections().items()},
+        "sweep": "The keys of a sweep file.",
+        "tune": "The keys of `tune` in a sweep file.",
+        **{name: _first_sentence(text) for name, text in KINDS.items()},
+        **dict.fromkeys(FILES, "The columns of this file in a run folder."),
+        "FILE.yaml": "The opening comment and the keys of a scenario or sweep file.",
+        "./FILE.py": "The method in a Python file.",
+    }
+    _show_entries(console, None, entries.items())
+    console.print(
+        as_text("\nNAME may also be a name that `raysim list` shows, such as fedgh, or a key, such as training.lr.")
+    )
+
+
+def show_description(name: str) -> None:
+    """Print the description of a name. Raises `ScenarioError` if nothing has this name."""
+    console = Console()
+    if name in algorithm_names() or Reference.of(name) is not None:
+        _show_algorithm(console, name)
+        if name not in PARTITIONS:
+            return
+        console.print(as_text(f"\nThe partition {name}:"))
+    settings = {named: (where, cls) for where, classes in NAMED.items() for named, cls in classes.items()}
+    if name in settings:
+        (section, kind), cls = settings[name]
+        declaration = declaration_of(cls)
+        console.print(as_text(f"{reflowed(declaration.doc)}\n"))
+        _show_fields(console, declaration, f"{section}: {{{kind}: {{name: {name}}}}}")
+    elif name in TRACKERS:
+        declaration = declaration_of(TRACKERS[name])
+        console.print(as_text(f"{reflowed(declaration.doc)}\n"))
+        _show_fields(console, declaration, f"tracking: {{also: [{{name: {name}}}]}}")
+    elif name in MODELS:
+        spec = MODELS[name]
+        console.print(as_text(f"{spec.summary}\nRepresentation width: {spec.native_dim}"))
+    elif name in DATASETS:
+        dataset = DATASETS[name]
+        console.print(as_text(dataset.summary))
+        if dataset.train_size:
+            sizes = f"{dataset.train_size:,} training and {dataset.test_size:,} test samples"
+            console.print(as_text(f"{dataset.num_classes} classes; {sizes}: {dataset.input_spec}"))
+        for key in dataset.keys:
+            console.print(as_text(f"data.{key}: {' '.join((Data.model_fields[key].description or '').split())}"))
+    elif name in METRICS:
+        console.print(as_text(METRICS[name]))
+    elif name in MEASURES:
+        console.print(as_text(f"Measure of a comparison: {MEASURES[name]}."))
+    elif tuple(name.split(".")) in NAMED:
+        show_description(f"{name.rpartition('.')[2]}s")
+    elif name in KINDS:
+        console.print(as_text(f"{KINDS[name]} `raysim describe NAME` explains one of them.\n"))
+        _show_entries(console, None, _entries(name))
+    elif name in FILES:
+        _show_entries(console, None, FILES[name].items(), "column")
+    elif name in Settings.model_fields or name == "scenario":
+        _show_section(console, name)
+    elif name in _keys():
+        section, _, key = name.partition(".")
+        _show_keys(console, _sections()[section], [key])
+    elif name in SWEEPS:
+        from raysim.sweeps.describe import ABOUT, KEYS
+
+        console.print(as_text(f"{ABOUT[name]}\n"))
+        _show_entries(console, None, KEYS[name].items(), "key", "meaning")
+    elif name in bundled_names() or Path(name).suffix in (".yaml", ".yml"):
+        from raysim.sweeps.describe import about_file
+
+        comment, entries, how = about_file(name)
+        console.print(as_text(f"{comment}\n" if comment else ""))
+        _show_entries(console, None, entries, "key", "value")
+        console.print(as_text(how))
+    else:
+        known = [*algorithm_names(), *settings, *TRACKERS, *MODELS, *DATASETS, *METRICS, *MEASURES]
+        known += [*Settings.model_fields, *_keys(), *KINDS, *FILES, *SWEEPS, *bundled_names()]
+        same = [key for key in _keys() if key.endswith(f".{name}")]
+        hint = f"; did you mean {' or '.join(map(repr, same))}?" if same else suggest(name, known)
+        raise ScenarioError(f"describe {name}: unknown name{hint} (`raysim list` shows all names)")
+
+
+def _show_algorithm(console: Console, name: str) -> None:
+    reference = named("algorithms", name)
+    if reference is not None and reference.is_file:
+        method, file = _read_method(name, reference)
+    else:
+        method = declared(name if reference is None else reference.name)
+        file = f"algorithms/{name}.py" if reference is None else reference.name
+    console.print(as_text(reflowed(method.file_doc or method.doc), overflow="fold"))
+    console.print(as_text(f"\nPaper: {method.paper}"))
+    console.print(as_text(f"File:  {file}"))
+    console.print(as_text(f"Architectures: {_architectures(method)}"))
+    for way, messages in (("Down", method.down), ("Up", method.up)):
+        for message in messages or ():
+            doc = message.doc.split("\n\n")[0].replace("\n", " ")
+            console.print(as_text(f"{way}: {message.words}" + (f" ({doc.removesuffix('.')})" if doc else "")))
+    console.print()
+    _show_fields(console, method, f"algorithm: {{name: {name}}}")
+    for profile, preset in method.profiles.items():
+        values = ", ".join(f"{field}: {_plain(value)}" for field, value in preset.items())
+        console.print(as_text(f"profile: {profile}  ({values})"))
+
+
+def _read_method(name: str, reference: Reference) -> tuple[Declaration, str]:
+    """Return the declaration of a method in the user's own files, which are not run, and the paths of these files."""
+    own_code = read_own_code([expanded(reference.place)])
+    try:
+        return read_own(Reference(Path(reference.place).name, reference.attribute), own_code), ", ".join(own_code.paths)
+    except UnreadableError as error:
+        raise ScenarioError(f"describe {name}: cannot describe the method from the file's text: {error}") from None
+
+
+def _architectures(method: Declaration) -> str:
+    return "one for all clients" if method.one_architecture else "may differ"
+
+
+def _entries(kind: str) -> Iterable[tuple[str, str]]:
+    if kind == "algorithms":
+        return [(name, _algorithm(name)) for name in algorithm_names()]
+    if kind == "models":
+        return [(name, spec.summary) for name, spec in MODELS.items()]
+    if kind == "datasets":
+        return [(name, spec.summary) for name, spec in DATASETS.items()]
+    if kind == "scenarios":
+        return [(name, _first_sentence(opening_comment(read_text(scenario_file(name))))) for name in bundled_names()]
+    for key, classes in (*((key, classes) for (_, key), classes in NAMED.items()), ("tracker", TRACKERS)):
+        if kind == f"{key}s":
+            return [(name, declaration_of(cls).summary) for name, cls in classes.items()]
+    return list((MEASURES if kind == "measures" else METRICS).items())
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.?]) (?=[A-Z-])", " ".join(text.split()))[0]
+
+
+def _show_entries(
+    console: Console, title: str | None, entries: Iterable[tuple[str, str]], of: str = "name", what: str = "description"
+) -> None:
+    table = new_table(title, of, what)
+    for name, text in entries:
+        table.add_row(as_text(name), as_text(text))
+    console.print(table)
+
+
+def _algorithm(name: str) -> str:
+    """A method's summary and, on a second line, its facts; or the error in its file, which may be unfinished."""
+    try:
+        method = declared(name)
+    except ScenarioError as error:
+        return str(error)
+    facts = [method.year, f"architectures: {_architectures(method)}", method.travels]
+    return f"{method.summary}\n{'; '.join(filter(None, facts))}"
+
+
+def _show_fields(console: Console, declaration: Declaration, where: str) -> None:
+    if not declaration.fields:
+        console.print(as_text(f"It has no fields to set. In a scenario: {where}"))
+        return
+    table = new_table(None, "field", "default", "allowed", "meaning")
+    for field in declaration.fields:
+        default = "required" if field.default is MISSING else _plain(field.default)
+        table.add_row(as_text(field.name), as_text(default), as_text(field.allowed), as_text(field.doc))
+    console.print(table)
+
+
+def _show_section(console: Console, name: str) -> None:
+    section = Settings if name == "scenario" else section_of(Settings.model_fields[name], optional=True)
+    if section is None:
+        field = Settings.model_fields[name]
+        console.print(as_text(field.description or name))
+        allowed = in_words(get_type_hints(Settings, include_extras=True)[name])
+        console.print(as_text(f"Default: {default_of(field)}\nAllowed: {allowed}"))
+        return
+    console.print(as_text(reflowed(inspect.cleandoc(section.__doc__ or "")) + "\n"))
+    _show_keys(console, section, section.model_fields)
+
+
+def _show_keys(console: Console, section: type[Section], keys: Iterable[str]) -> None:
+    hints = get_type_hints(section, include_extras=True)
+    table = new_table(None, "key", "default", "allowed", "meaning")
+    for key in keys:
+        field = section.model_fields[key]
+        inner = section_of(field)
+        may = in_words(hints[key]) if inner is None else f"see `raysim describe {key}`"
+        meaning = field.description or (inspect.cleandoc(inner.__doc__ or "").split("\n\n")[0] if inner else "")
+        table.add_row(as_text(key), as_text(default_of(field)), as_text(may), as_text(meaning.replace("\n", " ")))
+    console.print(table)
+
+
+def _sections() -> dict[str, type[Section]]:
+    """The sections of a scenario, by name."""
+    sections = {name: section_of(field, optional=True) for name, field in Settings.model_fields.items()}
+    return {name: section for name, section in sections.items() if section is not None}
+
+
+def _keys() -> list[str]:
+    """The keys in the sections of a scenario, such as `training.lr`."""
+    return [f"{name}.{key}" for name, section in _sections().items() for key in section.model_fields]
+
+
+def section_of(field: FieldInfo, optional: bool = False) -> type[Section] | None:
+    """The section that is a key's value, or None if the value is no section. optional: also accept `Section | None`."""
+    kinds = (field.annotation, *(get_args(field.annotation) if optional else ()))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
+
+
+def default_of(field: FieldInfo) -> str:
+    """Return a key's default in words."""
+    if field.is_required():
+        return "required"
+    return "its defaults" if section_of(field) else _plain(field.get_default(call_default_factory=True))
+
+
+def _plain(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_plain(inner)}" for key, inner in value.items()) + "}"
+    return str(value)
