@@ -90,10 +90,9 @@ def _sentence(
         given = short(origin.written(full)) or given
     hint = ""
     if first["type"] == "string_type" and isinstance(value, bool | int | float | date):
-        of_set = origin.of(full).startswith("--set ")
-        hint = (
-            f"; put it in quotes that the shell leaves: '\"{given}\"'" if of_set else f'; put it in quotes: "{given}"'
-        )
+        hint = f'; put it in quotes: "{given}"'
+        if origin.of_shell(full):
+            hint = f"; put it in quotes that the shell leaves: '\"{given}\"'"
     elif first["type"] in ("dict_type", "model_type") and isinstance(value, str) and NAME.match(value):
         named = full in NAMED_SECTIONS or "name" in getattr(_section_at(model, key), "model_fields", ())
         hint = f", for example {{name: {value}}}" if named else ""

@@ -429,7 +429,7 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
             {"space": {"algorithm.name": ["fd"]}},
             "tune.space.algorithm.name: cannot be tuned, because the final runs compare the",
         ),
-        ({"space": {"training.lr": [-1]}}, "the cell 'FedGH trial 0 seed=101': .*training.lr"),
+        ({"space": {"training.lr": [-1]}}, "the cell 'FedGH trial 0 seed=101': training.lr=-1 from `tune`: "),
         (
             {"space": {"algorithm.header_lr": [0.1]}},
             "the cell 'Alone trial 0 .*unknown key.*put a key that only some methods have in `tune.methods`",
