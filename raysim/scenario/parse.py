@@ -261,7 +261,9 @@ def _plain(settings: BaseModel, origin: Origin) -> dict[str, Any]:
     try:
         return settings.model_dump(mode="json")
     except ValueError:
-        raise ScenarioError(f"{origin.file}: a value has too many nested lists or mappings; use fewer levels") from None
+        raise ScenarioError(
+            f"{origin.file}: a value has too many levels of nested lists or mappings; use fewer levels"
+        ) from None
 
 
 def _written(source: Mapping[str, Any]) -> str:
