@@ -33,12 +33,12 @@ class {cls}({base}):
 {hook}'''
 
 UPDATE = '''    def client_update(self, client: Client, down: Any) -> Any:
-        """Train the client and return its upload: {up}. down: the server's message: {down}."""
+        """Train the client and return its upload ({up}). down: the server's message ({down})."""
         return super().client_update(client, down)  # replace this call by the changed training
 '''
 
 LOSS = '''    def loss(self, net: Any, batch: Batch, given: Any) -> Any:
-        """The loss of a batch of B samples. given: what `client_update` passes to `client.fit` beside the loss."""
+        """The loss of a batch of B samples. given: the value of `given` in the call of `client.fit`."""
         return super().loss(net, batch, given)  # replace this call by the changed loss, or add a term
 '''
 

@@ -91,7 +91,7 @@ def _of_hook(name: str, value: Any) -> Iterator[Slip]:
     if not inspect.isroutine(function):
         if isinstance(value, property | cached_property) or not (callable(value) or hasattr(value, "__get__")):
             yield Slip(
-                f"the hook `{name}` is a {type(value).__name__}, but must be a method",
+                f"the hook `{name}` has the type {type(value).__name__}, but must be a method",
                 f"write def {name}(self, {arguments})",
             )
         return

@@ -62,7 +62,7 @@ def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
         client = replace(toy.client(k, toy.server.t), net=copy.deepcopy(net).eval())
         exposed = toy.exposed(client, up)
         if not isinstance(exposed, UpdateOf | OutputOf | Unexposed):
-            problem = f"the hook `exposed` returns a {type(exposed).__name__}"
+            problem = f"the hook `exposed` returns a value of type {type(exposed).__name__}"
             raise toy.broken(problem, "return an UpdateOf, an OutputOf or an Unexposed")
         if isinstance(exposed, UpdateOf) and not set(exposed.part.parameters()) <= set(client.net.parameters()):
             raise toy.broken(
@@ -85,7 +85,7 @@ def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
             values = [one.function(toy.samples[k].x).flatten() for one in outputs]
         if not any(_is_near({"": exposed.value.flatten()}, {"": value}) for value in values):
             raise toy.broken(
-                f"the OutputOf that `exposed` returns for client {k} has another `value` than its `function` outputs",
+                f"in the OutputOf that `exposed` returns for client {k}, `value` is not the output of `function`",
                 "set `function` to the function of client.net whose output is uploaded, and `value` to this output",
             )
 

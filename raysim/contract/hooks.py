@@ -31,14 +31,17 @@ def messages(algorithm: AnyAlgorithm) -> None:
         place = f"the return value of {name} for client {k}"
         if not is_dataclass(msg) or isinstance(msg, type) or type(msg) not in pytree.SUPPORTED_NODES:
             raise toy.broken(
-                f"{place} is a {type(msg).__name__}", "return a dataclass that is declared with @message, or None"
+                f"{place} has the type {type(msg).__name__}",
+                "return a dataclass that is declared with @message, or None",
             )
         if not is_frozen(type(msg)):
             raise toy.broken(f"{place} is not a frozen dataclass", "declare its class with @message, which freezes it")
         leaves = [leaf for leaf in pytree.tree_leaves(msg) if leaf is not None]
         for leaf in leaves:
             if not isinstance(leaf, Tensor | bool | int | float):
-                raise toy.broken(f"{place} holds a {type(leaf).__name__}", "send tensors and numbers only")
+                raise toy.broken(
+                    f"{place} contains a value of type {type(leaf).__name__}", "send tensors and numbers only"
+                )
         if nonfinite(msg):
             raise toy.broken(
                 f"{place} contains NaN or infinity, although all images are finite",

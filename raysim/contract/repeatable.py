@@ -108,7 +108,7 @@ def logits(algorithm: AnyAlgorithm) -> None:
     toy = Toy(algorithm, "logits")
     for net in toy.nets.values():
         if not isinstance(net, nn.Module):
-            raise toy.broken(f"client_model returns a {type(net).__name__}", "return an nn.Module")
+            raise toy.broken(f"client_model returns a value of type {type(net).__name__}", "return an nn.Module")
     toy.run(1)
     for k, trained in toy.nets.items():
         for size in (1, 3):
@@ -116,10 +116,10 @@ def logits(algorithm: AnyAlgorithm) -> None:
             with torch.no_grad():
                 logit_BC = copy.deepcopy(trained).eval()(x)
             if not isinstance(logit_BC, Tensor) or logit_BC.shape != (size, C) or not logit_BC.is_floating_point():
-                output = type(logit_BC).__name__
+                output = f"value of type {type(logit_BC).__name__}"
                 if isinstance(logit_BC, Tensor):
                     output = f"tensor of shape {tuple(logit_BC.shape)} and type {logit_BC.dtype}"
                 raise toy.broken(
-                    f"for a batch of size {size}, the network that client_model returns outputs a {output}",
-                    f"return floating-point logits [B, C] from its forward, here of shape ({size}, {C})",
+                    f"the network from client_model outputs a {output} for a batch of size {size}",
+                    f"return floating-point logits of shape [B, C] from its `forward`, here ({size}, {C})",
                 )

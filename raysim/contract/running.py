@@ -48,8 +48,8 @@ def messages_move(algorithm: AnyAlgorithm) -> None:
         if count := _standing_still(toy, "server_send", k):
             raise toy.broken(
                 f"server_send returned the same values for client {k} in {count} rounds",
-                "change these values in server_update (does its optimizer own these parameters?), or set "
-                "static_downlink = True in the class",
+                "change these values in server_update (if it uses an optimizer: was the optimizer created with these "
+                "parameters?), or set static_downlink = True in the class if they are constant",
             )
         if count := _standing_still(toy, "client_update", k):
             raise toy.broken(

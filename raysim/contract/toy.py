@@ -363,7 +363,7 @@ class Toy:
         """Return a hook's message as bytes, which later changes by the hook cannot affect."""
         self.returned(self, name, k, msg)
         if not is_message(msg):
-            raise self.broken(f"the return value of {name} for client {k} is a {type(msg).__name__}", DECLARE)
+            raise self.broken(f"the return value of {name} for client {k} has the type {type(msg).__name__}", DECLARE)
         try:
             return pack(msg)
         except Exception as error:
@@ -384,7 +384,7 @@ class Toy:
                     returned = work()
                 if returned is not None and name in DROPPED and not self.meter:
                     raise self.broken(
-                        f"raysim ignores the {type(returned).__name__} that {name} returns", DROPPED[name]
+                        f"{name} returns a value of type {type(returned).__name__}, which raysim ignores", DROPPED[name]
                     )
                 return returned
             except ContractError:

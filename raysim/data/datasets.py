@@ -110,7 +110,7 @@ def load_dataset(
         raise ScenarioError(f"{format!r} given; allowed: {', '.join(get_args(Format))}", key="data.format")
     if spec.keys:
         if files is None:
-            raise ScenarioError("is required and was not given", key="data.path")
+            raise ScenarioError("is missing; give the path of your files", key="data.path")
         return _load(spec, find_files(name, files), files, verify)
     if not spec.folders:
         return _digits(spec)

@@ -61,8 +61,8 @@ class Notices:
         if failed:
             first = next(iter(failed.values()))
             logger.warning(
-                f"round {t}: accuracy/all_current excludes {_named(list(failed))}, because the test failed; first "
-                f"failure: {first.reason}"
+                f"round {t}: accuracy/all_current excludes {_named(list(failed))}, whose test failed; first failure: "
+                f"{first.reason}"
             )
 
     def check_memory(self, memory: MemoryReport) -> None:
@@ -76,7 +76,7 @@ class Notices:
         if clients := sorted(progress.diverged - self.diverged):
             logger.warning(
                 f"round {t}: the training loss, the test loss or the upload of {_named(clients)} is NaN or "
-                f"infinite for the first time (the accuracy still includes these clients): {_REMEDY}"
+                f"infinite for the first time (accuracies still include such clients): {_REMEDY}"
             )
         self.diverged |= progress.diverged
         self._once(_endless(progress))
@@ -100,7 +100,8 @@ def _apart(spec: RunSpec, report: RoundReport) -> Iterator[str]:
     """Yield a warning for each client that could not be trained together with others, with the reason."""
     for k, one in report.client_reports.items():
         if one.apart:
-            yield f"clients with {spec.arch(k)} are trained one by one (training.together): {one.apart}"
+            clients = f"clients with model {spec.arch(k)}"
+            yield f"{clients} are trained one by one, in spite of training.together: {one.apart}"
 
 
 def _on_disk(memory: MemoryReport) -> Iterator[str]:
@@ -114,8 +115,8 @@ def _endless(progress: Progress) -> Iterator[str]:
     """Yield a warning if virtual time has overflowed."""
     if math.isinf(progress.totals.get("virtual_s", 0.0)):
         yield (
-            "virtual time is too large for a floating-point number, so plots omit these rounds: set greater speeds "
-            "or smaller latencies in the section `system`"
+            "virtual time is too large for a floating-point number, so plots omit this round and all later ones: set "
+            "greater speeds or smaller latencies in the section `system`"
         )
 
 

@@ -71,8 +71,9 @@ class RecoveringBackend:
             self.restarts += 1
         if self.attempts > self.max_attempts:
             raise RunError(
-                f"{lost}; the run ends, because it recovered {self.max_attempts} x in a row without completing another "
-                "round (failure.max_attempts)"
+                f"{lost}; the run ends, because it recovered {self.max_attempts} "
+                f"time{'s' if self.max_attempts > 1 else ''} in a row without completing another round "
+                "(failure.max_attempts)"
             )
         with contextlib.suppress(LostError):  # a checkpoint may be lost with the dead actor
             self.wait_for_checkpoint()

@@ -68,8 +68,9 @@ def send(folder: Path, checkpoints: bool, print_line: Callable[[str], object], l
     if total > limit or len(files) > FILES:
         size = f"{len(files)} files with {total / 2**30:.1f} GiB"
         print_line(
-            f"{REFUSED}{folder} on the head node contains {size}, but Ray can send at most {FILES} files with "
-            f"{limit / 2**30:.1f} GiB: omit --checkpoints, or copy the folder with scp or rsync"
+            f"{REFUSED}{folder} on the head node contains {size}, but at most {FILES} files and "
+            f"{limit / 2**30:.1f} GiB can be downloaded: omit --checkpoints if you gave it, or copy the folder with "
+            "scp or rsync"
         )
         return
     with tempfile.TemporaryFile() as archive:

@@ -73,7 +73,7 @@ def find_address(option: str | None) -> Address:
         raise address.error(f"is an address of the Ray Client; use {ALLOWED.replace('HOST', host)}")
     url = address.url if "://" in address.url else f"http://{address.url}"
     if not re.fullmatch(r"https?://[^/\s]+/*", url) or address.url in {"", "auto", "local"}:
-        raise address.error(f"given; allowed: {ALLOWED}")
+        raise address.error(f"given; use {ALLOWED}")
     return Address(url.rstrip("/"), address.origin)
 
 

@@ -163,7 +163,7 @@ async def _receive(cluster: Cluster, helper: str, receiver: Receiver) -> None:
             try:
                 piece = await asyncio.wait_for(anext(pieces), START_S)
             except StopAsyncIteration:
-                raise RunError(_cut(receiver, "the helper job ended early")) from None
+                raise RunError(_cut(receiver, "the job that sends it ended early")) from None
             except TimeoutError:
                 raise RunError(_cut(receiver, f"no data for {START_S:.0f} s")) from None
             except Exception:  # exceptions of Ray and aiohttp
@@ -205,7 +205,7 @@ class Receiver:
         for line in lines:
             self._line(line)
         if self._missing is None and self._before < 0:
-            raise RunError("the run folder was not received (the helper job printed other text); fetch again")
+            raise RunError("the run folder was not received (the job that sends it printed other text); fetch again")
         if self._missing is not None and len(self._rest) > LINE:
             raise RunError("the run folder arrived damaged (a line is too long); fetch again")
 

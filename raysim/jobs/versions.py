@@ -63,10 +63,10 @@ def incompatibility(client: Versions, cluster: Versions) -> str:
     if release(client.ray) != release(cluster.ray):
         return ray_incompatibility(client.ray, cluster.ray)
     if client.raysim != cluster.raysim:
-        on_cluster = cluster.raysim or "no raysim"
+        on_cluster = f"raysim {cluster.raysim}" if cluster.raysim else "no raysim"
         return (
-            f"the job was sent with raysim {client.raysim}, but Python on the cluster finds {on_cluster}: remove the "
-            "other version from the cluster's PYTHONPATH"
+            f"the job was sent with raysim {client.raysim}, but Python on the cluster finds {on_cluster}: check "
+            "the cluster's PYTHONPATH, and remove other versions of raysim from it"
         )
     lacking = missing()
     if lacking:

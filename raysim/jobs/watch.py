@@ -112,7 +112,8 @@ def wait(cluster: Cluster, job: str, seconds: float) -> Job:
     until = time.monotonic() + seconds
     while not (status := Job.of(cluster.call("get_job_info", job))).ended:
         if time.monotonic() > until:
-            raise RunError(f"{job}: the job was asked to stop, but is still {status.state} after {seconds:.0f} s")
+            text = f"the job was asked to stop, but is still {status.state} after {seconds:.0f} s"
+            raise RunError(f"{job}: {text}; run `raysim stop {job}` again")
         time.sleep(POLL_S / 5)
     return status
 

@@ -89,7 +89,7 @@ def files_of(parsed: ParsedScenario, partition: Any) -> Files | None:
     if not spec.keys:
         return None
     if data.path is None:
-        raise ScenarioError("is required and was not given", key="data.path")
+        raise ScenarioError("is missing; give the path of your files", key="data.path")
     path, features = (
         (value,) if isinstance(value, str) else tuple(value or ()) for value in (data.path, data.features)
     )

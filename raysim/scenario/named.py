@@ -44,7 +44,7 @@ def named_settings(
         except ScenarioError as error:
             raise origin.error((*key, "name"), error.reason) from None
         if not is_dataclass(cls) or not callable(getattr(cls, hook, None)):
-            raise origin.error((*key, "name"), f"{name}: is not a dataclass with a method {hook!r}")
+            raise origin.error((*key, "name"), f"{name} is not a dataclass with a method `{hook}`; choose such a class")
         classes = {name: cast(type, cls)}
     if name not in classes:
         raise origin.error(
@@ -112,6 +112,6 @@ def split_name(section: Mapping[str, Any], key: Key, origin: Origin) -> tuple[st
     fields = dict(section)
     name = fields.pop("name", None)
     if not isinstance(name, str):
-        given = "it is missing" if name is None else f"{shown(name)} given"
+        given = "is missing" if name is None else f"{shown(name)} given"
         raise origin.error((*key, "name"), f"{given}; give a name")
     return name, fields

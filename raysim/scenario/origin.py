@@ -1,9 +1,9 @@
-"""`Origin`: the file or `--set` override that each key of a scenario came from, for error messages."""
+"""`Origin`: the file or override that each key of a scenario came from, for error messages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import yaml
 
@@ -14,6 +14,17 @@ from raysim.scenario.yaml_text import UNREADABLE, node_at
 Key = tuple[str, ...]
 
 
+def override_key(item: str) -> str:
+    """Return the dotted key of an override such as "training.lr=0.1"."""
+    return item.partition("=")[0].strip()
+
+
+def override_source(item: str, places: Mapping[str, str]) -> str:
+    """Return an override and where it is written, for an error. places: those of keys that `--set` does not give."""
+    place = places.get(override_key(item), "--set")
+    return f"--set {cut(item)}" if place == "--set" else f"{cut(item)} from {place}"
+
+
 @dataclass(frozen=True)
 class Origin:
     """The source of each key, so that an error names the file or the override."""
@@ -21,16 +32,20 @@ class Origin:
     file: str
     text: str  # of the file
     sets: Mapping[Key, str]
+    places: Mapping[str, str] = field(default_factory=dict)  # dotted key -> where its override is written, not in --set
 
     def of(self, key: Key) -> str:
-        """Return the origin of a key: the `--set` override that gave it, or the file.
+        """Return the origin of a key: the override that gave it, or the file.
 
         For a section that the file lacks, it is the override that gave a key in the section.
         """
-        path = self._set(key)
-        if path is None and node_at(self.text, key) is None:
-            path = next((path for path in self.sets if path[: len(key)] == key), None)
-        return self.file if path is None else f"--set {cut(self.sets[path])}"
+        path = self._override(key)
+        return self.file if path is None else override_source(self.sets[path], self.places)
+
+    def of_shell(self, key: Key) -> bool:
+        """Return whether a key is from an override on the command line."""
+        path = self._override(key)
+        return path is not None and self.places.get(".".join(path), "--set").startswith("--")
 
     def written(self, key: Key) -> str:
         """Return an unquoted value as the user wrote it, such as 1e3 for 1000.0; empty if it is not found."""
@@ -42,10 +57,16 @@ class Origin:
             return ""
         return node.value if isinstance(node, yaml.ScalarNode) and node.style is None else ""
 
+    def _override(self, key: Key) -> Key | None:
+        path = self._set(key)
+        if path is None and node_at(self.text, key) is None:
+            path = next((path for path in self.sets if path[: len(key)] == key), None)
+        return path
+
     def _set(self, key: Key) -> Key | None:
         return next((path for path in reversed(list(self.sets)) if key[: len(path)] == path), None)
 
     def error(self, key: Key, text: str, cause: Key = (), kind: type[ScenarioError] = ScenarioError) -> ScenarioError:
-        """Return the error about a key. cause: a conflicting key; the error names its origin if `--set` gave it."""
+        """Return the error about a key. cause: a conflicting key; the error names its origin if an override gave it."""
         origin = self.of(cause if cause and self._set(cause) else key)
         return kind(text, key=cut(" ".join(".".join(key).split())) or "scenario", origin=origin)

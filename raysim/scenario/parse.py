@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar
-from raysim.common.text import cut, expanded, holds_secret, redacted
+from raysim.common.text import expanded, holds_secret, redacted
 from raysim.plugins.own_code import OwnCode
 from raysim.plugins.reading import read_own_code
 from raysim.plugins.references import Reference
@@ -26,7 +26,7 @@ from raysim.scenario.bundled import scenario_file
 from raysim.scenario.declaration import Declaration
 from raysim.scenario.declared import declaration_of, declared
 from raysim.scenario.named import made, model_of, split_name
-from raysim.scenario.origin import Key, Origin
+from raysim.scenario.origin import Key, Origin, override_source
 from raysim.scenario.schema import Settings
 from raysim.scenario.sentences import NAMED_SECTIONS, validated
 from raysim.scenario.yaml_text import UNREADABLE, Dumper, load_value, parse, read_text, short, shown
@@ -51,7 +51,7 @@ class ParsedScenario:
     origin: Origin
     text: str  # as given, without the secrets that addresses may contain
     resolved: Mapping[str, Any]  # every key with its value, defaults filled in
-    overrides: Mapping[str, Scalar]  # entries of `flat` that `--set` gave
+    overrides: Mapping[str, Scalar]  # entries of `flat` that an override gave
     own: AnyAlgorithm | None = None  # see `with_algorithm`
     own_code: OwnCode = OwnCode()  # the user's own files that the scenario names
 
@@ -188,38 +188,41 @@ def parse_scenario(
     sets: Sequence[str] = (),
     *,
     folders: Sequence[Path] = (),
+    places: Mapping[str, str] | None = None,
     trust: Callable[[OwnCode], object] = lambda code: None,
 ) -> ParsedScenario:
     """Read a scenario and validate its keys.
 
     source: a YAML file, the name of a bundled scenario, or the same content as a mapping. sets: overrides such as
     "training.lr=0.1"; values are YAML.
-    folders: where to look for the user's own files, besides the scenario's folder and the current one. trust: called
+    folders: where to look for the user's own files, besides the scenario's folder and the current one. places: dotted
+    key -> the part of a sweep file that its override is from, such as "`grid`"; others are from `--set`. trust: called
     with the user's own files before any of them runs; raises when they must not run.
     Raises `ScenarioError`, one sentence naming the file or override, the key, what was given and what is allowed.
     """
     if isinstance(sets, str):
         raise ScenarioError(f"sets: {sets!r} given; give a list of overrides, for example [{sets!r}]")
     if isinstance(source, Mapping):
-        file, text, places = "scenario", _written(source), [Path()]
+        file, text, beside = "scenario", _written(source), [Path()]
     elif not isinstance(source, str | Path):
         raise ScenarioError(
             f"scenario: a {type(source).__name__} given; give a YAML file, or a mapping of keys and values"
         )
     else:
         path = scenario_file(source)
-        file, text, places = str(path), read_text(path), [path.parent, Path()]
+        file, text, beside = str(path), read_text(path), [path.parent, Path()]
     raw = parse(text, file)
     if {"base", "grid", "runs", "seeds"} & raw.keys() - set(Settings.model_fields):
         raise ScenarioError(
             f"{file}: this file is a sweep, not a scenario; run it with `raysim sweep`, or add --dry-run to check it"
         )
-    overrides = [_parse_set(" ".join(item.split())) for item in sets]
+    places = places or {}
+    overrides = [_parse_set(" ".join(item.split()), places) for item in sets]
     overrides.sort(key=lambda override: _rank(override.path))
-    origin = Origin(file, text, {override.path: override.text for override in overrides})
+    origin = Origin(file, text, {override.path: override.text for override in overrides}, places)
     for override in overrides:
         _apply(raw, override.path, override.value, origin)
-    own_code = _own_code(raw, origin, [*folders, *places])
+    own_code = _own_code(raw, origin, [*folders, *beside])
     trust(own_code)
     settings = validated(Settings, raw, origin, ())
     algorithm, fields = split_name(settings.algorithm, ("algorithm",), origin)
@@ -258,7 +261,9 @@ def _plain(settings: BaseModel, origin: Origin) -> dict[str, Any]:
     try:
         return settings.model_dump(mode="json")
     except ValueError:
-        raise ScenarioError(f"{origin.file}: a value has too many nested lists or mappings; use fewer levels") from None
+        raise ScenarioError(
+            f"{origin.file}: a value has too many levels of nested lists or mappings; use fewer levels"
+        ) from None
 
 
 def _written(source: Mapping[str, Any]) -> str:
@@ -326,22 +331,23 @@ def _rank(path: Key) -> int:
 
 
 class Override(NamedTuple):
-    """One `--set` override."""
+    """One override of a key."""
 
     path: Key
     value: Any
     text: str  # as given; a value with a secret is replaced by ***
 
 
-def _parse_set(item: str) -> Override:
+def _parse_set(item: str, places: Mapping[str, str]) -> Override:
     path, equals, text = item.partition("=")
     keys = tuple(path.strip().split("."))
     if not equals or not all(keys):
-        raise ScenarioError(f"--set {cut(item)}: write it as key.key=value, for example training.lr=0.1")
+        text = "write it as key.key=value, for example training.lr=0.1"
+        raise ScenarioError(text, origin=override_source(item, places))
     try:
         return Override(keys, load_value(text), f"{path}=***" if holds_secret(text) else item)
     except UNREADABLE:
-        raise ScenarioError(f"--set {cut(item)}: the value is not valid YAML") from None
+        raise ScenarioError("the value is not valid YAML", origin=override_source(item, places)) from None
 
 
 def _apply(raw: dict[str, Any], path: Key, value: Any, origin: Origin) -> None:

@@ -28,9 +28,9 @@ VALIDATED = ("accuracy/val", "accuracy/val_current")
 def refuse_secrets(parsed: ParsedScenario) -> None:
     """Refuse secrets in the scenario, because the run folder and MLflow's parameters show it."""
     instead = {
-        "tracking.uri": f"set the environment variables {USER} and {PASSWORD} instead",
-        "checkpoint.folder": "set the variables that its fsspec package reads instead, such as AWS_ACCESS_KEY_ID and "
-        "AWS_SECRET_ACCESS_KEY, or write a file in ~/.config/fsspec",
+        "tracking.uri": f"instead, set the environment variables {USER} and {PASSWORD}",
+        "checkpoint.folder": "instead, set the environment variables that the fsspec package for this address "
+        "reads, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write a file in ~/.config/fsspec",
     }
     for name, value in parsed.flat().items():
         if isinstance(value, str) and holds_secret(value):
@@ -88,8 +88,8 @@ def refuse_global_test(scenario: Scenario) -> None:
     if evaluation.global_test and scenario.data.split in ("pooled811", "listed"):
         raise origin.error(
             ("evaluation", "global_test"),
-            f"true given, but with data.split {scenario.data.split}, clients also train on samples of the published "
-            "test set; set data.split to published or pfedhn, or this key to false",
+            f"true given, but with `data.split: {scenario.data.split}`, clients also train on samples of the "
+            "published test set; set data.split to published or pfedhn, or set this key to false",
         )
     if evaluation.global_every is not None and evaluation.global_every % evaluation.every:
         raise origin.error(
@@ -128,8 +128,8 @@ def refuse_unusable_stop(scenario: Scenario) -> None:
     if stop.metric in VALIDATED and scenario.data.split == "published":
         raise origin.error(
             ("stop", "metric"),
-            f"{stop.metric} needs validation samples, but with data.split published, clients have none; set data.split "
-            "to pooled811 or pfedhn, or choose another metric",
+            f"{stop.metric} needs validation samples, but with `data.split: published`, clients have none; set "
+            "data.split to pooled811 or pfedhn, or choose another metric",
             cause=("data", "split"),
         )
     if stop.target is not None and stop.metric.startswith("accuracy/") and not 0 < stop.target <= 1:
@@ -156,8 +156,8 @@ def refuse_unusable_keep(scenario: Scenario) -> None:
     if scenario.data.split == "published":
         raise origin.error(
             key,
-            "best_val needs validation samples, but with data.split published, clients have none; set data.split to "
-            "pooled811 or pfedhn, or remove best_val",
+            "best_val needs validation samples, but with `data.split: published`, clients have none; set data.split "
+            "to pooled811 or pfedhn, or remove best_val",
             cause=("data", "split"),
         )
 

@@ -102,15 +102,15 @@ class Data(Section):
 
 Trait = Annotated[
     Positive | Annotated[list[Positive], Field(min_length=1)] | dict[str, Any],
-    "a number greater than 0, a list of them, or {name: uniform, low, high} or {name: log_normal, median, sigma}",
+    "a number greater than 0, a list of such numbers, {name: uniform, low, high} or {name: log_normal, median, sigma}",
 ]
 Wait = Annotated[
     NonNegative | Annotated[list[NonNegative], Field(min_length=1)] | dict[str, Any],
-    "a number at least 0, a list of them, or {name: uniform, low, high} or {name: log_normal, median, sigma}",
+    "a number of at least 0, a list of such numbers, {name: uniform, low, high} or {name: log_normal, median, sigma}",
 ]
 Share = Annotated[
     Fraction | Annotated[list[Fraction], Field(min_length=1)] | dict[str, Any],
-    "a number from 0 to 1, a list of them, or {name: uniform, low, high}",
+    "a number from 0 to 1, a list of such numbers, or {name: uniform, low, high}",
 ]
 
 

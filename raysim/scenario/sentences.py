@@ -80,7 +80,7 @@ def _sentence(
     if first["type"] == "invalid_key" or first["loc"][-1] == "[key]":
         return origin.error(full, "keys must be text; put this key in quotes")
     if first["type"] == "missing":
-        return origin.error(full, "is required and was not given")
+        return origin.error(full, "is missing; add this key")
     if full == PARTICIPATION and first["type"] in ("greater_than", "less_than_equal"):
         return origin.error(full, f"{shown(first['input'])} given; {_share_of_clients(first['input'], raw)}")
     allowed = dict.fromkeys(allowed_by(item) for at, item in problems if at == key)
@@ -90,14 +90,14 @@ def _sentence(
         given = short(origin.written(full)) or given
     hint = ""
     if first["type"] == "string_type" and isinstance(value, bool | int | float | date):
-        of_set = origin.of(full).startswith("--set ")
-        hint = (
-            f"; put it in quotes that the shell leaves: '\"{given}\"'" if of_set else f'; put it in quotes: "{given}"'
-        )
+        hint = f'; put it in quotes: "{given}"'
+        if origin.of_shell(full):
+            hint = f"; put it in quotes that the shell leaves: '\"{given}\"'"
     elif first["type"] in ("dict_type", "model_type") and isinstance(value, str) and NAME.match(value):
         named = full in NAMED_SECTIONS or "name" in getattr(_section_at(model, key), "model_fields", ())
         hint = f", for example {{name: {value}}}" if named else ""
-    return origin.error(full, f"{given} given; allowed: {' or '.join(allowed)}{hint}")
+    how = "give" if allowed.keys() <= {"a list", "a mapping of keys and values"} else "allowed:"
+    return origin.error(full, f"{given} given; {how} {' or '.join(allowed)}{hint}")
 
 
 def _share_of_clients(given: float, raw: Mapping[str, Any]) -> str:

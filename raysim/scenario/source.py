@@ -40,7 +40,9 @@ Modules = Callable[[str], bytes | None]
 class UnreadableError(Exception):
     """The text of a file does not reveal the declaration. The message says why, and what to do."""
 
-    def __init__(self, why: str, remedy: str = "`raysim validate SCENARIO --run-code` runs the file and shows fields"):
+    def __init__(
+        self, why: str, remedy: str = "`raysim validate SCENARIO --run-code` runs the file and shows its fields"
+    ):
         super().__init__(f"{why}; {remedy}")
 
 

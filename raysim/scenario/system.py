@@ -148,7 +148,7 @@ def _columns(table: pa.Table, count: int) -> dict[str, Floats]:
     strange = [name for name in names if name != "client" and name not in PROPERTIES]
     if "client" not in names or len(names) < 2 or strange or len({*names}) < len(names):
         raise ScenarioError(
-            f"the file has the columns {', '.join(names) or 'none'}; give it the column client and one or more of "
+            f"the file has the columns {', '.join(names) or 'none'}; give it the column `client` and one or more of "
             f"{', '.join(PROPERTIES)}"
         )
     column = {}

@@ -43,12 +43,14 @@ def own_training_of(parsed: ParsedScenario) -> dict[int, Training]:
         names = type(override).model_fields.keys() - Selected.model_fields.keys()
         changes = {name: getattr(override, name) for name in names if getattr(override, name) is not None}
         if not changes:
-            raise parsed.origin.error(key, "this override changes no setting; set one, such as `lr`, or remove it")
+            raise parsed.origin.error(
+                key, "this override changes no setting; set one, such as `lr`, or remove the override"
+            )
         if not clients:
             raise parsed.origin.error(
                 key,
                 "this override applies to no client: it selects none, or earlier overrides select the same clients; "
-                "move it before them, or remove it",
+                "move it before those, or remove it",
             )
         settings = training.model_copy(update=changes)
         _refuse_nesterov(parsed, settings, key)
@@ -101,7 +103,7 @@ def together_of(
         raise parsed.origin.error(
             ("training", "together"),
             f"{max(sizes.values())} given, but {reason} requires that each client trains alone; set this key to 1 or "
-            "auto, or remove that key",
+            f"auto, or remove {reason}",
             cause=tuple(reason.split(".")),
         )
     return sizes

@@ -23,6 +23,7 @@ from raysim.comparison.tuned import TuningCard
 from raysim.engine.policies.sampling import cohort_size
 from raysim.plugins.references import Reference
 from raysim.runs.code import Code, versions
+from raysim.scenario.origin import override_key
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.schema import decides
 from raysim.scenario.yaml_text import UNREADABLE, Dumper, load_value
@@ -106,6 +107,8 @@ class CellMaker:
     file: Path  # the sweep file
     fast: bool = False
     axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # key -> values, of the grid of every variant
+    places: Mapping[str, str] = field(default_factory=dict)  # key of `common` -> where it is written, if not in --set
+    axis_places: Mapping[str, str] = field(default_factory=dict)  # key of `axes`, or seed -> where it is written
     _methods: dict[str, str] = field(default_factory=dict)  # `algorithm.name` in a grid -> its name in tables
 
     def cell(
@@ -119,7 +122,7 @@ class CellMaker:
         assigned = (*variant.assignments, *(tuned or {}).items())
         overrides = [*variant.sets, *(f"{key}={written(value)}" for key, value in assigned), *of_seed]
         try:
-            scenario, changed = self._load((*self.common, *overrides))
+            scenario, changed = self._load((*self.common, *overrides), self._places(variant, seed, tuned, trial))
         except ScenarioError as error:
             provisional = self._names(variant, of_seed, trial, None)[1]
             how = self._runs_instead(error.key, dict(variant.assignments)) if "unknown key" in error.reason else ""
@@ -127,6 +130,17 @@ class CellMaker:
         label, name = self._names(variant, of_seed, trial, scenario)
         values = () if trial is None else tuple((tuned or {}).items())
         return Cell(name, label, changed, scenario, identity(scenario), runs=variant.runs, values=values)
+
+    def _places(
+        self, variant: Variant, seed: int | None, tuned: Mapping[str, Any] | None, trial: int | None
+    ) -> dict[str, str]:
+        """Key of each override of a cell -> the part of the sweep file, or the option, that it is from."""
+        places = {**self.places, **dict.fromkeys(map(override_key, variant.sets), "`runs`")}
+        places |= {key: self.axis_places.get(key, "`runs`") for key, _ in variant.assignments}
+        places |= dict.fromkeys(tuned or (), "`tune`")
+        if seed is not None:
+            places["seed"] = "`tune`" if trial is not None else self.axis_places.get("seed", "`seeds`")
+        return places
 
     def _runs_instead(self, key: str, assignments: Mapping[str, Any]) -> str:
         """The remedy if the grid gave a method's key to a method without it: a grid of some methods only."""
@@ -140,12 +154,13 @@ class CellMaker:
             f"algorithm.name and {key} by `runs: {runs}` in a sweep file"
         )
 
-    def _load(self, sets: tuple[str, ...]) -> tuple[ParsedScenario, tuple[str, ...]]:
+    def _load(self, sets: tuple[str, ...], places: Mapping[str, str]) -> tuple[ParsedScenario, tuple[str, ...]]:
         """The scenario of a cell, and its overrides of the base. Raises `ScenarioError`."""
-        scenario = parse_scenario(self.base, sets, folders=[self.file.parent])
+        scenario = parse_scenario(self.base, sets, folders=[self.file.parent], places=places)
         if self.fast:
-            sets = (*sets, *_fast(scenario))
-            scenario = parse_scenario(self.base, sets, folders=[self.file.parent])
+            smaller = _fast(scenario)
+            sets, places = (*sets, *smaller), {**places, **dict.fromkeys(map(override_key, smaller), "--fast")}
+            scenario = parse_scenario(self.base, sets, folders=[self.file.parent], places=places)
         return scenario, sets
 
     def _names(
@@ -215,5 +230,10 @@ def identity(scenario: ParsedScenario) -> str:
 
 def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> ParsedScenario:
     """A cell's scenario, with the sweep's folder for its runs. sets: more overrides, of keys that decide no result."""
-    places = [f"name={cell.folder_name}", f"output={sweep.output}"]
-    return parse_scenario(sweep.base, [*cell.sets, *places, *sets], folders=cell.scenario.own_code.folders)
+    folder = [f"name={cell.folder_name}", f"output={sweep.output}"]
+    return parse_scenario(
+        sweep.base,
+        [*cell.sets, *folder, *sets],
+        folders=cell.scenario.own_code.folders,
+        places=cell.scenario.origin.places,
+    )

@@ -90,6 +90,7 @@ def claimed(claims: Sequence[Claims], labels: Mapping[str, str]) -> tuple[Publis
     values = tuple(value for one in claims for value in one.of(labels))
     measures = [one.measure for one in values if one.measure is not None]
     if twice := next((measure for measure in measures if measures.count(measure) > 1), None):
-        text = f"the cell {' '.join(labels.values())!r} has two values for {twice}; choose rows that give one value"
+        cell = f"the cell {' '.join(labels.values())!r}"
+        text = f"{cell} has two published values for the measure {twice}; choose rows that give only one"
         raise ScenarioError(text, key="published", origin=claims[0].origin)
     return values

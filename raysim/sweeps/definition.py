@@ -18,6 +18,7 @@ from raysim.common.text import is_name
 from raysim.comparison.measures import CURVES
 from raysim.plugins.references import Reference
 from raysim.scenario.bundled import bundled_file, bundled_names, scenario_file
+from raysim.scenario.origin import override_key
 from raysim.scenario.yaml_text import opening_comment, parse, read_text, shown
 from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant
 from raysim.sweeps.claims import claimed, read_claims
@@ -96,7 +97,10 @@ def load_sweep(
     if fast:
         chosen = chosen[:1]
     tune = _tune(raw.get("tune"), path)
-    maker = CellMaker(base, common, path, fast, axes)
+    places = {**_keys_of(raw.get("set", []), "`set`"), **_keys_of(sets, "--set")}
+    of_seed = "`seeds`" if seeds is None else "--seeds"
+    axis_places = {"seed": of_seed, **dict.fromkeys(axes, "`grid`"), **dict.fromkeys(grid or (), "--grid")}
+    maker = CellMaker(base, common, path, fast, axes, places, axis_places)
     cells: dict[str, Cell] = {}
     named: dict[str, str] = {}  # a cell's name -> its id
     variants: list[tuple[Variant, list[tuple[int | None, Cell]]]] = []
@@ -122,6 +126,11 @@ def load_sweep(
         targets and tuple(targets), _about(text, base), (FAST_NOTE,) if fast else (), raw.get("targets_on", "all"),
     )  # fmt: skip
     return sweep if tune is None else tuning_of(tune, maker, variants, sweep)
+
+
+def _keys_of(overrides: Sequence[str], place: str) -> dict[str, str]:
+    """The key of each override -> the place where they are written."""
+    return dict.fromkeys(map(override_key, overrides), place)
 
 
 def _about(text: str, base: Path | Mapping[str, Any]) -> str:

@@ -33,9 +33,10 @@ TUNE: Mapping[str, str] = {
     "final runs",
     "space": "the keys to tune for every method: key -> list of values, or a range {log: [LOW, HIGH]}, "
     "{linear: [LOW, HIGH]} or {integer: [LOW, HIGH]}",
-    "methods": "the keys to tune for single methods only: name in `runs` -> keys with their values, as in `space`",
+    "methods": "keys to tune for some of the methods only: name in `runs` -> keys with their values, as in `space`",
     "search": "random (the default), grid, or tpe (Optuna)",
-    "trials": "number of trials of each method; required, except for `grid`, whose default is every combination",
+    "trials": "number of trials of each method; required, except with `search: grid`, where the default is every "
+    "combination",
     "halving": "successive halving, such as {rounds: [5, 20], keep: 1/3}: after each of these rounds except the last, "
     "only the best third of the trials continues; default: every trial runs all rounds",
     "select": "metric that compares trials; default: accuracy/val",

@@ -69,9 +69,11 @@ class PlainProgress:
             return _accuracy(state)
         values = ", ".join(f"{key}={written(value)}" for key, value in state.cell.values)
         reached = score(state, tuning.settings.select)
-        ranks_last = "is missing (not measured, or a loss is NaN or infinite), so the trial ranks last,"
-        judged = f"{reached:.4g}" if math.isfinite(reached) else ranks_last
-        return f"  {tuning.settings.select} {judged} after round {state.cell.rounds}; {values}"
+        metric = tuning.settings.select
+        judged = f"{metric} {reached:.4g} after round {state.cell.rounds}"
+        if not math.isfinite(reached):
+            judged = f"ranks last, because {metric} was not measured or a loss was NaN or infinite"
+        return f"  {judged}; {values}"
 
     def line(self, progress: Progress) -> str:
         """The number of cells in each state, the rounds done and planned of the whole sweep, and the time left."""

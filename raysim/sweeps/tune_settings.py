@@ -128,7 +128,7 @@ def _space(raw: Mapping[str, Any], place: str, file: str) -> Space:
         if not decides(key):
             why = "cannot be tuned, because it does not affect results; remove this key"
         elif key.partition(".")[0] in ("seed", "seeds"):
-            why = "seeds cannot be tuned; give the seeds of trials in `tune.seeds`, those of final runs in `seeds`"
+            why = "seeds cannot be tuned; give the seeds of trials in `tune.seeds`, and those of final runs in `seeds`"
         elif key == "rounds":
             why = "cannot be tuned, because trials of different lengths are not comparable; use `tune.halving` instead"
         elif key.partition(".")[0] in ("evaluation", "stop"):

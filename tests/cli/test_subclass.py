@@ -98,7 +98,7 @@ def test_a_method_without_a_loss_of_its_clients_gets_their_update() -> None:
     main(["new", "algorithm", "my_df", "--from", "feddf"])
     text = " ".join(Path("my_df.py").read_text().split())
     assert "def client_update(self, client: Client, down: Any) -> Any:" in text and "def loss" not in text
-    assert "return its upload: model. down: the server's message: model." in text
+    assert "return its upload (model). down: the server's message (model)." in text
 
 
 def test_a_class_of_the_bases_name_gets_another() -> None:

@@ -95,9 +95,9 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (broken.StateOnClass(), "frozen", "client_update changes StateOnClass.seen"),
     (broken.HoldsALambda(factor=lambda x: x), "picklable", "the algorithm cannot be pickled"),
     (broken.UnequalCopy(thing=broken.Opaque({})), "picklable", "the algorithm is not equal to its pickled copy"),
-    (broken.SendsADict(), "messages", "client_update for client 0 is a dict"),
-    (broken.SendsAPlainDataclass(), "messages", "client_update for client 0 is a PlainDataclass"),
-    (broken.SendsText(), "messages", "holds a str"),
+    (broken.SendsADict(), "messages", "client_update for client 0 has the type dict"),
+    (broken.SendsAPlainDataclass(), "messages", "client_update for client 0 has the type PlainDataclass"),
+    (broken.SendsText(), "messages", "contains a value of type str"),
     (broken.SendsNaN(), "messages", "client_update for client 0 contains NaN or infinity, although"),
     (broken.LossReadsAGlobal(), "trained_together", "of client 0 depends on whether clients are trained together"),
     (
@@ -136,7 +136,7 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (
         broken.ForwardGivesAPair(),
         "logits",
-        "for a batch of size 1, the network that client_model returns outputs a tuple",
+        "the network from client_model outputs a value of type tuple for a batch of size 1; return",
     ),
     (broken.TouchesTheAbsent(), "own_state_only", "server_update changes the state of client "),
     (broken.ForgetsBatchMean(), "losses", "the loss function loss changes when a batch is padded"),
@@ -185,7 +185,7 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (
         broken.PropertyHook(),
         "defined",
-        "`client_receive` is a property, but must be a method; write def client_receive(self",
+        "`client_receive` has the type property, but must be a method; write def client_receive(self",
     ),
     (broken.TooFewArguments(), "defined", "raysim calls it with (server, to); write def server_send(self, server, to)"),
     (broken.ArgumentsSwapped(), "defined", "`client_receive` takes (self, down: 'Header', client: 'Client')"),
@@ -204,8 +204,16 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (broken.ReadByItsCheckAlone(), "fields_read", "no hook reads the field mu in 24 rounds"),
     (broken.InheritsAnUnreadField(), "fields_read", "client.fit, or redeclare factor as a ClassVar, so that"),
     (broken.ForgetsToReturnSometimes(), "runs", "server_start assigns server.state but returns None"),
-    (broken.ReturnsTheState(), "runs", "raysim ignores the Header that server_update returns; assign the new state to"),
-    (broken.UploadsFromReceive(), "runs", "raysim ignores the Header that client_receive returns; return uploads"),
+    (
+        broken.ReturnsTheState(),
+        "runs",
+        "server_update returns a value of type Header, which raysim ignores; assign the new state to",
+    ),
+    (
+        broken.UploadsFromReceive(),
+        "runs",
+        "client_receive returns a value of type Header, which raysim ignores; return uploads",
+    ),
     (broken.AnotherNet(), "runs", "a hook of client 0 assigns a new network to client.net, but raysim ignores"),
     (broken.UploadsWhatItWas(), "messages_move", "client_update returned the same values for client 0 in 4 rounds"),
     (broken.UploadsNever(), "connected", "client_update returned no message in 24 rounds"),
@@ -230,9 +238,13 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (
         broken.DeclaresAnotherOutput(),
         "exposed",
-        "for client 0 has another `value` than its `function` outputs",
+        "for client 0, `value` is not the output of `function`; set",
     ),
-    (broken.DeclaresAText(), "exposed", "`exposed` returns a str; return an UpdateOf, an OutputOf or an Unexposed"),
+    (
+        broken.DeclaresAText(),
+        "exposed",
+        "`exposed` returns a value of type str; return an UpdateOf, an OutputOf or an Unexposed",
+    ),
 ]
 
 

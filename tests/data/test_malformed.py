@@ -177,7 +177,7 @@ ROWS = ("a,b,label", "1,2,0", "3,4,1")
 CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     # Tables
     "no such file": (lambda: CSV, "data.path: "),
-    "no path": (lambda: {"name": "csv"}, "data.path: is required and was not given"),
+    "no path": (lambda: {"name": "csv"}, "data.path: is missing; give the path of your files"),
     "another suffix": (good(path="own.py"), "data.path: "),
     "three paths": (good(path=["mine.csv"] * 3), "data.path: 3 paths given; give one file or folder, or two"),
     "the same file to train and test": (good(path=["mine.csv"] * 2), "is given as training data and as test data"),
@@ -384,7 +384,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "a sample twice": (listed(client=[0, 0], sample=[1, 1]), "lists the same sample twice for one client"),
     "the published test part, dealt": (
         lambda: {**listed()(), "global_test": True},
-        "evaluation.global_test: true given, but with data.split listed, clients also train on",
+        "evaluation.global_test: true given, but with `data.split: listed`, clients also train on",
     ),
     "parts that are lists": (listed(part=[["train"], ["test"]]), "has a column part of type list<"),
     "parts that are no text": (listed(part=[b"\xff", b"train"]), "has a column part of type binary; allowed: text"),

@@ -212,7 +212,7 @@ def test_a_client_that_fails_to_receive(caplog: pytest.LogCaptureFixture) -> Non
         0, 1, 2, 4, 5, 6, 7,
     }  # fmt: skip
     warned = [text for text in said(caplog) if "all_current" in text]
-    assert [text.split(" excludes client 3, because the test failed; ")[0] for text in warned] == [
+    assert [text.split(" excludes client 3, whose test failed; ")[0] for text in warned] == [
         "round 0: accuracy/all_current", "round 1: accuracy/all_current",
     ]  # fmt: skip
     assert 3 not in backend.worker.states.held

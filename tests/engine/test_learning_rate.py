@@ -113,7 +113,7 @@ def test_more_rounds_are_added_only_where_the_old_ones_stay_the_same(workplace: 
     ("text", "sentence"),
     [
         ("{name: cosin}", "training.schedule.name: unknown name 'cosin'; did you mean 'cosine'?"),
-        ("{name: step}", "training.schedule.every: is required and was not given"),
+        ("{name: step}", "training.schedule.every: is missing; add this key"),
         ("{name: step, every: 0}", "training.schedule.every: 0 given; allowed: at least 1"),
         (
             "{name: step, every: 1, by: 2}",
@@ -124,7 +124,7 @@ def test_more_rounds_are_added_only_where_the_old_ones_stay_the_same(workplace: 
         ("./mine.py:Zero", "training.schedule"),
         ("{name: './mine.py:Zero'}", "training.schedule: Zero.factor(2, 2) gives 0; allowed: greater than 0"),
         ("{name: './mine.py:Fails'}", "Fails.factor fails: KeyError: 1 (mine.py, line 10)"),
-        ("{name: './mine.py:No'}", "is not a dataclass with a method 'factor'"),
+        ("{name: './mine.py:No'}", "is not a dataclass with a method `factor`; choose"),
     ],
 )
 def test_refused(tmp_path: Path, text: str, sentence: str) -> None:

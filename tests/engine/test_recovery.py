@@ -127,7 +127,7 @@ def test_without_checkpoints_it_begins_anew(caplog: pytest.LogCaptureFixture) ->
 def test_attempts_are_bounded() -> None:
     with pytest.raises(
         RunError,
-        match=r"a test: client actor 1 of 1 died; the run ends, because it recovered 2 x in a row .*max_attempts",
+        match=r"a test: client actor 1 of 1 died; the run ends, because it recovered 2 times in a row .*max_attempts",
     ):
         outcome(loaded(), Killable(seed=1, rate=1.0), max_attempts=2)
 

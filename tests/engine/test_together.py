@@ -81,7 +81,9 @@ def test_unsupported_cases_are_warned_of_once_and_trained_one_by_one(caplog: pyt
     (warning,) = caplog.messages
     alone = rounds_of(*EVERYONE, "training.together=1", algorithm=Doubtful())
     assert [row.train_loss for row in together.clients] == [row.train_loss for row in alone.clients]
-    assert warning.startswith("clients with digits_mlp64 are trained one by one (training.together): RuntimeError: ")
+    assert warning.startswith(
+        "clients with model digits_mlp64 are trained one by one, in spite of training.together: RuntimeError: "
+    )
     assert len(caplog.messages) == 1
 
 

@@ -58,7 +58,7 @@ class TestAddress:
 
     @pytest.mark.parametrize("given", ["", "auto", "local", "ftp://h", "http://", "http://h/path"])
     def test_what_is_no_address(self, given: str) -> None:
-        with pytest.raises(ScenarioError, match=r"--address: .*allowed: .*http://HOST:8265"):
+        with pytest.raises(ScenarioError, match=r"--address: .*use the dashboard.*http://HOST:8265"):
             find_address(given)
 
 

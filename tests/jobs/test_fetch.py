@@ -138,7 +138,9 @@ class TestThroughALog:
         assert str(caught.value) == "no folder"
 
     def test_too_much(self, run_folder: Path) -> None:
-        with pytest.raises(ScenarioError, match=r"on the head node contains .* omit --checkpoints, or copy"):
+        with pytest.raises(
+            ScenarioError, match=r"on the head node contains .* omit --checkpoints if you gave it, or copy"
+        ):
             Receiver(io.BytesIO()).feed(sent(run_folder, limit=1000))
 
     def test_the_helper_empties_its_log(self, run_folder: Path, tmp_path: Path) -> None:

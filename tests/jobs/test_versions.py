@@ -29,7 +29,7 @@ def test_the_same_fits() -> None:
         ({"ray": ""}, "has no Ray"),
         ({"ray": "2.9.1"}, "the cluster has Ray 2.9.1"),
         ({"python": "3.9"}, f"the cluster has Python 3.9, but the job was submitted with Python {HERE.python}"),
-        ({"raysim": "0.0.1"}, "finds 0.0.1"),
+        ({"raysim": "0.0.1"}, "finds raysim 0.0.1"),
         ({"raysim": ""}, "finds no raysim"),
     ],
 )

@@ -421,7 +421,7 @@ class TestNothingRunsUnannounced:
         place(EVIL["in a default"], folder)
         said = ran("describe", str(folder / "evil.py"), capsys=capsys, code=2)
         assert "cannot describe the method from the file's text: the value of header_lr is computed (" in said
-        assert "`raysim validate SCENARIO --run-code` runs the file and shows fields" in said
+        assert "`raysim validate SCENARIO --run-code` runs the file and shows its fields" in said
         assert not mark.exists()
 
     @pytest.mark.parametrize(
@@ -668,7 +668,7 @@ class TestSelection:
     def test_one_that_is_none(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         words = ["--set", "clients.participation=0.5", "--set", "clients.selection={name: './nets.py:Small'}"]
         said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
-        assert "clients.selection.name: nets.py:Small: is not a dataclass with a method 'select'" in said
+        assert "clients.selection.name: nets.py:Small is not a dataclass with a method `select`" in said
 
 
 def test_data_in_the_place_of_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

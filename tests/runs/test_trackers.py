@@ -130,13 +130,13 @@ def test_a_tracker_that_raises_ends_the_run_and_resume_continues(place: Path) ->
 @pytest.mark.parametrize(
     ("also", "sentence"),
     [
-        ("tensorboard", "tracking.also: 'tensorboard' given; allowed: a list"),
+        ("tensorboard", "tracking.also: 'tensorboard' given; give a list"),
         ("[3]", "tracking.also.0: 3 given; allowed: text or a mapping of keys and values"),
         (
             "[tensorbord]",
             "unknown tracker 'tensorbord'; did you mean 'tensorboard'? (available: tensorboard, wandb, or",
         ),
-        ("[{project: x}]", "tracking.also.0.name: it is missing; give a name"),
+        ("[{project: x}]", "tracking.also.0.name: is missing; give a name"),
         ("[wandb, {name: wandb, projekt: x}]", "tracking.also.1.projekt: unknown key; did you mean 'project'?"),
         ("[{name: wandb, mode: later}]", "tracking.also.0.mode: 'later' given; allowed: 'online' or 'offline'"),
         ("[./none.py:T]", "./none.py:T given, but there is no such file"),

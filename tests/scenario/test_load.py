@@ -105,7 +105,7 @@ REFUSED = [
     ("clients.count=2.5", "clients.count: 2.5 given; allowed: a whole number"),
     ("clients.count=true", "clients.count: true given; allowed: a whole number"),
     ("clients.count=0", "clients.count: 0 given; allowed: at least 1"),
-    ("clients.models=cnn1", "clients.models: 'cnn1' given; allowed: a list"),
+    ("clients.models=cnn1", "clients.models: 'cnn1' given; give a list"),
     ("clients.models=[]", "clients.models: [] given; allowed: at least 1 entry"),
     ("clients.models=[3]", "clients.models.0: 3 given; allowed: text"),
     ("clients.feature_dim=wide", "clients.feature_dim: 'wide' given; allowed: a whole number or 'auto'"),
@@ -150,12 +150,12 @@ REFUSED = [
     ("seed=2024-01-01", "seed: 2024-01-01 given; allowed: a whole number"),
     ("name=../x", "name: '../x' given; allowed: letters, digits, dots, dashes and underscores"),
     ("name=" + "x" * 101, "given; allowed: at most 100 characters"),
-    ("data=digits", "data: 'digits' given; allowed: a mapping of keys and values, for example {name: digits}"),
-    ("data.partition=iid", "'iid' given; allowed: a mapping of keys and values, for example {name: iid}"),
-    ("algorithm=fedgh", "'fedgh' given; allowed: a mapping of keys and values, for example {name: fedgh}"),
-    ("tracking.tags=me", "tracking.tags: 'me' given; allowed: a mapping of keys and values"),
-    ("data.partition={}", "data.partition.name: it is missing; give a name"),
-    ("algorithm={}", "algorithm.name: it is missing; give a name"),
+    ("data=digits", "data: 'digits' given; give a mapping of keys and values, for example {name: digits}"),
+    ("data.partition=iid", "'iid' given; give a mapping of keys and values, for example {name: iid}"),
+    ("algorithm=fedgh", "'fedgh' given; give a mapping of keys and values, for example {name: fedgh}"),
+    ("tracking.tags=me", "tracking.tags: 'me' given; give a mapping of keys and values"),
+    ("data.partition={}", "data.partition.name: is missing; give a name"),
+    ("algorithm={}", "algorithm.name: is missing; give a name"),
     ("algorithm.name=3", "algorithm.name: 3 given; give a name"),
     ("algorithm.server_epochs=0", "algorithm.server_epochs: 0 given; allowed: at least 1"),
     (
@@ -165,11 +165,11 @@ REFUSED = [
     ("training.precision=half", "training.precision: 'half' given; allowed: 'float32', 'bfloat16' or 'float16'"),
     ("training.overrides=[{clients: 0-3, lrr: 1}]", "training.overrides.0.lrr: unknown key; did you mean 'lr'?"),
     ("training.overrides=[{clients: 0-3, lr: 0}]", "training.overrides.0.lr: 0 given; allowed: greater than 0"),
-    ("training.stragglers=0.5", "training.stragglers: 0.5 given; allowed: a mapping of keys and values"),
+    ("training.stragglers=0.5", "training.stragglers: 0.5 given; give a mapping of keys and values"),
     ("training.stragglers={share: 0}", "training.stragglers.share: 0 given; allowed: greater than 0"),
     ("training.stragglers={share: 1.5}", "training.stragglers.share: 1.5 given; allowed: at most 1"),
-    ("training.stragglers={}", "training.stragglers.share: is required and was not given"),
-    ("resources.overrides=[3]", "resources.overrides.0: 3 given; allowed: a mapping of keys and values"),
+    ("training.stragglers={}", "training.stragglers.share: is missing; add this key"),
+    ("resources.overrides=[3]", "resources.overrides.0: 3 given; give a mapping of keys and values"),
     ("training={1: 2}", "training.1: keys must be text"),
     ("training={lr: {a: {b: 1}}}", "training.lr: {a: {b: 1}} given; allowed: a number"),
     ("rounds.x=1", "rounds.x: rounds is not a mapping, so it has no keys; set rounds itself"),
@@ -191,7 +191,7 @@ def test_a_wrong_override_is_refused_in_one_sentence(item: str, sentence: str):
 def test_a_missing_section_is_named(section: str):
     raw = mapping()
     del raw[section]
-    assert refused(source=raw) == f"scenario: {section}: is required and was not given"
+    assert refused(source=raw) == f"scenario: {section}: is missing; add this key"
 
 
 def test_a_misspelt_required_key_is_called_unknown_not_missing():
@@ -387,7 +387,7 @@ COMBINATIONS = [
     ),
     (["data.partition.classes_per_client=0"], "data.partition.classes_per_client: 0 given; allowed: at least 1"),
     (["clients.count=100000"], "100000 given, but each client needs at least"),
-    (["evaluation.global_test=true"], "evaluation.global_test: true given, but with data.split pooled811"),
+    (["evaluation.global_test=true"], "evaluation.global_test: true given, but with `data.split: pooled811`"),
     (["evaluation.global_every=2"], "evaluation.global_every: needs evaluation.global_test: true"),
     (
         ["data.split=published", "evaluation={global_test: true, every: 2, global_every: 3}"],
@@ -405,7 +405,7 @@ COMBINATIONS = [
     ),
     (
         ["stop={metric: accuracy/val_current, patience: 2}", "evaluation.clients=all", "data.split=published"],
-        "accuracy/val_current needs validation samples, but with data.split published, clients have none",
+        "accuracy/val_current needs validation samples, but with `data.split: published`, clients have none",
     ),
     (["checkpoint.keep=[best_val]"], "checkpoint.keep: 'last' is missing, but resuming a run needs it; give"),
     (["checkpoint.keep=[last, best]"], "checkpoint.keep.1: 'best' given; allowed: 'last' or 'best_val'"),
@@ -415,7 +415,7 @@ COMBINATIONS = [
     ),
     (
         ["checkpoint.keep=[last, best_val]", "data.split=published"],
-        "checkpoint.keep: best_val needs validation samples, but with data.split published, clients have",
+        "checkpoint.keep: best_val needs validation samples, but with `data.split: published`, clients have",
     ),
     (["resources.overrides=[{actors: 1}]"], "resources.overrides.0: give either `models` or `clients`"),
     (
@@ -565,5 +565,5 @@ def test_a_mapping_may_be_merged_into_another(tmp_path: Path):
 
 
 def test_a_value_with_hundreds_of_levels_is_refused():
-    with pytest.raises(ScenarioError, match=r"^scenario: a value has too many nested lists or mappings; use"):
+    with pytest.raises(ScenarioError, match=r"^scenario: a value has too many levels of nested lists or mappings; use"):
         parse_scenario(mapping(), [f"data.partition.deep={'[' * 300}{']' * 300}"])

@@ -133,7 +133,7 @@ def test_another_data_set(own: Path) -> None:
             "cifar10 has 3x32x32 images, but the clients' data set digits has 1x8x8 images; choose",
         ),
         ("{shar: 0.1}", "shar", "unknown key; did you mean 'share'?"),
-        ("0.1", "", "0.1 given; allowed: a mapping"),
+        ("0.1", "", "0.1 given; give a mapping"),
     ],
 )
 def test_refused(given: str, key: str, sentence: str) -> None:

@@ -199,9 +199,15 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
         ({"grid": {"training.lr": []}}, r"grid.training.lr: \[\] given; give a list with at least one value"),
         ({"grid": {"training.lr": 0.1}}, "grid.training.lr: 0.1 given; give a list with at least one value"),
         ({"grid": [1]}, r"grid: \[1\] given; give a mapping"),
-        ({"grid": {"training.lx": [1]}}, "the cell 'training.lx=1': --set training.lx=1: training.lx: unknown key"),
+        ({"grid": {"training.lx": [1]}}, "the cell 'training.lx=1': training.lx=1 from `grid`: training.lx: unknown"),
+        ({"set": ["training.lx=1"]}, "the cell 'base': training.lx=1 from `set`: training.lx: unknown key"),
+        ({"set": ["training.lr=[1"]}, r"the cell 'base': training.lr=\[1 from `set`: the value is not valid YAML"),
+        ({"runs": {"a": ["training.lx=1"]}}, "the cell 'a': training.lx=1 from `runs`: training.lx: unknown key"),
+        ({"runs": {"a": {"grid": {"rounds": [0]}}}}, "the cell 'a rounds=0': rounds=0 from `runs`: rounds: 0 given"),
+        ({"seeds": [-1]}, "the cell 'seed=-1': seed=-1 from `seeds`: seed: -1 given; allowed: at least 0"),
+        ({"grid": {"name": [1]}}, "the cell 'name=1': name=1 from `grid`: name: 1 given; allowed: text; put it in"),
         ({"grid": {"training.lr": [0.1, 0.1]}}, "the cells 'training.lr=0.1' and 'training.lr=0.1' are the same run"),
-        ({"grid": {"algorithm.name": ["fedhg"]}}, "the cell 'fedhg': --set algorithm.name=fedhg: .*did you mean"),
+        ({"grid": {"algorithm.name": ["fedhg"]}}, "the cell 'fedhg': algorithm.name=fedhg from `grid`: .*did you"),
         ({"seeds": "1...3"}, "seeds: '1...3' given; give a list of integers, or a range such as 1..5"),
         ({"seeds": "3..1"}, "seeds: '3..1' given; give a list"),
         ({"seeds": []}, r"seeds: \[\] given; give a list"),
@@ -226,7 +232,7 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
         ({"published": claim(measures={"acc_%": "lst"})}, "published.measures.acc_%: 'lst' given; allowed: .*last"),
         ({"published": claim(measures={"acc": "last"})}, "published.measures.acc: the chosen rows have no such metric"),
         ({"published": claim(measures={"size": "last"})}, "published: line 5 of values.csv: size is 'large'; give"),
-        ({"published": claim(rows={"paper": "*"})}, "published: the cell 'Ours' has two values for last; choose"),
+        ({"published": claim(rows={"paper": "*"})}, "published: the cell 'Ours' has two published values for the"),
         ({"published": [claim(), 3]}, "published.1: 3 given; give a mapping"),
         ({"published": [claim(rows={"papr": "X"})]}, "published.0.rows.papr: no such column"),
         ({"published": [claim(), claim(rows={"paper": "Y"}, measures={"acc_%": "last"})]}, "published: the cell"),
@@ -298,7 +304,7 @@ def test_a_key_of_one_method_in_a_grid_of_several(base: Path, tmp_path: Path) ->
     with pytest.raises(ScenarioError, match=r"the cell 'standalone algorithm\.header_lr=0\.1'") as caught:
         load_sweep(write(tmp_path, grid=grid))
     assert "unknown key" in str(caught.value) and "\n" not in str(caught.value)
-    text = str(caught.value).split("`")[1].replace("METHOD", "fedgh")
+    text = str(caught.value).split("`")[-2].replace("METHOD", "fedgh")
     sweep = load_sweep(write(tmp_path, **yaml.safe_load(text)))
     assert [cell.name for cell in sweep.cells] == [
         "without",

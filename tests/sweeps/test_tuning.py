@@ -429,10 +429,10 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
             {"space": {"algorithm.name": ["fd"]}},
             "tune.space.algorithm.name: cannot be tuned, because the final runs compare the",
         ),
-        ({"space": {"training.lr": [-1]}}, "the cell 'FedGH trial 0 seed=101': .*training.lr"),
+        ({"space": {"training.lr": [-1]}}, "the cell 'FedGH trial 0 seed=101': training.lr=-1 from `tune`: "),
         (
             {"space": {"algorithm.header_lr": [0.1]}},
-            "the cell 'Alone trial 0 .*unknown key.*put a key that only some methods have in `tune.methods`",
+            "the cell 'Alone trial 0 .*unknown key.*move it from `tune.space` to `tune.methods`",
         ),
         ({"methods": {"FedHG": {"training.lr": [1]}}}, "tune.methods.FedHG: no such name in `runs`; allowed: FedGH"),
         ({"methods": {"FedGH": [1]}}, r"tune.methods.FedGH: \[1\] given; give a mapping of keys to values"),

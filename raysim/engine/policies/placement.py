@@ -147,7 +147,7 @@ def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, pa
     if plan.gpus > machine.gpus + 1e-6:
         raise ScenarioError(
             f"resources.gpus_per_actor: the actors need {plan.gpus:g} GPUs ({_recipe(groups)}), but Ray has only "
-            f"{machine.gpus:g}; request fewer actors or less GPU per actor, or set 0 or auto"
+            f"{machine.gpus:g}; request fewer actors or less GPU per actor, or set gpus_per_actor to 0 or auto"
         )
     if plan.cpus > machine.cpus + 1e-6:
         if not machine.oversubscribable:
@@ -192,9 +192,9 @@ def check_fits(plan: Plan, nodes: Sequence[Node], pack: bool = False) -> None:
         if len(placed) < group.actors:
             offers = ", ".join(f"{node.name} ({node.cpus:g} CPU, {node.gpus:g} GPU)" for node in nodes)
             raise ScenarioError(
-                f"resources: {group.actors} actors with {group.cpus_per_actor:g} CPU and {group.gpus_per_actor:g} GPU "
-                f"each requested, but only {len(placed)} of them fit on the nodes: {offers or 'no node is free'}; "
-                "request fewer actors, or less CPU or GPU per actor"
+                f"resources: of the actors with {group.cpus_per_actor:g} CPU and {group.gpus_per_actor:g} GPU each, "
+                f"only {len(placed)} of {group.actors} fit on the nodes: {offers or 'no node is free'}; request fewer "
+                "actors, or less CPU or GPU per actor"
             )
 
 

@@ -153,7 +153,8 @@ class ActorCalls:
             return True
         # Nothing restarts the GCS of a local Ray.
         if local_cluster.is_running() or now_s - self._refused_s >= GCS_TIMEOUT_S:
-            raise GcsDiedError(f"{context}: Ray's GCS (gcs_server) has died; the run cannot continue without it")
+            how = "resume the run" if local_cluster.is_running() else "restart the cluster, then resume the run"
+            raise GcsDiedError(f"{context}: Ray's GCS (gcs_server) has died, so the run cannot continue; {how}")
         return False
 
     def _awaited(self, pending: Sequence[Any]) -> list[str]:
@@ -165,10 +166,13 @@ class ActorCalls:
     def _stall_message(self, idle: Sequence[str], context: str, waited_s: float) -> str:
         """Return the warning about idle actors without an answer: which, for how long, and the remedy."""
         actors = ", ".join(f"{self.name_of(one) or 'an actor'}{self.detail_of(one)}" for one in idle)
+        why = "which uses no CPU, so it hangs or was stopped. To see where it hangs"
+        if len(idle) > 1:
+            why = "which use no CPU, so they hang or were stopped. To see where they hang"
         return (
-            f"{context}: no answer for {waited_s:.0f} s from {actors}, which uses no CPU, so it hangs or was stopped. "
-            "To see where it hangs, run `py-spy dump --pid PID` or `ray stack` on its node. To give up on clients that "
-            "hang, press Ctrl-C twice and resume the run with --set failure.client_timeout_s=SECONDS"
+            f"{context}: no answer for {waited_s:.0f} s from {actors}, {why}, run `py-spy dump --pid PID` or "
+            "`ray stack` on the actor's node. To give up on clients that hang, press Ctrl-C twice and resume the run "
+            "with --set failure.client_timeout_s=SECONDS"
         )
 
     def _failure_message(self, error: RayError) -> str:

@@ -278,8 +278,8 @@ class ActorPool:
                 warned = True
                 logger.warning(
                     f"{len(started_s)} of {len(setups)} actors have started; the others are starting, or wait for CPUs "
-                    "or GPUs (run `ray status` on a cluster to see them). The run ends if no actor starts for "
-                    f"{START_TIMEOUT_S:.0f} s"
+                    "or GPUs (on a cluster, `ray status` shows which are in use). The run ends if no further actor "
+                    f"starts for {START_TIMEOUT_S:.0f} s"
                 )
         return [started_s[answer] for answer in setups]
 
@@ -352,4 +352,4 @@ class ActorPool:
         self.clients.insert(sum(group.actors for group in groups[: g + 1]), worker)
         groups[g] = replace(groups[g], actors=groups[g].actors + 1)
         self.plan = replace(self.plan, groups=tuple(groups))
-        logger.info(f"added an actor on a new node: {len(self.clients)} client actors now")
+        logger.info(f"added an actor on a new node: the run now has {len(self.clients)} client actors")

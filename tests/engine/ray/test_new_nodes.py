@@ -61,7 +61,7 @@ def test_actors_start_on_a_new_node() -> None:
     run = subprocess.run([sys.executable, "-c", NEW_NODE], cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
     notes = run.stdout.strip().splitlines()[-1]
-    assert "added an actor on a new node: 3 client actors now" in notes
+    assert "added an actor on a new node: the run now has 3 client actors" in notes
 
 
 WORKERS_ONLY = """

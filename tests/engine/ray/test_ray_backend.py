@@ -242,7 +242,7 @@ def test_an_actor_that_dies_again_and_again_ends_the_run_with_a_sentence(workpla
     given = loaded(*sets).with_algorithm(Dying())
     with pytest.raises(
         RunError,
-        match=r"round 2: client actor 1 of 1 died: .*; the run ends, because it recovered 1 x in a row without",
+        match=r"round 2: client actor 1 of 1 died: .*; the run ends, because it recovered 1 time in a row without",
     ):
         run(given, quiet=True)
     (folder,) = (workplace / "runs" / "tiny").iterdir()
