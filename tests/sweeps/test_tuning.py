@@ -234,7 +234,7 @@ def test_runs_of_an_earlier_choice_are_left_out(workplace: Path, pool: Pool) -> 
     found = compare(second[0].cell.scenario.settings.results_folder("tuned"))
     assert [run.folder for variant in found.variants for run in variant.runs] == [second[0].folder]
     assert first[0].folder is not None and first[0].folder.exists()
-    assert "left out 1 run with values that an earlier tuning chose" in found.notes
+    assert "left out 1 run, whose values were chosen by an earlier tuning" in found.notes
 
 
 def test_methods_without_a_choice_wait_and_the_others_run(
@@ -313,7 +313,7 @@ def test_halving_notes_decisions_between_trials_that_hardly_differ(workplace: Pa
     validated = [row["val_total"] for row in read_clients(folder).to_pylist() if row["round"] == 0]
     assert decision.samples == f"{sum(validated)} validation samples"
     notes = compare(sweep.output).notes
-    begins = "successive halving ended trials whose scores hardly differ: Alone after round 1, trial 1"
+    begins = "successive halving chose between trials whose scores hardly differ: Alone: after round 1, trial 1"
     assert sum(note.startswith(begins) for note in notes) == 1
 
 
