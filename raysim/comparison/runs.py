@@ -291,9 +291,9 @@ def find_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
 def _why_empty(folder: Path) -> str:
     """Why a folder has no run, and what to do."""
     if is_locked(folder / ".lock"):
-        return "no run of this sweep has begun yet; see its progress with `raysim sweep FILE --status`"
+        return "no run of this sweep has begun yet; see the progress of the sweep with `raysim sweep FILE --status`"
     if (folder / SWEEP_CARD).exists() or folder.with_name(f"{folder.name}-tuning").is_dir():
-        return "no run of this sweep has begun; run it with `raysim sweep FILE`"
+        return "no run of this sweep has begun; start the sweep with `raysim sweep FILE`"
     return "no run found; give a run folder, or a folder that contains run folders"
 
 

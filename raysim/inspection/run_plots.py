@@ -198,8 +198,8 @@ KINDS: Mapping[str, tuple[Draw, str]] = {
     "clients": (_clients, "a bar per client: its last accuracy"),
     "confusion": (
         _confusion,
-        "predicted over true classes, in per cent of each true class; each client's network from the last checkpoint "
-        "classifies the client's own test samples, and the counts of all clients are added",
+        "how often each class is predicted, in per cent of each true class; each client's network from the last "
+        "checkpoint classifies the client's own test samples, and the counts of all clients are added",
     ),
 }
 """Kind of figure -> how it is drawn, and what it shows."""
@@ -221,7 +221,8 @@ def _drawable(metric: str, kind: str) -> Accuracy:
         text = f"--kind {kind} shows every client, and this metric is only a mean over clients; choose one of {having}"
         raise ScenarioError(f"--metric: {metric} given, but {text}")
     if kind == "confusion" and metric not in CONFUSED:
-        text = f"--kind confusion shows the test samples of all clients; choose one of {', '.join(CONFUSED)}"
+        needs = "an accuracy of all clients on their test samples"
+        text = f"--kind confusion needs {needs}; choose one of {', '.join(CONFUSED)}"
         raise ScenarioError(f"--metric: {metric} given, but {text}")
     return accuracy
 

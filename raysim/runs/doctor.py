@@ -132,7 +132,7 @@ def processors() -> Finding:
     if usable and usable < there:
         return Finding("CPUs", "note", f"this process may use only {usable} of {there} CPUs, but Ray counts all of "
                        f"them; set resources.actors to {usable} or fewer, otherwise actors share a CPU")  # fmt: skip
-    return Finding("CPUs", "ok", f"{there}; by default as many client actors")
+    return Finding("CPUs", "ok", f"{there}; by default, a run starts as many client actors")
 
 
 def gpus() -> Finding:

@@ -109,7 +109,7 @@ class Identity:
         texts = []
         if other:
             texts.append(
-                f"other versions or another processor than at the start of the run ({', '.join(other)}): "
+                f"versions or the processor differ from those at the start of the run ({', '.join(other)}): "
                 "the last digits of results may differ"
             )
         if changes := self.code.changes(now):

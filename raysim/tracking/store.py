@@ -68,7 +68,7 @@ def resolve_uri(uri: str | None = None) -> str:
         return f"sqlite:///{Path(path).absolute()}{question}{query}"
     why = "is not a supported tracking store"
     if address.startswith("file:") or "://" not in address:
-        why = "is a file store, which MLflow has removed"
+        why = "is a file store, which MLflow no longer supports"
     raise ScenarioError(f"{_origin(uri)}: {shown(address)} {why}; use {ALLOWED}.")
 
 

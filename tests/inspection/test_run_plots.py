@@ -98,14 +98,14 @@ def test_the_metric_is_drawn_and_named(tmp_path: Path, figures: list[Figure]) ->
         (
             "boxes",
             "accuracy/participants",
-            "--metric: accuracy/participants given, but --kind boxes shows single clients, which have no values of "
-            "this metric; choose one of accuracy/all, accuracy/all_current, accuracy/val, accuracy/val_current",
+            "--metric: accuracy/participants given, but --kind boxes shows every client, and this metric is only a "
+            "mean over clients; choose one of accuracy/all, accuracy/all_current, accuracy/val, accuracy/val_current",
         ),
         (
             "confusion",
             "accuracy/val",
-            "--metric: accuracy/val given, but --kind confusion shows the test samples of all clients; "
-            "choose one of accuracy/all, accuracy/all_current",
+            "--metric: accuracy/val given, but --kind confusion needs an accuracy of all clients on their test "
+            "samples; choose one of accuracy/all, accuracy/all_current",
         ),
         (
             "curves",

@@ -150,7 +150,7 @@ def test_a_run_of_an_older_raysim_goes_on_with_a_word(workplace: Path, capfd: py
     longer = Run(short.folder).resume(sets=["rounds=2"])
     told = " ".join(capfd.readouterr().err.split())
     assert code.UNKNOWN in told
-    assert "other versions or another processor than at the start of the run (torch 1.0 before, " in told
+    assert "versions or the processor differ from those at the start of the run (torch 1.0 before, " in told
     assert longer.summary["code"]["files"] == files
     assert Run(short.folder).resume(sets=["rounds=3"], quiet=True).summary["code"]["changes"] == []
 

@@ -517,11 +517,11 @@ def test_other_processes_are_told_of_a_sweep_that_is_being_tuned(workplace: Path
             ScenarioError, match="another process is running this sweep; see its progress with --status"
         ):
             lock(sweep, cleanup)
-        begun = "no run of this sweep has begun yet; see its progress with `raysim sweep FILE --status`"
+        begun = "no run of this sweep has begun yet; see the progress of the sweep with `raysim sweep FILE --status`"
         with pytest.raises(ScenarioError, match=begun):
             compare(sweep.output)
     sweep.output.with_name("tuned-tuning").mkdir()
-    with pytest.raises(ScenarioError, match="no run of this sweep has begun; run it with `raysim sweep FILE`"):
+    with pytest.raises(ScenarioError, match="no run of this sweep has begun; start the sweep with `raysim sweep FILE`"):
         compare(sweep.output)
 
 
