@@ -291,7 +291,8 @@ def compare(
         raise ScenarioError("compare: no run given; give run folders, or folders that contain runs")
     measured = sorted((run for run in all_runs if run.summary.get("rounds")), key=lambda run: run.place)
     if not measured:
-        text = f"compare: no run has a finished round yet, such as {all_runs[0].folder}; wait for a first round"
+        others = f" and {plural(len(all_runs) - 1, 'other run')}" if len(all_runs) > 1 else ""
+        text = f"compare: no run has finished a round yet ({all_runs[0].folder}{others}); try again later"
         raise ScenarioError(text)
     if select != "last" and (without := [run for run in measured if not len(run.series(f"accuracy/{select}")[0])]):
         others = f" and {plural(len(without) - 1, 'other run')}" if len(without) > 1 else ""

@@ -106,6 +106,6 @@ def in_words(measure: str) -> str:
     return {
         "last": f"last {accuracy.phrase}",
         "best": f"greatest {accuracy.phrase}",
-        "val": f"{accuracy.phrase} at best validation",
-        "val_current": f"{accuracy.phrase} at best validation",
+        "val": f"{accuracy.phrase} in the round with the best validation accuracy",
+        "val_current": f"{accuracy.phrase} in the round with the best validation accuracy",
     }[round]

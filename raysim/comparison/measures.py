@@ -17,21 +17,23 @@ TARGETS: Mapping[tuple[str, str], tuple[float, ...]] = {
 
 MEASURES: Mapping[str, str] = {
     "last": "mean test accuracy of all clients in the last round that measured it; each client counts with its own "
-    "latest network, as it was last tested",
+    "network as it was last tested",
     "at_best_val": "`last`, but in the round with the greatest `val` instead of the last round",
     "best": "greatest mean test accuracy of all clients in any round; the test samples choose the round, so this is "
     "optimistic",
-    "last_current": "mean test accuracy of all clients with the server's current message (`evaluation.clients: all`), "
-    "in the last round that measured it",
+    "last_current": "mean test accuracy of all clients in the last round that measured it, each client tested after it "
+    "received the server's current message (needs `evaluation.clients: all`)",
     "at_best_val_current": "`last_current`, but in the round with the greatest `val_current` instead of the last round",
-    "best_current": "greatest mean test accuracy of all clients with the server's current message, in any round",
-    "best_participants": "greatest mean test accuracy of a round's participants, as the code of papers reports it",
+    "best_current": "greatest mean test accuracy of all clients in any round, each client tested after it received the "
+    "server's current message",
+    "best_participants": "greatest mean test accuracy of the participants in any round; the code of papers reports "
+    "this number",
     "best_global": "greatest mean accuracy of participants' models on the whole published test set, in any round",
     "last_global": "mean accuracy of participants' models on the whole published test set, in the last round that "
     "measured it",
     "worst_decile": "mean test accuracy of the worst tenth of the clients, in the last round that measured it",
-    "worst_decile_current": "mean test accuracy of the worst tenth of the clients with the server's current message, "
-    "in the last round that measured it",
+    "worst_decile_current": "mean test accuracy of the worst tenth of the clients in the last round that measured it, "
+    "each client tested after it received the server's current message",
     "min": "lowest test accuracy of any client, in the last round that measured it",
     "jain": "Jain's fairness index of the clients' test accuracies in the last round that measured them; 1: all "
     "clients are equally accurate",
@@ -40,17 +42,17 @@ MEASURES: Mapping[str, str] = {
     "val": "mean validation accuracy of all clients, in the last round that measured it",
     "best_val": "greatest mean validation accuracy of all clients in any round",
     "best_val_round": "first round that reached `best_val`",
-    "val_current": "mean validation accuracy of all clients with the server's current message, in the last round that "
-    "measured it",
-    "best_val_current": "greatest mean validation accuracy of all clients with the server's current message, in any "
-    "round",
+    "val_current": "mean validation accuracy of all clients in the last round that measured it, each client evaluated "
+    "after it received the server's current message",
+    "best_val_current": "greatest mean validation accuracy of all clients in any round, each client evaluated after it "
+    "received the server's current message",
     "best_val_current_round": "first round that reached `best_val_current`",
     "up_mib": "MiB that a participant sends per round, on average",
     "down_mib": "MiB that a participant receives per round, on average",
     "both_mib": "MiB that a participant sends and receives per round, on average",
     "total_mib": "MiB that all clients sent and received in all rounds",
-    "gflop": "floating-point operations of a participant per round, on average, in 10^9",
-    "total_gflop": "floating-point operations of clients and server in all rounds, in 10^9",
+    "gflop": "GFLOP (10^9 floating-point operations) that a participant computes per round, on average",
+    "total_gflop": "GFLOP (10^9 floating-point operations) that clients and server computed in all rounds",
     "virtual_s": "virtual seconds that all rounds took, if the scenario has a section `system`",
     "dropped": "how often a selected client dropped out or was late, if the scenario has a section `system`",
 }
@@ -59,8 +61,8 @@ MEASURES: Mapping[str, str] = {
 TO_TARGET: Mapping[str, str] = {
     "rounds": "number of rounds until the mean test accuracy reaches A; `targets_on` chooses the clients",
     "mib": "MiB that all clients sent and received until the round that reached A",
-    "up_mib": "MiB sent until the accuracy reaches A, by a client that takes part in every round",
-    "gflop": "floating-point operations of clients and server until the round that reached A, in 10^9",
+    "up_mib": "MiB that a client sends until the accuracy reaches A, if the client takes part in every round",
+    "gflop": "GFLOP (10^9 floating-point operations) that clients and server computed until the round that reached A",
     "virtual_s": "virtual seconds until the accuracy reached A, if the scenario has a section `system`",
 }
 

@@ -19,13 +19,14 @@ SELECTED_BY_VAL = {
     "val": "validation selects the round: test accuracies are those of the round with the greatest mean validation "
     "accuracy of all clients (accuracy/val), and a target is reached when this validation accuracy reaches it",
     "val_current": "validation selects the round: test accuracies are those of the round with the greatest mean "
-    "validation accuracy of all clients with the server's current message (accuracy/val_current), and a target is "
-    "reached when this validation accuracy reaches it",
+    "validation accuracy of all clients (accuracy/val_current), and a target is reached when this validation accuracy "
+    "reaches it; clients are tested and validated after they received the server's current message",
 }
 
 FOLLOWS_TUNING = (
-    "differences and figures show accuracy/all_current, because tuning chose the values by the accuracy of current "
-    "networks; use --metric accuracy/all for the clients' own networks"
+    "differences and figures show accuracy/all_current, each client tested after it received the server's current "
+    "message, because tuning chose the hyperparameters by accuracies of this kind; use --metric accuracy/all to show "
+    "each client as it was last tested"
 )
 
 

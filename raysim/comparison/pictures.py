@@ -147,10 +147,10 @@ def without_clients(comparison: Comparison) -> str:
     """Why there are no figures of single clients, as a sentence; empty if there are some."""
     if any(len(_of_clients(variant, comparison.main)) for variant in comparison.variants):
         return ""
-    metric = comparison.accuracy.metric
+    metric, missing = comparison.accuracy.metric, "no box plots, performance profiles or figures by architecture"
     if not comparison.accuracy.has_clients:
-        return f"no figures of clients, profiles and architectures: {metric} has no values of single clients"
-    return f"no figures of clients, profiles and architectures: no run has values of single clients for {metric}"
+        return f"{missing}: {metric} is measured only as a mean over clients"
+    return f"{missing}: no run has recorded {metric} for each client"
 
 
 def _of_clients(variant: Variant, measure: str) -> np.ndarray[Any, Any]:

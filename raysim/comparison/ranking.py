@@ -14,8 +14,9 @@ Mark = Literal["best", "second"]
 RULE = (
     "Bold: the best mean of a column and task, if it is significantly better than every other variant. Underlined: "
     "the second-best mean, if the best is bold and the second is significantly better than every variant below it. "
-    f"Significant: p < {SIGNIFICANT:g} in the paired t-test over seeds, with Holm's correction for all pairs of "
-    "variants of one task in the column. Only costs to a target are ranked, among variants whose runs all reach it."
+    f"Significant: p < {SIGNIFICANT:g} in the paired t-test over seeds between two variants of the same task, with "
+    "Holm's correction for all these tests in the column. Of the costs, only costs to a target are ranked, and only "
+    "among variants whose runs all reach the target."
 )
 
 

@@ -20,6 +20,7 @@ from raysim.comparison.main_measure import ORIGINS, Chosen
 from raysim.comparison.measures import MIB, TARGETS
 from raysim.comparison.sweep_card import SWEEP_CARD, CellCard, SweepCard
 from raysim.report.load import read_clients, read_rounds, read_summary, rounds_done
+from raysim.report.units import plural
 from raysim.scenario.parse import flatten
 from raysim.scenario.schema import Section, Settings, decides
 from raysim.scenario.yaml_text import parse, read_text
@@ -130,7 +131,9 @@ class RunRecord:
             of = f" of {number['uploads']}" if number["uploads"] else ""
             sentences.append(f"{number['rejected_uploads']}{of} uploads contained NaN or infinity and were left out")
         if number["diverged_clients"]:
-            sentences.append(f"{number['diverged_clients']} clients ended with a NaN or infinite loss or upload")
+            sentences.append(
+                f"{plural(number['diverged_clients'], 'client')} diverged: the last loss or upload was NaN or infinite"
+            )
         return sentences
 
     @property
@@ -288,9 +291,9 @@ def find_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
 def _why_empty(folder: Path) -> str:
     """Why a folder has no run, and what to do."""
     if is_locked(folder / ".lock"):
-        return "no run of this sweep has begun yet; see its progress with `raysim sweep FILE --status`"
+        return "no run of this sweep has begun yet; see the progress of the sweep with `raysim sweep FILE --status`"
     if (folder / SWEEP_CARD).exists() or folder.with_name(f"{folder.name}-tuning").is_dir():
-        return "no run of this sweep has begun; run it with `raysim sweep FILE`"
+        return "no run of this sweep has begun; start the sweep with `raysim sweep FILE`"
     return "no run found; give a run folder, or a folder that contains run folders"
 
 

@@ -225,7 +225,8 @@ def task_rows(comparison: Comparison) -> list[list[str]]:
 def tasks_legend(measure: str) -> str:
     """The explanation of the table of methods over all tasks. measure: the main one of the comparison."""
     return (
-        f"IQM is the interquartile mean of the {in_words(measure)} over all seeds and tasks (data and clients), in %."
+        f"IQM, in %, is the interquartile mean of the {in_words(measure)}. It covers all seeds and all tasks; a task "
+        "is a combination of data and client settings."
     )
 
 
@@ -308,10 +309,10 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
             "*: significant (p < 0.05)."
         )
     if any(map(is_cost_to_target, measures)):
-        texts.append("To a target: number of runs that reach it, and the mean cost if all runs do.")
+        texts.append("Costs to a target: number of runs that reach the target and, if all runs do, the mean cost.")
         whose = {
             "participants": "a round's participants",
-            "all_current": "all clients with the server's current message",
+            "all_current": "all clients, each tested after it received the server's current message,",
         }
         if comparison.targets_on in whose:
             what = f"the mean test accuracy of {whose[comparison.targets_on]}"
@@ -320,8 +321,8 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
         texts.append("at best val.: test accuracy in the round with the greatest validation accuracy.")
     if "at_best_val_current" in measures:
         texts.append(
-            "current at best val.: test accuracy in the round with the greatest validation accuracy; both accuracies "
-            "are measured with the server's current message."
+            "current at best val.: test accuracy in the round with the greatest validation accuracy; clients are "
+            "tested and validated after they received the server's current message."
         )
     if kinds & {"published", "printed"}:
         sources = dict.fromkeys(one.source for variant in comparison.variants for one in variant.published)

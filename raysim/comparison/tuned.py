@@ -34,7 +34,8 @@ class CloseDecision:
         """The trials, their scores and the samples."""
         return (
             f"after round {self.round}, trial {self.kept} (score {self.kept_score:.4g}) continued and trial "
-            f"{self.ended} (score {self.ended_score:.4g}) ended, a difference of less than two of {self.samples}"
+            f"{self.ended} (score {self.ended_score:.4g}) ended, but their scores "
+            f"differ by less than two of {self.samples}"
         )
 
 
@@ -91,12 +92,16 @@ class TuningCard:
         if waiting := len(self.variants) - len(self._begun):
             notes.append(f"the tuning of {plural(waiting, 'other variant')} has not begun")
         if self.untuned:
-            notes.append(f"unequal tuning: {', '.join(self.untuned)} was not tuned")
+            notes.append(
+                f"unequal tuning: {', '.join(self.untuned)} {'was' if len(self.untuned) == 1 else 'were'} not tuned"
+            )
         if self.uses_test:
             notes.append(f"results are optimistic: {self.select}, which chose the tuned values, uses test samples")
-        if close := [f"{one.label} {decision.words}" for one in self.variants for decision in one.close]:
-            how = "to decide more reliably, set later rounds in tune.halving.rounds, or more tune.seeds"
-            notes.append(f"successive halving ended trials whose scores hardly differ: {'; '.join(close)}; {how}")
+        if close := [f"{one.label}: {decision.words}" for one in self.variants for decision in one.close]:
+            how = "to decide more reliably, set later rounds in tune.halving.rounds, or more seeds in tune.seeds"
+            notes.append(
+                f"successive halving chose between trials whose scores hardly differ: {'; '.join(close)}; {how}"
+            )
         notes.append("intervals and p-values hold for the chosen values; they do not cover the uncertainty of tuning")
         return notes
 
@@ -115,7 +120,7 @@ class TuningCard:
         if len({(one.trials, tuple(one.steps)) for one in self._begun}) == 1:
             words = self._words(self._begun[0], with_rounds=False)
             rounds = ", ".join(f"{one.label} {one.rounds:,}" for one in self._begun)
-            fewer = f"trials that failed or ended early took fewer rounds (total rounds: {rounds})"
+            fewer = f"total rounds differ, because trials that failed or ended early took fewer rounds: {rounds}"
             return f"equal budgets of {words} per method; {fewer}"
         return "unequal budgets: " + ", ".join(f"{label} {words}" for label, words in budgets.items())
 

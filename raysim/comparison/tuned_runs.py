@@ -17,9 +17,9 @@ def without_outdated(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[s
     kept = [run for run in runs if not _is_outdated(run)]
     left = len(runs) - len(kept)
     if left and not kept:
-        text = "an earlier tuning chose the values of every run; run the sweep again"
+        text = "all runs have values that an earlier tuning chose; run the sweep again"
         raise ScenarioError(f"{runs[0].folder.parent.parent}: {text}")
-    note = f"left out {plural(left, 'run')} with values that an earlier tuning chose"
+    note = f"left out {plural(left, 'run')}, whose values were chosen by an earlier tuning"
     return kept, [note] if left else []
 
 

@@ -188,15 +188,18 @@ def _confusion(runs: Runs, width: Width, accuracy: Accuracy) -> Figure:
 
 
 KINDS: Mapping[str, tuple[Draw, str]] = {
-    "curves": (_curves, "accuracy over rounds; for a single run also that of participants and the worst tenth"),
+    "curves": (
+        _curves,
+        "accuracy over rounds; for a single run also that of the participants and of the worst tenth of the clients",
+    ),
     "bytes": (_over("bytes"), "accuracy over the bytes sent in both directions"),
     "virtual-time": (_over("virtual-time"), "accuracy over virtual time, where the scenario has `system`"),
     "boxes": (_boxes, "a box plot of the clients' last accuracies"),
     "clients": (_clients, "a bar per client: its last accuracy"),
     "confusion": (
         _confusion,
-        "predicted over true classes, in per cent of each true class; each client's network of the last checkpoint "
-        "predicts the client's own test samples, and the counts are summed over clients",
+        "how often each class is predicted, in per cent of each true class; each client's network from the last "
+        "checkpoint classifies the client's own test samples, and the counts of all clients are added",
     ),
 }
 """Kind of figure -> how it is drawn, and what it shows."""
@@ -215,10 +218,11 @@ def _drawable(metric: str, kind: str) -> Accuracy:
     accuracy = DRAWABLE[metric]
     if kind in OF_CLIENTS and not accuracy.has_clients:
         having = ", ".join(one.metric for one in DRAWABLE.values() if one.has_clients)
-        text = f"--kind {kind} shows single clients, which have no values of this metric; choose one of {having}"
+        text = f"--kind {kind} shows every client, and this metric is only a mean over clients; choose one of {having}"
         raise ScenarioError(f"--metric: {metric} given, but {text}")
     if kind == "confusion" and metric not in CONFUSED:
-        text = f"--kind confusion shows the test samples of all clients; choose one of {', '.join(CONFUSED)}"
+        needs = "an accuracy of all clients on their test samples"
+        text = f"--kind confusion needs {needs}; choose one of {', '.join(CONFUSED)}"
         raise ScenarioError(f"--metric: {metric} given, but {text}")
     return accuracy
 

@@ -79,8 +79,8 @@ def attackable(opened: OpenedRun, checkpoint: Checkpoint) -> list[ClientId]:
         clients = [k for k in spec.eligible if spec.arch(k) not in normed or spec.arch(k) in fits]
     if not clients:
         raise ScenarioError(
-            f"{_name(spec.algorithm)} exposes no single image in round {t}, because the networks of all clients with "
-            "samples contain BatchNorm; choose a run with other networks"
+            f"{_name(spec.algorithm)} cannot be attacked in round {t}: the networks of all clients with samples "
+            "contain BatchNorm, which cannot train on a single image; choose a run with other networks"
         )
     return clients
 
@@ -122,7 +122,7 @@ class _Upload:
         if isinstance(exposed, Unexposed):
             raise ScenarioError(f"{name} {exposed.reason}; attack a run of another method")
         raise ScenarioError(
-            f"{name} does not declare what its uploads expose; implement its method `exposed`, as in the "
+            f"{name} does not declare what its uploads expose; implement the hook `exposed`, as in the "
             "template of `raysim new algorithm`"
         )
 

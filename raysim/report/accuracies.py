@@ -17,18 +17,19 @@ class Accuracy:
 
     metric: str  # the column of rounds.parquet
     kind: str  # the samples: "test accuracy"
-    whose: str  # the clients and their networks: "own networks of all clients"
+    whose: str  # the clients and their networks: "all clients' own networks"
     needs: str  # which runs have this metric: "a run ..."
     network: str = ""  # the network of one client: "own network"
     columns: Sequence[str] = ()  # of clients.parquet: one with accuracies, or those of correct and of all samples
     one_round: bool = False  # whether the clients of one round are its clients; else each client's latest row counts
     std: str = ""  # the metric of its standard deviation over clients
     worst_decile: str = ""  # the metric of its mean over the worst tenth of the clients
+    explained: str = ""  # the clients and their networks in a sentence, which has more room; empty: `whose`
 
     @property
     def phrase(self) -> str:
         """Its name in a sentence."""
-        return f"{self.kind} of {self.whose}"
+        return f"{self.kind} of {self.explained or self.whose}"
 
     @property
     def mean_label(self) -> str:
@@ -69,15 +70,17 @@ class Accuracy:
         return last_measured(table)
 
 
+_RECEIVED = "all clients after they received the server's current message"
+
 _ALL = (
     Accuracy(
-        "accuracy/all", "test accuracy", "own networks of all clients", "that has tested all clients",
+        "accuracy/all", "test accuracy", "all clients' own networks", "that has tested all clients",
         "own network", ("accuracy",), False, "accuracy/all_std", "accuracy/worst_decile",
     ),
     Accuracy(
-        "accuracy/all_current", "test accuracy", "current networks of all clients",
+        "accuracy/all_current", "test accuracy", "all clients' current networks",
         "with evaluation.clients: all", "current network", ("current_accuracy",), True,
-        "accuracy/all_current_std", "accuracy/all_current_worst_decile",
+        "accuracy/all_current_std", "accuracy/all_current_worst_decile", _RECEIVED,
     ),
     Accuracy("accuracy/participants", "test accuracy", "participants", "that has tested participants"),
     Accuracy(
@@ -85,13 +88,13 @@ _ALL = (
         "with evaluation.global_test: true",
     ),
     Accuracy(
-        "accuracy/val", "validation accuracy", "own networks of all clients",
+        "accuracy/val", "validation accuracy", "all clients' own networks",
         "whose clients have validation samples", "own network", ("val_correct", "val_total"),
     ),
     Accuracy(
-        "accuracy/val_current", "validation accuracy", "current networks of all clients",
-        "with evaluation.clients: all, whose clients have validation samples", "current network",
-        ("current_val_correct", "current_val_total"), True,
+        "accuracy/val_current", "validation accuracy", "all clients' current networks",
+        "with evaluation.clients: all and validation samples", "current network",
+        ("current_val_correct", "current_val_total"), True, explained=_RECEIVED,
     ),
 )  # fmt: skip
 

@@ -88,10 +88,10 @@ class _Plain(Display):
         """Return accuracy, bytes, seconds per round and remaining time, each in words; unknown ones are left out."""
         names = {
             "accuracy/all": "all clients' own networks",
-            "accuracy/all_current": "all clients with the current message",
+            "accuracy/all_current": "all clients after the current message",
             "accuracy/participants": "participants",
         }
-        known = [f"{per_cent(self._values[m])} {name}" for m, name in names.items() if m in self._values]
+        known = [f"{per_cent(self._values[m])} ({name})" for m, name in names.items() if m in self._values]
         facts = [f"accuracy {', '.join(known)}"] if known else []
         facts.append(f"{human_bytes(self._values.get('comm/total_bytes', self._bytes))} sent")
         if dropped := self._values.get("engine/dropped_clients"):

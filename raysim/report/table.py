@@ -73,8 +73,11 @@ def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("accuracy, participants", _one(final, "accuracy/participants", per_cent)),
         ("accuracy, before training", _one(final, "accuracy/participants_before", per_cent)),
         ("accuracy, whole test set", _one(final, "accuracy/global", per_cent)),
-        ("best, all clients", _in_round(final, "accuracy/best", summary.get("best_round"))),
-        ("at best validation", _in_round(final, "accuracy/at_best_val", summary.get("best_val_round"))),
+        ("accuracy, best round", _in_round(final, "accuracy/best", summary.get("best_round"), "best test accuracy")),
+        (
+            "accuracy, best val.",
+            _in_round(final, "accuracy/at_best_val", summary.get("best_val_round"), "best validation accuracy"),
+        ),
         ("sent per participant", _per_participant(summary)),
         ("total communication", _one(final, "comm/total_bytes", human_bytes)),
         ("total computation", _one(final, "compute/total_flops", lambda n: f"{human_count(n)}FLOP")),
@@ -132,8 +135,8 @@ def _clients(summary: Mapping[str, object]) -> str:
 def _spread(final: Mapping[str, Any]) -> str:
     std = final.get("accuracy/all_std")
     text = _one(final, "accuracy/all", per_cent)
-    spread = f"{text} ± {100 * std:.1f}" if std is not None else text
-    return f"{spread}, each client's own latest network as last tested" if text else ""
+    spread = f"{text} ± {100 * std:.1f} (mean ± std)" if std is not None else text
+    return f"{spread}, each client as it was last tested" if text else ""
 
 
 def _current(final: Mapping[str, Any]) -> str:
@@ -141,8 +144,8 @@ def _current(final: Mapping[str, Any]) -> str:
     text = _one(final, "accuracy/all_current", per_cent)
     if not text:
         return ""
-    spread = f"{text} ± {100 * std:.1f}" if std is not None else text
-    return _joined(spread, pooled and f"{pooled} pooled", "all clients with the server's current message")
+    spread = f"{text} ± {100 * std:.1f} (mean ± std)" if std is not None else text
+    return _joined(spread, pooled and f"{pooled} pooled", "each client after it received the server's current message")
 
 
 def _diverged(summary: Mapping[str, object]) -> str:
@@ -150,7 +153,7 @@ def _diverged(summary: Mapping[str, object]) -> str:
     if not count:
         return ""
     of = f"{count} of {clients}" if clients is not None else f"{count}"
-    return f"{of} ended with a NaN or infinite loss or upload; accuracies include them"
+    return f"{of}: the last loss or upload was NaN or infinite; the accuracies include these clients"
 
 
 def _left_out(summary: Mapping[str, object]) -> str:
@@ -167,9 +170,10 @@ def _dropped(summary: Mapping[str, object]) -> str:
     return f"{count} client rounds" if count else ""
 
 
-def _in_round(final: Mapping[str, Any], metric: str, t: object) -> str:
+def _in_round(final: Mapping[str, Any], metric: str, t: object, chosen: str) -> str:
+    """An accuracy of all clients in the round that was chosen. chosen: the reason for this round."""
     text = _one(final, metric, per_cent)
-    return f"{text} in round {t}" if text and t is not None else text
+    return f"{text}, all clients in round {t} ({chosen})" if text and t is not None else text
 
 
 def _per_participant(summary: Mapping[str, object]) -> str:
@@ -184,9 +188,8 @@ def _time(seconds: Mapping[str, float], final: Mapping[str, float]) -> str:
         return "" if total is None else human_seconds(total)
     if rounds > total:  # a resumed run: `rounds` includes the rounds before the resume, `total` does not
         return f"{human_seconds(total)} since the run was resumed, {human_seconds(rounds)} for all rounds"
-    return (
-        f"{human_seconds(total)} ({human_seconds(rounds)} of rounds, {human_seconds(total - rounds)} of start and end)"
-    )
+    rest = human_seconds(total - rounds)
+    return f"{human_seconds(total)} ({human_seconds(rounds)} for rounds, {rest} for start and end)"
 
 
 def _restarts(final: Mapping[str, Any]) -> str:

@@ -171,13 +171,13 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
     if scenario.stop is not None and rounds_left and stop_lacks_samples(assembly):
         raise scenario.origin.error(
             ("stop", "metric"),
-            f"{scenario.stop.metric} given, but no client has validation samples; give them more samples or set "
-            "another metric",
+            f"{scenario.stop.metric} given, but no client has validation samples; give clients more samples, or "
+            "set another metric",
         )
     if rounds_left and "best_val" in scenario.checkpoint.keep and not len(assembly.partition.val.index):
         raise scenario.origin.error(
             ("checkpoint", "keep"),
-            "best_val given, but no client has validation samples; give them more samples, or give [last]",
+            "best_val given, but no client has validation samples; give clients more samples, or give [last]",
         )
     return assembly
 
@@ -189,7 +189,8 @@ def absent_classes(partition: Partition, data: Dataset) -> tuple[str, ...]:
     if not len(absent_X):
         return ()
     shown = ", ".join(map(str, absent_X[:10])) + (", ..." if len(absent_X) > 10 else "")
-    text = f"no client has training samples of {len(absent_X)} of the {len(of_all_X)} classes of {data.name}: {shown}"
+    counts = f"{len(absent_X)} of {len(of_all_X)}"
+    text = f"{data.name}: no client has training samples of these classes ({counts}): {shown}"
     return (text,)
 
 
@@ -329,8 +330,8 @@ def checkpoint_storage(address: str) -> Storage:
         return open_storage(address)
     except OSError as error:
         raise ScenarioError(
-            f"{address} given, which cannot be used ({error.strerror}); choose a folder, or an "
-            "address whose fsspec package is installed",
+            f"{address} given, which cannot be used ({error.strerror}); choose a folder, or install the "
+            "package with which fsspec opens this address",
             key="checkpoint.folder",
         ) from None
 

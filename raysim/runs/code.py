@@ -27,7 +27,7 @@ PARTS = ("common", "core", "data", "engine", "grouped", "models", "plugins")
 RAYSIM = f"raysim/{{{','.join(PARTS)}}}"
 """The name of these parts in `Code.files`. Another version of raysim may have other parts."""
 
-UNKNOWN = "an older raysim began this run and did not note its code: whether that has changed since is not known"
+UNKNOWN = "an older version of raysim began this run and did not record the code; the code may have changed since then"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,9 @@ class Code:
                         "new process (in a notebook, restart the kernel)"
                     )
         except (OSError, SyntaxError, ImportError) as error:
-            raise ScenarioError(f"{module}: its file, or one that it imports, cannot be read ({error})") from None
+            raise ScenarioError(
+                f"{module}: the file of this module, or a file that it imports, cannot be read ({error})"
+            ) from None
         return cls({**digests, RAYSIM: _of_raysim()}, *checkout())
 
     @property
@@ -79,7 +81,7 @@ class Code:
         """Describe the files that differ between this code and `now`, one per entry; none if this code is unknown."""
         names = dict.fromkeys([*self.files, *now.files]) if self.files else {}
         return [
-            one_line(f"{name} ({self.files.get(name, 'none')[:12]} there, {now.files.get(name, 'none')[:12]} here)")
+            one_line(f"{name} ({self.files.get(name, 'none')[:12]} before, {now.files.get(name, 'none')[:12]} now)")
             for name in names
             if self.files.get(name) != now.files.get(name)
         ]

@@ -26,6 +26,7 @@ from raysim.common.errors import RaysimError
 from raysim.common.memory import available_memory, resource, usable_memory
 from raysim.common.text import expanded
 from raysim.engine.memory import LOW_DISK
+from raysim.report.units import plural
 from raysim.tracking.database import ask, in_words
 from raysim.tracking.store import database_path, resolve_uri, shown
 
@@ -130,8 +131,8 @@ def processors() -> Finding:
     usable, there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0, os.cpu_count() or 1
     if usable and usable < there:
         return Finding("CPUs", "note", f"this process may use only {usable} of {there} CPUs, but Ray counts all of "
-                       f"them; set resources.actors to {usable} or fewer, or actors share a CPU")  # fmt: skip
-    return Finding("CPUs", "ok", f"{there}; by default as many client actors")
+                       f"them; set resources.actors to {usable} or fewer, otherwise actors share a CPU")  # fmt: skip
+    return Finding("CPUs", "ok", f"{there}; by default, a run starts as many client actors")
 
 
 def gpus() -> Finding:
@@ -152,8 +153,8 @@ def gpus() -> Finding:
         return Finding(
             "GPUs",
             "note",
-            f"{accelerator.count()} of torch's type {other.type}, on which raysim is untested; actors use it only on a "
-            "Ray that was started with `ray start --num-gpus`",
+            f"{plural(accelerator.count(), 'device')} of torch's type {other.type}; raysim is untested on this type, and "
+            "actors use it only on a Ray that was started with `ray start --num-gpus`",
         )
     if listed is None:
         return Finding("GPUs", "ok", "none; clients run on CPUs")
@@ -198,7 +199,9 @@ def open_files() -> Finding:
     if limit == resource.RLIM_INFINITY or limit > FEW_FILES:
         return Finding("open files", "ok", "no limit" if limit == resource.RLIM_INFINITY else f"{limit} per process")
     return Finding(
-        "open files", "note", f"{limit} per process, too few for hundreds of actors; run `ulimit -n 65536` before"
+        "open files",
+        "note",
+        f"{limit} per process, too few for hundreds of actors; before such a run, enter `ulimit -n 65536`",
     )
 
 
@@ -223,7 +226,9 @@ def data_folder() -> Finding:
     if given is None:
         return Finding("data", "ok", "RAYSIM_DATA is not set; data sets are read from `data.root` or the cache folder")
     if not expanded(given).is_dir():
-        return Finding("data", "note", f"RAYSIM_DATA is {given}, but this folder does not exist; set it to another")
+        return Finding(
+            "data", "note", f"RAYSIM_DATA is {given}, but this folder does not exist; set RAYSIM_DATA to another folder"
+        )
     return Finding("data", "ok", f"RAYSIM_DATA is {given}")
 
 
@@ -233,13 +238,14 @@ def mlflow() -> Finding:
         uri = resolve_uri()
         database = database_path(uri)
         if database is not None:
-            known = "exists" if database.exists() else "is made by the first run"
+            known = "exists" if database.exists() else "the first run will create"
             return Finding("MLflow", "ok", f"{shown(uri)}, which {known}")
         ask(uri)
     except RaysimError as error:
         return Finding("MLflow", "problem", str(error))
     except Exception as error:  # of MLflow's requests
-        text = f"{shown(uri)} does not answer ({in_words(error)}); runs work, and warn of data missing in MLflow"
+        text = f"{shown(uri)} does not answer ({in_words(error)}); you can start runs, but they will warn that data is "
+        text += "missing in MLflow"
         return Finding("MLflow", "note", text)
     return Finding("MLflow", "ok", f"{shown(uri)} answers")
 
@@ -256,7 +262,9 @@ def interrupts() -> Finding:
     """Whether Ctrl-C reaches a run."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         return Finding(
-            "Ctrl-C", "note", "this process ignores Ctrl-C (SIGINT), as background processes do; end a run by SIGTERM"
+            "Ctrl-C",
+            "note",
+            "this process ignores Ctrl-C (SIGINT), as background processes do; send SIGTERM to end a run",
         )
     return Finding("Ctrl-C", "ok", "ends a run after its round; `raysim resume` continues it")
 
@@ -281,7 +289,9 @@ def trial() -> Finding:
         except Exception as error:  # of a damaged package, whose error raysim cannot know
             return Finding("a run", "problem", f"{type(error).__name__}: {_line(error)}")
     return Finding(
-        "a run", "ok", f"one round of quickstart worked; it took {perf_counter() - began:.0f} s, with the start of Ray"
+        "a run",
+        "ok",
+        f"one round of quickstart worked; it took {perf_counter() - began:.0f} s, including the start of Ray",
     )
 
 

@@ -54,8 +54,8 @@ class Identity:
             raise ScenarioError(f"{folder / 'run.json'}: run_id: {identity.run_id!r} is not a run id")
         if not _is_of_run(identity.checkpoints, identity.run_id):
             raise ScenarioError(
-                f"{folder / 'run.json'}: checkpoints: {identity.checkpoints!r} given; allowed: 'checkpoints', in the "
-                f"run folder, or a folder <name>/{identity.run_id} of this run alone"
+                f"{folder / 'run.json'}: checkpoints: {identity.checkpoints!r} given; allowed: 'checkpoints' (in the "
+                f"run folder), or an absolute path or address that ends in <name>/{identity.run_id}"
             )
         # An earlier version of raysim stored passwords.
         return replace(identity, tracking=redacted(identity.tracking), checkpoints=redacted(identity.checkpoints))
@@ -76,7 +76,7 @@ class Identity:
         ):
             if had != has:
                 raise ScenarioError(
-                    f"{folder}: its {what} had the digest {had[:12]}, the present one has {has[:12]}; "
+                    f"{folder}: the {what} of this run had the digest {had[:12]}, but now it has {has[:12]}; "
                     "resuming or inspecting a run requires its original data"
                 )
 
@@ -84,7 +84,7 @@ class Identity:
         """Raise `ScenarioError` if the code of the method, or of raysim, has changed."""
         if changes := self.code.changes(now):
             raise ScenarioError(
-                f"{folder} cannot be resumed: its code has changed since: {', '.join(changes)}; to "
+                f"{folder} cannot be resumed: its code has changed: {', '.join(changes)}; to "
                 "resume it with the new code, give --code-changed (code_changed=True in Python)"
             )
 
@@ -102,15 +102,15 @@ class Identity:
     def warnings(self, versions: Mapping[str, str], now: Code) -> list[str]:
         """Return a warning for each reason why the rest of a resumed run may differ. versions, now: of this process."""
         other = [
-            f"{name} {had} there, {versions[name]} here"
+            f"{name} {had} before, {versions[name]} now"
             for name, had in self.versions.items()
             if versions.get(name, had) != had
         ]
         texts = []
         if other:
             texts.append(
-                f"other versions or another processor than at the start of the run ({', '.join(other)}): "
-                "last digits may differ"
+                f"versions or the processor differ from those at the start of the run ({', '.join(other)}): "
+                "the last digits of results may differ"
             )
         if changes := self.code.changes(now):
             texts.append(f"code changed from this round on: {', '.join(changes)}")

@@ -112,9 +112,7 @@ class OpenedRun:
                 )
             if read_summary(self.folder)["status"] == "running":
                 raise ScenarioError(f"{self.folder}: the run has saved no checkpoint yet; try again later")
-            raise ScenarioError(
-                f"{self.folder} has no checkpoint; choose a run with checkpoints, whose checkpoint.every is not 0"
-            )
+            raise ScenarioError(f"{self.folder} has no checkpoint; choose a run whose checkpoint.every is not 0")
         if t == BEST_VAL:
             return self._best_val(latest, kept)
         if t is not None and t not in kept:
@@ -139,7 +137,7 @@ class OpenedRun:
             return kept[t]
         if BEST_VAL not in self.assembly.scenario.checkpoint.keep:
             raise ScenarioError(
-                f"{self.folder} did not keep {state}; run the scenario again with checkpoint.keep: [last, {BEST_VAL}]"
+                f"{self.folder}: {state}, was not kept; run the scenario again with checkpoint.keep: [last, {BEST_VAL}]"
             )
         raise ScenarioError(
             f"{self.folder}: {state}, is lost: {self.store.storage.where} has no intact checkpoint of this round; "
@@ -270,6 +268,6 @@ def own_model(net: nn.Module) -> Any:
     if (model := initial.own_model(net)) is not None:
         return model
     raise ScenarioError(
-        f"cannot compute representations: no module of the client network {type(net).__name__} has a method "
+        f"cannot compute representations: the client network {type(net).__name__} has no module that defines "
         "`features`; choose a run of a method whose clients keep a model with an extractor"
     )

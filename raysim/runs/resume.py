@@ -124,8 +124,8 @@ def refuse_differences(folder: Path, before: ParsedScenario, scenario: Scenario)
         named = [f"{key} ({_shown(had.get(key))} before, {_shown(has.get(key))} now)" for key in differing]
         place = scenario.origin.of(tuple(differing[0].split(".")))
         raise ScenarioError(
-            f"{place}: cannot resume {folder} with different settings: {', '.join(named)}; change only "
-            f"{', '.join(FREE)}, set more rounds, or set a `stop` that ends the run later"
+            f"{place}: cannot resume {folder} with different settings: {', '.join(named)}; allowed "
+            f"changes: {', '.join(FREE)}, more rounds, and a `stop` that ends the run later"
         )
 
 
@@ -154,7 +154,7 @@ def how_to_continue(scenario: Scenario, resume_line: str, early: bool = False) -
     rounds = scenario.rounds
     if _may_have_more_rounds(scenario, rounds, rounds + 1):
         return f"to run more rounds: {resume_line} --set rounds=N, where N is greater than {rounds}"
-    return "for more rounds, launch a new run: the learning rate or the method of this one depends on `rounds`"
+    return "for more rounds, launch a new run, because the learning rate or the method of this run depends on `rounds`"
 
 
 def _may_have_more_rounds(scenario: Scenario, had: int, have: int) -> bool:

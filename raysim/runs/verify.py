@@ -97,15 +97,21 @@ def difference(one: Trace, other: Trace) -> str | None:
             had, has = expected[party], actual.get(party, {})
             for tensor in dict.fromkeys([*had, *has]):
                 if had.get(tensor) != has.get(tensor):
-                    return f"round {t}, {party}, {tensor}: bits differ from the run {one.variation.name}"
+                    return (
+                        f"round {t}, {party}, {tensor}: bits differ from those of the first run ({one.variation.name})"
+                    )
     for t, (mine, its) in enumerate(zip(one.metrics, other.metrics, strict=True)):
         for name in dict.fromkeys([*mine, *its]):
             if (name in SAME or not name.startswith(VARYING)) and mine.get(name) != its.get(name):
-                return f"round {t}, {name}: {its.get(name)} instead of {mine.get(name)} as {one.variation.name}"
+                return (
+                    f"round {t}, {name}: {its.get(name)}, but {mine.get(name)} in the first run ({one.variation.name})"
+                )
     if one.digest != other.digest:
-        return f"the state digest differs from that of {one.variation.name}"
+        return f"the state digest differs from that of the first run ({one.variation.name})"
     if one.best_val != other.best_val:
-        return f"the saved state of the best round by validation differs from that of the run {one.variation.name}"
+        return (
+            f"the saved state of the best round by validation differs from that of the first run ({one.variation.name})"
+        )
     return None
 
 

@@ -74,8 +74,9 @@ def _taken(folder: Path, init: Init, assembly: Assembly) -> tuple[Initial, tuple
         notes.append(f"init: the clients of the run {folder} have different samples than the clients of this run")
     if server is None and not models and receives(spec.algorithm):
         notes.append(
-            f"init: the server of {folder} ({source.method}) has no model that this method can use, so the server of "
-            "this run begins with new weights; the parts that clients receive in round 1 overwrite their loaded parts"
+            f"init: the server of {folder} ({source.method}) has no model that the method of this run can use, so this "
+            "run's server begins with new weights; in round 1, the weights that clients receive replace "
+            "their loaded ones"
         )
     if server is None:
         return Initial(states, of, whole, models), tuple(notes)
@@ -159,7 +160,7 @@ def _own(net: nn.Module, where: str) -> nn.Module:
     model = own_model(net)
     if model is None:
         raise ScenarioError(
-            f"the client network {type(net).__name__} of {where} has no module with a method `features`; choose a "
+            f"the client network {type(net).__name__} of {where} has no module that defines `features`; choose a "
             "method whose clients keep a model with an extractor"
         )
     return model

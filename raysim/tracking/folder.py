@@ -75,7 +75,9 @@ class RunFolder:
             return cls(path, hold(path / LOCK))
         except FileExistsError as error:
             if path.is_dir():
-                raise ScenarioError(f"The run folder {path} exists already: choose another run id.") from error
+                raise ScenarioError(
+                    f"The run folder {path} exists already; start the run again, which gives it another id."
+                ) from error
             raise ScenarioError(_refusal(path, error)) from error
         except OSError as error:
             raise ScenarioError(_refusal(path, error)) from error

@@ -412,7 +412,8 @@ class MlflowTracker:
         lost = self._lost + len(self._pending)
         if lost:
             where = f"all rounds are in {self._folder}"
-            text = f"{lost} rounds could not be logged to MLflow at {shown(self.uri)}; {where}."
+            rounds = "1 round" if lost == 1 else f"{lost} rounds"
+            text = f"{rounds} could not be logged to MLflow at {shown(self.uri)}; {where}."
             (self.warnings if whole else self._missing).append(text)
 
 

@@ -58,8 +58,8 @@ def resolve_uri(uri: str | None = None) -> str:
     address = uri or os.environ.get(VARIABLE) or "sqlite:///mlflow.db"
     if holds_secret(address):
         raise ScenarioError(
-            f"{_origin(uri)}: the address of {shown(address)} contains a user name, password or token; remove them, "
-            f"and set {USER} and {PASSWORD}, or {TOKEN}; allowed: {ALLOWED}"
+            f"{_origin(uri)}: the address of {shown(address)} contains a user name, password or token; remove "
+            f"these from the address, and set {USER} and {PASSWORD}, or {TOKEN}; allowed: {ALLOWED}"
         )
     if re.match(r"https?://[^/]", address):
         return address.rstrip("/")
@@ -68,7 +68,7 @@ def resolve_uri(uri: str | None = None) -> str:
         return f"sqlite:///{Path(path).absolute()}{question}{query}"
     why = "is not a supported tracking store"
     if address.startswith("file:") or "://" not in address:
-        why = "is a file store, which MLflow has removed"
+        why = "is a file store, which MLflow no longer supports"
     raise ScenarioError(f"{_origin(uri)}: {shown(address)} {why}; use {ALLOWED}.")
 
 
@@ -97,8 +97,8 @@ def check_recorded(uri: str) -> str:
         if database is None and any(os.environ.get(name) for name in (USER, PASSWORD, TOKEN)):
             variable = next(name for name in (USER, PASSWORD, TOKEN) if os.environ.get(name))
             raise ScenarioError(
-                f"{variable} is not sent to the MLflow server {shown(uri)}, because only the run folder names this "
-                f"server; to send the credentials, {_SAY_SO}"
+                f"{variable} is not sent to the MLflow server {shown(uri)}, because its address comes from the run "
+                f"folder, not from your settings; if you trust this server, {_SAY_SO}"
             )
         if database is not None and not database.is_file():
             raise ScenarioError(

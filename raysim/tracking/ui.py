@@ -73,7 +73,7 @@ def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
         try:
             ensure_database(resolved)
         except Exception as error:
-            raise ScenarioError(f"tracking.uri: {shown(resolved)} cannot be made ({in_words(error)}).") from error
+            raise ScenarioError(f"tracking.uri: {shown(resolved)} cannot be created ({in_words(error)}).") from error
     print(f"MLflow is at http://{host}:{port} (Ctrl-C ends it)", flush=True)
 
     # The server starts child processes; in a separate session, all of them can be ended together.

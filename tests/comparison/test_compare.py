@@ -125,7 +125,7 @@ def test_what_was_left_out_is_said(tmp_path: Path) -> None:
     add_facts(make_run(tmp_path / "b", "fd"), uploads=18, rejected_uploads=0, diverged_clients=0)
     assert [note for note in compare(tmp_path).notes if note.startswith("f")] == [
         "fedgh, seed 1: 18 of 18 uploads contained NaN or infinity and were left out",
-        "fedgh, seed 1: 6 clients ended with a NaN or infinite loss or upload",
+        "fedgh, seed 1: 6 clients diverged: the last loss or upload was NaN or infinite",
     ]
 
 
@@ -276,7 +276,7 @@ def test_the_accuracy_of_all_clients_with_the_current_message(tmp_path: Path) ->
     assert last["last_current"].mean == last["best_current"].mean == pytest.approx(last["last"].mean + 0.2)  # type: ignore[union-attr]
     reached = comparison.estimate("Ours", "rounds_to_0.55")
     assert reached is not None and reached.n == 2
-    assert "of all clients with the server's current message reaches it." in legend(
+    assert "of all clients, each tested after it received the server's current message, reaches it." in legend(
         comparison, short_columns(comparison)
     )
 
@@ -394,7 +394,7 @@ def test_costs_to_a_target_that_some_runs_miss_have_no_mean(tmp_path: Path) -> N
     assert comparison.reached("fd", "mib_to_0.5") == (1, 3)
     assert comparison.estimate("fd", "rounds_to_0.5") is None
     assert comparison.difference("fedgh", "rounds_to_0.5") is None
-    assert "the mean cost if all runs do" in legend(comparison, short_columns(comparison))
+    assert "if all runs do, the mean cost." in legend(comparison, short_columns(comparison))
     frame = comparison.frame.set_index(["variant", "measure"])
     of_fd = frame.loc[("fd", "rounds_to_0.5")]
     assert (of_fd["n"], of_fd["runs"], of_fd["values"]) == (1, 3, "1.0") and of_fd["mean"] != of_fd["mean"]

@@ -50,9 +50,9 @@ def figure(folder: Path, kind: str, metric: str | None = None, select: str = "la
 @pytest.mark.parametrize(
     ("metric", "values", "label"),
     [
-        (None, OWN, "mean test accuracy,\nown networks of all clients"),
-        ("accuracy/all_current", CURRENT, "mean test accuracy,\ncurrent networks of all clients"),
-        ("accuracy/val", [value + 0.02 for value in VAL], "mean validation accuracy,\nown networks of all clients"),
+        (None, OWN, "mean test accuracy,\nall clients' own networks"),
+        ("accuracy/all_current", CURRENT, "mean test accuracy,\nall clients' current networks"),
+        ("accuracy/val", [value + 0.02 for value in VAL], "mean validation accuracy,\nall clients' own networks"),
     ],
 )
 def test_curves_show_the_metric_and_name_it(
@@ -132,7 +132,8 @@ def test_a_metric_without_values_of_clients_is_shown_without_their_figures(
     comparison = compare(tmp_path / "runs", metric="accuracy/participants")
     assert {one.kind for one in pictures(comparison)} == {"curves"}
     sentence = (
-        "no figures of clients, profiles and architectures: accuracy/participants has no values of single clients"
+        "no box plots, performance profiles or figures by architecture: accuracy/participants is measured only as a "
+        "mean over clients"
     )
     assert without_clients(comparison) == sentence and not without_clients(compare(tmp_path / "runs"))
     words = [str(tmp_path / "runs"), "--metric", "accuracy/participants"]
@@ -174,7 +175,10 @@ def test_every_metric_has_a_measure_and_an_option() -> None:
         assert first_accuracy((), select) == main_measure(None, select) == measure
         for metric, of_metric in OF_METRIC[select].items():
             assert ORIGINS[of_metric].accuracy.metric == metric and metric.split("/")[0] == "accuracy"
-    assert in_words("best_current") == "greatest test accuracy of current networks of all clients"
+    assert (
+        in_words("best_current")
+        == "greatest test accuracy of all clients after they received the server's current message"
+    )
 
 
 def test_values_of_clients() -> None:

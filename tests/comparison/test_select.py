@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 
 import pytest
@@ -91,8 +92,10 @@ def test_the_summary_over_tasks_takes_the_selected_round(tmp_path: Path) -> None
             make_run(tmp_path / f"{data}{name}", name, accuracy=accuracy, val=VAL, data={"name": data})
     iqm = [[row[2] for row in task_rows(compare(tmp_path, select=select))[1:]] for select in ("last", "val")]
     assert iqm == [["70.00", "20.00"], ["60.00", "20.00"]]
-    assert "of the last test accuracy of own networks of all clients over all" in tasks_legend("last")
-    sentence = "of the test accuracy of own networks of all clients at best validation over all"
+    assert "of the last test accuracy of all clients' own networks. It covers all" in tasks_legend("last")
+    sentence = (
+        "of the test accuracy of all clients' own networks in the round with the best validation accuracy. It covers "
+    )
     assert sentence in tasks_legend("at_best_val")
 
 
@@ -136,10 +139,11 @@ def test_commands_take_the_option(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert code == 0 and "at best val." in out and "note: validation selects the round: " in out
     assert (tmp_path / "c" / "clients.png").stat().st_size
     code, *_ = command(capfd, "report", str(tmp_path / "runs"), "--select", "val", "-o", str(tmp_path / "r.html"))
-    page = (tmp_path / "r.html").read_text()
-    assert code == 0 and "Spread of the test accuracy of own networks of all clients at best validation" in page
-    page = report(tmp_path / "runs", output=tmp_path / "l.html").read_text()
-    assert "Spread of the last test accuracy of own networks of all clients" in page
+    page = html.unescape((tmp_path / "r.html").read_text())
+    spread = "Spread of the test accuracy of all clients' own networks in the round with the best validation accuracy"
+    assert code == 0 and spread in page
+    page = html.unescape(report(tmp_path / "runs", output=tmp_path / "l.html").read_text())
+    assert "Spread of the last test accuracy of all clients' own networks" in page
 
 
 CURRENT, VAL_CURRENT = (0.9, 0.2, 0.4, 0.8, 0.3), (0.9, 0.1, 0.2, 0.5, 0.5)
@@ -177,7 +181,7 @@ def test_the_validation_accuracy_of_current_networks_selects_the_round(
         "current at best val.", "vs standalone", "p (Holm)", "worst 10% current", "max val. current",
         "max val. current round", "MiB",
     ]  # fmt: skip
-    assert "validation accuracy of all clients with the server's current message" in comparison.notes[0]
+    assert "after they received the server's current message" in comparison.notes[0]
     (first, *_) = comparison.variants
     (run, *_) = first.runs
     assert run.clients_of("at_best_val_current")["accuracy"].to_pylist() == pytest.approx([0.84, 0.74])

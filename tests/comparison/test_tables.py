@@ -118,7 +118,7 @@ def test_a_legend_explains_the_columns_of_its_table(comparison: Comparison) -> N
     assert of("n", "last.difference") == (
         f"Accuracies in %. {interval} vs fd_x: the difference to fd_x, paired over seeds."
     )
-    assert of("n", "rounds_to_0.5").startswith("To a target: number of runs that reach it")
+    assert of("n", "rounds_to_0.5").startswith("Costs to a target: number of runs that reach the target")
     assert of("n", "last.p_holm").startswith("Accuracies in %. p (Holm): p-value of the paired t-test")
     few = replace(comparison, variants=[comparison.variants[0], replace(comparison.variants[1], runs=[])])
     assert legend(few, chosen_columns(few, ["total_mib"])) == "Seeds: fedgh 3, fd_x 0."

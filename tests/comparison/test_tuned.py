@@ -37,7 +37,7 @@ def test_budgets_are_equal_or_it_says_how_they_differ() -> None:
     halving = "16 trials with successive halving at rounds 2, 6, 20"
     assert CARD.notes[0] == f"{begins}equal budgets of {halving} (84 rounds) per method"
     fewer = replace(CARD, variants=[A, replace(B, rounds=80)])
-    rounds = "trials that failed or ended early took fewer rounds (total rounds: A 84, B 80)"
+    rounds = "total rounds differ, because trials that failed or ended early took fewer rounds: A 84, B 80"
     assert fewer.notes[0] == f"{begins}equal budgets of {halving} per method; {rounds}"
     other = replace(CARD, seeds=[101], variants=[A, replace(B, trials=4, steps=[], rounds=1600)])
     assert other.notes[0] == (
@@ -64,10 +64,11 @@ def test_decisions_between_scores_that_hardly_differ_are_in_one_note() -> None:
     first, second = (CloseDecision(t, 3, 0.21514, 0, 0.2142, "180 validation samples") for t in (2, 6))
     found = replace(CARD, variants=[replace(A, close=[first]), replace(B, close=[second])])
     assert found.notes[-2:] == [
-        "successive halving ended trials whose scores hardly differ: A after round 2, trial 3 (score 0.2151) continued "
-        "and trial 0 (score 0.2142) ended, a difference of less than two of 180 validation samples; B after round 6, "
-        "trial 3 (score 0.2151) continued and trial 0 (score 0.2142) ended, a difference of less than two of 180 "
-        "validation samples; to decide more reliably, set later rounds in tune.halving.rounds, or more tune.seeds",
+        "successive halving chose between trials whose scores hardly differ: A: after round 2, trial 3 (score "
+        "0.2151) continued and trial 0 (score 0.2142) ended, but their scores differ by less than two of 180 "
+        "validation samples; B: after round 6, trial 3 (score 0.2151) continued and trial 0 (score 0.2142) ended, "
+        "but their scores differ by less than two of 180 validation samples; to decide more reliably, set later "
+        "rounds in tune.halving.rounds, or more seeds in tune.seeds",
         CHOICE,
     ]
 
@@ -80,9 +81,9 @@ def test_a_comparison_shows_the_tuning_of_its_sweep(tmp_path: Path) -> None:
     SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=CARD).write(tmp_path)
     found = compare(tmp_path)
     assert [variant.name for variant in found.variants] == ["A", "B"]
-    outdated = "left out 1 run with values that an earlier tuning chose"
+    outdated = "left out 1 run, whose values were chosen by an earlier tuning"
     assert found.notes[:5] == [outdated, *CARD.notes]
     assert not any(note.startswith("unequal settings: training.lr") for note in found.notes)
     SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=replace(CARD, cells=["C"])).write(tmp_path)
-    with pytest.raises(ScenarioError, match="an earlier tuning chose the values of every run; run the sweep again"):
+    with pytest.raises(ScenarioError, match="all runs have values that an earlier tuning chose; run the sweep again"):
         compare(tmp_path)

@@ -169,7 +169,7 @@ def test_a_run_is_replayed_from_its_partition(workplace: Path) -> None:
     # A run goes on with its files, wherever they are now, and with no others.
     (workplace / "mine.csv").rename("moved.csv")
     table(workplace / "mine.csv", 79, users=3)
-    with pytest.raises(ScenarioError, match="its data set had the digest"):
+    with pytest.raises(ScenarioError, match="the data set of this run had the digest"):
         Run(first.folder).resume(sets=["rounds=3"], quiet=True)
     assert Run(first.folder).resume(sets=["rounds=3", "data.path=moved.csv"], quiet=True).summary["rounds"] == 3
 

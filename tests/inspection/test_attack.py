@@ -157,7 +157,7 @@ def test_batchnorm_is_left_out_where_it_cannot_train(runs: Runs) -> None:
     assert architectures("lg_fedavg") == {"digits_mlp64", "digits_cnn_s"}
     assert architectures("fedgh") == {"digits_mlp64", "digits_cnn_s", "digits_resnet"}
     assert architectures("fedcache") == {"digits_mlp64", "digits_cnn_s"}  # it sends what training steps gave
-    with pytest.raises(ScenarioError, match=r"^FedAvg exposes no single image in round 2, because .* BatchNorm; "):
+    with pytest.raises(ScenarioError, match=r"^FedAvg cannot be attacked in round 2: .* BatchNorm, which .*; "):
         attack(runs("fedavg", "rounds=1", "clients.models=[digits_resnet]").folder)
 
 
@@ -257,7 +257,7 @@ def test_an_own_method_is_attacked(runs: Runs, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (OWN, r"SharedExtractor does not declare what its uploads expose; implement its method `exposed`, as in the t"),
+        (OWN, r"SharedExtractor does not declare what its uploads expose; implement the hook `exposed`, as in the t"),
         (
             OWN.replace("part.requires_grad_(True), other.requires_grad_(False)", "pass") + DECLARED,
             r"SharedExtractor trains the exposed parameters in 2 calls of client.fit, but the attack supports only",

@@ -161,5 +161,5 @@ def test_data_that_is_not_the_runs_is_refused(runs: Runs, tmp_path: Path) -> Non
     shutil.copytree(runs().folder, copy)
     card = copy / "run.json"
     card.write_text(card.read_text().replace('"partition_digest": "', '"partition_digest": "0000'))
-    with pytest.raises(raysim.ScenarioError, match=r"its partition had the digest 0000.*, the present one has "):
+    with pytest.raises(raysim.ScenarioError, match=r"the partition of this run had the digest 0000.*, but now it has "):
         raysim.Run(copy).client(0)

@@ -66,7 +66,7 @@ def test_what_is_drawn_is_what_was_measured(runs: Runs, tmp_path: Path, figures:
     assert bars == pytest.approx(last.to_dict())
     plot(folders[:1], "curves", tmp_path / "a.png")
     names = [line.get_label() for line in figures[-1].axes[0].lines]
-    assert names == ["own networks of all clients, ± one std", "worst tenth of them", "participants"]
+    assert names == ["all clients' own networks, ± one std", "worst tenth of them", "participants"]
     assert figures[-1].axes[0].get_ylabel() == "mean test accuracy"
 
 
@@ -76,11 +76,11 @@ def test_the_metric_is_drawn_and_named(tmp_path: Path, figures: list[Figure]) ->
     metric = "accuracy/all_current"
     plot(folders, "bytes", tmp_path / "a.png", metric=metric)
     axes = figures[-1].axes[0]
-    assert axes.get_ylabel() == "mean test accuracy,\ncurrent networks of all clients"
+    assert axes.get_ylabel() == "mean test accuracy,\nall clients' current networks"
     assert axes.lines[0].get_ydata() == pytest.approx(current)
     plot(folders[:1], "curves", tmp_path / "a.png", metric=metric)
     lines = {line.get_label(): line.get_ydata() for line in figures[-1].axes[0].lines}
-    assert lines["current networks of all clients, ± one std"] == pytest.approx(current)
+    assert lines["all clients' current networks, ± one std"] == pytest.approx(current)
     assert lines["worst tenth of them"] == pytest.approx([value - 0.05 for value in current])
     plot(folders[:1], "clients", tmp_path / "a.png", metric=metric)
     assert [bar.get_height() for bar in figures[-1].axes[0].patches] == pytest.approx([0.95, 0.85])
@@ -98,14 +98,14 @@ def test_the_metric_is_drawn_and_named(tmp_path: Path, figures: list[Figure]) ->
         (
             "boxes",
             "accuracy/participants",
-            "--metric: accuracy/participants given, but --kind boxes shows single clients, which have no values of "
-            "this metric; choose one of accuracy/all, accuracy/all_current, accuracy/val, accuracy/val_current",
+            "--metric: accuracy/participants given, but --kind boxes shows every client, and this metric is only a "
+            "mean over clients; choose one of accuracy/all, accuracy/all_current, accuracy/val, accuracy/val_current",
         ),
         (
             "confusion",
             "accuracy/val",
-            "--metric: accuracy/val given, but --kind confusion shows the test samples of all clients; "
-            "choose one of accuracy/all, accuracy/all_current",
+            "--metric: accuracy/val given, but --kind confusion needs an accuracy of all clients on their test "
+            "samples; choose one of accuracy/all, accuracy/all_current",
         ),
         (
             "curves",
@@ -187,7 +187,7 @@ def test_labels_have_only_what_differs(tmp_path: Path) -> None:
     ("kind", "sentence"),
     [
         ("virtual-time", "this run has no virtual time; choose a run whose scenario has a section `system`"),
-        ("confusion", "has no checkpoint; choose a run with checkpoints, whose checkpoint.every is not 0"),
+        ("confusion", "has no checkpoint; choose a run whose checkpoint.every is not 0"),
     ],
 )
 def test_a_run_that_lacks_the_data(
@@ -280,11 +280,11 @@ def test_folders_of_a_sweep_stand_for_its_runs_with_its_names(
     assert drawn(sweep / "Ours-2-0a", sweep / "Theirs-2-0a" / "20261121-1") == {"Ours": 0.2, "Theirs": 0.2}
     assert drawn(sweep / "Ours-2-0a", single) == {"Ours seed=2": 0.2, "Mine seed=1": 0.5}
     drawn(sweep / "Ours-2-0a")
-    assert figures[-1].axes[0].lines[0].get_label() == "own networks of all clients, ± one std"
+    assert figures[-1].axes[0].lines[0].get_label() == "all clients' own networks, ± one std"
 
     monkeypatch.setattr(run_plots, "MOST_RUNS", 3)
     code, _, error = run(capfd, "plot", str(sweep), "-o", str(tmp_path / "b.png"))
     assert (code, error) == (2, "raysim: 4 runs given; at most 3 fit into one figure\n")
     make_run(tmp_path / "begun" / "a", done=0)
     code, _, error = run(capfd, "plot", str(tmp_path / "begun"), "-o", str(tmp_path / "b.png"))
-    assert code == 2 and error.endswith("begun: no run has a finished round yet; try again later\n")
+    assert code == 2 and error.endswith("begun: no run has finished a round yet; try again later\n")

@@ -43,10 +43,12 @@ def run(stream, rounds=30):
 def test_plain_lines():
     lines = run(io.StringIO()).splitlines()
     assert lines[0] == "quick: 30 rounds, 20 clients, /runs/quick/r1"
-    assert lines[1].startswith("round  0/30  accuracy 0.0% all clients' own networks, 0.0% participants  1.00 MiB sent")
-    assert re.fullmatch(r"round  1/30  accuracy 1\.0% all clients' own .* 2\.00 MiB sent  .*/round  .* left", lines[2])
+    assert lines[1].startswith(
+        "round  0/30  accuracy 0.0% (all clients' own networks), 0.0% (participants)  1.00 MiB sent"
+    )
+    assert re.fullmatch(r"round  1/30  accuracy 1\.0% \(all .* 2\.00 MiB sent  .*/round  .* left", lines[2])
     assert lines[3] == "actor 3 [died]; went on"
-    assert lines[-1].startswith("round 30/30  accuracy 30.0% all clients' own networks") and "left" not in lines[-1]
+    assert lines[-1].startswith("round 30/30  accuracy 30.0% (all clients' own networks)") and "left" not in lines[-1]
     assert len(lines) <= 7, "more than about one line a second"
     assert "\x1b" not in "".join(lines)
 
@@ -85,7 +87,11 @@ def test_live_line(monkeypatch):
     text = run(Terminal())
     assert "\x1b[?25l" in text and text.rstrip().endswith("\x1b[?25h"), "the cursor is hidden, then shown"
     assert "actor 3 [died]; went on\n" in text
-    assert "30/30" in text and "30.0% all clients' own networks, 60.0% participants" in text and "31.0 MiB sent" in text
+    assert (
+        "30/30" in text
+        and "30.0% (all clients' own networks), 60.0% (participants)" in text
+        and "31.0 MiB sent" in text
+    )
 
 
 def test_a_narrow_terminal_shows_the_whole_line(monkeypatch):

@@ -47,7 +47,10 @@ def test_accuracy_of_all_clients_with_the_current_message():
     final = {"accuracy/all_current": 0.55, "accuracy/all_current_std": 0.2, "accuracy/all_current_pooled": 0.541}
     final["accuracy/participants_before"] = 0.5
     rows = dict(summary_rows({**SUMMARY, "final": {**SUMMARY["final"], **final}}))
-    assert rows["accuracy, current"] == "55.0% ± 20.0, 54.1% pooled, all clients with the server's current message"
+    assert (
+        rows["accuracy, current"]
+        == "55.0% ± 20.0 (mean ± std), 54.1% pooled, each client after it received the server's current message"
+    )
     assert rows["accuracy, before training"] == "50.0%"
 
 
@@ -57,15 +60,15 @@ def test_all_rows():
         "overridden": "rounds=20 data.augment=true",
         "rounds": "20",
         "clients": "20, 10 per round",
-        "accuracy, all clients": "91.2% ± 5.4, each client's own latest network as last tested",
+        "accuracy, all clients": "91.2% ± 5.4 (mean ± std), each client as it was last tested",
         "accuracy, worst tenth": "80.0%",
         "accuracy, participants": "93.0%",
-        "best, all clients": "92.0% in round 18",
-        "at best validation": "90.5% in round 15",
+        "accuracy, best round": "92.0%, all clients in round 18 (best test accuracy)",
+        "accuracy, best val.": "90.5%, all clients in round 15 (best validation accuracy)",
         "sent per participant": "1.00 MiB up, 2.00 MiB down per round",
         "total communication": "600 MiB",
         "total computation": "15.0 TFLOP",
-        "time": "43.2 s (40.0 s of rounds, 3.20 s of start and end)",
+        "time": "43.2 s (40.0 s for rounds, 3.20 s for start and end)",
         "time by phase": "train 30.1 s, aggregate 0.20 s, evaluate 9.00 s",
         "state": "a1b2c3d4e5f6",
         "results": "/a/runs/quickstart/r1",
@@ -82,7 +85,7 @@ def test_a_run_that_stopped_early():
     assert dict(summary_rows({**SUMMARY, "rejected_uploads": 3}))["uploads left out"] == "3 (NaN or infinity)"
     every = dict(summary_rows({**SUMMARY, "uploads": 3, "rejected_uploads": 3, "diverged_clients": 2}))
     assert every["uploads left out"] == "all 3 (NaN or infinity); the server received no usable upload"
-    assert every["diverged clients"].startswith("2 of 20 ended with a NaN or infinite loss or upload")
+    assert every["diverged clients"].startswith("2 of 20: the last loss or upload was NaN or infinite")
     assert "dropped out or late" not in found
     assert dict(summary_rows({**SUMMARY, "dropped_clients": 7}))["dropped out or late"] == "7 client rounds"
     assert found["restarts"] == "2" and found["sent per participant"] == "2.00 KiB up per round"

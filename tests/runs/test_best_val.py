@@ -77,7 +77,7 @@ def test_a_run_that_is_resumed_for_more_rounds_keeps_its_best(workplace: Path) -
 def test_a_best_round_that_is_not_kept_says_why(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plain = run(loaded(*PEAK, "rounds=6", "checkpoint.every=1"), quiet=True)
     sentence = (
-        f"{plain.folder} did not keep the state after round 4, the best by validation; "
+        f"{plain.folder}: the state after round 4, the best by validation, was not kept; "
         "run the scenario again with checkpoint.keep: [last, best_val]"
     )
     with pytest.raises(ScenarioError) as caught:

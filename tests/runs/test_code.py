@@ -94,7 +94,7 @@ def test_a_run_does_not_go_on_with_other_code(write: Write, name: str, old: str,
     has = Code.of(mine().algorithm).files[f"algorithms/{name}"][:12]
     with pytest.raises(ScenarioError) as caught:
         Run(short.folder).resume(sets=["rounds=4"], quiet=True)
-    assert f"its code has changed since: algorithms/{name} ({had} there, {has} here); " in str(caught.value)
+    assert f"its code has changed: algorithms/{name} ({had} before, {has} now); " in str(caught.value)
     assert "--code-changed" in str(caught.value)
     assert {path: path.read_bytes() for path in short.folder.rglob("*") if path.is_file()} == before
     assert Run(short.folder).resume(sets=["rounds=2"], quiet=True).summary["nothing_to_do"]
@@ -137,7 +137,7 @@ def test_other_code_of_raysim_that_computes_is_refused_too(workplace: Path, monk
     had = short.summary["code"]["files"][RAYSIM][:12]
     with pytest.raises(ScenarioError) as caught:
         Run(short.folder).resume(sets=["rounds=2"], quiet=True)
-    assert f"{RAYSIM} ({had} there, 555555555555 here)" in str(caught.value)
+    assert f"{RAYSIM} ({had} before, 555555555555 now)" in str(caught.value)
     assert Run(short.folder).resume(sets=["rounds=2"], quiet=True, code_changed=True).summary["rounds"] == 2
 
 
@@ -150,7 +150,7 @@ def test_a_run_of_an_older_raysim_goes_on_with_a_word(workplace: Path, capfd: py
     longer = Run(short.folder).resume(sets=["rounds=2"])
     told = " ".join(capfd.readouterr().err.split())
     assert code.UNKNOWN in told
-    assert "other versions or another processor than at the start of the run (torch 1.0 there, " in told
+    assert "versions or the processor differ from those at the start of the run (torch 1.0 before, " in told
     assert longer.summary["code"]["files"] == files
     assert Run(short.folder).resume(sets=["rounds=3"], quiet=True).summary["code"]["changes"] == []
 
@@ -174,7 +174,7 @@ def test_on_the_command_line(write: Write, workplace: Path, capfd: pytest.Captur
         told = capfd.readouterr().err
         assert ended.value.code == 2
         assert told.count("\n") == 1
-        assert told.startswith(f"raysim: {short.folder} cannot be resumed: its code has changed since: ")
+        assert told.startswith(f"raysim: {short.folder} cannot be resumed: its code has changed: ")
     main([*relaunch, "--code-changed"])
     write("my_factor.py", "FACTOR = 6\n")
     main(["resume", str(short.folder), "--set", "rounds=3", "--quiet", "--code-changed"])

@@ -128,8 +128,8 @@ def test_an_accelerator_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda: SimpleNamespace(has_fp64=True))
     text = (
-        "2 of torch's type xpu, on which raysim is untested; actors use it only on a Ray that was started with "
-        "`ray start --num-gpus`"
+        "2 devices of torch's type xpu; raysim is untested on this type, and actors use it only on a Ray that was "
+        "started with `ray start --num-gpus`"
     )
     assert doctor.gpus() == doctor.Finding("GPUs", "note", text)
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda: SimpleNamespace(has_fp64=False))
@@ -170,7 +170,8 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "joins the Ray cluster at 10.0.0.1:6379" in doctor.ray().text
     monkeypatch.setenv("RAYSIM_DATA", "no/such/folder")
     assert (
-        doctor.data_folder().text == "RAYSIM_DATA is no/such/folder, but this folder does not exist; set it to another"
+        doctor.data_folder().text
+        == "RAYSIM_DATA is no/such/folder, but this folder does not exist; set RAYSIM_DATA to another folder"
     )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     found = doctor.mlflow()

@@ -82,7 +82,10 @@ def test_other_things_than_files_are_refused(folder: Path, change: Callable[[Pat
         ({"versions": {"raysim": 1}}, r"cannot be read \(versions: raysim: "),
         ({"code": 7}, r"cannot be read \(code: "),
         *(
-            ({"checkpoints": place}, r"checkpoints: .* given; allowed: 'checkpoints', in the run folder, or a folder")
+            (
+                {"checkpoints": place},
+                r"checkpoints: .* given; allowed: 'checkpoints' \(in the run folder\), or an absolute path",
+            )
             for place in (
                 *("/etc", "..", "../checkpoints", ".", "", "plots", f"../{RUN_ID}", f"{RUN_ID}"),
                 *(f"/etc/../x/{RUN_ID}", f"/etc/x/{RUN_ID}/", f"/../{RUN_ID}", "s3://bucket", f"s3://../{RUN_ID}"),

@@ -263,7 +263,7 @@ def test_going_on_with_other_images_is_refused(workplace: Path) -> None:
     done = run(loaded(), quiet=True)
     known = json.loads((done.folder / "run.json").read_text())
     (done.folder / "run.json").write_text(json.dumps({**known, "dataset_digest": "0" * 64}))
-    with pytest.raises(ScenarioError, match="its data set had the digest 000000000000"):
+    with pytest.raises(ScenarioError, match="the data set of this run had the digest 000000000000"):
         Run(done.folder).resume(sets=["rounds=5"], quiet=True)
 
 

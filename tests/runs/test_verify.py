@@ -35,9 +35,9 @@ def test_equal_traces() -> None:
 @pytest.mark.parametrize(
     ("who", "tensor", "told"),
     [
-        ("client 10", "w", "round 2, client 10, w: bits differ from the run in process"),
-        ("the server", "w", "round 2, the server, w: bits differ from the run in process"),
-        ("client 3", "new", "round 2, client 3, new: bits differ from the run in process"),
+        ("client 10", "w", "round 2, client 10, w: bits differ from those of the first run (in process)"),
+        ("the server", "w", "round 2, the server, w: bits differ from those of the first run (in process)"),
+        ("client 3", "new", "round 2, client 3, new: bits differ from those of the first run (in process)"),
     ],
 )
 def test_the_first_difference_is_named(who: str, tensor: str, told: str) -> None:
@@ -50,8 +50,8 @@ def test_the_first_difference_is_named(who: str, tensor: str, told: str) -> None
 def test_a_metric_that_differs_is_named() -> None:
     other = trace()
     other.metrics[2]["accuracy/all"] = 0.25  # type: ignore[index]
-    assert difference(trace(), other) == "round 2, accuracy/all: 0.25 instead of 0.5 as in process"
-    assert difference(trace(), trace(digest="x")) == "the state digest differs from that of in process"
+    assert difference(trace(), other) == "round 2, accuracy/all: 0.25, but 0.5 in the first run (in process)"
+    assert difference(trace(), trace(digest="x")) == "the state digest differs from that of the first run (in process)"
 
 
 def test_two_seeds_differ_and_one_does_not() -> None:

@@ -234,7 +234,7 @@ def test_runs_of_an_earlier_choice_are_left_out(workplace: Path, pool: Pool) -> 
     found = compare(second[0].cell.scenario.settings.results_folder("tuned"))
     assert [run.folder for variant in found.variants for run in variant.runs] == [second[0].folder]
     assert first[0].folder is not None and first[0].folder.exists()
-    assert "left out 1 run with values that an earlier tuning chose" in found.notes
+    assert "left out 1 run, whose values were chosen by an earlier tuning" in found.notes
 
 
 def test_methods_without_a_choice_wait_and_the_others_run(
@@ -313,7 +313,7 @@ def test_halving_notes_decisions_between_trials_that_hardly_differ(workplace: Pa
     validated = [row["val_total"] for row in read_clients(folder).to_pylist() if row["round"] == 0]
     assert decision.samples == f"{sum(validated)} validation samples"
     notes = compare(sweep.output).notes
-    begins = "successive halving ended trials whose scores hardly differ: Alone after round 1, trial 1"
+    begins = "successive halving chose between trials whose scores hardly differ: Alone: after round 1, trial 1"
     assert sum(note.startswith(begins) for note in notes) == 1
 
 
@@ -517,11 +517,11 @@ def test_other_processes_are_told_of_a_sweep_that_is_being_tuned(workplace: Path
             ScenarioError, match="another process is running this sweep; see its progress with --status"
         ):
             lock(sweep, cleanup)
-        begun = "no run of this sweep has begun yet; see its progress with `raysim sweep FILE --status`"
+        begun = "no run of this sweep has begun yet; see the progress of the sweep with `raysim sweep FILE --status`"
         with pytest.raises(ScenarioError, match=begun):
             compare(sweep.output)
     sweep.output.with_name("tuned-tuning").mkdir()
-    with pytest.raises(ScenarioError, match="no run of this sweep has begun; run it with `raysim sweep FILE`"):
+    with pytest.raises(ScenarioError, match="no run of this sweep has begun; start the sweep with `raysim sweep FILE`"):
         compare(sweep.output)
 
 

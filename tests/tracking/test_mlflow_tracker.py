@@ -191,7 +191,7 @@ def test_one_bad_round_does_not_hold_up_the_others(store, tmp_path, make_card, m
     run = client_of(store).get_run(tracker.run_id)
     history = client_of(store).get_metric_history(tracker.run_id, "accuracy/all")
     assert {m.step for m in history} == {2, 3} and run.info.status == "FINISHED"
-    assert tracker.warnings[-1].startswith("1 rounds could not be logged"), tracker.warnings
+    assert tracker.warnings[-1].startswith("1 round could not be logged"), tracker.warnings
 
 
 def test_two_runs_that_add_the_same_data_set_at_once(store, tmp_path, make_card, monkeypatch):

@@ -26,7 +26,9 @@ def test_order_of_addresses(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "file:mlruns", "./mlruns", "mlruns"])
 def test_file_stores_are_refused(uri):
-    with pytest.raises(ScenarioError, match=r"^tracking\.uri: .* is a file store, which MLflow has removed; use"):
+    with pytest.raises(
+        ScenarioError, match=r"^tracking\.uri: .* is a file store, which MLflow no longer supports; use"
+    ):
         resolve_uri(uri)
 
 

@@ -138,7 +138,7 @@ def test_a_store_without_a_run_is_made_whole_and_said_to_be_empty(tmp_path, monk
         raise OSError("database or disk is full")
 
     monkeypatch.setattr("raysim.tracking.database._make", full)
-    with pytest.raises(ScenarioError, match=r"sqlite:///.*other\.db cannot be made \(database or disk is full\)"):
+    with pytest.raises(ScenarioError, match=r"sqlite:///.*other\.db cannot be created \(database or disk is full\)"):
         serve_ui(f"sqlite:///{tmp_path / 'other.db'}", port=free_port())
     assert [path.name for path in tmp_path.iterdir() if "other" in path.name] == ["other.db.lock"]
 
