@@ -205,7 +205,10 @@ SELECT = click.option(
     "--baseline", metavar="METHOD", help="Also show paired differences to this method, or to the runs with this name."
 )
 @SELECT
-@metric("the first accuracy in --columns; without --columns, the accuracy that tuning maximised, or else accuracy/all")
+@metric(
+    "the first accuracy in --columns; without --columns, accuracy/all_current if tuning or --select uses "
+    "accuracy/val_current, else accuracy/all"
+)
 @click.option(
     "-o",
     "--output",

@@ -72,7 +72,8 @@ CODE_CHANGED = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     help="Set an environment variable for the job and its actors, for example RAYSIM_DATA=/data. Users of the "
-    "dashboard can read it. The only variable sent without this option is MLFLOW_TRACKING_URI, if it names a server. "
+    "dashboard can read it. Of this shell's variables, only MLFLOW_TRACKING_URI is sent without this option, and only "
+    "if it names a server. "
     "May be repeated.",
 )
 def submit(

@@ -164,7 +164,7 @@ def report(
     environment = Environment(
         loader=PackageLoader("raysim.comparison"), autoescape=True, undefined=StrictUndefined, finalize=_clean
     )
-    measures = {title(name): meaning for name, meaning in MEASURES.items()}
+    measures = {f"{title(name)} ({name})": meaning.replace("`", "") for name, meaning in MEASURES.items()}
     name = name or ", ".join(part.name for part in parts)
     page = environment.get_template("report.html").render(parts=parts, measures=measures, live=live, name=name)
     path = Path(output)

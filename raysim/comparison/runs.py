@@ -129,7 +129,9 @@ class RunRecord:
         number = {name: value if isinstance(value, int) else 0 for name, value in counts.items()}
         if number["rejected_uploads"]:
             of = f" of {number['uploads']}" if number["uploads"] else ""
-            sentences.append(f"{number['rejected_uploads']}{of} uploads contained NaN or infinity and were left out")
+            sentences.append(
+                f"uploads that contained NaN or infinity and were left out: {number['rejected_uploads']}{of}"
+            )
         if number["diverged_clients"]:
             sentences.append(
                 f"{plural(number['diverged_clients'], 'client')} diverged: the last loss or upload was NaN or infinite"

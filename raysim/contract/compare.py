@@ -32,15 +32,6 @@ def differing(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     return [name for name in {**before, **after} if before.get(name) != after.get(name)]
 
 
-def differing_states(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Return the differing keys of two results of `Toy.states`, in words: "the state of client 0", "server.state"."""
-    words = {"the server's state": "server.state"}
-    return [
-        f"the state of {name}" if name.startswith("client ") else words.get(name, name)
-        for name in differing(before, after)
-    ]
-
-
 def identical(one: Any, other: Any) -> bool:
     """Return whether structure, types, shapes and bits are the same; NaN equals NaN."""
     ones, others = pytree.tree_leaves(one), pytree.tree_leaves(other)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raysim.contract.compare import differing_states, fingerprint
+from raysim.contract.compare import differing, fingerprint
 from raysim.contract.source import is_frozen, tree
 from raysim.contract.toy import ContractError, Toy, toy_seed
 from raysim.core.algorithm import AnyAlgorithm, ClientId
@@ -66,7 +66,7 @@ def own_state_only(algorithm: AnyAlgorithm) -> None:
     def watch(toy: Toy, name: str, client: ClientId | None, msg: Any) -> Iterator[None]:
         before = toy.states()
         yield
-        for changed in differing_states(before, toy.states()):
+        for changed in differing(before, toy.states()):
             own = "server.state" if client is None else f"the state of client {client}"
             if changed != own:
                 place = name if client is None else f"{name} of client {client}"

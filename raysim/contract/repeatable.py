@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raysim.contract.compare import differing_states, identical, random_states_kept
+from raysim.contract.compare import differing, identical, random_states_kept
 from raysim.contract.toy import SEED, C, Toy, ToyTransform, toy_samples
 from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.messages import weights
@@ -36,14 +36,14 @@ def deterministic(algorithm: AnyAlgorithm) -> None:
         if not identical(one, other):
             problem = f"the return value of {name} for client {k} differs when the run is repeated with the same seed"
             raise first.broken(problem, remedy)
-    for changed in differing_states(first.states(), second.states()):
+    for changed in differing(first.states(), second.states()):
         raise first.broken(f"{changed} differs when the run is repeated with the same seed", remedy)
 
 
 def any_order(algorithm: AnyAlgorithm) -> None:
     """The result does not depend on which client of a round runs first."""
     forward, backward = Toy(algorithm, "any_order").run(2), Toy(algorithm, "any_order").run(2, reverse=True)
-    for changed in differing_states(forward.states(), backward.states()):
+    for changed in differing(forward.states(), backward.states()):
         raise forward.broken(
             f"{changed} depends on the order in which clients run",
             "in client hooks, use only the arguments of the hook, and no global variables",
@@ -65,7 +65,7 @@ def state_dict_is_all(algorithm: AnyAlgorithm) -> None:
     second.server.state = copy.deepcopy(first.server.state)
     first.round(3)
     second.round(3)
-    for changed in differing_states(first.states(), second.states()):
+    for changed in differing(first.states(), second.states()):
         raise first.broken(f"{changed} differs after a restart from the clients' state_dicts", remedy)
 
 
@@ -99,7 +99,7 @@ def server_state_visible(algorithm: AnyAlgorithm) -> None:
     second.nets = copy.deepcopy(toy.nets)
     toy.round(3)
     second.round(3)
-    for changed in differing_states(toy.states(), second.states()):
+    for changed in differing(toy.states(), second.states()):
         raise toy.broken(f"{changed} differs after a restart from a saved server.state", remedy)
 
 

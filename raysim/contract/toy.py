@@ -334,9 +334,9 @@ class Toy:
 
     def states(self) -> dict[str, str]:
         """Return a digest of every client's state, of its data and of the server's state."""
-        digests = {f"client {k}": fingerprint(net) for k, net in self.nets.items()}
+        digests = {f"the state of client {k}": fingerprint(net) for k, net in self.nets.items()}
         digests |= {f"the data of client {k}": digest([s.raw_N, s.y]) for k, s in self.samples.items()}
-        return digests | {"the server's state": fingerprint(self.server.state)}
+        return digests | {"server.state": fingerprint(self.server.state)}
 
     @torch.no_grad()
     def score(self) -> tuple[float, float]:

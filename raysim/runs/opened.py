@@ -244,9 +244,7 @@ class OpenedRun:
             owners.append(np.full(len(samples), k))
         if not values:
             of = ", ".join(map(str, clients))
-            raise ScenarioError(
-                f"part: {part} given, but the clients {of} have no samples of this part; choose another part"
-            )
+            raise ScenarioError(f"part: {part} given, but no client of {of} has samples of this part; choose another")
         return Representations(np.concatenate(values), np.concatenate(labels), np.concatenate(owners))
 
 

@@ -58,7 +58,7 @@ def resolve_uri(uri: str | None = None) -> str:
     address = uri or os.environ.get(VARIABLE) or "sqlite:///mlflow.db"
     if holds_secret(address):
         raise ScenarioError(
-            f"{_origin(uri)}: the address of {shown(address)} contains a user name, password or token; remove "
+            f"{_origin(uri)}: the address {shown(address)} contains a user name, password or token; remove "
             f"these from the address, and set {USER} and {PASSWORD}, or {TOKEN}; allowed: {ALLOWED}"
         )
     if re.match(r"https?://[^/]", address):

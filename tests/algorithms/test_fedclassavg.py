@@ -237,8 +237,11 @@ def test_absent_clients_keep_everything() -> None:
     before = toy.states()
     toy.round(1, [0, 2])
     after = toy.states()
-    assert after["client 1"] == before["client 1"] and after["client 3"] == before["client 3"]
-    assert after["client 0"] != before["client 0"]
+    assert (
+        after["the state of client 1"] == before["the state of client 1"]
+        and after["the state of client 3"] == before["the state of client 3"]
+    )
+    assert after["the state of client 0"] != before["the state of client 0"]
 
 
 # -- the released code -------------------------------------------------------------------------------

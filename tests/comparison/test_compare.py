@@ -124,7 +124,7 @@ def test_what_was_left_out_is_said(tmp_path: Path) -> None:
     add_facts(make_run(tmp_path / "a"), uploads=18, rejected_uploads=18, diverged_clients=6)
     add_facts(make_run(tmp_path / "b", "fd"), uploads=18, rejected_uploads=0, diverged_clients=0)
     assert [note for note in compare(tmp_path).notes if note.startswith("f")] == [
-        "fedgh, seed 1: 18 of 18 uploads contained NaN or infinity and were left out",
+        "fedgh, seed 1: uploads that contained NaN or infinity and were left out: 18 of 18",
         "fedgh, seed 1: 6 clients diverged: the last loss or upload was NaN or infinite",
     ]
 

@@ -36,7 +36,7 @@ def test_a_run_that_ends_early_is_a_shorter_run(workplace: Path, tracking_store:
     assert 3 <= t < 40 and short.status == "finished"
     accuracy = short.rounds["accuracy/all"].tolist()
     assert max(accuracy[1:]) == accuracy[t - 2] and len(accuracy) == t + 1
-    reason = f"accuracy/all has not improved for 2 rounds (best: {accuracy[t - 2]:.4g} in round {t - 2})"
+    reason = f"accuracy/all has not improved since round {t - 2} (best: {accuracy[t - 2]:.4g})"
     assert short.summary["ended_early"] == dict(summary_rows(short.summary))["ended early"] == reason
     same = run(loaded(f"rounds={t}"), quiet=True)
     assert same.state_digest == short.state_digest and "ended early" not in dict(summary_rows(same.summary))
@@ -122,7 +122,7 @@ def test_only_rounds_that_test_all_that_the_last_one_tests_count(workplace: Path
         (["stop={target: 0.7, metric: accuracy/global}"], r"accuracy/global needs evaluation\.global_test: true"),
         (
             ["stop={target: 0.7}", "data.split=published"],
-            r"accuracy/val needs validation samples, but with data\.split published, clients have none",
+            r"accuracy/val needs validation samples, but with `data\.split: published`, clients have none",
         ),
         (["stop={patience: 0}"], r"stop\.patience: 0 given; allowed: at least 1"),
         (["stop={metric: time/total_s}"], r"stop\.metric: 'time/total_s' given; allowed: "),

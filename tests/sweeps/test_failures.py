@@ -84,7 +84,10 @@ with task_pool(work, 1) as pool:
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | monitor
     words = [sys.executable, "-c", program]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=100)
-    assert done.stdout == "its worker process died (its node ran out of memory; use a smaller --parallel)\n"
+    assert (
+        done.stdout
+        == "its worker process died (its node ran out of memory; run fewer cells at a time (`--parallel`))\n"
+    )
 
 
 @pytest.mark.large

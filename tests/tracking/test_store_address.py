@@ -125,7 +125,7 @@ def test_what_is_no_secret_is_shown(uri):
 
 def test_an_address_with_a_password_is_refused():
     with pytest.raises(
-        ScenarioError, match=r"^tracking\.uri: the address of http://h .*MLFLOW_TRACKING_USERNAME and MLFLOW_TRACK"
+        ScenarioError, match=r"^tracking\.uri: the address http://h .*MLFLOW_TRACKING_USERNAME and MLFLOW_TRACK"
     ):
         resolve_uri("http://me:secret@h")
 
@@ -137,7 +137,7 @@ def test_a_password_in_the_variable_moves_to_its_own(monkeypatch):
     assert resolve_uri(None) == "https://host:5000/x"
     assert [os.environ[name] for name in (VARIABLE, USER, PASSWORD)] == ["https://host:5000/x", "me", "s@cret"]
     monkeypatch.setenv(VARIABLE, "https://me:s@cret@host")
-    with pytest.raises(ScenarioError, match=r"^MLFLOW_TRACKING_URI: the address of https://host contains a user name"):
+    with pytest.raises(ScenarioError, match=r"^MLFLOW_TRACKING_URI: the address https://host contains a user name"):
         resolve_uri(None)
 
 

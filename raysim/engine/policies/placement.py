@@ -146,8 +146,9 @@ def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, pa
     plan = Plan(tuple(groups))
     if plan.gpus > machine.gpus + 1e-6:
         raise ScenarioError(
-            f"resources.gpus_per_actor: the actors need {plan.gpus:g} GPUs ({_recipe(groups)}), but Ray has only "
-            f"{machine.gpus:g}; request fewer actors or less GPU per actor, or set gpus_per_actor to 0 or auto"
+            f"resources.gpus_per_actor: the actors need {plan.gpus:g} GPUs ({_recipe(groups)}), but only "
+            f"{machine.gpus:g} are available; request fewer actors or less GPU per actor, or set gpus_per_actor to 0 "
+            "or auto"
         )
     if plan.cpus > machine.cpus + 1e-6:
         if not machine.oversubscribable:

@@ -42,10 +42,7 @@ class StoppingRule:
         if self.target is not None and not self._improves(self.target, watched.value):
             return f"{self.metric} reached {watched.value:.4g} in round {t} (target {self.target:g})"
         if self.patience is not None and t - watched.best_round >= self.patience:
-            return (
-                f"{self.metric} has not improved for {t - watched.best_round} rounds "
-                f"(best: {watched.best:.4g} in round {watched.best_round})"
-            )
+            return f"{self.metric} has not improved since round {watched.best_round} (best: {watched.best:.4g})"
         return ""
 
     def relaxes(self, other: StoppingRule) -> bool:

@@ -104,7 +104,7 @@ class TaskPool:
             except ray.exceptions.RayError as error:
                 memory = isinstance(error, ray.exceptions.OutOfMemoryError)
                 why = (
-                    "its node ran out of memory; use a smaller --parallel"
+                    "its node ran out of memory; run fewer cells at a time (`--parallel`)"
                     if memory
                     else str(error).strip().splitlines()[0]
                 )
