@@ -48,6 +48,12 @@ def values(path: Path, variant: str, measure: str) -> dict[str, float]:
     return {row["seed"]: float(row[measure]) * (1 if measure == "total_mib" else 100) for row in rows}
 
 
+def variants(path: Path) -> list[str]:
+    """The variants of a file, each once."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(dict.fromkeys(row["variant"] for row in csv.DictReader(file)))
+
+
 def cell(found: Estimate | None, sign: str = "") -> str:
     assert found is not None
     half = "" if found.half_width is None else f" ± {found.half_width:.2f}"
@@ -135,6 +141,30 @@ def test_the_others(sweep: str, count: int, measures: list[str]) -> None:
     for variant, *cells in rows:
         alone = ALONE.get(variant, "Standalone" if not variant.startswith("Standalone") else variant)
         assert cells[: len(measures) + 1] == expected(FOLDER / f"{sweep}.csv", variant, alone, measures)
+
+
+def test_what_is_reproduced() -> None:
+    """The summary repeats numbers of the tables below it, which the other tests compute."""
+    (section,) = [part for part in PAGE.split("\n## ") if part.startswith("What is reproduced")]
+    row = {line.split(" | ")[0].strip("| "): line for line in section.splitlines() if line.startswith("| ")}
+    short, tuned = FOLDER / "cifar100.csv", FOLDER / "digits_tuned.csv"
+
+    def gap(path: Path, variant: str, other: str, measure: str) -> float:
+        return values(path, variant, measure)["1"] - values(path, other, measure)["1"]
+
+    long = gap(FOLDER / "cifar100_published.csv", "FedSSA", "Standalone", "best_participants")
+    gaps = {name: gap(short, name, "Standalone", "last") for name in ("FedSSA", "FedRAL", "FedGH", "DC-PFL")}
+    assert f"{long:.2f} above after 200" in row["FedSSA"] and f"{gaps['FedSSA']:.2f} above after 150" in row["FedSSA"]
+    assert f"{-gaps['FedRAL']:.2f} below" in row["FedRAL"] and f"{gaps['DC-PFL']:.2f} above" in row["DC-PFL"]
+    last = {name: values(short, name, "last")["1"] for name in variants(short)}
+    assert max(last, key=last.__getitem__) == "DC-PFL" and len(last) == 7
+    mine = {name: values(tuned, f"{name}{CLASSES}3", "last") for name in ("fedgh", "standalone")}
+    assert f"{-gaps['FedGH']:.2f} below" in row["FedGH"]
+    assert f"{cell(paired_difference(mine['fedgh'], mine['standalone']))} above" in row["FedGH"]
+    images = FOLDER / "fashion_mnist.csv"
+    levels = {name: values(images, name, "last")["1"] for name in variants(images) if name.startswith("HKS")}
+    assert max(levels, key=levels.__getitem__) == "HKS all"
+    assert f"{-gap(images, 'HKS all', 'FD', 'last'):.2f} below FD" in row["HKS"]
 
 
 def test_public_after_correction() -> None:
