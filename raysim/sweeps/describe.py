@@ -15,13 +15,15 @@ SWEEP: Mapping[str, str] = {
     "name": "name of the folder below `runs/` and of the MLflow experiment; default: the name of the file",
     "seeds": "a list of seeds, or a range such as 1..5; default: the seed of `base`",
     "grid": "key -> list of values; every combination is a cell",
-    "runs": "the variants to compare: name -> list of overrides, such as [algorithm.name=fedgh, training.lr=0.1]. "
-    "Instead of a list, {set: OVERRIDES, grid: {KEY: VALUES}} gives one name its own grid. With several axes (axis -> "
-    "name -> overrides), every combination of their names is a variant",
+    "runs": "the variants to compare, as name -> list of overrides, such as {FedGH: [algorithm.name=fedgh, "
+    "training.lr=0.1]}. For a variant with its own grid, write {set: OVERRIDES, grid: {KEY: VALUES}} instead of the "
+    "list. To combine variants of several kinds, write group -> name -> list of overrides: raysim then runs every "
+    "combination of one name from each group",
     "set": "list of overrides for every cell",
     "baseline": "the method, or the name in `runs`, that all others are compared with",
     "targets": "target accuracies; the comparison shows the rounds, MiB and operations until each is reached",
-    "targets_on": "the clients whose mean test accuracy must reach a target: all (the default) or participants",
+    "targets_on": "the clients whose mean test accuracy must reach a target: all (the default) with their own "
+    "networks, all_current after they received the server's current message, or the participants of a round",
     "tune": "the keys to tune by trials before the final runs, and how to tune them: see `raysim describe tune`",
     "published": "a paper's values to compare with, as a mapping or a list of mappings: `file` is a CSV file, `rows` "
     "selects rows (column -> value), and `measures` assigns a measure to each metric (metric -> measure)",

@@ -273,7 +273,7 @@ def test_describe_says_what_is_allowed(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("sweep", ["runs the variants to compare: name -> list of overrides", "see `raysim describe tune`"]),
+        ("sweep", ["runs the variants to compare, as name -> list of overrides", "see `raysim describe tune`"]),
         (
             "tune",
             [
