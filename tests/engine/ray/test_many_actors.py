@@ -242,8 +242,8 @@ def test_a_dry_run_knows_the_nodes(gpus_used: tuple[dict[str, Any], str]) -> Non
     assert found.pop("pack") == [2, ["0 client actors", "4 client actors"]]
     assert found.pop("clients") == [2, ["2 client actors (1 for clients 0-1)"] * 2]
     assert found.pop("not on the head") == [1, []]
-    assert "needs 2.5 CPUs" in found["too many CPUs"] and "the cluster has only 2;" in found.pop("too many CPUs")
-    assert "needs 2.1 GPUs" in found["too many GPUs"] and "only 2 are available;" in found.pop("too many GPUs")
+    assert "need 2.5 CPUs" in found["too many CPUs"] and "the cluster has only 2;" in found.pop("too many CPUs")
+    assert "need 2.1 GPUs" in found["too many GPUs"] and "only 2 are available;" in found.pop("too many GPUs")
     assert "only 2 of 3 fit on the nodes" in found["no room on any node"]
     assert f"{SECOND} (2 CPU, 1 GPU)" in found.pop("no room on any node")
     assert not found
