@@ -286,8 +286,8 @@ class TestRuns:
         (
             "clients.models=['./nets.py:narrow', digits_mlp64]",
             {},
-            "nets.py:narrow: the representation of two samples has the shape (2, 31); "
-            "it must be a tensor of the shape (2, 32)",
+            "nets.py:narrow: the representation of two samples must be a tensor of shape (2, 32), "
+            "but the model returned one of shape (2, 31)",
         ),
         (
             "clients.models=['./nets.py:Small']",
@@ -428,10 +428,10 @@ class TestNothingRunsUnannounced:
     @pytest.mark.parametrize(
         ("line", "sentence"),
         [
-            ("profiles: ClassVar[Any] = [1]", "`profiles` is [1]; set it to a mapping of names to mappings of fields"),
+            ("profiles: ClassVar[Any] = [1]", "`profiles` is [1]; give each profile a mapping of fields to values"),
             (
                 "profiles: ClassVar[Any] = {'official': 3}",
-                "`profiles` is {'official': 3}; set it to a mapping of names",
+                "`profiles` is {'official': 3}; give each profile a mapping of",
             ),
             ("extra: __builtins__ = 1", "a field has a type that a scenario cannot contain"),
             ("extra: [int] = 1", "a field has a type that a scenario cannot contain"),
