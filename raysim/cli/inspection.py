@@ -205,7 +205,7 @@ def tree(run: str, sample: int, round_: Round, output: str) -> None:
     """Show the clusters that contain a training sample in a run of HKS, from its first merge to the top.
 
     The sample's client learned from the mean logits of one of these clusters, or of all of them. The picture shows
-    which samples join at each level.
+    which samples each level adds to the cluster of the chosen sample.
 
     \b
     Example:

@@ -25,7 +25,7 @@ METRICS: Mapping[str, str] = {
     "and before they trained, if `evaluation.when` is `both`",
     "accuracy/all": "mean over all clients of the test accuracy that each client's own network had when it was last "
     "tested; a client that has not taken part yet is tested with its initial network",
-    "accuracy/all_std": "standard deviation over clients of their accuracies in accuracy/all",
+    "accuracy/all_std": "standard deviation of the clients' test accuracies, whose mean is accuracy/all",
     "accuracy/all_pooled": "correctly classified test samples in accuracy/all, divided by all test samples",
     "accuracy/worst_decile": "mean accuracy of the worst tenth of the clients in accuracy/all",
     "accuracy/min": "accuracy of the worst client in accuracy/all",
@@ -36,11 +36,13 @@ METRICS: Mapping[str, str] = {
     "most this accuracy",
     "accuracy/jain": "Jain's fairness index of the clients' accuracies in accuracy/all: 1 if all are equal, 1/N if all "
     "but one are 0",
-    "accuracy/macro_f1": "mean over clients of their macro-averaged F1, each with its latest model",
+    "accuracy/macro_f1": "macro-averaged F1 of each client's latest model on the client's own test samples, averaged "
+    "over all clients",
     "accuracy/val": "mean accuracy of all clients on their own validation samples, each with its latest model",
     "accuracy/all_current": "mean test accuracy of all clients, measured after a copy of each client's network "
     "received the server's next message; only if `evaluation.clients` is `all`",
-    "accuracy/all_current_std": "standard deviation over clients of their accuracies in accuracy/all_current",
+    "accuracy/all_current_std": "standard deviation of the clients' test accuracies, whose mean is "
+    "accuracy/all_current",
     "accuracy/all_current_pooled": "correctly classified test samples in accuracy/all_current, divided by all test "
     "samples",
     "accuracy/all_current_worst_decile": "mean accuracy of the worst tenth of the clients in accuracy/all_current",
@@ -50,8 +52,8 @@ METRICS: Mapping[str, str] = {
     "accuracy/best_participants": "greatest accuracy/participants so far",
     "accuracy/best_current": "greatest accuracy/all_current so far",
     "accuracy/global": "mean accuracy of the participants' models on the whole published test set",
-    "loss/train": "mean over participants of their mean training loss per sample",
-    "loss/test": "mean over all clients of the mean test loss per sample, each with its latest model",
+    "loss/train": "mean training loss per sample of each participant, averaged over participants",
+    "loss/test": "mean test loss per sample of each client's latest model, averaged over all clients",
     "loss/test_current": "like loss/test, but with the networks used for accuracy/all_current",
     "training/lr": "learning rate of the round: `training.lr` times the schedule's factor; clients with an override "
     "may use another",

@@ -26,8 +26,8 @@ MEASURES: Mapping[str, str] = {
     "at_best_val_current": "`last_current`, but in the round with the greatest `val_current` instead of the last round",
     "best_current": "greatest mean test accuracy of all clients in any round, each client tested after it received the "
     "server's current message",
-    "best_participants": "greatest mean test accuracy of the participants in any round; the code of papers reports "
-    "this number",
+    "best_participants": "greatest mean test accuracy of the participants in any round; the code released with "
+    "papers often reports this number",
     "best_global": "greatest mean accuracy of participants' models on the whole published test set, in any round",
     "last_global": "mean accuracy of participants' models on the whole published test set, in the last round that "
     "measured it",
@@ -37,8 +37,8 @@ MEASURES: Mapping[str, str] = {
     "min": "lowest test accuracy of any client, in the last round that measured it",
     "jain": "Jain's fairness index of the clients' test accuracies in the last round that measured them; 1: all "
     "clients are equally accurate",
-    "macro_f1": "mean over clients of their macro-averaged F1, in the last round that measured it",
-    "std": "standard deviation of the test accuracy over clients, in the last round that measured it",
+    "macro_f1": "macro-averaged F1 of each client, averaged over all clients, in the last round that measured it",
+    "std": "standard deviation of the clients' test accuracies, in the last round that measured them",
     "val": "mean validation accuracy of all clients, in the last round that measured it",
     "best_val": "greatest mean validation accuracy of all clients in any round",
     "best_val_round": "first round that reached `best_val`",

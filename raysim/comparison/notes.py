@@ -17,10 +17,12 @@ BUDGET = ("rounds", "clients.count", "clients.participation", "training.epochs",
 
 SELECTED_BY_VAL = {
     "val": "validation selects the round: test accuracies are those of the round with the greatest mean validation "
-    "accuracy of all clients (accuracy/val), and a target is reached when this validation accuracy reaches it",
+    "accuracy of all clients (accuracy/val), and a run reaches a target in the first round in which accuracy/val is "
+    "at least the target",
     "val_current": "validation selects the round: test accuracies are those of the round with the greatest mean "
-    "validation accuracy of all clients (accuracy/val_current), and a target is reached when this validation accuracy "
-    "reaches it; clients are tested and validated after they received the server's current message",
+    "validation accuracy of all clients (accuracy/val_current), and a run reaches a target in the first round in which "
+    "accuracy/val_current is at least the target; clients are tested and validated after they received the server's "
+    "current message",
 }
 
 FOLLOWS_TUNING = (

@@ -35,7 +35,7 @@ class CloseDecision:
         return (
             f"after round {self.round}, trial {self.kept} (score {self.kept_score:.4g}) continued and trial "
             f"{self.ended} (score {self.ended_score:.4g}) ended, but their scores "
-            f"differ by less than two of {self.samples}"
+            f"differ by less than two correct predictions on {self.samples}"
         )
 
 

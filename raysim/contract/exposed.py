@@ -77,7 +77,7 @@ def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
         if not any(_is_near(exposed.after, w) for w in trained):
             raise toy.broken(
                 f"the UpdateOf that `exposed` returns for client {k} does not hold the trained parameters in `after`",
-                "set `after` to the parameters of `part` after training, by name (not to their changes)",
+                "in `after`, map the name of each parameter of `part` to its value after training, not to its change",
             )
     elif isinstance(exposed, OutputOf):
         outputs = [one for net in nets if isinstance(one := declared(net), OutputOf)]

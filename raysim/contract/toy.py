@@ -220,7 +220,7 @@ class Toy:
             else:
                 return
         raise self.broken(
-            f"the method `check` refuses all test tasks with {C} classes and feature dimension {D} ({refused})",
+            f"`check` refuses all small tasks that the test tries ({C} classes, feature dimension {D}): {refused}",
             "accept small tasks in `check`",
         ) from refused
 
@@ -394,7 +394,7 @@ class Toy:
                     self.algorithm,
                     "frozen",
                     f"{name} changes a frozen object, such as the algorithm or a message ({error})",
-                    "keep state in client.net or server.state, and create a new message",
+                    "keep state in client.net or server.state, and create a new message instead of changing one",
                 ) from error
             except Exception as error:
                 place = name + (f" of client {client}" if client is not None else "")

@@ -229,8 +229,8 @@ def _class_of(name: str, modules: Collection[str]) -> Any:
         member = getattr(member, step, None)
     if not isinstance(member, type) or _class_name(member) != name:
         raise ValueError(
-            f"the saved state contains an object of class {name}, which these modules do not define: "
-            f"{', '.join(sorted(modules))}; define the class at the top level of the algorithm's file"
+            f"the saved state contains an object of class {name}, but none of the modules "
+            f"{', '.join(sorted(modules))} defines this class; define it at the top level of the algorithm's file"
         )
     return member
 

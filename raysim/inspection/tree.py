@@ -167,6 +167,8 @@ def draw_tree(tree: SampleTree, output: Path | str) -> Path:
         axes[row, 0].text(-0.25, 0.5, text, transform=axes[row, 0].transAxes, ha="right", va="center", fontsize=7)
         for one, place in zip(axes[row], places.tolist(), strict=False):
             show_image(one, pixels(image_MHWC[place]), names[int(labels[place])])
-    title = f"{tree.run.name}, after round {tree.round}: samples that join at each level"
+    title = (
+        f"{tree.run.name}, after round {tree.round}: samples that each level adds to the cluster of the chosen sample"
+    )
     figure.suptitle(picture(title, 200), fontsize=9)
     return save_picture(figure, file)

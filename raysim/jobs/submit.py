@@ -78,8 +78,8 @@ def environment(variables: Mapping[str, str], cluster: str) -> tuple[dict[str, s
     if MLFLOW not in variables and server.startswith(("http://", "https://")):
         if is_loopback(server) and not is_loopback(cluster):
             notes.append(
-                f"the job does not get {MLFLOW}={server}, because this is an address of this machine; to log to "
-                f"MLflow, add --env {MLFLOW}=URL with a server that the cluster can reach"
+                f"the job does not get {MLFLOW}={server}, because only this machine can reach this address; to log "
+                f"to MLflow, add --env {MLFLOW}=URL with a server that the cluster can reach"
             )
         else:
             sent[MLFLOW] = server

@@ -15,6 +15,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar, written
 from raysim.common.text import is_name, redacted
 from raysim.runs.code import UNKNOWN, Code
+from raysim.scenario.parse import CODE
 from raysim.scenario.schema import decides
 
 _RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
@@ -80,11 +81,17 @@ class Identity:
                     "resuming or inspecting a run requires its original data"
                 )
 
-    def refuse_other_code(self, folder: Path, now: Code) -> None:
-        """Raise `ScenarioError` if the code of the method, or of raysim, has changed."""
+    def refuse_other_code(self, folder: Path, now: Code, *, inspecting: bool = False) -> None:
+        """Raise `ScenarioError` if the code of the method, or of raysim, has changed.
+
+        inspecting: the run is not resumed, and `now` is the user's own code, of which the run folder has copies.
+        """
         if changes := self.code.changes(now):
             raise ScenarioError(
-                f"{folder} cannot be resumed: its code has changed: {', '.join(changes)}; to "
+                f"{folder} cannot be inspected: its code has changed: {', '.join(changes)}; restore the original "
+                f"files in {folder / CODE}"
+                if inspecting
+                else f"{folder} cannot be resumed: its code has changed: {', '.join(changes)}; to "
                 "resume it with the new code, give --code-changed (code_changed=True in Python)"
             )
 

@@ -59,11 +59,12 @@ def _refuse_folder_of_runs(folder: Path) -> None:
         )
 
 
-def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool = False) -> ParsedScenario:
+def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool | None = None) -> ParsedScenario:
     """Read the scenario of an existing run, with `--set` overrides.
 
     Raises `ScenarioError` if the user's own code in the folder differs from the digests in `run.json`, before any of
-    that code runs; `code_changed` allows the difference.
+    that code runs. code_changed: whether to allow the difference when the run is resumed; None: the run is only
+    inspected.
     """
     if not folder.is_dir():
         raise ScenarioError(f"{folder} given, but there is no such run folder")
@@ -74,7 +75,9 @@ def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool =
         noted = Code({RAYSIM: "", **identity.code.files})
         if not code_changed:
             replace(identity, code=noted).refuse_other_code(
-                folder, replace(noted, files={**noted.files, **code.digests})
+                folder,
+                replace(noted, files={**noted.files, **code.digests}),
+                inspecting=code_changed is None,
             )
 
     return parse_scenario(folder / "resolved.yaml", sets, trust=trust)

@@ -58,7 +58,8 @@ class Declaration:
         if not all(isinstance(preset, Mapping) for preset in presets):
             given = quoted(self.profiles)
             raise ScenarioError(
-                f"{self.name}: `profiles` is {given}; set it to a mapping of names to mappings of fields and values"
+                f"{self.name}: `profiles` is {given}; give each profile a mapping of fields to values, such as "
+                "{'official': {'mu': 0.1}}"
             )
 
     @property

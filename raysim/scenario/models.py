@@ -65,7 +65,8 @@ def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
             with failing(f"{name}: fails on two samples of {dataset.input_spec}"):
                 x_B = getattr(net.eval(), part)(x_B)
             if not isinstance(x_B, torch.Tensor) or x_B.shape != (2, width):
-                given = f"has the shape {tuple(x_B.shape)}" if isinstance(x_B, torch.Tensor) else f"is {quoted(x_B)}"
+                given = f"one of shape {tuple(x_B.shape)}" if isinstance(x_B, torch.Tensor) else quoted(x_B)
                 raise ScenarioError(
-                    f"{name}: the {what} of two samples {given}; it must be a tensor of the shape {(2, width)}"
+                    f"{name}: the {what} of two samples must be a tensor of shape {(2, width)}, but the model returned "
+                    f"{given}"
                 )

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from raysim.common.errors import ScenarioError
 from raysim.comparison.tuned import ChosenValue, CloseDecision, TunedVariant, TuningCard
 from raysim.report.load import read_partition, read_rounds
+from raysim.report.units import plural
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.rules import VALIDATED
 from raysim.scenario.scenario import Scenario
@@ -382,9 +383,9 @@ def _few_trials(candidates: Sequence[Candidate]) -> tuple[str, ...]:
         return ()
     least = min(one.trials for one in few)
     return (
-        f"{', '.join(one.name for one in few)}: fewer than {FEW_TRIALS} trials for two or more keys. With {least} "
-        f"trials, the chance to try one of the best tenth of all combinations is {1 - 0.9**least:.0%}; increase "
-        "tune.trials",
+        f"{', '.join(one.name for one in few)}: fewer than {FEW_TRIALS} trials for two or more keys. The "
+        f"probability that at least one of {plural(least, 'trial')} is among the best 10% of all combinations is "
+        f"{1 - 0.9**least:.0%}; increase tune.trials",
     )
 
 

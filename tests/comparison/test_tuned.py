@@ -65,10 +65,10 @@ def test_decisions_between_scores_that_hardly_differ_are_in_one_note() -> None:
     found = replace(CARD, variants=[replace(A, close=[first]), replace(B, close=[second])])
     assert found.notes[-2:] == [
         "successive halving chose between trials whose scores hardly differ: A: after round 2, trial 3 (score "
-        "0.2151) continued and trial 0 (score 0.2142) ended, but their scores differ by less than two of 180 "
-        "validation samples; B: after round 6, trial 3 (score 0.2151) continued and trial 0 (score 0.2142) ended, "
-        "but their scores differ by less than two of 180 validation samples; to decide more reliably, set later "
-        "rounds in tune.halving.rounds, or more seeds in tune.seeds",
+        "0.2151) continued and trial 0 (score 0.2142) ended, but their scores differ by less than two correct "
+        "predictions on 180 validation samples; B: after round 6, trial 3 (score 0.2151) continued and trial 0 "
+        "(score 0.2142) ended, but their scores differ by less than two correct predictions on 180 validation samples; "
+        "to decide more reliably, set later rounds in tune.halving.rounds, or more seeds in tune.seeds",
         CHOICE,
     ]
 

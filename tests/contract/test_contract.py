@@ -233,7 +233,7 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
         "exposed",
         "the UpdateOf that `exposed` returns for client 0 does not hold the trained",
     ),
-    (broken.DeclaresAnotherPart(), "exposed", "set `after` to the parameters of `part` after training, by name"),
+    (broken.DeclaresAnotherPart(), "exposed", "in `after`, map the name of each parameter of `part` to its value"),
     (broken.DeclaresACopy(), "exposed", "does not belong to client.net; set `part` to client.net or to one of its"),
     (
         broken.DeclaresAnotherOutput(),

@@ -117,7 +117,7 @@ class TestEnvironment:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
         sent, notes = environment({}, "http://head:8265")
         assert "MLFLOW_TRACKING_URI" not in sent
-        assert "because this is an address of this machine; to log to MLflow" in notes[0]
+        assert "because only this machine can reach this address; to log to MLflow" in notes[0]
         assert "MLFLOW_TRACKING_URI" in environment({}, HERE)[0]
 
     def test_given(self) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 import raysim
 from raysim.cli.main import main
+from raysim.common.errors import ScenarioError
 from raysim.plugins import own_code, references
 from raysim.plugins.own_code import OwnCode
 from raysim.plugins.references import Reference
@@ -285,8 +286,8 @@ class TestRuns:
         (
             "clients.models=['./nets.py:narrow', digits_mlp64]",
             {},
-            "nets.py:narrow: the representation of two samples has the shape (2, 31); "
-            "it must be a tensor of the shape (2, 32)",
+            "nets.py:narrow: the representation of two samples must be a tensor of shape (2, 32), "
+            "but the model returned one of shape (2, 31)",
         ),
         (
             "clients.models=['./nets.py:Small']",
@@ -427,10 +428,10 @@ class TestNothingRunsUnannounced:
     @pytest.mark.parametrize(
         ("line", "sentence"),
         [
-            ("profiles: ClassVar[Any] = [1]", "`profiles` is [1]; set it to a mapping of names to mappings of fields"),
+            ("profiles: ClassVar[Any] = [1]", "`profiles` is [1]; give each profile a mapping of fields to values"),
             (
                 "profiles: ClassVar[Any] = {'official': 3}",
-                "`profiles` is {'official': 3}; set it to a mapping of names",
+                "`profiles` is {'official': 3}; give each profile a mapping of",
             ),
             ("extra: __builtins__ = 1", "a field has a type that a scenario cannot contain"),
             ("extra: [int] = 1", "a field has a type that a scenario cannot contain"),
@@ -488,7 +489,12 @@ class TestNothingRunsUnannounced:
         (kept / "my_helper.py").write_text(TOUCH.format(mark=str(mark)) + "SCALE = 1.0\n")
         for words in (["resume"], ["tsne", "--clients", "0"], ["tree", "--sample", "0"], ["attack"]):
             said = ran(words[0], str(result.folder), *words[1:], capsys=capsys, code=2)
-            assert "its code has changed: my_helper.py (" in said
+            done = "resumed" if words == ["resume"] else "inspected"
+            assert f"{result.folder} cannot be {done}: its code has changed: my_helper.py (" in said
+            assert said.endswith(f"; restore the original files in {kept}") == (done == "inspected")
+            assert ("--code-changed" in said) == (done == "resumed")
+        with pytest.raises(ScenarioError, match=r" cannot be inspected: its code has changed: my_helper\.py "):
+            result.client(0)
         assert "its code has changed" in ran("resume", str(result.folder), "--set", "rounds=3", capsys=capsys, code=2)
         assert not mark.exists()
         said = ran("resume", str(result.folder), "--set", "rounds=3", "--code-changed", "--quiet", capsys=capsys)

@@ -314,7 +314,10 @@ class ActorPool:
             clients += left + [self._new_client(g, *free[i : i + 1]) for i in range(count - len(left))]
             groups.append(replace(group, actors=count))
             if count < group.actors:
-                logger.warning(f"only {count} of {group.actors} actors fit now; the run continues with these")
+                logger.warning(
+                    f"only {count} of {group.actors} actors fit on the nodes that are available now; the run "
+                    "continues with these"
+                )
         self.clients, self.plan = clients, replace(self.plan, groups=tuple(groups))
 
     def _all_answer(self) -> bool:

@@ -271,4 +271,4 @@ def test_a_node_dies_in_the_middle_of_a_round(tmp_path: Path) -> None:
     notes = run.stdout.strip().splitlines()[-1]
     # On a busy machine its processes may live long enough to finish round 3.
     assert re.search(r"going back to the checkpoint of round [23]\b", notes)
-    assert "only 2 of 3 actors fit now; the run continues with these" in notes
+    assert "only 2 of 3 actors fit on the nodes that are available now; the run continues with these" in notes

@@ -86,7 +86,9 @@ class Own(LGFedAvg):
         return super().server_start(server, registrations)
 
 
-REMEDY = "clients share the message, so results would depend on their placement: change a copy, such as tensor.clone()"
+REMEDY = (
+    "clients share the message, so other clients would receive the changed one: change a copy, such as tensor.clone()"
+)
 CLIENT_SIDE = {
     "receive": ("client_receive of client 0", 1),
     "key": ("client_receive of client 0", 1),
