@@ -150,7 +150,7 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, round_: Round, se
     default="psnr",
     show_default=True,
     type=click.Choice(["psnr", "pfllib"]),
-    help="Definition of the PSNR. pfllib: as PFLlib, divide the mean squared error by 3, which adds 4.77 dB.",
+    help="Definition of the PSNR. pfllib: divide the mean squared error by 3, as PFLlib does; this adds 4.77 dB.",
 )
 @SEED
 @_output("attack.png")
@@ -205,7 +205,7 @@ def tree(run: str, sample: int, round_: Round, output: str) -> None:
     """Show the clusters that contain a training sample in a run of HKS, from its first merge to the top.
 
     The sample's client learned from the mean logits of one of these clusters, or of all of them. The picture shows
-    which samples join at each level.
+    which samples each merge adds.
 
     \b
     Example:
