@@ -76,7 +76,7 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     help="Run or list only these cells. NAME is a method, a cell, a name under `runs` in the sweep file, or a pattern "
     "such as '*lr=0.1*'. May be repeated.",
 )
-@click.option("--all", "every", is_flag=True, help="List every cell. By default, long lists have a line per variant.")
+@click.option("--all", "every", is_flag=True, help="List every cell. By default, a long list has one line per variant.")
 @ADDRESS
 def sweep(
     file: str,

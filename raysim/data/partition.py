@@ -65,8 +65,8 @@ class Hks:
 class Resample:
     """Each client draws its samples independently of the others, so clients share samples.
 
-    Any number of clients fits a small data set this way; use it to test scale. No client trains on another client's
-    test samples.
+    A small data set is then enough for any number of clients; use this to test scale. No client trains on another
+    client's test samples.
     """
 
     samples_per_client: Count

@@ -258,7 +258,7 @@ class Training(Section):
     per call changes the rounding of results, so `resolved.yaml` records it."""
     schedule: Named = Field(default_factory=lambda: {"name": "constant"})
     """The learning rate over the rounds: `name` and that schedule's fields; `constant`, `step` or `cosine`, each with
-    an optional `warmup`. It does not change learning rates that are fields of the method."""
+    an optional `warmup`. The schedule does not change learning rates that are fields of the method."""
 
 
 class Evaluation(Section):
@@ -296,7 +296,7 @@ class Init(Section):
     """
 
     run: str
-    """Folder of the other run, or its id below ./runs. Its data must be available."""
+    """Folder of the other run, or its id below ./runs. The other run's data must be available."""
     round: Literal["last", "best_val"] = "last"
     """The state to begin with. `last`: the state of the latest checkpoint. `best_val`: the state after the best round
     by validation; the other run must have `checkpoint.keep: [last, best_val]`."""
@@ -369,7 +369,7 @@ class Resources(Section):
 
 
 class Tracking(Section):
-    """MLflow: where a run is tracked, under which experiment and tags; and other trackers."""
+    """Tracking in MLflow (store, experiment and tags of a run), and other trackers."""
 
     uri: str | None = None
     """Tracking server or store. Default: the environment variable MLFLOW_TRACKING_URI, then sqlite:///mlflow.db in the
