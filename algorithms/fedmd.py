@@ -66,8 +66,8 @@ class FedMD(Algorithm[Request, Scores, Request]):
         if self.transfer_epochs and bool((public(task).y < 0).any()):
             raise ValueError(
                 f"transfer_epochs: {self.transfer_epochs} given, but the public data is another data set, whose labels "
-                "raysim does not use; set transfer_epochs to 0, or use a share of the clients' data set as public data "
-                "with data.public.share=0.1"
+                "raysim does not use; set transfer_epochs to 0, or set data.public to {share: 0.1} to use a share of "
+                "the clients' data set"
             )
 
     def client_model(self, model: Any, task: Task) -> nn.Module:

@@ -64,7 +64,7 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     "--dry-run",
     is_flag=True,
     help="List the cells with their states, and estimate each cell's seconds and bytes sent, without running the "
-    "sweep. A few clients train to measure them.",
+    "sweep. A few clients are trained to make the estimates.",
 )
 @click.option(
     "--status", is_flag=True, help="Only show the sweep's progress. Another process may be running the sweep."
@@ -76,7 +76,7 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     help="Run or list only these cells. NAME is a method, a cell, a name under `runs` in the sweep file, or a pattern "
     "such as '*lr=0.1*'. May be repeated.",
 )
-@click.option("--all", "every", is_flag=True, help="List every cell. By default, long lists have a line per variant.")
+@click.option("--all", "every", is_flag=True, help="List every cell. By default, a long list has one line per variant.")
 @ADDRESS
 def sweep(
     file: str,
@@ -96,7 +96,7 @@ def sweep(
 
     Repeating the command skips finished cells, resumes interrupted ones and runs the rest. A failed cell does not stop
     the others. Exit code 1: a cell is not done, or the comparison could not be written. With --dry-run, exit code 2: a
-    cell can never run, for example because its data is damaged. Data that still has to be downloaded does not count.
+    cell can never run, for example because its data is damaged. Data that is not downloaded yet is not an error.
 
     Cells run in worker processes, several at a time. A cell runs with client actors instead if it has `backend: ray` or
     a number of client actors in `resources`, or is too large for a worker's share of the memory. Only one such cell
@@ -218,8 +218,8 @@ SELECT = click.option(
 @click.option(
     "--columns",
     metavar="NAME,NAME",
-    help="Columns of the printed table and of the Markdown and LaTeX tables, such as last,rounds_to_0.5,n. A measure "
-    "such as last also has the columns last.difference, last.p_holm and last.published.",
+    help="Columns of the printed table and of the Markdown and LaTeX tables, such as last,rounds_to_0.5,n. A measure, "
+    "for example last, also has the columns last.difference, last.p_holm and last.published.",
 )
 @click.option(
     "--head",
@@ -246,8 +246,9 @@ def compare(
 ) -> None:
     """Compare runs: group those that differ only in their seed, with 95% confidence intervals over seeds.
 
-    RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files. The folder of a tuning,
-    such as runs/tuned-tuning, is shown as a table of its trials: values, rounds, score, and which one was chosen.
+    RUNS are run folders, folders that contain run folders (such as a sweep's folder), or sweep files. The folder
+    of a tuning, such as runs/tuned-tuning, is shown as a table of its trials: values, rounds, score, and which one was
+    chosen.
 
     \b
     Example:
@@ -303,7 +304,7 @@ def report(
 ) -> None:
     """Write a comparison of runs as one self-contained HTML file, with a section for each folder or file in RUNS.
 
-    RUNS are run folders, folders that contain run folders, such as a sweep's, or sweep files.
+    RUNS are run folders, folders that contain run folders (such as a sweep's folder), or sweep files.
 
     \b
     Example:

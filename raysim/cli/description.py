@@ -49,11 +49,11 @@ KINDS = {
     "`clients: {selection: {name: NAME}}`.",
     "schedules": "Schedules of the learning rate over the rounds; a scenario selects one with "
     "`training: {schedule: {name: NAME}}`.",
-    "trackers": "Additional destinations of a run's results, beside its folder and MLflow; a scenario adds them with "
+    "trackers": "Additional destinations of a run's results, besides its folder and MLflow; a scenario adds them with "
     "`tracking: {also: [NAME]}`.",
     "scenarios": "Scenarios and sweeps that come with raysim: give a name to `raysim launch` or `raysim sweep`. "
     "The command `raysim init` copies their files.",
-    "metrics": "Metrics of a round: the columns of rounds.parquet (beside `round`), and the metrics in MLflow. "
+    "metrics": "Metrics of a round: the columns of rounds.parquet (except `round`), and the metrics in MLflow. "
     "Accuracies lie between 0 and 1. Methods add `client/<name>` and `server/<name>`.",
     "measures": "Measures of a comparison: the columns of the tables that `raysim compare` writes. Each is computed "
     "per run, and then averaged over the runs of a method.",

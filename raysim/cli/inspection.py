@@ -150,7 +150,7 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, round_: Round, se
     default="psnr",
     show_default=True,
     type=click.Choice(["psnr", "pfllib"]),
-    help="Definition of the PSNR. pfllib: as PFLlib, divide the mean squared error by 3, which adds 4.77 dB.",
+    help="Definition of the PSNR. pfllib: divide the mean squared error by 3, as PFLlib does; this adds 4.77 dB.",
 )
 @SEED
 @_output("attack.png")

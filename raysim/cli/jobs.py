@@ -62,8 +62,8 @@ CODE_CHANGED = click.option(
     "--resume",
     "run_",
     metavar="RUN",
-    help="Resume a run from its last checkpoint. RUN is its job's ID, or its folder or run id on the cluster. "
-    "SCENARIO is then optional. Overrides may raise `rounds`, and change folders and resources.",
+    help="Resume a run from its last checkpoint. RUN is the id of the run's job, or the run's folder or id on the "
+    "cluster. SCENARIO is then optional. Overrides may raise `rounds`, and change folders and resources.",
 )
 @CODE_CHANGED
 @click.option("--id", "job", metavar="ID", help="Id of the new job. Default: the scenario's name and the time.")
@@ -89,9 +89,9 @@ def submit(
     """Run a scenario or a sweep on a Ray cluster, or resume a run there.
 
     The scenario is checked on this machine. Then the scenario and the code (raysim, algorithms) are sent to the
-    cluster's dashboard, and a driver on the head node runs it; the run continues without this terminal. Data is not
-    sent: set data.root or RAYSIM_DATA to its folder on the cluster. Relative paths in the scenario, such as ./runs for
-    results, are relative to ~/raysim on the head node; `raysim fetch` downloads the results.
+    cluster's dashboard, and a driver on the head node runs the scenario; the run continues without this terminal.
+    Data is not sent: set data.root or RAYSIM_DATA to its folder on the cluster. Relative paths in the scenario, such as
+    ./runs for results, are relative to ~/raysim on the head node; `raysim fetch` downloads the results.
 
     SCENARIO may be a sweep file. A sweep is one job, and its cells are spread over the nodes, so `output` must be on a
     disk that all nodes share. Submitting the same sweep again runs the cells that are left.

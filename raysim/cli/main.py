@@ -122,7 +122,7 @@ def launch(
     """Run a scenario to its end.
 
     Results go to a folder under ./runs (or `output`) and to MLflow: rounds.parquet has a row per round,
-    clients.parquet a row per round and measured client, summary.json the outcome.
+    clients.parquet has a row per round and measured client, and summary.json has the outcome.
 
     \b
     Examples:
@@ -169,8 +169,8 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
     """Resume a run from its last checkpoint, after it was stopped, failed, or lost its machine.
 
     RUN is the run's folder, or its id below ./runs. The result equals that of an uninterrupted run, bit for bit.
-    Overrides may change resources and folders, and raise `rounds`. Changes that would alter the result are refused,
-    also in the method's code.
+    Overrides may change resources and folders, and raise `rounds`. Changes that would alter the result, including
+    changes of the method's code, are refused.
 
     \b
     Examples:
@@ -280,7 +280,7 @@ def _announce(places: Sequence[str]) -> None:
 )
 @click.option("--names", is_flag=True, help="Print only the names, one per line.")
 def list_(what: str, names: bool) -> None:
-    """List methods, models, data sets and other names for scenarios, metrics, measures and bundled scenarios."""
+    """List methods, models, data sets, other choices for scenarios, metrics, measures, and bundled scenarios."""
     from raysim.cli.description import names_of, show_list
 
     if names:
@@ -392,7 +392,7 @@ def completion(shell: str) -> None:
     """Print a shell's completion script.
 
     \b
-    For bash, put this into ~/.bashrc; for zsh, the same with `zsh` into ~/.zshrc:
+    For bash, put this into ~/.bashrc; for zsh, into ~/.zshrc, with `zsh` in place of `bash`:
         eval "$(raysim completion bash)"
     For fish, run once:
         raysim completion fish > ~/.config/fish/completions/raysim.fish

@@ -10,7 +10,7 @@ import click
 from raysim.cli.output import echo
 from raysim.common.errors import ScenarioError
 
-SCENARIO = """# The {kind} of {name}.py:
+SCENARIO = """# A scenario for the {kind} in {name}.py. To run it:
 #
 #     raysim launch {name}.yaml
 {why}name: {name}
@@ -108,7 +108,7 @@ def init(folder: Path) -> None:
 @click.argument("name")
 @click.option("--from", "base", metavar="METHOD", help="Write a subclass of this bundled method, such as fedprox.")
 def new(kind: str, name: str, base: str | None) -> None:
-    """Write a working method, model or data set to modify: NAME.py, with NAME.yaml and test_NAME.py.
+    """Write a working method, model or data set for you to modify: NAME.py, with NAME.yaml and test_NAME.py.
 
     With --from, the method is a subclass of METHOD with one hook to change, and the scenario has the architectures and
     the public data that METHOD needs.

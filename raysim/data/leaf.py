@@ -64,7 +64,8 @@ def _read(spec: DatasetSpec, source: Source) -> Decoded:
                 first = seen.setdefault((path in source.train, id_B[0]), path)
                 if source.format == "json" and first != path:
                     raise ScenarioError(
-                        f"{path}: user {id_B[0]} is also in {first}; each user must be in one file only"
+                        f"{path}: user {id_B[0]} is also in {first}; each user must be in at most one train file and "
+                        "one test file"
                     )
                 values.append(_ink(x, path) if spec.name == "femnist" else _tokens(x, path))
                 labels.append(np.asarray(y, np.int64) if spec.name == "femnist" else _tokens(y, path, 1)[:, 0])

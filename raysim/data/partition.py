@@ -65,8 +65,8 @@ class Hks:
 class Resample:
     """Each client draws its samples independently of the others, so clients share samples.
 
-    Any number of clients fits a small data set this way; use it to test scale. No client trains on another client's
-    test samples.
+    A small data set is then enough for any number of clients; use this to test scale. No client trains on another
+    client's test samples.
     """
 
     samples_per_client: Count
@@ -131,7 +131,8 @@ def check_split(
         )
     if isinstance(setting, Listed) != (split == "listed"):
         raise ScenarioError(
-            f"{split} given, but the partition `listed` reads the split of each sample from its file; give listed"
+            f"{split} given, but the partition `listed` reads the split of each sample from the partition's file; "
+            "give listed"
             if isinstance(setting, Listed)
             else "listed given, but only the partition `listed` supports this split; give pooled811, pfedhn or "
             "published",
@@ -197,13 +198,13 @@ def check_partition(
     if num_clients * least > pool:
         raise ScenarioError(
             f"{num_clients} given, but each client needs at least {least} sample{'s' if least > 1 else ''}, and with "
-            f"split {split}, {name} has {pool}; give at most {pool // least}",
+            f"split {split}, {name} has {pool} samples; give at most {pool // least}",
             key="clients.count",
         )
     if split != "pooled811" and num_clients > num_samples - num_train:
         raise ScenarioError(
-            f"{num_clients} given, but each client needs a test sample, and {name} has {num_samples - num_train} of "
-            f"them; give at most {num_samples - num_train}, or set data.split to pooled811",
+            f"{num_clients} given, but each client needs a test sample, and {name} has {num_samples - num_train} "
+            f"test samples; give at most {num_samples - num_train}, or set data.split to pooled811",
             key="clients.count",
         )
 

@@ -179,8 +179,9 @@ _ALL = (
     ),
     of_files(
         "femnist",
-        "FEMNIST: handwritten digits and letters of 28 x 28 grey pixels in 62 classes, each with its writer. A folder "
-        "femnist must contain LEAF's JSON files, or the Parquet files of the Hugging Face hub (flwrlabs/femnist).",
+        "FEMNIST: handwritten digits and letters of 28 x 28 grey pixels in 62 classes. The writer of each image is "
+        "known. A folder femnist must contain LEAF's JSON files, or the Parquet files of the Hugging Face hub "
+        "(flwrlabs/femnist).",
         folders=("femnist",),
         flip=False,  # a mirrored letter is another one, or none
     ),

@@ -31,7 +31,7 @@ Encoder = Callable[[Tensor], Tensor]
 
 ENCODERS: dict[str, str] = {
     "mobilenet_v3_small": "torchvision's MobileNetV3-small with ImageNet weights, without its head; h = 576",
-    "pixels": "the sample's pixels or features, minus their mean; h = number of these values",
+    "pixels": "the sample's pixels or features, minus their mean over the sample; h = number of these values",
 }
 
 _URL = "https://download.pytorch.org/models/mobilenet_v3_small-047dcff4.pth"

@@ -201,7 +201,7 @@ def open_files() -> Finding:
     return Finding(
         "open files",
         "note",
-        f"{limit} per process, too few for hundreds of actors; before such a run, enter `ulimit -n 65536`",
+        f"{limit} per process, too few for hundreds of actors; before a run with so many, enter `ulimit -n 65536`",
     )
 
 

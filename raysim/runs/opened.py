@@ -116,8 +116,10 @@ class OpenedRun:
         if t == BEST_VAL:
             return self._best_val(latest, kept)
         if t is not None and t not in kept:
+            s = "s" if len(kept) > 1 else ""
             raise ScenarioError(
-                f"round {t} given, but {self.folder} has only the state after round {' and '.join(map(str, kept))}; "
+                f"round {t} given, but {self.folder} has only the state{s} after round{s} "
+                f"{' and '.join(map(str, kept))}; "
                 f"for the state after round {t}, run the scenario again with rounds: {t}"
             )
         return latest if t is None else kept[t]

@@ -64,13 +64,14 @@ class Data(Section):
     name: str
     """Name of the data set; see `raysim list datasets`."""
     path: str | list[str] | None = None
-    """Your own files (data sets parquet, csv, images, numpy): a file or a folder, or a list of two, the train part and
-    the test part. In a folder, files or sub-folders whose names begin with train are the train part, and those whose
-    names begin with test, or else val, are the test part. If no name begins with train, all files are one part. Like
-    all paths, it is relative to the current folder."""
+    """Your own files, for the data sets parquet, csv, images and numpy: a file or a folder; or a list of two, first the
+    train part and then the test part. In a single folder, files or sub-folders whose names begin with train are the
+    train part. Those whose names begin with test are the test part; if there are none, those whose names begin with
+    val. If no name begins with train, all files are the train part. Like all paths, it is relative to the current
+    folder."""
     label: str = "label"
-    """Column of the labels in your own Parquet or CSV files: whole numbers from 0, or text, whose values become classes
-    in sorted order."""
+    """Column of the labels in your own Parquet or CSV files: whole numbers from 0, or text. The different texts become
+    the classes, in sorted order."""
     features: str | list[str] | None = None
     """Columns of the features in your own Parquet or CSV files, or patterns such as `px_*`. `null`: the column of
     images if there is one, else all columns except label and id."""
@@ -87,14 +88,15 @@ class Data(Section):
     """Which of a client's samples are for training and which for testing. `pooled811`: divide all samples among the
     clients, then split each client's samples of a class 8:1:1. `pfedhn`: split the published training part 4:1 into
     training and validation samples, and test on the published test part. `published`: train and test on the published
-    parts. `listed`: as in the file of partition listed. `auto`: the default of the partition. For your own files, the
-    train part and the test part count as published."""
+    parts. `listed`: as in the file of the partition `listed`. `auto`: the default of the partition. For your own files,
+    the train part and the test part count as published."""
     augment: bool = False
     """Augment training batches with random flips, crops and erasing."""
     normalise: Normalise | None = None
-    """Normalisation, (value - mean) / std, with a `mean` and a `std` per channel: three to repeat grey images to three
-    channels. `scaled: false`: for pixels from 0 to 255 instead of 0 to 1. For features: a `mean` and a `std` per
-    feature, or one for all. `null`: the constants of the data set; for your own files, statistics of the train part."""
+    """Normalisation, (value - mean) / std. For images: one `mean` and one `std` per channel; three of each for grey
+    images also repeat the grey channel to three channels. Set `scaled: false` if `mean` and `std` refer to pixels from
+    0 to 255 instead of 0 to 1. For features: one `mean` and one `std` per feature, or one for all features. `null`: the
+    constants of the data set; for your own files, statistics of the train part."""
     public: Public | None = None
     """Public data that the server and all clients have: `{share: 0.1}` of this data set, or another data set by its
     `name`. `null`: no public data; methods that need it refuse to run."""
@@ -118,19 +120,20 @@ class Clients(Section):
     """The clients, their architectures, and how many take part in a round."""
 
     count: Annotated[int, Range(ge=1, le=1_000_000)] | Auto
-    """Number of clients; `auto`: the number that partition natural or listed makes."""
+    """Number of clients; `auto`: the number of clients that the partition (`natural` or `listed`) makes."""
     participation: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Share of the clients that take part in a round; each round draws them anew."""
     selection: Named = Field(default_factory=lambda: {"name": "uniform"})
     """How a round's participants are drawn: `name` and that policy's fields. `uniform`: all clients are equally likely;
     `by_samples`: clients with more training samples are more likely; `fastest`: draw `candidates` times as many clients
-    uniformly, and take those that compute fastest."""
+    as are needed, uniformly, and take those that compute fastest."""
     oversample: Annotated[float, Range(ge=1)] = 1.0
-    """Number of clients to select, as a multiple of those that count. The first to finish in virtual time count; the
-    others keep the state that they had before the round. Needs `system`."""
+    """Factor by which more clients are selected than the round needs: with 1.5, a round that needs 10 clients selects
+    15. The round uses the 10 that finish first in virtual time; the others keep the state that they had before the
+    round. Needs `system`."""
     deadline_s: Positive | None = None
-    """Deadline of a round in virtual seconds. A participant that finishes later does not count and keeps the state that
-    it had before the round. `null`: no deadline. Needs `system`."""
+    """Deadline of a round in virtual seconds. The round does not use participants that finish later; they keep the
+    state that they had before the round. `null`: no deadline. Needs `system`."""
     models: Annotated[list[str], Field(min_length=1), f"{_SOME} text"]
     """Names of the architectures; client k gets models[k % len(models)]. See `raysim list models`."""
     feature_dim: AtLeastOne | Auto = "auto"
@@ -168,11 +171,11 @@ class System(Section):
     trace: str | None = None
     """A CSV or Parquet file with the column `client`, columns for any of the keys above, and one row per client."""
     trace_sha256: str | None = None
-    """SHA-256 that the trace file must have. A run records it, so that only the same file can resume the run."""
+    """SHA-256 that the trace file must have. A run records it, so that it can be resumed only with the same file."""
 
 
 class Seeds(Section):
-    """Separate seeds that replace `seed` for one source of randomness, to vary it alone."""
+    """Separate seeds: each replaces `seed` for one source of randomness, so that only this source varies."""
 
     data: Seed | None = None
     """Seed of the partition and of the draw of public samples. `null`: `seed`."""
@@ -235,9 +238,9 @@ class Training(Section):
     """Maximum norm of a step's gradient; a gradient with a larger norm is scaled down. `null`: no limit."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format in which networks compute losses and gradients (`torch.autocast`). Parameters, messages and
-    evaluation are float32 in any case. `bfloat16` is faster on CPUs and GPUs with instructions for it, and also applies
-    to networks that the server trains with `Server.fit`; `--dry-run` measures it. `float16` needs GPUs and scales the
-    loss."""
+    evaluation are float32 in any case. `bfloat16` is faster on CPUs and GPUs with instructions for it; `raysim launch
+    --dry-run` measures how long a training step takes with it. It also applies to networks that the server trains with
+    `Server.fit`. `float16` needs GPUs and scales the loss."""
     overrides: list[TrainingOverride] = Field(default_factory=list)
     """Other settings per architecture or client range, such as `{models: [vit_small], optimizer: adamw, lr: 0.001}`;
     the first override that matches a client applies. `schedule` and `stragglers` apply to all clients. A server that
@@ -251,11 +254,11 @@ class Training(Section):
     numbers. Unsupported cases fall back to sequential training, with a warning. `auto`: 32 for networks that train
     faster this way on a CPU, which are perceptrons of up to 30,000 parameters, digits_cnn_s with batches of up to 64,
     and digits_cnn_m with batches of up to 16; 1 for all other networks. If a round has fewer than 8 clients of an
-    architecture, they are trained one by one, unless a smaller number is given. The number changes results by rounding,
-    so `resolved.yaml` records it."""
+    architecture, they are trained one by one; a number below 8 lowers this limit to that number. The number of clients
+    per call changes the rounding of results, so `resolved.yaml` records it."""
     schedule: Named = Field(default_factory=lambda: {"name": "constant"})
     """The learning rate over the rounds: `name` and that schedule's fields; `constant`, `step` or `cosine`, each with
-    an optional `warmup`. It does not change learning rates that are fields of the method."""
+    an optional `warmup`. The schedule does not change learning rates that are fields of the method."""
 
 
 class Evaluation(Section):
@@ -282,29 +285,33 @@ class Evaluation(Section):
 
 
 class Init(Section):
-    """Another run whose state is the beginning of this one, in place of new weights.
+    """Begin with the state of another run, instead of new weights.
 
-    Every client begins with its own network of that run, which must have as many clients with the same models. If both
-    runs have the same method, the server begins with that run's server state, too. Otherwise the server begins with its
-    model, if it has one as FedAvg's does and the method can use it, and else with new weights; then the parts that
-    clients receive in round 1 replace theirs. The run folder keeps a copy, so resuming does not need the other run.
+    That run must have as many clients as this one, with the same models. Every client begins with its own network of
+    that run. If both runs have the same method, the server begins with that run's server state. If the methods differ,
+    the server begins with the model of that run's server, if it has a model (as FedAvg's server does) that this run's
+    method can use. Otherwise the server begins with new weights, and the weights that clients receive from it in round
+    1 replace those that the clients began with. The run folder keeps a copy of the other run's state, so resuming does
+    not need the other run.
     """
 
     run: str
-    """Folder of the other run, or its id below ./runs. Its data must be available."""
+    """Folder of the other run, or its id below ./runs. The other run's data must be available."""
     round: Literal["last", "best_val"] = "last"
-    """The state to begin with: `last`, that of the latest checkpoint, or `best_val`, that of the best round by
-    validation, which needs `checkpoint.keep: [last, best_val]` there."""
+    """The state to begin with. `last`: the state of the latest checkpoint. `best_val`: the state after the best round
+    by validation; the other run must have `checkpoint.keep: [last, best_val]`."""
     digest: str | None = None
-    """SHA-256 that the state must have. A run records it, so that `resolved.yaml` begins with the same state only."""
+    """SHA-256 that the state must have. A run records it, so that a run of its `resolved.yaml` begins with the same
+    state or is refused."""
 
 
 class EarlyStop(Section):
     """Conditions under which a run ends before its last round.
 
-    Only rounds that are multiples of `evaluation.every`, `global_every` and `all_every` count. State and results equal
-    those of a run whose scenario has only the rounds until then, unless the learning rate (`training.schedule` is
-    `cosine`) or the method (such as FedKD) depends on `rounds`: then they equal those of the full run after that round.
+    The conditions are checked only after rounds that are multiples of `evaluation.every`, `global_every` and
+    `all_every`. A run that ends after round 30 has the same state and results as a run with `rounds: 30`. Exception: if
+    the learning rate (`training.schedule` is `cosine`) or the method (such as FedKD) depends on `rounds`, state and
+    results equal those of the full run after round 30.
     """
 
     metric: Literal[
@@ -346,7 +353,7 @@ class Resources(Section):
     """Pin this many clients to each actor; 1: one actor per client; `auto`: pack the clients, and move them when that
     is worth it. Clients that train together (`training.together`) train at the actor of the first of them."""
     cpus_per_actor: Positive = 1.0
-    """CPUs per actor. Rounded down, but at least 1, this is the number of threads that train a client."""
+    """CPUs per actor. The number of threads that train a client is this number rounded down, but at least 1."""
     gpus_per_actor: NonNegative | Auto = "auto"
     """GPUs per actor: 0.25 places four actors on a GPU; `auto` shares the GPUs among all actors, or uses the CPU if
     there is no GPU."""
@@ -362,7 +369,7 @@ class Resources(Section):
 
 
 class Tracking(Section):
-    """MLflow: where a run is tracked, under which experiment and tags; and other trackers."""
+    """Tracking in MLflow (store, experiment and tags of a run), and other trackers."""
 
     uri: str | None = None
     """Tracking server or store. Default: the environment variable MLFLOW_TRACKING_URI, then sqlite:///mlflow.db in the
@@ -401,7 +408,8 @@ class Failure(Section):
     """Time limit of a client round in seconds; `null`: no limit. Timing is not repeatable: two runs in which clients
     exceed the limit may differ."""
     max_attempts: AtLeastOne = 5
-    """How often the run may return to its last checkpoint, after an actor or node died, without finishing a round."""
+    """How many times in a row the run may return to its last checkpoint, because an actor or node died, before it
+    completes another round."""
 
 
 class Settings(Section):
@@ -427,7 +435,7 @@ class Settings(Section):
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
     init: Init | None = None
-    """Another run whose state is the beginning of this one; `null`: new weights. See `raysim describe init`."""
+    """Another run, with whose state this one begins; `null`: new weights. See `raysim describe init`."""
     stop: EarlyStop | None = None
     """Conditions under which the run ends before its last round; `null`: none. See `raysim describe stop`."""
     resources: Resources = Resources()

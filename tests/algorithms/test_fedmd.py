@@ -177,7 +177,7 @@ def test_only_transfer_learning_adds_to_a_clients_state():
 def test_transfer_learning_is_refused_without_labels():
     sentence = (
         "transfer_epochs: 2 given, but the public data is another data set, whose labels raysim does not use; set "
-        "transfer_epochs to 0, or use a share of the clients' data set as public data with data.public.share=0.1"
+        "transfer_epochs to 0, or set data.public to {share: 0.1} to use a share of the clients' data set"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         FedMD(transfer_epochs=2).check(server_of(TWO).task)

@@ -289,7 +289,7 @@ def test_top_up_takes_what_is_wanted_from_the_largest():
             Iid(),
             "published",
             10_001,
-            "clients.count: 10001 given, but each client needs a test sample, and cifar100 has 10000 of them",
+            "clients.count: 10001 given, but each client needs a test sample, and cifar100 has 10000 test samples",
         ),
         (Resample(0), "pooled811", 5, "data.partition.samples_per_client: 0 given"),
         (

@@ -112,7 +112,9 @@ def test_earlier_rounds_as_far_as_they_are_kept(runs: Runs) -> None:
     for k in range(8):
         now, before = (run.client(k).network_after(t).state_dict() for t in (3, 2))
         assert all(torch.equal(now[name], before[name]) for name in now) == (k not in cohort)
-    with pytest.raises(raysim.ScenarioError, match=r"^round 1 given, but .* has only the state after round 2 and 3; "):
+    with pytest.raises(
+        raysim.ScenarioError, match=r"^round 1 given, but .* has only the states after rounds 2 and 3; "
+    ):
         run.client(0).network_after(1)
 
 

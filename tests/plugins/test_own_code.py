@@ -292,7 +292,7 @@ class TestRuns:
         (
             "clients.models=['./nets.py:Small']",
             {},
-            "unknown width of the representations of nets.py:Small; set clients.feature_dim",
+            "the representation width of nets.py:Small is unknown; set clients.feature_dim",
         ),
         (
             "clients.models=['./nets.py:Small', './sub/nets.py:Small']",
