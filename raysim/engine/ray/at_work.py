@@ -49,11 +49,15 @@ def at_work_here(pids: Collection[int]) -> list[int]:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU time of a process and its children, such as data loaders, so far; 0 without such a process."""
+    """Return the CPU time of a process and its children, such as data loaders, so far; 0 without such a process.
+
+    The time of children that have ended is included, so that the sum never falls.
+    """
     seconds = 0.0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         for one in (process, *process.children(recursive=True)):
-            used = one.cpu_times()
-            seconds += used.user + used.system
+            with contextlib.suppress(psutil.NoSuchProcess):
+                used = one.cpu_times()
+                seconds += used.user + used.system + used.children_user + used.children_system
     return seconds

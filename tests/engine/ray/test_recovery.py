@@ -21,7 +21,7 @@ from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
-from raysim.engine.ray.at_work import at_work
+from raysim.engine.ray.at_work import at_work, at_work_here
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool
@@ -148,6 +148,16 @@ def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPa
     assert re.match(
         rf"round 3: no answer for \S+ s from the server actor \(pid {pids[-1]} on \S+\), which uses no CPU", notes[1]
     )
+
+
+def test_work_of_a_child_that_ends_counts() -> None:
+    command = "timeout 1.5 sh -c 'while :; do :; done'; sleep 60"
+    with subprocess.Popen(["sh", "-c", command], start_new_session=True) as process:
+        time.sleep(1)
+        try:
+            assert at_work_here([process.pid]) == [process.pid]
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_who_is_at_work(ray_session: None) -> None:
