@@ -206,8 +206,8 @@ SELECT = click.option(
 )
 @SELECT
 @metric(
-    "the first accuracy in --columns; without --columns, accuracy/all_current if tuning or --select uses "
-    "accuracy/val_current, else accuracy/all"
+    "the first accuracy in --columns; without --columns, accuracy/all_current if --select is val_current or the "
+    "sweep's tuning chose by accuracy/val_current or accuracy/all_current, else accuracy/all"
 )
 @click.option(
     "-o",
@@ -227,8 +227,8 @@ SELECT = click.option(
     multiple=True,
     metavar="NAME=LATEX",
     callback=_heads,
-    help="Title of a column of the LaTeX table (NAME: a column, or `variant`), such as 'last=Accuracy (\\%)'. May be "
-    "repeated.",
+    help="Use another title for a column of the LaTeX table, such as 'last=Accuracy (\\%)'. NAME is a column of the "
+    "table, or `variant` for the first column. May be repeated.",
 )
 @click.option("--siunitx", is_flag=True, help="Align the numbers of the LaTeX table with the package siunitx.")
 @WIDTH

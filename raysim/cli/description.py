@@ -51,8 +51,8 @@ KINDS = {
     "`training: {schedule: {name: NAME}}`.",
     "trackers": "Additional destinations of a run's results, besides its folder and MLflow; a scenario adds them with "
     "`tracking: {also: [NAME]}`.",
-    "scenarios": "Scenarios and sweeps that come with raysim: give a name to `raysim launch` or `raysim sweep`. "
-    "The command `raysim init` copies their files.",
+    "scenarios": "Scenarios and sweeps that come with raysim; run one with `raysim launch NAME` or "
+    "`raysim sweep NAME`. The command `raysim init` copies their files.",
     "metrics": "Metrics of a round: the columns of rounds.parquet (except `round`), and the metrics in MLflow. "
     "Accuracies lie between 0 and 1. Methods add `client/<name>` and `server/<name>`.",
     "measures": "Measures of a comparison: the columns of the tables that `raysim compare` writes. Each is computed "

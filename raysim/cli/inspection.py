@@ -163,7 +163,7 @@ def attack(
     attacker varies an image until its model of the client would upload the same. A higher PSNR means that more was
     reconstructed; for comparison, the command also prints the PSNR of unrelated images and of random pixels. Networks
     with BatchNorm cannot train on one image, so clients with such networks are attacked only if their method uploads
-    outputs.
+    outputs of the network instead of its weights.
 
     \b
     Example:

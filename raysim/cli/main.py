@@ -192,7 +192,11 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
 @click.option(
     "--actors", default="1,4", show_default=True, help="Numbers of client actors to try, separated by commas."
 )
-@click.option("--kill", is_flag=True, help="Run once more on Ray, and kill an actor during a round.")
+@click.option(
+    "--kill",
+    is_flag=True,
+    help="Also run the scenario on Ray once more, and kill an actor during a round. The results must stay the same.",
+)
 def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> None:
     """Run a scenario on several backends, and compare all state of clients and server bit by bit after every round.
 

@@ -53,7 +53,7 @@ ADDRESS = click.option(
     "--address",
     metavar="ADDRESS",
     help="Connect to a running Ray: `auto` for the one on this machine, or HOST:PORT. Default: the environment "
-    "variable RAY_ADDRESS. If neither is set, the run starts its own Ray.",
+    "variable RAY_ADDRESS. If it is not set, the run starts its own Ray.",
 )
 WIDTH = click.option(
     "--width",

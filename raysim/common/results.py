@@ -26,7 +26,8 @@ METRICS: Mapping[str, str] = {
     "accuracy/all": "mean over all clients of the test accuracy that each client's own network had when it was last "
     "tested; a client that has not taken part yet is tested with its initial network",
     "accuracy/all_std": "standard deviation of the clients' test accuracies, whose mean is accuracy/all",
-    "accuracy/all_pooled": "correctly classified test samples in accuracy/all, divided by all test samples",
+    "accuracy/all_pooled": "share of all clients' test samples that are classified correctly, with the networks used "
+    "for accuracy/all",
     "accuracy/worst_decile": "mean accuracy of the worst tenth of the clients in accuracy/all",
     "accuracy/min": "accuracy of the worst client in accuracy/all",
     "accuracy/decile_1": "first decile of the clients' accuracies in accuracy/all: a tenth of the clients have at most "
@@ -43,8 +44,8 @@ METRICS: Mapping[str, str] = {
     "received the server's next message; only if `evaluation.clients` is `all`",
     "accuracy/all_current_std": "standard deviation of the clients' test accuracies, whose mean is "
     "accuracy/all_current",
-    "accuracy/all_current_pooled": "correctly classified test samples in accuracy/all_current, divided by all test "
-    "samples",
+    "accuracy/all_current_pooled": "share of all clients' test samples that are classified correctly, with the "
+    "networks used for accuracy/all_current",
     "accuracy/all_current_worst_decile": "mean accuracy of the worst tenth of the clients in accuracy/all_current",
     "accuracy/val_current": "like accuracy/val, but with the networks used for accuracy/all_current",
     "accuracy/best": "greatest accuracy/all so far; it is optimistic, because the round is chosen by test accuracy",

@@ -59,7 +59,8 @@ MEASURES: Mapping[str, str] = {
 """Measure -> meaning. `TO_TARGET` adds measures for each target accuracy A, such as `rounds_to_0.5`."""
 
 TO_TARGET: Mapping[str, str] = {
-    "rounds": "number of rounds until the mean test accuracy reaches A; `targets_on` chooses the clients",
+    "rounds": "number of rounds until the mean test accuracy reaches A; `targets_on` in the sweep file says which "
+    "clients the mean covers",
     "mib": "MiB that all clients sent and received until the round that reached A",
     "up_mib": "MiB that a client sends until the accuracy reaches A, if the client takes part in every round",
     "gflop": "GFLOP (10^9 floating-point operations) that clients and server computed until the round that reached A",

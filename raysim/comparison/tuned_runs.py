@@ -1,4 +1,4 @@
-"""Runs of a tuned sweep: those of an earlier choice are left out."""
+"""Runs of a tuned sweep: those of earlier settings or an earlier choice are left out."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from raysim.report.units import plural
 
 
 def without_outdated(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
-    """Return the runs without those of values that their sweep's tuning no longer chooses, and a note on them.
+    """Return the runs without those that are no longer cells of their tuned sweep, and a note on them.
 
     Raises `ScenarioError` if no run is left.
     """
     kept = [run for run in runs if not _is_outdated(run)]
     left = len(runs) - len(kept)
+    changed = "the sweep's settings or the values that tuning chose have changed since"
     if left and not kept:
-        text = "all runs have values that an earlier tuning chose; run the sweep again"
+        text = f"all runs are outdated: {changed} they ran; run the sweep again"
         raise ScenarioError(f"{runs[0].folder.parent.parent}: {text}")
-    note = f"left out {plural(left, 'run')}, whose values were chosen by an earlier tuning"
+    note = f"left out {plural(left, 'outdated run')}: {changed} {'it' if left == 1 else 'they'} ran"
     return kept, [note] if left else []
 
 

@@ -66,7 +66,7 @@ def state_dict_is_all(algorithm: AnyAlgorithm) -> None:
     first.round(3)
     second.round(3)
     for changed in differing(first.states(), second.states()):
-        raise first.broken(f"{changed} differs after a restart from the clients' state_dicts", remedy)
+        raise first.broken(f"{changed} is not the same if the run restarts from the clients' state_dicts", remedy)
 
 
 def server_state_visible(algorithm: AnyAlgorithm) -> None:
@@ -100,7 +100,7 @@ def server_state_visible(algorithm: AnyAlgorithm) -> None:
     toy.round(3)
     second.round(3)
     for changed in differing(toy.states(), second.states()):
-        raise toy.broken(f"{changed} differs after a restart from a saved server.state", remedy)
+        raise toy.broken(f"{changed} is not the same if the run restarts from a saved server.state", remedy)
 
 
 def logits(algorithm: AnyAlgorithm) -> None:

@@ -141,18 +141,20 @@ def _check_imports(algorithm: AnyAlgorithm, source: ast.Module, owner: str, of_b
             if not is_allowed(name) and name not in of_bases:
                 raise has(
                     f"imports {name} in line {line}",
-                    "import only raysim.core, torch, numpy, scipy, the standard library and modules of base classes",
+                    "import only raysim.core, torch, numpy, scipy, the standard library and the modules that define "
+                    "the algorithm's base classes",
                 )
     for node in ast.walk(source):
         if isinstance(node, ast.Attribute) and node.attr == "num_rounds" and not algorithm.scheduled:
             raise has(
                 f"reads num_rounds in line {node.lineno}",
-                "declare scheduled: ClassVar[bool] = True, because runs that use num_rounds cannot be extended",
+                "declare scheduled: ClassVar[bool] = True; it tells raysim that a run of this method depends on "
+                "num_rounds, and so cannot be resumed with more rounds",
             )
         if device := _names_device(node):
             raise has(
                 f"uses {device} in line {getattr(node, 'lineno', 0)}",
-                "remove the device, because raysim sets the default device of each hook",
+                "do not name a device: raysim sets the default device of each hook",
             )
 
 

@@ -115,7 +115,7 @@ def weighted_mean(parts: Iterable[tuple[float, Weights]]) -> Weights:
     listed = list(parts)
     total = sum(weight for weight, _ in listed)
     if not total:
-        raise ValueError("the weights of the weighted mean sum to 0; pass at least one part with a positive weight")
+        raise ValueError("weighted_mean: the weights sum to 0; pass at least one part with a positive weight")
     mean: Weights = {}
     for name, first in listed[0][1].items():
         if not first.is_floating_point():

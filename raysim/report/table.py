@@ -187,7 +187,7 @@ def _time(seconds: Mapping[str, float], final: Mapping[str, float]) -> str:
     if total is None or rounds is None:
         return "" if total is None else human_seconds(total)
     if rounds > total:  # a resumed run: `rounds` includes the rounds before the resume, `total` does not
-        return f"{human_seconds(total)} since the run was resumed, {human_seconds(rounds)} for all rounds"
+        return f"{human_seconds(total)} since the run was resumed; all its rounds together took {human_seconds(rounds)}"
     rest = human_seconds(total - rounds)
     return f"{human_seconds(total)} ({human_seconds(rounds)} for rounds, {rest} for start and end)"
 

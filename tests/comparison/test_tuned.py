@@ -81,9 +81,9 @@ def test_a_comparison_shows_the_tuning_of_its_sweep(tmp_path: Path) -> None:
     SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=CARD).write(tmp_path)
     found = compare(tmp_path)
     assert [variant.name for variant in found.variants] == ["A", "B"]
-    outdated = "left out 1 run, whose values were chosen by an earlier tuning"
+    outdated = "left out 1 outdated run: the sweep's settings or the values that tuning chose have changed since it ran"
     assert found.notes[:5] == [outdated, *CARD.notes]
     assert not any(note.startswith("unequal settings: training.lr") for note in found.notes)
     SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=replace(CARD, cells=["C"])).write(tmp_path)
-    with pytest.raises(ScenarioError, match="all runs have values that an earlier tuning chose; run the sweep again"):
+    with pytest.raises(ScenarioError, match=r"all runs are outdated: .* since they ran; run the sweep again"):
         compare(tmp_path)

@@ -94,7 +94,8 @@ def test_a_run_that_stopped_early():
 
 def test_the_time_of_a_resumed_run():
     resumed = {**SUMMARY, "seconds": {"total": 10.0}}
-    assert dict(summary_rows(resumed))["time"] == "10.0 s since the run was resumed, 40.0 s for all rounds"
+    text = "10.0 s since the run was resumed; all its rounds together took 40.0 s"
+    assert dict(summary_rows(resumed))["time"] == text
     assert dict(summary_rows({**SUMMARY, "final": {}}))["time"] == "43.2 s"
 
 
