@@ -52,7 +52,7 @@ class Mixture(nn.Module):
 
 @dataclass(frozen=True)
 class APFL(Algorithm[Model, Model, Weights]):
-    """Predict with a mixture of a personal and a global model of one architecture, whose weight can be learnt."""
+    """Predict with a mixture of a personal and a global model of one architecture; clients can learn how to mix."""
 
     paper: ClassVar[str] = "Deng et al., 2020, https://arxiv.org/abs/2003.13461"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"mix": "predictions", "adaptive": False}}

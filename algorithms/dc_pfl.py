@@ -53,8 +53,9 @@ class Global:
 class ClassStatistics:
     """A client's statistics per class: count, mean and covariance of the representations.
 
-    A covariance is sent as a factor F [min(n, D), D] with F^T F = covariance, because pooling and sampling need F. F
-    has the same information up to a rotation, so the count is the covariance's triangle, D*(D+1)/2 numbers.
+    A covariance is sent as a factor F [min(n, D), D] with F^T F = covariance, because pooling and sampling need F. The
+    message size counts the covariance's triangle instead, D*(D+1)/2 numbers, because all factors of one covariance
+    describe the same Gaussian.
     """
 
     class_S: Tensor  # int32: ids of the classes it owns, ascending

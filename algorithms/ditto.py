@@ -35,7 +35,7 @@ from raysim.core.ops import cross_entropy, weighted_mean
 
 
 class PersonalAndShared(nn.Module):
-    """A client's personal model, which predicts, and its copy of the global one, which travels."""
+    """A client's personal model, which predicts, and its copy of the global one, which is sent."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class PersonalAndShared(nn.Module):
 
 @dataclass(frozen=True)
 class Ditto(Algorithm[Model, Model, Weights]):
-    """Train a global model as FedAvg does, and a personal model of each client that a penalty keeps near it."""
+    """Train a global model like FedAvg, and a personal model per client, which a penalty keeps near the global one."""
 
     paper: ClassVar[str] = "Li et al., ICML 2021, https://arxiv.org/abs/2012.04221"
     one_architecture: ClassVar[bool] = True

@@ -45,7 +45,7 @@ class ClassLogits:
 
 @dataclass
 class Table:
-    """The server's state: the latest mean of each class, and the last round's uploads, to subtract a client's own."""
+    """The server's state: the latest mean of each class, and the last round's uploads, to leave out a client's own."""
 
     class_S: dict[ClientId, Tensor]  # the classes of each client; rows of messages are in their order
     mean_CC: Tensor  # row c: mean logits of class c

@@ -36,7 +36,7 @@ class Hashes:
 
 @message
 class Means:
-    """The mean of the neighbours' logits of each of a client's samples, in data order."""
+    """For each of a client's samples, in data order: the mean logits of its neighbours."""
 
     logits_NC: Tensor
     known_N: Tensor | None  # bool: samples with a teacher; None: all
@@ -44,7 +44,7 @@ class Means:
 
 @message
 class Neighbours:
-    """The logits of each neighbour of a client's samples, nearest first."""
+    """For each of a client's samples: the logits of its neighbours, nearest first."""
 
     logits_NRC: Tensor
     known_NR: Tensor | None  # bool: neighbours that count; None: all
@@ -52,7 +52,7 @@ class Neighbours:
 
 @message
 class Logits:
-    """The logits of a client's samples from its last training steps on them, in data order."""
+    """For each of a client's samples, in data order: its logits in the last training step that contained it."""
 
     logits_NC: Tensor
     unseen_U: Tensor | None  # int32: positions of samples without a training step, with zeros as logits; None: none

@@ -37,7 +37,7 @@ Received = Mapping[str, list[tuple[int, Weights]]]
 
 @dataclass(frozen=True)
 class FedDF(Algorithm[Model, Model, dict[str, Model]]):
-    """Average the models of each architecture, and distil the averages from the ensemble of all on public data."""
+    """Average the models of each architecture, and train the averages on public data towards the ensemble of all."""
 
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020, https://arxiv.org/abs/2006.07242"
     public_data: ClassVar[bool] = True

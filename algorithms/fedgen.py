@@ -1,4 +1,4 @@
-"""FedGen: the server trains a generator of representations against all headers, and clients also train on its output.
+"""FedGen: the server trains a generator of representations with the clients' headers; clients train on its output, too.
 
 Zhu, Hong, Zhou. ICML 2021. https://arxiv.org/abs/2105.10056
 A participant takes the server's header and generator, trains on its own data, and trains its header on generated
@@ -43,7 +43,7 @@ MOST_NUMBERS = 2**28
 
 @message
 class Broadcast:
-    """The server's header, its generator, and how often it draws each label."""
+    """The server's header and generator, and the share of each label in the draws."""
 
     header: Weights
     generator: Weights | None  # None: nothing is generated in this round

@@ -3,7 +3,7 @@
 He, Annavaram, Avestimehr. NeurIPS 2020. https://arxiv.org/abs/2007.14513
 A participant trains its small network, with the server's logits as teachers, and sends the outputs of its first stage,
 its logits and its labels. The server trains a large network on them, with the clients' logits as teachers, and sends
-each participant its logits of that client's samples.
+each participant the server's logits of the participant's samples.
 
 Shapes: N samples of one client, C classes, B batch.
 """

@@ -22,7 +22,7 @@ from raysim.core.ops import cross_entropy, weighted_mean
 
 
 class Fusion(nn.Module):
-    """A client's own model, the small one, which travels, and the projection that fuses their representations."""
+    """A client's own model, the small one, which is sent, and the projection that fuses their representations."""
 
     def __init__(self, model: Any, small: Any) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Fusion(nn.Module):
 
 @dataclass(frozen=True)
 class FedMRL(Algorithm[Model, Model, Model]):
-    """Fuse a shared small model's representation with each client's own, and learn from nested parts of it."""
+    """Fuse the representations of each client's model and a shared small one, and learn from parts of the result."""
 
     paper: ClassVar[str] = "Yi et al., NeurIPS 2024, https://arxiv.org/abs/2406.00488"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"small_width": 1.0, "agg": "one"}}
@@ -57,8 +57,9 @@ class FedMRL(Algorithm[Model, Model, Model]):
     small: str | None = None
     """Architecture of the small model; `null`: the clients' one with the fewest parameters."""
     small_width: Annotated[float, Range(gt=0, le=1)] = 0.2
-    """Width d of the small model's representation as a share of D, rounded, at least one number. The released script
-    for one architecture has 100 of 500, that for several architectures 500 of 500."""
+    """Width d of the small model's representation, as a share of the width D of the clients' own; d is rounded, and at
+    least 1. The released script for one architecture has d = 100 and D = 500 (0.2). The script for several
+    architectures has d = D = 500 (1.0)."""
     small_weight: NonNegative = 1.0
     """Weight of the loss of the small model's header (the paper's m1)."""
     own_weight: NonNegative = 1.0

@@ -1,9 +1,9 @@
 """FedProto: clients exchange the mean representation of each class, and pull their own towards the global means.
 
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. https://arxiv.org/abs/2105.00243
-A participant trains its whole network with each representation pulled towards the global prototype of its class, and
-sends the prototype (mean representation) of each class it owns. The server averages each class's prototypes over the
-clients that own the class.
+A participant trains its whole network. An additional loss pulls each representation towards the global prototype of
+its class. The participant then sends the prototype (mean representation) of each class it owns. The server averages
+each class's prototypes over the clients that own the class.
 
 Shapes: C classes, S classes one client owns, K classes whose global prototype is sent, D representation width, N
 samples of one client, B batch.

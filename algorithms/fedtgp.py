@@ -1,9 +1,10 @@
 """FedTGP: FedProto with global prototypes from a network that the server trains to separate the classes.
 
 Zhang, Liu, Hua, Cao. AAAI 2024. https://arxiv.org/abs/2401.03230
-A participant trains its whole network with each representation pulled towards the global prototype of its class, and
-sends the mean representation of each class it owns. The server trains a network that maps each class to a prototype:
-close to the clients' means of that class and, by a margin that grows with the means' distances, far from other classes.
+A participant trains its whole network. An additional loss pulls each representation towards the global prototype of
+its class. The participant then sends the mean representation of each class it owns. The server trains a network that
+maps each class to a prototype, which is close to the clients' means of that class. A margin, which grows with the
+distances between the classes' means, separates it from the means of the other classes.
 
 Shapes: C classes, S classes one client owns, K classes sent in a round, P prototypes sent in a round, D
 representation width, N samples of one client, B batch.

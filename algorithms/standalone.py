@@ -15,7 +15,7 @@ from raysim.core.ops import cross_entropy
 class Standalone(Algorithm[None, None, None]):
     """Every client trains alone; nothing is sent."""
 
-    paper: ClassVar[str] = "The baseline of every paper: local training without communication"
+    paper: ClassVar[str] = "The baseline of most papers: local training without communication"
 
     def client_update(self, client: Client, down: None) -> None:
         client.fit(cross_entropy)  # Eq. A
