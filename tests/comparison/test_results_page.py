@@ -19,6 +19,7 @@ from raysim.sweeps.only import chosen_cells
 from tests.conftest import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "results.md").read_text(encoding="utf-8")
+WORDS = " ".join(PAGE.split())
 FOLDER = REPOSITORY / "docs" / "results"
 CLASSES = " data.partition.classes_per_client="
 ALONE = {
@@ -103,24 +104,35 @@ def test_digits_tuned() -> None:
     path = FOLDER / "digits_tuned.csv"
     with path.open(encoding="utf-8", newline="") as file:
         chosen = {row["variant"]: row["tuned"] for row in csv.DictReader(file)}
-    found = tables("digits_tuned")
-    alone = f"standalone{CLASSES}3"
-    assert len(found) == len(chosen) == 16
+    found = [row for row in tables("digits_tuned") if row[0] not in ("method", "---")]
+    assert len(found) == len(chosen) == 32
     compared = {}
-    for method, tuned, *cells in found:
-        variant = f"{method}{CLASSES}3"
-        assert tuned == chosen[variant].replace("training.", "").replace("algorithm.", "")
+    for i, (method, tuned, *cells) in enumerate(found):
+        count = 3 if i < 16 else 5
+        variant, alone = f"{method}{CLASSES}{count}", f"standalone{CLASSES}{count}"
+        assert tuned.replace("\\_", "_") == chosen[variant].replace("training.", "").replace("algorithm.", "")
         assert cells == expected(path, variant, alone, ["last", "at_best_val"])
         if variant != alone:
-            compared[method] = (values(path, variant, "last"), values(path, alone, "last"))
-    p = holm({name: paired_p_value(*pair) or 0.0 for name, pair in compared.items()})
-    assert f"{min(p.values()):.2f}" == "0.43" and "corrected for 15 comparisons, is 0.43" in PAGE
+            compared[f"{method} {count}"] = (values(path, variant, "last"), values(path, alone, "last"))
+    p_values = {name: paired_p_value(*pair) or 0.0 for name, pair in compared.items()}
+    of_3, of_5 = (holm({name: p for name, p in p_values.items() if name.endswith(count)}) for count in "35")
+    assert f"{min(of_3.values()):.2f}" == "0.43" and "corrected for 15 comparisons, is 0.43" in WORDS
+    assert [f"{of_5[name]:.3f}" for name in ("dc_pfl 5", "fedapen 5")] == ["0.018", "0.035"]
+    assert f"{of_5['fedkd 5']:.2f}" == "0.60" and sorted(of_5.values())[2] == of_5["fedkd 5"]
+    assert "for the 15 comparisons of the table, are 0.018 and 0.035" in WORDS
+    of_both = holm(p_values)
+    assert [f"{of_both[name]:.3f}" for name in ("dc_pfl 5", "fedapen 5")] == ["0.035", "0.073"]
+    assert "all 30 comparisons of both tables, they are 0.035 and 0.073" in WORDS
     difference = {name: paired_difference(*pair) for name, pair in compared.items()}
-    assert {name for name, one in difference.items() if one and one.low is not None and one.low > 0} == {"dc_pfl"}
+    gains = {name for name, one in difference.items() if one and one.low is not None and one.low > 0}
+    assert gains == {"dc_pfl 3", "dc_pfl 5", "fedapen 5", "fedkd 5"}
     assert not [name for name, one in difference.items() if one and one.high is not None and one.high < 0]
-    before = [values(FOLDER / "digits.csv", f"{name}{CLASSES}3", "last") for name in QUOTED]
-    after = [values(path, f"{name}{CLASSES}3", "last") for name in QUOTED]
-    quoted = [f"{sum(one.values()) / len(one):.2f}" for one in (*before, *after)]
+    quoted = [
+        f"{sum(one.values()) / len(one):.2f}"
+        for count in (3, 5)
+        for file in (FOLDER / "digits.csv", path)
+        for one in (values(file, f"{name}{CLASSES}{count}", "last") for name in QUOTED)
+    ]
     (section,) = [part for part in PAGE.split("\n## ") if part.startswith("Digits, tuned")]
     (claim,) = [line for line in section.replace("\n  ", " ").splitlines() if "**The ranking depends" in line]
     assert re.findall(r"\d\d\.\d\d", claim) == quoted
@@ -161,6 +173,9 @@ def test_what_is_reproduced() -> None:
     mine = {name: values(tuned, f"{name}{CLASSES}3", "last") for name in ("fedgh", "standalone")}
     assert f"{-gaps['FedGH']:.2f} below" in row["FedGH"]
     assert f"{cell(paired_difference(mine['fedgh'], mine['standalone']))} above" in row["FedGH"]
+    for name, method in (("FedGH", "fedgh"), ("DC-PFL", "dc_pfl")):
+        pair = (values(tuned, f"{one}{CLASSES}5", "last") for one in (method, "standalone"))
+        assert cell(paired_difference(*pair)) in row[name]
     images = FOLDER / "fashion_mnist.csv"
     levels = {name: values(images, name, "last")["1"] for name in variants(images) if name.startswith("HKS")}
     assert max(levels, key=levels.__getitem__) == "HKS all"
