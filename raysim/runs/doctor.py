@@ -153,8 +153,8 @@ def gpus() -> Finding:
         return Finding(
             "GPUs",
             "note",
-            f"{plural(accelerator.count(), 'device')} of torch's type {other.type}; raysim is untested on this type, "
-            "and actors use it only on a Ray that was started with `ray start --num-gpus`",
+            f"{plural(accelerator.count(), 'device')} of torch's type {other.type}; raysim is untested on such "
+            "devices, and actors use them only if Ray was started with `ray start --num-gpus`",
         )
     if listed is None:
         return Finding("GPUs", "ok", "none; clients run on CPUs")

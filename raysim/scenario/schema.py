@@ -378,7 +378,7 @@ class Tracking(Section):
     """Name of the experiment. Default: the scenario's name."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Tags of the run."""
-    also: Annotated[list[str | dict[str, Any]], "a list, each text or a mapping with a `name`"] = Field(
+    also: Annotated[list[str | dict[str, Any]], "a list whose entries are text or mappings with a `name`"] = Field(
         default_factory=list
     )
     """Trackers besides the run folder and MLflow: `tensorboard`, `wandb`, or your own, such as `./mine.py:JsonLines`. A
