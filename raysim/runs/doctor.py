@@ -253,7 +253,7 @@ def mlflow() -> Finding:
 def ray() -> Finding:
     """Whether runs start a Ray of their own."""
     if address := os.environ.get("RAY_ADDRESS"):
-        return Finding("Ray", "note", f"RAY_ADDRESS is set, so a launch joins the Ray cluster at {address}; this "
+        return Finding("Ray", "note", f"RAY_ADDRESS is set, so runs join the Ray cluster at {address}; this "
                        "command checks only this machine")  # fmt: skip
     return Finding("Ray", "ok", "each run starts its own Ray, which only this user can reach")
 
