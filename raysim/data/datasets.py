@@ -132,7 +132,11 @@ def load_dataset(
         )
         raise ScenarioError(f"{problem}; choose a folder that contains {wanted}", key="data.root")
     downloadable = spec.torchvision and "torchvision" in formats
-    problem = "downloads are disabled" if downloadable else "it cannot be downloaded automatically"
+    problem = (
+        "it was not downloaded, because `download` is False"
+        if downloadable
+        else "it cannot be downloaded automatically"
+    )
     if download and downloadable:
         problem = _download(spec)
         if not problem and (source := sources.find(spec, _download_folder(), ("torchvision",))):
@@ -140,9 +144,9 @@ def load_dataset(
     variable = os.environ.get("RAYSIM_DATA")
     in_variable = f" in the folder {variable} (RAYSIM_DATA)" if variable else ""
     raise UnavailableError(
-        f"{name} was not found{in_variable} and {problem}; set data.root or the environment variable RAYSIM_DATA to a "
+        f"{name} was not found{in_variable}, and {problem}; set data.root or the environment variable RAYSIM_DATA to a "
         f"folder that contains {wanted}, or copy these files to {_download_folder()}"
-        f"{' (on a machine with internet access, a run downloads them to this folder)' if downloadable else ''}",
+        f"{'. A run on a machine with internet access downloads them to this folder' if downloadable else ''}",
         key="data.name",
     )
 

@@ -70,20 +70,20 @@ def _read(path: Path, spec: DatasetSpec, most: int, shape: tuple[int, ...]) -> N
             sizes = "x".join(map(str, stated))
             wanted = "x".join(map(str, shape))
             raise ScenarioError(
-                f"{path}: its header states images of {sizes} pixels, but {spec.name} has {wanted}; replace it by the "
-                "published file"
+                f"{path}: according to its header, its images have {sizes} pixels, but those of {spec.name} have "
+                f"{wanted}; replace it by the published file"
             )
         if count > most:
             raise ScenarioError(
-                f"{path}: its header states {count} {what}, but the published file has {most}; replace it by the "
-                "published file"
+                f"{path}: according to its header, it has {count} {what}, but the published file has {most}; replace "
+                "it by the published file"
             )
         size = count * int(np.prod(shape))
         content = file.read(size + 1)
     if len(content) != size:
         held = "more" if len(content) > size else f"{len(content)} bytes"
         raise ScenarioError(
-            f"{path}: its header states {count} {what} ({size} bytes), but the file holds {held}; "
+            f"{path}: according to its header, it has {count} {what} ({size} bytes), but it holds {held}; "
             "replace it by the published file"
         )
     return np.frombuffer(content, np.uint8).reshape(count, *shape)

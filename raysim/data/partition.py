@@ -346,8 +346,9 @@ def _check_holders(class_count_C: Ints, holders_C: Ints, num_clients: int, name:
     if (holders_C > class_count_C).any():
         worst = int((holders_C - class_count_C).argmax())
         raise ScenarioError(
-            f"{num_clients} given, but class {worst} of {name} has fewer samples ({class_count_C[worst]}) than clients "
-            f"that would hold it ({holders_C[worst]}); reduce clients.count or data.partition.classes_per_client",
+            f"{num_clients} given, but class {worst} of {name} has too few samples ({class_count_C[worst]}) for the "
+            f"clients that would hold this class ({holders_C[worst]}); reduce clients.count or "
+            "data.partition.classes_per_client",
             key="clients.count",
         )
 

@@ -164,7 +164,8 @@ def connect(address: Address) -> Cluster:
     if status == 401:
         raise address.error(
             "asks for a token, but none was found: set RAY_AUTH_TOKEN to the cluster's token, or write the token to "
-            "~/.ray/auth_token or to the file RAY_AUTH_TOKEN_PATH (RAY_AUTH_MODE must be unset or `token`)"
+            "~/.ray/auth_token or to a file whose path is in RAY_AUTH_TOKEN_PATH (RAY_AUTH_MODE must be unset or "
+            "`token`)"
         )
     if status == 403:
         raise address.error(f"refuses the token in {_token_origin()}: use the token that the cluster was started with")

@@ -130,11 +130,15 @@ def _move(part: Path, target: Path) -> int:
         return len(files)
     for file in files:  # check all before the first move, so that either all are moved or none
         for place in (target / file, *(target / above for above in file.parents[:-1])):
-            if place.is_symlink() or (place.exists() and place.is_dir() == (place == target / file)):
-                raise ScenarioError(
-                    f"-o: {place} exists and cannot be replaced by the run's file or folder of that name; choose a new "
-                    "or empty folder"
-                )
+            if place.is_symlink():
+                problem = "is a symbolic link, which a download neither follows nor replaces"
+            elif place == target / file and place.is_dir():
+                problem = "is a folder, but the download has a file of that name"
+            elif place != target / file and place.exists() and not place.is_dir():
+                problem = "is a file, but the download has a folder of that name"
+            else:
+                continue
+            raise ScenarioError(f"-o: {place} {problem}; choose a new or empty folder")
     for file in files:
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         (part / file).replace(target / file)

@@ -22,7 +22,7 @@ def find_run(cluster: Cluster, run: str) -> tuple[str, Mapping[str, str]]:
     `ScenarioError` if the job has not ended, or has no run.
     """
     if not run.strip():
-        raise ScenarioError(f"--resume: {run!r} names no run; give a job's id, or a run's folder or id on the cluster")
+        raise ScenarioError(f"--resume: {run!r} given; give a job's id, or a run's folder or id on the cluster")
     known_jobs = {info.submission_id: info for info in cluster.jobs()}
     if run not in known_jobs:
         scenario = PurePosixPath(run).parent.name  # from <output>/<scenario>/<run id>

@@ -153,8 +153,8 @@ def gpus() -> Finding:
         return Finding(
             "GPUs",
             "note",
-            f"{plural(accelerator.count(), 'device')} of torch's type {other.type}; raysim is untested on this type, "
-            "and actors use it only on a Ray that was started with `ray start --num-gpus`",
+            f"{plural(accelerator.count(), 'device')} of torch's type {other.type}; raysim is untested on such "
+            "devices, and actors use them only if Ray was started with `ray start --num-gpus`",
         )
     if listed is None:
         return Finding("GPUs", "ok", "none; clients run on CPUs")
@@ -253,7 +253,7 @@ def mlflow() -> Finding:
 def ray() -> Finding:
     """Whether runs start a Ray of their own."""
     if address := os.environ.get("RAY_ADDRESS"):
-        return Finding("Ray", "note", f"RAY_ADDRESS is set, so a launch joins the Ray cluster at {address}; this "
+        return Finding("Ray", "note", f"RAY_ADDRESS is set, so runs join the Ray cluster at {address}; this "
                        "command checks only this machine")  # fmt: skip
     return Finding("Ray", "ok", "each run starts its own Ray, which only this user can reach")
 

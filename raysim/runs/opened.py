@@ -246,7 +246,9 @@ class OpenedRun:
             owners.append(np.full(len(samples), k))
         if not values:
             of = ", ".join(map(str, clients))
-            raise ScenarioError(f"part: {part} given, but no client of {of} has samples of this part; choose another")
+            raise ScenarioError(
+                f"part: {part} given, but no chosen client ({of}) has samples of this part; choose another part"
+            )
         return Representations(np.concatenate(values), np.concatenate(labels), np.concatenate(owners))
 
 

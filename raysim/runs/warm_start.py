@@ -75,8 +75,8 @@ def _taken(folder: Path, init: Init, assembly: Assembly) -> tuple[Initial, tuple
     if server is None and not models and receives(spec.algorithm):
         notes.append(
             f"init: the server of {folder} ({source.method}) has no model that the method of this run can use, so this "
-            "run's server begins with new weights; in round 1, the weights that clients receive from it "
-            "replace those that the clients began with"
+            "run's server begins with new weights; in round 1, weights from the server replace the corresponding "
+            f"weights that the clients took from {folder}"
         )
     if server is None:
         return Initial(states, of, whole, models), tuple(notes)

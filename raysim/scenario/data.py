@@ -218,8 +218,8 @@ def _normalised(dataset: DatasetSpec, parsed: ParsedScenario) -> DatasetSpec:
         if len(numbers) not in channels or len(numbers) != len(given.mean):
             raise origin.error(
                 ("data", "normalise", name),
-                f"{len(numbers)} numbers given; for {dataset.name}, give {' or '.join(map(str, channels))} numbers, "
-                "and equally many for `mean` and `std`",
+                f"{len(numbers)} number{'s' if len(numbers) > 1 else ''} given; for {dataset.name}, give "
+                f"{' or '.join(map(str, channels))} numbers, and equally many for `mean` and `std`",
             )
     unit = 1 if given.scaled else 255
     mean, std = (tuple(number / unit for number in numbers) for numbers in (given.mean, given.std))

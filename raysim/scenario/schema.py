@@ -290,9 +290,9 @@ class Init(Section):
     That run must have as many clients as this one, with the same models. Every client begins with its own network of
     that run. If both runs have the same method, the server begins with that run's server state. If the methods differ,
     the server begins with the model of that run's server, if it has a model (as FedAvg's server does) that this run's
-    method can use. Otherwise the server begins with new weights, and the weights that clients receive from it in round
-    1 replace those that the clients began with. The run folder keeps a copy of the other run's state, so resuming does
-    not need the other run.
+    method can use. Otherwise the server begins with new weights; in round 1, weights from the server replace the
+    corresponding weights that the clients took from the other run. The run folder keeps a copy of the other run's
+    state, so resuming does not need the other run.
     """
 
     run: str
@@ -378,7 +378,7 @@ class Tracking(Section):
     """Name of the experiment. Default: the scenario's name."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Tags of the run."""
-    also: Annotated[list[str | dict[str, Any]], "a list, each text or a mapping with a `name`"] = Field(
+    also: Annotated[list[str | dict[str, Any]], "a list whose entries are text or mappings with a `name`"] = Field(
         default_factory=list
     )
     """Trackers besides the run folder and MLflow: `tensorboard`, `wandb`, or your own, such as `./mine.py:JsonLines`. A

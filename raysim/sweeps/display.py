@@ -179,7 +179,7 @@ def print_plan(
     short = every or not is_long(states)
     if not short:
         print_collapsed(states, costs)
-    steps = " or steps of the tuning" if starts else ""
+    tunes = starts > 0
     left_s, longest_s, unknown = before_s, 0.0, 0
     for one, cost in zip(states, costs, strict=True):
         asked = one.cell.rounds
@@ -195,11 +195,12 @@ def print_plan(
     print(counts(states))
     if any(one.state != "done" for one in states):
         rounds_s, start_s = max(left_s / parallel, longest_s), START_S + CELL_S * starts / parallel
-        besides = f"; not included: {plural(unknown, 'cell')} of unknown length" if unknown else ""
+        run = f"{plural(parallel, 'cell')} {'runs' if parallel == 1 else 'run'} at a time"
+        started = f"{starts} cells or tuning steps" if tunes else plural(starts, "cell")
+        besides = f" Not included: {plural(unknown, 'cell')} of unknown length." if unknown else ""
         print(
-            f"estimated time on an idle machine with {plural(parallel, 'cell')} at a time: about "
-            f"{human_seconds(rounds_s + start_s)}, of which {human_seconds(start_s)} to start the processes and "
-            f"{plural(starts, 'cell')}{steps}{besides}"
+            f"estimated time, if {run} on an idle machine: about {human_seconds(rounds_s + start_s)}. This includes "
+            f"{human_seconds(start_s)} for starting: the processes once, then {started}.{besides}"
         )
 
 

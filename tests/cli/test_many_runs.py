@@ -27,8 +27,8 @@ def test_a_dry_run_lists_cells(capfd: pytest.CaptureFixture[str], workplace: Pat
     assert [line[35:44].strip() for line in cells] == ["309 KiB", "309 KiB", "0 B", "0 B"]
     assert (
         counted == "4 waiting"
-        and total.startswith("estimated time on ")
-        and " to start the processes and 4 cells" in total
+        and total.startswith("estimated time, if ")
+        and total.endswith(" for starting: the processes once, then 4 cells.")
     )
     assert not list(workplace.iterdir())
 

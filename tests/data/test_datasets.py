@@ -155,11 +155,15 @@ def test_malformed_idx_files_are_one_sentence(alone):
         (
             images,
             whole[images][:4] + huge + whole[images][8:],
-            "states 4294967295 images, but the published file has 60000",
+            "it has 4294967295 images, but the published file has 60000",
         ),
-        (images, whole[images][:8] + huge + whole[images][12:], "images of 4294967295x28 pixels, but mnist has 28x28"),
-        (images, whole[images][:-1], r"states 7 images \(5488 bytes\), but the file holds 5487 bytes"),
-        (images, whole[images] + b"x", "but the file holds more"),
+        (
+            images,
+            whole[images][:8] + huge + whole[images][12:],
+            "its images have 4294967295x28 pixels, but those of mnist have 28x28",
+        ),
+        (images, whole[images][:-1], r"it has 7 images \(5488 bytes\), but it holds 5487 bytes"),
+        (images, whole[images] + b"x", "but it holds more"),
         (labels, b"\0\0\x08\x01\0\0\0\x06" + whole[labels][8:-1], "has 7 images, but train-labels-idx1-ubyte has 6"),
         (labels, whole[labels][:-1] + b"\x0a", "labels range from 0 to 10"),
     ]

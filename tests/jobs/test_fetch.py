@@ -310,9 +310,25 @@ class TestFetch:
         (place / "plots" / "accuracy.png").unlink()
         (place / "plots").rmdir()
         (place / "plots").symlink_to(tmp_path / "secret")
-        with pytest.raises(ScenarioError, match=r"place/plots exists and cannot be replaced by the run"):
+        with pytest.raises(
+            ScenarioError, match=r"place/plots is a symbolic link, which a download neither follows nor replaces"
+        ):
             fetch(here, "j", place, False)
         assert names(tmp_path / "secret") == {"key"}
+
+    def test_a_conflict_with_the_place_is_named(self, run_folder: Path, tmp_path: Path) -> None:
+        here, place = cluster(details("j"), logs=self.log(run_folder)), tmp_path / "place"
+        fetch(here, "j", place, False)
+        picture = place / "plots" / "accuracy.png"
+        picture.unlink()
+        picture.mkdir()
+        with pytest.raises(ScenarioError, match=r"accuracy.png is a folder, but the download has a file of that name"):
+            fetch(here, "j", place, False)
+        picture.rmdir()
+        (place / "plots").rmdir()
+        (place / "plots").touch()
+        with pytest.raises(ScenarioError, match=r"place/plots is a file, but the download has a folder of that name"):
+            fetch(here, "j", place, False)
 
     def test_a_place_that_cannot_be_made(self, run_folder: Path, tmp_path: Path) -> None:
         here = cluster(details("j"), logs=self.log(run_folder))

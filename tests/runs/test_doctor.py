@@ -128,7 +128,7 @@ def test_an_accelerator_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda: SimpleNamespace(has_fp64=True))
     text = (
-        "2 devices of torch's type xpu; raysim is untested on this type, and actors use it only on a Ray that was "
+        "2 devices of torch's type xpu; raysim is untested on such devices, and actors use them only if Ray was "
         "started with `ray start --num-gpus`"
     )
     assert doctor.gpus() == doctor.Finding("GPUs", "note", text)

@@ -79,7 +79,7 @@ def test_lg_fedavg_begins_with_the_clients_and_the_header_of_fedavg(workplace: P
 
 def test_a_server_without_a_model_begins_anew_with_a_warning(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(after(source_of("lg_fedavg"), "fedavg"), quiet=True)
-    assert "the weights that clients receive from it replace those that the clients began with" in caplog.text
+    assert "weights from the server replace the corresponding weights that the clients took from" in caplog.text
     assert "different samples" not in caplog.text
     caplog.clear()
     run(after(source_of("standalone"), "standalone", "seed=6"), quiet=True)

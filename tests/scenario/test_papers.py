@@ -225,7 +225,7 @@ def test_a_dry_run_refuses_no_cell(
     monkeypatch.setattr("raysim.sweeps.estimate._probed", lambda checked: 1.0)
     main(["sweep", str(path), "--seeds", "1", "--dry-run"])
     cells, last = re.search(r"^(\d+) waiting\n(.*)", out := capsys.readouterr().out, re.MULTILINE).groups()
-    assert int(cells) == len(sweep_of(name_of(path)).cells) and last.startswith("estimated time on an idle machine")
+    assert int(cells) == len(sweep_of(name_of(path)).cells) and last.startswith("estimated time, if ")
     assert "note:" not in out and not list(tmp_path.iterdir())
 
 

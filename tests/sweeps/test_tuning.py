@@ -388,7 +388,7 @@ def test_the_dry_run_counts_the_trials(workplace: Path, pool: Pool, capsys: pyte
     )
     tuned, waiting = (sum(line.startswith(state) for line in lines) for state in ("tuning", "waiting"))
     starts = tuned * (4 + 2 + 1) + waiting  # trials, those that continue, those that do so again; the result
-    assert lines[-1].endswith(f" to start the processes and {starts} cells or steps of the tuning")
+    assert lines[-1].endswith(f" for starting: the processes once, then {starts} cells or tuning steps.")
     main(["sweep", str(path), "--status"])
     assert capsys.readouterr().out.splitlines()[0] == (
         "tuning      FedGH: 4 trials, 0 of 8 rounds; until round 1: 4 waiting"

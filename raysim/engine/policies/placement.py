@@ -193,8 +193,8 @@ def check_fits(plan: Plan, nodes: Sequence[Node], pack: bool = False) -> None:
         if len(placed) < group.actors:
             offers = ", ".join(f"{node.name} ({node.cpus:g} CPU, {node.gpus:g} GPU)" for node in nodes)
             raise ScenarioError(
-                f"resources: of the actors with {group.cpus_per_actor:g} CPU and {group.gpus_per_actor:g} GPU each, "
-                f"only {len(placed)} of {group.actors} fit on the nodes: {offers or 'no node is free'}; request fewer "
+                f"resources: only {len(placed)} of {group.actors} actors ({group.cpus_per_actor:g} CPU and "
+                f"{group.gpus_per_actor:g} GPU each) fit on the nodes: {offers or 'no node is free'}; request fewer "
                 "actors, or less CPU or GPU per actor"
             )
 

@@ -179,7 +179,7 @@ class RayBackend:
             parts = [worker.actor.discard.remote(part) for worker, part in self._spread(ids).items()]
 
         def result() -> None:
-            self.calls.get(parts, "discarding what came too late")
+            self.calls.get(parts, "discarding updates that came too late")
 
         return Pending(result)
 

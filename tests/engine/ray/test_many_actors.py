@@ -244,6 +244,6 @@ def test_a_dry_run_knows_the_nodes(gpus_used: tuple[dict[str, Any], str]) -> Non
     assert found.pop("not on the head") == [1, []]
     assert "need 2.5 CPUs" in found["too many CPUs"] and "the cluster has only 2;" in found.pop("too many CPUs")
     assert "need 2.1 GPUs" in found["too many GPUs"] and "only 2 are available;" in found.pop("too many GPUs")
-    assert "only 2 of 3 fit on the nodes" in found["no room on any node"]
+    assert "only 2 of 3 actors" in found["no room on any node"]
     assert f"{SECOND} (2 CPU, 1 GPU)" in found.pop("no room on any node")
     assert not found
