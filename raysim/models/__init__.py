@@ -99,7 +99,7 @@ def _heterofl_cnn(level: str, share: int) -> ModelSpec:
 
 def _hks_resnet(name: str, blocks: int) -> ModelSpec:
     each = "1 residual block" if blocks == 1 else f"{blocks} residual blocks"
-    summary = f"three stages (16, 32, 64) of {each} each; any small image; used with HKS and FedCache"
+    summary = f"three stages (16, 32, 64), each of {each}; small images; used with HKS, FedCache"
     build = _builder("resnet.small_image_resnet", widths=(16, 32, 64), blocks=(blocks,) * 3, kaiming=True)
     return ModelSpec(name, summary, 64, build)
 
