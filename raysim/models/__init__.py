@@ -99,14 +99,14 @@ def _heterofl_cnn(level: str, share: int) -> ModelSpec:
 
 def _hks_resnet(name: str, blocks: int) -> ModelSpec:
     each = "1 residual block" if blocks == 1 else f"{blocks} residual blocks"
-    summary = f"three stages (16, 32, 64), each of {each}; small images; used with HKS, FedCache"
+    summary = f"stages of widths 16, 32 and 64, each of {each}; any small image; HKS, FedCache"
     build = _builder("resnet.small_image_resnet", widths=(16, 32, 64), blocks=(blocks,) * 3, kaiming=True)
     return ModelSpec(name, summary, 64, build)
 
 
 def _resnet(name: str, blocks: tuple[int, ...], bottleneck: bool = False) -> ModelSpec:
     kind = "bottleneck" if bottleneck else "basic"
-    summary = f"torchvision-style, {kind} blocks {list(blocks)}, 7x7/2 stem; for very heterogeneous clients"
+    summary = f"torchvision-style, {kind} blocks {list(blocks)}, 7x7/2 stem; for very unequal clients"
     return ModelSpec(name, summary, 500, _builder("backbones.imagenet_resnet", blocks=blocks, bottleneck=bottleneck))
 
 
@@ -179,7 +179,7 @@ _SPECS = (
     _resnet("resnet152", (3, 8, 36, 3), bottleneck=True),
     ModelSpec(
         "vit_small",
-        "vision transformer, patch 4, width 192, depth 6, 3 heads; for very heterogeneous clients",
+        "vision transformer, patch 4, width 192, depth 6, 3 heads; for very unequal clients",
         500,
         _builder("backbones.small_vit", patch=4, width=192, depth=6, heads=3),
         patch=4,
