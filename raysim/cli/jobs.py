@@ -71,10 +71,9 @@ CODE_CHANGED = click.option(
     "--env",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Set an environment variable for the job and its actors, for example RAYSIM_DATA=/data. Users of the "
-    "dashboard can read it. Of this shell's variables, only MLFLOW_TRACKING_URI is sent without this option, and only "
-    "if it names a server. "
-    "May be repeated.",
+    help="Set an environment variable for the job and its actors, for example RAYSIM_DATA=/data. Everyone with access "
+    "to the dashboard can read its value. No other variables of this shell are sent, except MLFLOW_TRACKING_URI if it "
+    "is the address of a server. May be repeated.",
 )
 def submit(
     scenario: str | None,

@@ -40,8 +40,8 @@ METRICS: Mapping[str, str] = {
     "accuracy/macro_f1": "macro-averaged F1 of each client's latest model on the client's own test samples, averaged "
     "over all clients",
     "accuracy/val": "mean accuracy of all clients on their own validation samples, each with its latest model",
-    "accuracy/all_current": "mean test accuracy of all clients, measured after a copy of each client's network "
-    "received the server's next message; only if `evaluation.clients` is `all`",
+    "accuracy/all_current": "mean test accuracy of all clients, each tested with a copy of its network that has "
+    "received the server's current message; only if `evaluation.clients` is `all`",
     "accuracy/all_current_std": "standard deviation of the clients' test accuracies, whose mean is "
     "accuracy/all_current",
     "accuracy/all_current_pooled": "share of all clients' test samples that are classified correctly, with the "

@@ -228,8 +228,8 @@ def _training(upload: _Upload) -> tuple[nn.Module, FitJob]:
     ]
     if len(calls) != 1:
         raise ScenarioError(
-            f"{_name(upload.algorithm)} trains the exposed parameters in {len(calls)} calls of client.fit, but the "
-            "attack supports only methods with a single call"
+            f"{_name(upload.algorithm)} calls client.fit {len(calls)} times to train the parameters that its upload "
+            "reveals, but the attack supports only one call; choose a run of another method"
         )
     return calls[0]
 

@@ -260,11 +260,11 @@ def test_an_own_method_is_attacked(runs: Runs, tmp_path: Path) -> None:
         (OWN, r"SharedExtractor does not declare what its uploads expose; implement the hook `exposed`, as in the t"),
         (
             OWN.replace("part.requires_grad_(True), other.requires_grad_(False)", "pass") + DECLARED,
-            r"SharedExtractor trains the exposed parameters in 2 calls of client.fit, but the attack supports only",
+            r"SharedExtractor calls client.fit 2 times to train the parameters that its upload reveals, but the attack",
         ),
         (
             OWN + UPDATE,
-            r"SharedExtractor trains the exposed parameters in 0 calls of client.fit",
+            r"SharedExtractor calls client.fit 0 times to train the parameters",
         ),
     ],
     ids=["undeclared", "two-calls", "another-part"],
