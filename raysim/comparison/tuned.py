@@ -102,7 +102,9 @@ class TuningCard:
             notes.append(
                 f"successive halving chose between trials whose scores hardly differ: {'; '.join(close)}; {how}"
             )
-        notes.append("intervals and p-values hold for the chosen values; they do not cover the uncertainty of tuning")
+        notes.append(
+            "intervals and p-values take the tuned settings as given; they do not include the uncertainty of tuning"
+        )
         return notes
 
     @property

@@ -86,7 +86,8 @@ class MobileNet:
         except Exception as error:
             why = " ".join(str(error).split())[:200]
             raise ScenarioError(
-                f"encoder: {self.file} holds no weights of mobilenet_v3_small ({why}); replace it by {_URL}"
+                f"encoder: {self.file} holds no weights of mobilenet_v3_small ({why}); download "
+                f"{_URL} and replace the file by it"
             ) from error
         body = nn.Sequential(whole.features, whole.avgpool, nn.Flatten()).requires_grad_(False).eval()
         return body.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it

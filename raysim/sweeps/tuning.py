@@ -366,8 +366,10 @@ def _last_comparison(settings: TuneSettings, candidates: Sequence[Candidate]) ->
     if early is None:
         return ()
     chosen, rounds = early.steps[-1], early.rounds
-    how = f"if other values may be best after round {rounds}, end tune.halving.rounds with {rounds}"
-    return (f"tuning chooses values after round {chosen} of {rounds}; {how}",)
+    return (
+        f"tuning chooses values after round {chosen} of {rounds}, but other values may be best after round {rounds}; "
+        f"to choose after round {rounds}, add {rounds} to the end of the list tune.halving.rounds",
+    )
 
 
 def _few_trials(candidates: Sequence[Candidate]) -> tuple[str, ...]:

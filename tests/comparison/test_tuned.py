@@ -17,7 +17,7 @@ A = TunedVariant("A", 16, [2, 6, 20], 84, 0, 3, 0.91234, [ChosenValue("training.
 B = TunedVariant(
     "B", 16, [2, 6, 20], 84, 2, 5, 0.5, [ChosenValue("training.lr", "0.1"), ChosenValue("x", "1", "lower")]
 )
-CHOICE = "intervals and p-values hold for the chosen values; they do not cover the uncertainty of tuning"
+CHOICE = "intervals and p-values take the tuned settings as given; they do not include the uncertainty of tuning"
 CARD = TuningCard("random", "accuracy/val", False, [101, 102], [A, B], cells=["A", "B"])
 
 

@@ -506,7 +506,7 @@ def test_sweeps_that_cannot_be_tuned(workplace: Path, content: dict[str, Any], s
 def test_a_choice_before_the_last_round_is_noted(workplace: Path) -> None:
     sweep = load_sweep(write(workplace, tune=tune(halving={"rounds": [1, 3]})))
     note = (
-        "tuning chooses values after round 3 of 4; if other values may be best after round 4, end tune.halving.rounds"
+        "tuning chooses values after round 3 of 4, but other values may be best after round 4; to choose after round 4,"
     )
     assert [one.startswith(note) for one in sweep.notes] == [True]
     assert load_sweep(write(workplace)).notes == ()
