@@ -167,7 +167,7 @@ def test_little_of_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert "joins the Ray cluster at 10.0.0.1:6379" in doctor.ray().text
+    assert "runs join the Ray cluster at 10.0.0.1:6379" in doctor.ray().text
     monkeypatch.setenv("RAYSIM_DATA", "no/such/folder")
     assert (
         doctor.data_folder().text

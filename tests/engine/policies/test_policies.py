@@ -455,7 +455,7 @@ def test_one_round_by_hand() -> None:
 def test_what_fits_in_all_but_on_no_node_is_refused() -> None:
     plan = Plan(tuple(groups((1, 4, 0))))
     check_fits(plan, [Node("a", 4, 0)])
-    with pytest.raises(ScenarioError, match=r"actors with 4 CPU .* only 0 of 1 fit .* a \(2 CPU, 0 GPU\), b"):
+    with pytest.raises(ScenarioError, match=r"only 0 of 1 actors \(4 CPU .* fit .* a \(2 CPU, 0 GPU\), b"):
         check_fits(plan, [Node("a", 2, 0), Node("b", 2, 0)])
 
 
@@ -463,5 +463,5 @@ def test_what_only_fits_packed_is_refused_spread_alone() -> None:
     plan = Plan(tuple(groups((2, 3, 0), (3, 2, 0))))
     nodes = [Node("a", 6, 0), Node("b", 6, 0)]
     check_fits(plan, nodes, pack=True)  # 3 + 3 and 2 + 2 + 2
-    with pytest.raises(ScenarioError, match=r"actors with 2 CPU .* only 2 of 3 fit"):  # 3 + 2 and 3 + 2
+    with pytest.raises(ScenarioError, match=r"only 2 of 3 actors \(2 CPU .* fit"):  # 3 + 2 and 3 + 2
         check_fits(plan, nodes)
