@@ -24,7 +24,7 @@ class Accuracy:
     one_round: bool = False  # whether the clients of one round are its clients; else each client's latest row counts
     std: str = ""  # the metric of its standard deviation over clients
     worst_decile: str = ""  # the metric of its mean over the worst tenth of the clients
-    explained: str = ""  # the clients and their networks in a sentence, which has more room; empty: `whose`
+    explained: str = ""  # a longer form of `whose`, for sentences; empty: `whose` itself
 
     @property
     def phrase(self) -> str:
