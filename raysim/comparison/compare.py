@@ -292,7 +292,7 @@ def compare(
     measured = sorted((run for run in all_runs if run.summary.get("rounds")), key=lambda run: run.place)
     if not measured:
         others = f" and {plural(len(all_runs) - 1, 'other run')}" if len(all_runs) > 1 else ""
-        text = f"compare: no run has finished a round yet ({all_runs[0].folder}{others}); try again later"
+        text = f"compare: no run has finished a round ({all_runs[0].folder}{others}); give runs with results"
         raise ScenarioError(text)
     if select != "last" and (without := [run for run in measured if not len(run.series(f"accuracy/{select}")[0])]):
         others = f" and {plural(len(without) - 1, 'other run')}" if len(without) > 1 else ""

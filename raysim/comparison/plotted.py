@@ -42,7 +42,7 @@ def _runs_of(text: str) -> Sequence[NamedRun]:
         return [NamedRun(folder, cell.label if cell is not None else "")]
     measured = [run for run in find_runs([path]) if run.summary.get("rounds")]
     if not measured:
-        raise ScenarioError(f"{path}: no run has finished a round yet; try again later")
+        raise ScenarioError(f"{path}: no run has finished a round; give runs with results")
     current, _ = without_outdated(measured)
     counted = {run.folder.resolve().parent if run.cell else run.folder: run for run in current}
     in_order = sorted(counted.values(), key=lambda run: run.place)

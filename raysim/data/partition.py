@@ -131,8 +131,8 @@ def check_split(
         )
     if isinstance(setting, Listed) != (split == "listed"):
         raise ScenarioError(
-            f"{split} given, but the partition `listed` reads the split of each sample from the partition's file; "
-            "give listed"
+            f"{split} given, but with the partition `listed`, a file says which samples are for training and which for "
+            "testing; give listed"
             if isinstance(setting, Listed)
             else "listed given, but only the partition `listed` supports this split; give pooled811, pfedhn or "
             "published",

@@ -217,7 +217,10 @@ class Stack:
 
         alone = loss(Batch(full.x[:real], full.y[:real], full.index[:real], None, cut))
         if abs(loss(full) - alone) > TOLERANCE * (1 + abs(alone)):
-            raise ApartError("the loss is not averaged with batch.mean, although the batch sizes of the clients differ")
+            raise ApartError(
+                "the clients' batch sizes differ, so smaller batches would be padded, but the loss counts the padding; "
+                "average the loss with batch.mean"
+            )
 
     def _keep(self, kept_MB: Tensor, batch: Batch, size_M: Tensor) -> None:
         if self.row_GN is None:

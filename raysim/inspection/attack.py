@@ -201,7 +201,7 @@ def _unrelated(
     """The mean PSNR of two random training images of clients."""
     if len(index) < 2:
         raise ScenarioError(
-            "the clients of this run have only one training image in total; choose a run with at least two"
+            "the clients of this run have fewer than two training images in total; choose a run with more"
         )
     pairs = [rng.choice(index, 2, replace=False) for _ in range(STRANGERS)]
     psnrs = [psnr(pixels(image_MHWC[a]), pixels(image_MHWC[b]), convention) for a, b in pairs]

@@ -63,11 +63,10 @@ def incompatibility(client: Versions, cluster: Versions) -> str:
     if release(client.ray) != release(cluster.ray):
         return ray_incompatibility(client.ray, cluster.ray)
     if client.raysim != cluster.raysim:
-        on_cluster = f"raysim {cluster.raysim}" if cluster.raysim else "no raysim"
-        return (
-            f"the job was sent with raysim {client.raysim}, but Python on the cluster finds {on_cluster}: check "
-            "the cluster's PYTHONPATH, and remove other versions of raysim from it"
-        )
+        sent = f"the job was sent with raysim {client.raysim}, but Python on the cluster finds"
+        if not cluster.raysim:
+            return f"{sent} no raysim: check the cluster's PYTHONPATH"
+        return f"{sent} raysim {cluster.raysim}: remove this other version from the cluster's PYTHONPATH"
     lacking = missing()
     if lacking:
         return f"the cluster lacks {', '.join(lacking)}: {REMEDY}"

@@ -171,9 +171,8 @@ def memory() -> Finding:
     free, all_ = available_memory(), usable_memory()
     text = f"{_gib(free)} of {_gib(all_)} are free"
     if free < LITTLE_MEMORY:
-        return Finding(
-            "memory", "note", f"{text}, but Ray, MLflow and one actor need 2 to 3 GiB; set resources.actors to 1 or 2"
-        )
+        need = "a run with one actor needs 2 to 3 GiB: free some memory, or set resources.actors to 1 or 2"
+        return Finding("memory", "note", f"{text}; {need}")
     return Finding("memory", "ok", text)
 
 

@@ -128,7 +128,7 @@ def refuse_differences(folder: Path, before: ParsedScenario, scenario: Scenario)
         place = scenario.origin.of(tuple(differing[0].split(".")))
         raise ScenarioError(
             f"{place}: cannot resume {folder} with different settings: {', '.join(named)}; allowed "
-            f"changes: {', '.join(FREE)}, more rounds, and a `stop` that ends the run later"
+            f"changes: {', '.join(FREE)}, more rounds, and a `stop` that ends the run later than before"
         )
 
 

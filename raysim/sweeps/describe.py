@@ -17,8 +17,8 @@ SWEEP: Mapping[str, str] = {
     "grid": "key -> list of values; every combination is a cell",
     "runs": "the variants to compare, as name -> list of overrides, such as {FedGH: [algorithm.name=fedgh, "
     "training.lr=0.1]}. For a variant with its own grid, write {set: OVERRIDES, grid: {KEY: VALUES}} instead of the "
-    "list. To combine variants of several kinds, write group -> name -> list of overrides: raysim then runs every "
-    "combination of one name from each group",
+    "list. To combine choices of several kinds, write KIND -> NAME -> list of overrides, such as {method: {FedGH: [...], "
+    "FedProto: [...]}, rate: {slow: [...], fast: [...]}}: raysim runs every combination, here four variants",
     "set": "list of overrides for every cell",
     "baseline": "the method, or the name in `runs`, that all others are compared with",
     "targets": "target accuracies; the comparison shows the rounds, MiB and operations until each is reached",
@@ -41,8 +41,8 @@ TUNE: Mapping[str, str] = {
     "search": "random (the default), grid, or tpe (Optuna)",
     "trials": "number of trials of each method; required, except with `search: grid`, where the default is every "
     "combination",
-    "halving": "successive halving, such as {rounds: [5, 20], keep: 1/3}: after each of these rounds except the last, "
-    "only the best third of the trials continues; default: every trial runs all rounds",
+    "halving": "successive halving, such as {rounds: [5, 20], keep: 1/3}: only the best third of the trials continues "
+    "after round 5, and these trials end after round 20; default: every trial runs all rounds",
     "select": "metric that compares trials; default: accuracy/val",
     "seed": "seed of random draws and of `tpe`; default: 1",
 }

@@ -469,7 +469,11 @@ def _check_trials(tuning: Tuning, candidate: Candidate) -> None:
         methods = [
             key for key in settings.space if key.startswith("algorithm.") and f"{key}: unknown key" in str(error)
         ]
-        how = "; not every method has this key, so move it from `tune.space` to `tune.methods`" if methods else ""
+        how = (
+            "; if only some of the methods have this key, move it from `tune.space` to `tune.methods`"
+            if methods
+            else ""
+        )
         raise ScenarioError(f"{error}{how}") from None
     scenario = cells[0][0].scenario
     if settings.select == "accuracy/global" and not scenario.evaluation.global_test:

@@ -235,10 +235,10 @@ def reads_a_number(net: Any, batch: Batch, given: Any) -> Tensor:
 APART = [
     ({"net": lambda: perceptron(nn.BatchNorm1d(4)), "sizes": (6, 8)}, "BatchNorm needs equal batch sizes"),
     ({"net": lambda: perceptron(nn.Dropout(0.5))}, "randomness"),
-    ({"loss": plain_mean, "sizes": (4, 7)}, "is not averaged with batch.mean"),
-    ({"loss": plain_mean, "sizes": (12, 5)}, "is not averaged with batch.mean"),  # the smallest batch has one sample
-    ({"loss": plain_mean, "sizes": (40, 17), "batch_size": 16}, "is not averaged with batch.mean"),
-    ({"loss": plain_mean, "sizes": (4, 3), "net": zero_header}, "is not averaged with batch.mean"),
+    ({"loss": plain_mean, "sizes": (4, 7)}, "average the loss with batch.mean"),
+    ({"loss": plain_mean, "sizes": (12, 5)}, "average the loss with batch.mean"),  # the smallest batch has one sample
+    ({"loss": plain_mean, "sizes": (40, 17), "batch_size": 16}, "average the loss with batch.mean"),
+    ({"loss": plain_mean, "sizes": (4, 3), "net": zero_header}, "average the loss with batch.mean"),
     ({"loss": reads_a_number}, "item"),
     ({"given": [torch.zeros(2), torch.zeros(3), torch.zeros(3)], "loss": cross_entropy}, "differ in shape"),
     ({"given": [(0.1,), (0.2,), (0.3,)]}, "values that are not tensors"),

@@ -287,4 +287,4 @@ def test_folders_of_a_sweep_stand_for_its_runs_with_its_names(
     assert (code, error) == (2, "raysim: 4 runs given; at most 3 fit into one figure\n")
     make_run(tmp_path / "begun" / "a", done=0)
     code, _, error = run(capfd, "plot", str(tmp_path / "begun"), "-o", str(tmp_path / "b.png"))
-    assert code == 2 and error.endswith("begun: no run has finished a round yet; try again later\n")
+    assert code == 2 and error.endswith("begun: no run has finished a round; give runs with results\n")
