@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Tests start hundreds of processes: where Python may not keep compiled modules, each would compile raysim anew.
+export PYTHONDONTWRITEBYTECODE :=
 FAST := -n 2 --dist loadgroup -m "not ray and not slow" $(addprefix tests/,core data engine grouped jobs plugins report scenario tracking)
 
 .PHONY: help setup demo test test-fast test-large test-versions check docs test-gpu chaos golden bench clean
@@ -29,7 +31,7 @@ test-fast: setup  ## Run, in under a minute, the tests of the parts that need ne
 	$(BIN)/python -m pytest $(FAST)
 
 test-large: setup  ## Run the tests that take minutes or gigabytes: a hundred actors, clusters; CI does
-	$(BIN)/python -m pytest -m large
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m large
 
 test-versions: setup  ## Try the wheel with the lowest and newest versions in range, in environments below build/versions
 	$(BIN)/python -m tests.versions $(VERSIONS) --tests '$(FAST)'

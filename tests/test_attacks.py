@@ -30,6 +30,7 @@ def test_job_logs(tmp_path: Path) -> None:
     assert outcome.grown_mib < MIB
 
 
+@pytest.mark.large
 def test_data_files(tmp_path: Path) -> None:
     outcome = attack(8, DataAttack(), tmp_path)
     assert not outcome.failures, outcome.failures[0]
@@ -51,6 +52,7 @@ def test_own_code(tmp_path: Path) -> None:
     assert outcome.grown_mib < MIB
 
 
+@pytest.mark.large
 def test_names(tmp_path: Path) -> None:
     outcome = attack(8, NamesAttack(tmp_path), tmp_path)  # one of each kind
     assert not outcome.failures, outcome.failures[0]

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import REPOSITORY
 
 PROBE = """
@@ -34,6 +36,7 @@ print(json.dumps(asked))
 """
 
 
+@pytest.mark.large
 def test_a_run_asks_for_no_address(tmp_path: Path) -> None:
     unset = ("MLFLOW_", "CI", "GITHUB_", "PYTEST_")  # MLflow has no telemetry under CI and pytest
     environ = {name: value for name, value in os.environ.items() if not name.startswith(unset)}

@@ -30,6 +30,7 @@ TINY = replace(
 ROUNDS = 3
 
 
+@pytest.mark.large
 def test_handwritten_loop_and_raysim_do_the_same_steps(workplace: Path) -> None:
     """The same clients train on as many samples and come out with the same models.
 
@@ -93,6 +94,7 @@ def test_both_sides_run_the_same_rounds_alternately(
     assert found["raysim_cpu_s"] > 0 and found["handwritten_cpu_s"] > 0
 
 
+@pytest.mark.large
 @pytest.mark.ray
 def test_memory_of_ray_is_counted(workplace: Path, ray_session: None) -> None:
     import psutil

@@ -41,6 +41,7 @@ def test_the_template_of_a_method_explains_its_types_in_order() -> None:
     assert "three types are the message that the server sends, the message that a client sends, and `server" in text
 
 
+@pytest.mark.large
 def test_what_new_writes_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     kinds = {"algorithm": "my_method", "model": "my_net", "data": "my_data"}

@@ -58,12 +58,15 @@ LARGE = pytest.mark.large
 ONCE = {"defined", "frozen", "picklable", "documented", "fields_read", "imports", "connected"}
 """Clauses about an algorithm's class and file, which are the same whatever its fields say, and one that takes long."""
 
-SLOW = {"trained_together", "learns", "messages_move"}
-"""Clauses that take half of the time; `make test-large` also checks them for every choice of a field."""
+IN_EVERY_TEST = {"runs", "messages", "own_state_only"}
+"""Clauses that `make test` checks also for every choice of a field; `make test-large` checks all others for them."""
 
 CASES = [
     pytest.param(
-        *case.values, clause, id=f"{case.id}-{clause}", marks=LARGE if case.values[1] and clause in SLOW else ()
+        *case.values,
+        clause,
+        id=f"{case.id}-{clause}",
+        marks=LARGE if case.values[1] and clause not in IN_EVERY_TEST else (),
     )
     for case in variants()
     for clause in CLAUSES

@@ -60,12 +60,15 @@ NEEDS = {
 """What a method needs besides its name to show something."""
 
 
-ALIKE = {"apfl", "ditto", "fedgen", "fedmrl", "fedper", "fedprox", "fedrep", "fedrolex"}
-"""Methods that share their mechanisms with others (shared models, a second network, nested widths, a server that
-trains)."""
+TYPICAL = {"fedssa", "fedral", "hks", "fedgh", "dc_pfl", "fedkd", "fedmd", "heterofl"}
+"""The five methods that raysim was made for, and one method each with a second network, with public data and with
+nested widths."""
 
-METHODS = [pytest.param(name, marks=pytest.mark.large if name in ALIKE else (), id=name) for name in algorithm_names()]
-"""All methods, for tests that take a second or more per method; those of `ALIKE` are in `make test-large`."""
+METHODS = [
+    pytest.param(name, marks=() if name in TYPICAL else pytest.mark.large, id=name) for name in algorithm_names()
+]
+"""All methods, for tests that take a second or more per method; those that are not in `TYPICAL` are in
+`make test-large`."""
 
 
 def of_method(name: str) -> list[str]:

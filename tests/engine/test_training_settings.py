@@ -23,6 +23,7 @@ from raysim.engine.stragglers import Stragglers
 from raysim.inspection.transmission import attack_spec
 from raysim.runs.assembly import assemble
 from raysim.scenario.scenario import Scenario
+from tests.choices import first
 from tests.engine.scenarios import digits, loaded, spec_for
 
 SETTINGS = {
@@ -167,7 +168,7 @@ def test_defaults_are_what_they_were() -> None:
     assert (spec_of().own_local, spec_of().stragglers) == ({}, None)
 
 
-@pytest.mark.parametrize("sets", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("sets", first(SETTINGS.values()), ids=SETTINGS)
 def test_a_resumed_run_has_the_same_bits(sets: list[str], workplace: Path) -> None:
     two, three = (raysim.run(digits(), sets=[*sets, f"rounds={rounds}"], quiet=True) for rounds in (2, 3))
     assert two.resume(["rounds=3"], quiet=True).state_digest == three.state_digest

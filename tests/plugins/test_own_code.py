@@ -167,6 +167,7 @@ class TestRuns:
         assert {name: sys.modules[name] for name in users} == users
         assert hasattr(importlib.reload(users["my_helper"]), "EDITED") == edited
 
+    @pytest.mark.large
     @pytest.mark.ray
     def test_the_same_on_actors(self, folder: Path) -> None:
         traces = verify(raysim.Scenario.load(folder / "s.yaml"), [1, 2], kill=True)

@@ -11,6 +11,7 @@ import pytest
 from raysim.report.accuracies import OWN
 from raysim.report.figures import INCHES, OVER, Width, band, line_look, make_figure, per_cent_axis, picture_file, save
 from raysim.report.plots import Curve, draw_boxes, draw_clients, draw_confusion, draw_curves
+from tests.choices import first
 
 WIDTHS: list[Width] = ["one-column", "two-columns"]
 
@@ -75,7 +76,7 @@ def test_curves_differ_without_colour() -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("count", [1, 9, 25])
+@pytest.mark.parametrize("count", first([9, 1, 25]))
 def test_figures_of_any_size_are_drawn_in_their_width(tmp_path: Path, width: Width, count: int) -> None:
     label = "a long label, seed=12 lr=0.001 $x_1$\n<b>_c"
     curves = [Curve(f"{label}{i}", [1, 2], [0.1, 0.2]) for i in range(count)]

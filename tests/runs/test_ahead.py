@@ -74,6 +74,7 @@ def of_ray(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.large
 @pytest.mark.ray
 def test_a_run_takes_the_ray_over_that_was_started_ahead(ray_folder: Path, tmp_path: Path) -> None:
     process = launch(ray_folder, tmp_path, "rounds=1")
@@ -93,6 +94,7 @@ def test_what_cannot_be_run_leaves_no_ray(ray_folder: Path, tmp_path: Path) -> N
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.large
 @pytest.mark.ray
 def test_sigterm_while_ray_starts_ends_both(ray_folder: Path, tmp_path: Path) -> None:
     process = launch(ray_folder, tmp_path)

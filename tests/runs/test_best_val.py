@@ -13,6 +13,7 @@ from raysim.common.errors import ScenarioError
 from raysim.report.load import last_measured, read_clients
 from raysim.runs.run import Run, run
 from raysim.runs.verify import verify
+from tests.choices import first
 from tests.cli.command import run as command
 from tests.engine.checkpoint.test_best_val import PEAK
 from tests.engine.scenarios import loaded
@@ -55,7 +56,7 @@ def test_the_networks_after_the_best_round_are_opened(workplace: Path) -> None:
     assert (ours != last).any() and (ours == kept.representations([1], "test", 4).value_ND).all()
 
 
-@pytest.mark.parametrize("cut", [5, 7])
+@pytest.mark.parametrize("cut", first([7, 5]))
 def test_a_kill_between_the_best_round_and_the_end_loses_nothing(workplace: Path, cut: int) -> None:
     whole = run(loaded(*KEEP), quiet=True)
     with pytest.raises(KeyboardInterrupt):

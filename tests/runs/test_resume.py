@@ -27,6 +27,7 @@ from raysim.tracking import client_rows
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.in_memory import MemoryTracker
 from raysim.tracking.mlflow import MlflowTracker
+from tests.choices import first
 from tests.cli.command import run as command
 from tests.engine.scenarios import loaded, of_method
 
@@ -54,7 +55,7 @@ class Cut(MemoryTracker):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("method", ["fedgh", "fedcache", "hks", "dc_pfl", "fedmd", "fedgkt"])
+@pytest.mark.parametrize("method", first(["hks", "fedgh", "fedcache", "dc_pfl", "fedmd", "fedgkt"]))
 def test_a_run_that_was_cut_off_goes_on_with_the_same_bits(workplace: Path, method: str) -> None:
     sets = [*of_method(method), "rounds=4", "checkpoint.every=2", "evaluation.every=3"]
     whole = run(loaded(*sets), quiet=True)
@@ -371,7 +372,7 @@ def test_damaged_reports_do_not_cost_the_checkpoint(workplace: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("damaged", [["000004"], ["000002", "000004"]])
+@pytest.mark.parametrize("damaged", first([["000004"], ["000002", "000004"]]))
 @pytest.mark.parametrize("part", ["clients", "server"])
 def test_a_damaged_checkpoint_does_not_prevent_resuming_from_an_older_one(
     workplace: Path, capfd: pytest.CaptureFixture[str], part: str, damaged: list[str]

@@ -87,6 +87,7 @@ def test_more_rounds_do_not_change_where_a_run_ends(workplace: Path) -> None:
     assert resumed.state_digest == whole.state_digest
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     "changes", [["training.schedule={name: cosine}"], ["algorithm={name: fedkd}"]], ids=["cosine", "fedkd"]
 )

@@ -22,6 +22,7 @@ from raysim.runs.run import Run, run
 from raysim.runs.verify import verify
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.scenario import Scenario
+from tests.choices import first
 from tests.engine.scenarios import loaded
 from tests.runs.test_resume import Cut, of_results
 
@@ -105,7 +106,7 @@ def test_the_bits_are_those_of_any_number_of_actors_and_of_a_kill_before_the_fir
     assert run(loaded(f"algorithm.name={method}", *ONE), quiet=True).state_digest != traces[0].digest
 
 
-@pytest.mark.parametrize("cut", [0, 1, 3])
+@pytest.mark.parametrize("cut", first([1, 0, 3]))
 def test_a_run_is_resumed_without_the_other_run(workplace: Path, cut: int) -> None:
     source = source_of("fedavg")
     scenario = after(source, "lg_fedavg", "rounds=4", "checkpoint.every=2")

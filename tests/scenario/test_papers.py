@@ -24,6 +24,7 @@ from raysim.plugins.registry import algorithm_class
 from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.cells import Cell
+from tests.choices import first
 from tests.conftest import REPOSITORY
 from tests.scenario.papers import BASES, FILES, checked, name_of, sweep_of
 
@@ -215,7 +216,7 @@ def test_every_cell_fits(name: str) -> None:
     assert bool(sum((cell.published for cell in sweep.cells), ())) == ("table" in part and bool(tables))
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@pytest.mark.parametrize("path", first(FILES, 4), ids=name_of)
 def test_a_dry_run_refuses_no_cell(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,6 +46,7 @@ def faulty(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
         return run_cell(task, stop, report)
 
 
+@pytest.mark.large
 def test_code_that_raises_and_a_worker_that_is_killed(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

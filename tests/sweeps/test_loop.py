@@ -100,6 +100,7 @@ def test_a_worker_that_dies_costs_its_cell_nothing_but_time(workplace: Path, cap
     assert digest(again) == run(alone, quiet=True).state_digest
 
 
+@pytest.mark.large
 def test_a_cell_that_asks_for_client_actors_has_the_same_bits(workplace: Path) -> None:
     actors = ["algorithm.name=standalone", "backend=ray", "resources.actors=2"]
     sweep = sweep_of(workplace, grid={}, runs={"whole": ["algorithm.name=fedgh"], "split": actors})
@@ -129,6 +130,7 @@ def test_sigterm_ends_cells_after_their_round(workplace: Path) -> None:
     assert "Traceback" not in error
 
 
+@pytest.mark.large
 def test_an_interrupt_ends_cells_after_their_round(workplace: Path) -> None:
     sweep = sweep_of(workplace, "rounds=400", seeds="1..3", grid={"algorithm.name": ["standalone"]})
 

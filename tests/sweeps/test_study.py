@@ -31,6 +31,7 @@ def test_a_study_that_was_not_run(workplace: Path) -> None:
     assert not study.folder.exists()
 
 
+@pytest.mark.large
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_the_python_of_the_page_on_comparisons(workplace: Path) -> None:

@@ -352,6 +352,7 @@ def test_fast_tuning_is_small(workplace: Path) -> None:
     assert "at most 2 trials per method" in sweep.notes[-1]
 
 
+@pytest.mark.large
 def test_the_tuning_of_the_page_on_comparisons(workplace: Path, pool: Pool) -> None:
     """The block of comparison.md, with fewer trials, rounds and clients."""
     page = (REPOSITORY / "docs" / "comparison.md").read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.tracking.database import ensure_database, load_mlflow
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
+from tests.choices import first
 
 
 def client_of(uri):
@@ -170,7 +171,7 @@ class RefusalError(Exception):
     error_code = "INVALID_PARAMETER_VALUE"
 
 
-@pytest.mark.parametrize("error", [RefusalError("not like this"), OverflowError("too large")])
+@pytest.mark.parametrize("error", first([RefusalError("not like this"), OverflowError("too large")]))
 def test_one_bad_round_does_not_hold_up_the_others(store, tmp_path, make_card, monkeypatch, error):
     tracker = MlflowTracker(store, "e", {}, timeout_s=0.3)
     tracker.open(make_card(tmp_path))
@@ -258,6 +259,7 @@ assert not tracker.warnings, tracker.warnings
 """
 
 
+@pytest.mark.large
 def test_two_runs_make_one_new_database(tmp_path):
     uri = f"sqlite:///{tmp_path / 'new.db'}"
     command = [sys.executable, "-c", SCRIPT, uri]
@@ -285,6 +287,7 @@ sqlalchemy.event.listen(sqlalchemy.engine.Engine, "after_cursor_execute", look)
 """
 
 
+@pytest.mark.large
 def test_a_process_that_is_killed_while_it_makes_a_database_leaves_none(tmp_path):
     uri = f"sqlite:///{tmp_path / 'new.db'}"
     (tmp_path / "new.db").touch()  # as SQLite does before anything is in it

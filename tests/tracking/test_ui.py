@@ -71,6 +71,7 @@ def rendered(url: str, profile: Path, budget_ms: int) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
 
 
+@pytest.mark.large
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_a_run_is_seen_in_the_browser(store, tmp_path, make_card):

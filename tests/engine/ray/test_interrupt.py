@@ -59,6 +59,7 @@ def test_stops_cleanly(workplace: Path, number: signal.Signals) -> None:
     assert pq.read_table(folder / "rounds.parquet").num_rows >= 2
 
 
+@pytest.mark.large
 def test_two_early_sigterms(tmp_path: Path, tracking_store: str) -> None:
     """The first comes while Ray starts and has handlers of its own, the second in the closing of the run."""
     strikes = [

@@ -111,6 +111,7 @@ def test_startup_counts_from_the_first_request_to_the_last_answer() -> None:
     assert found.facts() == {"actors": 3, "seconds": 8.5, "slowest_s": 8.0, "per_actor_s": 8.5 / 3}
 
 
+@pytest.mark.large
 @pytest.mark.usefixtures("ray_session")
 def test_startup_counts_only_the_first_start(caplog: pytest.LogCaptureFixture) -> None:
     """Neither idle time before a second run nor the replacement of dead actors counts as startup."""

@@ -31,6 +31,7 @@ from raysim.runs.run import Run, run
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
+from tests.choices import first
 from tests.engine.scenarios import METHODS, loaded, of_method
 from tests.engine.test_system import UNEVEN
 from tests.engine.test_system import rounds_on as rounds_in_virtual_time
@@ -139,7 +140,7 @@ def test_late_and_dropped_clients_are_the_same_on_any_placement(backends: dict[s
     )
 
 
-@pytest.mark.parametrize("method", ["fedkd", "fedapen"])
+@pytest.mark.parametrize("method", first(["fedkd", "fedapen"]))
 def test_all_clients_are_tested_alike_on_any_placement(method: str, backends: dict[str, RayBackend]) -> None:
     """FedKD's server changes its state as it sends, and FedAPEN's clients train as they receive."""
     given = loaded(*of_method(method), "training.together=2", "evaluation={clients: all, when: both}")
@@ -151,7 +152,7 @@ def test_all_clients_are_tested_alike_on_any_placement(method: str, backends: di
         assert rounds_on(backend, given)[:3] == (digest, rows, values), name
 
 
-@pytest.mark.parametrize("sets", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("sets", first(SETTINGS.values()), ids=SETTINGS)
 def test_training_settings_have_the_same_bits_on_any_placement(
     sets: list[str], backends: dict[str, RayBackend]
 ) -> None:
@@ -161,6 +162,7 @@ def test_training_settings_have_the_same_bits_on_any_placement(
     assert there == expected
 
 
+@pytest.mark.large
 def test_the_whole_command_agrees_too(workplace: Path) -> None:
     here, there = result_of(), result_of("backend=ray", resources={**SPLIT, "gpus_per_actor": 0})
     assert there.state_digest == here.state_digest
@@ -229,6 +231,7 @@ def test_a_hook_that_changes_the_broadcast_is_told_as_in_one_process(backends: d
         rounds_on(backends["three actors"], given)
 
 
+@pytest.mark.large
 def test_an_actor_that_dies_again_and_again_ends_the_run_with_a_sentence(workplace: Path) -> None:
     class Dying(Standalone):
         def client_update(self, client: Any, down: None) -> None:

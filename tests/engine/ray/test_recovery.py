@@ -113,6 +113,7 @@ def test_a_dead_gcs_ends_the_run(ray_session: None, monkeypatch: pytest.MonkeyPa
         calls.get(ref, "round 3")
 
 
+@pytest.mark.large
 def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raysim.engine.ray.calls.STALL_S", 1.0)
     monkeypatch.setattr("raysim.engine.ray.calls.POLL_S", 0.1)

@@ -67,6 +67,7 @@ class Server:
         return CheckpointFile("server-000001.safetensors", 1, 0), None
 
 
+@pytest.mark.large
 def test_forwarded_files_are_taken_before_other_answers(tmp_path: Path) -> None:
     """On two nodes a client moves from far to near while both are saved: near waits for far, far to be heard."""
     import ray
@@ -169,6 +170,7 @@ def test_an_actor_that_dies_before_it_is_taken_in_is_no_death_of_the_run(backend
     assert not pool.starting and len(pool.clients) == pool.plan.num_actors == 2
 
 
+@pytest.mark.large
 def test_closing_ends_those_that_were_to_join(backend: RayBackend) -> None:
     import ray
 
