@@ -55,7 +55,7 @@ class FedRolex(Algorithm[Model, Model, dict[str, Model]]):
             nets = self.initial(task)
         except ValueError as error:
             raise ValueError(f"server_model: {error}") from None
-        check_nested(nets)
+        check_nested(nets, "clients.models" if self.server_model is None else "clients.models and server_model")
         if self.server_model not in (None, widest(nets)):
             raise ValueError(
                 f"server_model: {self.server_model} is narrower than {widest(nets)} in clients.models; choose a "

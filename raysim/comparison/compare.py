@@ -297,10 +297,9 @@ def compare(
     if select != "last" and (without := [run for run in measured if not len(run.series(f"accuracy/{select}")[0])]):
         others = f" and {plural(len(without) - 1, 'other run')}" if len(without) > 1 else ""
         what = "validation accuracy" if select == "val" else "accuracy/val_current (it needs evaluation.clients: all)"
-        them = "these runs" if others else "this run"
+        leave = f"leave out {'these runs' if others else 'this run'}, or " if len(without) < len(measured) else ""
         raise ScenarioError(
-            f"--select: {select} given, but {without[0].folder}{others} measured no {what}; "
-            f"leave out {them}, or use --select last"
+            f"--select: {select} given, but {without[0].folder}{others} measured no {what}; {leave}use --select last"
         )
     if metric is not None and not any(len(run.series(metric)[0]) for run in measured):
         text = f"--metric: {metric} given, but no run measured this metric; choose a run {DRAWABLE[metric].needs}"
@@ -323,7 +322,10 @@ def compare(
         try:
             baseline, baselines = baselines_of(variants, sweep.baseline)
         except ScenarioError:
-            notes.append(f"no differences are shown: no run of the sweep's baseline ({sweep.baseline}) is given")
+            notes.append(
+                f"no differences are shown: the sweep's baseline ({sweep.baseline}) matches none of the given runs, or "
+                "several methods"
+            )
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
     notes += cells_without_runs(measured)

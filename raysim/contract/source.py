@@ -103,7 +103,7 @@ def documented(algorithm: AnyAlgorithm) -> None:
     if not ast.get_docstring(tree(algorithm, "documented")):
         raise undocumented(
             "the algorithm's file has no docstring",
-            "put a docstring at the top of the file that explains the idea, cites the paper and describes the protocol",
+            "begin the file with a docstring that explains the idea, cites the paper and describes the protocol",
         )
     # Python makes the signature the docstring of a dataclass without one.
     if not cls.__doc__ or cls.__doc__.startswith(f"{cls.__name__}("):

@@ -24,13 +24,13 @@ def initial(task: Task, server_model: str | None = None) -> dict[str, Weights]:
     return {name: weights(task.model(name)) for name in names}
 
 
-def check_nested(nets: Mapping[str, Weights]) -> None:
-    """Raise `ValueError` unless all architectures are widths of one network."""
+def check_nested(nets: Mapping[str, Weights], keys: str = "clients.models") -> None:
+    """Raise `ValueError` unless all architectures are widths of one network; `keys` name them in the scenario."""
     wide = widest(nets)
     for name, part in nets.items():
         if not is_block(part, nets[wide]):
             raise ValueError(
-                f"clients.models: {name} is not a narrower version of {wide}; choose one network in several widths, "
+                f"{keys}: {name} is not a narrower version of {wide}; choose one network in several widths, "
                 "such as heterofl_cnn_a, heterofl_cnn_b and heterofl_cnn_c"
             )
 

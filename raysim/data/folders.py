@@ -31,7 +31,10 @@ def read_images(source: Source, settings: Files) -> Decoded:
     images = Images(len(paths), settings.size)
     for path in paths:
         if path.parent == source.folder:
-            raise ScenarioError(f"{path} is not in a sub-folder; put the images of each class into one sub-folder")
+            remedy = "put the images of each class into one sub-folder"
+            if settings.by == FOLDER:
+                remedy = "put each image into <client>/<class>/"
+            raise ScenarioError(f"{path} is not in a sub-folder; {remedy}")
         with one_sentence(path):
             images.add(path.read_bytes(), str(path))
     label_M, names = to_classes([np.array([path.parent.name for path in paths])], source.folder)
@@ -57,7 +60,10 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
             if id_of.setdefault(table.parent / name, one) != one:
                 raise ScenarioError(f"{table}: image {name} has two values of {by}; give each image one value")
     if unknown := [path for path in paths if path not in id_of]:
-        raise ScenarioError(f"image {unknown[0]} has no row in {source.extra[0]}; add a row with its {by}")
+        raise ScenarioError(
+            f"image {unknown[0]} has no row in a {METADATA}; add a row with its file_name and {by} to a {METADATA} in "
+            "its folder or in a folder above it"
+        )
     return np.array([id_of[path] for path in paths])
 
 

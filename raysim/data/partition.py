@@ -134,13 +134,14 @@ def check_split(
             f"{split} given, but with the partition `listed`, a file says which samples are for training and which for "
             "testing; give listed"
             if isinstance(setting, Listed)
-            else "listed given, but only the partition `listed` supports this split; give pooled811, pfedhn or "
+            else "listed given, but this split needs the partition of the same name; give pooled811, pfedhn or "
             "published",
             key="data.split",
         )
     if split in ("pfedhn", "published") and num_train is not None and num_train == num_samples:
+        remedy = "add test data" if isinstance(setting, Hks) else "give pooled811, or add test data"
         raise ScenarioError(
-            f"{split} given, but {name} has no test part; give pooled811, or add test data",
+            f"{split} given, but {name} has no test part; {remedy}",
             key="data.split",
         )
 

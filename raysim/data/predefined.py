@@ -137,6 +137,6 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
             )
     count = int(client_Q.max()) + 1 if num_clients is None else num_clients
     if not (part_Q == "train").any():
-        raise refused("has no training samples; set column part to train in at least one row")
+        raise refused("has no training samples; in at least one row, give column `part` the value `train`")
     masks = [part_Q == part for part in PARTS]
     return Partition(*(make_shards(index_Q[mask_Q], client_Q[mask_Q], count) for mask_Q in masks))

@@ -116,6 +116,7 @@ def to_classes(
         limit = len(names) or len(label_M)
         if least < 0 or most >= limit:
             reason = f"the file names {len(names)} classes" if names else f"there are only {limit} samples"
+            reason = "labels must not be negative" if least < 0 else reason
             raise ScenarioError(
                 f"{where}: labels range from {least} to {most}, but {reason}; number the classes from 0 without gaps"
             )

@@ -148,7 +148,7 @@ def refuse_missing_shards(files: tuple[Path, ...]) -> None:
         first = files[0]
         raise ScenarioError(
             f"{first.parent}: {first.name} belongs to a set of {int(shard[2])} files, but the folder holds {len(files)}"
-            "; restore the complete set"
+            "; restore the complete set, and remove files of other sets"
         )
 
 

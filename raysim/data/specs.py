@@ -200,7 +200,7 @@ _ALL = (
     of_files("csv", "Your own CSV files: columns of numbers.", keys=("path", "label", "features")),
     of_files(
         "images",
-        "Your own PNG and JPEG files: one folder per class, optionally below train and test.",
+        "Your own PNG and JPEG files: one folder per class. These folders may be inside two folders, train and test.",
         keys=("path", "size"),
     ),
     of_files(

@@ -88,7 +88,8 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = ()) ->
                 if (file_columns.kind, file_columns.features) != (columns.kind, columns.features):
                     raise ScenarioError(
                         f"{path} has the feature columns {few(file_columns.features)}, but {paths[0]} has "
-                        f"{few(columns.features)}; give all files the same columns"
+                        f"{few(columns.features)}; give all files the same columns, in the same order and with the "
+                        "same types"
                     )
                 names = names or _class_names(schema, settings.label)
             with one_sentence(path):
@@ -215,7 +216,7 @@ def _columns(path: Path, schema: Any, settings: Files) -> _Columns:
         names = list(chosen)
         if settings.label in names:
             raise ScenarioError(
-                f"the label column {settings.label!r} cannot be a feature; exclude it from data.features",
+                f"the label column {settings.label!r} cannot be a feature; give names or patterns that do not match it",
                 key="data.features",
             )
     else:
@@ -329,8 +330,11 @@ def _text(path: Path, column: Any, name: str) -> NDArray[Any]:
         ) from None
 
 
-def _nested(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
-    """Convert lists of equal length, of numbers or of such lists, to an array. Raises ScenarioError for other lists."""
+def _nested(path: Path, start: int, column: Any, name: str, per_row: int = 1) -> NDArray[Any]:
+    """Convert lists of equal length, of numbers or of such lists, to an array. Raises ScenarioError for other lists.
+
+    The column begins with row `start` of the file and has `per_row` lists in each row.
+    """
     if column.null_count:
         raise ScenarioError(f"{path}: a list in column {name} has a missing entry; every entry must be a number")
     if not _is_list(column.type):
@@ -339,12 +343,12 @@ def _nested(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
         return np.asarray(column.to_numpy(zero_copy_only=False))
     length_B = column.value_lengths().to_numpy(zero_copy_only=False)
     if (length_B != length_B[0]).any():
-        row = int(np.flatnonzero(length_B != length_B[0])[0])
+        other = int(np.flatnonzero(length_B != length_B[0])[0])
         raise ScenarioError(
-            f"{path}: row {start + row + 1}, column {name} has a list of {length_B[row]} entries, but the first list "
-            f"has {length_B[0]}; all lists must have the same length"
+            f"{path}: row {start + other // per_row + 1}, column {name} has a list of {length_B[other]} entries, but an "
+            f"earlier list has {length_B[0]}; all lists must have the same length"
         )
-    inner = _nested(path, 0, column.flatten(), name)
+    inner = _nested(path, start, column.flatten(), name, per_row * int(length_B[0]))
     return inner.reshape(len(length_B), int(length_B[0]), *inner.shape[1:])
 
 

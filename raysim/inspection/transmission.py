@@ -229,7 +229,7 @@ def _training(upload: _Upload) -> tuple[nn.Module, FitJob]:
     if len(calls) != 1:
         raise ScenarioError(
             f"{_name(upload.algorithm)} calls client.fit {len(calls)} times to train the parameters that its upload "
-            "reveals, but the attack supports only one call; choose a run of another method"
+            "reveals, but the attack needs exactly one call; choose a run of another method"
         )
     return calls[0]
 

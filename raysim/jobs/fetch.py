@@ -83,7 +83,10 @@ def _default(job: Job, log: JobLog) -> Path:
         return Path("runs") / log.run_id
     name = job.name or PurePosixPath(log.run_folder).parent.name
     if not is_name(name):
-        raise ScenarioError(f"{job.id}: the scenario of this job is unknown; choose a folder with -o FOLDER")
+        raise ScenarioError(
+            f"{job.id}: the scenario of this job is unknown, so there is no default folder; choose a folder with "
+            "-o FOLDER"
+        )
     return Path("runs") / name / log.run_id
 
 

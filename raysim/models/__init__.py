@@ -106,7 +106,7 @@ def _hks_resnet(name: str, blocks: int) -> ModelSpec:
 
 def _resnet(name: str, blocks: tuple[int, ...], bottleneck: bool = False) -> ModelSpec:
     kind = "bottleneck" if bottleneck else "basic"
-    summary = f"torchvision-style, {kind} blocks {list(blocks)}, 7x7/2 stem; for very unequal clients"
+    summary = f"torchvision-style, {kind} blocks {list(blocks)}, 7x7/2 stem; FedRAL's Table 6"
     return ModelSpec(name, summary, 500, _builder("backbones.imagenet_resnet", blocks=blocks, bottleneck=bottleneck))
 
 
@@ -179,7 +179,7 @@ _SPECS = (
     _resnet("resnet152", (3, 8, 36, 3), bottleneck=True),
     ModelSpec(
         "vit_small",
-        "vision transformer, patch 4, width 192, depth 6, 3 heads; for very unequal clients",
+        "vision transformer, patch 4, width 192, depth 6, 3 heads; FedRAL's Table 6",
         500,
         _builder("backbones.small_vit", patch=4, width=192, depth=6, heads=3),
         patch=4,

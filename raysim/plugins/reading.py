@@ -30,7 +30,10 @@ def read_own_code(paths: Iterable[Path]) -> OwnCode:
 
 def _read(path: Path) -> OwnCode:
     if not path.stem.isidentifier():
-        raise ScenarioError(f"{path}: {path.stem!r} is not a valid module name; use letters, digits and _")
+        raise ScenarioError(
+            f"{path}: {path.stem!r} is not a valid module name; use letters, digits and _, and do not begin with "
+            "a digit"
+        )
     if _is_installed(path.stem, path):
         raise ScenarioError(f"{path}: an installed module also has the name {path.stem!r}; rename the file")
     return OwnCode(dict(_with_imports(path)))

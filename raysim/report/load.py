@@ -70,7 +70,7 @@ def class_accuracy(folder: Path | str) -> pa.Table:
     latest = last_measured(read_clients(folder))
     if "class_correct" not in latest.column_names or latest["class_correct"].null_count:
         raise ScenarioError(
-            f"{folder}: clients.parquet was written by an earlier version of raysim and has no column class_correct; "
+            f"{folder}: clients.parquet has rows without class_correct, written by an earlier version of raysim; "
             "run the scenario again"
         )
     dealt = read_partition(folder)

@@ -200,8 +200,8 @@ def refuse_float16_on_cpu(scenario: Scenario, plan: Plan) -> None:
         # Measured: 65 to 125 times the time of float32 for a step of CNN-1 to CNN-5.
         raise scenario.origin.error(
             ("training", "precision"),
-            "float16 given, but clients train on the CPU, where it takes many times as long as float32; "
-            "use bfloat16 or float32, or actors with GPUs",
+            "float16 given, but some or all clients train on the CPU, where it takes many times as long as float32; "
+            "use bfloat16 or float32, or only actors with GPUs",
         )
 
 

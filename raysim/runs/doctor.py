@@ -120,7 +120,7 @@ def torch() -> Finding:
             importlib.import_module(name)
         except Exception as error:
             versions = " and ".join(f"{name} {_version(name)}" for name in ("torch", "torchvision"))
-            wrong = "torch cannot be imported" if name == "torch" else "these versions do not fit together"
+            wrong = "torch cannot be imported" if name == "torch" else "torchvision cannot be imported with this torch"
             text = f"{versions}: {wrong} ({_line(error)}); install both with one command, from the same index"
             return Finding("torch", "problem", text)
     return Finding("torch", "ok", f"{_version('torch')}, fits torchvision {_version('torchvision')}")

@@ -111,8 +111,14 @@ class OpenedRun:
                     f"{self.folder} has no intact checkpoint ({self.store.damage[-1]}); restore its checkpoint files"
                 )
             if read_summary(self.folder)["status"] == "running":
-                raise ScenarioError(f"{self.folder}: the run has saved no checkpoint yet; try again later")
-            raise ScenarioError(f"{self.folder} has no checkpoint; choose a run whose checkpoint.every is not 0")
+                raise ScenarioError(
+                    f"{self.folder}: the run has saved no checkpoint yet; try again later (with checkpoint.every: 0, "
+                    "it saves none)"
+                )
+            raise ScenarioError(
+                f"{self.folder} has no checkpoint; choose a run that saved one (with checkpoint.every: 0, a run saves "
+                "none)"
+            )
         if t == BEST_VAL:
             return self._best_val(latest, kept)
         if t is not None and t not in kept:
@@ -120,7 +126,8 @@ class OpenedRun:
             raise ScenarioError(
                 f"round {t} given, but {self.folder} has only the state{s} after round{s} "
                 f"{' and '.join(map(str, kept))}; "
-                f"for the state after round {t}, run the scenario again with rounds: {t}"
+                f"for the state after round {t}, run the scenario again with rounds: {t} (if the learning rate or the "
+                "method depends on `rounds`, that run has another state)"
             )
         return latest if t is None else kept[t]
 

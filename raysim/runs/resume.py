@@ -54,7 +54,7 @@ def _refuse_folder_of_runs(folder: Path) -> None:
     inner = next(filter(None, (sorted(folder.glob(f"{deep}run.json")) for deep in ("*/", "*/*/"))), [])
     if inner:
         raise ScenarioError(
-            f"{folder} is not a run folder, but contains {plural(len(inner), 'run')}; give one of them, such as "
+            f"{folder} is not a run folder, but contains {plural(len(inner), 'run')}; give a run folder, such as "
             f"{inner[-1].parent}"
         )
 
@@ -92,10 +92,10 @@ def refuse_strange_files(folder: Path) -> None:
         for path in (Path(where, name) for name in (*folders, *files)):
             if path.is_symlink():
                 raise ScenarioError(
-                    f"{path} is a link, but a run folder must not contain links; replace it by a copy of the file"
+                    f"{path} is a link, but a run folder must not contain links; replace it by a copy of its target"
                 )
             if not (path.is_file() or path.is_dir()):
-                raise ScenarioError(f"{path} is neither a file nor a folder; remove it to resume the run")
+                raise ScenarioError(f"{path} is neither a file nor a folder; remove it")
     for names, expected in ((_FOLDERS, False), (_FILES, True)):
         for path in (folder / name for name in names):
             if path.exists() and path.is_file() != expected:

@@ -88,7 +88,7 @@ def _refuse_other_clients(source: OpenedRun, spec: RunSpec) -> None:
     if had.num_clients != has.num_clients:
         raise ScenarioError(
             f"{source.folder} has {had.num_clients} clients, but this run has {has.num_clients}; "
-            f"set clients.count to {had.num_clients}"
+            f"set clients.count to {had.num_clients}, or choose another partition if the partition decides the number"
         )
     for k in range(has.num_clients):
         if had.arch(k) != has.arch(k):

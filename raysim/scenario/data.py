@@ -180,8 +180,8 @@ def public_samples(parsed: ParsedScenario, dataset: DatasetSpec, partition: Any)
     if isinstance(partition, Natural | Listed):
         name = parsed.data.partition["name"]
         raise ScenarioError(
-            f"{public.share:g} given, but partition {name} assigns every sample to a client, so none can be public; "
-            "remove `share`, and set data.public.name to another data set",
+            f"{public.share:g} given, but partition {name} fixes which samples each client has, so raysim cannot set "
+            "a share aside; remove `share`, and set data.public.name to another data set",
             key="data.public.share",
         )
     assert public.share is not None

@@ -214,7 +214,8 @@ def parse_scenario(
     raw = parse(text, file)
     if {"base", "grid", "runs", "seeds"} & raw.keys() - set(Settings.model_fields):
         raise ScenarioError(
-            f"{file}: this file is a sweep, not a scenario; run it with `raysim sweep`, or add --dry-run to check it"
+            f"{file}: this file is a sweep, not a scenario; run it with `raysim sweep`, or only check it with `raysim "
+            "sweep --dry-run`"
         )
     places = places or {}
     overrides = [_parse_set(" ".join(item.split()), places) for item in sets]

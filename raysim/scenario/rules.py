@@ -56,7 +56,8 @@ def refuse_unusable_folders(parsed: ParsedScenario) -> None:
             )
         if str(expanded(folder)).startswith("~"):
             raise origin.error(
-                key, f"{folder} names the home folder of an unknown user; give a folder, or ~/ for your home folder"
+                key,
+                f"{folder} names the home folder of an unknown user; give another folder, or ~/ for your home folder",
             )
     if "://" in parsed.output:
         raise origin.error(
@@ -86,10 +87,13 @@ def refuse_global_test(scenario: Scenario) -> None:
     """Refuse a global test on samples that clients train on, or in rounds without evaluation."""
     evaluation, origin = scenario.evaluation, scenario.origin
     if evaluation.global_test and scenario.data.split in ("pooled811", "listed"):
+        listed = scenario.data.split == "listed"
+        train = "may also train" if listed else "also train"
+        choose = "choose another partition and set" if listed else "set"
         raise origin.error(
             ("evaluation", "global_test"),
-            f"true given, but with `data.split: {scenario.data.split}`, clients also train on samples of the "
-            "published test set; set data.split to published or pfedhn, or set this key to false",
+            f"true given, but with `data.split: {scenario.data.split}`, clients {train} on samples of the published "
+            f"test set; {choose} data.split to published or pfedhn, or set this key to false",
         )
     if evaluation.global_every is not None and evaluation.global_every % evaluation.every:
         raise origin.error(

@@ -63,7 +63,7 @@ def count_participants(parsed: ParsedScenario) -> int:
         raise parsed.origin.error(
             ("clients", "participation"),
             f"{clients.participation:g} given, which selects no client of {clients.number}; "
-            f"allowed: {1 / clients.number:g} to 1",
+            f"allowed: 1/{clients.number} to 1",
         )
     return participants
 
@@ -149,7 +149,7 @@ def _columns(table: pa.Table, count: int) -> dict[str, Floats]:
     if "client" not in names or len(names) < 2 or strange or len({*names}) < len(names):
         raise ScenarioError(
             f"the file has the columns {', '.join(names) or 'none'}; give it the column `client` and one or more of "
-            f"{', '.join(PROPERTIES)}"
+            f"{', '.join(PROPERTIES)}, but no other column and none twice"
         )
     column = {}
     for name in names:

@@ -80,9 +80,10 @@ def read_text(path: Path) -> str:
     if path.suffix == ".py":
         beside = path.with_suffix(".yaml")
         give = f"give its scenario, {beside}" if beside.is_file() else "give a scenario file (.yaml)"
+        code = path if path.is_absolute() else f"./{path}"
         raise ScenarioError(
-            f"{path}: this file is Python code, not a scenario; {give}, or add --set algorithm.name=./{path.name} to "
-            "another scenario"
+            f"{path}: this file is Python code, not a scenario; {give}, or add --set algorithm.name={code} to another "
+            "scenario"
         )
     return text
 

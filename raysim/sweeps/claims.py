@@ -43,7 +43,7 @@ class Claims:
             raise ScenarioError(text, key=f"{place}.rows.{wrong}", origin=str(path))
         rows = [row for row in every if row.matches(patterns)]
         if not rows:
-            text = f"no row of {raw['file']} matches; give values that its columns contain"
+            text = f"no row of {raw['file']} matches all values given here; give values that one of its rows contains"
             raise ScenarioError(text, key=f"{place}.rows", origin=str(path))
         metrics = dict.fromkeys(row.columns["metric"] for row in rows)
         for metric, measure in measures.items():
@@ -91,6 +91,6 @@ def claimed(claims: Sequence[Claims], labels: Mapping[str, str]) -> tuple[Publis
     measures = [one.measure for one in values if one.measure is not None]
     if twice := next((measure for measure in measures if measures.count(measure) > 1), None):
         cell = f"the cell {' '.join(labels.values())!r}"
-        text = f"{cell} has two published values for the measure {twice}; choose rows that give only one"
+        text = f"{cell} has more than one published value for the measure {twice}; let `rows` select only one of them"
         raise ScenarioError(text, key="published", origin=claims[0].origin)
     return values

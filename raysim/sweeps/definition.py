@@ -41,8 +41,8 @@ KEYS: Mapping[str, type | tuple[type, ...]] = {
 """The keys of a sweep file and the types of their values."""
 
 FAST_NOTE = (
-    "--fast: only the first seed, at most 3 rounds (1 of them warm-up), a tenth of the participants and a tenth of the "
-    "epochs; this shows that the sweep runs, not which method is better"
+    "--fast: only the first seed, at most 3 rounds (at most 1 of them warm-up of the method), a tenth of the "
+    "participants and a tenth of the epochs; this shows that the sweep runs, not which method is better"
 )
 
 MOST_CELLS = 100_000
@@ -81,7 +81,10 @@ def load_sweep(
             raise ScenarioError(f"{shown(value)} given; give {_kind(key)}", key=key, origin=str(path))
     name = raw.get("name", path.stem)
     if not of_scenario and not is_name(name):
-        text = f"{name!r} given; give at most 100 letters, digits and . _ -, beginning with a letter or digit"
+        text = (
+            f"{name!r} given; give at most 100 letters, digits, dots, dashes and underscores, beginning with a letter "
+            "or digit"
+        )
         raise ScenarioError(text, key="name", origin=str(path))
     _check_overrides(raw.get("set", []), "set", str(path))
     base, common = _base(raw, path), (*raw.get("set", []), *sets)

@@ -200,7 +200,7 @@ def print_plan(
         besides = f" Not included: {plural(unknown, 'cell')} of unknown length." if unknown else ""
         print(
             f"estimated time, if {run} on an idle machine: about {human_seconds(rounds_s + start_s)}. This includes "
-            f"{human_seconds(start_s)} for starting: the processes once, then {started}.{besides}"
+            f"{human_seconds(start_s)} to start the processes (once) and {started}.{besides}"
         )
 
 

@@ -375,7 +375,10 @@ def _task(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> Ta
 
 def _ended(outcome: Outcome, cell: Cell, sweep: Sweep) -> CellState:
     if outcome.folder is not None and not outcome.folder.exists():
-        elsewhere = f"{outcome.folder} is only on another node; set `output` to a folder that all nodes share"
+        elsewhere = (
+            f"{outcome.folder} does not exist on this machine; if it is on another node, set `output` to a folder that "
+            "all nodes share"
+        )
         outcome = replace(outcome, error=elsewhere)
     if outcome.error:
         logger.warning(f"{cell.name}: {outcome.error}")

@@ -130,9 +130,15 @@ def _space(raw: Mapping[str, Any], place: str, file: str) -> Space:
         elif key.partition(".")[0] in ("seed", "seeds"):
             why = "seeds cannot be tuned; give the seeds of trials in `tune.seeds`, and those of final runs in `seeds`"
         elif key == "rounds":
-            why = "cannot be tuned, because trials of different lengths are not comparable; use `tune.halving` instead"
+            why = (
+                "cannot be tuned, because trials of different lengths are not comparable; remove this key (to end bad "
+                "trials early, set `tune.halving`)"
+            )
         elif key.partition(".")[0] in ("evaluation", "stop"):
-            why = "cannot be tuned, because it changes how trials are measured, not what they learn; remove this key"
+            why = (
+                "cannot be tuned, because it changes how trials are measured or when they end, not how they learn; "
+                "remove this key"
+            )
         elif key == "algorithm.name":
             why = "cannot be tuned, because the final runs compare the methods; name the methods in `runs`"
         why = why or unknown_key(key)

@@ -395,7 +395,7 @@ def _refuse_seeds(settings: TuneSettings, sweep: Sweep) -> None:
     """Refuse seeds of the result: values chosen on them would have seen the result's data and initial networks."""
     of_result = {cell.scenario.seed for cell in sweep.cells}
     if both := sorted(of_result & set(settings.seeds)):
-        text = f"{both[0]} given, but the sweep's `seeds` contain it too; give other seeds, such as 101..102"
+        text = f"{both[0]} given, but a final run of the sweep has this seed; give other seeds, such as 101..102"
         raise ScenarioError(text, key="tune.seeds", origin=settings.file)
 
 
@@ -429,7 +429,10 @@ def _refuse_fixed(settings: TuneSettings, variant: Variant, space: Space) -> Non
         text = f"{where} sets {both[0]}, but `tune` also tunes this key; remove it from one of the two"
         raise ScenarioError(text, key="tune", origin=settings.file)
     if "seed" in keys:
-        text = f"{where} sets seed, but trials need other seeds; give the seeds of the final runs in `seeds`"
+        text = (
+            f"{where} sets seed, but trials need other seeds than the final runs; remove seed there, and give the "
+            "seeds of the final runs in `seeds`"
+        )
         raise ScenarioError(text, key="tune", origin=settings.file)
 
 

@@ -28,7 +28,7 @@ def test_a_dry_run_lists_cells(capfd: pytest.CaptureFixture[str], workplace: Pat
     assert (
         counted == "4 waiting"
         and total.startswith("estimated time, if ")
-        and total.endswith(" for starting: the processes once, then 4 cells.")
+        and total.endswith(" to start the processes (once) and 4 cells.")
     )
     assert not list(workplace.iterdir())
 

@@ -195,7 +195,7 @@ def test_runs_without_tests_of_current_networks_are_refused(tmp_path: Path) -> N
         compare(tmp_path, select="val_current")
     assert str(caught.value) == (
         f"--select: val_current given, but {tmp_path / 'a'} measured no accuracy/val_current (it needs "
-        "evaluation.clients: all); leave out this run, or use --select last"
+        "evaluation.clients: all); use --select last"
     )
 
 

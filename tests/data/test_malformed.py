@@ -208,7 +208,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "labels that are fractions": (csv("a,label", "1,0.5", "2,1.5"), "data.label: "),
     "an empty label": (csv("a,label", "1,x", "2,"), "row 2, column label is empty"),
-    "a label below 0": (csv("a,label", "1,-1", "2,1"), "labels range from -1 to 1, but there are only 2 samples"),
+    "a label below 0": (csv("a,label", "1,-1", "2,1"), "labels range from -1 to 1, but labels must not be negative"),
     "a label as large as an id": (
         csv("a,label", "1,0", "2,90210"),
         "labels range from 0 to 90210, but there are only 2 samples",
@@ -267,7 +267,11 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "ragged lists": (
         parquet({"x": [[1, 2], [3]], "label": [0, 1]}),
-        "row 2, column x has a list of 1 entries, but the first list has 2",
+        "row 2, column x has a list of 1 entries, but an earlier list has 2",
+    ),
+    "ragged lists of lists": (
+        parquet({"x": [[[1, 2], [3, 4]], [[5, 6], [7]]], "label": [0, 1]}),
+        "row 2, column x has a list of 1 entries, but an earlier list has 2",
     ),
     "lists of text": (
         parquet({"x": [["a"], ["b"]], "label": [0, 1]}),
@@ -384,7 +388,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "a sample twice": (listed(client=[0, 0], sample=[1, 1]), "lists the same sample twice for one client"),
     "the published test part, dealt": (
         lambda: {**listed()(), "global_test": True},
-        "evaluation.global_test: true given, but with `data.split: listed`, clients also train on",
+        "evaluation.global_test: true given, but with `data.split: listed`, clients may also train on",
     ),
     "parts that are lists": (listed(part=[["train"], ["test"]]), "has a column part of type list<"),
     "parts that are no text": (listed(part=[b"\xff", b"train"]), "has a column part of type binary; allowed: text"),

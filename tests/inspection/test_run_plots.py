@@ -187,7 +187,7 @@ def test_labels_have_only_what_differs(tmp_path: Path) -> None:
     ("kind", "sentence"),
     [
         ("virtual-time", "this run has no virtual time; choose a run whose scenario has a section `system`"),
-        ("confusion", "has no checkpoint; choose a run whose checkpoint.every is not 0"),
+        ("confusion", "has no checkpoint; choose a run that saved one (with checkpoint.every: 0, "),
     ],
 )
 def test_a_run_that_lacks_the_data(

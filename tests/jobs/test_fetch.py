@@ -278,7 +278,7 @@ class TestFetch:
         assert fetch(here, "j", None, False)[0] == Path("runs/quickstart/r1")
         moved = run_folder.rename(tmp_path / "..a")
         here = cluster(details("j", metadata={"raysim": "1", "name": name}), logs=self.log(moved / "r1"))
-        with pytest.raises(ScenarioError, match=r"^j: the scenario .* is unknown; choose a folder with -o FOLDER$"):
+        with pytest.raises(ScenarioError, match=r"^j: the scenario .* unknown, so .*; choose a folder with -o FOLDER$"):
             fetch(here, "j", None, False)
         assert [path.name for path in (tmp_path / "at").iterdir()] == ["runs"]
 

@@ -253,7 +253,7 @@ class TestRuns:
         (
             "algorithm.name=./my-own.py",
             {"my-own.py": ""},
-            "'my-own' is not a valid module name; use letters, digits and _",
+            "'my-own' is not a valid module name; use letters, digits and _, and do not begin with a digit",
         ),
         ("algorithm.name=./evil.py", {"evil.py": "def f(:\n"}, "evil.py: cannot be imported: invalid syntax (line 1)"),
         (

@@ -74,7 +74,7 @@ def test_a_python_that_is_not_tested(version: tuple[int, int], verdict: str, mon
     ("broken", "text"),
     [
         ("torch", "torch cannot be imported (libcudart.so.13: cannot open); install both"),
-        ("torchvision", "these versions do not fit together (libcudart.so.13: cannot open); install both"),
+        ("torchvision", "torchvision cannot be imported with this torch (libcudart.so.13: cannot open); install both"),
     ],
 )
 def test_torch_that_cannot_be_imported(broken: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_a_run_is_opened_by_folder_and_by_id(workplace: Path) -> None:
     for folder in (run.folder.parent, run.folder.parent.parent):
         with pytest.raises(raysim.ScenarioError) as refused:
             raysim.Run(folder)
-        text = f"is not a run folder, but contains 1 run; give one of them, such as {run.folder}"
+        text = f"is not a run folder, but contains 1 run; give a run folder, such as {run.folder}"
         assert str(refused.value) == f"{folder} {text}"
 
 
@@ -61,7 +61,7 @@ class Watch:
         run = raysim.Run(self.folder)
         self.seen = run.status
         if t == 0:
-            with pytest.raises(raysim.ScenarioError, match=r"the run has saved no checkpoint yet; try again later$"):
+            with pytest.raises(raysim.ScenarioError, match=r"the run has saved no checkpoint yet; try again later \("):
                 _ = run.client(0).network
         self.stop.requested |= t == 1  # the next round may have begun, and be logged before it is asked
 

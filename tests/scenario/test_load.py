@@ -374,7 +374,7 @@ def test_one_override_that_is_not_in_a_list_is_refused():
 COMBINATIONS = [
     (
         ["clients.participation=0.01"],
-        "clients.participation: 0.01 given, which selects no client of 20; allowed: 0.05 to 1",
+        "clients.participation: 0.01 given, which selects no client of 20; allowed: 1/20 to 1",
     ),
     (["algorithm.name=fedavg"], "clients.models: 5 architectures given (digits_mlp64, digits_mlp128, digits_cnn_s, "),
     (
@@ -551,7 +551,7 @@ def test_a_sweep_is_no_scenario(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text("base: quickstart.yaml\nseeds: 1..3\n")
     with pytest.raises(
         ScenarioError,
-        match=r"sweep\.yaml: this file is a sweep, not a scenario; run it with `raysim sweep`, or add --dry-run",
+        match=r"sweep\.yaml: this file is a sweep, not a scenario; run it with `raysim sweep`, or only check",
     ):
         parse_scenario(tmp_path / "sweep.yaml")
 

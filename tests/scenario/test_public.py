@@ -154,7 +154,7 @@ def test_labels_of_another_data_set_are_known_not_to_be_there(own: Path) -> None
 
 def test_a_share_needs_a_partition_that_deals(own: Path) -> None:
     sets = ["data.public={share: 0.5}", "data.partition={name: natural, by: user}", "clients.count=auto"]
-    with pytest.raises(ScenarioError, match=r"data.public.share: 0.5 given, but partition natural assigns every"):
+    with pytest.raises(ScenarioError, match=r"data.public.share: 0.5 given, but partition natural fixes which"):
         Scenario.load(own, sets)
 
 

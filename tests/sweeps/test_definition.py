@@ -233,7 +233,7 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
         ({"published": claim(measures={"acc_%": "lst"})}, "published.measures.acc_%: 'lst' given; allowed: .*last"),
         ({"published": claim(measures={"acc": "last"})}, "published.measures.acc: the chosen rows have no such metric"),
         ({"published": claim(measures={"size": "last"})}, "published: line 5 of values.csv: size is 'large'; give"),
-        ({"published": claim(rows={"paper": "*"})}, "published: the cell 'Ours' has two published values for the"),
+        ({"published": claim(rows={"paper": "*"})}, "published: the cell 'Ours' has more than one published value"),
         ({"published": [claim(), 3]}, "published.1: 3 given; give a mapping"),
         ({"published": [claim(rows={"papr": "X"})]}, "published.0.rows.papr: no such column"),
         ({"published": [claim(), claim(rows={"paper": "Y"}, measures={"acc_%": "last"})]}, "published: the cell"),

@@ -228,8 +228,8 @@ def test_the_plan_of_a_long_list(tmp_path: Path, capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "fedgh: 0 of 7 seeds done, 7 waiting; 10.0 s, 1.00 KiB each"
     assert lines[-1] == (
-        "estimated time, if 2 cells run at a time on an idle machine: about 1 min 51 s. This includes 11.3 s for "
-        "starting: the processes once, then 21 cells. Not included: 1 cell of unknown length."
+        "estimated time, if 2 cells run at a time on an idle machine: about 1 min 51 s. This includes 11.3 s to "
+        "start the processes (once) and 21 cells. Not included: 1 cell of unknown length."
     )
     print_plan(states, [Cost(10.0, 1024.0)] * 21, 2, every=True)
     assert len(capsys.readouterr().out.splitlines()) == 21 + 2

@@ -73,8 +73,8 @@ def test_the_plan_adds_up_what_is_left(workplace: Path, capsys: pytest.CaptureFi
     # 5 s of the second, 10 s of the third: two workers need as long as the longer one.
     # And 5 s to start the workers, and 0.6 s to start each of three cells, two at a time.
     assert lines[-1] == (
-        "estimated time, if 2 cells run at a time on an idle machine: about 15.9 s. This includes 5.90 s for starting: "
-        "the processes once, then 3 cells. Not included: 1 cell of unknown length."
+        "estimated time, if 2 cells run at a time on an idle machine: about 15.9 s. This includes 5.90 s to start "
+        "the processes (once) and 3 cells. Not included: 1 cell of unknown length."
     )
 
 

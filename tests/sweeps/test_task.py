@@ -60,5 +60,6 @@ def test_a_run_on_a_disk_of_another_node(sweep: Sweep, caplog: pytest.LogCapture
     state = _ended(Outcome(Path("/of/node2/r1")), sweep.cells[0], sweep)
     assert (state.state, said(caplog)) == ("waiting", [f"base: {state.reason}"])
     assert state.reason.startswith(
-        "/of/node2/r1 is only on another node; set `output` to a folder that all nodes share"
+        "/of/node2/r1 does not exist on this machine; if it is on another node, set `output` to a folder that all "
+        "nodes share"
     )

@@ -389,7 +389,7 @@ def test_the_dry_run_counts_the_trials(workplace: Path, pool: Pool, capsys: pyte
     )
     tuned, waiting = (sum(line.startswith(state) for line in lines) for state in ("tuning", "waiting"))
     starts = tuned * (4 + 2 + 1) + waiting  # trials, those that continue, those that do so again; the result
-    assert lines[-1].endswith(f" for starting: the processes once, then {starts} cells or tuning steps.")
+    assert lines[-1].endswith(f" to start the processes (once) and {starts} cells or tuning steps.")
     main(["sweep", str(path), "--status"])
     assert capsys.readouterr().out.splitlines()[0] == (
         "tuning      FedGH: 4 trials, 0 of 8 rounds; until round 1: 4 waiting"
@@ -406,7 +406,7 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
         ({"seeds": None}, "tune.seeds: is missing; give seeds that are not in the sweep's `seeds`"),
         ({"seeds": "x"}, "tune.seeds: 'x' given; give a list of integers"),
         ({"seeds": [101, 101]}, "tune.seeds: .* give each seed once"),
-        ({"seeds": "2..3"}, "tune.seeds: 2 given, but the sweep's `seeds` contain it too; give other seeds"),
+        ({"seeds": "2..3"}, "tune.seeds: 2 given, but a final run of the sweep has this seed; give other seeds"),
         ({"trials": True}, "tune.trials: true given; give an integer"),
         ({**RANDOM, "trials": None}, "tune.trials: is missing; give the number of trials"),
         ({**RANDOM, "trials": 0}, "tune.trials: 0 given; allowed: 1 to 1000"),
@@ -491,7 +491,10 @@ def test_wrong_tuning(workplace: Path, changes: dict[str, Any], sentence: str) -
         ({"set": ["data.split=published"]}, "tune.select: accuracy/val given, but clients have no validation samples"),
         ({"runs": {"a": ["training.lr=0.1"]}}, "tune: a sets training.lr, but `tune` also tunes this key; remove"),
         ({"grid": {"training.lr": [0.1]}}, "tune: FedGH sets training.lr, but `tune` also tunes this key; remove"),
-        ({"grid": {"seed": [1, 2]}, "seeds": None}, "tune: FedGH sets seed, but trials need other seeds; give"),
+        (
+            {"grid": {"seed": [1, 2]}, "seeds": None},
+            "tune: FedGH sets seed, but trials need other seeds than the final runs; remove seed there, and give",
+        ),
     ],
 )  # fmt: skip
 def test_sweeps_that_cannot_be_tuned(workplace: Path, content: dict[str, Any], sentence: str) -> None:
