@@ -345,8 +345,8 @@ def _nested(path: Path, start: int, column: Any, name: str, per_row: int = 1) ->
     if (length_B != length_B[0]).any():
         other = int(np.flatnonzero(length_B != length_B[0])[0])
         raise ScenarioError(
-            f"{path}: row {start + other // per_row + 1}, column {name} has a list of {length_B[other]} entries, but an "
-            f"earlier list has {length_B[0]}; all lists must have the same length"
+            f"{path}: row {start + other // per_row + 1}, column {name} has a list of {length_B[other]} entries, but "
+            f"an earlier list has {length_B[0]}; all lists must have the same length"
         )
     inner = _nested(path, start, column.flatten(), name, per_row * int(length_B[0]))
     return inner.reshape(len(length_B), int(length_B[0]), *inner.shape[1:])

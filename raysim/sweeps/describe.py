@@ -17,8 +17,8 @@ SWEEP: Mapping[str, str] = {
     "grid": "key -> list of values; every combination is a cell",
     "runs": "the variants to compare, as name -> list of overrides, such as {FedGH: [algorithm.name=fedgh, "
     "training.lr=0.1]}. For a variant with its own grid, write {set: OVERRIDES, grid: {KEY: VALUES}} instead of the "
-    "list. To combine choices of several kinds, write KIND -> NAME -> list of overrides, such as {method: {FedGH: [...], "
-    "FedProto: [...]}, rate: {slow: [...], fast: [...]}}: raysim runs every combination, here four variants",
+    "list. To combine choices of several kinds, write KIND -> NAME -> list of overrides, such as {method: {FedGH: "
+    "[...], FedProto: [...]}, rate: {slow: [...], fast: [...]}}: raysim runs every combination, here four variants",
     "set": "list of overrides for every cell",
     "baseline": "the method, or the name in `runs`, that all others are compared with",
     "targets": "target accuracies; the comparison shows the rounds, MiB and operations until each is reached",
