@@ -49,7 +49,7 @@ CODE_CHANGED = click.option(
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Override a key of the scenario, as for launch. May be repeated.",
+    help="Override a key of the scenario, as for `raysim launch`. May be repeated.",
 )
 @ADDRESS
 @click.option(

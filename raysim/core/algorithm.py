@@ -320,8 +320,8 @@ def metric_name(name: str) -> str:
     """Return the name of a logged value. Raises `ValueError` if it is not a valid metric name."""
     if not isinstance(name, str) or len(name) > 100 or not _METRIC.fullmatch(name):
         raise ValueError(
-            f"log: the name {quoted(name)} is invalid; allowed: at most 100 letters, digits, spaces, _ and -, with a "
-            "single / . or : between parts, as in accuracy/val"
+            f"log: the name {quoted(name)} is invalid; allowed: at most 100 letters, digits, spaces, `_` and `-`; "
+            "a slash, a dot or a colon may separate parts, as in accuracy/val"
         )
     return name
 

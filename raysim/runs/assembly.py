@@ -330,7 +330,7 @@ def checkpoint_storage(address: str) -> Storage:
         return open_storage(address)
     except OSError as error:
         raise ScenarioError(
-            f"{address} given, which cannot be used ({error.strerror}); choose a folder, or install the "
+            f"{address} given, which cannot be used ({reason(error)}); choose a folder, or install the "
             "package with which fsspec opens this address",
             key="checkpoint.folder",
         ) from None

@@ -55,8 +55,9 @@ class Identity:
             raise ScenarioError(f"{folder / 'run.json'}: run_id: {identity.run_id!r} is not a run id")
         if not _is_of_run(identity.checkpoints, identity.run_id):
             raise ScenarioError(
-                f"{folder / 'run.json'}: checkpoints: {identity.checkpoints!r} given; allowed: 'checkpoints' (in the "
-                f"run folder), or an absolute path or address that ends in <name>/{identity.run_id}"
+                f"{folder / 'run.json'}: checkpoints: {identity.checkpoints!r} given; allowed: the word 'checkpoints', "
+                "for the folder of this name in the run folder, or an absolute path or address that ends in "
+                f"<name>/{identity.run_id}"
             )
         # An earlier version of raysim stored passwords.
         return replace(identity, tracking=redacted(identity.tracking), checkpoints=redacted(identity.checkpoints))
@@ -117,7 +118,7 @@ class Identity:
         if other:
             texts.append(
                 f"versions or the processor differ from those at the start of the run ({', '.join(other)}): "
-                "the last digits of results may differ"
+                "results may differ slightly"
             )
         if changes := self.code.changes(now):
             texts.append(f"code changed from this round on: {', '.join(changes)}")

@@ -42,6 +42,8 @@ def find_run(text: str, output: Path = Path("runs")) -> Path:
     folders = sorted(output.glob(f"*/{text}")) if "/" not in text else []
     if len(folders) == 1:
         return folders[0].absolute()
+    if folders:
+        raise ScenarioError(f"{text} is the id of several runs; give the folder of one, such as {folders[0]}")
     known = sorted((p.parent for p in output.glob("*/*/run.json")), key=lambda p: p.name)
     latest = f"; the latest run there is {known[-1]}" if known else ""
     raise ScenarioError(f"{text} is neither a run folder nor the id of a run below {output}{latest}")

@@ -211,7 +211,7 @@ def test_lost_images_are_shared_again(backend: RayBackend, expected: Any, caplog
     killing = Killing(backend, [3], lose)
     assert outcome(loaded(GIVEN), backend, None) == expected  # type: ignore[arg-type]
     assert not killing.left
-    notes = [text for text in said(caplog) if "are kept on disk" not in text]
+    notes = [text for text in said(caplog) if "died" in text]  # on a busy machine, actors are also waited for
     assert len(notes) == 1
     # The actor that is killed may have done its part of round 3 already.
     assert re.fullmatch(
