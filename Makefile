@@ -25,7 +25,7 @@ demo: setup  ## Run FedGH on scikit-learn's handwritten digits: 20 clients, five
 	$(BIN)/raysim launch scenarios/quickstart.yaml
 
 test: setup  ## Run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 test-fast: setup  ## Run, in under a minute, the tests of the parts that need neither Ray nor a training
 	$(BIN)/python -m pytest $(FAST)

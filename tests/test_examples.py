@@ -63,6 +63,7 @@ def test_budget(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (workplace / "out" / "budget.png").stat().st_size > 1000
 
 
+@pytest.mark.large
 def test_stragglers(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = stragglers.main(rounds=2, folder="out")
     assert [name.split()[0] for name in table.index] == ["wait", "deadline", "oversample", "fastest"]
@@ -80,6 +81,7 @@ def test_stragglers(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (workplace / "out" / "stragglers.png").stat().st_size > 1000
 
 
+@pytest.mark.large
 def test_leaks(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = leaks.main(rounds=1, images=1, methods=["fedavg"], folder="out")
     accuracy, white, blind = map(float, printed(capsys, "fedavg"))

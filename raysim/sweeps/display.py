@@ -81,9 +81,9 @@ class PlainProgress:
         now = [replace(one, state=_shown_state(one, running)) for one in progress.states]
         done, total = progress.earlier, progress.earlier + sum(progress.later.values())
         for one in progress.states:
-            asked = one.cell.rounds
-            total += asked
-            done += asked if one.state in ("done", "failed") else max(running.get(one.cell.name, one.rounds), 0)
+            ran = one.cell.rounds if one.state == "done" else one.rounds
+            done += max(running.get(one.cell.name, ran), 0)
+            total += ran if _shown_state(one, running) == "failed" else one.cell.rounds  # the others are not planned
         if progress.stopping:
             cells = plural(len(running), "cell")
             ends = f"ending: {cells} will end after this round" if running else "ending"

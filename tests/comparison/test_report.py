@@ -81,6 +81,7 @@ def test_ids_and_references_get_a_prefix() -> None:
     assert inline(svg, "p 1") == expected
 
 
+@pytest.mark.large
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 @pytest.mark.parametrize("width", [400, 1100])

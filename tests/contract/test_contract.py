@@ -23,6 +23,7 @@ from raysim.contract.toy import Toy
 from raysim.core.algorithm import Algorithm, AnyAlgorithm
 from raysim.core.fields import settings_fields
 from raysim.plugins.registry import algorithm_class, algorithm_names
+from tests.engine.scenarios import TYPICAL
 
 
 @pytest.fixture
@@ -58,15 +59,21 @@ LARGE = pytest.mark.large
 ONCE = {"defined", "frozen", "picklable", "documented", "fields_read", "imports", "connected"}
 """Clauses about an algorithm's class and file, which are the same whatever its fields say, and one that takes long."""
 
-IN_EVERY_TEST = {"runs", "messages", "own_state_only"}
-"""Clauses that `make test` checks also for every choice of a field; `make test-large` checks all others for them."""
+OF_CHOICES = {"runs"}
+"""Clauses that `make test` checks also for every choice of a field; `make test-large` checks all."""
+
+
+def in_large(method: str, settings: dict[str, Any], clause: str) -> bool:
+    """Whether `make test` leaves a case to `make test-large`: there are a thousand, of a tenth of a second each."""
+    return clause not in OF_CHOICES if settings else clause == "trained_together" and method not in TYPICAL
+
 
 CASES = [
     pytest.param(
         *case.values,
         clause,
         id=f"{case.id}-{clause}",
-        marks=LARGE if case.values[1] and clause not in IN_EVERY_TEST else (),
+        marks=LARGE if in_large(case.id, case.values[1], clause) else (),
     )
     for case in variants()
     for clause in CLAUSES

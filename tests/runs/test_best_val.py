@@ -69,6 +69,7 @@ def test_a_kill_between_the_best_round_and_the_end_loses_nothing(workplace: Path
     assert_same(states(resumed), states(whole))
 
 
+@pytest.mark.large
 def test_a_run_that_is_resumed_for_more_rounds_keeps_its_best(workplace: Path) -> None:
     whole = run(loaded(*KEEP), quiet=True)
     short = run(loaded(*KEEP, "rounds=6"), quiet=True)
@@ -140,6 +141,7 @@ def test_lost_files_of_the_best_round_are_named(workplace: Path) -> None:
         )
 
 
+@pytest.mark.large
 def test_a_run_that_lost_the_best_state_is_resumed(workplace: Path) -> None:
     whole = run(loaded(*PEAK, "rounds=8"), quiet=True)
     short = run(loaded(*KEEP, "rounds=7"), quiet=True)
@@ -147,6 +149,7 @@ def test_a_run_that_lost_the_best_state_is_resumed(workplace: Path) -> None:
     assert short.resume(["rounds=8"], quiet=True).state_digest == whole.state_digest
 
 
+@pytest.mark.large
 def test_commands_take_the_best_round(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
     kept = run(loaded(*KEEP), quiet=True)
     code, _, err = command(capfd, "tsne", str(kept.folder), "--round", "best_val", "--clients", "0,1", "-o", "t.png")

@@ -49,6 +49,7 @@ def test_a_run_that_ends_early_is_a_shorter_run(workplace: Path, tracking_store:
     assert found.info.status == "FINISHED" and found.data.tags["ended_early"] == reason
 
 
+@pytest.mark.large
 def test_a_run_that_ended_early_goes_on_when_it_may(workplace: Path) -> None:
     short = run(loaded("rounds=12", STOP), quiet=True)
     t = short.summary["rounds"]

@@ -162,6 +162,14 @@ def test_the_progress_line_counts_the_rounds_of_the_whole_sweep_and_says_when_it
     assert shown.line(replace(ending, running=[])).startswith("ending; 40 of 128")
 
 
+def test_rounds_that_a_failed_cell_did_not_do_are_neither_done_nor_left(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
+    shown = PlainProgress(sweep, io.StringIO())
+    states = [replace(one, state="failed", rounds=3) for one in waiting(sweep)]
+    assert shown.line(Progress(states, [])) == "3 failed; 9 of 9 rounds"
+    assert shown.line(Progress(states, [("fd", 4)])) == "1 running, 2 failed; 10 of 16 rounds"  # it is tried again
+
+
 def test_a_trial_that_halving_paused_waits(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
     states = [replace(one, state="interrupted", rounds=3) for one in waiting(sweep)]

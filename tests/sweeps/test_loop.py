@@ -64,6 +64,7 @@ def test_every_cell_is_run_once_and_as_by_itself(workplace: Path) -> None:
     assert set(folders) < set(run_folders(more)) and len(run_folders(more)) == 6
 
 
+@pytest.mark.large
 def test_a_cell_that_fails_stops_no_other(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
     # More clients than samples of three classes each: known only when the data is dealt.
     sweep = sweep_of(workplace, grid={"clients.count": [5000, 8]})

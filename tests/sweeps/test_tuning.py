@@ -148,6 +148,7 @@ def digests(states: list[CellState]) -> list[Any]:
     return [raysim.Run(one.folder).state_digest for one in states if one.folder is not None]
 
 
+@pytest.mark.large
 def test_a_sweep_is_tuned_and_a_kill_anywhere_changes_nothing(
     workplace: Path, pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:

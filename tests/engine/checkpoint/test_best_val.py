@@ -110,6 +110,7 @@ def test_deaths_change_neither_the_run_nor_the_kept_state(tmp_path: Path, seed: 
     assert tuple(digests) == expected[1:]
 
 
+@pytest.mark.large
 def test_a_best_checkpoint_that_is_lost_in_writing_is_saved_when_its_round_is_repeated(tmp_path: Path) -> None:
     expected = run(checkpoints=manager(tmp_path / "whole"))
 

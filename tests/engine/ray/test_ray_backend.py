@@ -140,6 +140,7 @@ def test_late_and_dropped_clients_are_the_same_on_any_placement(backends: dict[s
     )
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("method", first(["fedkd", "fedapen"]))
 def test_all_clients_are_tested_alike_on_any_placement(method: str, backends: dict[str, RayBackend]) -> None:
     """FedKD's server changes its state as it sends, and FedAPEN's clients train as they receive."""

@@ -133,6 +133,7 @@ def test_a_checkpoint_does_not_wait_for_the_next_round(backend: RayBackend, tmp_
     assert outcome(loaded(GIVEN), backend, checkpoints) == outcome(loaded(GIVEN), InProcessBackend())  # type: ignore[arg-type]
 
 
+@pytest.mark.large
 # An interrupt while the driver asks whether the GCS answers leaves that socket to the garbage collector.
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.filterwarnings(
@@ -184,6 +185,7 @@ def test_closing_ends_those_that_were_to_join(backend: RayBackend) -> None:
         wait_until_dead(one)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("reached", [True, pytest.param(False, marks=pytest.mark.large)])
 def test_a_damaged_file_is_found_where_it_is_read(
     backend: RayBackend, tmp_path: Path, reached: bool, monkeypatch: pytest.MonkeyPatch
