@@ -16,6 +16,7 @@ import pytest
 from raysim.contract.toy import Toy
 from raysim.core.state import digest
 from raysim.plugins.registry import algorithm_class, algorithm_names
+from tests.engine.scenarios import TYPICAL
 
 COHORTS = ([0, 1, 2, 3], [2], [0, 2, 3], [1, 3])
 """Of four rounds: some clients return, and the second lacks classes."""
@@ -93,7 +94,10 @@ def result(method: str, settings: tuple[tuple[str, Any], ...]) -> str:
     return sha256(found.encode()).hexdigest()
 
 
-@pytest.mark.parametrize(("method", "field", "value"), list(alternatives()))
+@pytest.mark.parametrize(
+    ("method", "field", "value"),
+    [pytest.param(*one, marks=() if one[0] in TYPICAL else pytest.mark.large) for one in alternatives()],
+)
 def test_no_option_is_ignored(method: str, field: str, value: Any) -> None:
     assert value is not None, f"NUMBERS needs another value of {method}.{field}"
     base = {**WITH.get(method, {}), **WITH.get(f"{method}.{field}", {})}

@@ -29,9 +29,7 @@ def test_a_run_is_opened_by_folder_and_by_id(workplace: Path) -> None:
     with pytest.raises(raysim.ScenarioError, match=r"^elsewhere is neither a run folder nor the id of a run"):
         raysim.Run("elsewhere")
     shutil.copytree(run.folder, workplace / "runs" / "copied" / run.folder.name)
-    with pytest.raises(
-        raysim.ScenarioError, match=r" is the id of several runs; give the folder of one, such as "
-    ):
+    with pytest.raises(raysim.ScenarioError, match=r" is the id of several runs; give the folder of one, such as "):
         raysim.Run(run.folder.name)
     shutil.rmtree(workplace / "runs" / "copied")
     for folder in (run.folder.parent, run.folder.parent.parent):
