@@ -206,8 +206,8 @@ SELECT = click.option(
 )
 @SELECT
 @metric(
-    "the first accuracy in --columns; without --columns, accuracy/all_current if --select is val_current, or if the "
-    "sweep was tuned by accuracy/val_current or accuracy/all_current; else accuracy/all"
+    "the first accuracy in --columns; without --columns, accuracy/all_current with --select val_current, and also with "
+    "--select last if the sweep was tuned by accuracy/val_current or accuracy/all_current; otherwise accuracy/all"
 )
 @click.option(
     "-o",

@@ -105,28 +105,30 @@ def test_digits_tuned() -> None:
     with path.open(encoding="utf-8", newline="") as file:
         chosen = {row["variant"]: row["tuned"] for row in csv.DictReader(file)}
     found = [row for row in tables("digits_tuned") if row[0] not in ("method", "---")]
-    assert len(found) == len(chosen) == 32
+    assert len(found) == len(chosen) == 48
     compared = {}
     for i, (method, tuned, *cells) in enumerate(found):
-        count = 3 if i < 16 else 5
+        count = (2, 3, 5)[i // 16]
         variant, alone = f"{method}{CLASSES}{count}", f"standalone{CLASSES}{count}"
         assert tuned.replace("\\_", "_") == chosen[variant].replace("training.", "").replace("algorithm.", "")
         assert cells == expected(path, variant, alone, ["last", "at_best_val"])
         if variant != alone:
             compared[f"{method} {count}"] = (values(path, variant, "last"), values(path, alone, "last"))
     p_values = {name: paired_p_value(*pair) or 0.0 for name, pair in compared.items()}
-    of_3, of_5 = (holm({name: p for name, p in p_values.items() if name.endswith(count)}) for count in "35")
+    of_2, of_3, of_5 = (holm({name: p for name, p in p_values.items() if name.endswith(count)}) for count in "235")
+    assert [f"{of_2[name]:.2f}" for name in ("fedclassavg 2", "fedavg 2")] == ["0.61", "0.67"]
+    assert "corrected for 15 comparisons, are 0.61 and 0.67" in WORDS
     assert f"{min(of_3.values()):.2f}" == "0.43" and "corrected for 15 comparisons, is 0.43" in WORDS
     assert [f"{of_5[name]:.3f}" for name in ("dc_pfl 5", "fedapen 5")] == ["0.018", "0.035"]
     assert f"{of_5['fedkd 5']:.2f}" == "0.60" and sorted(of_5.values())[2] == of_5["fedkd 5"]
     assert "for the 15 comparisons of the table, are 0.018 and 0.035" in WORDS
-    of_both = holm(p_values)
-    assert [f"{of_both[name]:.3f}" for name in ("dc_pfl 5", "fedapen 5")] == ["0.035", "0.073"]
-    assert "all 30 comparisons of both tables, they are 0.035 and 0.073" in WORDS
+    of_all = holm(p_values)
+    assert [f"{of_all[name]:.3f}" for name in ("dc_pfl 5", "fedapen 5")] == ["0.053", "0.110"]
+    assert "all 45 comparisons of the three tables, they are 0.053 and 0.110" in WORDS
     difference = {name: paired_difference(*pair) for name, pair in compared.items()}
     gains = {name for name, one in difference.items() if one and one.low is not None and one.low > 0}
-    assert gains == {"dc_pfl 3", "dc_pfl 5", "fedapen 5", "fedkd 5"}
-    assert not [name for name, one in difference.items() if one and one.high is not None and one.high < 0]
+    assert gains == {"fedclassavg 2", "dc_pfl 3", "dc_pfl 5", "fedapen 5", "fedkd 5"}
+    assert [name for name, one in difference.items() if one and one.high is not None and one.high < 0] == ["fedavg 2"]
     quoted = [
         f"{sum(one.values()) / len(one):.2f}"
         for count in (3, 5)
