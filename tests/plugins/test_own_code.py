@@ -691,12 +691,15 @@ def test_a_metric_that_has_no_name(folder: Path, capsys: pytest.CaptureFixture[s
     assert "ValueError: log: the name '../x' is invalid; allowed: at most 100 letters, digits, " in said
 
 
+DEEP = 2_000 if sys.version_info < (3, 13) else 20_000
+"""Nested types that Python parses but does not compute; Python 3.13 computes 2,000, and refuses to parse 20,000."""
+
 NESTED = {
     "operators": MINE + "\nX = " + "1+" * 200_000 + "1\n",
     "signs": MINE + "\nX = " + "-" * 200_000 + "1\n",
     "brackets": MINE + "\nX = " + "(" * 200_000 + "\n",
     "a text as annotation": MINE.replace("header_lr: Positive", f"header_lr: '{'int|' * 200_000}int'"),
-    "an annotation": MINE.replace("header_lr: Positive", f"header_lr: {'int|' * 2000}int"),
+    "an annotation": MINE.replace("header_lr: Positive", f"header_lr: {'int|' * DEEP}int"),
     "an annotation that computes for ever": MINE.replace("header_lr: Positive", "header_lr: 9**9**9**9"),
     "a text that computes for ever": MINE.replace("header_lr: Positive", "header_lr: '9**9**9**9'"),
 }
