@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from packaging.version import Version
 
 import raysim
 from tests import versions
@@ -76,12 +75,13 @@ def test_every_dependency_is_imported_and_every_import_is_declared() -> None:
     assert third_party - declared - optional <= {"threadpoolctl"}
 
 
-def test_lowest_versions_are_the_lower_bounds() -> None:
-    """`make test-versions` finds a bound for every dependency, and the next version where a bound has no wheel."""
-    limits = versions.bounds(PROJECT)
-    assert set(map(_package, PROJECT["dependencies"])) <= set(limits)
-    wheels = [Version(text) for text in ("1.9", "2.0rc1", "2.0.1", "3.0")]
-    assert versions.lowest(Version("2.0"), wheels) == Version("2.0.1")
+def test_every_dependency_has_a_lower_bound() -> None:
+    """`make test-versions` tries it."""
+    bounded = [one for one in map(Requirement, PROJECT["dependencies"]) if ">=" in str(one.specifier)]
+    assert len(bounded) == len(PROJECT["dependencies"])
+
+
+def test_the_table_of_versions() -> None:
     row = versions.Row("3.11", "lowest", {"torch": "2.6.0+cu124", "scipy": "1.11.1"}, "passes", 4.26, 6.84)
     assert (
         versions.table([row]).splitlines()[2]

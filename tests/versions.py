@@ -7,8 +7,9 @@ Each environment lies below build/versions and gets the wheel with its extra `de
 `raysim launch quickstart` in an empty folder. An environment takes about 7 GB; it is removed when its row of
 build/versions/table.md is written. Its log stays. The exit code is 1 if a row does not pass.
 
-The lowest versions are the lower bounds in pyproject.toml. Where a bound has no wheel for a Python, such as NumPy 1.26
-for Python 3.13, the lowest version above it that has one is used.
+The lowest versions are those that uv finds: the lower bounds in pyproject.toml or, where a bound has no wheel for a
+Python or does not fit the others, the lowest version above it that does. Packages that only other packages need have
+their newest versions.
 """
 
 from __future__ import annotations
@@ -26,10 +27,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
-from packaging.requirements import Requirement
-from packaging.version import Version
+from uv import find_uv_bin
 
 from tests.conftest import REPOSITORY
 
@@ -66,22 +65,6 @@ def table(rows: Iterable[Row]) -> str:
     """Return the rows as a table in Markdown."""
     lines = [["Python", "versions", *SHOWN, "result", "minutes", "GB"], ["---"] * (len(SHOWN) + 5)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [*lines, *(row.cells() for row in rows)])
-
-
-def bounds(project: Mapping[str, Any]) -> dict[str, Version]:
-    """Return the lower bounds of the dependencies and of the extra `dev`, by package."""
-    texts = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    return {
-        one.name: Version(limit.version)
-        for one in map(Requirement, texts)
-        for limit in one.specifier
-        if limit.operator == ">="
-    }
-
-
-def lowest(bound: Version, available: Iterable[Version]) -> Version:
-    """Return the lowest final release among the available versions that is not below the bound."""
-    return min(version for version in available if version >= bound and not version.is_prerelease)
 
 
 def find_python(version: str) -> str | None:
@@ -125,28 +108,18 @@ class Environment:
         """Run pip."""
         return self.run(name, "python", "-m", "pip", "--disable-pip-version-check", *words, **settings)
 
-    def wheels(self, name: str) -> list[Version]:
-        """Return the versions of a package that have a wheel for this Python.
-
-        `pip index versions` also lists versions without one. The error for a version that cannot exist does not, unless
-        a constraints file of this machine limits the package too.
-        """
-        words = ["install", "--dry-run", "--no-deps", "--only-binary", ":all:", f"{name}<0"]
-        try:
-            self.pip("", *words, PIP_CONSTRAINT=os.devnull)
-        except FailedError:
-            listed = re.search(
-                r"\(from versions: ([^)]*)\)", self.log.read_text(encoding="utf-8").rpartition("\n$ ")[2]
-            )
-            if listed:
-                return [Version(text) for text in listed[1].split(",") if text != "none"]
-        raise FailedError(f"looking for wheels of {name} failed, see {self.log.relative_to(REPOSITORY)}")
-
-    def constraints(self, limits: Mapping[str, Version]) -> Path:
-        """Write a constraints file with the lowest version in range of every package."""
+    def constraints(self) -> Path:
+        """Write a constraints file: the lowest versions of raysim's own dependencies that fit together, with wheels."""
         file = self.log.with_suffix(".txt")
-        lines = [f"{name}=={lowest(bound, self.wheels(name))}\n" for name, bound in limits.items()]
-        file.write_text("".join(lines), encoding="utf-8")
+        words = ["pip", "compile", "-q", "pyproject.toml", "--extra", "dev", "--resolution", "lowest-direct"]
+        words += ["--only-binary", ":all:", "--no-annotate", "--no-header", "--native-tls", "-o", str(file)]
+        done = subprocess.run(
+            [find_uv_bin(), *words, "--python-version", self.folder.name.partition("-")[0]],
+            cwd=REPOSITORY, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        if done.returncode:
+            self.log.write_text(done.stdout, encoding="utf-8")
+            raise FailedError(f"finding the lowest versions failed, see {self.log.relative_to(REPOSITORY)}")
         return file
 
     def installed(self) -> dict[str, str]:
@@ -185,7 +158,7 @@ def try_environment(row: Row, python: str, wheel: Path, tests: Sequence[str], ke
     place.log.unlink(missing_ok=True)
     try:
         subprocess.run([python, "-m", "venv", str(place.folder)], check=True)
-        limits = ["-c", str(place.constraints(bounds(PROJECT)))] if row.end == "lowest" else []
+        limits = ["-c", str(place.constraints())] if row.end == "lowest" else []
         place.pip("installing", "install", "-q", "--only-binary", ":all:", *limits, f"{wheel}[dev]")
         row.versions = place.installed()
         row.gigabytes = sum(file.lstat().st_blocks for file in place.folder.rglob("*")) * 512 / 1e9
