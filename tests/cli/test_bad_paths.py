@@ -14,6 +14,7 @@ import yaml
 
 import raysim
 from raysim.common.errors import ScenarioError
+from tests.choices import first
 from tests.cli.command import run
 from tests.engine.scenarios import digits
 
@@ -100,7 +101,7 @@ DAMAGE: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("what", DAMAGE)
+@pytest.mark.parametrize("what", first(DAMAGE, 2))
 def test_damaged_run_folders(what: str, copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
     damage, sentence = DAMAGE[what]
     damage(copy)

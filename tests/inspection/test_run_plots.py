@@ -19,6 +19,7 @@ from raysim.inspection import run_plots
 from raysim.inspection.run_plots import KINDS, PlottedRun, labels, plot
 from raysim.runs.opened import OpenedRun
 from raysim.runs.run import Run
+from tests.choices import first
 from tests.cli.command import run
 from tests.comparison.runs import make_run
 
@@ -41,7 +42,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("suffix", [".pdf", ".png", ".svg"])
+@pytest.mark.parametrize("suffix", first([".pdf", ".png", ".svg"]))
 def test_every_kind(capfd: pytest.CaptureFixture[str], runs: Runs, tmp_path: Path, kind: str, suffix: str) -> None:
     folders = [str(runs(method, SYSTEM).folder) for method in ("fedgh", "standalone")]
     for given in (folders[:1], folders):

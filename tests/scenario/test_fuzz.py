@@ -18,6 +18,7 @@ from raysim.common.errors import ScenarioError
 from raysim.engine.policies.placement import ClusterResources, make_plan
 from raysim.engine.workers.time_limit import limit
 from raysim.scenario.scenario import Scenario
+from tests.choices import first
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 QUICKSTART = SCENARIOS / "quickstart.yaml"
@@ -340,7 +341,7 @@ def accepted(path: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize("batch", range(10))
+@pytest.mark.parametrize("batch", first(range(10), 3))
 def test_damaged_files_become_a_plan_or_are_refused_in_one_line(batch: int, tmp_path: Path) -> None:
     rng = random.Random(batch)
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

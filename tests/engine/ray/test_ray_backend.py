@@ -26,13 +26,14 @@ from raysim.engine.ray.pool import ActorPool
 from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.engine.workers.hooks import HookError
 from raysim.engine.workers.rows import AUTO, StateLimits
+from raysim.plugins.registry import algorithm_names
 from raysim.runs.assembly import assemble
 from raysim.runs.run import Run, run
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
 from tests.choices import first
-from tests.engine.scenarios import METHODS, loaded, of_method
+from tests.engine.scenarios import loaded, of_method
 from tests.engine.test_system import UNEVEN
 from tests.engine.test_system import rounds_on as rounds_in_virtual_time
 from tests.engine.test_training_settings import SETTINGS
@@ -98,7 +99,11 @@ def rounds_on(backend: Backend, given: ParsedScenario) -> tuple[str, list[Client
     return state_digest(backend), rows, values, moved
 
 
-@pytest.mark.parametrize("method", METHODS)
+WHOLE = ("hks", "fedgh")
+"""Methods that are run on every placement: one whose clients know most, and one whose server trains."""
+
+
+@pytest.mark.parametrize("method", first([*WHOLE, *(name for name in algorithm_names() if name not in WHOLE)], 2))
 def test_bit_identical_on_any_placement(
     method: str, backends: dict[str, RayBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,8 +123,7 @@ def test_bit_identical_on_any_placement(
     here.close()
     assert len(rows) == 8 + 3 * 4
     moved = 0
-    # What one actor could show for a method, it shows for one whose server trains and for one whose clients know most.
-    names = backends if method in ("fedgh", "hks") else ["three actors"]
+    names = backends if method in WHOLE else ["three actors"]
     for name in names:
         backend = backends[name]
         *there, moves = rounds_on(backend, given)
