@@ -24,6 +24,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Processes that the tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Ray gives its workers a low priority, so that actors would wait for the tests in the other processes.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 # On a busy machine any example may take seconds.
 hypothesis.settings.register_profile("raysim", deadline=None)
 hypothesis.settings.load_profile("raysim")
