@@ -61,7 +61,7 @@ NEEDS = {
 
 
 TYPICAL = {"fedssa", "fedral", "hks", "fedgh", "dc_pfl", "fedkd", "fedmd", "heterofl"}
-"""The five methods that raysim was made for, and one method each with a second network, with public data and with
+"""The methods of the five papers, and one method each with a second network, with public data and with
 nested widths."""
 
 METHODS = [

@@ -111,7 +111,7 @@ entry._exit(code)
     first(
         [
             ("60", "1", False, 1, None),  # the second SIGTERM comes in the round and cuts it off
-            ("0", "60", True, 2, 2),  # and in the closing, which goes on
+            ("0", "60", True, 2, 2),  # the second comes in the closing, which continues
         ]
     ),
 )
