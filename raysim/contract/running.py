@@ -48,8 +48,8 @@ def messages_move(algorithm: AnyAlgorithm) -> None:
         if count := _standing_still(toy, "server_send", k):
             raise toy.broken(
                 f"server_send returned the same values for client {k} in {count} rounds",
-                "change these values in server_update (if it uses an optimizer: was the optimizer created with these "
-                "parameters?), or set static_downlink = True in the class if they are constant",
+                "change these values in server_update, or, if they are constant, set static_downlink = True. "
+                "If server_update uses an optimizer, check that the optimizer was created with these parameters",
             )
         if count := _standing_still(toy, "client_update", k):
             raise toy.broken(

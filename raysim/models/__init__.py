@@ -80,40 +80,40 @@ _CIFAR, _FASHION, _DIGITS = image(3, 32, 32), image(1, 28, 28), image(1, 8, 8)
 
 
 def _cifar_cnn(name: str, conv2: int, fc1: int) -> ModelSpec:
-    summary = f"two 5x5 convolutions (16, {conv2}), fc {fc1}; CIFAR, FedGH family"
+    summary = f"two 5x5 convolutions (16, {conv2}), fc {fc1}; for CIFAR, as in FedGH"
     build = _builder("cnn.five_by_five_cnn", conv1=16, conv2=conv2, fc1=fc1)
     return ModelSpec(name, summary, 500, build, _CIFAR)
 
 
 def _fashion_cnn(name: str, fc1: int) -> ModelSpec:
-    summary = f"two 5x5 convolutions (20, 20), fc {fc1}; Fashion-MNIST, FedRAL family"
+    summary = f"two 5x5 convolutions (20, 20), fc {fc1}; for Fashion-MNIST, as in FedRAL"
     build = _builder("cnn.five_by_five_cnn", conv1=20, conv2=20, fc1=fc1)
     return ModelSpec(name, summary, 50, build, _FASHION)
 
 
 def _heterofl_cnn(level: str, share: int) -> ModelSpec:
     widths = tuple(width // share for width in (64, 128, 256, 512))
-    summary = f"four 3x3 convolutions {widths}; any small image, HeteroFL's level {level}"
+    summary = f"four 3x3 convolutions {widths}; for small images, HeteroFL's level {level}"
     return ModelSpec(f"heterofl_cnn_{level}", summary, 64, _builder("cnn.pooled_cnn", widths=widths))
 
 
 def _hks_resnet(name: str, blocks: int) -> ModelSpec:
     each = "1 residual block" if blocks == 1 else f"{blocks} residual blocks"
-    summary = f"stages of widths 16, 32 and 64, each of {each}; any small image; HKS, FedCache"
+    summary = f"3 stages of {each}, widths 16, 32 and 64; for small images, as in HKS"
     build = _builder("resnet.small_image_resnet", widths=(16, 32, 64), blocks=(blocks,) * 3, kaiming=True)
     return ModelSpec(name, summary, 64, build)
 
 
 def _resnet(name: str, blocks: tuple[int, ...], bottleneck: bool = False) -> ModelSpec:
     kind = "bottleneck" if bottleneck else "basic"
-    summary = f"torchvision-style, {kind} blocks {list(blocks)}, 7x7/2 stem; FedRAL's Table 6"
+    summary = f"torchvision-style, {kind} blocks {list(blocks)}, 7x7/2 stem; as in FedRAL's Table 6"
     return ModelSpec(name, summary, 500, _builder("backbones.imagenet_resnet", blocks=blocks, bottleneck=bottleneck))
 
 
 def _mlp(name: str, widths: str, hidden: tuple[int, ...], native_dim: int, reads: Kind | InputSpec) -> ModelSpec:
     read = "features" if reads == "features" else "8x8 digits"
     build = _builder("cnn.mlp", hidden=hidden)
-    summary, stacks = f"{widths} perceptron; {read}", partial(_small_perceptron, hidden)
+    summary, stacks = f"{widths} perceptron; for {read}", partial(_small_perceptron, hidden)
     return ModelSpec(name, summary, native_dim, build, reads, stacks=stacks)
 
 
@@ -133,7 +133,7 @@ _SPECS = (
     # Convolutions of several clients are slower in one call; one call saves time only if a training step is short.
     ModelSpec(
         "digits_cnn_s",
-        "one 3x3 convolution (8); 8x8 digits",
+        "one 3x3 convolution (8); for 8x8 digits",
         32,
         _builder("cnn.small_cnn", filters=(8,)),
         _DIGITS,
@@ -141,7 +141,7 @@ _SPECS = (
     ),
     ModelSpec(
         "digits_cnn_m",
-        "two 3x3 convolutions (16, 32), fc 64; 8x8 digits",
+        "two 3x3 convolutions (16, 32), fc 64; for 8x8 digits",
         32,
         _builder("cnn.small_cnn", filters=(16, 32), hidden=(64,)),
         _DIGITS,
@@ -149,7 +149,7 @@ _SPECS = (
     ),
     ModelSpec(
         "digits_resnet",
-        "two residual blocks (16, 32); 8x8 digits",
+        "two residual blocks (16, 32); for 8x8 digits",
         32,
         _builder("resnet.small_image_resnet", widths=(16, 32), blocks=(1, 1)),
         _DIGITS,
@@ -164,7 +164,7 @@ _SPECS = (
     _hks_resnet("hks_resnet20", blocks=3),
     ModelSpec(
         "resnet18_500",
-        "ResNet-18 with the CIFAR stem and a linear layer; any small image, FedGH paper",
+        "ResNet-18 with the CIFAR stem and a linear layer; for small images, as in FedGH",
         500,
         _builder("resnet.small_image_resnet", widths=(64, 128, 256, 512), blocks=(2, 2, 2, 2), always_project=True),
     ),
@@ -179,14 +179,14 @@ _SPECS = (
     _resnet("resnet152", (3, 8, 36, 3), bottleneck=True),
     ModelSpec(
         "vit_small",
-        "vision transformer, patch 4, width 192, depth 6, 3 heads; FedRAL's Table 6",
+        "vision transformer, patch 4, width 192, depth 6, 3 heads; as in FedRAL's Table 6",
         500,
         _builder("backbones.small_vit", patch=4, width=192, depth=6, heads=3),
         patch=4,
     ),
     ModelSpec(
         "mobilenet",
-        "MobileNetV2-like, inverted residuals (16, 24, 32, 64); any small image",
+        "MobileNetV2-like, inverted residuals (16, 24, 32, 64); for small images",
         64,
         _builder("backbones.small_mobilenet", stages=((16, 1), (24, 2), (32, 2), (64, 2))),
     ),
@@ -195,7 +195,7 @@ _SPECS = (
     _mlp("mlp_l", "features-256-128-64-classes", (256, 128), 64, "features"),
     ModelSpec(
         "gru",
-        "embedding 32, one GRU layer of width 128; tokens",
+        "embedding 32, one GRU layer of width 128; for tokens",
         128,
         _builder("sequence.gru", width=32, hidden=128),
         "tokens",

@@ -110,7 +110,8 @@ def difference(one: Trace, other: Trace) -> str | None:
         return f"the state digest differs from that of the first run ({one.variation.name})"
     if one.best_val != other.best_val:
         return (
-            f"the saved state of the best round by validation differs from that of the first run ({one.variation.name})"
+            "the saved state of the round with the best validation accuracy differs from that of the first run "
+            f"({one.variation.name})"
         )
     return None
 

@@ -296,9 +296,9 @@ def test_a_baseline_of_the_sweep_without_a_run_is_left_out(tmp_path: Path) -> No
     comparison = compare(tmp_path)
     assert comparison.baseline is None
     assert (
-        "no differences are shown: the sweep's baseline (standalone) matches none of the given runs, or several methods"
-        in comparison.notes
-    )
+        "no differences are shown: standalone, the baseline in the sweep file, must be exactly one of the compared "
+        "methods, which are fedgh, fedavg"
+    ) in comparison.notes
 
 
 def test_cells_without_a_run_are_counted(tmp_path: Path) -> None:
