@@ -230,7 +230,7 @@ SELECT = click.option(
     help="Use another title for a column of the LaTeX table, such as 'last=Accuracy (\\%)'. NAME is a column of the "
     "table, or `variant` for the first column. May be repeated.",
 )
-@click.option("--siunitx", is_flag=True, help="Align the numbers of the LaTeX table with the package siunitx.")
+@click.option("--siunitx", is_flag=True, help="Use the LaTeX package siunitx to align the numbers of the table.")
 @WIDTH
 def compare(
     runs: tuple[str, ...],

@@ -178,7 +178,12 @@ def status(job: str, address: str | None) -> None:
 
 @click.command()
 @ID
-@click.option("--follow", "-f", is_flag=True, help="Print until the job ends; Ctrl-C ends the output, not the job.")
+@click.option(
+    "--follow",
+    "-f",
+    is_flag=True,
+    help="Keep printing new output until the job ends. Ctrl-C stops the printing, not the job.",
+)
 @ADDRESS
 def logs(job: str, follow: bool, address: str | None) -> None:
     """Print the output of a job on a cluster: a line per round, notes and the result.

@@ -62,7 +62,7 @@ TO_TARGET: Mapping[str, str] = {
     "rounds": "number of rounds until the mean test accuracy reaches A; `targets_on` in the sweep file says which "
     "clients the mean covers",
     "mib": "MiB that all clients sent and received until the round that reached A",
-    "up_mib": "MiB that a client would send until the accuracy reaches A if it took part in every round",
+    "up_mib": "MiB that a client that takes part in every round sends until the accuracy reaches A",
     "gflop": "GFLOP (10^9 floating-point operations) that clients and server computed until the round that reached A",
     "virtual_s": "virtual seconds until the accuracy reached A, if the scenario has a section `system`",
 }

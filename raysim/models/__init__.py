@@ -80,33 +80,33 @@ _CIFAR, _FASHION, _DIGITS = image(3, 32, 32), image(1, 28, 28), image(1, 8, 8)
 
 
 def _cifar_cnn(name: str, conv2: int, fc1: int) -> ModelSpec:
-    summary = f"two 5x5 convolutions (16, {conv2}), fc {fc1}; for CIFAR, as in FedGH"
+    summary = f"two 5x5 convolutions (16, {conv2}), fc {fc1}; for CIFAR (FedGH, FedSSA, FedRAL)"
     build = _builder("cnn.five_by_five_cnn", conv1=16, conv2=conv2, fc1=fc1)
     return ModelSpec(name, summary, 500, build, _CIFAR)
 
 
 def _fashion_cnn(name: str, fc1: int) -> ModelSpec:
-    summary = f"two 5x5 convolutions (20, 20), fc {fc1}; for Fashion-MNIST, as in FedRAL"
+    summary = f"two 5x5 convolutions (20, 20), fc {fc1}; for Fashion-MNIST (FedRAL)"
     build = _builder("cnn.five_by_five_cnn", conv1=20, conv2=20, fc1=fc1)
     return ModelSpec(name, summary, 50, build, _FASHION)
 
 
 def _heterofl_cnn(level: str, share: int) -> ModelSpec:
     widths = tuple(width // share for width in (64, 128, 256, 512))
-    summary = f"four 3x3 convolutions {widths}; for small images, HeteroFL's level {level}"
+    summary = f"four 3x3 convolutions {widths}; level {level} of HeteroFL, for small images"
     return ModelSpec(f"heterofl_cnn_{level}", summary, 64, _builder("cnn.pooled_cnn", widths=widths))
 
 
 def _hks_resnet(name: str, blocks: int) -> ModelSpec:
     each = "1 residual block" if blocks == 1 else f"{blocks} residual blocks"
-    summary = f"3 stages of {each}, widths 16, 32 and 64; for small images, as in HKS"
+    summary = f"3 stages of {each}, widths 16, 32 and 64; for small images (HKS)"
     build = _builder("resnet.small_image_resnet", widths=(16, 32, 64), blocks=(blocks,) * 3, kaiming=True)
     return ModelSpec(name, summary, 64, build)
 
 
 def _resnet(name: str, blocks: tuple[int, ...], bottleneck: bool = False) -> ModelSpec:
     kind = "bottleneck" if bottleneck else "basic"
-    summary = f"torchvision-style, {kind} blocks {list(blocks)}, 7x7/2 stem; as in FedRAL's Table 6"
+    summary = f"torchvision-style, {kind} blocks {list(blocks)}, 7x7/2 stem (FedRAL, Table 6)"
     return ModelSpec(name, summary, 500, _builder("backbones.imagenet_resnet", blocks=blocks, bottleneck=bottleneck))
 
 
@@ -164,7 +164,7 @@ _SPECS = (
     _hks_resnet("hks_resnet20", blocks=3),
     ModelSpec(
         "resnet18_500",
-        "ResNet-18 with the CIFAR stem and a linear layer; for small images, as in FedGH",
+        "ResNet-18 with the CIFAR stem and a linear layer; for small images (FedGH)",
         500,
         _builder("resnet.small_image_resnet", widths=(64, 128, 256, 512), blocks=(2, 2, 2, 2), always_project=True),
     ),
@@ -179,7 +179,7 @@ _SPECS = (
     _resnet("resnet152", (3, 8, 36, 3), bottleneck=True),
     ModelSpec(
         "vit_small",
-        "vision transformer, patch 4, width 192, depth 6, 3 heads; as in FedRAL's Table 6",
+        "vision transformer, patch 4, width 192, depth 6, 3 heads (FedRAL, Table 6)",
         500,
         _builder("backbones.small_vit", patch=4, width=192, depth=6, heads=3),
         patch=4,

@@ -385,9 +385,9 @@ def _few_trials(candidates: Sequence[Candidate]) -> tuple[str, ...]:
         return ()
     least = min(one.trials for one in few)
     return (
-        f"{', '.join(one.name for one in few)}: fewer than {FEW_TRIALS} trials for two or more keys. The "
-        f"probability that at least one of {plural(least, 'trial')} is among the best 10% of all combinations is "
-        f"{1 - 0.9**least:.0%}; increase tune.trials",
+        f"{', '.join(one.name for one in few)}: two or more keys are tuned with fewer than {FEW_TRIALS} trials. With "
+        f"{plural(least, 'trial')}, the probability that at least one of them is among the best 10% of all "
+        f"combinations is {1 - 0.9**least:.0%}; increase tune.trials",
     )
 
 

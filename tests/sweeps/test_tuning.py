@@ -373,9 +373,10 @@ def test_the_tuning_of_the_page_on_comparisons(workplace: Path, pool: Pool) -> N
     assert counts(run_sweep(sweep)) == "3 done"
     notes = compare(sweep.output).notes
     few, budgets, *_ = notes
-    assert few.startswith("FedGH, FedProto, Standalone: fewer than 16 trials for two or more keys. The ")
+    assert few.startswith("FedGH, FedProto, Standalone: two or more keys are tuned with fewer than 16 trials. With ")
     assert few.endswith(
-        "at least one of 4 trials is among the best 10% of all combinations is 34%; increase tune.trials"
+        "4 trials, the probability that at least one of them is among the best 10% of all combinations is 34%; "
+        "increase tune.trials"
     )
     assert "equal budgets of 4 trials with successive halving at rounds 1, 2 (6 rounds) per method" in budgets
     assert any(note.startswith("FedProto: tuned to training.lr=") and "algorithm.lambda_=" in note for note in notes)
