@@ -1,7 +1,7 @@
 """Methods with what they add switched off are the methods they build on, bit for bit.
 
-On real CIFAR-100: five clients with 10 of the 100 classes each, five CNNs (or CNN-5, where a method needs one
-architecture), all of them in every round; 24 training images per client keep it short.
+On handwritten digits: five clients with two of the ten classes each, which no other client has, and five architectures
+(or one with BatchNorm, for methods that need one architecture). All clients take part in every round.
 """
 
 from __future__ import annotations
@@ -33,29 +33,31 @@ from tests.engine.scenarios import states_of
 pytestmark = pytest.mark.xdist_group("reductions")  # one process trains what several methods are compared with once
 
 ROUNDS, CLIENTS, PER_CLIENT = 2, 5, 24
-FIVE = ("cnn1", "cnn2", "cnn3", "cnn4", "cnn5")
+FIVE = ("digits_mlp64", "digits_mlp128", "digits_cnn_s", "digits_cnn_m", "digits_resnet")
 
 
 @cache
-def base(data_root: str, clients: int = CLIENTS, models: tuple[str, ...] = FIVE) -> tuple[RunSpec, NDArray[np.uint8]]:
-    """The task of Standalone, and the images."""
-    checked = Scenario.of(
-        parse_scenario(
-            {
-                "name": "reductions",
-                "rounds": ROUNDS,
-                "algorithm": {"name": "standalone"},
-                "data": {
-                    "name": "cifar100",
-                    "root": data_root,
-                    "partition": {"name": "pathological", "classes_per_client": 10},
-                },
-                "clients": {"count": clients, "models": list(models)},
-                "training": {"batch_size": 16, "momentum": 0.9},
-            }
+def task(clients: int, models: tuple[str, ...], cifar_root: str | None = None) -> tuple[RunSpec, NDArray[np.uint8]]:
+    """Standalone's run specification with a few training samples of each client, and the images.
+
+    cifar_root: of CIFAR-100, for 10 of its 100 classes per client.
+    """
+    data: dict[str, Any] = {"name": "digits"} if cifar_root is None else {"name": "cifar100", "root": cifar_root}
+    classes = 2 if cifar_root is None else 10
+    assembly = assemble(
+        Scenario.of(
+            parse_scenario(
+                {
+                    "name": "reductions",
+                    "rounds": ROUNDS,
+                    "algorithm": {"name": "standalone"},
+                    "data": {**data, "partition": {"name": "pathological", "classes_per_client": classes}},
+                    "clients": {"count": clients, "models": list(models)},
+                    "training": {"batch_size": 16, "momentum": 0.9},
+                }
+            )
         )
     )
-    assembly = assemble(checked)
     spec = assembly.spec
     rng = np.random.default_rng(0)
     few = [np.sort(rng.choice(spec.train.of(k), PER_CLIENT, replace=False)) for k in range(clients)]
@@ -64,17 +66,15 @@ def base(data_root: str, clients: int = CLIENTS, models: tuple[str, ...] = FIVE)
 
 
 @cache
-def after(
-    data_root: str, method: str, settings: tuple[tuple[str, Any], ...], models: tuple[str, ...] = FIVE
-) -> Mapping[int, Weights]:
+def after(method: str, settings: tuple[tuple[str, Any], ...], models: tuple[str, ...] = FIVE) -> Mapping[int, Weights]:
     """Every client's weights after two rounds."""
-    spec, raw_M = base(data_root, models=models)
+    spec, raw_M = task(CLIENTS, models)
     scenario = {
         "name": "one",
         "rounds": 1,
         "algorithm": {"name": method, **dict(settings)},
-        "data": {"name": "cifar100"},
-        "clients": {"count": 1, "models": ["cnn1"]},
+        "data": {"name": "digits"},
+        "clients": {"count": 1, "models": ["digits_mlp64"]},
     }
     backend = InProcessBackend()
     try:
@@ -108,7 +108,7 @@ REDUCED = [
 
 def models_for(method: str) -> tuple[str, ...]:
     """The architectures of the clients that a method is compared on."""
-    return ("cnn5",) if algorithm_class(method).one_architecture else FIVE
+    return ("digits_resnet",) if algorithm_class(method).one_architecture else FIVE
 
 
 def own(weights: Weights, name: str) -> Tensor:
@@ -117,12 +117,10 @@ def own(weights: Weights, name: str) -> Tensor:
 
 
 @pytest.mark.parametrize(("method", "settings", "like", "like_settings"), REDUCED, ids=[row[0] for row in REDUCED])
-def test_reduction(
-    data_root: str, method: str, settings: dict[str, Any], like: str, like_settings: dict[str, Any]
-) -> None:
+def test_reduction(method: str, settings: dict[str, Any], like: str, like_settings: dict[str, Any]) -> None:
     models = models_for(method)
-    found = after(data_root, method, tuple(settings.items()), models)
-    expected = after(data_root, like, tuple(like_settings.items()), models)
+    found = after(method, tuple(settings.items()), models)
+    expected = after(like, tuple(like_settings.items()), models)
     for k, weights in expected.items():
         for name, weight in weights.items():
             assert own(found[k], name).equal(weight), (k, name)
@@ -130,19 +128,19 @@ def test_reduction(
 
 @pytest.mark.parametrize(("method", "settings", "like", "like_settings"), REDUCED, ids=[row[0] for row in REDUCED])
 def test_what_was_switched_off_matters(
-    data_root: str, method: str, settings: dict[str, Any], like: str, like_settings: dict[str, Any]
+    method: str, settings: dict[str, Any], like: str, like_settings: dict[str, Any]
 ) -> None:
     kept = {name: settings[name] for name in ("warmup", "server_epochs", "leave_one_out") if name in settings}
     models = models_for(method)
-    found = after(data_root, method, tuple(kept.items()), models)[0]
-    expected = after(data_root, like, tuple(like_settings.items()), models)[0]
+    found = after(method, tuple(kept.items()), models)[0]
+    expected = after(like, tuple(like_settings.items()), models)[0]
     assert any(not own(found, name).equal(weight) for name, weight in expected.items())
 
 
 def test_fd_runs_where_the_papers_print_a_dash(data_root: str) -> None:
     # 10 of 100 clients with 10 of 100 classes in each of 20 rounds: almost every round some class has one participant,
     # whose leave-one-out mean is 0/0 unless guarded. With 24 samples, some clients lack some of their classes, too.
-    spec, raw_M = base(data_root, 100, ("cnn5",))
+    spec, raw_M = task(100, ("heterofl_cnn_e",), cifar_root=data_root)
     backend, lonely = InProcessBackend(), 0.0
     try:
         backend.start(replace(spec, algorithm=FD()), lambda: raw_M)

@@ -151,10 +151,19 @@ def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPa
     )
 
 
-def test_work_of_a_child_that_ends_counts() -> None:
-    command = "timeout 1.5 sh -c 'while :; do :; done'; sleep 60"
-    with subprocess.Popen(["sh", "-c", command], start_new_session=True) as process:
-        time.sleep(1)
+def test_work_of_a_child_that_ends_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "read go; sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; echo done; sleep 60"
+    with subprocess.Popen(
+        ["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        start, answer = process.stdin, process.stdout
+
+        def until_the_child_ended(seconds: float) -> None:
+            print("go", file=start, flush=True)
+            assert answer.readline() == "done\n"
+
+        monkeypatch.setattr("raysim.engine.ray.at_work.sleep", until_the_child_ended)
         try:
             assert at_work_here([process.pid]) == [process.pid]
         finally:
