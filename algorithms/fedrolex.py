@@ -140,6 +140,7 @@ def entries(name: str, size: tuple[int, ...], layers: list[tuple[int, ...]]) -> 
         if size == tuple(per_unit * units for units in layers[-1]):
             return per_unit
     raise ValueError(
-        f"clients.models: the inputs of the parameter {name} are not the outputs of an earlier layer; choose networks "
-        "in which each layer reads the previous layer, such as heterofl_cnn_a, heterofl_cnn_b and heterofl_cnn_c"
+        f"clients.models: the input size of the parameter {name} does not match the output size of any earlier layer; "
+        "choose networks in which each layer reads the output of the previous layer, such as heterofl_cnn_a, "
+        "heterofl_cnn_b and heterofl_cnn_c"
     )

@@ -206,8 +206,9 @@ SELECT = click.option(
 )
 @SELECT
 @metric(
-    "the first accuracy in --columns; without --columns, accuracy/all_current with --select val_current, and also with "
-    "--select last if the sweep was tuned by accuracy/val_current or accuracy/all_current; otherwise accuracy/all"
+    "the first accuracy in --columns. Without --columns, the default is accuracy/all_current in two cases: with "
+    "--select val_current; and with --select last, if the sweep was tuned by accuracy/val_current or "
+    "accuracy/all_current. In all other cases, it is accuracy/all"
 )
 @click.option(
     "-o",

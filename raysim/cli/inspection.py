@@ -55,8 +55,8 @@ def _round(default: str) -> Callable[[Any], Any]:
         "round_",
         callback=_saved_round,
         metavar="T|best_val",
-        help="Use the checkpoint after this round. best_val is the round with the greatest validation accuracy, which "
-        f"has a checkpoint if checkpoint.keep contains best_val. Default: {default}.",
+        help="Use the checkpoint after this round. best_val is the round with the greatest validation accuracy. Its "
+        f"checkpoint is kept if checkpoint.keep contains best_val. Default: {default}.",
     )
 
 
@@ -76,9 +76,9 @@ PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
 def plot(runs: tuple[str, ...], kind: str, metric: str | None, width: Width, output: str) -> None:
     """Draw a figure of one or several RUNs, for a paper or the screen.
 
-    A RUN is a run's folder, or its id below ./runs; it may still be running. To draw up to 40 runs of a sweep, give the
-    sweep file, or a folder that contains run folders, such as a sweep's or a cell's. Runs of a sweep are labelled with
-    their names in the sweep. `raysim compare` draws means over seeds.
+    A RUN is a run's folder, or the id of a run below ./runs. The run may still be in progress. To draw up to 40
+    runs of a sweep, give the sweep file, or a folder that contains run folders, such as a sweep's or a cell's. Runs of
+    a sweep are labelled with their names in the sweep. `raysim compare` draws means over seeds.
 
     \b
     Kinds:

@@ -72,8 +72,8 @@ CODE_CHANGED = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     help="Set an environment variable for the job and its actors, for example RAYSIM_DATA=/data. Everyone with access "
-    "to the dashboard can read its value. No other variables of this shell are sent, except MLFLOW_TRACKING_URI if it "
-    "is the address of a server. May be repeated.",
+    "to the dashboard can read its value. Of this shell's other variables, only MLFLOW_TRACKING_URI is sent, and only "
+    "if it is the address of a server that the cluster can reach. May be repeated.",
 )
 def submit(
     scenario: str | None,

@@ -106,7 +106,7 @@ def cli() -> None:
     "run_",
     metavar="RUN",
     shell_complete=complete_folders,
-    help="Resume a run. RUN is its folder, or its id below ./runs.",
+    help="Resume a run. RUN is a run's folder, or the id of a run below ./runs.",
 )
 @CODE_CHANGED
 @ADDRESS
@@ -168,7 +168,7 @@ def launch(
 def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, address: str | None) -> None:
     """Resume a run from its last checkpoint, after it was stopped, failed, or lost its machine.
 
-    RUN is the run's folder, or its id below ./runs. The result equals that of an uninterrupted run, bit for bit.
+    RUN is a run's folder, or the id of a run below ./runs. The result equals that of an uninterrupted run, bit for bit.
     Overrides may change resources and folders, and raise `rounds`. Changes that would alter the result, including
     changes of the method's code, are refused.
 

@@ -78,6 +78,6 @@ def metric(default: str) -> Callable[[Any], Any]:
     return click.option(
         "--metric",
         type=click.Choice(METRICS),
-        help="The accuracy that figures show. `raysim describe NAME` explains an accuracy; NAME is one of the choices "
-        f"above. Default: {default}.",
+        help="The accuracy that figures show. `raysim describe NAME` explains each choice, for example "
+        f"`raysim describe accuracy/val`. Default: {default}.",
     )

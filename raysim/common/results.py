@@ -74,7 +74,7 @@ METRICS: Mapping[str, str] = {
     "time/virtual_s": "seconds that the round takes on the simulated devices and connections, if the scenario sets "
     "`system`",
     "time/virtual_total_s": "time/virtual_s, summed over all rounds so far",
-    "engine/restarts": "number of times so far that the run returned to a checkpoint because an actor or a node died",
+    "engine/restarts": "how often the run has returned to a checkpoint after an actor or a node died",
     "engine/failed_clients": "participants that failed in this round; the round continued without them",
     "engine/dropped_clients": "selected clients that dropped out or finished too late, if the scenario sets `system`",
     "engine/moved_clients": "clients whose state moved to another actor in this round",

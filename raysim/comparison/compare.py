@@ -323,8 +323,9 @@ def compare(
             baseline, baselines = baselines_of(variants, sweep.baseline)
         except ScenarioError:
             notes.append(
-                f"no differences are shown: {sweep.baseline}, the baseline in the sweep file, must be exactly one of "
-                f"the compared methods, which are {', '.join(dict.fromkeys(variant.method for variant in variants))}"
+                f"no differences are shown: the baseline in the sweep file is {sweep.baseline}, but must name "
+                "exactly one of the compared methods: "
+                f"{', '.join(dict.fromkeys(variant.method for variant in variants))}"
             )
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))

@@ -16,8 +16,8 @@ TARGETS: Mapping[tuple[str, str], tuple[float, ...]] = {
 """(data set, partition) -> target mean accuracies for which papers report rounds (FedGH, Table 3; FedRAL, Table 4)."""
 
 MEASURES: Mapping[str, str] = {
-    "last": "mean test accuracy of all clients in the last round that measured it; each client counts with its own "
-    "network as it was last tested",
+    "last": "mean test accuracy of all clients in the last round that measured it; each client counts with the "
+    "latest test accuracy of its own network",
     "at_best_val": "`last`, but in the round with the greatest `val` instead of the last round",
     "best": "greatest mean test accuracy of all clients in any round; the test samples choose the round, so this is "
     "optimistic",
@@ -62,7 +62,7 @@ TO_TARGET: Mapping[str, str] = {
     "rounds": "number of rounds until the mean test accuracy reaches A; `targets_on` in the sweep file says which "
     "clients the mean covers",
     "mib": "MiB that all clients sent and received until the round that reached A",
-    "up_mib": "MiB that a client that takes part in every round sends until the accuracy reaches A",
+    "up_mib": "MiB that one client sends until the accuracy reaches A, if the client takes part in every round",
     "gflop": "GFLOP (10^9 floating-point operations) that clients and server computed until the round that reached A",
     "virtual_s": "virtual seconds until the accuracy reached A, if the scenario has a section `system`",
 }

@@ -26,9 +26,9 @@ SELECTED_BY_VAL = {
 }
 
 FOLLOWS_TUNING = (
-    "differences and figures show accuracy/all_current, each client tested after it received the server's current "
-    "message, because tuning chose the hyperparameters by accuracies of this kind; use --metric accuracy/all to show "
-    "each client as it was last tested"
+    "tuning chose the hyperparameters by the accuracy that clients have after they received the server's current "
+    "message, so differences and figures show accuracy/all_current; to show the latest test accuracy of each client's "
+    "own network instead, use --metric accuracy/all"
 )
 
 
@@ -62,7 +62,8 @@ def _same_results(variants: Sequence[Variant]) -> list[str]:
     for (seed, _), names in of_digest.items():
         seeds.setdefault(tuple(dict.fromkeys(names)), []).append(seed)
     return [
-        f"{' and '.join(names)} ended with bit-identical networks with seed {', '.join(map(str, sorted(shared)))}"
+        f"{'seed' if len(shared) == 1 else 'seeds'} {', '.join(map(str, sorted(shared)))}: "
+        f"{' and '.join(names)} ended with bit-identical networks"
         for names, shared in seeds.items()
         if len(names) > 1
     ]
@@ -114,7 +115,10 @@ def notes_on(variants: Sequence[Variant], tuned: Collection[str] = ()) -> list[s
         partitions = {run.summary.get("partition_digest") for run in every_run if run.seed == seed}
         tasks = {tuple(run.keys.get(key) for key in run.keys if is_task(key)) for run in every_run if run.seed == seed}
         if len(partitions) > len(tasks):
-            notes.append(f"seed {seed}: runs with different partitions are not paired, though their settings are equal")
+            notes.append(
+                f"seed {seed}: some runs have equal settings but different partitions, so they are not paired with "
+                "each other"
+            )
     return notes
 
 

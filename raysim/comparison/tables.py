@@ -146,8 +146,8 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
             near = f"; did you mean '{measure}.{ends[0]}'?" if measure in allowed and ends else suggest(name, allowed)
             listed = ", ".join(key for key in allowed if "." not in key)
             raise ScenarioError(
-                f"--columns: {name} given{near}; allowed: {listed}. A measure may end in .difference or .p_holm (with "
-                "--baseline) or in .published (if a paper printed the value), such as last.difference"
+                f"--columns: {name} given{near}; allowed: {listed}. You can append .difference or .p_holm to a measure "
+                "if there is a baseline, and .published if a paper reports its value, for example last.difference"
             )
     return [allowed[name] for name in names]
 

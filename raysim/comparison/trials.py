@@ -50,7 +50,7 @@ class TrialsCard:
         """The explanation of the table."""
         in_per_cent = " in %" if self._factor > 1 else ""
         over = f"mean over {plural(len(self.seeds), 'seed')}"
-        text = f"{self.select}{in_per_cent}, {over}; the column `rounds` says after how many rounds"
+        text = f"{self.select}{in_per_cent}, {over}, after the number of rounds in the column `rounds`"
         if len({trial.rounds for trial in self.trials}) > 1:
             text += "; successive halving ended some trials after fewer rounds and compared only trials of equal length"
         if open_ := sum(trial.score is None and not trial.failed for trial in self.trials):

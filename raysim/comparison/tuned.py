@@ -60,7 +60,7 @@ class TunedVariant:
         if self.trial is None or self.score is None:
             return f"{self.label}: no values chosen{rank_last}"
         values = [
-            f"{one.key}={one.value}" + (f" (the {one.edge} end of its values: extend them)" if one.edge else "")
+            f"{one.key}={one.value}" + (f" (at the {one.edge} end of its search space; extend it)" if one.edge else "")
             for one in self.chosen
         ]
         return f"{self.label}: tuned to {', '.join(values)} (trial {self.trial}, score {self.score:.4g}){rank_last}"

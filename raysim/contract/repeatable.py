@@ -121,5 +121,6 @@ def logits(algorithm: AnyAlgorithm) -> None:
                     output = f"tensor of shape {tuple(logit_BC.shape)} and type {logit_BC.dtype}"
                 raise toy.broken(
                     f"the network from client_model outputs a {output} for a batch of size {size}",
-                    f"return floating-point logits of shape [B, C] from its `forward`, here ({size}, {C})",
+                    "return floating-point logits from the network's `forward`; their shape must be [B, C], which is "
+                    f"({size}, {C}) for this batch",
                 )

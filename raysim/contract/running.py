@@ -48,8 +48,9 @@ def messages_move(algorithm: AnyAlgorithm) -> None:
         if count := _standing_still(toy, "server_send", k):
             raise toy.broken(
                 f"server_send returned the same values for client {k} in {count} rounds",
-                "change these values in server_update, or, if they are constant, set static_downlink = True. "
-                "If server_update uses an optimizer, check that the optimizer was created with these parameters",
+                "change these values in server_update. If they are meant to be constant, set static_downlink = True. "
+                "If server_update uses an optimizer, check that the optimizer updates the parameters that server_send "
+                "reads",
             )
         if count := _standing_still(toy, "client_update", k):
             raise toy.broken(

@@ -58,7 +58,7 @@ class OpenedRun:
 
     @classmethod
     def of(cls, run: Path | str) -> OpenedRun:
-        """Open a finished or unfinished run by its folder or by its id below ./runs.
+        """Open a finished or unfinished run by its folder, or by its id if it is below ./runs.
 
         Raises `ScenarioError` when there is no such run, or its data is missing or has changed.
         """

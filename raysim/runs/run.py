@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run, opened by its folder or by its id below ./runs.
+    """A run, opened by its folder, or by its id if it is below ./runs.
 
     A property or method raises `ScenarioError` if a file that it needs is missing or damaged; the others still work.
 
@@ -45,7 +45,7 @@ class Run:
     """
 
     def __init__(self, run: Path | str) -> None:
-        """Open a run. Raises `ScenarioError` when there is no such folder and no such id below ./runs."""
+        """Open a run. Raises `ScenarioError` when there is no such folder and no run with this id below ./runs."""
         self.folder = find_run(str(run))
         self._ending: Mapping[str, Any] = {}  # what `start.resume` returned
         self._opened: OpenedRun | None = None

@@ -296,7 +296,7 @@ class Init(Section):
     """
 
     run: str
-    """Folder of the other run, or its id below ./runs. The other run's data must be available."""
+    """Folder of the other run, or the id of a run below ./runs. The other run's data must be available."""
     round: Literal["last", "best_val"] = "last"
     """The state to begin with. `last`: the state of the latest checkpoint. `best_val`: the state after the best round
     by validation; the other run must have `checkpoint.keep: [last, best_val]`."""

@@ -231,7 +231,7 @@ def test_networks_whose_units_cannot_be_followed_are_refused():
     with pytest.raises(ValueError) as refused:
         FedRolex().check(task)
     assert str(refused.value) == (
-        "clients.models: the inputs of the parameter last.weight are not the outputs of an earlier layer; choose "
-        "networks in which each layer reads the previous layer, such as heterofl_cnn_a, heterofl_cnn_b and "
-        "heterofl_cnn_c"
+        "clients.models: the input size of the parameter last.weight does not match the output size of any earlier "
+        "layer; choose networks in which each layer reads the output of the previous layer, such as "
+        "heterofl_cnn_a, heterofl_cnn_b and heterofl_cnn_c"
     )

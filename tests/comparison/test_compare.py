@@ -84,7 +84,7 @@ def test_other_partitions_are_no_pairs(tmp_path: Path) -> None:
     make_run(tmp_path / "b", "standalone", partition="y")
     comparison = compare(tmp_path, baseline="standalone")
     assert comparison.difference("fedgh", "last") is None
-    assert any("runs with different partitions are not paired" in note for note in comparison.notes)
+    assert any("equal settings but different partitions, so they are not paired" in note for note in comparison.notes)
 
 
 def test_what_is_unfair_is_said(tmp_path: Path) -> None:
@@ -164,8 +164,8 @@ def test_equal_results_are_said(tmp_path: Path) -> None:
         make_run(tmp_path / f"c{seed}", "fd", seed, digest="d1")  # of another seed
     notes = compare(tmp_path).notes
     assert [note for note in notes if "bit-identical" in note] == [
-        "hks and standalone and fd ended with bit-identical networks with seed 1",
-        "hks and standalone ended with bit-identical networks with seed 2",
+        "seed 1: hks and standalone and fd ended with bit-identical networks",
+        "seed 2: hks and standalone ended with bit-identical networks",
     ]
 
 
@@ -296,8 +296,8 @@ def test_a_baseline_of_the_sweep_without_a_run_is_left_out(tmp_path: Path) -> No
     comparison = compare(tmp_path)
     assert comparison.baseline is None
     assert (
-        "no differences are shown: standalone, the baseline in the sweep file, must be exactly one of the compared "
-        "methods, which are fedgh, fedavg"
+        "no differences are shown: the baseline in the sweep file is standalone, but must name exactly one of the "
+        "compared methods: fedgh, fedavg"
     ) in comparison.notes
 
 

@@ -35,13 +35,13 @@ def test_the_table() -> None:
         ["HKS", "1", "0.3", "2", "2", "-", ""],
     ]
     assert CARD.legend == (
-        "accuracy/val in %, mean over 1 seed; the column `rounds` says after how many rounds; successive halving "
+        "accuracy/val in %, mean over 1 seed, after the number of rounds in the column `rounds`; successive halving "
         "ended some trials after fewer rounds and compared only trials of equal length; 1 trial had not finished when "
         "the sweep last compared trials."
     )
     loss = TrialsCard("loss/train", [101, 102], [FIRST])
     assert loss.rows[1][-2] == "0.7123"
-    assert loss.legend == "loss/train, mean over 2 seeds; the column `rounds` says after how many rounds."
+    assert loss.legend == "loss/train, mean over 2 seeds, after the number of rounds in the column `rounds`."
 
 
 def test_the_folder_of_a_tuning_is_shown_as_its_trials(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -23,10 +23,10 @@ CARD = TuningCard("random", "accuracy/val", False, [101, 102], [A, B], cells=["A
 
 def test_a_choice_at_an_edge_has_a_mark() -> None:
     assert A.sentence == (
-        "A: tuned to training.lr=0.3 (the upper end of its values: extend them) (trial 3, score 0.9123)"
+        "A: tuned to training.lr=0.3 (at the upper end of its search space; extend it) (trial 3, score 0.9123)"
     )
     assert B.sentence == (
-        "B: tuned to training.lr=0.1, x=1 (the lower end of its values: extend them) (trial 5, score 0.5); "
+        "B: tuned to training.lr=0.1, x=1 (at the lower end of its search space; extend it) (trial 5, score 0.5); "
         "2 trials failed or diverged"
     )
     assert replace(A, trial=None, score=None, chosen=[]).sentence == "A: no values chosen"
