@@ -112,8 +112,8 @@ class OpenedRun:
                 )
             if read_summary(self.folder)["status"] == "running":
                 raise ScenarioError(
-                    f"{self.folder}: the run has saved no checkpoint yet; try again later (with checkpoint.every: 0, "
-                    "it saves none)"
+                    f"{self.folder}: the run has saved no checkpoint yet; try again later. If it has "
+                    "checkpoint.every: 0, it will save none"
                 )
             raise ScenarioError(
                 f"{self.folder} has no checkpoint; choose a run that saved one (with checkpoint.every: 0, a run saves "
@@ -126,8 +126,8 @@ class OpenedRun:
             raise ScenarioError(
                 f"round {t} given, but {self.folder} has only the state{s} after round{s} "
                 f"{' and '.join(map(str, kept))}; "
-                f"for the state after round {t}, run the scenario again with rounds: {t} (if the learning rate or the "
-                "method depends on `rounds`, that run has another state)"
+                f"for the state after round {t}, run the scenario again with rounds: {t}. If the learning rate or the "
+                f"method depends on `rounds`, the state after round {t} of the new run differs from that of this run"
             )
         return latest if t is None else kept[t]
 

@@ -74,9 +74,9 @@ def _taken(folder: Path, init: Init, assembly: Assembly) -> tuple[Initial, tuple
         notes.append(f"init: the clients of the run {folder} have different samples than the clients of this run")
     if server is None and not models and receives(spec.algorithm):
         notes.append(
-            f"init: the server of {folder} ({source.method}) has no model that the method of this run can use, so this "
-            "run's server begins with new weights; in round 1, weights from the server replace the corresponding "
-            f"weights that the clients took from {folder}"
+            f"init: the server of this run begins with new weights, because the server of {folder} ({source.method}) "
+            "has no model that this run's method can use. In round 1, weights from the server replace the "
+            f"corresponding weights that the clients took from {folder}"
         )
     if server is None:
         return Initial(states, of, whole, models), tuple(notes)
@@ -88,7 +88,8 @@ def _refuse_other_clients(source: OpenedRun, spec: RunSpec) -> None:
     if had.num_clients != has.num_clients:
         raise ScenarioError(
             f"{source.folder} has {had.num_clients} clients, but this run has {has.num_clients}; "
-            f"set clients.count to {had.num_clients}, or choose another partition if the partition decides the number"
+            f"set clients.count to {had.num_clients}. If the partition decides the number of clients, choose another "
+            "partition"
         )
     for k in range(has.num_clients):
         if had.arch(k) != has.arch(k):
@@ -175,7 +176,8 @@ def _refuse_other_form(source: OpenedRun, k: int, arch: str, had: Form, has: For
     if names:
         raise ScenarioError(
             f"client {k}'s model {arch} has {_shown(had, names[0])} in {source.folder}, but {_shown(has, names[0])} in "
-            "this run; choose a run with the same number of classes, clients.feature_dim and shape of samples"
+            "this run; choose a run with the same number of classes, the same clients.feature_dim and the same shape "
+            "of samples"
         )
 
 

@@ -219,7 +219,7 @@ def _normalised(dataset: DatasetSpec, parsed: ParsedScenario) -> DatasetSpec:
             raise origin.error(
                 ("data", "normalise", name),
                 f"{len(numbers)} number{'s' if len(numbers) > 1 else ''} given; for {dataset.name}, give "
-                f"{' or '.join(map(str, channels))} numbers, and equally many for `mean` and `std`",
+                f"{' or '.join(map(str, channels))} numbers, and as many for `std` as for `mean`",
             )
     unit = 1 if given.scaled else 255
     mean, std = (tuple(number / unit for number in numbers) for numbers in (given.mean, given.std))

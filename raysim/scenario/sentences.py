@@ -92,7 +92,7 @@ def _sentence(
     if first["type"] == "string_type" and isinstance(value, bool | int | float | date):
         hint = f'; put it in quotes: "{given}"'
         if origin.of_shell(full):
-            hint = f"; put it in quotes that the shell leaves: '\"{given}\"'"
+            hint = f"; put it in quotes within quotes, because the shell removes the outer ones: '\"{given}\"'"
     elif first["type"] in ("dict_type", "model_type") and isinstance(value, str) and NAME.match(value):
         named = full in NAMED_SECTIONS or "name" in getattr(_section_at(model, key), "model_fields", ())
         hint = f", for example {{name: {value}}}" if named else ""

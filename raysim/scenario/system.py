@@ -149,7 +149,7 @@ def _columns(table: pa.Table, count: int) -> dict[str, Floats]:
     if "client" not in names or len(names) < 2 or strange or len({*names}) < len(names):
         raise ScenarioError(
             f"the file has the columns {', '.join(names) or 'none'}; give it the column `client` and one or more of "
-            f"{', '.join(PROPERTIES)}, but no other column and none twice"
+            f"{', '.join(PROPERTIES)}, each of them once, and no other column"
         )
     column = {}
     for name in names:

@@ -49,8 +49,8 @@ def own_training_of(parsed: ParsedScenario) -> dict[int, Training]:
         if not clients:
             raise parsed.origin.error(
                 key,
-                "this override applies to no client: it selects none, or earlier overrides select the same clients; "
-                "move it before those, or remove it",
+                "this override applies to no client: either it selects none, or earlier overrides already select all "
+                "its clients; move it before the earlier ones, or remove it",
             )
         settings = training.model_copy(update=changes)
         _refuse_nesterov(parsed, settings, key)

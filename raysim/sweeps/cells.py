@@ -150,8 +150,8 @@ class CellMaker:
         grid = f"grid: {{{key}: {written(list(self.axes[key]))}}}"
         runs = f"{{without: {written([name])}, with: {{set: ['algorithm.name=METHOD'], {grid}}}}}"
         return (
-            f"; a grid sets its keys for every method. To set {key} for some methods only, replace the grids of "
-            f"algorithm.name and {key} by `runs: {runs}` in a sweep file"
+            f"; the grid sets this key for every method. To set {key} for some methods only, remove the grids of "
+            f"algorithm.name and {key}, and write `runs: {runs}` in a sweep file"
         )
 
     def _load(self, sets: tuple[str, ...], places: Mapping[str, str]) -> tuple[ParsedScenario, tuple[str, ...]]:

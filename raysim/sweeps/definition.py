@@ -41,7 +41,7 @@ KEYS: Mapping[str, type | tuple[type, ...]] = {
 """The keys of a sweep file and the types of their values."""
 
 FAST_NOTE = (
-    "--fast: only the first seed, at most 3 rounds (at most 1 of them warm-up of the method), a tenth of the "
+    "--fast: only the first seed, at most 3 rounds, at most 1 round of the method's warm-up, a tenth of the "
     "participants and a tenth of the epochs; this shows that the sweep runs, not which method is better"
 )
 

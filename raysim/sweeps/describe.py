@@ -22,13 +22,13 @@ SWEEP: Mapping[str, str] = {
     "set": "list of overrides for every cell",
     "baseline": "the method, or the name in `runs`, that all others are compared with",
     "targets": "target accuracies; the comparison shows the rounds, MiB and operations until each is reached",
-    "targets_on": "the clients whose mean test accuracy must reach a target: all (the default; all clients, each "
-    "with its own network), all_current (all clients, each after it received the server's current message), or "
-    "participants (those of a round)",
+    "targets_on": "the clients whose mean test accuracy must reach a target. all (the default): all clients, each "
+    "with its own network. all_current: all clients, each after it received the server's current message. "
+    "participants: only the participants of a round",
     "tune": "the keys to tune by trials before the final runs, and how to tune them: see `raysim describe tune`",
-    "published": "a paper's values to compare with, as a mapping or a list of mappings: `file` is a CSV file, `rows` "
-    "selects rows (column -> value), and `measures` says which measure each metric of the file is compared with "
-    "(metric -> measure)",
+    "published": "a paper's values to compare with: a mapping with the keys `file`, `rows` and `measures`, or a list "
+    "of such mappings. `file` is a CSV file. `rows` selects rows of this file (column -> value). `measures` assigns a "
+    "measure of raysim to a metric of the file (metric -> measure)",
 }
 """Key of a sweep file -> meaning."""
 

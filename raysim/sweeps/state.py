@@ -47,7 +47,7 @@ def state_of(cell: Cell, sweep: Sweep) -> CellState:
     gone on since.
     """
     if cell.pending:
-        return CellState(cell, "waiting", reason="tuning has not chosen its values yet")
+        return CellState(cell, "waiting", reason="tuning has not chosen the values of this cell yet")
     folder = sweep.output / cell.folder_name
     runs = sorted(path.parent for path in folder.glob("*/summary.json"))
     states = [_of_run(cell, run) for run in runs]

@@ -276,7 +276,10 @@ class RunFolder:
             self._set_aside(self._rounds.parquet, error, t)
         else:
             if missing:
-                self.damage.append(f"{self._rounds.parquet} has no rows for {missing} of the {t + 1} rounds 0 to {t}")
+                self.damage.append(
+                    f"{self._rounds.parquet} should contain rounds 0 to {t}, but lacks {missing} of these "
+                    f"{t + 1} rounds"
+                )
 
     def _truncate_clients(self, t: int) -> dict[int, ClientRow]:
         parquet, stream = self._clients.parquet, self._clients.stream

@@ -128,8 +128,16 @@ REFUSED = [
     ("data.split=8:1:1", "data.split: '8:1:1' given; allowed: 'auto', 'pooled811'"),
     ("seed=9223372036854775808", "seed: 9223372036854775808 given; allowed: at most 9223372036854775807"),
     ("rounds=1000000001", "rounds: 1000000001 given; allowed: at most 1000000000"),
-    ("name=2024", "name: 2024 given; allowed: text; put it in quotes that the shell leaves: '\"2024\"'"),
-    ("name=no", "name: no given; allowed: text; put it in quotes that the shell leaves: '\"no\"'"),
+    (
+        "name=2024",
+        "name: 2024 given; allowed: text; put it in quotes within quotes, because the shell removes the outer ones: "
+        "'\"2024\"'",
+    ),
+    (
+        "name=no",
+        "name: no given; allowed: text; put it in quotes within quotes, because the shell removes the outer ones: "
+        "'\"no\"'",
+    ),
     ("tracking.tags={day: 2024-01-01}", "tracking.tags.day: 2024-01-01 given; allowed: text; put it in quotes"),
     ("tracking.tags={on: x}", "keys must be text; put this key in quotes"),
     ("algorithm.name=FedGH", "algorithm.name: unknown algorithm 'FedGH'; did you mean 'fedgh'?"),
@@ -440,7 +448,7 @@ COMBINATIONS = [
     ),
     (
         ["training.overrides=[{clients: 0-9, lr: 1}, {clients: 3-4, lr: 2}]"],
-        "training.overrides.1: this override applies to no client: it selects none, or earlier overrides",
+        "training.overrides.1: this override applies to no client: either it selects none, or earlier overrides",
     ),
     (
         ["training.nesterov=true", "training.momentum=0"],

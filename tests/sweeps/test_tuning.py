@@ -247,7 +247,7 @@ def test_methods_without_a_choice_wait_and_the_others_run(
     path = write(workplace, seeds=[1], set=["rounds=1"], tune=tuned, runs=runs)
     states = run_sweep(load_sweep(path))
     assert [one.state for one in states] == ["waiting", "done"]
-    assert states[0].reason == "tuning has not chosen its values yet"
+    assert states[0].reason == "tuning has not chosen the values of this cell yet"
     assert "FedGH: no values chosen: every trial failed or diverged" in said(caplog)
     found = compare(load_sweep(path).output)
     assert "FedGH: no values chosen; 2 trials failed or diverged" in found.notes

@@ -334,7 +334,9 @@ def test_a_damaged_file_costs_its_rows_and_nothing_else(begin, make_card, tell, 
     folder = RunFolder.reopen(path)
     assert bool(folder.truncate(4)) == (name == "rounds.parquet")
     assert folder.damage == (
-        [f"{path / name} has no rows for 5 of the 5 rounds 0 to 4"] if name == "rounds.parquet" else []
+        [f"{path / name} should contain rounds 0 to 4, but lacks 5 of these 5 rounds"]
+        if name == "rounds.parquet"
+        else []
     )
     folder.open(make_card(path))
     tell(folder, 5, LAST)
