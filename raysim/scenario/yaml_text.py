@@ -7,6 +7,8 @@ and the rest of this file would remain: the limit for aliases, which `ruamel.yam
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import re
 from collections.abc import Sequence
@@ -98,7 +100,7 @@ def opening_comment(text: str) -> str:
 def parse(text: str, file: str) -> dict[str, Any]:
     """Parse the text of a scenario as a mapping. Raises `ScenarioError`, which names `file`."""
     try:
-        raw = load_value(text)
+        raw = copy.deepcopy(_loaded(text))
     except UNREADABLE as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
@@ -109,6 +111,12 @@ def parse(text: str, file: str) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ScenarioError(f"{file}: a scenario must be a mapping of keys and values, but the file has {shown(raw)}")
     return raw
+
+
+@functools.lru_cache(maxsize=8)
+def _loaded(text: str) -> Any:
+    """Parse YAML, once for all cells of a sweep, which begin with the same text. Do not change what this returns."""
+    return load_value(text)
 
 
 def load_value(text: str) -> Any:

@@ -137,6 +137,7 @@ def test_what_was_switched_off_matters(
     assert any(not own(found, name).equal(weight) for name, weight in expected.items())
 
 
+@pytest.mark.large
 def test_fd_runs_where_the_papers_print_a_dash(data_root: str) -> None:
     # 10 of 100 clients with 10 of 100 classes in each of 20 rounds: almost every round some class has one participant,
     # whose leave-one-out mean is 0/0 unless guarded. With 24 samples, some clients lack some of their classes, too.
