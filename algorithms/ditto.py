@@ -3,9 +3,9 @@
 Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021.
 https://arxiv.org/abs/2012.04221
 A participant takes the server's global model. It trains its personal model on its own data, with an additional term in
-the loss: half of lambda times the squared distance to the global model that it received. It also trains the global
-model on its own data, and sends it back. The server averages global models, by default with equal weights; a client
-predicts with its personal model.
+the loss: lambda/2 times the squared distance to the global model that it received. It also trains the global model on
+its own data, and sends it back. The server averages global models, by default with equal weights; a client predicts
+with its personal model.
 
 Shapes: B batch, C classes.
 """

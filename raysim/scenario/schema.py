@@ -308,10 +308,11 @@ class Init(Section):
 class EarlyStop(Section):
     """Conditions under which a run ends before its last round.
 
-    The conditions are checked only after rounds that are multiples of `evaluation.every` and, if these keys are set,
-    also of `global_every` and `all_every`. A run that ends after round 30 has the same state and results as a run with
-    `rounds: 30`. Exception: if the learning rate (`training.schedule` is `cosine`) or the method (such as FedKD)
-    depends on `rounds`, state and results equal those of the full run after round 30.
+    The conditions are checked only after rounds that are multiples of `evaluation.every`. If `evaluation.global_every`
+    or `evaluation.all_every` is set, the round must be a multiple of this number, too. A run that ends after round 30
+    has the same state and results as a run with `rounds: 30`. Exception: if the learning rate (`training.schedule` is
+    `cosine`) or the method (such as FedKD) depends on `rounds`, state and results equal those of the full run after
+    round 30.
     """
 
     metric: Literal[
