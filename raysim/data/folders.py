@@ -51,7 +51,7 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
     if not source.extra:
         raise ScenarioError(
             f"{by} given, but {source.folder} contains no {METADATA}; add a {METADATA} with the columns file_name and "
-            f"{by}, or set by: folder and put the images into <client>/<class>/",
+            f"{by}, or set data.partition.by to folder and put the images into <client>/<class>/",
             key="data.partition.by",
         )
     id_of: dict[Path, str] = {}
@@ -61,8 +61,8 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
                 raise ScenarioError(f"{table}: image {name} has two values of {by}; give each image one value")
     if unknown := [path for path in paths if path not in id_of]:
         raise ScenarioError(
-            f"image {unknown[0]} has no row in a {METADATA}; add a row with its file_name and {by} to a {METADATA} in "
-            "its folder or in a folder above it"
+            f"no {METADATA} has a row for the image {unknown[0]}; add a row with its file_name and {by} to "
+            f"the {METADATA} in the image's folder or in a folder above"
         )
     return np.array([id_of[path] for path in paths])
 

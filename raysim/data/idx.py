@@ -81,9 +81,9 @@ def _read(path: Path, spec: DatasetSpec, most: int, shape: tuple[int, ...]) -> N
         size = count * int(np.prod(shape))
         content = file.read(size + 1)
     if len(content) != size:
-        held = "more" if len(content) > size else f"{len(content)} bytes"
+        held = "more bytes" if len(content) > size else f"only {len(content)} bytes"
         raise ScenarioError(
-            f"{path}: according to its header, it has {count} {what} ({size} bytes), but it holds {held}; "
+            f"{path}: according to its header, it has {count} {what} ({size} bytes), but {held} follow the header; "
             "replace it by the published file"
         )
     return np.frombuffer(content, np.uint8).reshape(count, *shape)

@@ -28,8 +28,9 @@ def kept_ids(min_samples: int, owner_M: Ints, num_train: int, split: str) -> Int
     kept = np.flatnonzero((total_I >= min_samples) & (train_I > 0 if split != "pooled811" else True) & tested_I)
     if not len(kept):
         raise ScenarioError(
-            f"{min_samples} given, but no id has at least {min_samples} samples that include a training sample and a "
-            f"test sample (split: {split}; number of ids: {len(total_I)}; most samples of an id: {total_I.max()}); "
+            f"{min_samples} given, but with split {split}, no id has a training sample, a test sample and at least "
+            f"{min_samples} samples in total (number of ids: {len(total_I)}; samples of the largest id: "
+            f"{total_I.max()}); "
             "give a smaller number, or another data.split",
             key="data.partition.min_samples",
         )

@@ -187,8 +187,9 @@ _ALL = (
     ),
     of_files(
         "shakespeare",
-        "Shakespeare: predict the character that follows 80 characters in the lines of a role. A folder shakespeare "
-        "must contain LEAF's JSON files, or the CSV or Parquet files of the Hugging Face hub (flwrlabs/shakespeare).",
+        "Shakespeare: texts of 80 characters from the lines of a role in a play. The label is the next character. A "
+        "folder shakespeare must contain LEAF's JSON files, or the CSV or Parquet files of the Hugging Face hub "
+        "(flwrlabs/shakespeare).",
         folders=("shakespeare",),
     ),
     of_files(

@@ -86,7 +86,7 @@ class Notices:
         if progress.rejected and progress.rejected == progress.uploads:
             logger.warning(
                 f"the server learned nothing in this run, because all {progress.uploads} uploads contained NaN or "
-                f"infinity; the results show diverged clients, not the method: {_REMEDY}"
+                f"infinity; therefore the results say nothing about the method: {_REMEDY}"
             )
 
     def _once(self, texts: Iterable[str]) -> None:

@@ -218,8 +218,8 @@ class Stack:
         alone = loss(Batch(full.x[:real], full.y[:real], full.index[:real], None, cut))
         if abs(loss(full) - alone) > TOLERANCE * (1 + abs(alone)):
             raise ApartError(
-                "the clients' batch sizes differ, so smaller batches would be padded, but the loss counts the padding; "
-                "average the loss with batch.mean"
+                "the clients' batch sizes differ, and the loss would count the padding of smaller batches; average the "
+                "loss with batch.mean"
             )
 
     def _keep(self, kept_MB: Tensor, batch: Batch, size_M: Tensor) -> None:

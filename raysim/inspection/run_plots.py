@@ -190,7 +190,8 @@ def _confusion(runs: Runs, width: Width, accuracy: Accuracy) -> Figure:
 KINDS: Mapping[str, tuple[Draw, str]] = {
     "curves": (
         _curves,
-        "accuracy over rounds; for a single run also that of the participants and of the worst tenth of the clients",
+        "accuracy over rounds; for a single run, also the accuracy of the participants and of the worst tenth of the "
+        "clients",
     ),
     "bytes": (_over("bytes"), "accuracy over the bytes sent in both directions"),
     "virtual-time": (_over("virtual-time"), "accuracy over virtual time, where the scenario has `system`"),
@@ -218,7 +219,7 @@ def _drawable(metric: str, kind: str) -> Accuracy:
     accuracy = DRAWABLE[metric]
     if kind in OF_CLIENTS and not accuracy.has_clients:
         having = ", ".join(one.metric for one in DRAWABLE.values() if one.has_clients)
-        text = f"--kind {kind} shows every client, and this metric is only a mean over clients; choose one of {having}"
+        text = f"--kind {kind} needs a value for each client, but this metric is only a mean; choose one of {having}"
         raise ScenarioError(f"--metric: {metric} given, but {text}")
     if kind == "confusion" and metric not in CONFUSED:
         needs = "an accuracy of all clients on their test samples"

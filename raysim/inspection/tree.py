@@ -100,7 +100,8 @@ def sample_tree(run: Path | str, sample: int, round: Round = None) -> SampleTree
     if not known:
         raise ScenarioError(
             f"{opened.folder}: the server has no logits after round {checkpoint.round}, for example because clients "
-            "send none during warm-up; give a later --round, or if there is none, continue the run with `raysim resume`"
+            "send none during warm-up; give a later --round, or if the run has no later round, continue it with "
+            "`raysim resume`"
         )
     place_N = np.concatenate([opened.spec.train.of(k) for k in known])
     owner_N = np.repeat(known, [len(logits[k]) for k in known])

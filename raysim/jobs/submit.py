@@ -164,7 +164,7 @@ def _submit_when_ready(cluster: Cluster, **job: Any) -> None:
             return
         except NotReadyError as error:
             failure, why = (
-                RunError(f"{error} (for {READY_S:.0f} s; `ray status` shows what is wrong)"),
+                RunError(f"{error} (after {READY_S:.0f} s of attempts); run `ray status` to see what is wrong"),
                 "accepts no jobs yet",
             )
         except NoAnswerError as error:

@@ -93,7 +93,7 @@ _ALL = (
     ),
     Accuracy(
         "accuracy/val_current", "validation accuracy", "all clients' current networks",
-        "with evaluation.clients: all and validation samples", "current network",
+        "whose clients have validation samples, with evaluation.clients: all", "current network",
         ("current_val_correct", "current_val_total"), True, explained=_RECEIVED,
     ),
 )  # fmt: skip

@@ -189,8 +189,8 @@ def absent_classes(partition: Partition, data: Dataset) -> tuple[str, ...]:
     if not len(absent_X):
         return ()
     shown = ", ".join(map(str, absent_X[:10])) + (", ..." if len(absent_X) > 10 else "")
-    counts = f"{len(absent_X)} of {len(of_all_X)}"
-    text = f"{data.name}: no client has training samples of these classes ({counts}): {shown}"
+    counts = f"{len(absent_X)} of the {len(of_all_X)} classes"
+    text = f"{data.name}: no client has training samples of {counts}: {shown}"
     return (text,)
 
 
@@ -330,8 +330,8 @@ def checkpoint_storage(address: str) -> Storage:
         return open_storage(address)
     except OSError as error:
         raise ScenarioError(
-            f"{address} given, which cannot be used ({reason(error)}); choose a folder, or install the "
-            "package with which fsspec opens this address",
+            f"{address} cannot be used ({reason(error)}); choose a folder, or install the package that fsspec needs "
+            "for this address",
             key="checkpoint.folder",
         ) from None
 

@@ -132,7 +132,7 @@ def processors() -> Finding:
     if usable and usable < there:
         return Finding("CPUs", "note", f"this process may use only {usable} of {there} CPUs, but Ray counts all of "
                        f"them; set resources.actors to {usable} or fewer, otherwise actors share a CPU")  # fmt: skip
-    return Finding("CPUs", "ok", f"{there}; by default, a run starts as many client actors")
+    return Finding("CPUs", "ok", f"{there}; by default, a run starts at most one client actor per CPU")
 
 
 def gpus() -> Finding:
@@ -265,7 +265,7 @@ def interrupts() -> Finding:
             "note",
             "this process ignores Ctrl-C (SIGINT), as background processes do; send SIGTERM to end a run",
         )
-    return Finding("Ctrl-C", "ok", "ends a run after its round; `raysim resume` continues it")
+    return Finding("Ctrl-C", "ok", "ends a run after the current round; `raysim resume` continues it")
 
 
 def trial() -> Finding:

@@ -55,8 +55,8 @@ class Identity:
             raise ScenarioError(f"{folder / 'run.json'}: run_id: {identity.run_id!r} is not a run id")
         if not _is_of_run(identity.checkpoints, identity.run_id):
             raise ScenarioError(
-                f"{folder / 'run.json'}: checkpoints: {identity.checkpoints!r} given; allowed: the word 'checkpoints', "
-                "for the folder of this name in the run folder, or an absolute path or address that ends in "
+                f"{folder / 'run.json'}: checkpoints: {identity.checkpoints!r} given; allowed: 'checkpoints', "
+                f"which stands for {folder / 'checkpoints'}, or an absolute path or address that ends in "
                 f"<name>/{identity.run_id}"
             )
         # An earlier version of raysim stored passwords.

@@ -162,8 +162,8 @@ def test_malformed_idx_files_are_one_sentence(alone):
             whole[images][:8] + huge + whole[images][12:],
             "its images have 4294967295x28 pixels, but those of mnist have 28x28",
         ),
-        (images, whole[images][:-1], r"it has 7 images \(5488 bytes\), but it holds 5487 bytes"),
-        (images, whole[images] + b"x", "but it holds more"),
+        (images, whole[images][:-1], r"it has 7 images \(5488 bytes\), but only 5487 bytes follow the header"),
+        (images, whole[images] + b"x", "but more bytes follow the header"),
         (labels, b"\0\0\x08\x01\0\0\0\x06" + whole[labels][8:-1], "has 7 images, but train-labels-idx1-ubyte has 6"),
         (labels, whole[labels][:-1] + b"\x0a", "labels range from 0 to 10"),
     ]
@@ -191,7 +191,7 @@ def test_a_compressed_idx_file_of_another_size_takes_no_memory(alone):
     path = alone / "train-images-idx3-ubyte.gz"
     path.write_bytes(gzip.compress(struct.pack(">4I", 0x803, 7, 28, 28) + bytes(100_000_000)))
     tracemalloc.start()
-    with pytest.raises(ScenarioError, match="holds more"):
+    with pytest.raises(ScenarioError, match="more bytes follow the header"):
         load_dataset("mnist", str(alone))
     assert tracemalloc.get_traced_memory()[1] < 20_000_000
     tracemalloc.stop()

@@ -229,7 +229,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "no such id column": (csv(*ROWS, **BY_USER), "mine.csv has no column 'user'; its columns are"),
     "ids of too few samples": (
         csv("user,a,label", "u,1,0", "v,2,1", **BY_USER),
-        "data.partition.min_samples: 2 given, but no id has at least 2 samples",
+        "data.partition.min_samples: 2 given, but with split ",
     ),
     "natural without ids": (
         good(partition={"name": "natural"}),
@@ -355,7 +355,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         metadata("file_name,user", "cat/0.jpeg,a", "cat/0.jpeg,b"),
         "metadata.csv: image cat/0.jpeg has two values of user; give each image one value",
     ),
-    "an image without an id": (metadata("file_name,user", "cat/0.jpeg,a"), "cat/1.png has no row in "),
+    "an image without an id": (metadata("file_name,user", "cat/0.jpeg,a"), "has a row for the image cat/1.png; "),
     "an id that is empty": (metadata("file_name,user", "cat/0.jpeg,"), "row 1 has no value for file_name or user"),
     "no images": (lambda: {**empty(), **IMAGES, "path": "nothing"}, "contains no .jpeg/.jpg/.png file"),
     "a file in place of a folder": (

@@ -99,8 +99,9 @@ def test_the_metric_is_drawn_and_named(tmp_path: Path, figures: list[Figure]) ->
         (
             "boxes",
             "accuracy/participants",
-            "--metric: accuracy/participants given, but --kind boxes shows every client, and this metric is only a "
-            "mean over clients; choose one of accuracy/all, accuracy/all_current, accuracy/val, accuracy/val_current",
+            "--metric: accuracy/participants given, but --kind boxes needs a value for each client, but this "
+            "metric is only a mean; choose one of "
+            "accuracy/all, accuracy/all_current, accuracy/val, accuracy/val_current",
         ),
         (
             "confusion",

@@ -84,7 +84,7 @@ def test_other_things_than_files_are_refused(folder: Path, change: Callable[[Pat
         *(
             (
                 {"checkpoints": place},
-                r"checkpoints: .* given; allowed: the word 'checkpoints', .*, or an absolute path",
+                r"checkpoints: .* given; allowed: 'checkpoints', .*, or an absolute path",
             )
             for place in (
                 *("/etc", "..", "../checkpoints", ".", "", "plots", f"../{RUN_ID}", f"{RUN_ID}"),

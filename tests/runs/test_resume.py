@@ -436,5 +436,5 @@ def test_a_folder_of_checkpoints_that_is_deleted_is_not_made_again_without_them(
 
 
 def test_an_unknown_address(workplace: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"checkpoint.folder: nonsense://x.* given, which cannot be used"):
+    with pytest.raises(ScenarioError, match=r"checkpoint.folder: nonsense://x.* cannot be used"):
         run(loaded("checkpoint.folder='nonsense://x'"), quiet=True)

@@ -47,7 +47,7 @@ def test_classes_that_no_client_has_are_named(workplace: Path, capsys: pytest.Ca
     held = set(few.partition.query("part == 'train'")["label"])
     absent = sorted(set(range(10)) - held)
     names = ", ".join(map(str, absent))
-    assert f"digits: no client has training samples of these classes ({len(absent)} of 10): {names}" in printed
+    assert f"digits: no client has training samples of {len(absent)} of the 10 classes: {names}" in printed
     raysim.run(digits(), sets=["rounds=1"])
     assert "no client has training samples" not in capsys.readouterr().err
 

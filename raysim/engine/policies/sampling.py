@@ -76,7 +76,7 @@ class Fastest:
 
     def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Sequence[ClientId]:
         """See `Selection`."""
-        assert candidates.system is not None, "check refuses a scenario without system.flops_per_s"
+        assert candidates.system is not None, "a scenario with `fastest` must have system.flops_per_s"
         drawn = rng.permutation(np.asarray(candidates.ids))[: selected_size(size, self.candidates)].tolist()
         speed = candidates.system.flops_per_s
         return sorted(drawn, key=lambda k: (-speed[k], k))[:size]

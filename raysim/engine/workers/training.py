@@ -278,7 +278,7 @@ class Training:
     def _check_unchanged(self, guard: Unchanged, hook: str, k: ClientId, t: int) -> None:
         guard.check(
             f"{type(self.spec.algorithm).__name__}: {hook} of client {k} changed the server's message in place in "
-            f"round {t}; clients share the message, so other clients would receive the changed one: change a copy, "
+            f"round {t}; clients share the message, so other clients would receive the changed values: change a copy, "
             "such as tensor.clone()"
         )
 

@@ -87,7 +87,8 @@ class Own(LGFedAvg):
 
 
 REMEDY = (
-    "clients share the message, so other clients would receive the changed one: change a copy, such as tensor.clone()"
+    "clients share the message, so other clients would receive the changed values: change a copy, such as "
+    "tensor.clone()"
 )
 CLIENT_SIDE = {
     "receive": ("client_receive of client 0", 1),
