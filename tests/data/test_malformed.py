@@ -355,7 +355,10 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         metadata("file_name,user", "cat/0.jpeg,a", "cat/0.jpeg,b"),
         "metadata.csv: image cat/0.jpeg has two values of user; give each image one value",
     ),
-    "an image without an id": (metadata("file_name,user", "cat/0.jpeg,a"), "has a row for the image cat/1.png; "),
+    "an image without an id": (
+        metadata("file_name,user", "cat/0.jpeg,a"),
+        "cat/1.png; add a row with its file_name and user",
+    ),
     "an id that is empty": (metadata("file_name,user", "cat/0.jpeg,"), "row 1 has no value for file_name or user"),
     "no images": (lambda: {**empty(), **IMAGES, "path": "nothing"}, "contains no .jpeg/.jpg/.png file"),
     "a file in place of a folder": (
