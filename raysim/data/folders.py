@@ -62,7 +62,7 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
     if unknown := [path for path in paths if path not in id_of]:
         raise ScenarioError(
             f"no {METADATA} has a row for the image {unknown[0]}; add a row with its file_name and {by} to "
-            f"the {METADATA} in the image's folder or in a folder above"
+            f"a {METADATA} in the image's folder or in a folder above it"
         )
     return np.array([id_of[path] for path in paths])
 

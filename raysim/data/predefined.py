@@ -30,8 +30,7 @@ def kept_ids(min_samples: int, owner_M: Ints, num_train: int, split: str) -> Int
         raise ScenarioError(
             f"{min_samples} given, but with split {split}, no id has a training sample, a test sample and at least "
             f"{min_samples} samples in total (number of ids: {len(total_I)}; samples of the largest id: "
-            f"{total_I.max()}); "
-            "give a smaller number, or another data.split",
+            f"{total_I.max()}); give a smaller number, or another data.split",
             key="data.partition.min_samples",
         )
     return kept
