@@ -229,7 +229,8 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "no such id column": (csv(*ROWS, **BY_USER), "mine.csv has no column 'user'; its columns are"),
     "ids of too few samples": (
         csv("user,a,label", "u,1,0", "v,2,1", **BY_USER),
-        "data.partition.min_samples: 2 given, but with split ",
+        "no id has a training sample, a test sample and at least 2 samples in total (number of ids: 2; samples of the "
+        "largest id: 1)",
     ),
     "natural without ids": (
         good(partition={"name": "natural"}),
