@@ -1,0 +1,62 @@
+"""The benchmark beside Flower's niid_bench deals Fashion-MNIST as that baseline does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+# The benchmark is a script, not a part of the package: its folder is its own import path.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import beside_niid_bench
+
+from raysim.common.inputs import image
+from raysim.data.datasets import load_dataset
+from raysim.data.predefined import read_partition
+
+COUNTS = {
+    "iid": [614, 643, 579, 581, 603, 562, 604, 588, 636, 590],
+    "dirichlet": [1311, 1134, 31, 2363, 1531, 0, 0, 0, 0, 0],
+}
+"""Partition -> images of each class that client 0 has with seed 42 in the baseline, whose own code was run for it."""
+
+
+@pytest.mark.parametrize("partition", COUNTS)
+def test_clients_have_the_samples_that_the_baseline_gives_them(partition: str, tmp_path: Path, data_root: str) -> None:
+    data = load_dataset("fashion_mnist", data_root)
+    label_M = data.label_M[: data.num_train]
+    train = beside_niid_bench.deal(partition, label_M, 42)
+    assert np.bincount(label_M[train[0]], minlength=10).tolist() == COUNTS[partition]
+    assert sorted(np.concatenate(train)) == list(range(data.num_train))
+
+    beside_niid_bench.write_lists(tmp_path / "lists.parquet", train, data.num_train, len(data.label_M))
+    read = read_partition(str(tmp_path / "lists.parquet"), 10, len(data.label_M))
+    assert all(np.array_equal(read.train.of(k), np.sort(train[k])) for k in range(10))
+    assert sorted(read.test.index) == list(range(data.num_train, len(data.label_M)))
+
+
+def test_the_network_is_lenet() -> None:
+    net = beside_niid_bench.lenet(10, image(1, 28, 28), 84)
+    sizes = {tuple(weight.shape) for name, weight in net.named_parameters() if name.endswith("weight")}
+    assert sizes == {(6, 1, 5, 5), (16, 6, 5, 5), (120, 256), (84, 120), (10, 84)}
+
+
+def test_every_round_measures_the_global_model(tmp_path: Path, data_root: str) -> None:
+    study = beside_niid_bench.study(tmp_path, ["iid", "dirichlet"], [42], 1, data_root)
+    assert list(study.cells["label"]) == ["iid 42", "dirichlet 42"]
+    assert len(set(study.cells["name"])) == 2
+
+
+@pytest.mark.parametrize("argument", ["pathological", "--seed=1"])
+def test_a_wrong_argument_is_one_sentence(
+    argument: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["beside_niid_bench.py", argument])
+    with pytest.raises(SystemExit) as ended:
+        beside_niid_bench.main()
+    assert ended.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "pathological; choose from dirichlet, iid" in last or "unrecognized arguments: --seed=1" in last
