@@ -7,7 +7,7 @@ https://github.com/adap/flower/tree/main/baselines/niid_bench
     python benchmarks/beside_niid_bench.py                  # both partitions, seed 42
     python benchmarks/beside_niid_bench.py --seeds 42..44 --folder FOLDER
 
-Each of the two runs trains for 470,000 steps of 7 to 15 ms on one core. After Ctrl-C, the same command continues.
+Each of the two runs trains for 470,000 steps, of 15 ms each on a slow core. After Ctrl-C, the same command continues.
 Printed is the greatest accuracy of the global model on the 10,000 published test images in any round, in per cent: the
 number that the baseline reports, too.
 """
