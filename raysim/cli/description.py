@@ -17,7 +17,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
 from raysim.common.suggestions import suggest
 from raysim.common.text import expanded, reflowed
-from raysim.comparison.measures import MEASURES
+from raysim.comparison.measures import ALL_MEASURES, meaning_of
 from raysim.core.fields import field_docs, in_words
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS
@@ -131,8 +131,8 @@ def show_description(name: str) -> None:
             console.print(as_text(f"data.{key}: {' '.join((Data.model_fields[key].description or '').split())}"))
     elif name in METRICS:
         console.print(as_text(METRICS[name]))
-    elif name in MEASURES:
-        console.print(as_text(f"Measure of a comparison: {MEASURES[name]}."))
+    elif (meaning := meaning_of(name)) is not None:
+        console.print(as_text(f"Measure of a comparison: {meaning}."))
     elif tuple(name.split(".")) in NAMED:
         show_description(f"{name.rpartition('.')[2]}s")
     elif name in KINDS:
@@ -158,7 +158,7 @@ def show_description(name: str) -> None:
         _show_entries(console, None, entries, "key", "value")
         console.print(as_text(how))
     else:
-        known = [*algorithm_names(), *settings, *TRACKERS, *MODELS, *DATASETS, *METRICS, *MEASURES]
+        known = [*algorithm_names(), *settings, *TRACKERS, *MODELS, *DATASETS, *METRICS, *ALL_MEASURES]
         known += [*Settings.model_fields, *_keys(), *KINDS, *FILES, *SWEEPS, *bundled_names()]
         same = [key for key in _keys() if key.endswith(f".{name}")]
         hint = f"; did you mean {' or '.join(map(repr, same))}?" if same else suggest(name, known)
@@ -212,7 +212,7 @@ def _entries(kind: str) -> Iterable[tuple[str, str]]:
     for key, classes in (*((key, classes) for (_, key), classes in NAMED.items()), ("tracker", TRACKERS)):
         if kind == f"{key}s":
             return [(name, declaration_of(cls).summary) for name, cls in classes.items()]
-    return list((MEASURES if kind == "measures" else METRICS).items())
+    return list((ALL_MEASURES if kind == "measures" else METRICS).items())
 
 
 def _first_sentence(text: str) -> str:

@@ -106,6 +106,15 @@ ACCURACIES = frozenset(
 
 _TO_TARGET = re.compile(rf"({'|'.join(TO_TARGET)})_to_0\.\d+")
 
+ALL_MEASURES: Mapping[str, str] = {**MEASURES, **{f"{cost}_to_A": meaning for cost, meaning in TO_TARGET.items()}}
+"""Measure -> meaning. `A` stands for a target accuracy, such as 0.5."""
+
+
+def meaning_of(name: str) -> str | None:
+    """Return the meaning of a measure such as `last`, `rounds_to_A` or `rounds_to_0.5`; None for any other name."""
+    cost = _TO_TARGET.fullmatch(name)
+    return ALL_MEASURES.get(f"{cost[1]}_to_A" if cost else name)
+
 
 def is_cost_to_target(measure: str) -> bool:
     """Whether a measure is a cost to a target (`TO_TARGET`); a run has such a measure only if it reaches the target."""

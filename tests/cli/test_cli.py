@@ -17,7 +17,7 @@ from click.shell_completion import BashComplete
 
 from raysim.cli.main import cli, main
 from raysim.common.results import METRICS, ClientRow
-from raysim.comparison.measures import MEASURES
+from raysim.comparison.measures import ALL_MEASURES
 from raysim.data.specs import DATASETS
 from raysim.models import MODELS
 from raysim.plugins.registry import algorithm_names
@@ -125,7 +125,7 @@ NAMES = {
     "datasets": list(DATASETS),
     **{f"{key}s": list(classes) for (_, key), classes in NAMED.items()},
     "metrics": list(METRICS),
-    "measures": list(MEASURES),
+    "measures": list(ALL_MEASURES),
 }
 
 
@@ -175,6 +175,12 @@ def test_describe_knows_every_name(capfd: pytest.CaptureFixture[str], name: str)
     code, out, err = run(capfd, "describe", name)
     assert (code, err) == (0, "")
     assert len(out.strip()) > 10
+
+
+def test_describe_knows_a_cost_to_any_target(capfd: pytest.CaptureFixture[str]) -> None:
+    of_all, of_one = (run(capfd, "describe", f"mib_to_{target}") for target in ("A", "0.95"))
+    assert of_all == of_one and of_one[0] == 0 and "MiB that all clients sent and received until" in of_one[1]
+    assert run(capfd, "describe", "mib_to_2")[0] == 2
 
 
 def test_describe_alone_lists_what_it_explains(capfd: pytest.CaptureFixture[str]) -> None:
