@@ -112,20 +112,24 @@ def in_words(hint: Any) -> str:
     return _WORDS.get(hint, str(hint))
 
 
-@cache
 def field_docs(cls: type) -> Mapping[str, str]:
     """Return the string literal under each annotated field of a class and its bases, read from the source once."""
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
-        try:
-            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except (OSError, TypeError, SyntaxError, ValueError):  # no source, or edited since the import
-            continue
-        if isinstance(tree, ast.ClassDef):
-            docs |= docs_in(tree)
+        docs |= _docs_of(base)
     return MappingProxyType(docs)
+
+
+@cache  # a module is parsed to find a class in it, which takes 20 ms
+def _docs_of(cls: type) -> Mapping[str, str]:
+    """Return the string literal under each annotated field that a class itself has."""
+    if not dataclasses.is_dataclass(cls):
+        return {}
+    try:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError, SyntaxError, ValueError):  # no source, or edited since the import
+        return {}
+    return docs_in(tree) if isinstance(tree, ast.ClassDef) else {}
 
 
 def docs_in(tree: ast.ClassDef) -> dict[str, str]:
@@ -155,10 +159,11 @@ def settings_fields(cls: type) -> list[FieldInfo]:
 
 def check_settings(settings: Any) -> None:
     """Raise `ValueError` naming the first field whose value is outside its range or choices."""
-    for info in settings_fields(type(settings)):
-        value = getattr(settings, info.name)
-        if not _fits(value, info.hint):
-            raise ValueError(f"{info.name}: {value!r} given; allowed: {info.allowed}")
+    hints = get_type_hints(type(settings), include_extras=True)
+    for field in dataclasses.fields(settings):
+        value, hint = getattr(settings, field.name), hints[field.name]
+        if not _fits(value, hint):
+            raise ValueError(f"{field.name}: {value!r} given; allowed: {in_words(hint)}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
