@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
-from raysim.common.modules import imports_of
+from raysim.common.modules import Import, imports_of
 
 
 def own_modules(module: str) -> dict[str, Path]:
@@ -53,6 +54,12 @@ def _file(name: str, installed: bool) -> Path | None:
 
 def _imported(file: Path, package: str) -> Iterator[str]:
     """Yield the modules that a file may import anywhere: for `from a import b` both `a` and `a.b`."""
-    for imported in imports_of(ast.parse(file.read_bytes())):
+    for imported in _imports(file.read_bytes()):
         origin = importlib.util.resolve_name(imported.module, package)
         yield from (origin, *(f"{origin}.{name}" for name in imported.names))
+
+
+@lru_cache(maxsize=256)  # every cell of a sweep asks for the imports of its method's file
+def _imports(source: bytes) -> Sequence[Import]:
+    """Return the imports of a file with this content."""
+    return tuple(imports_of(ast.parse(source)))

@@ -25,17 +25,16 @@ if TYPE_CHECKING:
 
 def algorithm_names() -> list[str]:
     """Return the names of all files in `algorithms/` and all entry points, in alphabetical order."""
-    return sorted({*_built_in(), *installed("algorithms")})
-
-
-def _built_in() -> set[str]:
     package = importlib.import_module("raysim.algorithms")
-    return {m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")}
+    built_in = {module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")}
+    return sorted({*built_in, *installed("algorithms")})
 
 
 def algorithm_file(name: str) -> Path | None:
     """Return the file of an algorithm of raysim, without importing it; None for any other name."""
-    spec = find_spec(f"raysim.algorithms.{name}") if name in _built_in() else None
+    if name.startswith("_") or not name.isidentifier():
+        return None
+    spec = find_spec(f"raysim.algorithms.{name}")
     return Path(spec.origin) if spec and spec.origin else None
 
 
@@ -45,7 +44,7 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
     Raises `ScenarioError` if the name is unknown, the file cannot be imported or does not contain exactly one complete
     algorithm (of that name), or the class has a mistake that makes a hook or a field ineffective.
     """
-    if name in _built_in():
+    if algorithm_file(name) is not None:
         place, attribute = f"algorithms/{name}.py", ""
         try:
             module = importlib.import_module(f"raysim.algorithms.{name}")

@@ -97,12 +97,18 @@ def versions() -> dict[str, str]:
     import torch
 
     return {
-        "raysim": metadata.version("raysim"),
+        "raysim": _version(),
         "python": sys.version.split()[0],
         "torch": str(torch.__version__),
         "numpy": numpy.__version__,
         "processor": f"{processor()} {torch.backends.cpu.get_cpu_capability()}",
     }
+
+
+@cache  # reading the metadata takes 4 ms, and each cell of a sweep needs the version
+def _version() -> str:
+    """Return raysim's version."""
+    return metadata.version("raysim")
 
 
 @cache
