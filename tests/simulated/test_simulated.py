@@ -62,6 +62,7 @@ def on_device(found: dict[str, Found]) -> dict[str, Found]:
     return {method: [*same, "[True, True]"] for method, (*same, _) in found.items()}
 
 
+@pytest.mark.large  # it compiles the device
 def test_a_method_gives_the_digest_of_the_cpu_and_a_tensor_on_the_cpu_is_an_error(environment: dict[str, str]) -> None:
     """In one process, since its start takes longer than both runs."""
     found = simulated(environment, "engine", f"fedgh,{MISPLACED}")
