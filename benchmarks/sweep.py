@@ -9,8 +9,8 @@ data, MLflow, files and the comparison. Then `raysim compare` on the sweep is ti
 command runs the rest; the wall-clock time is the sum of both. Afterwards, every cell must have exactly one finished
 run, cells that were done must not have run again, and three cells, drawn with a fixed seed, must have the same digest
 as `raysim launch` of their scenario. Exit code 1: one of these checks failed.
---nodes: run on a simulated cluster of so many nodes with one CPU each. --deaths: so many of them die, spread evenly over
-the sweep, and the one command must run all cells; the checks are those of --kill, and no cell may have a second run.
+--nodes: run on a simulated cluster of so many nodes with one CPU each. --deaths: so many of them die, at regular times
+in the sweep, and the one command must run all cells; the checks are those of --kill, and no cell may have a second run.
 """
 
 from __future__ import annotations

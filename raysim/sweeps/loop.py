@@ -23,6 +23,7 @@ from raysim.engine.stop import Stop
 from raysim.runs.signals import interruptible
 from raysim.scenario.trackers import check_packages
 from raysim.sweeps.cells import Sweep
+from raysim.sweeps.copies import download, upload
 from raysim.sweeps.large import is_large
 from raysim.sweeps.only import chosen_cells
 from raysim.sweeps.state import CellState, states_of
@@ -46,7 +47,7 @@ COMPARED = "runs.json"
 
 
 class ComparisonError(RunError):
-    """The cells have ended, but their comparison could not be written or logged to MLflow.
+    """The cells have ended, but their comparison could not be written, logged to MLflow, or copied to an address.
 
     Attributes:
         states: the states of all cells.
@@ -94,6 +95,7 @@ def run_sweep(
         check_packages(cell.scenario)
     with contextlib.ExitStack() as cleanup:
         lock(sweep, cleanup)
+        download(sweep)
         workers = cleanup.enter_context(Workers(parallel))
         if sweep.tuning is not None:
             tuning = sweep.tuning.of_cells(chosen)
@@ -105,6 +107,7 @@ def run_sweep(
         left = [one for one in states.values() if one.state != "done" and (retry_failed or one.state != "failed")]
         left = [one for one in left if one.cell.name in chosen and not one.cell.pending]
         if not left and _already_compared(sweep, states.values()):
+            _upload(sweep, list(states.values()))
             return list(states.values())
         show(Progress(list(states.values()), []))  # MLflow and the workers take seconds to start
         parent = ParentRun(uri, sweep.name, sweep.output)
@@ -119,7 +122,18 @@ def run_sweep(
         except BaseException:
             parent.failed()
             raise
+        _upload(sweep, list(states.values()))
         return list(states.values())
+
+
+def _upload(sweep: Sweep, states: Sequence[CellState]) -> None:
+    """Copy the folder to the sweep's address, if it has one. Raises `ComparisonError`."""
+    try:
+        upload(sweep)
+        if sweep.tuning is not None:
+            upload(sweep.tuning.sweep)
+    except RunError as error:
+        raise ComparisonError(str(error), states) from error
 
 
 def _of_cells(names: Collection[str], show: Callable[[Progress], None]) -> Callable[[Progress], None]:
@@ -181,6 +195,7 @@ def _tune(
 
     with contextlib.ExitStack() as cleanup:
         lock(tuning.sweep, cleanup)
+        download(tuning.sweep)
         while True:
             standings = tuning.standings(ended)
             cells = {state.cell.name: state.cell for standing in standings for state in standing.open}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raysim.common.errors import ScenarioError
+from raysim.common.errors import RunError, ScenarioError
 from raysim.common.files import is_locked, reason
 from raysim.common.results import LOCK
 from raysim.common.text import expanded
@@ -21,6 +21,7 @@ from raysim.engine.stop import Stop
 from raysim.report.load import read_summary
 from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.sweeps.cells import Cell, Sweep, placed
+from raysim.sweeps.copies import upload_run
 from raysim.sweeps.state import CellState, note_failure, state_of
 from raysim.sweeps.worker import Outcome, Task, run_cell
 from raysim.tracking.parent import ParentRun
@@ -47,6 +48,7 @@ class Workers:
 
     def __init__(self, parallel: int | None) -> None:
         self.parallel = parallel
+        self.own_disks = False  # whether a worker is on a node that does not see the sweep's folder
         self._stack = contextlib.ExitStack()
         self._pool: TaskPool | None = None
 
@@ -90,7 +92,7 @@ def run_in_workers(
     ending = False
     pool = workers.pool
     with _marker(sweep) as marker, interruptible(stop):
-        queue = _Queue(left, states, sweep, parent, pool, marker)
+        queue = _Queue(left, states, sweep, parent, workers, marker)
         while queue.unfinished or pool.running:
             if not stop.requested:
                 queue.start_cells()
@@ -131,9 +133,8 @@ class _Queue:
     states: dict[str, CellState]
     sweep: Sweep
     parent: ParentRun
-    pool: TaskPool
+    workers: Workers
     marker: Path
-    own_disks: bool = False  # whether a worker is on a node that does not see the sweep's folder
     _lost: dict[str, float] = field(default_factory=dict)  # cell whose worker died -> when its folder must be unlocked
     _deaths: dict[str, tuple[int, int]] = field(default_factory=dict)  # cell -> (its rounds, deaths since then)
 
@@ -145,14 +146,15 @@ class _Queue:
     def start_cells(self) -> None:
         """Start cells while the pool has room."""
         self._requeue()
-        while self.left and self.pool.has_room:
+        pool = self.workers.pool
+        while self.left and pool.has_room:
             state = self.left.pop(0)
             task = replace(task_of(state, self.sweep, self.parent, "in_process"), marker=self.marker)
-            if self.own_disks and task.resumed is not None:
+            if self.workers.own_disks and task.resumed is not None:
                 from raysim.engine.ray.folders import send
 
                 task = replace(task, sent=send(task.resumed))
-            self.pool.start(state.cell.name, task)
+            pool.start(state.cell.name, task)
 
     def clear(self) -> None:
         """Start no more cells."""
@@ -194,12 +196,12 @@ class _Queue:
         return outcome
 
     def _note_own_disks(self) -> None:
-        if not self.own_disks and database_path(self.parent.uri) is not None:
+        if not self.workers.own_disks and database_path(self.parent.uri) is not None:
             logger.warning(
                 f"the nodes do not share a disk, so cells on other nodes do not appear in MLflow's database "
                 f"{self.parent.uri}; set MLFLOW_TRACKING_URI to a server that all nodes can reach"
             )
-        self.own_disks = True
+        self.workers.own_disks = True
 
     def _die(self, cell: Cell, death: str, final: bool) -> None:
         """Put a cell whose worker died back into the queue, unless the cell may be the cause."""
@@ -276,4 +278,9 @@ def ended(outcome: Outcome, cell: Cell, sweep: Sweep) -> CellState:
             with contextlib.suppress(OSError):  # on a full disk the cell stays waiting; the reason is logged above
                 note_failure(cell, sweep, outcome.error)
     state = state_of(cell, sweep)
+    if state.folder is not None:
+        try:
+            upload_run(sweep, state.folder)
+        except RunError as error:  # the end of the sweep tries again
+            logger.warning(f"{cell.name}: {error}")
     return state if state.state == "done" else replace(state, reason=state.reason or outcome.error)

@@ -56,10 +56,7 @@ def test_a_run_that_never_began_is_begun_anew(sweep: Sweep, tmp_path: Path) -> N
     assert task_of(failed, sweep, Parent(), "in_process").resumed == tmp_path / "run"  # type: ignore[arg-type]
 
 
-def test_a_run_on_a_disk_of_another_node(sweep: Sweep, caplog: pytest.LogCaptureFixture) -> None:
-    state = ended(Outcome(Path("/of/node2/r1")), sweep.cells[0], sweep)
+def test_a_run_folder_that_was_deleted(sweep: Sweep, caplog: pytest.LogCaptureFixture) -> None:
+    state = ended(Outcome(Path("/runs/r1")), sweep.cells[0], sweep)
     assert (state.state, said(caplog)) == ("waiting", [f"base: {state.reason}"])
-    assert state.reason.startswith(
-        "/of/node2/r1 does not exist on this machine; if it is on another node, set `output` to a folder that all "
-        "nodes share"
-    )
+    assert state.reason == "the run folder /runs/r1 does not exist; it was moved or deleted"

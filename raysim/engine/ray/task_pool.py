@@ -131,16 +131,9 @@ class TaskPool:
         assert name is not None
         try:
             return Ended(name, ray.get(worker.answer))
-        except ray.exceptions.OutOfMemoryError:
-            why = "its node ran out of memory; run fewer cells at a time (`--parallel`)"
-            death, final = f"its worker process died ({why})", True
         except ray.exceptions.RayError as error:
-            text = str(error).strip()
-            death, final = f"its worker process died ({text.splitlines()[0]})", False
-            if "node has died" in text or "node was terminated" in text:
-                death = "its node died"
-        self._release(worker)  # an actor that only cannot be reached may still run
-        return Ended(name, None, death, final)
+            self._release(worker)  # one that only cannot be reached may still run
+            return Ended(name, None, _death(error), isinstance(error, ray.exceptions.OutOfMemoryError))
 
     def _release(self, worker: _Worker) -> None:
         ray.kill(worker.actor)
@@ -166,6 +159,20 @@ class TaskPool:
                 worker.asked = None
             if worker.asked is None and worker.name is not None:
                 worker.asked = worker.actor.progress.remote()
+
+
+def _death(error: ray.exceptions.RayError) -> str:
+    """How a worker died, in words."""
+    text = str(error).strip()
+    if isinstance(error, ray.exceptions.OutOfMemoryError):
+        why = "its node ran out of memory; run fewer cells at a time (`--parallel`)"
+    elif isinstance(error, ray.exceptions.ActorUnavailableError):
+        why = "it cannot be reached"  # often the first error when a node dies
+    elif "node has died" in text or "node was terminated" in text:
+        return "its node died"
+    else:
+        why = text.splitlines()[0]
+    return f"its worker process died ({why})"
 
 
 def _alive_cpus() -> int:
