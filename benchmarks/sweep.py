@@ -1,6 +1,6 @@
 """Measure the overhead of a sweep over the work of its cells: the quickstart with sixteen methods and three seeds each.
 
-python benchmarks/sweep.py [--methods N] [--seeds N] [--rounds N] [--parallel N] [--kill]
+python benchmarks/sweep.py [--methods N] [--seeds N] [--rounds N] [--parallel N] [--kill] [--nodes N [--deaths N]]
 
 Runs `raysim sweep` in an empty folder, and compares its wall-clock time with the cells' seconds for training,
 aggregation and evaluation, divided by the number of cores. The difference is the time for starting workers, reading
@@ -9,23 +9,28 @@ data, MLflow, files and the comparison. Then `raysim compare` on the sweep is ti
 command runs the rest; the wall-clock time is the sum of both. Afterwards, every cell must have exactly one finished
 run, cells that were done must not have run again, and three cells, drawn with a fixed seed, must have the same digest
 as `raysim launch` of their scenario. Exit code 1: one of these checks failed.
+--nodes: run on a simulated cluster of so many nodes with one CPU each. --deaths: so many of them die, at regular times
+in the sweep, and the one command must run all cells; the checks are those of --kill, and no cell may have a second run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from raysim.report.load import read_summary
+from raysim.report.load import read_rounds, read_summary
 from raysim.sweeps.definition import Sweep, load_sweep
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
@@ -78,6 +83,33 @@ def run_until_half_done(command: list[str], folder: Path, sweep: Sweep) -> None:
             time.sleep(0.2)
 
 
+@contextlib.contextmanager
+def cluster_of(nodes: int) -> Iterator[tuple[str, list[Callable[[], None]]]]:
+    """Yield the address of a simulated cluster, and a function per node that ends the node's processes."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # a token in the home folder would not be that of this cluster
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    added = [cluster.add_node(num_cpus=1) for _ in range(nodes)]
+    try:
+        yield cluster.address, [partial(cluster.remove_node, node, allow_graceful=False) for node in added]
+    finally:
+        cluster.shutdown()
+
+
+def run_while_nodes_die(command: list[str], folder: Path, sweep: Sweep, ends: list[Callable[[], None]]) -> None:
+    """Run the sweep, and end the nodes one by one while it runs. Raises `CalledProcessError`."""
+    due = [len(sweep.cells) * (i + 1) // (len(ends) + 1) for i in range(len(ends))]
+    with subprocess.Popen(command, cwd=folder, env=environment()) as process:
+        while process.poll() is None:
+            if due and sum(map(bool, finished_runs(sweep).values())) >= due[0]:
+                ends.pop(0)()
+                print(f"a node died with {due.pop(0)} of {len(sweep.cells)} cells done", flush=True)
+            time.sleep(0.2)
+    if process.returncode or due:
+        raise subprocess.CalledProcessError(process.returncode, command)
+
+
 def launch_digest(folder: Path, sets: tuple[str, ...]) -> str:
     """Return the digest of a single run with the same overrides."""
     options = [word for item in (*sets, f"output={folder / 'alone'}") for word in ("--set", item)]
@@ -93,6 +125,11 @@ def problems(sweep: Sweep, before: dict[str, list[Path]], folder: Path) -> list[
     after = finished_runs(sweep)
     found = [f"{name}: {len(runs)} finished runs" for name, runs in after.items() if len(runs) != 1]
     found += [f"{name}: was done, and ran again" for name, runs in before.items() if runs and runs != after[name]]
+    for cell in sweep.cells:
+        runs = sorted((sweep.output / cell.folder_name).glob("*/run.json"))
+        rounds = [read_rounds(run.parent)["round"].to_pylist() for run in runs]
+        if rounds != [list(range(cell.rounds + 1))]:
+            found.append(f"{cell.name}: the runs have the rounds {rounds}")
     for cell in random.Random(0).sample(sweep.cells, min(CHECKED, len(sweep.cells))):
         digests = {str(read_summary(run)["state_digest"]) for run in after[cell.name]}
         alone = launch_digest(folder, cell.sets)
@@ -118,28 +155,39 @@ def main() -> None:
     parser.add_argument(
         "--kill", action="store_true", help="kill the driver in the middle and see that nothing is lost"
     )
+    parser.add_argument("--nodes", type=int, default=0, help="simulate a cluster of so many nodes with one CPU each")
+    parser.add_argument("--deaths", type=int, default=0, help="so many of the nodes die while the sweep runs")
     given = parser.parse_args()
+    if given.deaths and (given.deaths >= given.nodes or given.kill):
+        parser.error("--deaths needs more --nodes, and no --kill")
     cores = os.cpu_count() or 1
-    with tempfile.TemporaryDirectory(prefix="raysim-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="raysim-bench-") as name, contextlib.ExitStack() as cleanup:
         folder = Path(name)
         file = write_sweep(folder, given.methods, given.seeds, given.rounds)
         sweep = load_sweep(file, sets=[f"output={folder / 'runs'}"])
         command = [*RAYSIM, "sweep", str(file), "--set", f"output={folder / 'runs'}"]
         command += [] if given.parallel is None else ["--parallel", str(given.parallel)]
+        ends: list[Callable[[], None]] = []
+        if given.nodes:
+            address, ends = cleanup.enter_context(cluster_of(given.nodes))
+            command += ["--address", address]
         load, begin_s = os.getloadavg()[0], time.perf_counter()
         before: dict[str, list[Path]] = {}
         if given.kill:
             run_until_half_done(command, folder, sweep)
             before = finished_runs(sweep)
             print(f"killed with {sum(map(bool, before.values()))} of {len(sweep.cells)} cells done", flush=True)
-        timed(command, folder)
+        if given.deaths:
+            run_while_nodes_die(command, folder, sweep, ends[: given.deaths])
+        else:
+            timed(command, folder)
         seconds, work = time.perf_counter() - begin_s, work_s(sweep)
         compare_s = timed([*RAYSIM, "compare", str(folder / "runs")], folder)
         print(f"{len(sweep.cells)} cells, {cores} cores, load before {load:.1f}")
         print(f"wall-clock {seconds:.1f} s, work {work:.1f} s, of which each core has {work / cores:.1f} s")
         print(f"wall-clock / work per core  {seconds / (work / cores):.2f}  (target: <= {TARGET})")
         print(f"raysim compare              {compare_s:.1f} s", flush=True)
-        if given.kill:
+        if given.kill or given.nodes:
             found = problems(sweep, before, folder)
             print(*(found or [f"all {len(sweep.cells)} cells are done, each once"]), sep="\n")
             sys.exit(1 if found else 0)

@@ -113,6 +113,7 @@ def sweep(
     """
     if address is not None:
         os.environ["RAY_ADDRESS"] = address
+    from raysim.sweeps.copies import download
     from raysim.sweeps.definition import load_sweep
     from raysim.sweeps.display import print_states, run_and_show
     from raysim.sweeps.only import chosen_cells
@@ -123,7 +124,9 @@ def sweep(
     listed = {cell.name for cell in chosen_cells(loaded, only)}
     tuning = loaded.tuning.of_cells(listed) if loaded.tuning is not None else None
     if status:
+        download(loaded)
         if tuning is not None:
+            download(tuning.sweep)
             print_tuning(tuning, standings := tuning.standings())
             loaded = tuning.resolved(loaded, standings)
         print_states([one for one in states_of(loaded) if one.cell.name in listed], every=every)

@@ -92,8 +92,9 @@ def submit(
     Data is not sent: set data.root or RAYSIM_DATA to its folder on the cluster. Relative paths in the scenario, such as
     ./runs for results, are relative to ~/raysim on the head node; `raysim fetch` downloads the results.
 
-    SCENARIO may be a sweep file. A sweep is one job, and its cells are spread over the nodes, so `output` must be on a
-    disk that all nodes share. Submitting the same sweep again runs the cells that are left.
+    SCENARIO may be a sweep file. A sweep is one job, and its cells are spread over the nodes. They need no shared disk,
+    because their results are sent to `output` on the head node. Submitting the same sweep again runs the cells that are
+    left.
 
     If the cluster asks for a token, raysim sends the one in RAY_AUTH_TOKEN, in the file at RAY_AUTH_TOKEN_PATH, or in
     ~/.ray/auth_token.
@@ -103,7 +104,7 @@ def submit(
         raysim submit quickstart --address http://head:8265
         raysim submit quickstart --set rounds=3 --wait
         raysim submit scenarios/cifar100_hetero.yaml --env RAYSIM_DATA=/data --set output=/shared/runs
-        raysim submit sweeps/digits --set output=/shared/runs
+        raysim submit sweeps/digits --set output=s3://bucket/runs
         raysim submit --resume quickstart-20261121-101500-ab12 --set rounds=40
     """
     from raysim.jobs.cluster import connect, find_address

@@ -134,15 +134,19 @@ def refuse_differences(folder: Path, before: ParsedScenario, scenario: Scenario)
         )
 
 
+class LostCheckpointsError(ScenarioError):
+    """A run cannot be resumed, because it has saved checkpoints but none exists any more."""
+
+
 def refuse_lost_checkpoints(folder: Path, store: CheckpointStore, summary: Mapping[str, Any]) -> None:
-    """Raise `ScenarioError` if a run's summary names a checkpoint but no checkpoint exists.
+    """Raise `LostCheckpointsError` if a run's summary names a checkpoint but no checkpoint exists.
 
     Otherwise the resumed run would silently start from round 1.
     """
     saved = summary.get("checkpoint")
     if store.kept or store.damage or not isinstance(saved, Mapping) or saved.get("round") is None:
         return
-    raise ScenarioError(
+    raise LostCheckpointsError(
         f"{folder} cannot be resumed: its summary.json names a checkpoint of round {saved['round']} in "
         f"{saved.get('folder')}, but {store.storage.where} contains no checkpoint; restore the checkpoint there, or "
         "start a new run with `raysim launch`"

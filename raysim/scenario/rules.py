@@ -63,7 +63,8 @@ def refuse_unusable_folders(parsed: ParsedScenario) -> None:
         raise origin.error(
             ("output",),
             f"{parsed.output} given, but run folders are local; set `output` to a local folder. If you want "
-            "checkpoints at this address, set checkpoint.folder to it",
+            "checkpoints at this address, set checkpoint.folder to it; the results of a sweep can also be copied to "
+            "an address",
         )
     if is_process_memory(parsed.checkpoint.folder or ""):
         raise origin.error(

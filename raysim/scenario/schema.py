@@ -426,7 +426,8 @@ class Settings(Section):
     backend: Literal["ray", "in_process"] = "ray"
     """Where clients run: in Ray actors, or in this process, for debugging; both give the same results."""
     output: str = "runs"
-    """Folder that contains all run folders."""
+    """Folder that contains all run folders. For a sweep, also an fsspec address such as `s3://bucket/runs`, to which it
+    copies its results."""
     algorithm: Named
     """The method: `name` and its own fields; see `raysim list algorithms` and `raysim describe NAME`."""
     data: Data

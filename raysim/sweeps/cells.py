@@ -75,6 +75,7 @@ class Sweep:
     tuning: Tuning | None = None  # how the values of pending cells are chosen
     tuned: TuningCard | None = None  # the values that were chosen so far
     trials: TrialsCard | None = None  # of a sweep of trials
+    address: str = ""  # where `copies` has a copy of the folder `output`, if the scenario's `output` is an address
 
     def card(self) -> SweepCard:
         """The facts that the comparison of the cells needs, without pending cells."""

@@ -22,6 +22,7 @@ from raysim.scenario.origin import override_key
 from raysim.scenario.yaml_text import opening_comment, parse, read_text, shown
 from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant
 from raysim.sweeps.claims import claimed, read_claims
+from raysim.sweeps.copies import check_address
 from raysim.sweeps.tune_settings import TuneSettings
 from raysim.sweeps.tuning import tuning_of
 
@@ -124,9 +125,14 @@ def load_sweep(
     targets = raw.get("targets")
     first = next(iter(cells.values())).scenario
     name = (f"{first.name}-sweep" if of_scenario else name) + ("-fast" if fast else "")
+    folder, address = first.settings.results_folder(name), ""
+    if "://" in first.output:
+        check_address(first)
+        folder, address = Path("runs", name).absolute(), f"{first.output.rstrip('/')}/{name}"
     sweep = Sweep(
-        name, base, tuple(cells.values()), first.settings.results_folder(name), raw.get("baseline"),
+        name, base, tuple(cells.values()), folder, raw.get("baseline"),
         targets and tuple(targets), _about(text, base), (FAST_NOTE,) if fast else (), raw.get("targets_on", "all"),
+        address=address,
     )  # fmt: skip
     return sweep if tune is None else tuning_of(tune, maker, variants, sweep)
 

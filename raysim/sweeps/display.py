@@ -238,6 +238,8 @@ def run_and_show(
             problems.append(str(error))
     print_states(states, every=every)
     print(f"Compare the cells:  raysim compare {sweep.output}", flush=True)
+    if sweep.address and not problems:
+        print(f"Copied to:  {sweep.address}", flush=True)
     chosen = {cell.name for cell in chosen_cells(sweep, only)}
     if rest := sum(state.state != "done" and state.cell.name not in chosen for state in states):
         are = "is" if rest == 1 else "are"

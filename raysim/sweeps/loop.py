@@ -11,31 +11,28 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from raysim.common import names
 from raysim.common.errors import RaysimError, RunError, ScenarioError
 from raysim.common.files import hold, reason, refuse_special
 from raysim.common.files import replace as replace_file
-from raysim.common.text import expanded
 from raysim.comparison.compare import compare
 from raysim.comparison.pictures import draw
 from raysim.comparison.tables import write_tables
 from raysim.engine.stop import Stop
-from raysim.runs.signals import interruptible, sigterm_kept
+from raysim.runs.signals import interruptible
 from raysim.scenario.trackers import check_packages
-from raysim.sweeps.cells import Cell, Sweep, placed
+from raysim.sweeps.cells import Sweep
+from raysim.sweeps.copies import download, upload
 from raysim.sweeps.large import is_large
 from raysim.sweeps.only import chosen_cells
-from raysim.sweeps.state import CellState, note_failure, state_of, states_of
+from raysim.sweeps.state import CellState, states_of
 from raysim.sweeps.trials_card import trials_card
 from raysim.sweeps.tuning import Standing, Tuning
-from raysim.sweeps.worker import Outcome, Task, run_cell
+from raysim.sweeps.worker import run_cell
+from raysim.sweeps.workers import Workers, ended, run_in_workers, task_of
 from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import check_uri
-
-if TYPE_CHECKING:
-    from raysim.engine.ray.task_pool import TaskPool
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +47,7 @@ COMPARED = "runs.json"
 
 
 class ComparisonError(RunError):
-    """The cells have ended, but their comparison could not be written or logged to MLflow.
+    """The cells have ended, but their comparison could not be written, logged to MLflow, or copied to an address.
 
     Attributes:
         states: the states of all cells.
@@ -98,7 +95,8 @@ def run_sweep(
         check_packages(cell.scenario)
     with contextlib.ExitStack() as cleanup:
         lock(sweep, cleanup)
-        workers = cleanup.enter_context(_Workers(parallel))
+        download(sweep)
+        workers = cleanup.enter_context(Workers(parallel))
         if sweep.tuning is not None:
             tuning = sweep.tuning.of_cells(chosen)
             sweep = _tune(sweep, tuning, chosen, uri, workers, retry_failed, show)
@@ -109,6 +107,7 @@ def run_sweep(
         left = [one for one in states.values() if one.state != "done" and (retry_failed or one.state != "failed")]
         left = [one for one in left if one.cell.name in chosen and not one.cell.pending]
         if not left and _already_compared(sweep, states.values()):
+            _upload(sweep, list(states.values()))
             return list(states.values())
         show(Progress(list(states.values()), []))  # MLflow and the workers take seconds to start
         parent = ParentRun(uri, sweep.name, sweep.output)
@@ -123,7 +122,18 @@ def run_sweep(
         except BaseException:
             parent.failed()
             raise
+        _upload(sweep, list(states.values()))
         return list(states.values())
+
+
+def _upload(sweep: Sweep, states: Sequence[CellState]) -> None:
+    """Copy the folder to the sweep's address, if it has one. Raises `ComparisonError`."""
+    try:
+        upload(sweep)
+        if sweep.tuning is not None:
+            upload(sweep.tuning.sweep)
+    except RunError as error:
+        raise ComparisonError(str(error), states) from error
 
 
 def _of_cells(names: Collection[str], show: Callable[[Progress], None]) -> Callable[[Progress], None]:
@@ -166,7 +176,7 @@ def _tune(
     tuning: Tuning,
     chosen: Collection[str],
     uri: str,
-    workers: _Workers,
+    workers: Workers,
     retry_failed: bool,
     show: Callable[[Progress], None],
 ) -> Sweep:
@@ -185,6 +195,7 @@ def _tune(
 
     with contextlib.ExitStack() as cleanup:
         lock(tuning.sweep, cleanup)
+        download(tuning.sweep)
         while True:
             standings = tuning.standings(ended)
             cells = {state.cell.name: state.cell for standing in standings for state in standing.open}
@@ -213,43 +224,12 @@ def _tune(
     return everything.resolved(sweep, standings)
 
 
-class _Workers:
-    """Worker processes for whole cells, which start with the first one and stay warm until the block ends."""
-
-    def __init__(self, parallel: int | None) -> None:
-        self.parallel = parallel
-        self._stack = contextlib.ExitStack()
-        self._pool: TaskPool | None = None
-
-    @property
-    def pool(self) -> TaskPool:
-        """The workers, started if they are not running."""
-        from raysim.engine.ray.task_pool import task_pool  # importing Ray takes a second
-
-        if self._pool is None:
-            self._stack.enter_context(sigterm_kept())
-            self._pool = self._stack.enter_context(task_pool(run_cell, self.parallel))
-        return self._pool
-
-    def close(self) -> None:
-        """End the workers and, if it was started for them, their Ray."""
-        self._pool = None
-        self._stack.close()
-
-    def __enter__(self) -> _Workers:
-        return self
-
-    def __exit__(self, *error: Any) -> bool:
-        self._pool = None
-        return bool(self._stack.__exit__(*error))
-
-
 def _run_cells(
     left: Sequence[CellState],
     states: dict[str, CellState],
     sweep: Sweep,
     parent: ParentRun,
-    workers: _Workers,
+    workers: Workers,
     show: Callable[[Progress], None],
 ) -> None:
     """Run the cells in `left`, and update `states`. Raises `KeyboardInterrupt` after Ctrl-C."""
@@ -257,47 +237,19 @@ def _run_cells(
     small: list[CellState] = []
     for one in left:
         (large if is_large(one.cell, workers.parallel) else small).append(one)
+
+    def show_running(running: Sequence[tuple[str, int]], stopping: bool) -> None:
+        show(Progress(list(states.values()), running, stopping))
+
     try:
         if small:
-            _run_in_workers(small, states, sweep, parent, workers, show)
+            run_in_workers(small, states, sweep, parent, workers, show_running)
         if large:
             workers.close()  # client actors start a Ray of their own
             _run_with_actors(large, states, sweep, parent, show)
     except KeyboardInterrupt:
         parent.interrupted()
         raise
-
-
-def _run_in_workers(
-    left: list[CellState],
-    states: dict[str, CellState],
-    sweep: Sweep,
-    parent: ParentRun,
-    workers: _Workers,
-    show: Callable[[Progress], None],
-) -> None:
-    """Run the cells in `left` in worker processes, and update `states`. Raises `KeyboardInterrupt` after Ctrl-C."""
-    # The first Ctrl-C waits until the current rounds are done, the second does not.
-    stop = Stop(possible=True, saved_round=lambda: False)
-    cells = {cell.name: cell for cell in sweep.cells}
-    ending = False
-    pool = workers.pool
-    with interruptible(stop):
-        while left or pool.running:
-            while left and pool.has_room and not stop.requested:
-                state = left.pop(0)
-                pool.start(state.cell.name, _task(state, sweep, parent, "in_process"))
-            if stop.requested:
-                left.clear()
-                if not ending:
-                    pool.end()
-                    ending = True
-            for ended in pool.wait():
-                outcome = ended.result or Outcome(None, ended.death, died=True)
-                states[ended.name] = _ended(outcome, cells[ended.name], sweep)
-            show(Progress(list(states.values()), pool.running, stop.requested))
-        if stop.requested:
-            raise KeyboardInterrupt
 
 
 def _run_with_actors(
@@ -317,8 +269,8 @@ def _run_with_actors(
 
         report(-1)
         with interruptible(before):
-            outcome = run_cell(_task(state, sweep, parent, "ray"), stop, report)
-        states[name] = _ended(outcome, state.cell, sweep)
+            outcome = run_cell(task_of(state, sweep, parent, "ray"), stop, report)
+        states[name] = ended(outcome, state.cell, sweep)
         show(Progress(list(states.values()), []))
         if stop.requested or before.requested:
             raise KeyboardInterrupt
@@ -352,41 +304,6 @@ def _when_abandoned_cells_have_ended(sweep: Sweep) -> list[CellState]:
             text = f"{running[0].folder}: another process is running this cell; wait for that process, or end it"
             raise ScenarioError(text)
         time.sleep(0.5)
-
-
-def _task(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> Task:
-    scenario = state.cell.scenario
-    tracking = scenario.tracking
-    tags = {**tracking.tags, **parent.tags(), "sweep": sweep.name, "cell": state.cell.name}
-    sets = [f"tracking.tags={json.dumps(tags)}", f"tracking.uri={json.dumps(parent.uri)}", f"backend={backend}"]
-    if tracking.experiment is None:
-        sets.append(f"tracking.experiment={json.dumps(sweep.name)}")
-    # A job's workers have another working directory than its driver, so make paths absolute.
-    data = scenario.data
-    places = {"data.root": data.root, "checkpoint.folder": scenario.checkpoint.folder, "data.path": data.path}
-    places["data.partition.path"] = data.partition.get("path")  # of partition `listed`
-    for key, place in places.items():
-        if isinstance(place, list):
-            sets.append(f"{key}={json.dumps([str(expanded(one).absolute()) for one in place])}")
-        elif place is not None and "://" not in place:
-            sets.append(f"{key}={json.dumps(str(expanded(place).absolute()))}")
-    return Task(placed(state.cell, sweep, sets), state.folder if state.resumable else None, state.cell.until)
-
-
-def _ended(outcome: Outcome, cell: Cell, sweep: Sweep) -> CellState:
-    if outcome.folder is not None and not outcome.folder.exists():
-        elsewhere = (
-            f"{outcome.folder} does not exist on this machine; if it is on another node, set `output` to a folder that "
-            "all nodes share"
-        )
-        outcome = replace(outcome, error=elsewhere)
-    if outcome.error:
-        logger.warning(f"{cell.name}: {outcome.error}")
-        if outcome.folder is None and not outcome.died and state_of(cell, sweep).folder is None:
-            with contextlib.suppress(OSError):  # on a full disk the cell stays waiting; the reason is logged above
-                note_failure(cell, sweep, outcome.error)
-    state = state_of(cell, sweep)
-    return state if state.state == "done" else replace(state, reason=state.reason or outcome.error)
 
 
 def _already_compared(sweep: Sweep, states: Iterable[CellState]) -> bool:

@@ -351,7 +351,8 @@ def tuning_of(
             Candidate(name, variant, space, min(trials, FAST_TRIALS) if maker.fast else trials, steps, finals)
         )
     output = sweep.output.with_name(f"{sweep.output.name}-tuning")
-    trials_sweep = Sweep(f"{sweep.name}-tuning", sweep.base, (), output, about=sweep.about)
+    address = sweep.address and f"{sweep.address}-tuning"
+    trials_sweep = Sweep(f"{sweep.name}-tuning", sweep.base, (), output, about=sweep.about, address=address)
     tuning = Tuning(settings, tuple(candidates), tuple(untuned), trials_sweep, maker)
     for candidate in candidates:
         _check_trials(tuning, candidate)

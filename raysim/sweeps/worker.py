@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from raysim.common.defects import report_defect
 from raysim.common.errors import RaysimError
+from raysim.common.files import reason
 from raysim.common.results import ClientRow, RunCard, Status
 from raysim.engine.stop import Stop
+from raysim.runs.resume import LostCheckpointsError
 from raysim.runs.run import Run, run
 from raysim.scenario.parse import ParsedScenario
+from raysim.tracking.store import database_path, resolve_uri
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,8 @@ class Task:
     scenario: ParsedScenario
     resumed: Path | None = None  # the run folder to resume; None: a new run
     until: int | None = None  # the round after which the run is interrupted; None: after its last
+    marker: Path | None = None  # a file on the driver's disk; None: the task runs on this disk
+    sent: tuple[Any, ...] = ()  # the files of `resumed`, for a worker that does not see the marker
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,9 @@ class Outcome:
     folder: Path | None  # the run folder, if it was created
     error: str = ""  # empty: the cell has all its rounds, or was asked to stop
     died: bool = False  # whether the worker process died
+    note: str = ""  # for the user
+    sent: tuple[Any, ...] = ()  # the files of the run folder, if the worker does not see the driver's disk
+    unseen: bool = False  # whether nothing was done, because the worker has no copy of the run folder to resume
 
 
 @dataclass
@@ -55,19 +66,61 @@ def run_cell(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
     """Run or resume a cell. Errors are returned in the outcome, so that they do not stop other cells.
 
     report: called with the number of each finished round. stop: once `requested`, the cell ends after its round.
+    On a node that does not share the driver's disk, the run folder is at the same path until its files are sent.
     """
-    rounds = Rounds(report)
-    stop.after = task.until
+    if task.marker is None or task.marker.exists():
+        return _run_here(task, stop, report)
+    from raysim.engine.ray.folders import receive, send
+
     try:
         if task.resumed is not None:
-            sets = [f"backend={task.scenario.backend}"]  # the run may have begun with another backend
-            Run(task.resumed).resume(sets, quiet=True, trackers=[rounds], stop=stop)
-        else:
-            run(task.scenario, quiet=True, trackers=[rounds], stop=stop)
+            if not task.sent:
+                return Outcome(None, unseen=True)
+            receive(task.sent, task.resumed)
+        _make_folder_of_database(task.scenario)
+        outcome = _run_here(task, stop, report)
+        folder = outcome.folder or task.resumed
+        if folder is None or not folder.exists():
+            return outcome
+        sent = send(folder)
+        _remove(folder)
+        return replace(outcome, sent=sent)
+    except OSError as error:
+        return Outcome(None, f"{error.filename or task.scenario.output}: {reason(error)} (on the node of the cell)")
+
+
+def _make_folder_of_database(scenario: ParsedScenario) -> None:
+    """Make the folder of MLflow's database on this node, which may lack the folders of the driver's node."""
+    if database := database_path(resolve_uri(scenario.tracking.uri)):
+        database.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a run folder that was sent to the driver, and the folders around it that are empty then."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
+        folder.parent.parent.rmdir()
+
+
+def _run_here(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
+    """Run or resume a cell whose folder is on this machine's disk."""
+    rounds = Rounds(report)
+    stop.after = task.until
+    note = ""
+    try:
+        try:
+            if task.resumed is not None:
+                sets = [f"backend={task.scenario.backend}"]  # the run may have begun with another backend
+                Run(task.resumed).resume(sets, quiet=True, trackers=[rounds], stop=stop)
+                return Outcome(rounds.folder)
+        except LostCheckpointsError as error:
+            note = f"the cell begins again, because its checkpoints are lost: {error}"
+        run(task.scenario, quiet=True, trackers=[rounds], stop=stop)
     except KeyboardInterrupt:
-        return Outcome(rounds.folder)  # the run folder records the interruption
+        return Outcome(rounds.folder, note=note)  # the run folder records the interruption
     except RaysimError as error:
-        return Outcome(rounds.folder, str(error))
+        return Outcome(rounds.folder, str(error), note=note)
     except Exception as error:
-        return Outcome(rounds.folder, report_defect(error, ["sweep"]))
-    return Outcome(rounds.folder)
+        return Outcome(rounds.folder, report_defect(error, ["sweep"]), note=note)
+    return Outcome(rounds.folder, note=note)

@@ -26,6 +26,7 @@ import psutil
 import pytest
 
 from raysim.cli.main import main
+from raysim.comparison.compare import compare
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.jobs.archive import list_files
@@ -58,11 +59,9 @@ class Head:
         with urllib.request.urlopen(self.address + path, timeout=10) as answer:
             return json.load(answer)
 
-    def nodes_of_clients(self) -> set[str]:
-        """Ids of the nodes that client actors live or lived on."""
-        found = self.ask(
-            "/api/v0/actors?filter_keys=class_name&filter_predicates=%3D&filter_values=ClientActor&detail=1"
-        )
+    def nodes_of(self, kind: str = "ClientActor") -> set[str]:
+        """Ids of the nodes that actors of a class live or lived on."""
+        found = self.ask(f"/api/v0/actors?filter_keys=class_name&filter_predicates=%3D&filter_values={kind}&detail=1")
         return {actor["node_id"] for actor in found["data"]["result"]["result"]}
 
     def alive_actors(self) -> list[str]:
@@ -75,7 +74,8 @@ class Head:
 def head_node(second: bool = False, **env: str) -> Iterator[Head]:
     """A Ray of its own on free ports of loopback, stopped by its process ids: `ray stop` would stop every cluster.
 
-    second: with another node, which has an address of its own.
+    second: with another node, which has an address of its own and, where mounting is allowed, another disk at the place
+    of the jobs' results.
     """
     home = Path(tempfile.mkdtemp(prefix="rj-", dir="/tmp"))
     names = ("port", "dashboard-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port")
@@ -113,7 +113,7 @@ def head_node(second: bool = False, **env: str) -> Iterator[Head]:
 
 
 def join(port: int, environment: dict[str, str], home: Path) -> subprocess.Popen[bytes]:
-    """A second node on 127.0.0.2."""
+    """A second node on 127.0.0.2. It does not see the files that the head node writes to ~/raysim, and vice versa."""
     names = (
         "dashboard-agent-listen-port",
         "dashboard-agent-grpc-port",
@@ -125,6 +125,11 @@ def join(port: int, environment: dict[str, str], home: Path) -> subprocess.Popen
     command += ["--num-cpus=2", "--node-ip-address=127.0.0.2", "--disable-usage-stats"]
     command += [f"--temp-dir={home}/u"]  # a folder of its own, as on another machine: two nodes unpack jobs into theirs
     command += [f"--{name}={port}" for name, port in ports.items()]
+    results = home / "raysim"
+    results.mkdir(exist_ok=True)
+    own_disk = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', str(results)]
+    if subprocess.run([*own_disk, "true"], capture_output=True).returncode == 0:
+        command = [*own_disk, *command]
     with (home / "out2").open("w") as out:
         return subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
 
@@ -230,7 +235,7 @@ def test_a_job_runs_as_it_would_here_and_comes_back(
     assert "raysim-job" not in first  # machine-readable lines are not shown
     # Ray may give the head another address of the machine than the given one.
     assert len(set(re.findall(r"^node ([\d.]+): 1 client actors?$", first, re.MULTILINE))) == 2
-    assert len(head.nodes_of_clients()) == 2
+    assert len(head.nodes_of()) == 2
     local = run(parse_scenario(QUICKSTART, [*SMALL, "backend=in_process"]), quiet=True)
 
     there = connect(find_address(head.address))
@@ -255,14 +260,21 @@ def test_a_job_runs_as_it_would_here_and_comes_back(
 
 
 def test_a_sweep(head: Head, raysim: Any, tracking_store: str, tmp_path: Path) -> None:
-    """One job runs all cells, with the bits of runs by themselves; it comes back as a folder, twice into the same."""
+    """One job runs all cells, with the bits of runs by themselves; it comes back as a folder, twice into the same.
+
+    Its nodes share no disk, and no address is given.
+    """
     file = tmp_path / "few.yaml"
     file.write_text(f"base: {os.path.relpath(QUICKSTART, tmp_path)}\nseeds: [1, 2]\nset: [algorithm.name=./mine.py]\n")
     words = ["submit", str(file), "--set", "rounds=2", "--wait", "--env", f"MLFLOW_TRACKING_URI={tracking_store}"]
     ended = raysim(*words, "--id", "few")
     assert (ended.code, ended.count("done  ")) == (0, 4), ended  # as each ends, and in the closing list
+    assert len(head.nodes_of("TaskWorker")) == 2
     assert raysim("fetch", "few").startswith("runs/few: ")
     assert raysim("fetch", "few").startswith("runs/few: ")
+    listed = raysim("sweep", str(file), "--set", "rounds=2", "--status")
+    assert (listed.code, listed.splitlines()[-1]) == (0, "2 done"), listed
+    assert [len(variant.runs) for variant in compare("runs/few").variants] == [2]
     for seed in (1, 2):
         (summary,) = Path("runs/few").glob(f"seed-{seed}-*/*/summary.json")
         alone = run(parse_scenario(QUICKSTART, [*SMALL, f"seed={seed}", "backend=in_process"]), quiet=True)

@@ -50,7 +50,7 @@ def faulty(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
 def test_code_that_raises_and_a_worker_that_is_killed(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("raysim.sweeps.loop.run_cell", faulty)
+    monkeypatch.setattr("raysim.sweeps.workers.run_cell", faulty)
     sweep_of(workplace, grid={"algorithm.name": ["fedgh", "fedproto", "standalone"]})
     code, out, error = run(capfd, "sweep", "sweep.yaml", "--parallel", "2")
     assert code == 1
@@ -135,7 +135,7 @@ def with_short_deadline(task: Task, stop: Stop, report: Callable[[int], None]) -
 @pytest.mark.large
 def test_mlflow_is_gone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells run to their end and say what MLflow lacks; the same command adds it, and the comparison."""
-    monkeypatch.setattr("raysim.sweeps.loop.run_cell", with_short_deadline)
+    monkeypatch.setattr("raysim.sweeps.workers.run_cell", with_short_deadline)
     store = workplace / "mlflow.db"
     names = ["fedgh", "standalone"]
     sweep = sweep_of(workplace, f"tracking.uri=sqlite:///{store}", "rounds=30", grid={"algorithm.name": names})

@@ -10,9 +10,9 @@ import yaml
 
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.loop import _ended, _task
 from raysim.sweeps.state import CellState, states_of
 from raysim.sweeps.worker import Outcome
+from raysim.sweeps.workers import ended, task_of
 from tests.conftest import said
 from tests.engine.scenarios import digits
 
@@ -39,7 +39,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
 
 def test_a_task_means_the_same_in_any_folder(sweep: Sweep, tmp_path: Path) -> None:
     (state,) = states_of(sweep)
-    task = _task(state, sweep, Parent(), "ray")  # type: ignore[arg-type]
+    task = task_of(state, sweep, Parent(), "ray")  # type: ignore[arg-type]
     scenario = task.scenario
     assert (scenario.data.root, scenario.checkpoint.folder) == ("/home/me/data", str(tmp_path / "saved"))
     assert (scenario.backend, scenario.tracking.uri) == ("ray", Parent.uri)
@@ -51,15 +51,12 @@ def test_a_task_means_the_same_in_any_folder(sweep: Sweep, tmp_path: Path) -> No
 def test_a_run_that_never_began_is_begun_anew(sweep: Sweep, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     failed = CellState(sweep.cells[0], "failed", tmp_path / "run")
-    assert _task(failed, sweep, Parent(), "in_process").resumed is None  # type: ignore[arg-type]
+    assert task_of(failed, sweep, Parent(), "in_process").resumed is None  # type: ignore[arg-type]
     (tmp_path / "run" / "run.json").touch()
-    assert _task(failed, sweep, Parent(), "in_process").resumed == tmp_path / "run"  # type: ignore[arg-type]
+    assert task_of(failed, sweep, Parent(), "in_process").resumed == tmp_path / "run"  # type: ignore[arg-type]
 
 
-def test_a_run_on_a_disk_of_another_node(sweep: Sweep, caplog: pytest.LogCaptureFixture) -> None:
-    state = _ended(Outcome(Path("/of/node2/r1")), sweep.cells[0], sweep)
+def test_a_run_folder_that_was_deleted(sweep: Sweep, caplog: pytest.LogCaptureFixture) -> None:
+    state = ended(Outcome(Path("/runs/r1")), sweep.cells[0], sweep)
     assert (state.state, said(caplog)) == ("waiting", [f"base: {state.reason}"])
-    assert state.reason.startswith(
-        "/of/node2/r1 does not exist on this machine; if it is on another node, set `output` to a folder that all "
-        "nodes share"
-    )
+    assert state.reason == "the run folder /runs/r1 does not exist; it was moved or deleted"

@@ -7,6 +7,7 @@ gives no access to busy actors, which here report progress and can be stopped ea
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,6 +18,9 @@ from raysim.engine.ray import local_cluster, session
 from raysim.engine.stop import Stop
 
 POLL_S = 0.5
+
+START_S = 15.0
+"""How long a worker on a free CPU takes to start on a busy machine, in seconds."""
 
 Function = Callable[[Any, Stop, Callable[[int], None]], Any]
 """(task, stop, report) -> result: works on a task, ends early if `stop.requested`, and reports its progress."""
@@ -51,6 +55,7 @@ class Ended(NamedTuple):
     name: str
     result: Any  # None: its worker died
     death: str = ""  # how the worker died
+    final: bool = False  # whether the task would most likely kill another worker too
 
 
 @dataclass
@@ -60,20 +65,26 @@ class _Worker:
     answer: Any = None
     done: int = -1
     asked: Any = None  # pending answer with its progress
+    has_cpu: bool = False  # whether it has answered, so that its process runs
+    began_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass
 class TaskPool:
-    """Workers on the connected Ray. They start when needed, and dead workers are replaced."""
+    """Workers on the connected Ray. They start when needed, and dead workers are replaced.
+
+    limit: greatest number of workers; None: one per CPU of the nodes that are alive.
+    """
 
     function: Function
-    size: int
+    limit: int | None = None
     _workers: list[_Worker] = field(default_factory=list)
+    _cpus: int = field(default_factory=lambda: _alive_cpus())
 
     @property
     def has_room(self) -> bool:
         """Whether another task can be started."""
-        return len(self.running) < self.size
+        return len(self.running) < (self.limit or max(1, self._cpus))
 
     @property
     def running(self) -> list[tuple[str, int]]:
@@ -94,25 +105,39 @@ class TaskPool:
     def wait(self) -> list[Ended]:
         """Wait until a task ends, at most for `POLL_S`, and return the tasks that ended."""
         busy = {one.answer: one for one in self._workers if one.name is not None}
-        ready, _ = ray.wait(list(busy), num_returns=1, timeout=POLL_S) if busy else ([], [])
-        ended = []
-        for reference in ready:
-            worker = busy[reference]
-            assert worker.name is not None
-            try:
-                ended.append(Ended(worker.name, ray.get(reference)))
-            except ray.exceptions.RayError as error:
-                memory = isinstance(error, ray.exceptions.OutOfMemoryError)
-                why = (
-                    "its node ran out of memory; run fewer cells at a time (`--parallel`)"
-                    if memory
-                    else str(error).strip().splitlines()[0]
-                )
-                ended.append(Ended(worker.name, None, f"its worker process died ({why})"))
-                self._workers.remove(worker)
-            worker.name = None
+        if busy:
+            ready, _ = ray.wait(list(busy), num_returns=1, timeout=POLL_S)
+        else:
+            ready = []
+            time.sleep(POLL_S)  # the caller waits for something else
+        ended = [self._end(busy[reference]) for reference in ready]
+        self._cpus = _alive_cpus()
         self._ask()
+        # Other idle workers may be on the same dead node, or hold the CPU that a worker waits for.
+        if any(one.result is None for one in ended) or self._waits_for_cpu:
+            for worker in [one for one in self._workers if one.name is None]:
+                self._release(worker)
         return ended
+
+    @property
+    def _waits_for_cpu(self) -> bool:
+        """Whether a worker with a task has not started for longer than that takes."""
+        latest_s = time.monotonic() - START_S
+        return any(one.name is not None and not one.has_cpu and one.began_s < latest_s for one in self._workers)
+
+    def _end(self, worker: _Worker) -> Ended:
+        """The result of a worker that has answered. A worker that died is removed."""
+        name, worker.name = worker.name, None
+        assert name is not None
+        try:
+            return Ended(name, ray.get(worker.answer))
+        except ray.exceptions.RayError as error:
+            self._release(worker)  # one that only cannot be reached may still run
+            return Ended(name, None, _death(error), isinstance(error, ray.exceptions.OutOfMemoryError))
+
+    def _release(self, worker: _Worker) -> None:
+        ray.kill(worker.actor)
+        self._workers.remove(worker)
 
     def end(self) -> None:
         """Make every task end early."""
@@ -130,19 +155,38 @@ class TaskPool:
             if worker.asked is not None and ray.wait([worker.asked], timeout=0)[0]:
                 with contextlib.suppress(ray.exceptions.RayError):  # `wait` notices the death of a worker
                     worker.done = ray.get(worker.asked)
+                    worker.has_cpu = True
                 worker.asked = None
             if worker.asked is None and worker.name is not None:
                 worker.asked = worker.actor.progress.remote()
+
+
+def _death(error: ray.exceptions.RayError) -> str:
+    """How a worker died, in words."""
+    text = str(error).strip()
+    if isinstance(error, ray.exceptions.OutOfMemoryError):
+        why = "its node ran out of memory; run fewer cells at a time (`--parallel`)"
+    elif isinstance(error, ray.exceptions.ActorUnavailableError):
+        why = "it cannot be reached"  # often the first error when a node dies
+    elif "node has died" in text or "node was terminated" in text:
+        return "its node died"
+    else:
+        why = text.splitlines()[0]
+    return f"its worker process died ({why})"
+
+
+def _alive_cpus() -> int:
+    return int(sum(node.cpus for node in session.nodes()))
 
 
 @contextlib.contextmanager
 def task_pool(function: Function, size: int | None) -> Iterator[TaskPool]:
     """Yield a pool on the Ray at RAY_ADDRESS, or on a local Ray that ends with the block.
 
-    size: greatest number of workers; default: one per CPU.
+    size: greatest number of workers; default: one per CPU, also of nodes that join or leave later.
     """
     started = session.connect(size)
-    pool = TaskPool(function, size or max(1, int(sum(node.cpus for node in session.nodes()))))
+    pool = TaskPool(function, size)
     try:
         yield pool
     finally:

@@ -1,0 +1,160 @@
+"""Copies of a sweep's folder at an address that fsspec supports: an `output` such as `s3://bucket/runs`.
+
+Runs write to a local folder. Each run that ends is uploaded, and a sweep that begins downloads the runs that its local
+folder lacks: the next cluster may have another disk.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from raysim.common.errors import RunError, ScenarioError
+from raysim.common.files import reason
+from raysim.common.results import LOCK
+from raysim.common.text import holds_secret
+from raysim.engine.checkpoint.storage import is_process_memory, open_storage
+from raysim.report.load import read_summary
+from raysim.scenario.parse import ParsedScenario
+
+if TYPE_CHECKING:
+    from raysim.sweeps.cells import Sweep
+
+SUMMARY = "summary.json"
+
+
+def check_address(scenario: ParsedScenario) -> None:
+    """Raise `ScenarioError` if the address in `output` must not be used. `download` checks whether it can be used."""
+    if holds_secret(scenario.output):
+        raise scenario.origin.error(
+            ("output",),
+            "the address contains a user name, password or token; remove it, and set the environment variables that "
+            "the fsspec package for this address reads, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        )
+    if is_process_memory(scenario.output):
+        raise scenario.origin.error(
+            ("output",),
+            f"{scenario.output} given, but results in the memory of this process are lost when it ends; choose a "
+            "folder, or an address of other storage",
+        )
+
+
+def download(sweep: Sweep) -> None:
+    """Download the runs that are only at the address, or only finished there.
+
+    Raises `ScenarioError` if the address cannot be read. Does nothing if the sweep has no address.
+    """
+    if not sweep.address:
+        return
+    try:
+        fs, root = _location(sweep)
+        runs: dict[PurePosixPath, list[PurePosixPath]] = defaultdict(list)
+        for name in _sizes(fs, root):
+            path = PurePosixPath(name)
+            if len(path.parts) > 2 and not any(part.startswith(".") for part in path.parts):
+                runs[PurePosixPath(*path.parts[:2])].append(path)
+        for run, files in runs.items():
+            if run / SUMMARY in files and _is_newer(fs, root, sweep.output / run, run):
+                _download_run(fs, root, sweep.output, run, files)
+    except Exception as error:  # each protocol has its own errors
+        text = "correct the address, install its fsspec package, or set its credentials in the environment"
+        raise ScenarioError(f"output: {sweep.address} cannot be read ({_words(error)}); {text}") from error
+
+
+def upload_run(sweep: Sweep, folder: Path) -> None:
+    """Upload the folder of a run that has ended. Raises `RunError`. Does nothing if the sweep has no address."""
+    if sweep.address:
+        _upload(sweep, _files(folder))
+
+
+def upload(sweep: Sweep) -> None:
+    """Upload all files of the sweep's folder that are missing at the address, or have another size there.
+
+    Raises `RunError`. Does nothing if the sweep has no address.
+    """
+    if not sweep.address:
+        return
+    try:
+        there = _sizes(*_location(sweep))
+    except Exception as error:
+        raise _failure(sweep, error) from error
+    _upload(sweep, [file for file in _files(sweep.output) if _differs(file, sweep.output, there)])
+
+
+def _differs(file: Path, folder: Path, there: dict[str, int]) -> bool:
+    inside = file.relative_to(folder)
+    whole = inside.parts[0] == "comparison" or len(inside.parts) == 1  # may change without another size
+    return whole or there.get(inside.as_posix()) != file.stat().st_size
+
+
+def _files(folder: Path) -> list[Path]:
+    """All files below a folder, except hidden ones such as locks; summaries last, because they make a run complete."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return sorted(files, key=lambda path: (path.name == SUMMARY, path))
+
+
+def _upload(sweep: Sweep, files: Collection[Path]) -> None:
+    try:
+        fs, root = _location(sweep)
+        for last in (False, True):
+            some = [file for file in files if (file.name == SUMMARY) == last]
+            names = [f"{root}/{file.relative_to(sweep.output).as_posix()}" for file in some]
+            for parent in sorted({name.rpartition("/")[0] for name in names}):
+                fs.makedirs(parent, exist_ok=True)
+            if some:
+                fs.put([str(file) for file in some], names)
+    except Exception as error:
+        raise _failure(sweep, error) from error
+
+
+def _failure(sweep: Sweep, error: Exception) -> RunError:
+    return RunError(
+        f"output: the results in {sweep.output} could not be copied to {sweep.address} ({_words(error)}); run the same "
+        "command to copy them again"
+    )
+
+
+def _location(sweep: Sweep) -> tuple[Any, str]:
+    fs, root = open_storage(sweep.address).location
+    fs.invalidate_cache()
+    return fs, str(root).rstrip("/")
+
+
+def _sizes(fs: Any, root: str) -> dict[str, int]:
+    """Path of each file at the address, relative to `root` -> its size."""
+    found = fs.find(root, detail=True) if fs.exists(root) else {}
+    return {str(name)[len(root) + 1 :]: int(facts["size"]) for name, facts in found.items()}
+
+
+def _is_newer(fs: Any, root: str, local: Path, run: PurePosixPath) -> bool:
+    """Whether the local folder lacks a run, or has not finished it although the run is finished at the address."""
+    if not (local / SUMMARY).exists():
+        return True
+    if read_summary(local).get("status") == "finished":
+        return False
+    return bool(json.loads(fs.cat_file(f"{root}/{run}/{SUMMARY}")).get("status") == "finished")
+
+
+def _download_run(fs: Any, root: str, output: Path, run: PurePosixPath, files: Iterable[PurePosixPath]) -> None:
+    place = output / run
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".received-", dir=place.parent) as temporary:
+        new = Path(temporary) / "content"
+        names = [file.relative_to(run) for file in files]
+        for name in names:
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+        (new / LOCK).parent.mkdir(exist_ok=True)
+        fs.get([f"{root}/{run}/{name}" for name in names], [str(new / name) for name in names])
+        if place.exists():
+            shutil.rmtree(place)
+        new.rename(place)
+
+
+def _words(error: Exception) -> str:
+    text = reason(error) if isinstance(error, OSError) else str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,95 @@
+"""A sweep whose `output` is an address: its results are there too, and a sweep on another machine continues them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raysim.common.errors import ScenarioError
+from raysim.sweeps.cells import Sweep
+from raysim.sweeps.copies import download, upload_run
+from raysim.sweeps.loop import ComparisonError, run_sweep
+from raysim.sweeps.state import counts, states_of
+from tests.conftest import said
+from tests.sweeps.test_loop import run_folders, sweep_of
+from tests.sweeps.test_tuning import Pool, pool
+
+__all__ = ["pool"]  # the fixture
+
+
+def visible(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("protocol", ["file", "memory"])
+def test_another_machine_continues_a_sweep(pool: Pool, workplace: Path, protocol: str) -> None:
+    sweep = sweep_of(workplace, f"output=file://{workplace}/bucket", name="far")
+    assert sweep.output == workplace / "runs" / "far"
+    assert sweep.address == f"file://{workplace}/bucket/far"
+    if protocol == "memory":
+        sweep = replace(sweep, address="memory://bucket/far")
+    assert counts(run_sweep(sweep, only=["fedgh"])) == "1 done, 1 waiting"
+    if protocol == "file":
+        assert visible(workplace / "bucket" / "far") == visible(sweep.output)
+    here = visible(sweep.output)
+    shutil.rmtree(sweep.output)
+    assert counts(run_sweep(sweep)) == "2 done"
+    assert pool.tasks == 2  # the first cell was not run again
+    assert all(visible(sweep.output)[name] == text for name, text in here.items() if name.startswith("fedgh-"))
+    shutil.rmtree(sweep.output)
+    download(sweep)
+    assert counts(states_of(sweep)) == "2 done"
+
+
+def test_only_a_finished_run_replaces_one_of_this_machine(pool: Pool, workplace: Path) -> None:
+    sweep = sweep_of(workplace, f"output=file://{workplace}/bucket", grid={})
+    run_sweep(sweep)
+    (folder,) = run_folders(sweep)
+    copy = workplace / "bucket" / folder.relative_to(workplace / "runs")
+
+    def end_as(place: Path, status: str) -> None:
+        summary = json.loads((place / "summary.json").read_text())
+        (place / "summary.json").write_text(json.dumps({**summary, "status": status, "rounds": 1}))
+
+    def state(sweep: Sweep) -> str:
+        download(sweep)
+        return states_of(sweep)[0].state
+
+    end_as(folder, "interrupted")
+    assert state(sweep) == "done"
+    end_as(copy, "interrupted")
+    assert state(sweep) == "done"
+    end_as(folder, "failed")
+    assert state(sweep) == "failed"
+    upload_run(sweep, folder)
+    assert json.loads((copy / "summary.json").read_text())["status"] == "failed"
+
+
+def test_results_that_cannot_be_copied_are_copied_later(
+    pool: Pool, workplace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sweep = sweep_of(workplace, f"output=file://{workplace}/bucket", grid={})
+    (workplace / "bucket").touch()
+    with pytest.raises(ComparisonError, match=r"could not be copied to file://.*; run the same command to copy them"):
+        run_sweep(sweep)
+    assert any("could not be copied to" in note for note in said(caplog))
+    (workplace / "bucket").unlink()
+    assert counts(run_sweep(sweep)) == "1 done"
+    assert pool.tasks == 1
+    assert visible(workplace / "bucket" / "sweep") == visible(sweep.output)
+
+
+def test_addresses_that_are_refused(workplace: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"output: the address contains a user name, password or token; remove it"):
+        sweep_of(workplace, "output=s3://me:secret@bucket/runs")
+    with pytest.raises(ScenarioError, match=r"output: memory://x given, but results in the memory of this process are"):
+        sweep_of(workplace, "output=memory://x")
+    with pytest.raises(
+        ScenarioError, match=r"output: odd://x/sweep cannot be read \(protocol not known: odd\); correct"
+    ):
+        download(sweep_of(workplace, "output=odd://x"))

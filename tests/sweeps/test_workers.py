@@ -1,0 +1,265 @@
+"""Cells go back into the queue when their workers die, and run folders come from nodes with disks of their own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from raysim.common.files import hold
+from raysim.common.results import LOCK
+from raysim.engine.policies.placement import Node
+from raysim.engine.ray import task_pool
+from raysim.engine.ray.task_pool import Ended, TaskPool
+from raysim.engine.stop import Stop
+from raysim.report.load import read_rounds
+from raysim.runs.run import run
+from raysim.scenario.parse import parse_scenario
+from raysim.sweeps import workers
+from raysim.sweeps.cells import Sweep
+from raysim.sweeps.state import CellState, counts, states_of
+from raysim.sweeps.worker import Task, run_cell
+from raysim.sweeps.workers import run_in_workers
+from tests.conftest import REPOSITORY
+from tests.engine.scenarios import digits
+from tests.sweeps.test_loop import digest, run_folders, sweep_of
+
+DEATH = "its node died"
+
+
+@dataclass
+class Pool:
+    """A pool of one worker in this process, as both the workers of a sweep and their pool.
+
+    rounds: the rounds after which the worker dies, for each task of a cell in turn; None: it does not die, -1: it dies
+    before the run begins. private: whether the worker does not see the marker of the driver's disk.
+    """
+
+    rounds: dict[str, list[int | None]] = field(default_factory=dict)
+    final: bool = False
+    private: bool = False
+    own_disks: bool = False  # of `Workers`
+    began: Counter[str] = field(default_factory=Counter)
+    tasks: list[Task] = field(default_factory=list)
+    running: list[tuple[str, int]] = field(default_factory=list)
+    when_dead: Callable[[Task], None] = lambda task: None
+
+    @property
+    def pool(self) -> Pool:
+        return self
+
+    @property
+    def has_room(self) -> bool:
+        return not self.running
+
+    def start(self, name: str, task: Task) -> None:
+        assert task.marker is not None and task.marker.exists()
+        self.began[name] += 1
+        self.tasks.append(replace(task, marker=task.marker.with_name("unseen")) if self.private else task)
+        self.running = [(name, -1)]
+
+    def wait(self) -> list[Ended]:
+        if not self.running:
+            return []
+        (name, _), self.running, task = self.running[0], [], self.tasks[-1]
+        dies = self.rounds.get(name, [])
+        last = dies.pop(0) if dies else None
+        if last is None:
+            return [Ended(name, run_cell(task, Stop(), lambda t: None))]
+        if last >= 0:
+            assert run_cell(replace(task, until=last), Stop(), lambda t: None).error == ""
+        self.when_dead(task)
+        return [Ended(name, None, DEATH, self.final)]
+
+    def end(self) -> None: ...
+
+
+class Parent:
+    """Of a sweep in MLflow."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+
+    def tags(self) -> dict[str, str]:
+        return {}
+
+
+def run_all(sweep: Sweep, pool: Pool, store: str) -> dict[str, CellState]:
+    sweep.output.mkdir(parents=True, exist_ok=True)
+    states = {one.cell.name: one for one in states_of(sweep)}
+    left = [one for one in states.values() if one.state != "done"]
+    run_in_workers(left, states, sweep, Parent(store), pool, lambda running, stopping: None)  # type: ignore[arg-type]
+    assert not list(sweep.output.glob(".driver-*"))
+    return states
+
+
+@pytest.fixture
+def sweep(workplace: Path) -> Sweep:
+    return sweep_of(workplace, "rounds=4", "checkpoint.every=1")
+
+
+def notes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the sweep has logged, without its runs."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("raysim.sweeps")]
+
+
+def rounds_of(folder: Path) -> list[int]:
+    return list(read_rounds(folder)["round"].to_pylist())
+
+
+def test_a_lost_cell_is_resumed_and_no_round_is_recorded_twice(
+    sweep: Sweep, tracking_store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "raysim.sweeps")
+    pool = Pool({"fedgh": [-1, 2, None]})
+    states = run_all(sweep, pool, tracking_store)
+    assert counts(states.values()) == "2 done"
+    assert [rounds_of(folder) for folder in run_folders(sweep)] == [[0, 1, 2, 3, 4]] * 2
+    assert pool.began == {"fedgh": 3, "standalone": 1}
+    assert notes(caplog) == [
+        "fedgh: its node died; the cell begins again in another worker",
+        "fedgh: its node died; the cell is resumed after round 2 in another worker",
+    ]
+    alone = run(parse_scenario(digits(training={"batch_size": 64}, rounds=4)), quiet=True)
+    assert digest(states["fedgh"]) == alone.state_digest
+
+
+def test_only_deaths_without_a_new_round_count(sweep: Sweep, tracking_store: str) -> None:
+    pool = Pool({"fedgh": [-1, -1, 1, -1, 2, -1, 3, None], "standalone": [-1, -1, -1, None]})
+    states = run_all(sweep, pool, tracking_store)
+    assert counts(states.values()) == "1 done, 1 waiting"
+    assert pool.began == {"fedgh": 8, "standalone": 3}
+    assert states["standalone"].reason == "its node died, 3 times without a new round"
+
+
+def test_a_cell_that_runs_out_of_memory_is_not_tried_again(sweep: Sweep, tracking_store: str) -> None:
+    pool = Pool({"fedgh": [1]}, final=True)
+    states = run_all(sweep, pool, tracking_store)
+    assert (states["fedgh"].state, states["fedgh"].reason) == ("interrupted", DEATH)
+    assert pool.began == {"fedgh": 1, "standalone": 1}
+
+
+def test_a_run_that_ended_before_its_worker_died_is_done(sweep: Sweep, tracking_store: str) -> None:
+    pool = Pool({"fedgh": [4]})
+    assert counts(run_all(sweep, pool, tracking_store).values()) == "2 done"
+    assert pool.began == {"fedgh": 1, "standalone": 1}
+
+
+def test_a_run_that_a_lost_process_still_holds_is_not_begun_twice(
+    sweep: Sweep, tracking_store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a process on a node that lost its network: other cells run until it has ended, or for a limited time."""
+    monkeypatch.setattr(workers, "LOCKED_S", 0.0)
+    pool = Pool({"fedgh": [1]}, when_dead=lambda task: hold(run_folders(sweep)[0] / LOCK) and None)
+    states = run_all(sweep, pool, tracking_store)
+    assert pool.began == {"fedgh": 1, "standalone": 1}
+    assert states["standalone"].state == "done"
+    assert "is still in use by the process that was lost; run the same command later" in states["fedgh"].reason
+
+
+def test_checkpoints_that_are_lost_with_a_node(
+    sweep: Sweep, tracking_store: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "raysim.sweeps")
+    pool = Pool({"fedgh": [2]}, when_dead=lambda task: shutil.rmtree(run_folders(sweep)[0] / "checkpoints"))
+    states = run_all(sweep, pool, tracking_store)
+    assert counts(states.values()) == "2 done"
+    assert notes(caplog)[-1].startswith("fedgh: the cell begins again, because its checkpoints are lost: ")
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_a_node_with_a_disk_of_its_own(sweep: Sweep, tracking_store: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its runs are sent, and a run to resume, such as a trial of a tuning, is sent there with its checkpoints."""
+    shorter = replace(sweep, cells=(replace(sweep.cells[0], until=2), sweep.cells[1]))
+    pool = Pool(private=True)
+    states = run_all(shorter, pool, tracking_store)
+    assert [(one.state, one.rounds) for one in states.values()] == [("done", 2), ("done", 4)]
+    assert notes(caplog)[0].startswith("the nodes do not share a disk, so cells on other nodes do not appear in MLflow")
+    pool = Pool(private=True)
+    run_all(sweep, pool, tracking_store)
+    assert [bool(task.sent) for task in pool.tasks] == [False, True]
+    assert counts(states_of(sweep)) == "2 done"
+    assert len(run_folders(sweep)) == 2
+    assert rounds_of(run_folders(sweep)[0]) == [0, 1, 2, 3, 4]
+    alone = run(parse_scenario(digits(training={"batch_size": 64}, rounds=4)), quiet=True)
+    assert digest(states_of(sweep)[0]) == alone.state_digest
+
+
+def test_the_number_of_workers_follows_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [Node("a", 2.0, 0.0), Node("b", 1.0, 0.0)]
+    monkeypatch.setattr(task_pool.session, "nodes", lambda: nodes)
+    monkeypatch.setattr(task_pool, "POLL_S", 0.0)
+
+    def room(pool: TaskPool) -> int:
+        pool.wait()
+        pool._workers = []
+        while pool.has_room:
+            pool._workers.append(task_pool._Worker(None, "cell"))
+        pool._workers, busy = [], len(pool._workers)
+        return busy
+
+    pool = TaskPool(run_cell)
+    assert room(pool) == 3
+    nodes.pop(0)
+    assert room(pool) == 1
+    nodes.extend([Node("c", 4.0, 0.0)])
+    assert room(pool) == 5
+    nodes.clear()
+    assert room(pool) == 1  # a worker waits for a node
+    assert room(TaskPool(run_cell, 7)) == 7
+
+
+DYING = """
+import os
+from pathlib import Path
+from ray.cluster_utils import Cluster
+from raysim.common.logs import show_logs
+from raysim.sweeps.loop import run_sweep
+from raysim.sweeps.state import counts
+from tests.sweeps.test_loop import digest, run_folders, sweep_of
+from tests.sweeps.test_workers import rounds_of
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+nodes = [cluster.add_node(num_cpus=1) for _ in range(4)]
+os.environ["RAY_ADDRESS"] = cluster.address
+sweep = sweep_of(Path.cwd(), "rounds=6", "checkpoint.every=1", seeds="1..12")
+widths, notes = [], []
+
+def show(progress):
+    done = sum(one.state == "done" for one in progress.states)
+    widths.append(len(progress.running))
+    if len(nodes) > 2 and done >= 8 * (5 - len(nodes)) and len(progress.running) == len(nodes):
+        cluster.remove_node(nodes.pop(), allow_graceful=False)
+
+with show_logs(notes.append, "raysim.sweeps"):
+    states = run_sweep(sweep, show=show)
+assert counts(states) == "24 done", notes
+assert len(nodes) == 2 and max(widths) == 4
+assert any(" died" in note and "; the cell " in note for note in notes), notes
+folders = run_folders(sweep)
+assert len(folders) == len(list(sweep.output.glob("*/*/logs"))) == 24
+assert [rounds_of(folder) for folder in folders] == [list(range(7))] * 24
+print(digest(states[0]), digest(states[-1]))
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.large
+def test_two_of_four_nodes_die(workplace: Path, monkeypatch: pytest.MonkeyPatch, tracking_store: str) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{REPOSITORY}")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # a token in the home folder would not be that of this cluster
+    command = [sys.executable, "-c", DYING]
+    ended = subprocess.run(command, cwd=workplace, capture_output=True, text=True, timeout=500)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    alone = [
+        run(parse_scenario(digits(training={"batch_size": 64}, rounds=6, algorithm={"name": name}), [f"seed={seed}"]))
+        for name, seed in (("fedgh", 1), ("standalone", 12))
+    ]
+    assert ended.stdout.split()[-2:] == [one.state_digest for one in alone]
