@@ -12,6 +12,7 @@ from raysim.cli.tables import as_text, new_table
 from raysim.report.units import human_seconds
 
 if TYPE_CHECKING:
+    from raysim.engine.policies.placement import ClusterResources
     from raysim.runs.doctor import Finding
     from raysim.runs.preview import Preview
     from raysim.runs.verify import Trace
@@ -25,8 +26,7 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
     console.print(
         as_text(
             f"{scenario.name}: {scenario.clients.number} clients, {found.participants} per round, "
-            f"{scenario.rounds} rounds, on {machine.nodes} node{'s' if machine.nodes > 1 else ''} with "
-            f"{machine.cpus:g} CPUs and {machine.gpus:g} GPUs"
+            f"{scenario.rounds} rounds, on {_cluster(machine)}"
         )
     )
     actors = new_table("Client actors", "actors", "clients", "clients per actor", "CPUs each", "GPUs each")
@@ -115,3 +115,12 @@ def show_traces(traces: Sequence[Trace]) -> None:
         console.print(
             as_text(f"All runs are identical in every metric and every tensor after every round ({tensors} tensors).")
         )
+
+
+def _cluster(machine: ClusterResources) -> str:
+    """Return the nodes and resources for which a run is planned, in words."""
+    nodes = f"{machine.nodes} node{'s' if machine.nodes > 1 else ''}"
+    if machine.unlimited:
+        return f"{nodes} and nodes that an autoscaler adds"
+    grown = "a cluster that grows to " if machine.growing else ""
+    return f"{grown}{nodes} with {machine.cpus:g} CPUs and {machine.gpus:g} GPUs"

@@ -39,8 +39,11 @@ class Backend(Protocol):
         Returns how long actors took to start; None if there are none, or if one died meanwhile.
         """
 
+    def leaving(self) -> str:
+        """Return a sentence about actors that `recover` would move, because their node is being drained; "" if none."""
+
     def recover(self) -> None:
-        """Replace dead actors and reset all state, as after `start`."""
+        """Replace dead actors and those on nodes that are being drained, and reset all state, as after `start`."""
 
     def restore(self, files: SavedFiles, storage: Storage) -> None:
         """Load the states that `save` wrote; call it after `start` or `recover`.

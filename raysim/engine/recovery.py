@@ -60,6 +60,11 @@ class RecoveringBackend:
             self.failed[t] = list(report.failed)
         return report
 
+    def move(self, why: str) -> None:
+        """Replace actors by others with the state of the last checkpoint, for the reason `why`; this is no attempt."""
+        logger.info(why)
+        self(lambda: self._go_back(self._latest()))
+
     def _recover(self, lost: LostError) -> None:
         """Replace dead actors, restore the last checkpoint and replay the rounds from there to `at`.
 
@@ -84,10 +89,13 @@ class RecoveringBackend:
             f"{lost}; going back to {f'the checkpoint of round {base}' if checkpoint else 'the start'}"
             + (f" and repeating {repeat} round{'s' if repeat > 1 else ''}" if repeat > 0 else "")
         )
+        self._go_back(checkpoint)
+
+    def _go_back(self, checkpoint: Checkpoint | None) -> None:
         self.backend.recover()
         if checkpoint and self.checkpoints:
             self.checkpoints.store.restore(checkpoint, self.backend.restore)
-        for t in range(base + 1, self.at + 1):
+        for t in range((checkpoint.round if checkpoint else 0) + 1, self.at + 1):
             self.replay(t, self.failed.get(t, ()))
 
     def _latest(self) -> Checkpoint | None:

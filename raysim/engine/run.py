@@ -108,6 +108,7 @@ def run_rounds(
                 raise KeyboardInterrupt
             if loop.ends_early():
                 break
+            loop.leave_drained_nodes()
             began = perf_counter()
             evaluate = schedule.coverage(t)
             report = loop.run_round(t, evaluate)
@@ -155,6 +156,15 @@ class Loop:
         self.notices.diverged = set(self.progress.diverged)
         self.progress.started = perf_counter()
         self.schedule.stop.possible = True
+
+    def leave_drained_nodes(self) -> None:
+        """Move actors from nodes that are being drained to other nodes, by a checkpoint of the last round.
+
+        Without checkpoints, they stay: moving them would repeat all rounds, as the death of the node does.
+        """
+        if self.checkpoints is not None and (why := self.recovering(self.backend.leaving)):
+            self.save()
+            self.recovering.move(why)
 
     def run_round(self, t: int, evaluate: Coverage | None) -> RoundReport:
         """Run round `t`, and begin to save the state after it if a checkpoint is due."""

@@ -222,7 +222,7 @@ def _try_selection(assembly: Assembly) -> None:
 def find_machine(scenario: Scenario) -> ClusterResources:
     """Return the resources for the run's actors, of the cluster that it attaches to or else of this machine.
 
-    Raises `ScenarioError` when the cluster does not answer.
+    A cluster with an autoscaler counts with its maximum size. Raises `ScenarioError` when the cluster does not answer.
     """
     if not attach(scenario):
         kind = accelerator.available()
@@ -232,7 +232,8 @@ def find_machine(scenario: Scenario) -> ClusterResources:
         return ClusterResources(float(os.cpu_count() or 1), float(gpus), oversubscribable=True)
     from raysim.engine.ray import session
 
-    return session.machine(scenario.resources.head)
+    growth = session.growth(scenario.resources.head)
+    return session.machine(scenario.resources.head) if growth is None else growth.resources
 
 
 def attach(scenario: Scenario) -> bool:

@@ -18,8 +18,10 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import (
     ActorGroup,
     ClusterResources,
+    Growth,
     Node,
     Plan,
+    first_actors,
     make_plan,
     place_actors,
 )
@@ -66,7 +68,8 @@ def make_backend(
         cleanup.callback(lambda: local_cluster.stop(remove_logs=succeeded()))
     nodes = session.nodes(resources.head)
     pack = resources.placement == "pack"
-    for text in (*plan.notes, *(one.sentence for one in placement(scenario, plan, nodes))):
+    growth = growth_notes(scenario, plan, None if started else session.growth(resources.head))
+    for text in (*plan.notes, *growth, *(one.sentence for one in placement(scenario, plan, nodes))):
         logger.info(text)
 
     def replan(machine: ClusterResources) -> Plan:
@@ -77,6 +80,26 @@ def make_backend(
     backend = RayBackend(pool)
     cleanup.callback(backend.close)
     return backend
+
+
+def growth_notes(scenario: Scenario, plan: Plan, growth: Growth | None) -> tuple[str, ...]:
+    """Return a sentence about the nodes for which the run would wait; none if all actors fit on the present nodes."""
+    if growth is None:
+        return ()
+    pack = scenario.resources.placement == "pack"
+    fit = sum(map(len, place_actors(plan.groups, growth.present, pack)))
+    if fit == plan.num_actors:
+        return ()
+    first = sum(group.actors for group in first_actors(plan.groups, growth.present, pack))
+    types = Counter(
+        f"{node.name} ({node.cpus:g} CPU, {node.gpus:g} GPU)" for node in growth.largest or () if not node.id
+    )
+    most = f" (at most {', '.join(f'{count} x {name}' for name, count in types.items())})" if types else ""
+    begins = "when all fit" if first == plan.num_actors else f"with {first}, and adds the others when nodes join"
+    return (
+        f"{fit} of {plural(plan.num_actors, 'client actor')} fit on the present nodes; the run requests nodes for the "
+        f"others from the cluster's autoscaler{most}. It begins {begins}",
+    )
 
 
 def state_limits(scenario: Scenario, folder: Path | None = None) -> StateLimits:

@@ -21,7 +21,7 @@ from raysim.models import MODELS
 from raysim.models.split import example
 from raysim.plugins.calling import where
 from raysim.runs.assembly import assemble, attach, check_local, find_machine, refuse_float16_on_cpu, run_schedule
-from raysim.runs.backend import Placement, placement
+from raysim.runs.backend import Placement, growth_notes, placement
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.scenario import Scenario
 
@@ -73,14 +73,14 @@ def preview(scenario: Scenario) -> Preview:
     """
     check_local(scenario)
     machine, nodes = find_machine(scenario), []
+    plan = make_plan(scenario.requests, machine, scenario.participants)
+    refuse_float16_on_cpu(scenario, plan)
     if attach(scenario):
         from raysim.engine.ray import session
 
-        nodes = session.nodes(scenario.resources.head)
-    plan = make_plan(scenario.requests, machine, scenario.participants)
-    refuse_float16_on_cpu(scenario, plan)
-    if nodes:
-        check_fits(plan, nodes, scenario.resources.placement == "pack")
+        nodes, growth = session.nodes(scenario.resources.head), session.growth(scenario.resources.head)
+        check_fits(plan, nodes, scenario.resources.placement == "pack", growth)
+        plan = replace(plan, notes=(*plan.notes, *growth_notes(scenario, plan, growth)))
     data = scenario.data
     if missing(data.name, data.root, data.format):
         if data.root is not None or not scenario.dataset.torchvision or data.format not in ("auto", "torchvision"):

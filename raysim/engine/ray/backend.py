@@ -69,6 +69,9 @@ class RayBackend:
         self._begin()
         return self.pool.startup
 
+    def leaving(self) -> str:
+        return self.pool.leaving()
+
     def recover(self) -> None:
         self.calls.wait_for_gcs("going back")
         self.pool.replace_dead()

@@ -13,23 +13,26 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raysim.common.errors import RunError, ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.core.algorithm import ClientId
-from raysim.engine.policies.placement import ActorGroup, ClusterResources, Node, Plan, check_fits, place_actors
+from raysim.engine.policies.placement import (
+    ActorGroup,
+    ClusterResources,
+    Node,
+    Plan,
+    check_fits,
+    first_actors,
+    place_actors,
+)
 from raysim.engine.ray.actors import ClientActor, Location, ServerActor
 from raysim.engine.ray.at_work import at_work
-from raysim.engine.ray.calls import POLL_S, RECOVERY_DEADLINE_S, ActorCalls, gcs_answers, succeeded
-from raysim.engine.ray.session import nodes
+from raysim.engine.ray.calls import RECOVERY_DEADLINE_S, ActorCalls, gcs_answers, succeeded
+from raysim.engine.ray.session import draining, growth, head_id, nodes
+from raysim.engine.ray.starting import START_TIMEOUT_S, NodeWait, wait_until_started
 from raysim.engine.records import MemoryReport, Startup
 from raysim.engine.workers.rows import AUTO, Handles, StateLimits
 
 logger = logging.getLogger(__name__)
-
-START_TIMEOUT_S = 300.0
-"""Seconds to wait for the next actor to start; a thousand actors may take longer in total."""
-
-SLOW_START_S = 30.0
-"""Seconds after which the user is warned that some actors have not started."""
 
 RETRY_S = 2.0
 """Seconds between checks that actors that have not started still fit."""
@@ -65,6 +68,7 @@ class ActorPool:
         plan: the current actors: fewer than planned if some no longer fit, more if nodes have joined.
         clients: the client actors, group by group as in `plan`.
         server: the server's actor.
+        largest: on a cluster with an autoscaler, the plan that the run grows to; else None.
         driver_node: id of the node of this process; "" until `begin`.
         calls: waits for the actors' answers.
         startup: how long the client actors took to start when the run began; None before.
@@ -93,14 +97,19 @@ class ActorPool:
         self.calls = ActorCalls(self._name, self._detail, self._idle)
         self.startup: Startup | None = None
         self._inputs: Sequence[Any] = ()  # references to the RunSpec and the samples
-        present = nodes(head)
-        check_fits(plan, present, pack)
+        present, growing = nodes(head), None if replan is None else growth(head)
+        self.largest = None if growing is None else plan
+        check_fits(plan, present, pack, growing)
+        if growing is not None:
+            self.plan = replace(plan, groups=first_actors(plan.groups, present, pack))
         self._known_nodes = {node.id for node in present}
-        self._checked_s = perf_counter()  # time of the last check for new nodes
+        self._checked_s = perf_counter() if growing is None else -NODE_CHECK_S  # time of the last check for new nodes
+        self._asked_s = 0.0  # time of the last check for nodes that are being drained
+        self._staying: set[str] = set()  # ids of nodes that are being drained, but whose actors fit on no other node
         self.starting: list[tuple[Worker, Any]] = []  # actors starting on new nodes: (worker, its first answer)
         self.clients: list[Worker] = []
         for g, placed in enumerate(self._place()):
-            self.clients += [self._new_client(g, *placed[i : i + 1]) for i in range(plan.groups[g].actors)]
+            self.clients += [self._new_client(g, *placed[i : i + 1]) for i in range(self.plan.groups[g].actors)]
         self.server = self._new_server()
         for worker in [*self.initial_workers, self.server]:
             worker.actor.preload.remote()
@@ -134,7 +143,7 @@ class ActorPool:
 
         Raises:
             LostError: an actor died meanwhile.
-            RunError: no further actor started within `START_TIMEOUT_S`.
+            RunError: no further actor started within `START_TIMEOUT_S`, or no node joined within `NODES_TIMEOUT_S`.
         """
         first, self._inputs = not self._inputs, (spec, raw)
         shares = [group.gpus_per_actor for group in self.plan.groups for _ in range(group.actors)]
@@ -143,7 +152,8 @@ class ActorPool:
             for worker, share in zip(self.clients, shares, strict=True)
         ]
         setups.append(self.server.actor.setup.remote(spec))
-        started_s = self._wait_until_started(setups)
+        growing = None if self.largest is None else NodeWait(self.plan.groups, self.pack, lambda: nodes(self.head))
+        started_s = wait_until_started(self.calls, setups, growing)
         for worker, location in zip(self.workers, self.calls.get(setups, "starting"), strict=True):
             worker.location, worker.usage, worker.pending_clients = location, None, []
         joined = [worker.actor.join.remote(self._files(worker.location)) for worker in self.clients]
@@ -168,8 +178,24 @@ class ActorPool:
             if any(len(placed) < group.actors for group, placed in zip(self.plan.groups, self._place(), strict=True)):
                 self._replace_dead()
 
+    def leaving(self) -> str:
+        """Return a sentence about nodes with actors that are being drained; "" if none, or if the actors must stay.
+
+        Asks Ray every `NODE_CHECK_S`.
+        """
+        if self.replan is None or perf_counter() - self._asked_s < NODE_CHECK_S:
+            return ""
+        self._asked_s = perf_counter()
+        self.calls.wait_for_gcs("looking for drained nodes")
+        counts = Counter(worker.location.address for worker in self._drained())
+        return "; ".join(f"node {name} is being drained: its {n} actors move elsewhere" for name, n in counts.items())
+
     def add_new_actors(self) -> None:
-        """Add actors that have started on new nodes, and check for new nodes every `NODE_CHECK_S`."""
+        """Add actors that have started on new nodes, and check for new nodes every `NODE_CHECK_S`.
+
+        On a cluster with an autoscaler, start all actors of the plan `largest` that this pool lacks: those that fit on
+        no node request one.
+        """
         for entry in list(self.starting):
             worker, answer = entry
             if not ray.wait([answer], timeout=0)[0]:
@@ -184,8 +210,8 @@ class ActorPool:
         present = nodes(self.head)
         new = [node for node in present if node.id not in self._known_nodes]
         self._known_nodes = {node.id for node in present}
-        if new:
-            self._start_on_new_nodes(present, new)
+        if new or self.largest:
+            self._start_more(present, new)
 
     def close(self) -> None:
         """End all actors and release their inputs; safe to call twice."""
@@ -208,10 +234,15 @@ class ActorPool:
         Another program may have taken the resources meanwhile, so the node is a preference, unless the head node must
         have no clients.
         """
-        strategy: Any = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node.id, soft=self.head)
-        group = self.plan.groups[g]
+        group, chosen = self.plan.groups[g], {}
+        if node is not None:
+            chosen["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.id, soft=self.head)
+        else:
+            chosen["scheduling_strategy"] = "DEFAULT" if self.pack else "SPREAD"
+            if not self.head:
+                chosen["label_selector"] = {"ray.io/node-id": f"!{head_id()}"}
         options = ray.remote(ClientActor).options(
-            num_cpus=group.cpus_per_actor, num_gpus=group.gpus_per_actor, scheduling_strategy=strategy
+            num_cpus=group.cpus_per_actor, num_gpus=group.gpus_per_actor, **chosen
         )
         requested_s = perf_counter()
         return Worker(options.remote(), g, requested_s)
@@ -253,42 +284,24 @@ class ActorPool:
         self.calls.wait_for_gcs("placing actors")
         return place_actors(self.plan.groups, nodes(self.head), self.pack)
 
-    def _wait_until_started(self, setups: Sequence[Any]) -> list[float]:
-        """Wait for all setups, and warn if that takes long. Returns perf_counter() of each answer."""
-        began = latest = perf_counter()
-        warned = False
-        started_s: dict[Any, float] = {}
-        left = list(setups)
-        while left:
-            self.calls.wait_for_gcs("starting")
-            with self.calls.translate_errors("starting"):
-                ray.wait(left, num_returns=1, timeout=POLL_S)
-                # Take all answers at once: one wait per answer would take quadratic time with a thousand actors.
-                ready, left = ray.wait(left, num_returns=len(left), timeout=0)
-            if ready:
-                self.calls.get(ready, "starting")  # raises the error of a failed setup
-                latest = perf_counter()
-                started_s |= dict.fromkeys(ready, latest)
-            if left and perf_counter() - latest >= START_TIMEOUT_S:
-                raise RunError(
-                    f"starting: no further actor started within {START_TIMEOUT_S:.0f} s; on a cluster, run `ray "
-                    "status` to see which resources are missing"
-                )
-            if left and not warned and perf_counter() - began >= SLOW_START_S:
-                warned = True
-                logger.warning(
-                    f"{len(started_s)} of {len(setups)} actors have started; the others are starting, or wait for CPUs "
-                    "or GPUs (on a cluster, `ray status` shows which are in use). The run ends if no further actor "
-                    f"starts for {START_TIMEOUT_S:.0f} s"
-                )
-        return [started_s[answer] for answer in setups]
+    def _drained(self) -> list[Worker]:
+        """Return the actors on nodes that are being drained; none if some group of actors fits on no other node."""
+        leaving = draining()
+        found = [worker for worker in self.workers if worker.node in leaving]
+        if not found or self.largest or all(self._place()):
+            return found
+        for node, address in {worker.node: worker.location.address for worker in found}.items():
+            if node not in self._staying:
+                self._staying.add(node)
+                logger.warning(f"node {address} is being drained, but its actors fit on no other node: they stay")
+        return []
 
     def _replace_dead(self) -> None:
-        """Replace actors that do not answer; a group shrinks if not all its actors fit."""
+        """Replace actors that do not answer or are on drained nodes; a group shrinks if not all its actors fit."""
         answers = {worker: worker.actor.pid.remote() for worker in self.workers}
         # Living actors may be busy with the interrupted round, which is not worth a long wait.
         ray.wait(list(answers.values()), num_returns=len(answers), timeout=RECOVERY_DEADLINE_S)
-        alive = {worker for worker, ref in answers.items() if succeeded(ref)}
+        alive = {worker for worker, ref in answers.items() if succeeded(ref)}.difference(self._drained())
         # Starting actors may be on the lost node; if not, `add_new_actors` starts them again.
         for worker in [*(one for one in self.workers if one not in alive), *(one for one, _ in self.starting)]:
             ray.kill(worker.actor)
@@ -326,11 +339,11 @@ class ActorPool:
         ready, _ = ray.wait(answers, num_returns=len(answers), timeout=RETRY_S)
         return len(ready) == len(answers)
 
-    def _start_on_new_nodes(self, present: Sequence[Node], new: Sequence[Node]) -> None:
-        """Start actors on the new nodes: those that a plan for all nodes has beyond this pool."""
+    def _start_more(self, present: Sequence[Node], new: Sequence[Node]) -> None:
+        """Start the actors of a plan for all nodes, or of `largest`, that this pool lacks: on new nodes, or later."""
         assert self.replan is not None
         try:
-            wanted = self.replan(ClusterResources.of(present))
+            wanted = self.largest or self.replan(ClusterResources.of(present))
         except ScenarioError:
             return
         starting = Counter(worker.group for worker, _ in self.starting)
@@ -340,8 +353,8 @@ class ActorPool:
             for g, (has, wants) in enumerate(zip(self.plan.groups, wanted.groups, strict=True))
         ]
         for g, placed in enumerate(place_actors(more, new, self.pack)):
-            for node in placed:
-                worker = self._new_client(g, node)
+            for i in range(more[g].actors if self.largest else len(placed)):
+                worker = self._new_client(g, *placed[i : i + 1])
                 self.starting.append((worker, worker.actor.pid.remote()))
 
     def _add_actor(self, worker: Worker) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import ray
 from ray._private import ray_constants
 
 from raysim.common.errors import ScenarioError
-from raysim.engine.policies.placement import ClusterResources, Node
-from raysim.engine.ray import local_cluster
+from raysim.engine.policies.placement import ClusterResources, Growth, Node
+from raysim.engine.ray import autoscaler, local_cluster
+
+HEAD = "node:__internal_head__"
+"""The resource that only the head node has."""
 
 _ahead = False  # whether a Ray of `connect_ahead` waits for a caller of `connect`
 
@@ -80,7 +85,11 @@ def is_ahead() -> bool:
 
 
 def nodes(head: bool = True) -> list[Node]:
-    """Return the living nodes of the connected cluster with all their CPUs and GPUs. head: include the head node."""
+    """Return the nodes of the connected cluster that may get actors, with all their CPUs and GPUs.
+
+    Nodes that are being drained are left out. head: include the head node.
+    """
+    leaving = draining()
     return [
         Node(
             node["NodeManagerAddress"],
@@ -89,8 +98,31 @@ def nodes(head: bool = True) -> list[Node]:
             node["NodeID"],
         )
         for node in ray.nodes()
-        if node["Alive"] and (head or "node:__internal_head__" not in node["Resources"])
+        if node["Alive"] and node["NodeID"] not in leaving and (head or HEAD not in node["Resources"])
     ]
+
+
+def draining() -> Mapping[str, int]:
+    """Return the nodes that Ray will take away, such as spot instances: id -> deadline in ms; 0: without deadline."""
+    found: Mapping[str, int] = {}
+    with contextlib.suppress(ImportError, AttributeError):
+        from ray._private.state import state  # there is no public interface
+
+        found = state.get_draining_nodes()
+    return found
+
+
+def head_id() -> str:
+    """Return the id of the head node."""
+    return next((node["NodeID"] for node in ray.nodes() if HEAD in node["Resources"]), "")
+
+
+def growth(head: bool = True) -> Growth | None:
+    """Return the nodes that the autoscaler of the connected cluster may add; None without an autoscaler that may.
+
+    head: include the head node.
+    """
+    return autoscaler.growth(nodes(head), [node for node in nodes(head) if node.id == head_id()])
 
 
 def machine(head: bool = True) -> ClusterResources:

@@ -33,11 +33,13 @@ from raysim.engine.policies.metrics import (
 from raysim.engine.policies.placement import (
     ActorGroup,
     ClusterResources,
+    Growth,
     Node,
     Plan,
     ResourceRequest,
     assign,
     check_fits,
+    first_actors,
     make_plan,
     parse_ranges,
     place_actors,
@@ -119,6 +121,46 @@ def test_local_cpus_may_be_oversubscribed() -> None:
     assert plan.num_actors == 3
     note = "the actors need 3 CPUs, but the machine has 2: rounds take longer, but the results stay the same"
     assert plan.notes == (note,)
+
+
+GROWTH = Growth(
+    (Node("head", 0, 0, "head"), Node("a", 2, 0, "a")), (Node("head", 0, 0, "head"), *[Node("worker", 2, 0)] * 3)
+)
+
+
+def test_a_growing_cluster_is_planned_with_its_maximum_size() -> None:
+    machine = GROWTH.resources
+    assert (machine.cpus, machine.nodes, machine.growing) == (6, 4, True)
+    plan = make_plan([group_of(20)], machine)
+    assert plan.num_actors == 6
+    check_fits(plan, GROWTH.present, growth=GROWTH)
+    [first] = first_actors(plan.groups, GROWTH.present)
+    assert first.actors == 2  # those that fit now
+    assert [group.actors for group in first_actors(plan.groups, GROWTH.present[:1])] == [1]
+    explicit = make_plan([group_of(20, actors=5)], machine)
+    assert first_actors(explicit.groups, GROWTH.present) == explicit.groups  # waits until all fit
+    pinned = make_plan([group_of(20, per=5)], machine)
+    assert first_actors(pinned.groups, GROWTH.present) == pinned.groups
+    with pytest.raises(ScenarioError, match="the cluster has only 6 at the maximum size of its autoscaler; request"):
+        make_plan([group_of(20, actors=7)], machine)
+    wide = make_plan([group_of(20, actors=2, cpus=3)], machine)
+    with pytest.raises(
+        ScenarioError, match=r"only 0 of 2 actors .* fit on the nodes: head .*, worker \(2 CPU, 0 GPU\)"
+    ):
+        check_fits(wide, GROWTH.present, growth=GROWTH)
+
+
+def test_an_unknown_maximum_size_holds_any_plan() -> None:
+    growth = replace(GROWTH, largest=None)
+    assert make_plan([group_of(100)], growth.resources, 30).num_actors == 30  # one per participant
+    plan = make_plan([group_of(100, actors=50, gpus=0.5)], growth.resources)  # GPUs, although no node has one yet
+    check_fits(plan, growth.present, growth=growth)
+    assert plan.gpus == 25
+    automatic = make_plan([group_of(100, gpus=None)], growth.resources, 8)
+    assert automatic.gpus == 0
+    assert automatic.notes[0].endswith("to use GPUs of nodes that the autoscaler adds, set gpus_per_actor")
+    with_gpus = replace(growth, present=(*growth.present, Node("b", 4, 1, "b")))
+    assert make_plan([group_of(100, gpus=None)], with_gpus.resources, 8).groups[0].gpus_per_actor == 0.25
 
 
 def test_groups_share_the_machine() -> None:
