@@ -82,7 +82,8 @@ class PlainProgress:
         done, total = progress.earlier, progress.earlier + sum(progress.later.values())
         for one in progress.states:
             ran = one.cell.rounds if one.state == "done" else one.rounds
-            done += max(running.get(one.cell.name, ran), 0)
+            reported = running.get(one.cell.name, -1)
+            done += ran if reported < 0 else reported  # a cell that is being resumed has reported no round yet
             total += ran if _shown_state(one, running) == "failed" else one.cell.rounds  # the others are not planned
         if progress.stopping:
             cells = plural(len(running), "cell")

@@ -117,6 +117,13 @@ def test_a_resumed_cell_counts_only_its_new_rounds(tmp_path: Path) -> None:
     assert left.seconds(progress) == pytest.approx(3 * 3)
 
 
+def test_the_rounds_of_a_cell_count_while_it_is_being_resumed(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, "rounds=10", grid={})
+    shown, state = PlainProgress(sweep, io.StringIO()), CellState(sweep.cells[0], "interrupted", None, 6)
+    assert "6 of 10 rounds" in shown.line(Progress([state], [(state.cell.name, -1)]))
+    assert "7 of 10 rounds" in shown.line(Progress([state], [(state.cell.name, 7)]))
+
+
 def test_steps_are_timed_for_each_data_and_model_but_not_for_each_method(workplace: Path) -> None:
     sweep = sweep_of(workplace, grid={**METHODS, "training.batch_size": [16, 32]})
     planned = Estimator(sweep).seconds_per_round(sweep.cells)
