@@ -232,10 +232,11 @@ class ActorPool:
         """Start a client actor of group `g` on `node`; None: on any node that Ray chooses.
 
         Another program may have taken the resources meanwhile, so the node is a preference, unless the head node must
-        have no clients.
+        have no clients. On a cluster with an autoscaler, Ray chooses: an actor that prefers a node without free
+        resources would wait for it, and not request another node.
         """
         group, chosen = self.plan.groups[g], {}
-        if node is not None:
+        if node is not None and self.largest is None:
             chosen["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.id, soft=self.head)
         else:
             chosen["scheduling_strategy"] = "DEFAULT" if self.pack else "SPREAD"
