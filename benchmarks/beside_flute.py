@@ -18,7 +18,7 @@ The model has 7,850 parameters: logits are the sigmoid of a linear function, as 
   its code. As for that file, a client has two classes; the number of its images is log-normal with mean 69 and standard
   deviation 106, at least 10, and a tenth of them are test images. Clients' images may overlap.
 - FLUTE runs its own code except for three things that `beside_flute.py` writes: the module that downloads MNIST (here:
-  reads the arrays above), an `azureml` package that records nothing, and the options of its configuration for rounds.
+  reads the arrays above), an `azureml` package that records nothing, and the number of rounds in its configuration.
   Its arrays are NumPy's; those of the downloaded file are lists of Python numbers, which are slower.
 """
 
@@ -162,9 +162,11 @@ def write_flute(folder: Path, checkout: Path, python: str, rounds: int) -> list[
     content["server_config"]["max_iteration"] = rounds
     config = folder / f"rounds-{rounds}.yaml"
     config.write_text(yaml.safe_dump(content))
+    # Not FLUTE's own script: Python would import from the folder to which a link leads.
+    (folder / "start.py").write_text("import runpy\n\nrunpy.run_path('e2e_trainer.py', run_name='__main__')\n")
     options = {"-config": config, "-outputPath": folder / "out", "-dataPath": folder, "-task": TASK, "-backend": "gloo"}
-    start = "import runpy; runpy.run_path('e2e_trainer.py', run_name='__main__')"  # imports from the working directory
-    return [python, "-c", start, *(str(word) for pair in options.items() for word in pair)]
+    words = ["-m", "torch.distributed.run", "--nproc_per_node=1", "start.py"]
+    return [python, *words, *(str(word) for pair in options.items() for word in pair)]
 
 
 def link(new: Path, target: Path) -> None:
@@ -186,8 +188,7 @@ def write_images(path: Path, pixels: NDArray[np.uint8], label_M: Ints, parts: li
 
 def seconds(command: list[str], folder: Path, log: Path) -> tuple[float, float]:
     """Run a command, and return its seconds and CPU seconds."""
-    places = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555"}
-    environment = {**os.environ, **places, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     begin_s = time.perf_counter()
     with log.open("w") as output:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)
