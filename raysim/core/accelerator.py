@@ -7,6 +7,7 @@ Intel GPUs without float64 are not used, because raysim sums in float64.
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ def peak_memory_mb(device: torch.device) -> float:
     return measure(device) / 2**20 if measure is not None else 0.0
 
 
+@cache
 def _module() -> Any:
     """Return torch's module for the accelerator that this process can use, such as `torch.cuda`, or None."""
     kind = available()

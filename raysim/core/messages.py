@@ -176,7 +176,8 @@ class PackedTensor:
 
     @classmethod
     def of(cls, tensor: Tensor) -> PackedTensor:
-        flat = tensor.detach().to("cpu", copy=True).contiguous().reshape(-1)
+        copied = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        flat = copied.view(-1)
         return cls(flat.view(torch.uint8).numpy(), _name(tensor.dtype), tuple(tensor.shape))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -258,8 +259,8 @@ def wire_components(msg: object) -> dict[str, int]:
     """Return the bytes of each field of a message, for example `{"class_S": 40, "mean_SD": 20000}`."""
     if isinstance(msg, Mapping):
         return {str(name): wire_bytes(value) for name, value in msg.items()}
-    if is_dataclass(msg) and hasattr(type(msg), _FIELDS):
-        return {field.name: wire_bytes(getattr(msg, field.name)) for field in fields(msg)}
+    if hasattr(type(msg), _FIELDS):
+        return {name: wire_bytes(getattr(msg, name)) for name in getattr(type(msg), _FIELDS)}
     return {"message": wire_bytes(msg)} if msg is not None else {}
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from raysim.common.inputs import InputSpec, image
+from raysim.core.meter import flops_of
 from raysim.models import MODELS, ModelSpec, build_model, common_feature_dim, incompatibility
 from raysim.models import SMALL as FEW_PARAMETERS
 from raysim.models.split import SplitNet
@@ -187,6 +188,23 @@ def test_forward_macs_of_features_and_tokens(name: str, macs: int, training: boo
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         net(samples(input_spec(MODELS[name]), count=3))
     assert counter.get_total_flops() == 3 * 2 * (macs + net.header.in_features * 5)
+
+
+def test_operations_of_the_vision_transformer_include_attention() -> None:
+    net = build("vit_small", num_classes=5)
+    pixels = samples(input_spec(MODELS["vit_small"]), count=2)
+    patches, width, layers = (pixels.shape[2] // 4) ** 2, 192, 6
+    tokens = patches + 1
+    convolution = patches * 3 * 4 * 4 * width
+    linear = layers * tokens * (3 + 1 + 4 + 4) * width * width + width * 500 + 500 * 5
+    attention = layers * 2 * tokens * tokens * width  # each token with each, as key and as value
+    forward = convolution + linear + attention
+    # The pixels need no gradient. Attention computes its weights again, and the gradients of both products' factors.
+    backward = convolution + 2 * linear + attention // 2 * 5
+    with torch.no_grad():
+        assert flops_of(lambda: net(pixels)) == 2 * 2 * forward
+        assert flops_of(lambda: net.eval()(pixels)) == 2 * 2 * forward
+    assert flops_of(lambda: net(pixels).sum().backward()) == 2 * 2 * (forward + backward)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,15 @@ class ClientSamples:
         index_N = torch.tensor(position_N, device="cpu")
         raw_N = self.raw_M.index_select(0, index_N).to(self.device)
         return Samples(raw_N, self.label_M.index_select(0, index_N).to(self.device), self.transform)
+
+    def each(self, positions: Sequence[Ints]) -> list[Samples]:
+        """Return the samples of several clients, each in the order of its positions; one lookup fetches all."""
+        if len(positions) == 1:
+            return [self.at(positions[0])]
+        sizes = [len(position_N) for position_N in positions]
+        whole = self.at(np.concatenate(positions))
+        parts = zip(whole.raw_N.split(sizes), whole.y.split(sizes), strict=True)
+        return [Samples(raw_N, y, self.transform) for raw_N, y in parts]
 
     def labels(self, position_N: Ints) -> Tensor:
         """Return the class ids of the samples at these positions, int64."""

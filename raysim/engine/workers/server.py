@@ -21,7 +21,7 @@ from raysim.engine.checkpoint.format import read_server, server_file
 from raysim.engine.records import Broadcast, CheckpointFile, ClientFailure, NonFiniteUpload, ServerReport
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import hook
-from raysim.engine.workers.unchanged import Unchanged
+from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
 
 
 @dataclass
@@ -51,10 +51,11 @@ class ServerWorker:
             state_tensors(self.server.state)  # raises if the hook made a state that cannot be saved
         if self.spec.initial is not None and self.spec.initial.server is not None:
             self._take(self.spec.initial.server)
-        guard.check(
-            f"{type(self.spec.algorithm).__name__}: server_start changed a registration in place; "
-            "change a copy, such as tensor.clone()"
-        )
+        if not guard.holds():
+            raise ChangedMessageError(
+                f"{type(self.spec.algorithm).__name__}: server_start changed a registration in place; "
+                "change a copy, such as tensor.clone()"
+            )
 
     def send(self, t: int, cohort: Iterable[ClientId]) -> Broadcast:
         """Return the algorithm's message for each participant; an object for several participants is packed once."""
@@ -131,10 +132,11 @@ class ServerWorker:
                 else:
                     self._flops[key] = flops_of(lambda: self.spec.algorithm.server_update(self.server, ups))
                     state_tensors(self.server.state)  # as in `start`; only once, since a state may have many parts
-            guard.check(
-                f"{type(self.spec.algorithm).__name__}: server_update changed an upload in place in round {t}; "
-                "sum into a new tensor, such as a clone"
-            )
+            if not guard.holds():
+                raise ChangedMessageError(
+                    f"{type(self.spec.algorithm).__name__}: server_update changed an upload in place in round {t}; "
+                    "sum into a new tensor, such as a clone"
+                )
             flops = self._flops[key]
         seconds = perf_counter() - start + self._send_s
         return ServerReport(dict(self.server.values), float(flops), seconds, tuple(rejected))

@@ -7,7 +7,7 @@ affect it only by rounding, and only those of its group, which train by the same
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -17,7 +17,7 @@ import torch
 
 from raysim.common.errors import RunError
 from raysim.core.algorithm import Client, ClientId, Task
-from raysim.core.fit import FitJob, FitResult, LocalTraining, Trainer, fit_one
+from raysim.core.fit import FitJob, FitResult, LocalTraining
 from raysim.core.messages import WireSize, nonfinite, pack, unpack, wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.seeds import seeded
@@ -95,16 +95,13 @@ class Training:
                 assert position is not None
                 received[position] = self._received(broadcast.messages[position])
             downs = {k: received[broadcast.of[k]] for k in group}
-            if len(group) > 1:
-                yield from self._train_group(t, downs, evaluate_before)
-                continue
-            (k,) = group
-            if k in skip:
+            k = group[0]
+            if len(group) == 1 and k in skip:
                 yield k, ClientFailure("it failed before"), ClientFailure("it failed before")
-            elif self.spec.tolerates_failures:
+            elif len(group) == 1 and self.spec.tolerates_failures:
                 yield self._train_tolerating(k, t, downs[k], evaluate_before)
             else:
-                yield self._train_one(k, t, downs[k], evaluate_before)
+                yield from self._train_group(t, downs, evaluate_before)
         self.rounds_received += len(received) > 1
 
     def evaluate_current(
@@ -139,24 +136,24 @@ class Training:
             self.states.put(k, self.before[k])
         self.states.unsaved &= self.states.held
 
-    def client(self, k: ClientId, t: int, trainer: Trainer = fit_one, local: LocalTraining | None = None) -> Client:
-        """Return client k as its algorithm sees it in round `t`. local: training settings; default: those of `t`."""
-        spec = self.spec
-        set_threads(spec, k)
-        return Client(
-            id=k,
-            task=self.task,
-            data=self.samples.at(spec.train.of(k)),
-            net=self.states.open(k),
-            local=self._local_in(t, k) if local is None else local,
-            rng=seeded(spec.seed, "client", t, k),
-            t=t,
-            arch=spec.arch(k),
-            meter=self.meter,
-            trainer=trainer,
-        )
+    def client(self, k: ClientId, t: int) -> Client:
+        """Return client k as its algorithm sees it in round `t`."""
+        (client,) = self._clients([k], t, t)
+        return client
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _clients(self, ids: Sequence[ClientId], t: int, settings_of: int) -> list[Client]:
+        """Return clients as their algorithm sees them in round `t`; one lookup fetches the samples of all.
+
+        settings_of: the round whose training settings they have.
+        """
+        spec, clients = self.spec, []
+        for k, data in zip(ids, self.samples.each([spec.train.of(k) for k in ids]), strict=True):
+            set_threads(spec, k)
+            net, local, rng = self.states.open(k), self._local_in(settings_of, k), seeded(spec.seed, "client", t, k)
+            clients.append(Client(k, self.task, data, net, local, rng, t, spec.arch(k), meter=self.meter))
+        return clients
 
     def _evaluate_received(self, k: ClientId, t: int, received: Received) -> ClientEvaluation:
         """Test client k after it received a message, and drop what the message changed."""
@@ -170,14 +167,11 @@ class Training:
 
     def _receive(self, k: ClientId, t: int, received: Received) -> None:
         """Let client k receive a message of round `t` without a training that follows. It changes its open network."""
-        down, _, guard = received
-        if down is None:
+        if received.message is None:
             return
         # After the last round there are no training settings of the next one, so the client has the last ones.
-        client = self.client(k, t, local=self._local_in(t - 1, k))
-        with self._hook("client_receive", t, k, down):
-            self.spec.algorithm.client_receive(client, down)
-        self._check_unchanged(guard, "client_receive", k, t)
+        (client,) = self._clients([k], t, t - 1)
+        self._deliver(client, received)
 
     def _messages(self, broadcast: Broadcast) -> Callable[[ClientId], Received]:
         """Return a function from a client to its message, which is unpacked once for all clients that receive it."""
@@ -201,9 +195,10 @@ class Training:
     def _train_tolerating(
         self, k: ClientId, t: int, down: Received, evaluate_before: Coverage | None
     ) -> tuple[ClientId, Any, ClientReport | ClientFailure]:
-        """Train as `_train_one` does, but report a failing client as failed and keep its earlier state."""
+        """Train one client as `_train_group` does, but report it as failed, and keep its earlier state, if it fails."""
         try:
-            return self._train_one(k, t, down, evaluate_before)
+            (trained,) = self._train_group(t, {k: down}, evaluate_before)
+            return trained
         except ChangedMessageError:  # other clients share the changed message
             raise
         except RunError as error:
@@ -214,25 +209,12 @@ class Training:
     def _train_group(
         self, t: int, downs: Mapping[ClientId, Received], evaluate_before: Coverage | None
     ) -> list[tuple[ClientId, Any, ClientReport]]:
-        """Train a group: its hooks wait for each other in `Client.fit`. Each client gets an equal share of the time."""
-        start = perf_counter()
-        works = [partial(self._train_one, k, t, down, evaluate_before, ask_to_fit) for k, down in downs.items()]
-        # Device contexts are per thread, but these hooks exit in another order than they entered.
-        with nullcontext() if self.device.type == "cpu" else self.device:
-            results = in_lockstep(works, fit_all)
-        share_s = (perf_counter() - start) / len(results)
-        return [(k, up, replace(report, train_s=share_s)) for k, up, report in results]
-
-    def _train_one(
-        self,
-        k: ClientId,
-        t: int,
-        down: Received,
-        evaluate_before: Coverage | None,
-        trainer: Trainer = fit_one,
-    ) -> tuple[ClientId, Any, ClientReport]:
-        with self.states.changing(k), self._time_limit(k, t):
-            return self._client_round(k, t, down, evaluate_before, trainer)
+        """Run the part of a round of a group of clients, and store their states if no client fails."""
+        with ExitStack() as opened:
+            for k in downs:
+                opened.enter_context(self.states.changing(k))
+            with self._time_limit(next(iter(downs)), t):  # clients with a time limit are trained one by one
+                return self._group_round(t, downs, evaluate_before)
 
     def _time_limit(self, k: ClientId, t: int) -> AbstractContextManager[None]:
         limit_s = self.spec.client_timeout_s
@@ -240,43 +222,70 @@ class Training:
             return nullcontext()
         return limit(limit_s, f"client {k} took longer than failure.client_timeout_s ({limit_s:g} s) in round {t}")
 
-    def _client_round(
-        self, k: ClientId, t: int, received: Received, evaluate_before: Coverage | None, trainer: Trainer
-    ) -> tuple[ClientId, Any, ClientReport]:
-        """Run a client's part of a round: receive, train, count the upload and pack it."""
-        algorithm, (down, down_size, guard) = self.spec.algorithm, received
+    def _group_round(
+        self, t: int, downs: Mapping[ClientId, Received], evaluate_before: Coverage | None
+    ) -> list[tuple[ClientId, Any, ClientReport]]:
+        """Let the clients of a group receive, train and upload. Each client gets an equal share of the time.
 
-        def checked(job: FitJob) -> FitResult:
-            self._check_unchanged(guard, "client_update", k, t)  # before the next client's hooks run
-            return trainer(job)
-
-        client = self.client(k, t, trainer if trainer is fit_one else checked)
-        evaluation = None
+        All clients take a step before any takes the next one: with small networks, a step that is repeated takes half
+        the time of one that alternates with others, because its code stays in the processor's cache.
+        """
         start = perf_counter()
-        if down is not None:
-            with self._hook("client_receive", t, k, down):
-                algorithm.client_receive(client, down)
-            self._check_unchanged(guard, "client_receive", k, t)
-        if evaluate_before:
-            evaluation = self.evaluation.evaluate_one(k, evaluate_before)
+        clients = self._clients(list(downs), t, t)
+        for client in clients:
+            self._deliver(client, downs[client.id])
+        tests = {k: self.evaluation.evaluate_one(k, evaluate_before) for k in downs} if evaluate_before else {}
+        updates = [partial(self._update, client, downs[client.id], len(clients) > 1) for client in clients]
+        # Device contexts are per thread, but the hooks of a group exit in another order than they entered.
+        with nullcontext() if self.device.type == "cpu" or len(updates) == 1 else self.device:
+            uploads = in_lockstep(updates, fit_all) if len(updates) > 1 else [updates[0]()]
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+        train_s = (perf_counter() - start - sum(test.seconds for test in tests.values())) / len(clients)
+        return [
+            (client.id, packed, self._report(client, size, downs[client.id].size, train_s, tests.get(client.id)))
+            for client, (packed, size) in zip(clients, uploads, strict=True)
+        ]
+
+    def _deliver(self, client: Client, received: Received) -> None:
+        """Let a client receive its message, if any."""
+        down, _, guard = received
+        if down is None:
+            return
+        with self._hook("client_receive", client.t, client.id, down):
+            self.spec.algorithm.client_receive(client, down)
+        self._check_unchanged(guard, "client_receive", client.id, client.t)
+
+    def _update(self, client: Client, received: Received, in_group: bool) -> tuple[Any, WireSize]:
+        """Train a client; return its packed upload and the size. in_group: whether it runs in `in_lockstep`."""
+        down, _, guard = received
+        k, t = client.id, client.t
+
+        def asking(job: FitJob) -> FitResult:
+            self._check_unchanged(guard, "client_update", k, t)  # before the next client's hooks run
+            return ask_to_fit(job)
+
+        if in_group:
+            client.trainer = asking
         with self._hook("client_update", t, k, down):
-            up = algorithm.client_update(client, down)
-            up_size = wire_size(up)  # counts the upload (`comm/up_bytes`); raises TypeError if it is no message
+            up = self.spec.algorithm.client_update(client, down)
+            size = wire_size(up)  # counts the upload (`comm/up_bytes`); raises TypeError if it is no message
             # A NaN or infinity would ruin the server's state permanently, so the server gets a marker instead.
             packed = NonFiniteUpload() if nonfinite(up) else pack(up)
         self._check_unchanged(guard, "client_update", k, t)
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
-        train_s = perf_counter() - start - (evaluation.seconds if evaluation else 0.0)
+        return packed, size
+
+    def _report(
+        self, client: Client, up: WireSize, down: WireSize, train_s: float, test: ClientEvaluation | None
+    ) -> ClientReport:
         stats = client.stats
         train_loss = stats.train_loss if stats.samples else None
-        report = ClientReport(
-            train_loss, stats.samples, up_size, down_size, stats.flops, train_s, stats.values, evaluation, stats.apart
-        )
-        return k, packed, report
+        return ClientReport(train_loss, stats.samples, up, down, stats.flops, train_s, stats.values, test, stats.apart)
 
     def _check_unchanged(self, guard: Unchanged, hook: str, k: ClientId, t: int) -> None:
-        guard.check(
+        if guard.holds():
+            return
+        raise ChangedMessageError(
             f"{type(self.spec.algorithm).__name__}: {hook} of client {k} changed the server's message in place in "
             f"round {t}; clients share the message, so other clients would receive the changed values: change a copy, "
             "such as tensor.clone()"

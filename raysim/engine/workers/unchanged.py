@@ -17,43 +17,49 @@ class ChangedMessageError(RunError):
 
 
 class Unchanged:
-    """Checks that a message is still as it arrived.
+    """Knows whether a message is still as it arrived.
 
-    Every check compares keys, lengths and torch's counts of in-place operations, which costs microseconds. Changes
-    through `.data`, NumPy or a parameter that shares the message's memory do not raise the count: they are detected
-    only if `packed`, the packed message, is given, by comparing values.
+    `holds` compares keys, lengths and torch's counts of in-place operations, which costs microseconds. Changes through
+    `.data`, NumPy or a parameter that shares the message's memory do not raise the count: they are detected only if
+    `packed`, the packed message, is given, by comparing values.
     """
 
     def __init__(self, message: Any, packed: Any = None) -> None:
         self.message = message
-        self.outline = _outline(message)
-        self.before = [(leaf, _count(leaf)) for leaf in leaves(message)]
+        self.leaves = leaves(message)  # keeps the tensors alive, so that no id is reused
+        self.before = _signature(message)
         self.packed = [] if packed is None else leaves(packed)
 
-    def check(self, problem: str) -> None:
-        """Raise `ChangedMessageError` with this sentence if the message is no longer as it arrived."""
-        now = leaves(self.message)
-        same = self.outline == _outline(self.message) and all(
-            leaf is then and _count(leaf) == count for leaf, (then, count) in zip(now, self.before, strict=True)
-        )
-        if same and self.packed:
-            pairs = zip(now, self.packed, strict=True)
-            same = all(packed.holds(leaf) for leaf, packed in pairs if isinstance(leaf, Tensor))
-        if not same:
-            raise ChangedMessageError(problem)
+    def holds(self) -> bool:
+        """Return whether the message is still as it arrived."""
+        if _signature(self.message) != self.before:
+            return False
+        pairs = zip(self.leaves, self.packed, strict=True) if self.packed else ()
+        return all(packed.holds(leaf) for leaf, packed in pairs if isinstance(leaf, Tensor))
 
 
-def _count(leaf: Any) -> int:
-    return leaf._version if isinstance(leaf, Tensor) else 0
+def _signature(message: Any) -> list[Any]:
+    """Return a message's keys, lengths and numbers, and the ids and counts of in-place operations of its tensors."""
+    parts: list[Any] = []
+    _sign(message, parts)
+    return parts
 
 
-def _outline(message: Any) -> Any:
-    """Return the keys and lengths of a message's parts, and the positions of `None`, which is no leaf."""
-    if isinstance(message, Mapping):
-        return tuple((key, _outline(value)) for key, value in message.items())
-    if isinstance(message, tuple | list):
-        return tuple(map(_outline, message))
-    if is_dataclass(message):
+def _sign(message: Any, parts: list[Any]) -> None:
+    if isinstance(message, Tensor):
+        parts += (id(message), message._version)
+    elif isinstance(message, dict | Mapping):  # `Mapping` alone is slow, also for a dict
+        parts.append(len(message))
+        for key, value in message.items():
+            parts.append(key)
+            _sign(value, parts)
+    elif isinstance(message, tuple | list):
+        parts.append(len(message))
+        for value in message:
+            _sign(value, parts)
+    elif is_dataclass(message):
         # Fields only: a cached property adds an entry to `vars` without changing the message.
-        return tuple((field.name, _outline(getattr(message, field.name, None))) for field in fields(message))
-    return message is None
+        for field in fields(message):
+            _sign(getattr(message, field.name, None), parts)
+    else:
+        parts.append(message)
