@@ -259,7 +259,7 @@ def test_mlflows_run_of_a_sweep_ends_where_its_comparison_fails(
     path = tmp_path / "s.yaml"
     path.write_text(yaml.safe_dump({"base": digits(output=str(tmp_path), tracking={"uri": f"sqlite:///{tmp_path}/a"})}))
     monkeypatch.setattr(loop, "ParentRun", Parent)
-    monkeypatch.setattr(loop, "_run_in_workers", lambda *given: None)
+    monkeypatch.setattr(loop, "run_in_workers", lambda *given: None)
     monkeypatch.setattr(loop, "_compare", fail)
     with pytest.raises(ValueError, match="a picture"):
         loop.run_sweep(load_sweep(path))
