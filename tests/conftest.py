@@ -95,7 +95,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking_store: s
     monkeypatch.setattr("raysim.runs.execution.plot_accuracy", _no_picture)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_store)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", "")  # makes pytest remove what a command's --address sets
+    monkeypatch.delenv("RAY_ADDRESS")
     return tmp_path
 
 
