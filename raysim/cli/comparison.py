@@ -261,7 +261,7 @@ def compare(
     """
     from raysim.comparison.compare import compare as of
     from raysim.comparison.sweep_card import SweepCard
-    from raysim.comparison.tables import print_trials
+    from raysim.comparison.terminal import print_trials
 
     folders = folders_of(runs)
     card = SweepCard.read(folders[0]) if len(folders) == 1 else None
@@ -271,7 +271,8 @@ def compare(
         return
     from raysim.comparison.main_measure import first_accuracy
     from raysim.comparison.notes import FOLLOWS_TUNING
-    from raysim.comparison.tables import chosen_columns, print_table, write_tables
+    from raysim.comparison.tables import chosen_columns, write_tables
+    from raysim.comparison.terminal import print_table
 
     found = of(*folders, targets=targets or None, baseline=baseline, select=select, metric=metric)
     shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])

@@ -1,15 +1,11 @@
-"""Tables of a comparison: in the terminal, in Markdown and in CSV; `latex.py` has those in LaTeX."""
+"""Tables of a comparison in Markdown and in CSV; `terminal.py` prints them, and `latex.py` writes them in LaTeX."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, NamedTuple, TextIO
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 
 from raysim.common import names
 from raysim.common.errors import ScenarioError
@@ -20,7 +16,6 @@ from raysim.comparison.main_measure import in_words
 from raysim.comparison.measures import ACCURACIES, is_cost_to_target
 from raysim.comparison.published import Published
 from raysim.comparison.statistics import SIGNIFICANT, Estimate
-from raysim.comparison.trials import TrialsCard
 from raysim.comparison.variants import Variant
 from raysim.report.units import human_count, plural
 
@@ -252,42 +247,6 @@ def short(comparison: Comparison) -> list[str]:
 def short_columns(comparison: Comparison) -> list[Column]:
     """The columns of the short table."""
     return columns(comparison, short(comparison), {comparison.main})
-
-
-def print_table(comparison: Comparison, file: TextIO | None = None, shown: Sequence[Column] | None = None) -> None:
-    """Print the table for a terminal, followed by the notes on fairness. shown: its columns; default: a short table."""
-    console = _console(file)
-    shown = shown or short_columns(comparison)
-    _print_rows(console, rows_of(comparison, shown), legend(comparison, shown))
-    if over := task_rows(comparison):
-        console.print()
-        _print_rows(console, over, tasks_legend(comparison.main))
-    for note in comparison.notes:
-        console.print(Text(f"note: {names.plain(note)}"))
-
-
-def print_trials(trials: TrialsCard, file: TextIO | None = None) -> None:
-    """Print the table of a tuning's trials for a terminal."""
-    _print_rows(_console(file), trials.rows, trials.legend)
-
-
-def _console(file: TextIO | None) -> Console:
-    console = Console(file=file)
-    if not console.is_terminal:
-        console.width = 10_000  # a pipe has no width
-    return console
-
-
-def _print_rows(console: Console, rows: list[list[str]], meaning: str) -> None:
-    head, *body = rows
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(head):
-        table.add_column(Text(names.plain(name)), justify="left" if i == 0 else "right", no_wrap=i > 0)
-    for row in body:
-        table.add_row(*(Text(names.plain(text)) for text in row))
-    console.print(table)
-    console.print()
-    console.print(Text(names.plain(meaning), style="dim"))
 
 
 def legend(comparison: Comparison, shown: Sequence[Column]) -> str:

@@ -28,7 +28,8 @@ from raysim.comparison.pictures import curves, draw
 from raysim.comparison.published import Published
 from raysim.comparison.report import report
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tables import print_table, write_tables
+from raysim.comparison.tables import write_tables
+from raysim.comparison.terminal import print_table
 from raysim.report.plots import plot_accuracy
 from raysim.sweeps import loop
 from raysim.sweeps.definition import load_sweep

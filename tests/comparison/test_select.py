@@ -14,8 +14,9 @@ from raysim.comparison.notes import FOLLOWS_TUNING
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tables import legend, markdown, print_table, short_columns, task_rows, tasks_legend
+from raysim.comparison.tables import legend, markdown, short_columns, task_rows, tasks_legend
 from raysim.comparison.tables import short as short_measures
+from raysim.comparison.terminal import print_table
 from raysim.comparison.tuned import ChosenValue, TunedVariant, TuningCard
 from tests.cli.command import run as command
 from tests.comparison.runs import make_run, variant_rows

@@ -16,7 +16,8 @@ from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.latex import latex
 from raysim.comparison.pictures import curves, draw, pictures, swept
 from raysim.comparison.statistics import Estimate
-from raysim.comparison.tables import cell, chosen_columns, legend, markdown, print_table, write_tables
+from raysim.comparison.tables import cell, chosen_columns, legend, markdown, write_tables
+from raysim.comparison.terminal import blocks, print_table
 from tests.comparison.runs import make_run
 
 
@@ -54,6 +55,33 @@ def test_the_terminals_table(comparison: Comparison) -> None:
     assert lines[2].startswith("fd_x") and lines[2].endswith("1 of 3")  # no mean of the one that is fast enough
     assert lines[1].endswith("3 of 3: 2")
     assert "vs fd_x: the difference to fd_x, paired over seeds." in shown.getvalue()
+
+
+def test_a_narrow_terminal_gets_the_columns_below_each_other(
+    comparison: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # as a terminal
+    monkeypatch.setenv("NO_COLOR", "1")
+    narrow, wide = io.StringIO(), io.StringIO()
+    print_table(comparison, narrow)
+    monkeypatch.setenv("COLUMNS", "500")
+    print_table(comparison, wide)
+    lines = [re.sub(r"\x1b\[\d*m", "", line) for line in narrow.getvalue().splitlines()]
+    assert max(map(len, lines)) <= 60
+    heads = [i for i, line in enumerate(lines) if line.startswith("variant")]
+    assert len(heads) > 1
+    assert all(lines[i + 1].startswith("fedgh ") and lines[i + 2].startswith("fd_x ") for i in heads)
+    whole = [re.sub(r"\x1b\[\d*m", "", line).split() for line in wide.getvalue().splitlines()[:3]]
+    for row, texts in enumerate(whole):
+        assert [text for i in heads for text in lines[i + row].split()[1:]] == texts[1:]
+
+
+@pytest.mark.parametrize(
+    ("width", "found"), [(100, [[1, 2, 3]]), (20, [[1, 2], [3]]), (13, [[1], [2], [3]]), (3, [[1], [2], [3]])]
+)
+def test_blocks_of_columns(width: int, found: list[list[int]]) -> None:
+    assert blocks([["name", "a", "bb", "c"], ["m", "1234", "123456", "1"]], width) == found
 
 
 def test_python_shows_the_table(comparison: Comparison) -> None:

@@ -1,0 +1,76 @@
+"""Tables of a comparison and of a tuning's trials, in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from raysim.common import names
+from raysim.comparison.compare import Comparison
+from raysim.comparison.tables import Column, legend, rows_of, short_columns, task_rows, tasks_legend
+from raysim.comparison.trials import TrialsCard
+
+GAP = 2
+"""Spaces between two columns."""
+
+
+def print_table(comparison: Comparison, file: TextIO | None = None, shown: Sequence[Column] | None = None) -> None:
+    """Print the table for a terminal, followed by the notes on fairness. shown: its columns; default: a short table."""
+    console = _console(file)
+    shown = shown or short_columns(comparison)
+    _print_rows(console, rows_of(comparison, shown), legend(comparison, shown))
+    if over := task_rows(comparison):
+        console.print()
+        _print_rows(console, over, tasks_legend(comparison.main))
+    for note in comparison.notes:
+        console.print(Text(f"note: {names.plain(note)}"))
+
+
+def print_trials(trials: TrialsCard, file: TextIO | None = None) -> None:
+    """Print the table of a tuning's trials for a terminal."""
+    _print_rows(_console(file), trials.rows, trials.legend)
+
+
+def _console(file: TextIO | None) -> Console:
+    console = Console(file=file)
+    if not console.is_terminal:
+        console.width = 10_000  # a pipe has no width
+    return console
+
+
+def _print_rows(console: Console, rows: list[list[str]], meaning: str) -> None:
+    plain = [[names.plain(text) for text in row] for row in rows]
+    for block in blocks(plain, console.width):
+        head, *body = ([row[0], *(row[i] for i in block)] for row in plain)
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+        for i, name in enumerate(head):
+            table.add_column(Text(name), justify="right" if i else "left", no_wrap=i > 0)
+        for row in body:
+            table.add_row(*map(Text, row))
+        console.print(table)
+        console.print()
+    console.print(Text(names.plain(meaning), style="dim"))
+
+
+def blocks(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """Group the columns of a table that is too wide: each group is printed below the previous one.
+
+    Each printed table begins with column 0, so a group has the numbers of the columns beside it. If column 0 is
+    wider than a third of `width`, its names are wrapped.
+    """
+    first, *others = (max(map(cell_len, column)) for column in zip(*rows, strict=True))
+    room = width - min(first, width // 3)
+    groups: list[list[int]] = [[]]
+    used = 0
+    for i, size in enumerate(others, 1):
+        if groups[-1] and used + GAP + size > room:
+            groups.append([])
+            used = 0
+        groups[-1].append(i)
+        used += GAP + size
+    return groups
