@@ -144,7 +144,7 @@ def test_digits_tuned() -> None:
     ("sweep", "count", "measures"),
     [
         ("cifar100", 7, ["last", "best_participants", "total_mib"]),
-        ("cifar100_published", 3, ["best_participants", "last", "at_best_val", "total_mib"]),
+        ("cifar100_published", 4, ["best_participants", "last", "at_best_val", "total_mib"]),
         ("fashion_mnist", 6, ["last", "last_global"]),
         ("public", 8, ["last", "at_best_val", "total_mib"]),
     ],
@@ -157,6 +157,23 @@ def test_the_others(sweep: str, count: int, measures: list[str]) -> None:
         assert cells[: len(measures) + 1] == expected(FOLDER / f"{sweep}.csv", variant, alone, measures)
 
 
+def test_rounds_of_the_published_budget() -> None:
+    """The file with every round agrees with the file with the results."""
+    with (FOLDER / "rounds" / "cifar100_published.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    results = FOLDER / "cifar100_published.csv"
+    for name in dict.fromkeys(row["variant"] for row in rows):
+        mine = [row for row in rows if row["variant"] == name]
+        assert [int(row["round"]) for row in mine] == list(range(1, 201))
+        chosen = max(mine, key=lambda row: float(row["val"]))
+        for measure, value in (
+            ("last", mine[-1]["all"]),
+            ("best_participants", max(row["participants"] for row in mine)),
+            ("at_best_val", chosen["all"]),
+        ):
+            assert 100 * float(value) == pytest.approx(values(results, name, measure)["1"], abs=1e-4)
+
+
 def test_what_is_reproduced() -> None:
     """The summary repeats numbers of the tables below it, which the other tests compute."""
     (section,) = [part for part in PAGE.split("\n## ") if part.startswith("What is reproduced")]
@@ -167,7 +184,10 @@ def test_what_is_reproduced() -> None:
         return values(path, variant, measure)["1"] - values(path, other, measure)["1"]
 
     published = FOLDER / "cifar100_published.csv"
-    long, below = (gap(published, name, "Standalone", "best_participants") for name in ("FedSSA", "FedRAL"))
+    long, below, header = (
+        gap(published, name, "Standalone", "best_participants") for name in ("FedSSA", "FedRAL", "FedGH")
+    )
+    assert f"{header:.2f} above after 200" in row["FedGH"]
     gaps = {name: gap(short, name, "Standalone", "last") for name in ("FedSSA", "FedRAL", "FedGH", "DC-PFL")}
     assert f"{long:.2f} above after 200" in row["FedSSA"] and f"{gaps['FedSSA']:.2f} above after 150" in row["FedSSA"]
     assert (
