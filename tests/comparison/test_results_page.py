@@ -200,6 +200,7 @@ def test_what_is_reproduced() -> None:
     assert max(best, key=best.__getitem__) == "DC-PFL" and len(best) == 5
     assert f"{best['DC-PFL'] - best['Standalone']:.2f} above and the highest of five methods after 200" in row["DC-PFL"]
     assert f"{best['FedGH'] - best['Standalone']:.2f} above after 200" in row["FedGH"]
+    assert f"the gain is {gap(published, 'FedGH', 'Standalone', 'last'):.2f};" in row["FedGH"]
     gaps = {name: gap(short, name, "Standalone", "last") for name in ("FedSSA", "FedRAL", "FedGH", "DC-PFL")}
     assert f"{long:.2f} above after 200" in row["FedSSA"] and f"{gaps['FedSSA']:.2f} above after 150" in row["FedSSA"]
     assert (
