@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from raysim.contract.compare import fingerprint
 from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, Task, pixels
-from raysim.core.data import Samples
+from raysim.core.data import Augmentation, Samples
 from raysim.core.fit import LocalTraining, Trainer, fit_one
 from raysim.core.messages import DECLARE, is_message, pack, unpack
 from raysim.core.meter import FlopMeter, flops_of
@@ -63,10 +63,13 @@ class ToyTransform:
         """Return images [B, 1, H, W] in [0, 1]."""
         return raw_BHWC.permute(0, 3, 1, 2).to(torch.get_default_dtype()) / 255
 
-    def augmented(self, raw_BHWC: Tensor, rng: torch.Generator) -> Tensor:
-        """Return the images of `plain` with noise."""
-        x = self.plain(raw_BHWC)
-        return x + 0.02 * torch.randn(x.shape, generator=rng)
+    def augmentations(self, sizes: Sequence[int], like: Tensor, rng: torch.Generator) -> Sequence[Augmentation]:
+        """Return functions that give the images of `plain` with noise."""
+        pixels = like.permute(0, 3, 1, 2).shape[1:]
+        return [partial(self._noisy, noise=torch.randn(size, *pixels, generator=rng)) for size in sizes]
+
+    def _noisy(self, raw_BHWC: Tensor, noise: Tensor) -> Tensor:
+        return self.plain(raw_BHWC) + 0.02 * noise
 
 
 STAGED = ("short", "long")

@@ -52,6 +52,23 @@ def use_deterministic_kernels() -> None:
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # Otherwise torch fills each new tensor before a kernel writes to it, which only shows mistakes of kernels: a step
+    # of a small network then takes 1.3 times as long on an H100.
+    fill_new_tensors(False)
+
+
+def fills_new_tensors() -> bool:
+    """Return whether torch fills new tensors if it uses deterministic kernels."""
+    from torch.utils import deterministic
+
+    return bool(deterministic.fill_uninitialized_memory)  # type: ignore[attr-defined]
+
+
+def fill_new_tensors(fill: bool) -> None:
+    """Set what `fills_new_tensors` returns."""
+    from torch.utils import deterministic
+
+    deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
 def limit_memory(device: torch.device, share: float) -> None:

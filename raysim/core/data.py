@@ -9,7 +9,7 @@ Shapes: N samples of one client, B samples of one batch; an image has C channels
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raysim.core.messages import message
+from raysim.core.torch_workarounds import without_default_device
+
+Augmentation = Callable[[Tensor], Tensor]
+"""Samples of a batch as stored, [B, ...] -> network inputs, like those of `Transform.plain`."""
 
 
 class Transform(Protocol):
@@ -30,12 +34,16 @@ class Transform(Protocol):
         [B, L] int64.
         """
 
-    def augmented(self, raw_B: Tensor, rng: torch.Generator, /) -> Tensor:
-        """Convert with random augmentation; every random number comes from `rng` (a CPU generator)."""
+    def augmentations(self, sizes: Sequence[int], like: Tensor, rng: torch.Generator, /) -> Sequence[Augmentation]:
+        """Draw the augmentations of batches of these sizes, one after another, from `rng` (a CPU generator).
+
+        like: stored samples [N, ...] of the batches' client. Each augmentation converts the samples of its batch,
+        given as stored.
+        """
 
     @property
     def draws(self) -> bool:
-        """Whether `augmented` draws random numbers; if not, it equals `plain`."""
+        """Whether samples are augmented; if not, an augmentation equals `plain`, and nothing is drawn."""
 
 
 @message
@@ -132,6 +140,10 @@ class Samples:
         return self.raw_N.index_select(0, index)
 
 
+DRAWN_AT_ONCE = 4096
+"""Number of samples whose augmentation is drawn at once: it takes 1 KB for an image of 32 x 32 pixels."""
+
+
 @dataclass(frozen=True)
 class Shuffled:
     """Training batches; each iteration over them draws new random numbers from `rng`. See `Samples.shuffled`."""
@@ -148,21 +160,33 @@ class Shuffled:
         return self.epochs * (full + (rest > self.drop_single))
 
     def __iter__(self) -> Iterator[Batch]:
-        data = self.data
-        for index in self.places():
-            raw_B = data._raw(index)
-            x = data.transform.augmented(raw_B, self.rng)
-            second = data.transform.augmented(raw_B, self.rng) if self.two_views else None
-            yield Batch(x, data.y.index_select(0, index), index, None, second)
+        data, views = self.data, 2 if self.two_views else 1
+        at_once, device = max(1, DRAWN_AT_ONCE // self.batch_size), data.y.device
+        for epoch in self._epochs():
+            for begin in range(0, len(epoch), at_once):
+                batches = epoch[begin : begin + at_once]
+                sizes = [len(index) for index in batches for _ in range(views)]
+                with without_default_device(device):
+                    drawn = iter(data.transform.augmentations(sizes, data.raw_N, self.rng))
+                for index in batches:
+                    with without_default_device(device):
+                        raw_B = data._raw(index)
+                        x, second = next(drawn)(raw_B), next(drawn)(raw_B) if self.two_views else None
+                        batch = Batch(x, data.y.index_select(0, index), index, None, second)
+                    yield batch
 
     def places(self) -> Iterator[Tensor]:
         """Yield the positions [B] of each batch's samples in the data."""
+        for epoch in self._epochs():
+            yield from epoch
+
+    def _epochs(self) -> Iterator[Sequence[Tensor]]:
+        """Yield the positions [B] of the samples of each batch, epoch by epoch."""
         size = len(self.data)
         for _ in range(self.epochs):
             order = torch.randperm(size, generator=self.rng, device="cpu").to(self.data.y.device)
-            for index in order.split(self.batch_size) if size > self.batch_size else (order,):
-                if not (self.drop_single and len(index) == 1):
-                    yield index
+            batches = order.split(self.batch_size) if size > self.batch_size else (order,)
+            yield [index for index in batches if not (self.drop_single and len(index) == 1)]
 
 
 class AsGiven:
@@ -174,9 +198,9 @@ class AsGiven:
         """Return the same tensor."""
         return raw_B
 
-    def augmented(self, raw_B: Tensor, rng: torch.Generator, /) -> Tensor:
-        """Return the same tensor, without augmentation."""
-        return raw_B
+    def augmentations(self, sizes: Sequence[int], like: Tensor, rng: torch.Generator, /) -> Sequence[Augmentation]:
+        """Return functions that do not augment."""
+        return [self.plain] * len(sizes)
 
 
 def shared(array: NDArray[Any]) -> Tensor:

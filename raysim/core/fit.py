@@ -10,9 +10,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from raysim.core.data import Batch
+from raysim.core.data import Batch, Shuffled
 from raysim.core.precision import Backward, Precision, as_float32, autocast
-from raysim.core.torch_workarounds import Sgd, named_tensors, set_training
+from raysim.core.replay import replayed
+from raysim.core.torch_workarounds import Sgd, named_tensors, set_training, without_default_device
 
 Loss = Callable[[Any, Batch, Any], Tensor | tuple[Tensor, Tensor]]
 """(net, batch, given) -> scalar that `Client.fit` minimises, or (scalar, rows) with rows [B, ...] for it to return."""
@@ -46,6 +47,7 @@ class LocalTraining:
     clip: float | None = None  # greatest norm of a step's gradient over all parameters; None: no limit
     nesterov: bool = False  # Nesterov's momentum; for SGD with momentum
     precision: Precision = "float32"  # of forward and backward passes; parameters and messages are float32
+    cuda_graphs: bool = True  # whether to record steps on a CUDA device and replay them: see `raysim.core.replay`
 
 
 @dataclass(frozen=True)
@@ -139,21 +141,31 @@ def fit_one(job: FitJob) -> FitResult:
     set_training(job.net, True)
     for optimizer in optimizers:
         optimizer.zero_grad()
-    for batch in job.batches:
+
+    def step(batch: Batch) -> Tensor | None:
         with lower:
             loss, kept = loss_and_rows(job, batch)
-        backward(loss, optimizers, clip)
-        for optimizer in optimizers:
-            # After the step too: gradients left on a model double its memory for as long as the client lives.
-            optimizer.zero_grad()
-        if job.bounds:
-            keep_within(job.bounds, trained)
-        loss_sum += loss.detach() * len(batch.y)
-        samples += len(batch.y)
-        if kept is not None:
-            if rows is None:
-                rows = kept.new_full((job.num_samples, *kept.shape[1:]), torch.nan)
-            rows[batch.index] = kept
+        with without_default_device(device):
+            backward(loss, optimizers, clip)
+            for optimizer in optimizers:
+                # After the step too: gradients left on a model double its memory for as long as the client lives.
+                optimizer.zero_grad()
+            if job.bounds:
+                keep_within(job.bounds, trained)
+            loss_sum.add_(loss.detach() * len(batch.y))
+        return kept
+
+    # Adam counts its steps in a way that a recording would not repeat.
+    may_replay = job.local.cuda_graphs and job.local.optimizer == "sgd"
+    rng = job.batches.rng if isinstance(job.batches, Shuffled) else None
+    with replayed(step, len(job.batches) if may_replay else 0, device, rng) as train:
+        for batch in job.batches:
+            kept = train(batch)
+            samples += len(batch.y)
+            if kept is not None:
+                if rows is None:
+                    rows = kept.new_full((job.num_samples, *kept.shape[1:]), torch.nan)
+                rows[batch.index] = kept
     return FitResult(float(loss_sum), samples, rows)
 
 

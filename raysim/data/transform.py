@@ -8,14 +8,15 @@ Shapes: B samples of one batch; an image has C channels of H x W pixels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from raysim.core.data import Transform
+from raysim.core.data import Augmentation, Transform
 from raysim.data.specs import Augment, DatasetSpec
 
 _ERASE_AREA = (0.04, 0.20)
@@ -49,9 +50,9 @@ class FeatureTransform:
             mean_F, std_F = mean_F.view(raw_B.shape[1:]), std_F.view(raw_B.shape[1:])
         return (raw_B - mean_F) / std_F
 
-    def augmented(self, raw_B: Tensor, rng: torch.Generator) -> Tensor:
-        """Return the same as `plain`, because features are not augmented."""
-        return self.plain(raw_B)
+    def augmentations(self, sizes: Sequence[int], like: Tensor, rng: torch.Generator) -> Sequence[Augmentation]:
+        """Return functions that do the same as `plain`, because features are not augmented."""
+        return [self.plain] * len(sizes)
 
     @cached_property
     def _constants(self) -> Tensor:
@@ -69,9 +70,9 @@ class TokenTransform:
         """Return int64 tokens [B, L]."""
         return raw_B.long()
 
-    def augmented(self, raw_B: Tensor, rng: torch.Generator) -> Tensor:
-        """Return the same as `plain`, because tokens are not augmented."""
-        return self.plain(raw_B)
+    def augmentations(self, sizes: Sequence[int], like: Tensor, rng: torch.Generator) -> Sequence[Augmentation]:
+        """Return functions that do the same as `plain`, because tokens are not augmented."""
+        return [self.plain] * len(sizes)
 
 
 @dataclass(frozen=True)
@@ -99,20 +100,29 @@ class ImageTransform:
         """Return normalised float32 images [B, C, H, W], channels last in memory."""
         return self._normalised(raw_BHWC).permute(0, 3, 1, 2)
 
-    def augmented(self, raw_BHWC: Tensor, rng: torch.Generator) -> Tensor:
-        """Return normalised images after random flip, erase and crop.
+    def augmentations(self, sizes: Sequence[int], like: Tensor, rng: torch.Generator) -> Sequence[Augmentation]:
+        """Return, for each batch, a function to normalised images after random flip, erase and crop.
 
-        Draws 8 numbers per image from `rng`, a CPU generator, for any device and any choice of steps; none without
-        augmentation.
+        like: images [N, H, W, C] as stored, on the device of the batches. Draws 8 numbers per image from `rng`, a CPU
+        generator, for any device and any choice of steps; none without augmentation.
         """
         augment = self.augment
         if augment is None:
-            return self.plain(raw_BHWC)
-        size, height, width, channels = raw_BHWC.shape
-        draw_KB = torch.rand(_DRAWS, size, generator=rng, dtype=torch.float64, device="cpu")
+            return [self.plain] * len(sizes)
+        height, width = like.shape[1:3]
+        draw_KB = torch.cat(
+            [torch.rand(_DRAWS, size, generator=rng, dtype=torch.float64, device="cpu") for size in sizes], dim=1
+        )
+        place_B = torch.cat([torch.arange(size, device="cpu") for size in sizes])
         # Rows and columns are computed separately, on the CPU and in double precision: this is little work, every
-        # device gets the same integers, and a GPU receives one copy instead of thirty small operations.
-        plan_BK = torch.cat(_plan(draw_KB, height, width, augment), dim=1).to(raw_BHWC.device)
+        # device gets the same integers, and a GPU receives one copy for all batches instead of thirty small operations
+        # for each.
+        plan_BK = torch.cat(_plan(draw_KB, place_B, height, width, augment), dim=1).to(like.device)
+        return [partial(self._augmented, plan_BK=part_BK) for part_BK in plan_BK.split(list(sizes))]
+
+    def _augmented(self, raw_BHWC: Tensor, plan_BK: Tensor) -> Tensor:
+        """Return the images of a batch, augmented as planned and normalised."""
+        _, height, width, channels = raw_BHWC.shape
         row_BH, row_hides_BH, col_BW, col_hides_BW = plan_BK.split([height, height, width, width], dim=1)
         source_BHW = row_BH[:, :, None] + col_BW[:, None, :]
         keep_BHW = row_hides_BH[:, :, None] + col_hides_BW[:, None, :] < 2
@@ -142,11 +152,13 @@ def _constants(
         return scale_C.repeat(width).to(device), shift_C.float().repeat(width).to(device)
 
 
-def _plan(draw_KB: Tensor, height: int, width: int, augment: Augment) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _plan(
+    draw_KB: Tensor, place_B: Tensor, height: int, width: int, augment: Augment
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute the source of each output pixel, and whether it is blank, by row and by column; all int64.
 
-    Returns, for rows, the start of each in the batch's pixels [B, H] and its hiding value [B, H]; for columns, the
-    position of each in its row [B, W] and its hiding value [B, W].
+    place_B: the place of each image in its batch. Returns, for rows, the start of each in the batch's pixels [B, H] and
+    its hiding value [B, H]; for columns, the position of each in its row [B, W] and its hiding value [B, W].
     Padding has the hiding value 2 and the erased box 1: a pixel is blank if the sum over its row and column is at least
     2.
     """
@@ -164,7 +176,7 @@ def _plan(draw_KB: Tensor, height: int, width: int, augment: Augment) -> tuple[T
     # The box and the crop are positions in the flipped image, while the lookup needs positions in the stored one.
     flipped_B = (flip_B < 0.5) & augment.flip
     col_BW = torch.where(flipped_B[:, None], width - 1 - col_BW, col_BW)
-    row_BH = (torch.arange(len(flip_B), device=flip_B.device)[:, None] * height + row_BH) * width
+    row_BH = (place_B[:, None] * height + row_BH) * width
     return row_BH, row_hides_BH, col_BW, col_hides_BW
 
 

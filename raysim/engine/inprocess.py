@@ -50,6 +50,7 @@ class InProcessBackend:
         self.before = (torch.get_num_threads(), accelerator.random_state())
         self.deterministic = torch.are_deterministic_algorithms_enabled()
         self.only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        self.fills = accelerator.fills_new_tensors()
         if self.device.type != "cpu":
             accelerator.use_deterministic_kernels()
 
@@ -143,6 +144,7 @@ class InProcessBackend:
         accelerator.set_random_state(state)
         if self.device.type != "cpu":
             torch.use_deterministic_algorithms(self.deterministic, warn_only=self.only_warns)
+            accelerator.fill_new_tensors(self.fills)
 
 
 def _done(value: T) -> Pending[T]:

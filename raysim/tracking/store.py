@@ -12,6 +12,7 @@ import re
 import sqlite3
 import urllib.error
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -76,8 +77,11 @@ def check_uri(uri: str | None = None) -> str:
     """Check within a few seconds that the store can be used; return its resolved address.
 
     Raises:
-        ScenarioError: the server does not answer, or the file is not writable or not an MLflow database.
+        ScenarioError: MLflow is not installed, the server does not answer, or the file is not writable or not an MLflow
+            database.
     """
+    if find_spec("mlflow") is None:
+        raise ScenarioError("MLflow is not installed, but it records every run; install it with: pip install mlflow")
     resolved = resolve_uri(uri)
     database = database_path(resolved)
     problem = _server_problem(resolved) if database is None else _file_problem(database)

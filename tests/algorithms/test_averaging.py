@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from raysim.algorithms.standalone import Standalone
 from raysim.common.shards import Shards
 from raysim.contract.toy import SEED, Toy, toy_model, toy_samples
 from raysim.core import Client, Header, LocalTraining, Model, Server, Task, weights
-from raysim.core.data import Samples
+from raysim.core.data import Augmentation, Samples
 from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
@@ -198,8 +198,8 @@ class PlainTransform:
     def plain(self, raw_BHWC: torch.Tensor) -> torch.Tensor:
         return raw_BHWC.permute(0, 3, 1, 2).float() / 255
 
-    def augmented(self, raw_BHWC: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        return self.plain(raw_BHWC)
+    def augmentations(self, sizes: Sequence[int], like: torch.Tensor, rng: torch.Generator) -> Sequence[Augmentation]:
+        return [self.plain] * len(sizes)
 
 
 def spec_of_one(algorithm: Any) -> tuple[RunSpec, np.ndarray[Any, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from raysim.algorithms.fedral import Angled, FedRAL, Matrix, block_mask
 from raysim.algorithms.standalone import Standalone
 from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Client, LocalTraining, Server, Task
+from raysim.core.data import Augmentation
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
 from raysim.data.partition import Pathological, make_partition
@@ -153,8 +155,8 @@ class Fixed:
     def plain(self, raw_BHWC: Tensor) -> Tensor:
         return torch.tensor([[1.0, 2.0]]).expand(len(raw_BHWC), 2)
 
-    def augmented(self, raw_BHWC: Tensor, rng: torch.Generator) -> Tensor:
-        return self.plain(raw_BHWC)
+    def augmentations(self, sizes: Sequence[int], like: Tensor, rng: torch.Generator) -> Sequence[Augmentation]:
+        return [self.plain] * len(sizes)
 
 
 @pytest.mark.parametrize(("width", "blocks", "floats"), [(500, 100, 2500), (500, 125, 2000), (500, 25, 10_000)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -9,16 +11,17 @@ from torch import Tensor
 
 from raysim.common.shards import Shards
 from raysim.contract.toy import ToyTransform
-from raysim.core.data import Batch, Samples
+from raysim.core.data import Augmentation, Batch, Samples
 from raysim.core.seeds import seeded
 
 
 class Recorder(ToyTransform):
     """Tells augmented images from plain ones by their sign."""
 
-    def augmented(self, raw_BHWC: Tensor, rng: torch.Generator) -> Tensor:
-        torch.rand(len(raw_BHWC), generator=rng)
-        return -self.plain(raw_BHWC)
+    def augmentations(self, sizes: Sequence[int], like: Tensor, rng: torch.Generator) -> Sequence[Augmentation]:
+        for size in sizes:
+            torch.rand(size, generator=rng)
+        return [lambda raw_BHWC: -self.plain(raw_BHWC)] * len(sizes)
 
 
 def samples(count: int) -> Samples:

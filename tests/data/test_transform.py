@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from raysim.common.errors import ScenarioError
+from raysim.core.data import Transform
 from raysim.data.specs import DATASETS, Augment, spec_for
 from raysim.data.transform import FeatureTransform, ImageTransform, TokenTransform
 
@@ -64,22 +65,38 @@ def test_plain_is_totensor_and_normalize(shape):
     assert got.dtype == torch.float32 and got.is_contiguous(memory_format=torch.channels_last)
 
 
+def augmented(made: Transform, raw_B: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+    """One batch, augmented."""
+    (convert,) = made.augmentations([len(raw_B)], raw_B, rng)
+    return convert(raw_B)
+
+
 @pytest.mark.parametrize("augment", ALL)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_augmented_is_the_same_one_image_at_a_time(augment, shape):
     made = transform(shape[3], augment)
     for seed in range(8):
         mine, theirs = (torch.Generator().manual_seed(seed) for _ in range(2))
-        got = made.augmented(raw(shape, seed), mine)
+        got = augmented(made, raw(shape, seed), mine)
         torch.testing.assert_close(got, one_by_one(made, raw(shape, seed), theirs), rtol=1e-5, atol=1e-6)
         assert got.is_contiguous(memory_format=torch.channels_last) and got.dtype == torch.float32
         assert torch.equal(mine.get_state(), theirs.get_state())  # always 8 draws per image
 
 
+def test_batches_drawn_at_once_are_those_drawn_one_after_another():
+    made, images = ImageTransform.of(DATASETS["cifar100"], augment=True), raw((11, 32, 32, 3))
+    mine, theirs = (torch.Generator().manual_seed(3) for _ in range(2))
+    parts = images.split([4, 4, 3])
+    together = made.augmentations([4, 4, 3], images, mine)
+    for convert, part in zip(together, parts, strict=True):
+        assert torch.equal(convert(part), augmented(made, part, theirs))
+    assert torch.equal(mine.get_state(), theirs.get_state())
+
+
 def test_same_generator_same_images_and_input_untouched():
     made, images = ImageTransform.of(DATASETS["cifar100"], augment=True), raw((16, 32, 32, 3))
     before = images.clone()
-    first, second, other = (made.augmented(images, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    first, second, other = (augmented(made, images, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
     assert torch.equal(first, second) and not torch.equal(first, other) and torch.equal(images, before)
 
 
@@ -87,16 +104,16 @@ def test_no_augmentation_draws_nothing():
     made, rng = ImageTransform.of(DATASETS["cifar10"], augment=False), torch.Generator().manual_seed(0)
     state = rng.get_state()
     images = raw((2, 32, 32, 3))
-    assert torch.equal(made.augmented(images, rng), made.plain(images)) and torch.equal(rng.get_state(), state)
+    assert torch.equal(augmented(made, images, rng), made.plain(images)) and torch.equal(rng.get_state(), state)
 
 
 def test_rates_are_the_published_ones():
     grey = torch.full((4000, 32, 32, 1), 255, dtype=torch.uint8)
     grey[:, :, :16] = 200
     rng = torch.Generator().manual_seed(0)
-    flipped = ImageTransform((0.0,), (1.0,), Augment()).augmented(grey, rng)[:, 0, 0, 0] == 1
+    flipped = augmented(ImageTransform((0.0,), (1.0,), Augment()), grey, rng)[:, 0, 0, 0] == 1
     assert 0.46 < flipped.float().mean() < 0.54
-    erased = ImageTransform((0.0,), (1.0,), Augment(flip=False, erase=True)).augmented(grey, rng)
+    erased = augmented(ImageTransform((0.0,), (1.0,), Augment(flip=False, erase=True)), grey, rng)
     share = (erased == 0).float().mean((1, 2, 3))
     assert 0.46 < (share > 0).float().mean() < 0.54
     assert share[share > 0].min() > 0.03 and share.max() < 0.22 and 0.11 < share[share > 0].mean() < 0.13
@@ -104,7 +121,7 @@ def test_rates_are_the_published_ones():
 
 def test_padding_shows_the_mean_colour():
     made = ImageTransform((0.25,), (0.5,), Augment(flip=False, crop_padding=2))
-    out = made.augmented(raw((200, 8, 8, 1)) | 128, torch.Generator().manual_seed(0))
+    out = augmented(made, raw((200, 8, 8, 1)) | 128, torch.Generator().manual_seed(0))
     empty_row_B = (out == 0).all(dim=3).any(dim=2).squeeze(1)
     assert 0.7 < empty_row_B.float().mean() < 0.9  # four of the five shifts
 
@@ -112,9 +129,9 @@ def test_padding_shows_the_mean_colour():
 def test_views_and_empty_batches():
     made = transform(3, Augment(erase=True, crop_padding=4))
     view = raw((6, 32, 32, 3))[::2]
-    got = made.augmented(view, torch.Generator().manual_seed(0))
-    assert torch.equal(got, made.augmented(view.contiguous(), torch.Generator().manual_seed(0)))
-    assert made.augmented(view[:0], torch.Generator()).shape == (0, 3, 32, 32)
+    got = augmented(made, view, torch.Generator().manual_seed(0))
+    assert torch.equal(got, augmented(made, view.contiguous(), torch.Generator().manual_seed(0)))
+    assert augmented(made, view[:0], torch.Generator()).shape == (0, 3, 32, 32)
     assert made.plain(view[:0]).shape == (0, 3, 32, 32)
 
 
@@ -128,8 +145,8 @@ def test_pickles_after_use_and_compares_by_value():
 @pytest.mark.parametrize("augment", [None, Augment(erase=True, crop_padding=4)])
 def test_grey_images_are_repeated_to_as_many_channels_as_there_are_means(augment):
     made, grey = ImageTransform((0.5, 0.4, 0.3), (0.2, 0.3, 0.25), augment), raw((6, 28, 28, 1))
-    found = made.augmented(grey, torch.Generator().manual_seed(1))
-    assert torch.equal(found, made.augmented(grey.repeat(1, 1, 1, 3), torch.Generator().manual_seed(1)))
+    found = augmented(made, grey, torch.Generator().manual_seed(1))
+    assert torch.equal(found, augmented(made, grey.repeat(1, 1, 1, 3), torch.Generator().manual_seed(1)))
     assert found.shape == (6, 3, 28, 28) and found.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -150,8 +167,8 @@ def test_every_device_makes_the_same_choices():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     made, images = ImageTransform.of(DATASETS["cifar100"], True), raw((64, 32, 32, 3))
-    here = made.augmented(images, torch.Generator().manual_seed(3))
-    there = made.augmented(images.cuda(), torch.Generator().manual_seed(3))
+    here = augmented(made, images, torch.Generator().manual_seed(3))
+    there = augmented(made, images.cuda(), torch.Generator().manual_seed(3))
     assert there.is_cuda and there.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(here, there.cpu(), rtol=1e-5, atol=1e-6)
     assert torch.equal(here == 0, there.cpu() == 0)
@@ -161,7 +178,7 @@ def test_features_are_standardised_each_by_its_own_constants():
     transform = FeatureTransform((1.0, 10.0), (2.0, 5.0))
     raw_B = torch.tensor([[3.0, 0.0], [1.0, 20.0]])
     assert transform.plain(raw_B).tolist() == [[1.0, -2.0], [0.0, 2.0]]
-    assert torch.equal(transform.augmented(raw_B, torch.Generator()), transform.plain(raw_B))
+    assert torch.equal(augmented(transform, raw_B, torch.Generator()), transform.plain(raw_B))
     one = FeatureTransform((1.0,), (2.0,)).plain(torch.ones(3, 2, 4))  # one constant for features of any shape
     assert one.shape == (3, 2, 4) and not one.any()
     shaped = FeatureTransform((0.0, 1.0, 2.0, 3.0), (1.0,) * 4).plain(torch.arange(4.0).reshape(1, 2, 2))

@@ -13,10 +13,11 @@ import yaml
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds, state_digest
+from raysim.plugins.registry import algorithm_names
 from raysim.runs.assembly import assemble
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
-from tests.engine.scenarios import digits, loaded
+from tests.engine.scenarios import digits, loaded, of_method
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +27,8 @@ pytestmark = [
 
 def on(device: str, method: str, *sets: str) -> tuple[str, list[float]]:
     """State digest and test losses of three rounds."""
-    checked = Scenario.of(loaded(f"algorithm={{name: {method}}}", *sets))
+    place = "resources.gpus_per_actor=" + ("0" if device == "cpu" else "auto")
+    checked = Scenario.of(loaded(*of_method(method), place, *sets))
     assembly = assemble(checked)
     backend, memory = InProcessBackend(device), MemoryTracker()
     backend.start(assembly.spec, assembly.raw)
@@ -36,13 +38,30 @@ def on(device: str, method: str, *sets: str) -> tuple[str, list[float]]:
     return digest, [float(v) for v in memory.series("loss/test")]
 
 
-@pytest.mark.parametrize("method", ["fedgh", "lg_fedavg", "standalone"])
+@pytest.mark.parametrize("method", algorithm_names())
 def test_gpu_repeats_itself_and_agrees_with_the_cpu(method: str) -> None:
     first, losses = on("cuda", method)
     again, _ = on("cuda", method)
     assert first == again
     _, expected = on("cpu", method)
     assert losses == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("method", algorithm_names())
+def test_replayed_steps_give_the_bits_of_steps_one_by_one(method: str) -> None:
+    sets = ("training.epochs=4", "rounds=2")
+    replayed, losses = on("cuda", method, *sets)
+    assert (replayed, losses) == on("cuda", method, "training.cuda_graphs=false", *sets)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("method", ["fedgh", "hks", "fedkd"])
+def test_lower_precision_repeats_itself(method: str, precision: str) -> None:
+    first, losses = on("cuda", method, f"training.precision={precision}")
+    again, _ = on("cuda", method, f"training.precision={precision}")
+    assert first == again
+    _, expected = on("cuda", method)
+    assert losses == pytest.approx(expected, rel=0.15)
 
 
 @pytest.mark.parametrize("model", ["digits_mlp64", "digits_cnn_s"])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysim.core.data import Batch, Samples, Shuffled, tensors
+from raysim.core.data import Augmentation, Batch, Samples, Shuffled, tensors
 from raysim.core.fit import FitJob, FitResult, LocalTraining, Loss, fit_one
 from raysim.core.ops import cross_entropy, kl
 from raysim.grouped.together import fit_all, outputs_together
@@ -39,8 +40,9 @@ class Noisy:
     def plain(self, raw_B: Tensor) -> Tensor:
         return raw_B
 
-    def augmented(self, raw_B: Tensor, rng: torch.Generator) -> Tensor:
-        return raw_B + 0.1 * torch.randn(raw_B.shape, generator=rng)
+    def augmentations(self, sizes: Sequence[int], like: Tensor, rng: torch.Generator) -> Sequence[Augmentation]:
+        noises = [torch.randn(size, *like.shape[1:], generator=rng) for size in sizes]
+        return [partial(lambda noise, raw_B: raw_B + 0.1 * noise, noise) for noise in noises]
 
 
 def perceptron(*between: nn.Module) -> nn.Module:

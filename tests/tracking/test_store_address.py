@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.server
 import os
 import socket
+import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -151,3 +153,10 @@ def test_database_files(tmp_path):
     (tmp_path / "folder.db").mkdir()
     with pytest.raises(ScenarioError, match="is not a file"):
         check_uri("sqlite:///folder.db")
+
+
+def test_a_missing_mlflow_is_said_before_a_run_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(ScenarioError, match="MLflow is not installed, but it records every run; install it"):
+        check_uri()

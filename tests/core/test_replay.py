@@ -1,0 +1,125 @@
+"""Which steps are recorded and replayed, with a stand-in for CUDA; `tests/gpu/test_replay.py` needs a GPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from raysim.core import replay
+from raysim.core.data import Batch
+from raysim.core.replay import BEFORE, FEWEST, replayed
+
+CUDA = torch.device("cuda")
+
+
+class Graph:
+    """A recording that only notes its replays; `done` gets what happens, in order."""
+
+    def __init__(self, done: list[str]) -> None:
+        self.done = done
+
+    def capture_begin(self, *_: object) -> None:
+        self.done.append("record")
+
+    def capture_end(self) -> None: ...
+
+    def pool(self) -> tuple[int, int]:
+        return 0, 1
+
+    def replay(self) -> None:
+        self.done.append("replay")
+
+    def reset(self) -> None:
+        self.done.append("reset")
+
+
+mode: list[str] = []
+"""What torch does when the CPU waits for the device: the last entry."""
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
+    monkeypatch.setattr(replay, "_stream", lambda device: stream)
+    monkeypatch.setattr(replay, "_first", lambda device: Graph([]))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda one: nullcontext())
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", mode.append)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(found))
+    return found
+
+
+def batch_of(*values: float) -> Batch:
+    x = torch.tensor(values)
+    return Batch(x, x.long(), x.long())
+
+
+def run(step: Callable[[Batch], Tensor | None], batches: list[Batch], device: torch.device = CUDA) -> list[Tensor]:
+    """The rows that each step returned."""
+    with replayed(step, len(batches), device, torch.Generator()) as train:
+        return [rows.clone() for batch in batches if (rows := train(batch)) is not None]
+
+
+def test_the_third_batch_of_a_size_is_recorded_and_later_ones_are_replayed(done: list[str]) -> None:
+    def step(batch: Batch) -> Tensor:
+        done.append("step")
+        return batch.x  # of a recording: the place to which later batches are copied
+
+    batches = [batch_of(i, i) for i in range(5)] + [batch_of(9.0)] * 3
+    rows = run(step, batches)
+    first = ["step"] * BEFORE + ["record", "step", "replay"] + ["replay"] * (5 - BEFORE - 1)
+    last = ["step"] * BEFORE + ["record", "step", "replay"]
+    assert done == [*first, *last, "reset", "reset"]
+    assert [row.tolist() for row in rows] == [batch.x.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_nothing_is_recorded_on_a_cpu_or_for_few_steps(device: str, done: list[str]) -> None:
+    batches = [batch_of(1.0)] * (FEWEST - 1 if device == "cuda" else 3 * FEWEST)
+    run(lambda batch: None, batches, torch.device(device))
+    assert not done
+
+
+def waits(batch: Batch) -> None:
+    if mode and mode[-1] == "warn":
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+
+
+def draws(batch: Batch) -> None:
+    torch.rand(())
+
+
+@pytest.mark.parametrize("step", [waits, draws])
+def test_steps_that_depend_on_the_cpu_are_not_recorded(step: Callable[[Batch], None], done: list[str]) -> None:
+    run(step, [batch_of(1.0)] * FEWEST)
+    assert not done and mode[-1] == "default"
+
+
+def test_draws_from_the_clients_generator_count(done: list[str]) -> None:
+    rng = torch.Generator()
+    with replayed(lambda batch: torch.rand(1, generator=rng), FEWEST, CUDA, rng) as train:
+        for _ in range(FEWEST):
+            train(batch_of(1.0))
+    assert not done
+
+
+def test_a_step_that_cuda_refuses_is_an_error_that_names_the_setting(
+    done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(graph: Graph) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(Graph, "capture_end", refuse)
+    sentence = (
+        "a training step cannot be recorded as a CUDA graph: operation not permitted when stream is capturing; "
+        "set training.cuda_graphs to false"
+    )
+    with pytest.raises(RuntimeError, match=sentence):
+        run(lambda batch: None, [batch_of(1.0)] * FEWEST)
