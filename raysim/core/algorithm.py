@@ -171,7 +171,10 @@ class Client:
 
         The loss must read every trained tensor through its `net` argument and every per-client tensor through
         `given` or `batch`, so that the engine may train many clients with one call, and must change none of them. To
-        count operations, the engine may call it once more for each batch size and on a few samples.
+        count operations, the engine may call it once more for each batch size and on a few samples. On a CUDA device,
+        the engine may call it for the first batches only, and then repeat its operations on the device
+        (`training.cuda_graphs`). So neither the loss nor the network may use values of Python that change from batch to
+        batch, such as a counter.
         """
         data = self.data if data is None else data
         drop_single = drops_single(self.net, data, self.local)

@@ -141,7 +141,7 @@ class Samples:
 
 
 DRAWN_AT_ONCE = 4096
-"""Number of samples whose augmentation is drawn at once: it takes 1 KB for an image of 32 x 32 pixels."""
+"""Number of samples whose augmentation is drawn at once. For an image of 32 x 32 pixels, it takes 1 KB."""
 
 
 @dataclass(frozen=True)

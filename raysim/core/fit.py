@@ -155,7 +155,7 @@ def fit_one(job: FitJob) -> FitResult:
             loss_sum.add_(loss.detach() * len(batch.y))
         return kept
 
-    # Adam counts its steps in a way that a recording would not repeat.
+    # torch refuses to record a step of Adam.
     may_replay = job.local.cuda_graphs and job.local.optimizer == "sgd"
     rng = job.batches.rng if isinstance(job.batches, Shuffled) else None
     with replayed(step, len(job.batches) if may_replay else 0, device, rng) as train:

@@ -1,8 +1,8 @@
-"""Replay of training steps on a CUDA device: a step is recorded once as a CUDA graph, and then repeated by one call.
+"""Replay of training steps on a CUDA device: steps are recorded as CUDA graphs, and then repeated by one call each.
 
-A step of a small network is some 80 kernels of a few microseconds each. Python takes five times as long to start them
-as the GPU takes to run them; a graph starts them all at once. A replay computes the same bits, because it runs the same
-kernels in the same order.
+A step of a small network is some 80 kernels of a few microseconds each, and Python takes longer to start them than the
+GPU takes to run them. A graph starts them all at once. A replay computes the same bits, because it runs the same
+kernels in the same order. Each training records anew, one graph for each shape of batches.
 
 A recording repeats what the device did, not what Python did. So a step is not recorded if the CPU waited for the device
 in it, as in `float(loss)`, or if it drew random numbers on the CPU: the values may differ in the next step.
@@ -10,7 +10,7 @@ in it, as in `float(loss)`, or if it drew random numbers on the CPU: the values 
 
 from __future__ import annotations
 
-import warnings
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,38 +18,48 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from raysim.core.data import Batch
-
-FEWEST = 8
-"""Number of steps of a training from which recording is worth it: a recording takes as long as two or three steps."""
+from raysim.core.torch_workarounds import waits_for_device
 
 BEFORE = 2
-"""Number of steps that run before a step with batches of the same size is recorded. In the first one, libraries choose
+"""Number of steps that run before a step with batches of the same shape is recorded. In the first one, libraries choose
 and allocate what they use later, and the optimizer creates its state."""
+
+WORTH = 5
+"""Minimum number of replays, as expected from the steps so far: a recording takes as long as two or three steps."""
+
+LARGEST = 2**30
+"""Maximum memory of the process on the device, in bytes, for recording. Recordings have memory of their own, so a large
+step would need its memory twice; and its kernels take longer than Python takes to start them."""
 
 Step = Callable[[Batch], Tensor | None]
 """Trains on a batch; returns rows of the loss for its samples, if any."""
 
+_failed: list[torch.cuda.CUDAGraph] = []
+"""Recordings that CUDA could not end. torch's allocator still refers to them, so this process records no more."""
+
 
 @contextmanager
 def replayed(step: Step, steps: int, device: torch.device, rng: torch.Generator | None = None) -> Iterator[Step]:
-    """Yield a function that does what `step` does, but repeats recorded steps where it can.
+    """Yield a function that does what `step` does, but replays recorded steps where it can.
 
     `step` must do the same operations on every batch of one shape, and keep what it changes in the same tensors. steps:
     number of steps of this training. rng: the client's generator.
 
     Raises `RuntimeError` if CUDA refuses to record a step.
     """
-    if device.type != "cuda" or steps < FEWEST:
+    nvidia = device.type == "cuda" and torch.version.hip is None
+    if not nvidia or steps < BEFORE + 1 + WORTH or _failed:
         yield step
         return
     # CUDA records work on any stream but the default one.
     stream, before = _stream(device), torch.cuda.current_stream(device)
     stream.wait_stream(before)
-    replay = _Replay(step, device, [torch.default_generator, *([rng] if rng else [])])
+    replay = _Replay(step, steps, device, [torch.default_generator, *([rng] if rng else [])])
     try:
         with torch.cuda.stream(stream):
             yield replay
@@ -70,52 +80,52 @@ class _Recorded:
 
 @dataclass
 class _Replay:
-    """Runs steps, and repeats recorded ones."""
+    """Runs steps, and replays recorded ones."""
 
     step: Step
+    steps: int
     device: torch.device
     generators: Sequence[torch.Generator]  # of the CPU
-    seen: Counter[Any] = field(default_factory=Counter)  # form of a batch -> number of steps
-    recorded: dict[Any, _Recorded] = field(default_factory=dict)  # form of a batch -> its step
-    refused: bool = False  # whether the steps depend on the CPU, so that none is recorded
+    done: int = 0  # steps
+    seen: Counter[Any] = field(default_factory=Counter)  # shape of a batch -> number of steps
+    recorded: dict[Any, _Recorded] = field(default_factory=dict)  # shape of a batch -> its step
+    refused: bool = False  # whether steps are not recorded, because they depend on the CPU or are large
 
     def __call__(self, batch: Batch) -> Tensor | None:
-        form = tuple(None if value is None else (value.shape, value.stride()) for value in _parts(batch))
-        self.seen[form] += 1
-        if self.refused or self.seen[form] < BEFORE:
-            return self.step(batch)
-        if self.seen[form] == BEFORE:
-            return self._watched(batch)
-        if form in self.recorded:
-            for place, value in zip(_parts(self.recorded[form].batch), _parts(batch), strict=True):
+        shape = tuple(None if value is None else (value.shape, value.stride()) for value in _parts(batch))
+        expected = self.seen[shape] * (self.steps - self.done) / max(self.done, 1)
+        self.seen[shape] += 1
+        self.done += 1
+        if shape in self.recorded:
+            for place, value in zip(_parts(self.recorded[shape].batch), _parts(batch), strict=True):
                 if place is not None and value is not None:
                     place.copy_(value)
+        elif self.refused or self.seen[shape] < BEFORE or (self.seen[shape] > BEFORE and expected < WORTH):
+            return self.step(batch)
+        elif self.seen[shape] == BEFORE:
+            return self._watched(batch)
         else:
-            self.recorded[form] = self._record(batch)
-        self.recorded[form].graph.replay()
-        return self.recorded[form].rows
+            self.recorded[shape] = self._record(batch)
+        self.recorded[shape].graph.replay()
+        return self.recorded[shape].rows
 
     def _watched(self, batch: Batch) -> Tensor | None:
-        """Run a step, and set `refused` if it depends on the CPU."""
-        before = [generator.get_state() for generator in self.generators]
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            try:
-                rows = self.step(batch)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        waited = any("called a synchronizing CUDA operation" in str(one.message) for one in caught)
-        drew = any(
-            not torch.equal(state, generator.get_state())
-            for state, generator in zip(before, self.generators, strict=True)
-        )
-        self.refused = waited or drew
+        """Run a step, and find out whether such steps may be recorded."""
+        before = self._random_states()
+        with waits_for_device() as waits:
+            rows = self.step(batch)
+        self.refused = bool(waits) or self._random_states() != before
+        self.refused |= torch.cuda.memory_reserved(self.device) > LARGEST
         return rows
 
+    def _random_states(self) -> list[object]:
+        """Return the states of the CPU's random generators."""
+        torchs = [generator.get_state().numpy().tobytes() for generator in self.generators]
+        return [*torchs, random.getstate(), repr(np.random.get_state(legacy=False))]
+
     def _record(self, batch: Batch) -> _Recorded:
-        """Record a step, which does not run it."""
-        # `clone` keeps strides. The copy is outside the memory of recordings, which they share.
+        """Record a step without running it."""
+        # `clone` keeps strides. The clones are not in the memory that all recordings share.
         x, y, index, *others = [None if value is None else value.clone() for value in _parts(batch)]
         assert x is not None and y is not None and index is not None
         still, graph, pool = Batch(x, y, index, *others), torch.cuda.CUDAGraph(), _first(self.device).pool()
@@ -123,18 +133,32 @@ class _Replay:
         graph.capture_begin(pool, "thread_local")
         try:
             rows = self.step(still)
-            graph.capture_end()
-        except Exception as error:
+        except BaseException as error:
             with suppress(Exception):
-                graph.capture_end()
-            raise RuntimeError(
-                f"a training step cannot be recorded as a CUDA graph: {error}; set training.cuda_graphs to false"
-            ) from error
+                _end(graph)
+            if _failed and isinstance(error, Exception):
+                raise _refusal(error) from error
+            raise
+        _end(graph)
         return _Recorded(graph, still, rows)
 
 
 def _parts(batch: Batch) -> tuple[Tensor | None, ...]:
     return batch.x, batch.y, batch.index, batch.weight, batch.second
+
+
+def _end(graph: torch.cuda.CUDAGraph) -> None:
+    """End a recording. Raises `RuntimeError` if CUDA refused an operation in it."""
+    try:
+        graph.capture_end()
+    except Exception as error:
+        _failed.append(graph)
+        raise _refusal(error) from error
+
+
+def _refusal(error: BaseException) -> RuntimeError:
+    text = f"a training step cannot be recorded as a CUDA graph: {error}; set training.cuda_graphs to false"
+    return RuntimeError(text)
 
 
 @cache
@@ -144,9 +168,9 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 @cache
 def _first(device: torch.device) -> torch.cuda.CUDAGraph:
-    """Return a recording whose memory all recordings of this process use, as only one runs at a time.
+    """Return the recording that keeps the memory of all recordings of this process; only one of them runs at a time.
 
-    It is kept, because torch gives up the memory of recordings when the last one is gone.
+    torch gives this memory up when the last recording that uses it is gone.
     """
     graph, place = torch.cuda.CUDAGraph(), torch.zeros(1, device=device)
     graph.capture_begin(capture_error_mode="thread_local")

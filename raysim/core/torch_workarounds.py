@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -106,6 +108,38 @@ def without_default_device(device: torch.device) -> AbstractContextManager[None]
 
 
 _NOTHING = nullcontext()
+
+
+@contextmanager
+def waits_for_device() -> Iterator[list[str]]:
+    """Yield a list that gets an entry whenever the CPU waits for a CUDA device in the block.
+
+    Reason: torch reports such waits as warnings only. `warnings.catch_warnings` would make Python repeat every warning
+    that it has shown before, so filters and display are replaced directly. Delete when: torch has a function for this.
+    """
+    found: list[str] = []
+    show, mode = warnings.showwarning, torch.cuda.get_sync_debug_mode()
+
+    def note(message: Warning | str, *args: Any, **options: Any) -> None:
+        if "called a synchronizing CUDA operation" in str(message):
+            found.append(str(message))
+        else:
+            show(message, *args, **options)
+
+    filters = [
+        ("always", re.compile("called a synchronizing CUDA operation"), UserWarning, None, 0),
+        ("ignore", re.compile("Synchronization debug mode is a prototype"), UserWarning, None, 0),
+    ]
+    warnings.filters[:0] = filters  # type: ignore[index]
+    warnings.showwarning = note
+    try:
+        torch.cuda.set_sync_debug_mode("warn")
+        yield found
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+        warnings.showwarning = show
+        for one in filters:
+            warnings.filters.remove(one)  # type: ignore[attr-defined]
 
 
 class Sgd:

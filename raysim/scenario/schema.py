@@ -242,9 +242,9 @@ class Training(Section):
     --dry-run` measures how long a training step takes with it. It also applies to networks that the server trains with
     `Server.fit`. `float16` needs GPUs and scales the loss."""
     cuda_graphs: bool = True
-    """On NVIDIA GPUs, record a step of a client's training and replay it, which is several times as fast for small
-    networks and gives the same bits. Not recorded are steps of Adam, of float16, and of losses that read a value from
-    the GPU or draw random numbers on the CPU. `false`: record none, for a loss that counts its calls, for example."""
+    """Record training steps on NVIDIA GPUs and replay them: several times as fast for small networks, with the same
+    bits. Steps that use more than 1 GiB, steps of Adam or float16, and steps whose loss reads a value from the GPU or
+    draws random numbers on the CPU are not recorded. Set `false` if a loss or network counts its calls."""
     overrides: list[TrainingOverride] = Field(default_factory=list)
     """Other settings per architecture or client range, such as `{models: [vit_small], optimizer: adamw, lr: 0.001}`;
     the first override that matches a client applies. `schedule` and `stragglers` apply to all clients. A server that
@@ -468,7 +468,18 @@ class Settings(Section):
         return self.output_folder / (self.name if name is None else name)
 
 
-FREE = ("name", "backend", "output", "resources", "tracking", "checkpoint", "failure", "data.root", "data.format")
+FREE = (
+    "name",
+    "backend",
+    "output",
+    "resources",
+    "tracking",
+    "checkpoint",
+    "failure",
+    "data.root",
+    "data.format",
+    "training.cuda_graphs",
+)
 """Keys that decide where and how a run executes, but not its result; all keys below them are included."""
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from raysim.core import replay
 from raysim.core.data import Batch
-from raysim.core.replay import BEFORE, FEWEST, replayed
+from raysim.core.replay import BEFORE, WORTH, replayed
 
 CUDA = torch.device("cuda")
+FEWEST = BEFORE + 1 + WORTH
 
 
 class Graph:
@@ -27,7 +30,8 @@ class Graph:
     def capture_begin(self, *_: object) -> None:
         self.done.append("record")
 
-    def capture_end(self) -> None: ...
+    def capture_end(self) -> None:
+        self.done.append("end")
 
     def pool(self) -> tuple[int, int]:
         return 0, 1
@@ -51,7 +55,10 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(replay, "_first", lambda device: Graph([]))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda one: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: "default")
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", mode.append)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(replay, "_failed", [])
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(found))
     return found
 
@@ -72,11 +79,10 @@ def test_the_third_batch_of_a_size_is_recorded_and_later_ones_are_replayed(done:
         done.append("step")
         return batch.x  # of a recording: the place to which later batches are copied
 
-    batches = [batch_of(i, i) for i in range(5)] + [batch_of(9.0)] * 3
+    batches = [batch_of(i, i) for i in range(20)] + [batch_of(9.0)] * 3
     rows = run(step, batches)
-    first = ["step"] * BEFORE + ["record", "step", "replay"] + ["replay"] * (5 - BEFORE - 1)
-    last = ["step"] * BEFORE + ["record", "step", "replay"]
-    assert done == [*first, *last, "reset", "reset"]
+    first = ["step"] * BEFORE + ["record", "step", "end", "replay"] + ["replay"] * (20 - BEFORE - 1)
+    assert done == [*first, *["step"] * 3, "reset"]  # the second size comes too late to be recorded
     assert [row.tolist() for row in rows] == [batch.x.tolist() for batch in batches]
 
 
@@ -96,10 +102,45 @@ def draws(batch: Batch) -> None:
     torch.rand(())
 
 
-@pytest.mark.parametrize("step", [waits, draws])
+def draws_in_numpy(batch: Batch) -> None:
+    np.random.rand()
+
+
+def draws_in_python(batch: Batch) -> None:
+    random.random()
+
+
+@pytest.mark.parametrize("step", [waits, draws, draws_in_numpy, draws_in_python])
 def test_steps_that_depend_on_the_cpu_are_not_recorded(step: Callable[[Batch], None], done: list[str]) -> None:
     run(step, [batch_of(1.0)] * FEWEST)
     assert not done and mode[-1] == "default"
+
+
+def test_warnings_are_shown_once_as_without_watching(done: list[str]) -> None:
+    def warn(batch: Batch) -> None:
+        warnings.warn("an operation without a deterministic kernel", stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            run(warn, [batch_of(1.0)] * FEWEST)
+    assert len(caught) == 1 and done.count("record") == 3
+
+
+def test_a_large_step_is_not_recorded(done: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: replay.LARGEST + 1)
+    run(lambda batch: None, [batch_of(1.0)] * FEWEST)
+    assert not done
+
+
+def test_an_interruption_ends_the_recording(done: list[str]) -> None:
+    def step(batch: Batch) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(step, [batch_of(1.0)] * FEWEST)
+    assert done == ["record", "end"] and not replay._failed
 
 
 def test_draws_from_the_clients_generator_count(done: list[str]) -> None:
@@ -123,3 +164,5 @@ def test_a_step_that_cuda_refuses_is_an_error_that_names_the_setting(
     )
     with pytest.raises(RuntimeError, match=sentence):
         run(lambda batch: None, [batch_of(1.0)] * FEWEST)
+    run(lambda batch: None, [batch_of(1.0)] * FEWEST)  # records no more
+    assert done == ["record"]

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
 ]
 
-SAMPLES, BATCH, EPOCHS = 20, 8, 5  # batches of 8, 8 and 4
+SAMPLES, BATCH, EPOCHS = 20, 8, 9  # batches of 8, 8 and 4
 
 
 @pytest.fixture
@@ -76,8 +76,8 @@ def same(loss: Loss, **settings: Any) -> None:
 
 def test_rows_dropout_batchnorm_and_bounds_are_replayed(replays: list[int]) -> None:
     same(with_rows)
-    # Of 10 batches of 8 and 5 of 4, the first two of each kind run before the recording.
-    assert len(replays) == (10 - replay.BEFORE) + (5 - replay.BEFORE)
+    # Of 18 batches of 8 and 9 of 4, the first two of each kind run before the recording.
+    assert len(replays) == (2 * EPOCHS - replay.BEFORE) + (EPOCHS - replay.BEFORE)
 
 
 @pytest.mark.parametrize(
