@@ -179,7 +179,7 @@ def test_words_on_the_published_budget() -> None:
     path = FOLDER / "cifar100_published.csv"
     of = {name: {measure: values(path, name, measure)["1"] for measure in ("best_participants", "last", "total_mib")}
           for name in variants(path)}  # fmt: skip
-    for name in ("DC-PFL", "FedGH"):
+    for name in ("DC-PFL", "FedGH", "FedSSA"):
         best, last = (of[name][measure] - of["Standalone"][measure] for measure in ("best_participants", "last"))
         words = f"**{name}** is {best:.1f} points above Standalone by its best round, and {last:.1f} above by the mean"
         assert words in WORDS
@@ -192,7 +192,15 @@ def test_words_on_the_published_budget() -> None:
     best, last = (
         [values(other, name, measure)["1"] for name in variants(other)] for measure in ("best_participants", "last")
     )
-    assert f"Standalone has {best[0]:.2f} in its best round and {last[0]:.2f} in its last one" in WORDS
+    words = "their best rounds there have {:.2f} and {:.2f}, and their last ones {:.2f} and {:.2f}".format(*best, *last)
+    assert words in WORDS
+    changed = [
+        max(abs(of[name][measure] - values(other, name, measure)["1"]) for name in variants(other))
+        for measure in ("best_participants", "last")
+    ]
+    words = "So differences of {:.1f} points between best rounds, and of {:.1f} between last ones, may come from"
+    assert words.format(*changed) in WORDS
+    assert f"On the other processor, the gain was {best[1] - best[0]:.1f} by the best round" in WORDS
     assert f"sends {of['DC-PFL']['total_mib'] / of['FedSSA']['total_mib']:.0f} times as many bytes as FedSSA" in WORDS
 
 
