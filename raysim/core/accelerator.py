@@ -51,24 +51,27 @@ def use_deterministic_kernels() -> None:
     Call this on accelerators only: it imports torch's compiler (100 MB, seconds), and CPUs are deterministic anyway.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    # Otherwise torch fills each new tensor before a kernel writes to it, which only shows mistakes of kernels: a step
-    # of a small network then takes 1.3 times as long on an H100.
-    fill_new_tensors(False)
+    # By default, torch also fills each new tensor before a kernel writes to it. This only helps to find mistakes of
+    # kernels, and a step of a small network takes 1.3 times as long on an H100.
+    set_kernel_choice((True, True, False))
 
 
-def fills_new_tensors() -> bool:
-    """Return whether torch fills new tensors if it uses deterministic kernels."""
+def kernel_choice() -> tuple[bool, bool, bool]:
+    """Return whether torch uses deterministic kernels, only warns if there is none, and then fills new tensors."""
     from torch.utils import deterministic
 
-    return bool(deterministic.fill_uninitialized_memory)  # type: ignore[attr-defined]
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    fills: bool = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    return torch.are_deterministic_algorithms_enabled(), only_warns, fills
 
 
-def fill_new_tensors(fill: bool) -> None:
-    """Set what `fills_new_tensors` returns."""
+def set_kernel_choice(choice: tuple[bool, bool, bool]) -> None:
+    """Restore what `kernel_choice` returned."""
     from torch.utils import deterministic
 
-    deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+    chosen, only_warns, fills = choice
+    torch.use_deterministic_algorithms(chosen, warn_only=only_warns)
+    deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
 
 
 def limit_memory(device: torch.device, share: float) -> None:

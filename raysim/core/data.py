@@ -181,7 +181,7 @@ class Shuffled:
             yield from epoch
 
     def _epochs(self) -> Iterator[Sequence[Tensor]]:
-        """Yield the positions [B] of the samples of each batch, epoch by epoch."""
+        """Yield, for each epoch, the positions [B] of each batch's samples."""
         size = len(self.data)
         for _ in range(self.epochs):
             order = torch.randperm(size, generator=self.rng, device="cpu").to(self.data.y.device)

@@ -47,7 +47,7 @@ class LocalTraining:
     clip: float | None = None  # greatest norm of a step's gradient over all parameters; None: no limit
     nesterov: bool = False  # Nesterov's momentum; for SGD with momentum
     precision: Precision = "float32"  # of forward and backward passes; parameters and messages are float32
-    cuda_graphs: bool = True  # whether to record steps on a CUDA device and replay them: see `raysim.core.replay`
+    cuda_graphs: bool = True  # whether steps on a CUDA device are recorded and replayed: see `raysim.core.replay`
 
 
 @dataclass(frozen=True)

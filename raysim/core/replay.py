@@ -1,8 +1,8 @@
 """Replay of training steps on a CUDA device: steps are recorded as CUDA graphs, and then repeated by one call each.
 
-A step of a small network is some 80 kernels of a few microseconds each, and Python takes longer to start them than the
-GPU takes to run them. A graph starts them all at once. A replay computes the same bits, because it runs the same
-kernels in the same order. Each training records anew, one graph for each shape of batches.
+A step of a small network consists of some 80 kernels of a few microseconds each. Python takes longer to start these
+kernels than the GPU takes to run them, but a graph starts them all at once. A replay computes the same bits, because it
+runs the same kernels in the same order. Each training records anew, one graph for each shape of batches.
 
 A recording repeats what the device did, not what Python did. So a step is not recorded if the CPU waited for the device
 in it, as in `float(loss)`, or if it drew random numbers on the CPU: the values may differ in the next step.
@@ -26,26 +26,27 @@ from raysim.core.data import Batch
 from raysim.core.torch_workarounds import waits_for_device
 
 BEFORE = 2
-"""Number of steps that run before a step with batches of the same shape is recorded. In the first one, libraries choose
-and allocate what they use later, and the optimizer creates its state."""
+"""Number of steps that run without recording, for each shape of batches. During the first one, libraries allocate the
+memory that they use later, and the optimizer creates its state."""
 
 WORTH = 5
 """Minimum number of replays, as expected from the steps so far: a recording takes as long as two or three steps."""
 
 LARGEST = 2**30
-"""Maximum memory of the process on the device, in bytes, for recording. Recordings have memory of their own, so a large
-step would need its memory twice; and its kernels take longer than Python takes to start them."""
+"""A process that uses more bytes of the device than this does not record. Recordings have memory of their own, so a
+large step would need its memory twice. It would also gain little, because its kernels run longer than Python takes to
+start them."""
 
 Step = Callable[[Batch], Tensor | None]
 """Trains on a batch; returns rows of the loss for its samples, if any."""
 
 _failed: list[torch.cuda.CUDAGraph] = []
-"""Recordings that CUDA could not end. torch's allocator still refers to them, so this process records no more."""
+"""Recordings that CUDA could not end. torch's allocator still uses them, so this process does not record again."""
 
 
 @contextmanager
 def replayed(step: Step, steps: int, device: torch.device, rng: torch.Generator | None = None) -> Iterator[Step]:
-    """Yield a function that does what `step` does, but replays recorded steps where it can.
+    """Yield a function that trains as `step` does, but records steps and replays them where this is possible.
 
     `step` must do the same operations on every batch of one shape, and keep what it changes in the same tensors. steps:
     number of steps of this training. rng: the client's generator.
@@ -110,7 +111,7 @@ class _Replay:
         return self.recorded[shape].rows
 
     def _watched(self, batch: Batch) -> Tensor | None:
-        """Run a step, and find out whether such steps may be recorded."""
+        """Run a step, and check whether such steps may be recorded."""
         before = self._random_states()
         with waits_for_device() as waits:
             rows = self.step(batch)

@@ -51,7 +51,7 @@ class FeatureTransform:
         return (raw_B - mean_F) / std_F
 
     def augmentations(self, sizes: Sequence[int], like: Tensor, rng: torch.Generator) -> Sequence[Augmentation]:
-        """Return functions that do the same as `plain`, because features are not augmented."""
+        """Return `plain` for each batch, because features are not augmented."""
         return [self.plain] * len(sizes)
 
     @cached_property
@@ -71,7 +71,7 @@ class TokenTransform:
         return raw_B.long()
 
     def augmentations(self, sizes: Sequence[int], like: Tensor, rng: torch.Generator) -> Sequence[Augmentation]:
-        """Return functions that do the same as `plain`, because tokens are not augmented."""
+        """Return `plain` for each batch, because tokens are not augmented."""
         return [self.plain] * len(sizes)
 
 
@@ -114,9 +114,9 @@ class ImageTransform:
             [torch.rand(_DRAWS, size, generator=rng, dtype=torch.float64, device="cpu") for size in sizes], dim=1
         )
         place_B = torch.cat([torch.arange(size, device="cpu") for size in sizes])
-        # Rows and columns are computed separately, on the CPU and in double precision: this is little work, every
-        # device gets the same integers, and a GPU receives one copy for all batches instead of thirty small operations
-        # for each.
+        # Rows and columns are computed separately, on the CPU and in double precision. This is little work, and every
+        # device gets the same integers. A GPU receives one copy for all batches; otherwise it would run thirty small
+        # operations for each batch.
         plan_BK = torch.cat(_plan(draw_KB, place_B, height, width, augment), dim=1).to(like.device)
         return [partial(self._augmented, plan_BK=part_BK) for part_BK in plan_BK.split(list(sizes))]
 

@@ -48,9 +48,7 @@ class InProcessBackend:
     def __init__(self, device: torch.device | str = "cpu", limits: StateLimits = AUTO) -> None:
         self.device, self.limits = torch.device(device), limits
         self.before = (torch.get_num_threads(), accelerator.random_state())
-        self.deterministic = torch.are_deterministic_algorithms_enabled()
-        self.only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-        self.fills = accelerator.fills_new_tensors()
+        self.kernels_before = accelerator.kernel_choice()
         if self.device.type != "cpu":
             accelerator.use_deterministic_kernels()
 
@@ -143,8 +141,7 @@ class InProcessBackend:
         torch.set_num_threads(threads)
         accelerator.set_random_state(state)
         if self.device.type != "cpu":
-            torch.use_deterministic_algorithms(self.deterministic, warn_only=self.only_warns)
-            accelerator.fill_new_tensors(self.fills)
+            accelerator.set_kernel_choice(self.kernels_before)
 
 
 def _done(value: T) -> Pending[T]:

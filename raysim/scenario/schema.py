@@ -242,9 +242,10 @@ class Training(Section):
     --dry-run` measures how long a training step takes with it. It also applies to networks that the server trains with
     `Server.fit`. `float16` needs GPUs and scales the loss."""
     cuda_graphs: bool = True
-    """Record training steps on NVIDIA GPUs and replay them: several times as fast for small networks, with the same
-    bits. Steps that use more than 1 GiB, steps of Adam or float16, and steps whose loss reads a value from the GPU or
-    draws random numbers on the CPU are not recorded. Set `false` if a loss or network counts its calls."""
+    """Record training steps on NVIDIA GPUs and replay them. Small networks train several times as fast, with the same
+    bits. Steps are not recorded with Adam or float16, with a loss that reads a value from the GPU or draws random
+    numbers on the CPU, or if the process uses more than 1 GiB of the GPU. Set `false` if a loss or network counts its
+    calls."""
     overrides: list[TrainingOverride] = Field(default_factory=list)
     """Other settings per architecture or client range, such as `{models: [vit_small], optimizer: adamw, lr: 0.001}`;
     the first override that matches a client applies. `schedule` and `stragglers` apply to all clients. A server that

@@ -21,20 +21,6 @@ pytestmark = [
 SAMPLES, BATCH, EPOCHS = 20, 8, 9  # batches of 8, 8 and 4
 
 
-@pytest.fixture
-def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for each replay of a recorded step."""
-    found: list[int] = []
-
-    class Counted(torch.cuda.CUDAGraph):
-        def replay(self) -> None:
-            found.append(1)
-            super().replay()
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Counted)
-    return found
-
-
 def samples() -> Samples:
     rng = torch.Generator().manual_seed(1)
     x_N = torch.rand(SAMPLES, 6, generator=rng, device="cpu")
