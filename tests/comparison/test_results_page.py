@@ -31,6 +31,7 @@ ALONE = {
     "FedGKT": "Standalone, two ResNets",
 }
 """Method -> the runs with the same networks that learn alone, where they are not called Standalone."""
+NUMBERS = dict(enumerate(["five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], 5))
 QUOTED = ("fedtgp", "fedclassavg", "fedkd", "fd")
 """Methods whose accuracies before and after tuning the text compares."""
 
@@ -145,7 +146,7 @@ def test_digits_tuned() -> None:
     ("sweep", "count", "measures"),
     [
         ("cifar100", 7, ["last", "best_participants", "total_mib"]),
-        ("cifar100_published", 5, ["best_participants", "last", "at_best_val", "total_mib"]),
+        ("cifar100_published", 7, ["best_participants", "last", "at_best_val", "total_mib"]),
         ("fashion_mnist", 6, ["last", "last_global"]),
         ("public", 8, ["last", "at_best_val", "total_mib"]),
     ],
@@ -175,19 +176,20 @@ def test_rounds_of_the_published_budget() -> None:
             assert 100 * float(value) == pytest.approx(values(results, name, measure)["1"], abs=1e-4)
 
 
+def side(gap: float, unit: str = "points ") -> str:
+    """A gap in words, such as "1.3 points above"."""
+    return f"{abs(gap):.1f} {unit}{'above' if gap > 0 else 'below'}"
+
+
 def test_words_on_the_published_budget() -> None:
     path = FOLDER / "cifar100_published.csv"
     of = {name: {measure: values(path, name, measure)["1"] for measure in ("best_participants", "last", "total_mib")}
           for name in variants(path)}  # fmt: skip
-    for name in ("DC-PFL", "FedGH", "FedSSA"):
+    assert f"at the published budget: {NUMBERS[len(of)]} of twelve methods so far" in WORDS
+    for name in of.keys() - {"Standalone"}:
         best, last = (of[name][measure] - of["Standalone"][measure] for measure in ("best_participants", "last"))
-        words = f"**{name}** is {best:.1f} points above Standalone by its best round, and {last:.1f} above by the mean"
+        words = f"**{name}** is {side(best)} Standalone by its best round, and {side(last, '')} by the mean"
         assert words in WORDS
-    below = (of["Standalone"][measure] - of["FedRAL"][measure] for measure in ("best_participants", "last"))
-    words = "**FedRAL** is {:.1f} points below Standalone by its best round, and {:.1f} below by the mean".format(
-        *below
-    )
-    assert words in WORDS
     other = FOLDER / "other_processor.csv"
     best, last = (
         [values(other, name, measure)["1"] for name in variants(other)] for measure in ("best_participants", "last")
@@ -201,7 +203,23 @@ def test_words_on_the_published_budget() -> None:
     words = "So differences of {:.1f} points between best rounds, and of {:.1f} between last ones, may come from"
     assert words.format(*changed) in WORDS
     assert f"On the other processor, the gain was {best[1] - best[0]:.1f} by the best round" in WORDS
+    over = [of["FedProto"][measure] - of["FedSSA"][measure] for measure in ("best_participants", "last")]
+    assert "above FedSSA, by {:.1f} points (best round) and {:.1f} (last round)".format(*over) in WORDS
+    over = [of["FedProto"][measure] - of["DC-PFL"][measure] for measure in ("best_participants", "last")]
+    words = f"FedProto's best round is {over[0]:.1f} higher, and its mean of all clients after the last round"
+    assert f"{words} {-over[1]:.1f} lower" in WORDS
     assert f"sends {of['DC-PFL']['total_mib'] / of['FedSSA']['total_mib']:.0f} times as many bytes as FedSSA" in WORDS
+
+
+def test_clients_with_what_they_receive() -> None:
+    own, tested = FOLDER / "cifar100_published.csv", FOLDER / "received.csv"
+    assert variants(tested) == variants(own)
+    for name in variants(own):
+        (last,), (received,) = (values(tested, name, measure).values() for measure in ("last", "received"))
+        assert last == pytest.approx(values(own, name, "last")["1"]) and received >= last
+        if name == "LG-FedAvg":
+            assert f"LG-FedAvg has {received:.2f} instead of {last:.2f}" in WORDS
+    assert f"None of the {NUMBERS[len(variants(own))]} methods is lower than with the clients' own networks" in WORDS
 
 
 def test_the_figure_shows_the_file(tmp_path: Path) -> None:
@@ -226,8 +244,13 @@ def test_what_is_reproduced() -> None:
     published = FOLDER / "cifar100_published.csv"
     best = {name: values(published, name, "best_participants")["1"] for name in variants(published)}
     long, below = (best[name] - best["Standalone"] for name in ("FedSSA", "FedRAL"))
-    assert max(best, key=best.__getitem__) == "DC-PFL" and len(best) == 5
-    assert f"{best['DC-PFL'] - best['Standalone']:.2f} above and the highest of five methods after 200" in row["DC-PFL"]
+    assert sorted(best, key=best.__getitem__)[-2:] == ["DC-PFL", "FedProto"]
+    at_the_end = {name: values(published, name, "last")["1"] for name in best}
+    assert max(at_the_end, key=at_the_end.__getitem__) == "DC-PFL"
+    assert f"{best['DC-PFL'] - best['Standalone']:.2f} above after 200" in row["DC-PFL"]
+    words = f"of the {NUMBERS[len(best)]} methods, only FedProto has a higher best round (by"
+    assert f"{words} {best['FedProto'] - best['DC-PFL']:.2f})" in row["DC-PFL"]
+    assert f"is {best['FedProto'] - best['FedSSA']:.2f} above it after the 200 rounds" in row["FedSSA"]
     assert f"{best['FedGH'] - best['Standalone']:.2f} above after 200" in row["FedGH"]
     assert f"the gain is {gap(published, 'FedGH', 'Standalone', 'last'):.2f} |" in row["FedGH"]
     gaps = {name: gap(short, name, "Standalone", "last") for name in ("FedSSA", "FedRAL", "FedGH", "DC-PFL")}
