@@ -52,12 +52,12 @@ def use_deterministic_kernels() -> None:
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
     # By default, torch also fills each new tensor before a kernel writes to it. This only helps to find mistakes of
-    # kernels, and a step of a small network takes 1.3 times as long on an H100.
+    # kernels, and makes a step of a small network 1.3 times as long on an H100.
     set_kernel_choice((True, True, False))
 
 
 def kernel_choice() -> tuple[bool, bool, bool]:
-    """Return whether torch uses deterministic kernels, only warns if there is none, and then fills new tensors."""
+    """Return three choices of torch: deterministic kernels, only a warning if there is none, filled new tensors."""
     from torch.utils import deterministic
 
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()

@@ -33,8 +33,8 @@ WORTH = 5
 """Minimum number of replays, as expected from the steps so far: a recording takes as long as two or three steps."""
 
 LARGEST = 2**30
-"""A process that uses more bytes of the device than this does not record. Recordings have memory of their own, so a
-large step would need its memory twice. It would also gain little, because its kernels run longer than Python takes to
+"""While a process uses more bytes of the device than this, it does not record. Recordings have memory of their own, so
+a large step would need its memory twice. It would also gain little, because its kernels run longer than Python takes to
 start them."""
 
 Step = Callable[[Batch], Tensor | None]
@@ -169,9 +169,10 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 @cache
 def _first(device: torch.device) -> torch.cuda.CUDAGraph:
-    """Return the recording that keeps the memory of all recordings of this process; only one of them runs at a time.
+    """Return the recording whose memory all recordings of this process share.
 
-    torch gives this memory up when the last recording that uses it is gone.
+    They can share it, because only one of them runs at a time. torch gives the memory up when the last recording that
+    uses it is gone, so this one is kept.
     """
     graph, place = torch.cuda.CUDAGraph(), torch.zeros(1, device=device)
     graph.capture_begin(capture_error_mode="thread_local")
