@@ -6,6 +6,7 @@ import csv
 import re
 import runpy
 import shlex
+from math import comb
 from pathlib import Path
 
 import matplotlib
@@ -146,7 +147,7 @@ def test_digits_tuned() -> None:
     ("sweep", "count", "measures"),
     [
         ("cifar100", 7, ["last", "best_participants", "total_mib"]),
-        ("cifar100_published", 8, ["best_participants", "last", "at_best_val", "total_mib"]),
+        ("cifar100_published", 9, ["best_participants", "last", "at_best_val", "total_mib"]),
         ("fashion_mnist", 6, ["last", "last_global"]),
         ("public", 8, ["last", "at_best_val", "total_mib"]),
     ],
@@ -211,6 +212,10 @@ def test_words_on_the_published_budget() -> None:
     over = [of["FedProto"][measure] - of["DC-PFL"][measure] for measure in ("best_participants", "last")]
     words = f"FedProto's best round is {over[0]:.1f} higher, and its mean of all clients after the last round"
     assert f"{words} {-over[1]:.1f} lower" in WORDS
+    assert of["FedSSA"]["total_mib"] / of["FD"]["total_mib"] == pytest.approx(5, abs=0.5)
+    assert "It sends a fifth of FedSSA's bytes" in WORDS
+    sole = comb(10, 1) * comb(90, 9) / comb(100, 10)  # one of 10 clients with the class, and 9 of 90 without
+    assert f"with a probability of {100 * sole:.0f} % exactly one of the 10 participants has it" in WORDS
     assert f"sends {of['DC-PFL']['total_mib'] / of['FedSSA']['total_mib']:.0f} times as many bytes as FedSSA" in WORDS
 
 
