@@ -11,6 +11,7 @@ from pathlib import Path
 
 import matplotlib
 import pytest
+from scipy.stats import spearmanr
 
 from raysim.algorithms.fedclassavg import FedClassAvg
 from raysim.comparison.statistics import Estimate, estimate, holm, paired_difference, paired_p_value
@@ -37,10 +38,15 @@ QUOTED = ("fedtgp", "fedclassavg", "fedkd", "fd")
 """Methods whose accuracies before and after tuning the text compares."""
 
 
+def section(sweep: str) -> str:
+    """The section that links to this sweep's file."""
+    (found,) = [part for part in PAGE.split("\n## ") if f"(results/{sweep}.csv)" in part]
+    return found
+
+
 def tables(sweep: str) -> list[list[str]]:
-    """The cells of the section's table that links to this sweep's file, without its header."""
-    (section,) = [part for part in PAGE.split("\n## ") if f"(results/{sweep}.csv)" in part]
-    rows = [line for line in section.splitlines() if line.startswith("| ")][2:]
+    """The cells of the table in the sweep's section, without its header."""
+    rows = [line for line in section(sweep).splitlines() if line.startswith("| ")][2:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
@@ -146,7 +152,7 @@ def test_digits_tuned() -> None:
 @pytest.mark.parametrize(
     ("sweep", "count", "measures"),
     [
-        ("cifar100", 7, ["last", "best_participants", "total_mib"]),
+        ("cifar100", 7, ["best_participants", "last", "at_best_val", "total_mib"]),
         ("cifar100_published", 9, ["best_participants", "last", "at_best_val", "total_mib"]),
         ("fashion_mnist", 6, ["last", "last_global"]),
         ("public", 8, ["last", "at_best_val", "total_mib"]),
@@ -160,14 +166,16 @@ def test_the_others(sweep: str, count: int, measures: list[str]) -> None:
         assert cells[: len(measures) + 1] == expected(FOLDER / f"{sweep}.csv", variant, alone, measures)
 
 
-def test_rounds_of_the_published_budget() -> None:
+@pytest.mark.parametrize(("sweep", "last"), [("cifar100", 500), ("cifar100_published", 200)])
+def test_every_round(sweep: str, last: int) -> None:
     """The file with every round agrees with the file with the results."""
-    with (FOLDER / "rounds" / "cifar100_published.csv").open(encoding="utf-8", newline="") as file:
+    with (FOLDER / "rounds" / f"{sweep}.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    results = FOLDER / "cifar100_published.csv"
-    for name in dict.fromkeys(row["variant"] for row in rows):
+    results = FOLDER / f"{sweep}.csv"
+    assert list(dict.fromkeys(row["variant"] for row in rows)) == variants(results)
+    for name in variants(results):
         mine = [row for row in rows if row["variant"] == name]
-        assert [int(row["round"]) for row in mine] == list(range(1, 201))
+        assert [int(row["round"]) for row in mine] == list(range(1, last + 1))
         chosen = max(mine, key=lambda row: float(row["val"]))
         for measure, value in (
             ("last", mine[-1]["all"]),
@@ -175,6 +183,11 @@ def test_rounds_of_the_published_budget() -> None:
             ("at_best_val", chosen["all"]),
         ):
             assert 100 * float(value) == pytest.approx(values(results, name, measure)["1"], abs=1e-4)
+    if sweep == "cifar100_published":
+        check_fedtgp(rows)
+
+
+def check_fedtgp(rows: list[dict[str, str]]) -> None:
     fedtgp = [(100 * float(row["all"]), row["round"]) for row in rows if row["variant"] == "FedTGP"]
     (highest, when), (last, end) = max(fedtgp), fedtgp[-1]
     assert f"is highest after round {when} ({highest:.2f}). After round {end}, it is {last:.2f}." in WORDS
@@ -185,15 +198,49 @@ def side(gap: float, unit: str = "points ") -> str:
     return f"{abs(gap):.1f} {unit}{'above' if gap > 0 else 'below'}"
 
 
-def test_words_on_the_published_budget() -> None:
-    path = FOLDER / "cifar100_published.csv"
-    of = {name: {measure: values(path, name, measure)["1"] for measure in ("best_participants", "last", "total_mib")}
-          for name in variants(path)}  # fmt: skip
-    assert f"at the published budget: {NUMBERS[len(of)]} of twelve methods so far" in WORDS
+def measured(sweep: str) -> dict[str, dict[str, float]]:
+    """Method -> measure -> its value, of a sweep with one seed."""
+    path = FOLDER / f"{sweep}.csv"
+    return {
+        name: {measure: values(path, name, measure)["1"] for measure in ("best_participants", "last", "total_mib")}
+        for name in variants(path)
+    }
+
+
+@pytest.mark.parametrize("sweep", ["cifar100", "cifar100_published"])
+def test_words_on_every_method(sweep: str) -> None:
+    """The section of a sweep on CIFAR-100 says what each method gains, and how its order agrees with the papers'."""
+    of, words = measured(sweep), " ".join(section(sweep).split())
     for name in of.keys() - {"Standalone"}:
         best, last = (of[name][measure] - of["Standalone"][measure] for measure in ("best_participants", "last"))
-        words = f"**{name}** is {side(best)} Standalone by its best round, and {side(last, '')} by the mean"
-        assert words in WORDS
+        assert f"**{name}** is {side(best)} Standalone by its best round, and {side(last, '')} by the mean" in words
+    published = {name: float(cells[-1]) for name, *cells in tables(sweep) if cells[-1] != "-"}
+    rank = spearmanr(list(published.values()), [of[name]["best_participants"] for name in published]).statistic
+    claim = (
+        f"{NUMBERS[len(published)].capitalize()} methods have a published value. Spearman's rank correlation between"
+    )
+    assert f"{claim} these values and the best rounds is {rank:.2f}" in words
+
+
+def test_words_on_one_epoch() -> None:
+    of, words = measured("cifar100"), " ".join(section("cifar100").split())
+    gains = {name: value["best_participants"] - of["Standalone"]["best_participants"] for name, value in of.items()}
+    assert [name for name, gain in gains.items() if gain < 0] == ["LG-FedAvg"]
+    assert max(gains["FedSSA"], gains["FedRAL"]) < gains["FedProto"]
+    alone, long = of["Standalone"], measured("cifar100_published")["Standalone"]
+    assert f"53.04, lies between the {alone['best_participants']:.2f} of this table" in words
+    assert f"the {long['best_participants']:.2f} that Standalone has after 200 rounds" in words
+    assert f"It sends {of['DC-PFL']['total_mib'] / of['FedSSA']['total_mib']:.0f} times as many bytes" in words
+    with (FOLDER / "rounds" / "cifar100.csv").open(encoding="utf-8", newline="") as file:
+        early = {row["variant"]: 100 * float(row["all"]) for row in csv.DictReader(file) if row["round"] == "150"}
+    assert f"after 150 rounds, it is {side(early['FedGH'] - early['Standalone'])} Standalone" in words
+    below = -gains["LG-FedAvg"]
+    assert f"(previous section), LG-FedAvg is {below:.1f} below Standalone by its best round" in WORDS
+
+
+def test_words_on_the_published_budget() -> None:
+    of = measured("cifar100_published")
+    assert f"at the published budget: {NUMBERS[len(of)]} of twelve methods so far" in WORDS
     other = FOLDER / "other_processor.csv"
     best, last = (
         [values(other, name, measure)["1"] for name in variants(other)] for measure in ("best_participants", "last")
@@ -230,14 +277,15 @@ def test_clients_with_what_they_receive() -> None:
     assert f"None of the {NUMBERS[len(variants(own))]} methods is lower than with the clients' own networks" in WORDS
 
 
-def test_the_figure_shows_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sweep", ["cifar100", "cifar100_published"])
+def test_the_figure_shows_the_file(sweep: str, tmp_path: Path) -> None:
     """A figure that another release of Matplotlib drew has other bytes, so it is compared only with its own."""
-    shown = FOLDER / "rounds" / "cifar100_published.svg"
+    shown = FOLDER / "rounds" / f"{sweep}.svg"
     (release,) = set(re.findall(r"Matplotlib v([.0-9]+[0-9])", shown.read_text(encoding="utf-8")))
     if release != matplotlib.__version__:
         pytest.skip(f"the figure was drawn by Matplotlib {release}")
     draw = runpy.run_path(str(FOLDER / "rounds" / "draw.py"))["draw"]
-    assert draw("cifar100_published", tmp_path / "again.svg").read_bytes() == shown.read_bytes()
+    assert draw(sweep, tmp_path / "again.svg").read_bytes() == shown.read_bytes()
 
 
 def test_what_is_reproduced() -> None:
@@ -260,17 +308,19 @@ def test_what_is_reproduced() -> None:
     assert f"{words} {best['FedProto'] - best['DC-PFL']:.2f})" in row["DC-PFL"]
     assert f"is {best['FedProto'] - best['FedSSA']:.2f} above it after the 200 rounds" in row["FedSSA"]
     assert f"{best['FedGH'] - best['Standalone']:.2f} above after 200" in row["FedGH"]
-    assert f"the gain is {gap(published, 'FedGH', 'Standalone', 'last'):.2f} |" in row["FedGH"]
-    gaps = {name: gap(short, name, "Standalone", "last") for name in ("FedSSA", "FedRAL", "FedGH", "DC-PFL")}
-    assert f"{long:.2f} above after 200" in row["FedSSA"] and f"{gaps['FedSSA']:.2f} above after 150" in row["FedSSA"]
-    assert (
-        f"{-below:.2f} below after 200" in row["FedRAL"] and f"{-gaps['FedRAL']:.2f} below after 150" in row["FedRAL"]
-    )
-    assert f"{gaps['DC-PFL']:.2f} above" in row["DC-PFL"]
-    last = {name: values(short, name, "last")["1"] for name in variants(short)}
-    assert max(last, key=last.__getitem__) == "DC-PFL" and len(last) == 7
+    last = [gap(path, "FedGH", "Standalone", "last") for path in (published, short)]
+    assert "the gains are {:.2f} and {:.2f} |".format(*last) in row["FedGH"]
+    methods = ("FedSSA", "FedRAL", "FedGH", "DC-PFL")
+    gaps = {name: gap(short, name, "Standalone", "best_participants") for name in methods}
+    for name in methods:
+        assert f"{gaps[name]:.2f} above" in row[name] and "after 500 rounds of 1 epoch" in row[name]
+    assert f"{long:.2f} above after 200" in row["FedSSA"] and f"{-below:.2f} below after 200" in row["FedRAL"]
+    assert f"and {gap(short, 'FedProto', 'FedSSA', 'best_participants'):.2f} above it after the 500" in row["FedSSA"]
+    assert max(gaps["FedSSA"], long) < 4.25 / 2 and "less than half as large" in row["FedSSA"]
+    for measure in ("best_participants", "last"):
+        at_500 = {name: values(short, name, measure)["1"] for name in variants(short)}
+        assert max(at_500, key=at_500.__getitem__) == "DC-PFL" and len(at_500) == 7
     mine = {name: values(tuned, f"{name}{CLASSES}3", "last") for name in ("fedgh", "standalone")}
-    assert f"{-gaps['FedGH']:.2f} below" in row["FedGH"]
     assert f"{cell(paired_difference(mine['fedgh'], mine['standalone']))} above" in row["FedGH"]
     for name, method in (("FedGH", "fedgh"), ("DC-PFL", "dc_pfl")):
         pair = (values(tuned, f"{one}{CLASSES}5", "last") for one in (method, "standalone"))

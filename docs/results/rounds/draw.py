@@ -23,4 +23,5 @@ def draw(name: str, to: Path) -> Path:
 
 
 if __name__ == "__main__":
-    draw("cifar100_published", FOLDER / "cifar100_published.svg")
+    for name in ("cifar100", "cifar100_published"):
+        draw(name, FOLDER / f"{name}.svg")
