@@ -370,6 +370,17 @@ def test_every_file_has_a_digest_for_every_run() -> None:
         assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in digests)
 
 
+def test_repeated_runs_have_the_same_digest() -> None:
+    def digests(path: Path, variant: str, seed: str) -> list[str]:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [row["digest"] for row in csv.DictReader(file) if (row["variant"], row["seed"]) == (variant, seed)]
+
+    with (FOLDER / "repeated.csv").open(encoding="utf-8", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert digests(FOLDER / f"{row['sweep']}.csv", row["variant"], row["seed"]) == [row["digest"]]
+    assert f"{row['variant']} was run again with {row['place']}" in " ".join(section(row["sweep"]).split())
+
+
 def test_the_command_of_every_run_repeats_that_run() -> None:
     page = runpy.run_path(str(FOLDER.parent / "measured_runs.py"))
     sections = page["markdown"]().split("\n## ")[1:]
