@@ -154,7 +154,7 @@ def test_digits_tuned() -> None:
 @pytest.mark.parametrize(
     ("sweep", "count", "measures"),
     [
-        ("cifar100", 7, ["best_participants", "last", "at_best_val", "total_mib"]),
+        ("cifar100", 8, ["best_participants", "last", "at_best_val", "total_mib"]),
         ("cifar100_published", 9, ["best_participants", "last", "at_best_val", "total_mib"]),
         ("fashion_mnist", 6, ["last", "last_global"]),
         ("public", 8, ["last", "at_best_val", "total_mib"]),
