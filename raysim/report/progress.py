@@ -1,4 +1,4 @@
-"""Progress display of a run: one live line in a terminal, or plain lines if the output is not a terminal."""
+"""Progress display of a run: two live lines in a terminal, or one line per round if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -81,56 +81,66 @@ class _Plain(Display):
         print(text, file=self._stream, flush=True)
 
     def _show(self) -> None:
-        self.print("  ".join([f"round {self._done:>{len(str(self._rounds))}}/{self._rounds}", *self._facts()]))
+        round_number = f"round {self._done:>{len(str(self._rounds))}}/{self._rounds}"
+        self.print("  ".join([round_number, *self._results(), *self._pace()]))
         self._shown_s, self._pending = time.monotonic(), False
 
-    def _facts(self) -> list[str]:
-        """Return accuracy, bytes, seconds per round and remaining time, each in words; unknown ones are left out."""
+    def _results(self) -> list[str]:
+        """Return accuracy, bytes sent and clients that dropped out, each in words; unknown ones are left out."""
         names = {
             "accuracy/all": "all clients' own networks",
             "accuracy/all_current": "all clients after the current message",
             "accuracy/participants": "participants",
         }
         known = [f"{per_cent(self._values[m])} ({name})" for m, name in names.items() if m in self._values]
-        facts = [f"accuracy {', '.join(known)}"] if known else []
-        facts.append(f"{human_bytes(self._values.get('comm/total_bytes', self._bytes))} sent")
+        results = [f"accuracy {', '.join(known)}"] if known else []
+        results.append(f"{human_bytes(self._values.get('comm/total_bytes', self._bytes))} sent")
         if dropped := self._values.get("engine/dropped_clients"):
-            facts.append(f"{dropped:.0f} dropped out or late")
-        if len(self._ended_s) > 1:  # the first round of a run also waits for its start
-            mean_s = (self._ended_s[-1] - self._ended_s[0]) / (len(self._ended_s) - 1)
-            left_s = mean_s * (self._rounds - self._done)
-            facts.append(f"{human_seconds(mean_s)}/round")
-            if left_s > 0:  # rounded up, because a remaining round takes more than 0 s
-                facts.append(f"{human_seconds(left_s) if left_s > 59 else f'{math.ceil(left_s)} s'} left")
-        return facts
+            results.append(f"{dropped:.0f} dropped out or late")
+        return results
+
+    def _pace(self) -> list[str]:
+        """Return seconds per round and remaining time, each in words; nothing before the second round."""
+        if len(self._ended_s) < 2:  # the first round of a run also waits for its start
+            return []
+        mean_s = (self._ended_s[-1] - self._ended_s[0]) / (len(self._ended_s) - 1)
+        left_s = mean_s * (self._rounds - self._done)
+        pace = [f"{human_seconds(mean_s)}/round"]
+        if left_s > 0:  # rounded up, because a remaining round takes more than 0 s
+            pace.append(f"{human_seconds(left_s) if left_s > 59 else f'{math.ceil(left_s)} s'} left")
+        return pace
 
 
 class _Live(_Plain):
-    """One progress line that is updated in place."""
+    """Two lines that are updated in place: the rounds done and their pace, and the results of the last round.
+
+    The results have their own line: beside the bar, they would not fit into 80 columns and would wrap differently in
+    every update.
+    """
 
     def __init__(self, rounds: int, clients: int, stream: TextIO) -> None:
-        from rich.console import Console
+        from rich.console import Console, Group
+        from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn
-        from rich.table import Column
+        from rich.text import Text
 
         super().__init__(rounds, clients, stream)
         self._console = Console(file=stream)
         self._bar = Progress(
             TextColumn("[bold]{task.completed:.0f}/{task.total:.0f}[/] rounds"),
             BarColumn(bar_width=20),
-            # On a narrow terminal, this column wraps and no column is cropped.
-            TextColumn("{task.description}", style="default", table_column=Column()),
+            TextColumn("{task.description}", style="default"),
             TextColumn("{task.fields[within]}", style="dim"),
-            console=self._console,
-            refresh_per_second=4,
         )
         self._task = self._bar.add_task("starting", total=rounds, within="")
+        self._last_results = Text()
+        self._live = Live(Group(self._bar, self._last_results), console=self._console, refresh_per_second=4)
 
     def open(self, card: RunCard) -> None:
         super().open(card)
-        self._bar.start()
+        self._live.start()
         # A run that ends without `close` must not leave the terminal without its cursor.
-        atexit.register(self._bar.stop)
+        atexit.register(self._live.stop)
 
     def within(self, done: int, of: int) -> None:
         # In a very short round, this shows nothing.
@@ -140,11 +150,12 @@ class _Live(_Plain):
         self._show()
         if status != "finished":
             self._bar.update(self._task, within=status)
-        self._bar.stop()
-        atexit.unregister(self._bar.stop)
+        self._live.stop()
+        atexit.unregister(self._live.stop)
 
     def print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _show(self) -> None:
-        self._bar.update(self._task, completed=self._done, description="  ".join(self._facts()))
+        self._bar.update(self._task, completed=self._done, description="  ".join(self._pace()))
+        self._last_results.plain = "  ".join(self._results())

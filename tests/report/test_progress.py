@@ -81,7 +81,7 @@ def test_last_round_is_said_when_the_run_stops_early():
     assert stream.getvalue().count("round   7/100") == 1
 
 
-def test_live_line(monkeypatch):
+def test_live_lines(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "140")
     text = run(Terminal())
@@ -94,11 +94,21 @@ def test_live_line(monkeypatch):
     )
 
 
-def test_a_narrow_terminal_shows_the_whole_line(monkeypatch):
+def test_a_terminal_of_80_columns_shows_two_whole_lines_in_every_update(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
-    text = run(Terminal())
-    assert "…" not in text and "participants" in text.rsplit("30/30", 1)[1]
+    stream = Terminal()
+    progress = make_display(30, 20, stream=stream)
+    progress.open(CARD)
+    for t in range(31):
+        progress.log(t, values(t), [])
+        progress.within(7, 10)  # a longer first line must not wrap the results
+        progress.print("a notice")  # draws both lines again
+    progress.close("finished", {})
+    text = stream.getvalue()
+    up = "\x1b[1A\x1b[2K"
+    assert up in text and up + up not in text, "an update moves up from the second line to the first, never further"
+    assert "…" not in text and "60.0% (participants)  31.0 MiB sent" in text.rsplit("30/30", 1)[1]
 
 
 def test_a_resumed_run_does_not_count_its_start_as_a_round(monkeypatch):
@@ -129,7 +139,7 @@ def test_dumb_terminals_get_plain_lines(monkeypatch):
     assert "\x1b" not in run(Terminal())
 
 
-def test_live_line_survives_ctrl_c(monkeypatch):
+def test_live_lines_survive_ctrl_c(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     progress = make_display(10, 20, stream=stream)
