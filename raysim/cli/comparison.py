@@ -92,11 +92,12 @@ def sweep(
     every: bool,
     address: str | None,
 ) -> None:
-    """Run many scenarios, called cells: those of a sweep file, or of a scenario and a grid.
+    """Run the scenarios of a sweep file, or of a grid of settings.
 
-    Repeating the command skips finished cells, resumes interrupted ones and runs the rest. A failed cell does not stop
-    the others. Exit code 1: a cell is not done, or the comparison could not be written. With --dry-run, exit code 2: a
-    cell can never run, for example because its data is damaged. Data that is not downloaded yet is not an error.
+    Each of these scenarios is called a cell. Repeating the command skips finished cells, resumes interrupted ones and
+    runs the rest. A failed cell does not stop the others. Exit code 1: a cell is not done, or the comparison could not
+    be written. With --dry-run, exit code 2: a cell can never run, for example because its data is damaged. Data that is
+    not downloaded yet is not an error.
 
     Cells run in worker processes, several at a time. A cell runs with client actors instead if it has `backend: ray` or
     a number of client actors in `resources`, or is too large for a worker's share of the memory. Only one such cell
@@ -248,11 +249,11 @@ def compare(
     siunitx: bool,
     width: Width,
 ) -> None:
-    """Compare runs: group those that differ only in their seed, with 95% confidence intervals over seeds.
+    """Compare runs, with 95% confidence intervals over seeds.
 
-    RUNS are run folders, folders that contain run folders (such as a sweep's folder), or sweep files. The folder
-    of a tuning, such as runs/tuned-tuning, is shown as a table of its trials: values, rounds, score, and which one was
-    chosen.
+    Runs that differ only in their seed form a group. RUNS are run folders, folders that contain run folders (such as a
+    sweep's folder), or sweep files. The folder of a tuning, such as runs/tuned-tuning, is shown as a table of its
+    trials: values, rounds, score, and which one was chosen.
 
     \b
     Example:
@@ -307,9 +308,10 @@ def compare(
 def report(
     runs: tuple[str, ...], baseline: str | None, select: str, metric: str | None, output: str, watched: bool
 ) -> None:
-    """Write a comparison of runs as one self-contained HTML file, with a section for each folder or file in RUNS.
+    """Write a comparison of runs as one self-contained HTML file.
 
-    RUNS are run folders, folders that contain run folders (such as a sweep's folder), or sweep files.
+    The file has a section for each folder or file in RUNS. RUNS are run folders, folders that contain run folders (such
+    as a sweep's folder), or sweep files.
 
     \b
     Example:

@@ -74,7 +74,7 @@ PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
 @WIDTH
 @_output("plot.pdf")
 def plot(runs: tuple[str, ...], kind: str, metric: str | None, width: Width, output: str) -> None:
-    """Draw a figure of one or several RUNs, for a paper or the screen.
+    """Draw a figure of one or several RUNs for a paper or a screen.
 
     A RUN is a run's folder, or the id of a run below ./runs. The run may still be in progress. To draw up to 40
     runs of a sweep, give the sweep file, or a folder that contains run folders, such as a sweep's or a cell's. Runs of
@@ -117,9 +117,10 @@ def plot(runs: tuple[str, ...], kind: str, metric: str | None, width: Width, out
 @SEED
 @_output("tsne.png")
 def tsne(runs: tuple[str, ...], clients: list[int], part: str, round_: Round, seed: int, output: str) -> None:
-    """Draw clients' representations in the plane by t-SNE, one panel per RUN.
+    """Draw clients' representations in the plane by t-SNE.
 
-    Each client's network maps the client's own samples. Colours are classes, markers are clients.
+    The figure has one panel per RUN. Each client's network maps the client's own samples. Colours are classes, markers
+    are clients.
 
     \b
     Example:
@@ -157,13 +158,13 @@ def tsne(runs: tuple[str, ...], clients: list[int], part: str, round_: Round, se
 def attack(
     run: str, pairs: int, round_: Round, knowledge: Knowledge, convention: Convention, seed: int, output: str
 ) -> None:
-    """Try to reconstruct clients' images from their uploads: gradient inversion (DLG), measured in PSNR.
+    """Try to reconstruct clients' images from their uploads.
 
-    Random clients train one step of plain SGD on one random image each, and upload what their method uploads. The
-    attacker varies an image until its model of the client would upload the same. A higher PSNR means that more was
-    reconstructed; for comparison, the command also prints the PSNR of unrelated images and of random pixels. Networks
-    with BatchNorm cannot train on one image, so clients with such networks are attacked only if their method uploads
-    outputs of the network instead of its weights.
+    The attack is gradient inversion (DLG); its success is measured in PSNR. Random clients train one step of plain SGD
+    on one random image each, and upload what their method uploads. The attacker varies an image until its model of the
+    client would upload the same. A higher PSNR means that more was reconstructed; for comparison, the command also
+    prints the PSNR of unrelated images and of random pixels. Networks with BatchNorm cannot train on one image, so
+    clients with such networks are attacked only if their method uploads outputs of the network instead of its weights.
 
     \b
     Example:
@@ -202,10 +203,11 @@ def attack(
 @_round("the latest round that has one")
 @_output("tree.png")
 def tree(run: str, sample: int, round_: Round, output: str) -> None:
-    """Show the clusters that contain a training sample in a run of HKS, from its first merge to the top.
+    """Show the clusters of a training sample in a run of HKS.
 
-    The sample's client learned from the mean logits of one of these clusters, or of all of them. The picture shows
-    which samples each level adds to the cluster of the chosen sample.
+    The clusters are printed from the sample's first merge to the top. The sample's client learned from the mean logits
+    of one of these clusters, or of all of them. The picture shows which samples each level adds to the cluster of the
+    chosen sample.
 
     \b
     Example:

@@ -85,7 +85,7 @@ def submit(
     job: str | None,
     env: tuple[str, ...],
 ) -> None:
-    """Run a scenario or a sweep on a Ray cluster, or resume a run there.
+    """Run a scenario or a sweep on a Ray cluster, or resume a run.
 
     The scenario is checked on this machine. Then the scenario and the code (raysim, algorithms) are sent to the
     cluster's dashboard, and a driver on the head node runs the scenario; the run continues without this terminal.
@@ -166,7 +166,7 @@ def submit(
 @ID
 @ADDRESS
 def status(job: str, address: str | None) -> None:
-    """Show the state of a job on a cluster, and its progress or result.
+    """Show the state, progress or result of a job on a cluster.
 
     ID is the id that `raysim submit` printed; `raysim jobs` lists all. The state is PENDING, RUNNING, SUCCEEDED, FAILED
     or STOPPED.
@@ -187,9 +187,10 @@ def status(job: str, address: str | None) -> None:
 )
 @ADDRESS
 def logs(job: str, follow: bool, address: str | None) -> None:
-    """Print the output of a job on a cluster: a line per round, notes and the result.
+    """Print the output of a job on a cluster.
 
-    ID is the id that `raysim submit` printed; `raysim jobs` lists all.
+    The output is a line per round, notes and the result. ID is the id that `raysim submit` printed; `raysim jobs` lists
+    all.
     """
     from raysim.jobs.job_log import visible
 
@@ -205,10 +206,11 @@ def logs(job: str, follow: bool, address: str | None) -> None:
 @ID
 @ADDRESS
 def stop(job: str, address: str | None) -> None:
-    """Stop a job on a cluster within seconds; finished rounds are kept.
+    """Stop a job on a cluster within seconds.
 
-    The current round is finished if that takes only a few seconds. `raysim fetch` downloads the results, `raysim submit
-    --resume ID` resumes the run. ID is the id that `raysim submit` printed; `raysim jobs` lists all.
+    Finished rounds are kept. The current round is finished if that takes only a few seconds. `raysim fetch` downloads
+    the results, `raysim submit --resume ID` resumes the run. ID is the id that `raysim submit` printed; `raysim jobs`
+    lists all.
     """
     from raysim.jobs.watch import look
     from raysim.jobs.watch import stop as stop_job
@@ -234,7 +236,10 @@ def stop(job: str, address: str | None) -> None:
 @click.command()
 @ADDRESS
 def jobs(address: str | None) -> None:
-    """List raysim's jobs on a cluster, newest first, with their IDs, states and durations."""
+    """List raysim's jobs on a cluster, newest first.
+
+    The list shows their IDs, states and durations.
+    """
     from raysim.jobs.watch import Job
     from raysim.report.units import human_seconds
 

@@ -166,11 +166,11 @@ def launch(
 @CODE_CHANGED
 @ADDRESS
 def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, address: str | None) -> None:
-    """Resume a run from its last checkpoint, after it was stopped, failed, or lost its machine.
+    """Resume a run that was stopped, failed, or lost its machine.
 
-    RUN is a run's folder, or the id of a run below ./runs. The result equals that of an uninterrupted run, bit for bit.
-    Overrides may change resources and folders, and raise `rounds`. Changes that would alter the result, including
-    changes of the method's code, are refused.
+    The run continues from its last checkpoint. RUN is a run's folder, or the id of a run below ./runs. The result
+    equals that of an uninterrupted run, bit for bit. Overrides may change resources and folders, and raise `rounds`.
+    Changes that would alter the result, including changes of the method's code, are refused.
 
     \b
     Examples:
@@ -198,10 +198,11 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
     help="Also run the scenario on Ray once more, and kill an actor during a round. The results must stay the same.",
 )
 def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> None:
-    """Run a scenario on several backends, and compare all state of clients and server bit by bit after every round.
+    """Run a scenario on several backends, and compare all states.
 
-    The scenario runs once in this process, and once on Ray for each number of actors. If states differ, the command
-    names the first round, client and tensor that differ. Choose few rounds: the results of these runs are discarded.
+    States of clients and server are compared bit by bit after every round. The scenario runs once in this process, and
+    once on Ray for each number of actors. If states differ, the command names the first round, client and tensor that
+    differ. Choose few rounds: the results of these runs are discarded.
 
     \b
     Example:
@@ -227,11 +228,11 @@ def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> Non
     "--run-code", is_flag=True, help="Also run the scenario's custom code, to check it as `launch --dry-run` does."
 )
 def validate(scenario: str, sets: tuple[str, ...], run_code: bool) -> None:
-    """Check a scenario without running it, and print it with every default filled in.
+    """Check a scenario without running it, and print its settings.
 
-    Only the scenario is read; `launch` checks data files and free memory. Custom code that the scenario names is
-    reported. It runs only with --run-code: then methods are created, models take a training step, data functions load
-    their data, and options of trackers are checked, as in `launch --dry-run`.
+    The printed settings include every default. Only the scenario is read; `launch` checks data files and free memory.
+    Custom code that the scenario names is reported. It runs only with --run-code: then methods are created, models take
+    a training step, data functions load their data, and options of trackers are checked, as in `launch --dry-run`.
     """
     from raysim.scenario.parse import parse_scenario
     from raysim.scenario.scenario import Scenario
@@ -284,7 +285,10 @@ def _announce(places: Sequence[str]) -> None:
 )
 @click.option("--names", is_flag=True, help="Print only the names, one per line.")
 def list_(what: str, names: bool) -> None:
-    """List methods, models, data sets, other choices for scenarios, metrics, measures, and bundled scenarios."""
+    """List methods, models, data sets and other choices.
+
+    The list also contains metrics, measures and bundled scenarios.
+    """
     from raysim.cli.description import names_of, show_list
 
     if names:
@@ -303,9 +307,9 @@ def _complete_names(context: click.Context, parameter: click.Parameter, incomple
 @cli.command()
 @click.argument("name", required=False, shell_complete=_complete_names)
 def describe(name: str | None) -> None:
-    """Explain an algorithm, model, dataset, partition, metric, a section or key of a scenario, or a file.
+    """Explain an algorithm, a metric, a scenario key, or a file.
 
-    Without NAME: list what can be described.
+    NAME can also be a model, dataset, partition, or section of a scenario. Without NAME: list what can be described.
 
     For an algorithm: its paper, whether clients' architectures may differ, its messages, and every field with default,
     range and meaning. NAME may also be a kind, to explain all of its entries: `algorithms`, `models`, `datasets`,
@@ -359,7 +363,10 @@ def schema(output: str | None) -> None:
 )
 @click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
 def ui(uri: str | None, host: str, port: int) -> None:
-    """Start the MLflow UI for the store with your runs, and print the pages to open; Ctrl-C stops it."""
+    """Start the MLflow UI for the store with your runs.
+
+    The command prints the pages to open; Ctrl-C stops it.
+    """
     from raysim.tracking.ui import serve_ui
 
     sys.exit(serve_ui(uri, host, port))
@@ -372,9 +379,10 @@ for command in (*STARTING_COMMANDS, *COMPARISON_COMMANDS, *INSPECTION_COMMANDS, 
 @cli.command()
 @click.option("--no-run", is_flag=True, help="Skip the test run of one round.")
 def doctor(no_run: bool) -> None:
-    """Check this machine: show the resources for runs, and problems that make runs slow or fail.
+    """Check this machine for problems that make runs slow or fail.
 
-    At the end, one round of the quickstart runs on Ray in a temporary folder. Exit code 1: `raysim launch` would fail.
+    It also shows the resources for runs. At the end, one round of the quickstart runs on Ray in a temporary folder.
+    Exit code 1: `raysim launch` would fail.
     """
     from raysim.cli.show import show_finding
     from raysim.runs import doctor

@@ -93,7 +93,10 @@ _WORDS = {
 @click.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default="scenarios")
 def init(folder: Path) -> None:
-    """Copy the bundled scenarios into FOLDER, which must be new or empty; default: ./scenarios."""
+    """Copy the bundled scenarios into FOLDER.
+
+    FOLDER must be new or empty; the default is ./scenarios.
+    """
     import raysim
 
     if folder.exists() and any(folder.iterdir()):
@@ -108,10 +111,10 @@ def init(folder: Path) -> None:
 @click.argument("name")
 @click.option("--from", "base", metavar="METHOD", help="Write a subclass of this bundled method, such as fedprox.")
 def new(kind: str, name: str, base: str | None) -> None:
-    """Write a working method, model or data set for you to modify: NAME.py, with NAME.yaml and test_NAME.py.
+    """Write a working method, model or data set for you to modify.
 
-    With --from, the method is a subclass of METHOD with one hook to change, and the scenario has the architectures and
-    the public data that METHOD needs.
+    The files are NAME.py, NAME.yaml and test_NAME.py. With --from, the method is a subclass of METHOD with one hook to
+    change, and the scenario has the architectures and the public data that METHOD needs.
 
     \b
     Examples:

@@ -138,6 +138,14 @@ def test_list_has_every_name(capfd: pytest.CaptureFixture[str], what: str):
     assert len(out.splitlines()) >= len(NAMES[what]) + 2
 
 
+def test_help_shows_whole_summaries_in_80_columns(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(capfd, "--help")
+    lines = out.split("Commands:\n")[1].splitlines()
+    assert [line.split()[0] for line in lines] == sorted(cli.commands), "every summary has one line"
+    assert not [line for line in lines if line.endswith("...")]
+
+
 def test_list_names(capfd: pytest.CaptureFixture[str]):
     assert run(capfd, "list", "models", "--names") == (0, "".join(f"{name}\n" for name in MODELS), "")
     code, out, _ = run(capfd, "list", "--names")
