@@ -116,6 +116,8 @@ def test_no_handler_is_left_however_a_run_ends(
     assert RAYSIM.handlers == before
     (folder,) = Path("runs/tiny").iterdir()
     shown = lines(capfd)
+    place = re.escape(f"{folder.absolute()}; no checkpoint was saved, so a resumed run starts from the beginning")
+    assert any(re.fullmatch(rf"the results of \d rounds? are in {place}", line) for line in shown)
     assert f"resume with:  raysim resume {folder.absolute()}" in shown
     raysim.Run(folder).resume()
     assert "no checkpoint was found, so the run starts from its beginning again, in the same folder" in lines(capfd)

@@ -29,10 +29,14 @@ def where(error: BaseException) -> str:
     """Return the cause of an error in the user's code, with its file and line."""
     if isinstance(error, SyntaxError):
         return f"{error.msg} (line {error.lineno})"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename in active_paths()]
-    last = (own or frames)[-1]
-    return f"{cause(error)} ({Path(last.filename).name}, line {last.lineno})"
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{cause(error)}{own_line(error) or f' ({Path(last.filename).name}, line {last.lineno})'}"
+
+
+def own_line(error: BaseException) -> str:
+    """Return the line of the user's code that an error passed last, such as " (mine.py, line 8)"; "" without any."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in active_paths()]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def whole_number(value: object) -> int | None:

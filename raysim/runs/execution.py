@@ -33,6 +33,7 @@ from raysim.engine.workers.hooks import HookError
 from raysim.report.load import read_rounds
 from raysim.report.plots import plot_accuracy
 from raysim.report.progress import Display
+from raysim.report.units import plural
 from raysim.runs.assembly import Assembly, checkpoint_storage
 from raysim.runs.backend import make_backend, metrics_tracker
 from raysim.runs.code import Code
@@ -95,6 +96,7 @@ class Execution:
         self.checkpoint_folder = self.identity.checkpoints_of(self.card.folder)
         self.monitor = ResourceMonitor(self.folder.path)
         self.restored = self.resumed is None  # whether the folder holds exactly the rounds that the run continues from
+        self.own_code_failed = False
 
     def run(self) -> None:
         """Run every round that is left and close the run."""
@@ -123,12 +125,26 @@ class Execution:
                 try:
                     if status != "finished" and not self.folder.why_missing():
                         if self.restored:
-                            logger.info(f"the run is saved up to round {progress.rounds} in {self.card.folder}")
+                            logger.info(self._saved(progress.rounds, checkpoints.saved_round if checkpoints else None))
                         logger.info(f"resume with:  {self._resume_line}")
+                        if self.own_code_failed:
+                            logger.info(
+                                f"resuming uses the copy of your code in {self.card.folder / CODE}; to run a corrected "
+                                "file, launch again"
+                            )
                 finally:  # a log handler of the user may raise
                     if status != "finished":
                         self._shut_down(cleanup)  # first: actors may still work on a round that was cut off
                     self._close(status, self._summary(status, progress, checkpoints), cleanup)
+
+    def _saved(self, rounds: int, checkpoint: int | None) -> str:
+        """Return the rounds that the folder holds. checkpoint: the round after which the state was last saved."""
+        folder = self.card.folder
+        if checkpoint == rounds:
+            return f"the run is saved up to round {rounds} in {folder}"
+        start = "starts from the beginning" if checkpoint is None else f"continues after round {checkpoint}"
+        last = "no checkpoint was saved" if checkpoint is None else "the last checkpoint is older"
+        return f"the results of {plural(rounds, 'round')} are in {folder}; {last}, so a resumed run {start}"
 
     def complete(self, summary: dict[str, Any]) -> None:
         """Finish the interrupted closing of a run that has all its rounds, without Ray. summary: from the folder."""
@@ -269,6 +285,7 @@ class Execution:
             return failure
         if isinstance(error, HookError) and error.trace:
             self.folder.write_text("logs/error.txt", error.trace)
+            self.own_code_failed = bool(self.assembly.scenario.own_code.files)
         if self.resumed and isinstance(error, Exception) and not isinstance(error, RaysimError):
             return self._incompatible(error)
         return error

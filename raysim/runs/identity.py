@@ -121,7 +121,7 @@ class Identity:
                 "results may differ slightly"
             )
         if changes := self.code.changes(now):
-            texts.append(f"code changed from this round on: {', '.join(changes)}")
+            texts.append(f"the run continues with changed code: {', '.join(changes)}")
         return texts if self.code.files else [*texts, UNKNOWN]
 
 

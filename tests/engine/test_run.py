@@ -320,8 +320,8 @@ def test_a_failing_hook_says_where_and_keeps_what_was_done(workplace: Path, monk
     monkeypatch.setattr(Standalone, "client_update", broken)
     with pytest.raises(
         HookError,
-        match=r"Standalone.client_update of client \d failed in round 2 with model digits_\w+ "
-        r"\(the server sent it no message\): KeyError: 'oh'",
+        match=r"Standalone.client_update of client \d failed in round 2 \(model digits_\w+, "
+        r"no message from the server\): KeyError: 'oh'",
     ):
         quiet_run("algorithm={name: standalone}")
     (folder,) = (workplace / "runs" / "tiny").iterdir()

@@ -625,11 +625,15 @@ class TestCodeThatEndsTheProcess:
         words = [word for one in sets for word in ("--set", one)]
         said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=1)
         assert "Traceback (most recent call last)" in said
-        assert {
-            "client_update": "raysim: Mine.client_update of client 0 failed in round 1",
-            "server_update": "raysim: Mine.server_update failed in round 1",
-            "forward": "raysim: the test of client 1 with model nets.py:Late failed: SystemExit: bye",
-        }[hook] in said
+        sentence = {
+            "client_update": r"raysim: Mine.client_update of client 0 failed in round 1 .*\(mine.py, line \d+\)$",
+            "server_update": r"raysim: Mine.server_update failed in round 1.*\(mine.py, line \d+\)$",
+            "forward": r"raysim: the test of client 1 with model nets.py:Late failed: SystemExit: bye",
+        }[hook]
+        assert re.search(sentence, said, re.MULTILINE)
+        (run,) = Path("runs").glob("*/*")
+        copies = f"resuming uses the copy of your code in {run.absolute() / 'code'}; to run a corrected file, "
+        assert f"{copies}launch again" in said
 
 
 class TestSelection:

@@ -105,7 +105,7 @@ def test_a_run_goes_on_with_other_code_where_one_says_so(write: Write, capfd: py
     had = short.summary["code"]["files"]
     write("my_factor.py", "FACTOR = 5\n")
     longer = Run(short.folder).resume(sets=["rounds=4"], code_changed=True)
-    assert "code changed from this round on: algorithms/my_factor.py (" in " ".join(capfd.readouterr().err.split())
+    assert "the run continues with changed code: algorithms/my_factor.py (" in " ".join(capfd.readouterr().err.split())
     (change,) = longer.summary["code"]["changes"]
     assert change["after_round"] == 2
     assert [text.partition(" ")[0] for text in change["files"]] == ["algorithms/my_factor.py"]

@@ -69,7 +69,7 @@ def test_a_method_gives_the_digest_of_the_cpu_and_a_tensor_on_the_cpu_is_an_erro
     assert found["fedgh"] == in_process("cpu", "fedgh")
     assert len(in_process("cpu", str(MISPLACED))) == 3  # nothing is wrong with it on a CPU
     (error,) = found[str(MISPLACED)]
-    assert "Misplaced.client_update of client 0 failed in round 1 with model digits_mlp64" in error
+    assert "Misplaced.client_update of client 0 failed in round 1 (model digits_mlp64" in error
     assert "Expected all tensors to be on the same device, but found at least two devices, simulated:0 and cpu" in error
 
 

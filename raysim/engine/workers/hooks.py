@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 
 import torch
@@ -15,6 +16,7 @@ from raysim.core import accelerator
 from raysim.core.algorithm import ClientId
 from raysim.core.seeds import seed_for
 from raysim.engine.spec import RunSpec
+from raysim.plugins.calling import own_line
 
 
 class HookError(RunError):
@@ -63,8 +65,10 @@ def hook(
 
     def place() -> str:
         of_client = f" of client {client}" if client is not None else ""
-        model_name = f" with model {model}" if model else ""
-        return f"{type(algorithm).__name__}.{name}{of_client} failed in round {t}{model_name}{_given(name, msg)}"
+        facts = [f"model {model}"] * bool(model) + _received(name, msg)
+        return f"{type(algorithm).__name__}.{name}{of_client} failed in round {t}" + f" ({', '.join(facts)})" * bool(
+            facts
+        )
 
     # A device context makes every torch call slower, and the CPU is the default anyway.
     return errors_from(place, None if device.type == "cpu" else device)
@@ -91,12 +95,11 @@ class errors_from:
             self.device.__exit__(kind, error, trace)
         if error is None or isinstance(error, KeyboardInterrupt | RaysimError | GreenletExit) or _ends_process(error):
             return
-        import traceback  # any other exception of a hook is an error, even GeneratorExit
-
+        # Any other exception of a hook is an error, even GeneratorExit.
         # `contextlib.contextmanager` would raise a StopIteration instead of the error that it caused.
         cause = None if isinstance(error, StopIteration) else error
         text = "".join(traceback.format_exception(error))
-        raise HookError(f"{self.place()}: {described(error)}", text) from cause
+        raise HookError(f"{self.place()}: {described(error)}{own_line(error)}", text) from cause
 
 
 def _ends_process(error: BaseException) -> bool:
@@ -104,8 +107,8 @@ def _ends_process(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg")
 
 
-def _given(name: str, msg: object) -> str:
+def _received(name: str, msg: object) -> list[str]:
     """Describe the message that a hook got, for an error; `client_update` may get none."""
     if msg is not None:
-        return f" on {shapes(msg)}"
-    return " (the server sent it no message)" if name == "client_update" else ""
+        return [f"message {shapes(msg)}"]
+    return ["no message from the server"] if name == "client_update" else []
