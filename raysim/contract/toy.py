@@ -164,6 +164,9 @@ Watch = Callable[["Toy", str, ClientId | None, Any], AbstractContextManager[None
 Returned = Callable[["Toy", str, ClientId, Any], None]
 """(toy, hook, client, message): called with every message as the hook returned it."""
 
+SMALL = ("one_client", "single_samples", "class_gap")
+"""Clauses that are broken if a hook raises an exception; in the tasks of all other clauses, it breaks `runs`."""
+
 DROPPED = {
     "client_receive": "return uploads from client_update",
     "server_update": "assign the new state to server.state",
@@ -190,6 +193,7 @@ class Toy:
         self.meter = meter
         self.watch: Watch = watch or (lambda toy, name, client, msg: nullcontext())
         self.returned: Returned = returned or (lambda toy, name, client, msg: None)
+        self.cohort: list[ClientId] = []  # participants of the current round
         self.clients_only = False  # whether rounds end before `server_update`
         self.tamper: Callable[[str, Any], Any] = lambda name, msg: msg  # changes the messages to a hook
         self.sent: list[tuple[str, ClientId, Any]] = []  # copies of all messages as they were sent
@@ -256,6 +260,7 @@ class Toy:
         reverse: run the clients in the opposite order. together: train clients of one architecture by one call.
         """
         algorithm, cohort = self.algorithm, list(self.samples if cohort is None else cohort)
+        self.cohort = cohort
         self._begin("server_send", t)
         outgoing = {
             k: self._call("server_send", None, t, partial(algorithm.server_send, self.server, k)) for k in cohort
@@ -401,7 +406,18 @@ class Toy:
                 ) from error
             except Exception as error:
                 place = name + (f" of client {client}" if client is not None else "")
-                raise self.broken(
-                    f"{place} raises {type(error).__name__} in round {t} ({error})",
-                    "make the hook work on small tasks, and keep state only in client.net and server.state",
+                raise ContractError(
+                    self.algorithm,
+                    self.clause if self.clause in SMALL else "runs",
+                    f"{place} raises {type(error).__name__} in round {t} ({error}){self._who()}",
+                    "make the hook work on small tasks with any participants",
                 ) from error
+
+    def _who(self) -> str:
+        """Return the participants of the round, for an error; "" if all clients take part."""
+        some = self.cohort and len(self.cohort) < len(self.samples)
+        return (
+            f" with {len(self.cohort)} of {len(self.samples)} clients: {', '.join(map(str, self.cohort))}"
+            if some
+            else ""
+        )

@@ -433,6 +433,15 @@ class Misspells(Sound):
 
 
 @dataclass(frozen=True)
+class NeedsClientZero(Sound):
+    """Raises an exception in rounds without client 0."""
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        assert 0 in ups, "no client 0"
+        super().server_update(server, ups)
+
+
+@dataclass(frozen=True)
 class SetsItself(Sound):
     """Assigns to itself, which a frozen dataclass refuses."""
 

@@ -313,6 +313,15 @@ def test_an_algorithm_may_say_that_its_downlink_is_static(clean_globals: None):
     CLAUSES["messages_move"](Static())
 
 
+def test_an_exception_in_the_task_of_another_clause_breaks_the_clause_runs(clean_globals: None):
+    with pytest.raises(ContractError) as caught:
+        CLAUSES["own_state_only"](broken.NeedsClientZero())
+    assert str(caught.value).startswith(
+        "NeedsClientZero breaks the clause 'runs': server_update raises AssertionError in round 3 (no client 0) "
+        "with 2 of 4 clients: 1, 2; make the hook work on small tasks with any participants"
+    )
+
+
 def test_check_algorithm_raises_at_the_first_broken_clause(clean_globals: None):
     with pytest.raises(ContractError, match="breaks the clause 'ups_untouched'"):
         check_algorithm(broken.SumsInPlace())
