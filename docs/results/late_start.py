@@ -3,8 +3,8 @@
 In that code, a client that participates for the first time starts from the network of another client: the one with
 the same architecture that trained last. Here, it is the network of the last such client in an earlier round.
 
-raysim launch papers/fedssa/base --set algorithm.name=docs/results/late_start.py --set training.epochs=1
-raysim launch papers/fedssa/base --set algorithm.name=docs/results/late_start.py --set training.epochs=1 \
+raysim launch papers/fedssa/base --set algorithm.name=docs/results/late_start.py --set rounds=40
+raysim launch papers/fedssa/base --set algorithm.name=docs/results/late_start.py --set rounds=40 \
     --set algorithm.rows=false
 """
 

@@ -415,9 +415,6 @@ class Toy:
 
     def _who(self) -> str:
         """Return the participants of the round, for an error; "" if all clients take part."""
-        some = self.cohort and len(self.cohort) < len(self.samples)
-        return (
-            f" with {len(self.cohort)} of {len(self.samples)} clients: {', '.join(map(str, self.cohort))}"
-            if some
-            else ""
-        )
+        if not self.cohort or len(self.cohort) == len(self.samples):
+            return ""
+        return f" with {len(self.cohort)} of {len(self.samples)} clients: {', '.join(map(str, self.cohort))}"

@@ -16,6 +16,8 @@ import pytest
 from scipy.stats import spearmanr
 
 from raysim.algorithms.fedclassavg import FedClassAvg
+from raysim.algorithms.fedssa import FedSSA
+from raysim.algorithms.standalone import Standalone
 from raysim.comparison.statistics import Estimate, estimate, holm, paired_difference, paired_p_value
 from raysim.contract.toy import Toy
 from raysim.core.state import digest
@@ -191,6 +193,18 @@ def test_fedtgp_falls() -> None:
     fedtgp = [(100 * float(row["all"]), row["round"]) for row in rows if row["variant"] == "FedTGP"]
     (highest, when), (last, end) = max(fedtgp), fedtgp[-1]
     assert f"is highest after round {when} ({highest:.2f}). After round {end}, it is {last:.2f}." in WORDS
+
+
+def test_late_starts() -> None:
+    late, own = every_round("late_start"), every_round("cifar100_published")
+    assert {int(row["round"]) for row in late} == set(range(1, 41))
+    said = [
+        f"{100 * float(late_row['all']):.2f} instead of {100 * float(row['all']):.2f} with {row['variant']}"
+        for row in own
+        for late_row in late
+        if late_row["variant"] == f"{row['variant']}, late start" and late_row["round"] == row["round"] == "40"
+    ]
+    assert len(said) == 2 and all(sentence in WORDS for sentence in reversed(said))
 
 
 def side(gap: float, unit: str = "points ") -> str:
@@ -397,3 +411,22 @@ def test_the_watched_fedclassavg_is_fedclassavg() -> None:
     watched = runpy.run_path(str(FOLDER / "fedclassavg_gradients.py"))["Watched"]
     mine, original = (Toy(method, "-").run(2) for method in (watched(), FedClassAvg()))
     assert digest(mine.states()) == digest(original.states())
+
+
+def test_a_late_start_begins_with_the_last_model_of_the_architecture() -> None:
+    late = runpy.run_path(str(FOLDER / "late_start.py"))["LateStart"]
+    toy = Toy(late(), "-").start().round(1, [0, 1]).round(2, [0, 3])
+    assert toy.server.arch[0] == toy.server.arch[3]
+    sent = [msg.model for hook, _, msg in toy.sent if hook == "server_send"]
+    trained, *_ = [msg.model for hook, k, msg in toy.sent if (hook, k) == ("client_update", 0)]
+    assert sent[:3] == [None, None, None], "in round 2, client 0 is not new"
+    assert digest(sent[3]) == digest(trained)
+
+
+def test_late_starts_train_as_their_methods_do() -> None:
+    late = runpy.run_path(str(FOLDER / "late_start.py"))["LateStart"]
+    for rows, method in ((True, FedSSA()), (False, Standalone())):
+        mine, original = (Toy(one, "-").run(2) for one in (late(rows=rows), method))
+        states = (toy.states() for toy in (mine, original))
+        mine_of, original_of = ({k: s for k, s in one.items() if "client" in k} for one in states)
+        assert mine_of and mine_of == original_of
