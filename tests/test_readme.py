@@ -55,7 +55,7 @@ def test_the_python_of_the_guide(workplace: Path) -> None:
     reading = re.sub(r'"runs/quickstart/[\w-]+"', repr(str(names["run"].folder)), reading)
     exec(compile(reading, "guide.md", "exec"), names)
     assert names["curve"]["comm/total_bytes"].tolist()[0] == 0
-    accuracy = names["last"]["accuracy"]
+    accuracy = names["run"].latest["accuracy"]
     assert accuracy.mean() == pytest.approx(summary["final"]["accuracy/all"])
     assert accuracy.std(ddof=0) == pytest.approx(summary["final"]["accuracy/all_std"])
 

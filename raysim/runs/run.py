@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Tracker
 from raysim.engine.stop import Stop
-from raysim.report.load import class_accuracy, read_clients, read_partition, read_rounds, read_summary
+from raysim.report.load import (
+    class_accuracy,
+    last_measured,
+    read_clients,
+    read_partition,
+    read_rounds,
+    read_summary,
+)
 from raysim.runs import start
 from raysim.runs.execution import RESUME, Options
 from raysim.runs.resume import find_run, run_scenario
@@ -86,6 +93,11 @@ class Run:
     def clients(self) -> pd.DataFrame:
         """One row per round and measured client; `raysim describe clients.parquet` explains the columns."""
         return read_clients(self.folder).to_pandas()
+
+    @property
+    def latest(self) -> pd.DataFrame:
+        """Each client's row of `clients` with its latest test, by client; the mean `accuracy` is `accuracy/all`."""
+        return last_measured(read_clients(self.folder)).to_pandas().set_index("client")
 
     @property
     def classes(self) -> pd.DataFrame:

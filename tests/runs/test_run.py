@@ -39,6 +39,15 @@ def test_a_run_is_opened_by_folder_and_by_id(workplace: Path) -> None:
         assert str(refused.value) == f"{folder} {text}"
 
 
+@pytest.mark.parametrize("clients", ["participants", "all"])
+def test_the_latest_test_of_every_client(workplace: Path, clients: str) -> None:
+    run = raysim.run(
+        digits(), sets=["rounds=2", "clients.participation=0.5", f"evaluation.clients={clients}"], quiet=True
+    )
+    assert list(run.latest.index) == list(range(run.scenario.clients.count))
+    assert run.latest["accuracy"].mean() == pytest.approx(run.rounds["accuracy/all"].iloc[-1])
+
+
 def test_classes_that_no_client_has_are_named(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Methods learn nothing about such classes, and tests of all classes count them as errors."""
     partition = {"name": "pathological", "classes_per_client": 2}
