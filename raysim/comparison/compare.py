@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from raysim.common.errors import ScenarioError
 from raysim.comparison.main_measure import ORIGINS, main_measure, tuned_metric
 from raysim.comparison.measures import MEASURES, SELECT, TO_TARGET, is_cost_to_target
-from raysim.comparison.notes import FOLLOWS_TUNING, SELECTED_BY_VAL, cells_without_runs, notes_on, other_selection
+from raysim.comparison.notes import FOLLOWS_TUNING, SELECTED_BY_VAL, missing_cells, notes_on, other_selection
 from raysim.comparison.published import Published, by_measure
 from raysim.comparison.runs import find_runs
 from raysim.comparison.statistics import (
@@ -329,7 +329,7 @@ def compare(
             )
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
-    notes += cells_without_runs(measured)
+    notes += missing_cells(measured)
     tunings: list[TuningCard] = []
     for run in measured:
         if run.sweep is not None and run.sweep.tuning is not None and run.sweep.tuning not in tunings:

@@ -32,8 +32,8 @@ FOLLOWS_TUNING = (
 )
 
 
-def cells_without_runs(runs: Sequence[RunRecord]) -> list[str]:
-    """One sentence for each sweep of these runs that has cells without a run."""
+def missing_cells(runs: Sequence[RunRecord]) -> list[str]:
+    """Sentences on the cells of these runs' sweeps that the comparison does not contain, and why."""
     begun: dict[Path, set[str]] = {}
     cards: dict[Path, SweepCard] = {}
     for run in runs:
@@ -43,10 +43,16 @@ def cells_without_runs(runs: Sequence[RunRecord]) -> list[str]:
             cards[cell.parent] = run.sweep
     notes = []
     for folder, names in begun.items():
-        if missing := [card.label or name for name, card in cards[folder].current.items() if name not in names]:
-            labels = list(dict.fromkeys(missing))
+        missing: dict[str, list[str]] = {}
+        for name, card in cards[folder].current.items():
+            if name not in names:
+                has_run = any((folder / name).glob("*/summary.json"))
+                why = "are not among the given folders" if has_run else "have no run"
+                missing.setdefault(why, []).append(card.label or name)
+        for why, cells in missing.items():
+            labels = list(dict.fromkeys(cells))
             rest = f" and {len(labels) - 10} more" if len(labels) > 10 else ""
-            what = f"{len(missing)} of {len(cards[folder].current)} cells of the sweep have no run"
+            what = f"{len(cells)} of {len(cards[folder].current)} cells of the sweep {why}"
             notes.append(f"{folder.name}: {what}: {', '.join(labels[:10])}{rest}")
     return notes
 
@@ -82,12 +88,12 @@ def notes_on(variants: Sequence[Variant], tuned: Collection[str] = ()) -> list[s
     notes += _unequal_settings(variants, tuned)
     notes += _same_results(variants)
     for variant in variants:
-        cut = [run for run in variant.runs if run.summary.get("rounds", 0) < run.rounds_asked]
+        cut = [run for run in variant.counted.values() if run.summary.get("rounds", 0) < run.rounds_asked]
         for run in cut:
             done, asked = run.summary.get("rounds"), run.rounds_asked
             how = "ended early" if run.summary.get("ended_early") else run.summary.get("status")
             notes.append(f"{variant.name}, seed {run.seed}: {how} after {done} of {asked} rounds")
-        for run in variant.runs:
+        for run in variant.counted.values():
             notes += [f"{variant.name}, seed {run.seed}: {text}" for text in run.divergence]
             notes += [f"{variant.name}, seed {run.seed}: its code changed after round {t}" for t in run.code_changes]
         if changed := _unequal_code(list(variant.counted.values())):
@@ -136,7 +142,7 @@ def _unequal_settings(variants: Sequence[Variant], tuned: Collection[str]) -> li
 
     tuned: further keys to leave out.
     """
-    scenarios = [variant.runs[0].deciding for variant in variants]
+    scenarios = [next(iter(variant.counted.values())).deciding for variant in variants]
     mentioned = {*BUDGET, *tuned, *(key for variant in variants for key in variant.keys)}
     notes = []
     for key in dict.fromkeys(key for scenario in scenarios for key in scenario):

@@ -64,7 +64,7 @@ class Part:
 
         The table of runs has the seeds.
         """
-        of_variant = {variant.name: variant.runs[0].deciding for variant in self.comparison.variants}
+        of_variant = {one.name: next(iter(one.counted.values())).deciding for one in self.comparison.variants}
         table = [["key", "value", "variants"]]
         for key in dict.fromkeys(key for deciding in of_variant.values() for key in deciding):
             variants: dict[str, list[str]] = {}

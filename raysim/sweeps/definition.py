@@ -143,10 +143,12 @@ def _keys_of(overrides: Sequence[str], place: str) -> dict[str, str]:
 
 
 def _about(text: str, base: Path | Mapping[str, Any]) -> str:
-    """The comments at the top of a sweep file and of its base."""
-    texts = [text, *([read_text(base)] if isinstance(base, Path) else [])]
-    comments = dict.fromkeys(map(opening_comment, texts))  # once, if a scenario file is its own base
-    return "\n\n".join(filter(None, comments))
+    """The comment at the top of a sweep file, and that of its base with the base's name."""
+    own, of_base = opening_comment(text), opening_comment(read_text(base)) if isinstance(base, Path) else ""
+    if not of_base or of_base == own:  # a scenario file is its own base
+        return own
+    assert isinstance(base, Path)
+    return "\n\n".join(filter(None, [own, f"Base scenario {base.name}: {of_base}"]))
 
 
 def files_of(path: Path) -> list[Path]:

@@ -308,6 +308,22 @@ def test_cells_without_a_run_are_counted(tmp_path: Path) -> None:
     assert "s: 3 of 7 cells of the sweep have no run: X, Y" in compare(tmp_path).notes
 
 
+def test_cells_that_were_not_given_are_counted_apart_from_those_without_a_run(tmp_path: Path) -> None:
+    sweep_of(tmp_path / "s")
+    notes = compare(tmp_path / "s" / "z-ours-1", tmp_path / "s" / "z-ours-2").notes
+    assert "s: 2 of 4 cells of the sweep are not among the given folders: Theirs" in notes
+    assert not any("have no run" in note for note in notes)
+
+
+def test_an_earlier_run_that_failed_is_not_reported_as_the_result(tmp_path: Path) -> None:
+    make_run(tmp_path / "a" / "1", done=1)
+    assert any("interrupted after 1 of 3 rounds" in note for note in compare(tmp_path).notes)
+    make_run(tmp_path / "a" / "2")
+    notes = compare(tmp_path).notes
+    assert "fedgh, seed 1: 2 runs; only the last run counts" in notes
+    assert not any("interrupted" in note for note in notes)
+
+
 def test_a_sweep_of_one_variant_has_its_name(tmp_path: Path) -> None:
     make_run(tmp_path / "a-1" / "run")
     SweepCard("", {"a-1": CellCard("Ours")}).write(tmp_path)

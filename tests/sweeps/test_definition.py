@@ -171,7 +171,7 @@ def test_what_is_said_of_a_sweep_is_what_opens_its_file_and_its_base(base: Path,
     base.write_text("# Chosen: a batch of 8.\n" + base.read_text())
     path = write(tmp_path, seeds=[1])
     path.write_text(f"# A table.\n{path.read_text()}")
-    assert load_sweep(path).card().about == "A table.\n\nChosen: a batch of 8."
+    assert load_sweep(path).card().about == "A table.\n\nBase scenario base.yaml: Chosen: a batch of 8."
 
 
 def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
