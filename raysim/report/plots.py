@@ -159,7 +159,7 @@ def draw_boxes(groups: Mapping[str, Floats], accuracy: Accuracy, pooled: str, wi
     axes.set_ylim(low - margin, high + margin)
     per_cent_axis(axes.yaxis)
     axes.set_ylabel(accuracy.client_label)
-    axes.set_xlabel(f"each box: {pooled}")
+    axes.set_xlabel(f"each box: {pooled}; dot: mean")
     return figure
 
 

@@ -83,7 +83,7 @@ def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("total computation", _one(final, "compute/total_flops", lambda n: f"{human_count(n)}FLOP")),
         ("virtual time", _one(final, "time/virtual_total_s", human_seconds)),
         ("time", _time(seconds, final)),
-        ("time by phase", ", ".join(f"{k} {human_seconds(s)}" for k, s in seconds.items() if k != "total")),
+        ("time by phase", _phases(seconds)),
         ("restarts", _restarts(final)),
         ("diverged clients", _diverged(summary)),
         ("uploads left out", _left_out(summary)),
@@ -93,6 +93,11 @@ def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("MLflow", str(summary.get("mlflow") or "")),
     ]
     return [(name, one_line(value, 5000)) for name, value in entries if value]
+
+
+def _phases(seconds: Mapping[str, float]) -> str:
+    phases = ", ".join(f"{name} {human_seconds(s)}" for name, s in seconds.items() if name != "total")
+    return f"{phases} (summed over clients, which may run in parallel)" if phases else ""
 
 
 def _numbers(value: object) -> Mapping[str, float]:

@@ -79,7 +79,7 @@ def test_figures_of_clients_show_the_metric_in_the_selected_round(
     made(tmp_path)
     axes = figure(tmp_path, "clients", metric, select).axes[0]
     assert axes.get_ylabel() == label
-    assert axes.get_xlabel() == "each box: 2 clients × 3 seeds"
+    assert axes.get_xlabel() == "each box: 2 clients × 3 seeds; dot: mean"
     found = compare(tmp_path, metric=metric, select=select)
     values = drawn._of_clients(found.variants[0], found.main)
     assert sorted(values)[2:4] == pytest.approx([median] * 2, abs=0.11) and values.mean() == pytest.approx(median)
@@ -91,7 +91,7 @@ def test_of_two_runs_with_one_seed_figures_show_the_last(tmp_path: Path) -> None
     for place, last in (("1", 0.2), ("2", 0.8)):
         make_run(tmp_path / place, accuracy=(0.1, last))
     assert figure(tmp_path, "curves").axes[0].lines[0].get_ydata() == pytest.approx([0.1, 0.8])
-    assert figure(tmp_path, "clients").axes[0].get_xlabel() == "each box: 2 clients"
+    assert figure(tmp_path, "clients").axes[0].get_xlabel() == "each box: 2 clients; dot: mean"
 
 
 def test_the_first_accuracy_of_the_columns_decides(

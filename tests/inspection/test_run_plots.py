@@ -88,7 +88,7 @@ def test_the_metric_is_drawn_and_named(tmp_path: Path, figures: list[Figure]) ->
     assert figures[-1].axes[0].get_xlabel() == "client, current network (dashed: mean over clients)"
     plot(folders, "boxes", tmp_path / "a.png", metric=metric)
     assert figures[-1].axes[0].get_ylabel() == "test accuracy of a\nclient's current network"
-    assert figures[-1].axes[0].get_xlabel() == "each box: 2 clients"
+    assert figures[-1].axes[0].get_xlabel() == "each box: 2 clients; dot: mean"
     plot(folders[:1], "curves", tmp_path / "a.png", metric="accuracy/participants")
     assert figures[-1].axes[0].get_ylabel() == "mean test accuracy,\nparticipants"
 

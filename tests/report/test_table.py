@@ -69,7 +69,8 @@ def test_all_rows():
         "total communication": "600 MiB",
         "total computation": "15.0 TFLOP",
         "time": "43.2 s (40.0 s for rounds, 3.20 s for start and end)",
-        "time by phase": "train 30.1 s, aggregate 0.20 s, evaluate 9.00 s",
+        "time by phase": "train 30.1 s, aggregate 0.20 s, evaluate 9.00 s "
+        "(summed over clients, which may run in parallel)",
         "state": "a1b2c3d4e5f6",
         "results": "/a/runs/quickstart/r1",
         "MLflow": "mlflow ui --backend-store-uri sqlite:////a/mlflow.db",
