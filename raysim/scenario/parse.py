@@ -318,7 +318,11 @@ def _preset(declaration: Declaration, profile: Any, origin: Origin) -> dict[str,
     presets = {PAPER: {}, **declaration.profiles}
     if not isinstance(profile, str) or profile not in presets:
         raise origin.error(("algorithm", "profile"), f"{shown(profile)} given; allowed: {', '.join(presets)}")
-    return dict(presets[profile])
+    preset = dict(presets[profile])
+    if lost := preset.keys() - {field.name for field in declaration.fields}:
+        problem = f"profile {profile!r} sets {', '.join(sorted(lost))}, which is no setting of {declaration.name}"
+        raise origin.error(("algorithm", "profile"), f"{problem}; override `profiles` in the class")
+    return preset
 
 
 def _rank(path: Key) -> int:

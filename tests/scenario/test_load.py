@@ -549,6 +549,19 @@ def test_an_unknown_profile_is_refused(item: str, sentence: str):
     assert str(refused.value) == f"--set {item}: {sentence}"
 
 
+def test_a_profile_of_a_base_class_without_its_field_is_refused(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import ClassVar\n"
+        "from raysim.algorithms.fedgh import FedGH\n\n"
+        "@dataclass(frozen=True)\nclass Mine(FedGH):\n    first: ClassVar[str] = 'local'\n"
+    )
+    sets = [f"algorithm={{name: {tmp_path / 'mine.py'}, profile: official}}"]
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(QUICKSTART, sets)
+    problem = "algorithm.profile: profile 'official' sets first, which is no setting of Mine"
+    assert str(caught.value).endswith(f"{problem}; override `profiles` in the class")
+
+
 def test_a_scenario_is_shown_in_a_line() -> None:
     parsed = parse_scenario(QUICKSTART)
     shown = "quickstart: fedgh on digits, 20 clients, 20 rounds, seed 1>"
