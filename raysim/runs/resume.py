@@ -125,12 +125,15 @@ def refuse_differences(folder: Path, before: ParsedScenario, scenario: Scenario)
     differing = [
         key for key in dict.fromkeys([*had, *has]) if had.get(key) != has.get(key) and not _free(key, before, scenario)
     ]
+    if "algorithm.name" in differing:
+        differing = ["algorithm.name"]  # the settings of two methods always differ
     if differing:
         named = [f"{key} ({_shown(had.get(key))} before, {_shown(has.get(key))} now)" for key in differing]
         place = scenario.origin.of(tuple(differing[0].split(".")))
         raise ScenarioError(
             f"{place}: cannot resume {folder} with different settings: {', '.join(named)}; allowed "
-            f"changes: {', '.join(FREE)}, more rounds, and a `stop` that ends the run later than before"
+            f"changes: {', '.join(FREE)}, more rounds, and a `stop` that ends the run later than before; to run with "
+            "other settings, use `raysim launch`"
         )
 
 

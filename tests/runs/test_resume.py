@@ -199,7 +199,10 @@ def test_a_run_without_a_checkpoint_begins_anew_in_its_folder(workplace: Path) -
             r"different settings: seed \(5 before, 9 now\), training.lr \(0.05 before, 0.5 now\);",
         ),
         (["rounds=1"], r"different settings: rounds \(3 before, 1 now\)"),
-        (["algorithm.name=fedproto"], r"different settings: algorithm.name \(fedgh before, fedproto now\)"),
+        (
+            ["algorithm.name=fedproto"],
+            r"different settings: algorithm.name \(fedgh before, fedproto now\); .*; to run .* use `raysim launch`$",
+        ),
     ],
 )
 def test_going_on_with_other_maths_is_refused(workplace: Path, sets: list[str], told: str) -> None:
