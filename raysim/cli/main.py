@@ -239,7 +239,7 @@ def validate(scenario: str, sets: tuple[str, ...], run_code: bool) -> None:
 
     parsed: ParsedScenario | None = None
     warnings: Sequence[str] = ()
-    verdict = "valid"
+    verdict = "valid; data files were not checked, see `raysim launch --dry-run`"
     try:
         with own_code.listening(_announce if run_code else _refuse_to_run):
             parsed = parse_scenario(scenario, sets)

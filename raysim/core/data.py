@@ -90,6 +90,8 @@ class Samples:
     (3, [[0, 1], [0]])
     >>> samples.subset(torch.tensor([2])).x
     tensor([[0., 0., 1.]])
+    >>> samples
+    Samples(3 of shape 3, classes 0, 1)
     """
 
     raw_N: Tensor  # [N, ...] as stored: images [N, H, W, C] uint8, features float32, tokens; on the device that trains
@@ -98,6 +100,10 @@ class Samples:
 
     def __len__(self) -> int:
         return self.y.shape[0]
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.raw_N.shape[1:]))
+        return f"Samples({len(self)} of shape {shape}, classes {', '.join(map(str, self.y.unique().tolist()))})"
 
     @property
     def x(self) -> Tensor:

@@ -97,7 +97,7 @@ class Study:
 
     @property
     def runs(self) -> dict[str, Run]:
-        """The run of each cell that has begun, by the cell's name."""
+        """The run of each cell that has begun, by the cell's name, such as "FedGH seed=1"; see `cells`."""
         states = states_of(with_choices(self._sweep))
         return {s.cell.name: Run(s.folder) for s in states if s.folder is not None}
 

@@ -23,7 +23,7 @@ def test_a_name_stands_for_the_file(workplace: Path, capfd: pytest.CaptureFixtur
     named, by_path = load_sweep("sweeps/digits"), load_sweep(REPOSITORY / "scenarios/sweeps/digits.yaml")
     assert [cell.id for cell in named.cells] == [cell.id for cell in by_path.cells]
     code, out, error = run(capfd, "validate", "quickstart", "--set", "rounds=3")
-    assert (code, error.splitlines()[-1].rpartition("/")[2]) == (0, "quickstart.yaml: valid")
+    assert code == 0 and "/quickstart.yaml: valid" in error
     assert "rounds: 3\n" in out
     code, out, _ = run(capfd, "sweep", "sweeps/digits", "--status")
     assert (code, out.splitlines()[-1]) == (0, "240 waiting")
