@@ -12,6 +12,9 @@ import pytest
 import yaml
 
 import raysim
+from raysim.contract.definition import HOOKS
+from raysim.core.algorithm import Client, Server, Task
+from raysim.core.data import Batch, Samples
 from raysim.engine.stragglers import Stragglers
 from raysim.scenario.scenario import Scenario
 from tests.conftest import REPOSITORY
@@ -98,6 +101,25 @@ def test_the_system_that_the_page_shows() -> None:
     clients = {**digits()["clients"], **keys.pop("clients", {})}
     scenario = raysim.Scenario.load(digits(**keys, clients=clients))
     assert scenario.participation.system is not None
+
+
+def test_own_code_lists_every_hook_and_what_hooks_can_use() -> None:
+    page = (REPOSITORY / "docs/own_code.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    hooks = [re.match(r"\| `(\w+)\(([^)]*)\)`", row) for row in rows]
+    shown = {found[1]: found[2].split(", ") for found in hooks if found}
+    assert shown == dict(HOOKS)
+    internal = {"stats", "meter", "trainer", "values", "to"}
+    for cls, start in (
+        (Client, "| `client` |"),
+        (Server, "| `server` |"),
+        (Task, "| `task` |"),
+        (Batch, "| `batch`, in a loss |"),
+        (Samples, "| samples: `client.data`, `task.public` |"),
+    ):
+        (row,) = [row for row in rows if row.startswith(start)]
+        public = {name for name in (*cls.__annotations__, *vars(cls)) if not name.startswith("_")} - internal
+        assert set(re.findall(r"`(\w+)`", row.removeprefix(start))) == public
 
 
 def test_the_names_of_own_code_that_the_page_shows() -> None:
