@@ -17,6 +17,7 @@ from raysim.core.algorithm import Client, Server, Task
 from raysim.core.data import Batch, Samples
 from raysim.engine.stragglers import Stragglers
 from raysim.scenario.scenario import Scenario
+from raysim.sweeps.definition import load_sweep
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
 
@@ -36,6 +37,7 @@ ELSEWHERE: Mapping[tuple[str, str], tuple[int, str]] = {
 """(page, language) -> how many blocks, and the file whose tests execute them."""
 
 HERE = {
+    ("docs/comparison.md", "yaml"): 4,
     ("docs/guide.md", "yaml"): 1,
     ("docs/inspection.md", "python"): 1,
     ("docs/own_code.md", "python"): 1,
@@ -101,6 +103,22 @@ def test_the_system_that_the_page_shows() -> None:
     clients = {**digits()["clients"], **keys.pop("clients", {})}
     scenario = raysim.Scenario.load(digits(**keys, clients=clients))
     assert scenario.participation.system is not None
+
+
+def test_the_examples_of_sweep_files(tmp_path: Path) -> None:
+    *variants, published = [yaml.safe_load(block) for block in blocks("docs/comparison.md", "yaml")[:4]]
+    sweep = tmp_path / "sweep.yaml"
+    cells = []
+    for example in variants:
+        sweep.write_text(yaml.safe_dump({"base": "quickstart", **example}))
+        cells.append([cell.name for cell in load_sweep(sweep).cells])
+    assert [len(names) for names in cells] == [2, 2, 4]
+    (tmp_path / published["published"]["file"]).symlink_to(REPOSITORY / "scenarios" / "published_results.csv")
+    runs = {"method": {"FedSSA": ["algorithm.name=fedssa"]}}
+    published["published"]["rows"] |= {"setting": "*N=100*", "dataset": "CIFAR-100"}
+    sweep.write_text(yaml.safe_dump({"base": "quickstart", "runs": runs, **published}))
+    (cell,) = load_sweep(sweep).cells
+    assert [(one.measure, one.text) for one in cell.published] == [("best_participants", "57.29")]
 
 
 def test_own_code_lists_every_hook_and_what_hooks_can_use() -> None:
