@@ -251,8 +251,8 @@ def compare(
 ) -> None:
     """Compare runs, with 95% confidence intervals over seeds.
 
-    Runs that differ only in their seed form a group. RUNS are run folders, folders that contain run folders (such as a
-    sweep's folder), or sweep files. The folder of a tuning, such as runs/tuned-tuning, is shown as a table of its
+    Runs that differ only in their seed form a variant. RUNS are run folders, folders that contain run folders (such as
+    a sweep's folder), or sweep files. The folder of a tuning, such as runs/tuned-tuning, is shown as a table of its
     trials: values, rounds, score, and which one was chosen.
 
     \b
