@@ -39,7 +39,7 @@ def fields_read(algorithm: AnyAlgorithm) -> None:
         raise ContractError(
             algorithm,
             "fields_read",
-            f"no hook reads the field {name} in {MAX_ROUNDS} rounds",
+            f"no hook reads the field {name!r} in {MAX_ROUNDS} rounds",
             f"use self.{name} in a hook or in a loss that is passed to client.fit, or {drop}",
         )
 

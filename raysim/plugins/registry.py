@@ -54,6 +54,8 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
         place, attribute = reference.place, reference.attribute
         module = reference.load()
     else:
+        if name.isidentifier() and Path(f"{name}.py").is_file():
+            raise ScenarioError(f"algorithm.name: unknown algorithm {name!r}; did you mean ./{name}.py?")
         names = algorithm_names()
         beside = f" or ./{name}.py for a file" if name.isidentifier() else ""
         raise ScenarioError(

@@ -212,13 +212,13 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
         "the class overrides client_receive but not server_send, so clients never",
     ),
     (broken.JoinsUnheard(), "defined", "the class overrides client_register but not server_start, so no hook"),
-    (broken.UnreadField(), "fields_read", "no hook reads the field unheeded in 24 rounds; use self.unheeded in a"),
+    (broken.UnreadField(), "fields_read", "no hook reads the field 'unheeded' in 24 rounds; use self.unheeded in a"),
     (
         broken.LossNeverFitted(),
         "fields_read",
-        "no hook reads the field mu in 24 rounds; use self.mu in a hook or in a loss",
+        "no hook reads the field 'mu' in 24 rounds; use self.mu in a hook or in a loss",
     ),
-    (broken.ReadByItsCheckAlone(), "fields_read", "no hook reads the field mu in 24 rounds"),
+    (broken.ReadByItsCheckAlone(), "fields_read", "no hook reads the field 'mu' in 24 rounds"),
     (broken.InheritsAnUnreadField(), "fields_read", "client.fit, or redeclare factor as a ClassVar, so that"),
     (broken.ForgetsToReturnSometimes(), "runs", "server_start assigns server.state but returns None"),
     (

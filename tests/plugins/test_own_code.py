@@ -680,6 +680,12 @@ class TestSelection:
         assert "clients.selection.name: nets.py:Small is not a dataclass with a method `select`" in said
 
 
+def test_a_method_given_without_its_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("near.py").write_text("")
+    said = ran("validate", str(folder / "s.yaml"), "--set", "algorithm.name=near", capsys=capsys, code=2)
+    assert said.endswith("algorithm.name: unknown algorithm 'near'; did you mean ./near.py?")
+
+
 def test_data_in_the_place_of_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (folder / "nets.py").open("wb") as file:
         file.truncate(3 << 30)  # takes no disk
