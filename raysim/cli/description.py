@@ -91,6 +91,7 @@ def show_describable() -> None:
         "tune": "The keys of `tune` in a sweep file.",
         **{name: _first_sentence(text) for name, text in KINDS.items()},
         **dict.fromkeys(FILES, "The columns of this file in a run folder."),
+        "hooks": "The methods of an algorithm that raysim calls.",
         "FILE.yaml": "The opening comment and the keys of a scenario or sweep file.",
         "./FILE.py": "The method in a Python file.",
     }
@@ -157,12 +158,28 @@ def show_description(name: str) -> None:
         console.print(as_text(f"{comment}\n" if comment else ""))
         _show_entries(console, None, entries, "key", "value")
         console.print(as_text(how))
+    elif name == "hooks":
+        _show_entries(console, None, [(call, _first_sentence(text)) for call, text in _hooks().values()], "hook")
+    elif name in (hooks := _hooks()):
+        call, text = hooks[name]
+        console.print(as_text(f"{call}\n\n{reflowed(text)}"))
     else:
         known = [*algorithm_names(), *settings, *TRACKERS, *MODELS, *DATASETS, *METRICS, *ALL_MEASURES]
-        known += [*Settings.model_fields, *_keys(), *KINDS, *FILES, *SWEEPS, *bundled_names()]
+        known += [*Settings.model_fields, *_keys(), *KINDS, *FILES, *SWEEPS, *bundled_names(), *hooks]
         same = [key for key in _keys() if key.endswith(f".{name}")]
         hint = f"; did you mean {' or '.join(map(repr, same))}?" if same else suggest(name, known)
         raise ScenarioError(f"describe {name}: unknown name{hint} (`raysim list` shows all names)")
+
+
+def _hooks() -> dict[str, tuple[str, str]]:
+    """Each hook of an algorithm -> its call and docstring."""
+    from raysim.contract.definition import HOOKS  # here: it imports torch
+    from raysim.core.algorithm import Algorithm
+
+    return {
+        name: (f"{name}({', '.join(arguments)})", inspect.getdoc(getattr(Algorithm, name)) or "")
+        for name, arguments in HOOKS.items()
+    }
 
 
 def _show_algorithm(console: Console, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
 from importlib.metadata import version
 from itertools import pairwise
@@ -172,6 +173,19 @@ def test_describe_says_what_a_method_sends(capfd: pytest.CaptureFixture[str], mo
     _, out, _ = run(capfd, "describe", "fedper")
     assert "Architectures: one for all clients\nDown: extractor (A model without its last linear layer: " in out
     assert "\nUp: extractor (A model without" in out
+
+
+def test_describe_explains_hooks(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = run(capfd, "describe", "client_update")
+    assert (code, out.split("\n")[0]) == (0, "client_update(client, down)")
+    assert "Train locally and return the upload (`None`: no upload)." in out
+    _, out, _ = run(capfd, "describe", "hooks")
+    assert code == 0 and re.search(
+        r"server_start\(server, registrations\) +Return the server's state before round 1", out
+    )
+    code, _, err = run(capfd, "describe", "client_updat")
+    assert code == 2 and "did you mean 'client_update'?" in err
 
 
 def test_list_without_a_word_lists_all(capfd: pytest.CaptureFixture[str]):
