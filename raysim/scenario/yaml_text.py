@@ -90,6 +90,10 @@ def read_text(path: Path) -> str:
     return text
 
 
+_OVERRIDE = re.compile(r"[\w.]=[{\[]")
+"""The beginning of a mapping or list in an override, such as `algorithm={name: fedgh}`."""
+
+
 def opening_comment(text: str) -> str:
     """Return the comment at the start of a file, without "#" and without lines for editors."""
     opening = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
@@ -105,7 +109,9 @@ def parse(text: str, file: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).split("\n")[0] or type(error).__name__
-        raise ScenarioError(f"{file}{where}: not valid YAML: {problem}") from None
+        line = "".join(text.splitlines()[mark.line : mark.line + 1]) if mark else ""
+        hint = "; put quotes around an override that contains braces" if _OVERRIDE.search(line) else ""
+        raise ScenarioError(f"{file}{where}: not valid YAML: {problem}{hint}") from None
     if raw is None:
         raise ScenarioError(f"{file}: the file is empty; a scenario is a mapping of keys and values")
     if not isinstance(raw, dict):

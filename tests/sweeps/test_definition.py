@@ -167,6 +167,13 @@ def test_published_values_of_several_kinds_and_values_that_were_not_printed(base
     assert found == [("last", 0.935, "93.5"), ("up_mib", None, "-"), (None, None, "large"), ("best", 0.11, "11")]
 
 
+def test_an_override_with_braces_needs_quotes(base: Path, tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.write_text(f"{path.read_text()}runs:\n  Mine: [algorithm={{name: fedgh}}]\n")
+    with pytest.raises(ScenarioError, match=r"not valid YAML: .*; put quotes around an override that contains braces$"):
+        load_sweep(path)
+
+
 def test_what_is_said_of_a_sweep_is_what_opens_its_file_and_its_base(base: Path, tmp_path: Path) -> None:
     base.write_text("# Chosen: a batch of 8.\n" + base.read_text())
     path = write(tmp_path, seeds=[1])
