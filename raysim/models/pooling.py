@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysim.core.torch_workarounds import is_batched
+from raysim.core.torch_workarounds import is_transformed
 
 FEWEST = 2**16
 """Number of input elements from which on `MaxPool2x2` is faster than torch's pooling, on one core of an AMD EPYC."""
@@ -28,9 +28,10 @@ class MaxPool2x2(nn.MaxPool2d):
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Return the maxima [B, C, H // 2, W // 2] of the 2x2 squares."""
-        if x_BCHW.device.type != "cpu" or x_BCHW.numel() < FEWEST or is_batched(x_BCHW):
+        small = x_BCHW.dim() < 4 or x_BCHW.numel() < FEWEST
+        if small or x_BCHW.device.type != "cpu" or is_transformed(x_BCHW):
             return F.max_pool2d(x_BCHW, 2)
-        maxima, _ = _Pool.apply(x_BCHW)
+        maxima: Tensor = _Pool.apply(x_BCHW)
         return maxima
 
 
@@ -38,23 +39,18 @@ class _Pool(torch.autograd.Function):
     """Pooling of channels-last images, and torch's gradient for the usual order, which is fast."""
 
     @staticmethod
-    def forward(x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the maxima and their positions in the images, both [B, C, H // 2, W // 2]."""
+    def forward(ctx: Any, x_BCHW: Tensor) -> Tensor:
+        """Return the maxima [B, C, H // 2, W // 2], and keep their positions in the images."""
         last = x_BCHW.contiguous(memory_format=torch.channels_last)
         maxima, positions = F.max_pool2d_with_indices(last, [2, 2])
         # Copies, because `contiguous` keeps the strides of 1x1 maps, by which a convolution chooses its arithmetic.
         usual = torch.contiguous_format
-        return maxima.clone(memory_format=usual), positions.clone(memory_format=usual)
+        ctx.save_for_backward(x_BCHW, positions.clone(memory_format=usual))
+        return maxima.clone(memory_format=usual)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        """Keep what the gradient needs."""
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(inputs[0], output[1])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_BCHW: Tensor) -> Tensor:
         """Return the gradient of the input, [B, C, H, W]."""
         x_BCHW, positions = ctx.saved_tensors
         gradient = torch.ops.aten.max_pool2d_with_indices_backward
-        return gradient(grads[0], x_BCHW, [2, 2], [2, 2], [0, 0], [1, 1], False, positions)
+        return gradient(grad_BCHW, x_BCHW, [2, 2], [2, 2], [0, 0], [1, 1], False, positions)

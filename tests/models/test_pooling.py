@@ -86,8 +86,29 @@ def test_small_maps_and_clients_of_one_call_are_pooled_by_torch() -> None:
     assert not used.apply.called
 
 
-def test_transforms_of_torch_func() -> None:
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda pool: torch.func.grad(lambda x: pool(x).square().sum()),
+        lambda pool: torch.func.vmap(torch.func.grad(lambda x: pool(x[None]).square().sum())),
+    ],
+    ids=["grad", "vmap of grad"],
+)
+def test_transforms_of_torch_func(transform: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> None:
     x_BCHW = normal((64, 16, 28, 28))
-    ours = torch.func.grad(lambda x: MaxPool2x2()(x).square().sum())(x_BCHW)
-    theirs = torch.func.grad(lambda x: nn.MaxPool2d(2)(x).square().sum())(x_BCHW)
-    assert torch.equal(ours, theirs)
+    assert torch.equal(transform(MaxPool2x2())(x_BCHW), transform(nn.MaxPool2d(2))(x_BCHW))
+
+
+def test_a_single_image() -> None:
+    x_CHW = normal((16, 200, 200))
+    assert torch.equal(MaxPool2x2()(x_CHW), nn.MaxPool2d(2)(x_CHW))
+
+
+def test_a_change_of_the_input_before_the_gradient_is_an_error_as_in_torch() -> None:
+    x_BCHW = normal((64, 16, 28, 28)).requires_grad_()
+    for pool in (MaxPool2x2(), nn.MaxPool2d(2)):
+        maps = x_BCHW * 1
+        output = pool(maps)
+        maps.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
