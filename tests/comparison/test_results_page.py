@@ -322,7 +322,7 @@ def test_the_small_model_of_fml() -> None:
     tested, own = FOLDER / "small_model.csv", values(FOLDER / "cifar100_published.csv", "FML", "last")["1"]
     (averaged,), (trained,) = (values(tested, "FML", measure).values() for measure in ("averaged", "trained"))
     assert f"averaged small model has an accuracy of {averaged:.2f} on the clients' test samples" in WORDS
-    assert f"trained them last have {trained:.2f}, more than the clients' own networks ({own:.2f})" in WORDS
+    assert f"after their last training, have {trained:.2f}, more than the clients' own networks ({own:.2f})" in WORDS
 
 
 @pytest.mark.parametrize("sweep", ["cifar100", "cifar100_published"])
