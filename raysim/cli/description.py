@@ -64,6 +64,12 @@ FILES = {
 }
 """File -> column -> meaning."""
 
+HOOKS = (
+    "check", "client_model", "client_register", "server_start", "server_send", "client_receive", "client_update",
+    "server_update", "exposed",
+)  # fmt: skip
+"""The hooks of an algorithm. Their docstrings are read only when they are shown, because that imports torch."""
+
 SWEEPS = ("sweep", "tune")
 """Names under which the keys of a sweep file are described."""
 
@@ -159,27 +165,25 @@ def show_description(name: str) -> None:
         _show_entries(console, None, entries, "key", "value")
         console.print(as_text(how))
     elif name == "hooks":
-        _show_entries(console, None, [(call, _first_sentence(text)) for call, text in _hooks().values()], "hook")
-    elif name in (hooks := _hooks()):
-        call, text = hooks[name]
+        _show_entries(console, None, [(call, _first_sentence(text)) for call, text in map(_hook, HOOKS)], "hook")
+    elif name in HOOKS:
+        call, text = _hook(name)
         console.print(as_text(f"{call}\n\n{reflowed(text)}"))
     else:
         known = [*algorithm_names(), *settings, *TRACKERS, *MODELS, *DATASETS, *METRICS, *ALL_MEASURES]
-        known += [*Settings.model_fields, *_keys(), *KINDS, *FILES, *SWEEPS, *bundled_names(), *hooks]
+        known += [*Settings.model_fields, *_keys(), *KINDS, *FILES, *SWEEPS, *bundled_names(), *HOOKS]
         same = [key for key in _keys() if key.endswith(f".{name}")]
         hint = f"; did you mean {' or '.join(map(repr, same))}?" if same else suggest(name, known)
         raise ScenarioError(f"describe {name}: unknown name{hint} (`raysim list` shows all names)")
 
 
-def _hooks() -> dict[str, tuple[str, str]]:
-    """Each hook of an algorithm -> its call and docstring."""
-    from raysim.contract.definition import HOOKS  # here: it imports torch
+def _hook(name: str) -> tuple[str, str]:
+    """Return the call and the docstring of a hook."""
     from raysim.core.algorithm import Algorithm
 
-    return {
-        name: (f"{name}({', '.join(arguments)})", inspect.getdoc(getattr(Algorithm, name)) or "")
-        for name, arguments in HOOKS.items()
-    }
+    hook = getattr(Algorithm, name)
+    arguments = list(inspect.signature(hook).parameters)[1:]
+    return f"{name}({', '.join(arguments)})", inspect.getdoc(hook) or ""
 
 
 def _show_algorithm(console: Console, name: str) -> None:

@@ -16,9 +16,11 @@ import pytest
 import yaml
 from click.shell_completion import BashComplete
 
+from raysim.cli import description
 from raysim.cli.main import cli, main
 from raysim.common.results import METRICS, ClientRow
 from raysim.comparison.measures import ALL_MEASURES
+from raysim.contract import definition as definition_of_algorithms
 from raysim.data.specs import DATASETS
 from raysim.models import MODELS
 from raysim.plugins.registry import algorithm_names
@@ -173,6 +175,10 @@ def test_describe_says_what_a_method_sends(capfd: pytest.CaptureFixture[str], mo
     _, out, _ = run(capfd, "describe", "fedper")
     assert "Architectures: one for all clients\nDown: extractor (A model without its last linear layer: " in out
     assert "\nUp: extractor (A model without" in out
+
+
+def test_every_hook_can_be_described():
+    assert list(description.HOOKS) == list(definition_of_algorithms.HOOKS)
 
 
 def test_describe_explains_hooks(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
