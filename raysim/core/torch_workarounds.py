@@ -98,15 +98,6 @@ def is_batched(tensor: Tensor) -> bool:
     return bool(torch._C._functorch.is_batchedtensor(tensor))
 
 
-def is_transformed(tensor: Tensor) -> bool:
-    """Return whether a tensor is inside a transform of `torch.func`, such as `vmap`, `grad` or both.
-
-    Reason: a custom autograd function needs further code for every transform; torch has no public function for this.
-    Delete when: `raysim.models.pooling` is deleted.
-    """
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
-
-
 def without_default_device(device: torch.device) -> AbstractContextManager[None]:
     """Let the calls of a block ignore the default device that `with device:` has set outside of it.
 

@@ -12,7 +12,6 @@ from itertools import pairwise
 from torch import nn
 
 from raysim.common.inputs import InputSpec
-from raysim.models.pooling import MaxPool2x2
 from raysim.models.split import SplitNet, projection
 
 
@@ -30,10 +29,10 @@ def five_by_five_cnn(
     extractor = nn.Sequential(
         OrderedDict[str, nn.Module](
             conv1=nn.Conv2d(channels, conv1, 5),
-            pool1=MaxPool2x2(),
+            pool1=nn.MaxPool2d(2),
             relu1=nn.ReLU(),
             conv2=nn.Conv2d(conv1, conv2, 5),
-            pool2=MaxPool2x2(),
+            pool2=nn.MaxPool2d(2),
             relu2=nn.ReLU(),
             flatten=nn.Flatten(),
             fc1=nn.Linear(flat, fc1),
@@ -72,7 +71,7 @@ def small_cnn(
     layers: list[nn.Module] = []
     for count in filters:
         # Pooling before ReLU: see five_by_five_cnn.
-        layers += [nn.Conv2d(channels, count, 3, padding=1), MaxPool2x2(), nn.ReLU()]
+        layers += [nn.Conv2d(channels, count, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
         channels, height, width = count, height // 2, width // 2
     layers.append(nn.Flatten())
     widths = (channels * height * width, *hidden, feature_dim)
@@ -88,7 +87,7 @@ def pooled_cnn(num_classes: int, input_spec: InputSpec, feature_dim: int, *, wid
     layers: list[nn.Module] = []
     for channels, width in pairwise((input_spec.shape[0], *widths)):
         # Pooling before ReLU: see five_by_five_cnn.
-        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), MaxPool2x2(), nn.ReLU()]
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.MaxPool2d(2), nn.ReLU()]
     del layers[-2]
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), projection(widths[-1], feature_dim)]
     return SplitNet(nn.Sequential(*layers), nn.Linear(feature_dim, num_classes))
