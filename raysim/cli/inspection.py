@@ -203,7 +203,7 @@ def attack(
 @_round("the latest round that has one")
 @_output("tree.png")
 def tree(run: str, sample: int, round_: Round, output: str) -> None:
-    """Show the clusters of a training sample in a run of HKS.
+    """Show the clusters that contain a sample in a run of HKS.
 
     The clusters are printed from the sample's first merge to the top. The sample's client learned from the mean logits
     of one of these clusters, or of all of them. The picture shows which samples each level adds to the cluster of the

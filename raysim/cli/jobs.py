@@ -85,7 +85,7 @@ def submit(
     job: str | None,
     env: tuple[str, ...],
 ) -> None:
-    """Run a scenario or a sweep on a Ray cluster, or resume a run.
+    """Run a scenario or a sweep, or resume a run, on a Ray cluster.
 
     The scenario is checked on this machine. Then the scenario and the code (raysim, algorithms) are sent to the
     cluster's dashboard, and a driver on the head node runs the scenario; the run continues without this terminal.
@@ -166,7 +166,7 @@ def submit(
 @ID
 @ADDRESS
 def status(job: str, address: str | None) -> None:
-    """Show the state, progress or result of a job on a cluster.
+    """Show a job's state on a cluster, and its progress or result.
 
     ID is the id that `raysim submit` printed; `raysim jobs` lists all. The state is PENDING, RUNNING, SUCCEEDED, FAILED
     or STOPPED.
