@@ -5,9 +5,8 @@ Each column has one unit and one number of digits, and the best and second-best 
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -15,29 +14,12 @@ from types import MappingProxyType
 from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison
-from raysim.comparison.measures import ACCURACIES, MIB, is_cost_to_target
+from raysim.comparison.measures import ACCURACIES, is_cost_to_target
 from raysim.comparison.ranking import RULE, Mark, direction, marks
-from raysim.comparison.statistics import Estimate
-from raysim.comparison.tables import Column, legend, short_columns, some, text
-from raysim.comparison.tables import title as title_of
-from raysim.report.figures import OVER
+from raysim.comparison.scale import scale_of
+from raysim.comparison.tables import Column, legend, short_columns, some, texts
 
-MOST_DECIMALS = 3
 PLUS_MINUS = r"@{\,$\pm$\,}"
-
-
-@dataclass(frozen=True)
-class Scale:
-    """The unit and the digits of a column."""
-
-    title: str
-    factor: float  # a value in the column's unit is this times the measure's
-    decimals: int
-
-    def __call__(self, value: float, sign: bool = False) -> str:
-        """Format a value of the measure; sign: with a plus if it is positive."""
-        shown = f"{self.factor * value:{'+' if sign else ''}.{self.decimals}f}"
-        return shown.replace("-", "", 1) if float(shown) == 0 else shown
 
 
 @dataclass(frozen=True)
@@ -149,9 +131,9 @@ def _signed(number: str) -> str:
 
 def _column(comparison: Comparison, column: Column) -> tuple[str, list[Cell]]:
     """The title and the cells of a column."""
+    title, plain = texts(comparison, column)
     if column.kind not in ("mean", "difference"):
-        texts = [text(comparison, variant, column) for variant in comparison.variants]
-        return column.title(comparison.baseline), [Cell(_signed(names.latex(one))) for one in texts]
+        return title, [Cell(_signed(names.latex(one))) for one in plain]
     measure, differs = column.measure, column.kind == "difference"
     scale = scale_of(comparison, measure)
     of = partial(comparison.difference if differs else comparison.estimate, measure=measure)
@@ -162,10 +144,10 @@ def _column(comparison: Comparison, column: Column) -> tuple[str, list[Cell]]:
     reached = {variant.name: comparison.reached(variant.name, measure) for variant in comparison.variants}
     partly = is_cost_to_target(measure) and not all(one.all for one in reached.values())
     cells = []
-    for variant in comparison.variants:
+    for variant, without_number in zip(comparison.variants, plain, strict=True):
         estimate = found[variant.name]
         if estimate is None:
-            cells.append(Cell(names.latex(text(comparison, variant, column))))
+            cells.append(Cell(names.latex(without_number)))
             continue
         cells.append(
             Cell(
@@ -176,29 +158,4 @@ def _column(comparison: Comparison, column: Column) -> tuple[str, list[Cell]]:
                 marked.get(variant.name),
             )
         )
-    return column.title(comparison.baseline) if differs else scale.title, cells
-
-
-def scale_of(comparison: Comparison, measure: str) -> Scale:
-    """The unit and the digits of a measure's columns: for its means and, if there is a baseline, its differences."""
-    title = title_of(measure)
-    if measure in ACCURACIES:
-        return Scale(title, 100.0, 2)
-    each = [comparison.estimate(variant.name, measure) for variant in comparison.variants]
-    each += [comparison.difference(variant.name, measure) for variant in comparison.variants]
-    estimates = [one for one in each if one is not None]
-    factor = 1.0
-    for unit, axis, size in (("MiB", "bytes", MIB), ("GFLOP", "operations", 1e9)):
-        if unit in title:
-            chosen = OVER[axis].unit(one.mean * size for one in estimates)
-            title, factor = title.replace(unit, chosen.name), size / chosen.size
-    return Scale(title, factor, _decimals(estimates, factor))
-
-
-def _decimals(estimates: Iterable[Estimate], factor: float) -> int:
-    """Decimals that show three digits of the smallest mean, at most `MOST_DECIMALS`; 0 for whole numbers."""
-    values = [factor * value for one in estimates for value in (one.mean, one.half_width or 0.0)]
-    means = [abs(factor * one.mean) for one in estimates if one.mean and math.isfinite(one.mean)]
-    if not means or all(value == round(value) for value in values if math.isfinite(value)):
-        return 0
-    return min(MOST_DECIMALS, max(0, 2 - math.floor(math.log10(min(means)))))
+    return title, cells

@@ -20,7 +20,8 @@ from raysim.comparison.main_measure import ORIGINS, in_words
 from raysim.comparison.measures import ACCURACIES, MEASURES
 from raysim.comparison.pictures import pictures, without_clients
 from raysim.comparison.runs import RunRecord
-from raysim.comparison.tables import Column, columns, legend, rows_of, short_columns, task_rows, tasks_legend, title
+from raysim.comparison.scale import title
+from raysim.comparison.tables import Column, columns, legend, rows_of, short_columns, task_rows, tasks_legend
 from raysim.report.figures import save
 from raysim.scenario.yaml_text import opening_comment, read_text, shown
 

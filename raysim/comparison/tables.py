@@ -15,9 +15,10 @@ from raysim.comparison.compare import Comparison
 from raysim.comparison.main_measure import in_words
 from raysim.comparison.measures import ACCURACIES, is_cost_to_target
 from raysim.comparison.published import Published
+from raysim.comparison.scale import Scale, scale_of
 from raysim.comparison.statistics import SIGNIFICANT, Estimate
 from raysim.comparison.variants import Variant
-from raysim.report.units import human_count, plural
+from raysim.report.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,19 +33,14 @@ VAL_COLUMNS = {
 }
 """The same if validation selects the round, before costs; no test sample chooses any of them."""
 
-TITLES = {
-    "last": "last", "at_best_val": "at best val.", "best": "best", "best_participants": "best part.",
-    "last_current": "last current", "at_best_val_current": "current at best val.", "best_current": "best current",
-    "best_global": "best global",
-    "last_global": "last global", "worst_decile": "worst 10%",
-    "worst_decile_current": "worst 10% current", "std": "std clients",
-    "min": "min", "jain": "Jain", "macro_f1": "macro F1",
-    "val": "val.", "best_val": "max val.", "best_val_round": "max val. round",
-    "val_current": "val. current", "best_val_current": "max val. current",
-    "best_val_current_round": "max val. current round",
-    "up_mib": "MiB up", "down_mib": "MiB down", "both_mib": "MiB each", "total_mib": "MiB", "gflop": "GFLOP each",
-    "total_gflop": "GFLOP", "virtual_s": "virtual s", "dropped": "dropped",
-}  # fmt: skip
+SHORTLY = {
+    "last": "mean test accuracy of all clients in the last round",
+    "best_participants": "greatest mean test accuracy of participants in any round",
+    "worst_decile": "mean test accuracy of the worst tenth of the clients",
+    "total_mib": "sent and received by all clients",
+    "total_gflop": "computed by clients and server",
+}
+"""Measure of the terminal's table -> its meaning in a few words."""
 
 Kind = Literal["n", "mean", "published", "difference", "p_holm", "printed"]
 SUFFIXES: tuple[Kind, ...] = ("difference", "p_holm", "published")
@@ -63,39 +59,20 @@ class Column(NamedTuple):
         return self.measure if self.kind == "mean" else f"{self.measure}.{self.kind}".removeprefix(".")
 
     def title(self, baseline: str | None) -> str:
-        """The column's title. baseline: the name of the comparison's."""
-        if self.kind == "mean":
-            return title(self.measure)
+        """The title of a column that is not of means. baseline: the name of the comparison's."""
         if self.kind == "printed":
             return f"{self.measure}, published"
-        return {"n": "n", "published": "published", "difference": f"vs {baseline}", "p_holm": "p (Holm)"}[self.kind]
+        titles = {"n": "n", "published": "published", "difference": f"vs {baseline}", "p_holm": "p (Holm)"}
+        return titles[self.kind]
 
 
-def title(measure: str) -> str:
-    """A column's title."""
-    if measure in TITLES:
-        return TITLES[measure]
-    what, target = measure.split("_to_")
-    words = {"rounds": "rounds", "mib": "MiB", "up_mib": "MiB up", "gflop": "GFLOP", "virtual_s": "virtual s"}
-    return f"{words[what]} to {100 * float(target):g}%"
-
-
-def cell(measure: str, estimate: Estimate | None, sign: bool = False) -> str:
-    """Format a mean, with ± half of its interval if it has one; accuracies in per cent; "-" if nothing was measured."""
+def cell(measure: str, scale: Scale, estimate: Estimate | None, sign: bool = False) -> str:
+    """Format a mean, with ± half of its interval if it has one, in the column's unit; "-" if nothing was measured."""
     if estimate is None:
         return "-"
-    plus = "+" if sign else ""
-    if measure in ACCURACIES:
-        text = f"{100 * estimate.mean:{plus}.2f}"
-        return text if estimate.half_width is None else f"{text} ± {100 * estimate.half_width:.2f}"
-    text = _number(estimate.mean, plus)
-    return text if not estimate.half_width else f"{text} ± {_number(estimate.half_width)}"
-
-
-def _number(value: float, plus: str = "") -> str:
-    if value == int(value) and abs(value) < 1e6:
-        return f"{value:{plus}.0f}"
-    return f"{value:{plus}.4g}" if abs(value) < 1e4 else f"{'+' if plus and value > 0 else ''}{human_count(value)}"
+    text, half = scale(estimate.mean, sign), estimate.half_width
+    # Costs that are the same with every seed have no spread to show.
+    return text if half is None or not (half or measure in ACCURACIES) else f"{text} ± {scale(half)}"
 
 
 def columns(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[Column]:
@@ -149,35 +126,45 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
 
 def rows_of(comparison: Comparison, shown: Sequence[Column]) -> list[list[str]]:
     """The table of variants with these columns: a title row, then a row per variant."""
-    table = [["variant", *(column.title(comparison.baseline) for column in shown)]]
-    for variant in comparison.variants:
-        table.append([variant.name, *(text(comparison, variant, column) for column in shown)])
-    return table
+    first = ["variant", *(variant.name for variant in comparison.variants)]
+    others = [[title, *cells] for title, cells in (texts(comparison, column) for column in shown)]
+    return [list(row) for row in zip(first, *others, strict=True)]
 
 
-def text(comparison: Comparison, variant: Variant, column: Column) -> str:
-    """A cell of the table of variants.
+def texts(comparison: Comparison, column: Column) -> tuple[str, list[str]]:
+    """The title of a column of the table of variants, and a cell per variant, all in one unit.
 
     If only n of a variant's N runs have a measure, or only n share seed and partition with the baseline, the cell says
     "(n of N)". A published value is followed by the measured mean minus that value, in brackets.
     """
-    name, measure = variant.name, column.measure
-    count = len(comparison.pairs(name))
+    if column.kind in ("n", "printed", "p_holm"):
+        plain = [_plain(comparison, variant, column) for variant in comparison.variants]
+        return column.title(comparison.baseline), plain
+    scale = scale_of(comparison, column.measure)
+    title = scale.title if column.kind == "mean" else column.title(comparison.baseline)
+    return title, [_number(comparison, variant.name, column, scale) for variant in comparison.variants]
+
+
+def _plain(comparison: Comparison, variant: Variant, column: Column) -> str:
+    """A cell without a unit."""
     if column.kind == "n":
-        return str(count)
+        return str(len(comparison.pairs(variant.name)))
     if column.kind == "printed":
-        return {one.metric: one.text for one in variant.published}.get(measure, "-")
-    if column.kind == "p_holm":
-        return _p(comparison.p_values[measure].get(name))
+        return {one.metric: one.text for one in variant.published}.get(column.measure, "-")
+    return _p(comparison.p_values[column.measure].get(variant.name))
+
+
+def _number(comparison: Comparison, name: str, column: Column, scale: Scale) -> str:
+    """A cell of a column with a unit."""
+    measure, count = column.measure, len(comparison.pairs(name))
     if column.kind == "difference":
         less = comparison.difference(name, measure)
-        return cell(measure, less, sign=True) + some(less, count)
+        return cell(measure, scale, less, sign=True) + some(less, count)
     estimate = comparison.estimate(name, measure)
     if column.kind == "published":
-        return _published(measure, estimate, comparison.published(name).get(measure))
-    if is_cost_to_target(measure):
-        return _cost(comparison, name, measure, estimate)
-    return cell(measure, estimate) + some(estimate, count)
+        return _published(scale, estimate, comparison.published(name).get(measure))
+    text = cell(measure, scale, estimate)
+    return _cost(comparison, name, measure, text) if is_cost_to_target(measure) else text + some(estimate, count)
 
 
 def some(estimate: Estimate | None, count: int) -> str:
@@ -185,13 +172,13 @@ def some(estimate: Estimate | None, count: int) -> str:
     return f" ({estimate.n} of {count})" if estimate is not None and estimate.n < count else ""
 
 
-def _cost(comparison: Comparison, variant: str, measure: str, estimate: Estimate | None) -> str:
+def _cost(comparison: Comparison, variant: str, measure: str, mean: str) -> str:
     """The number of runs that reach the target and, if all do, their mean cost."""
     if measure.startswith("virtual_s_") and "virtual_s" not in comparison.measured[variant]:
         return "-"
     reached = comparison.reached(variant, measure)
     text = f"{reached.runs} of {reached.of}"
-    return text if estimate is None else f"{text}: {cell(measure, estimate)}"
+    return text if mean == "-" else f"{text}: {mean}"
 
 
 def _p(value: float | None) -> str:
@@ -225,14 +212,12 @@ def tasks_legend(measure: str) -> str:
     )
 
 
-def _published(measure: str, estimate: Estimate | None, paper: Published | None) -> str:
+def _published(scale: Scale, estimate: Estimate | None, paper: Published | None) -> str:
     """Format a paper's value and, in brackets, the measured mean minus that value."""
     if paper is None or paper.value is None:
         return "-"
-    text = cell(measure, Estimate(1, paper.value))
-    return (
-        text if estimate is None else f"{text} ({cell(measure, Estimate(1, estimate.mean - paper.value), sign=True)})"
-    )
+    text = scale(paper.value)
+    return text if estimate is None else f"{text} ({scale(estimate.mean - paper.value, sign=True)})"
 
 
 def short(comparison: Comparison) -> list[str]:
@@ -253,48 +238,48 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
     """The explanation of the signs and titles of a table with these columns."""
     kinds = {column.kind for column in shown}
     measures = {column.measure for column in shown if column.kind == "mean"}
-    texts = []
+    sentences = []
     if any(column.measure in ACCURACIES for column in shown):
-        texts.append("Accuracies in %.")
+        sentences.append("Accuracies in %.")
     if "n" not in kinds:
-        texts.append(_seeds(comparison))
+        sentences.append(_seeds(comparison))
     if any(_has_interval(comparison, column) for column in shown):
-        texts.append("± is half the 95% confidence interval over seeds (Student's t).")
+        sentences.append("± is half the 95% confidence interval over seeds (Student's t).")
     if "difference" in kinds:
-        texts.append(f"vs {comparison.baseline}: the difference to {comparison.baseline}, paired over seeds.")
+        sentences.append(f"vs {comparison.baseline}: the difference to {comparison.baseline}, paired over seeds.")
     if "p_holm" in kinds:
-        texts.append(
+        sentences.append(
             "p (Holm): p-value of the paired t-test, with Holm's correction for all differences in the column; "
             "*: significant (p < 0.05)."
         )
     if any(map(is_cost_to_target, measures)):
-        texts.append("Costs to a target: number of runs that reach the target and, if all runs do, the mean cost.")
+        sentences.append("Costs to a target: number of runs that reach the target and, if all runs do, the mean cost.")
         whose = {
             "participants": "a round's participants",
             "all_current": "all clients, each tested after it received the server's current message,",
         }
         if comparison.targets_on in whose:
             what = f"the mean test accuracy of {whose[comparison.targets_on]}"
-            texts.append(f"A target counts as reached when {what} reaches it.")
+            sentences.append(f"A target counts as reached when {what} reaches it.")
     if "at_best_val" in measures:
-        texts.append("at best val.: test accuracy in the round with the greatest validation accuracy.")
+        sentences.append("at best val.: test accuracy in the round with the greatest validation accuracy.")
     if "at_best_val_current" in measures:
-        texts.append(
+        sentences.append(
             "current at best val.: test accuracy in the round with the greatest validation accuracy; clients are "
             "tested and validated after they received the server's current message."
         )
     if kinds & {"published", "printed"}:
         sources = dict.fromkeys(one.source for variant in comparison.variants for one in variant.published)
-        texts.append(f"published: value of {'; '.join(sources)}; in brackets: measured mean minus published value.")
-    return " ".join(texts)
+        sentences.append(f"published: value of {'; '.join(sources)}; in brackets: measured mean minus published value.")
+    explained = [f"{scale_of(comparison, m).title}: {SHORTLY[m]}" for m in SHORTLY if m in measures]
+    if explained:
+        sentences.append(f"{'; '.join(explained)}. `raysim list measures` explains all measures.")
+    return " ".join(sentences)
 
 
 def _has_interval(comparison: Comparison, column: Column) -> bool:
     """Whether a cell of this column shows an interval, see `cell`."""
-    if column.kind not in ("mean", "difference"):
-        return False
-    of = comparison.estimate if column.kind == "mean" else comparison.difference
-    return any("±" in cell(column.measure, of(variant.name, column.measure)) for variant in comparison.variants)
+    return column.kind in ("mean", "difference") and any("±" in text for text in texts(comparison, column)[1])
 
 
 def _seeds(comparison: Comparison) -> str:

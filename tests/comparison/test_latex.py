@@ -12,8 +12,9 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
-from raysim.comparison.latex import Scale, latex, scale_of
+from raysim.comparison.latex import latex
 from raysim.comparison.ranking import RULE, direction, marks
+from raysim.comparison.scale import Scale, scale_of
 from raysim.comparison.statistics import Estimate
 from raysim.comparison.tables import chosen_columns
 from tests.cli.command import run
@@ -98,6 +99,7 @@ def test_marks_are_in_the_table_with_their_rule(tmp_path: Path) -> None:
         ([0.5, 12.25], "MiB", ["0.500", "12.250"]),
         ([3 * 2.0**10, 2.0**20], "TiB", ["0.003", "1.000"]),
         ([2.0**-10, 2.0**-12], "KiB", ["1.000", "0.250"]),
+        ([2.0**11, 100 / 2.0**10], "MiB", ["2048.000", "0.098"]),  # in GiB, 100 KiB would be 0.000
         ([12.0, 9.0], "MiB", ["12", "9"]),
         ([0.0, 0.0], "B", ["0", "0"]),
     ],

@@ -15,8 +15,9 @@ import pytest
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.latex import latex
 from raysim.comparison.pictures import curves, draw, pictures, swept
+from raysim.comparison.scale import Scale
 from raysim.comparison.statistics import Estimate
-from raysim.comparison.tables import cell, chosen_columns, legend, markdown, write_tables
+from raysim.comparison.tables import cell, chosen_columns, legend, markdown, rows_of, write_tables
 from raysim.comparison.terminal import blocks, print_table
 from tests.comparison.runs import make_run
 
@@ -31,18 +32,31 @@ def comparison(tmp_path: Path) -> Comparison:
 
 
 @pytest.mark.parametrize(
-    ("measure", "found", "text"),
+    ("measure", "scale", "found", "text"),
     [
-        ("last", Estimate(3, 0.51234, 0.50234, 0.52234), "51.23 ± 1.00"),
-        ("last", Estimate(2, 0.5), "50.00"),
-        ("last", None, "-"),
-        ("total_mib", Estimate(2, 12.0), "12"),
-        ("total_mib", Estimate(3, 1234567.0, 1234566.0, 1234568.0), "1.23 M ± 1"),
-        ("rounds_to_0.5", Estimate(3, 2.5, 2.0, 3.0), "2.5 ± 0.5"),
+        ("last", Scale("last", 100.0, 2), Estimate(3, 0.51234, 0.50234, 0.52234), "51.23 ± 1.00"),
+        ("last", Scale("last", 100.0, 2), Estimate(3, 0.5, 0.5, 0.5), "50.00 ± 0.00"),
+        ("last", Scale("last", 100.0, 2), Estimate(2, 0.5), "50.00"),
+        ("last", Scale("last", 100.0, 2), None, "-"),
+        ("total_mib", Scale("KiB", 1024.0, 1), Estimate(3, 0.04614, 0.0456148, 0.0466652), "47.2 ± 0.5"),
+        ("total_mib", Scale("MiB", 1.0, 0), Estimate(3, 12.0, 12.0, 12.0), "12"),
+        ("rounds_to_0.5", Scale("rounds to 50%", 1.0, 2), Estimate(3, 2.5, 2.0, 3.0), "2.50 ± 0.50"),
     ],
 )
-def test_cells(measure: str, found: Estimate | None, text: str) -> None:
-    assert cell(measure, found) == text
+def test_cells(measure: str, scale: Scale, found: Estimate | None, text: str) -> None:
+    assert cell(measure, scale, found) == text
+
+
+def test_all_tables_have_the_same_units_and_digits(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = {"fedgh": Estimate(3, 0.04614, 0.0456148, 0.0466652), "fd_x": Estimate(3, 0.09, 0.09, 0.09)}
+    monkeypatch.setattr(Comparison, "estimate", lambda self, variant, measure: of[variant])
+    monkeypatch.setattr(Comparison, "difference", lambda self, variant, measure: None)
+    shown = chosen_columns(comparison, ["total_mib"])
+    assert rows_of(comparison, shown) == [["variant", "KiB"], ["fedgh", "47.2 ± 0.5"], ["fd_x", "92.2"]]
+    assert markdown(comparison, shown).startswith("| variant | KiB |\n| --- | ---: |\n| fedgh | 47.2 ± 0.5 |\n")
+    text = latex(comparison, shown)
+    assert r"variant & KiB \\" in text and r"fedgh & 47.2 $\pm$ 0.5 \\" in text
+    assert "KiB: sent and received by all clients. `raysim list measures` explains" in legend(comparison, shown)
 
 
 def test_the_terminals_table(comparison: Comparison) -> None:
@@ -141,15 +155,23 @@ def test_a_legend_explains_the_columns_of_its_table(comparison: Comparison) -> N
         return legend(comparison, chosen_columns(comparison, names))
 
     interval = "± is half the 95% confidence interval over seeds (Student's t)."
-    assert of("n", "last") == f"Accuracies in %. {interval}"
-    assert of("total_mib") == "3 seeds per variant."
+    last = "last: mean test accuracy of all clients in the last round"
+    listed = "`raysim list measures` explains all measures."
+    assert of("n", "last") == f"Accuracies in %. {interval} {last}. {listed}"
+    assert of("n", "up_mib") == ""
+    assert of("total_mib") == f"3 seeds per variant. MiB: sent and received by all clients. {listed}"
+    assert of("n", "last", "best_participants", "worst_decile", "total_gflop") == (
+        f"Accuracies in %. {interval} {last}; best part.: greatest mean test accuracy of participants in any round; "
+        f"worst 10%: mean test accuracy of the worst tenth of the clients; GFLOP: computed by clients and server. "
+        f"{listed}"
+    )
     assert of("n", "last.difference") == (
         f"Accuracies in %. {interval} vs fd_x: the difference to fd_x, paired over seeds."
     )
     assert of("n", "rounds_to_0.5").startswith("Costs to a target: number of runs that reach the target")
     assert of("n", "last.p_holm").startswith("Accuracies in %. p (Holm): p-value of the paired t-test")
     few = replace(comparison, variants=[comparison.variants[0], replace(comparison.variants[1], runs=[])])
-    assert legend(few, chosen_columns(few, ["total_mib"])) == "Seeds: fedgh 3, fd_x 0."
+    assert legend(few, chosen_columns(few, ["up_mib"])) == "Seeds: fedgh 3, fd_x 0."
 
 
 def test_latex(comparison: Comparison) -> None:
