@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import ScenarioError
+from raysim.common.suggestions import suggest
 from raysim.runs.run import Run
 from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.state import counts, states_of
@@ -16,6 +17,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raysim.comparison.compare import Comparison
+
+
+LISTED = 10
+"""The most names that an error lists."""
+
+
+class Runs(dict[str, Run]):
+    """Runs by the name of their cell; an unknown name raises `ScenarioError` with the names that exist."""
+
+    def __missing__(self, name: str) -> Run:
+        if not self:
+            raise ScenarioError(f"no run {name!r}: no cell has run yet; call `run()` first")
+        rest = f" and {len(self) - LISTED} more" if len(self) > LISTED else ""
+        raise ScenarioError(f"no run {name!r}{suggest(name, self)}; allowed: {', '.join([*self][:LISTED])}{rest}")
 
 
 class Study:
@@ -96,10 +111,13 @@ class Study:
         return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
 
     @property
-    def runs(self) -> dict[str, Run]:
-        """The run of each cell that has begun, by the cell's name, such as "FedGH seed=1"; see `cells`."""
+    def runs(self) -> Runs:
+        """The run of each cell that has begun, by the cell's name, such as "FedGH seed=1"; see `cells`.
+
+        An unknown name raises `ScenarioError` with the names that exist.
+        """
         states = states_of(with_choices(self._sweep))
-        return {s.cell.name: Run(s.folder) for s in states if s.folder is not None}
+        return Runs({s.cell.name: Run(s.folder) for s in states if s.folder is not None})
 
     def run(
         self,
