@@ -210,9 +210,8 @@ SELECT = click.option(
 )
 @SELECT
 @metric(
-    "the first accuracy in --columns. Without --columns, the default is accuracy/all_current in two cases: with "
-    "--select val_current; and with --select last, if the sweep was tuned by accuracy/val_current or "
-    "accuracy/all_current. In all other cases, it is accuracy/all"
+    "the first accuracy in --columns. Without --columns: accuracy/all_current with --select val_current, and with "
+    "--select last if the sweep was tuned by an accuracy of current networks; otherwise accuracy/all"
 )
 @click.option(
     "-o",

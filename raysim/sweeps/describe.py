@@ -10,8 +10,8 @@ from raysim.scenario.yaml_text import opening_comment, parse, read_text
 from raysim.sweeps.definition import is_sweep
 
 SWEEP: Mapping[str, str] = {
-    "base": "required: the path of a scenario file, relative to the sweep file's folder, or the keys and values of a "
-    "scenario",
+    "base": "required: the path of a scenario file, relative to the sweep file's folder; or the name of a bundled "
+    "scenario, such as quickstart; or the keys and values of a scenario",
     "name": "name of the folder below `runs/` and of the MLflow experiment; default: the name of the file",
     "seeds": "a list of seeds, or a range such as 1..5; default: the seed of `base`",
     "grid": "key -> list of values; every combination is a cell",

@@ -310,7 +310,14 @@ def test_describe_says_what_is_allowed(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("sweep", ["runs the variants to compare, as name -> list of overrides", "see `raysim describe tune`"]),
+        (
+            "sweep",
+            [
+                "or the name of a bundled scenario, such as quickstart;",
+                "runs the variants to compare, as name -> list of overrides",
+                "see `raysim describe tune`",
+            ],
+        ),
         (
             "tune",
             [
