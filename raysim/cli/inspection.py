@@ -71,9 +71,17 @@ PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
     "--kind", default="curves", show_default=True, type=click.Choice(PLOTS), help="Kind of figure, see above."
 )
 @metric("accuracy/all")
+@click.option(
+    "--ymin",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0, 100, max_open=True),
+    metavar="PERCENT",
+    help="Start of the accuracy axis of curves, to distinguish curves that are close together.",
+)
 @WIDTH
 @_output("plot.pdf")
-def plot(runs: tuple[str, ...], kind: str, metric: str | None, width: Width, output: str) -> None:
+def plot(runs: tuple[str, ...], kind: str, metric: str | None, ymin: float, width: Width, output: str) -> None:
     """Draw a figure of one or several RUNs for a paper or a screen.
 
     A RUN is a run's folder, or the id of a run below ./runs. The run may still be in progress. To draw up to 40
@@ -104,7 +112,7 @@ def plot(runs: tuple[str, ...], kind: str, metric: str | None, width: Width, out
     picture_file(output)
     found = runs_to_plot(map(str, folders_of(runs)))
     folders, variants = zip(*found, strict=True)
-    echo(draw(folders, kind, output, width, metric or METRICS[0], variants))
+    echo(draw(folders, kind, output, width, metric or METRICS[0], variants, ymin))
 
 
 @click.command()

@@ -208,6 +208,9 @@ KINDS: Mapping[str, tuple[Draw, str]] = {
 OF_CLIENTS = ("boxes", "clients")
 """Kinds of single clients' accuracies."""
 
+CURVES = ("curves", "bytes", "virtual-time")
+"""Kinds with accuracy over an axis."""
+
 CONFUSED = ("accuracy/all", "accuracy/all_current")
 """Metrics whose networks a confusion matrix can test."""
 
@@ -235,18 +238,33 @@ def plot(
     width: Width = "one-column",
     metric: str = OWN.metric,
     variants: Sequence[str] = (),
+    ymin: float = 0.0,
 ) -> Path:
     """Draw one figure of these runs, folders or ids below ./runs, and return the file: .png, .svg or .pdf.
 
     kind: a key of `KINDS`. metric: the accuracy that it shows, a key of `DRAWABLE`. variants: the name of each run's
-    variant in its sweep, or "", for the legend. Raises `ScenarioError` if a run does not exist, is damaged or lacks
-    the data, this kind cannot show the metric, or the file cannot be written.
+    variant in its sweep, or "", for the legend. ymin: the start of the accuracy axis of curves, in per cent. Raises
+    `ScenarioError` if a run does not exist, is damaged or lacks the data, this kind cannot show the metric or start at
+    ymin, or the file cannot be written.
     """
     file = picture_file(output)
+    if ymin and kind not in CURVES:
+        raise ScenarioError(
+            f"--ymin: {ymin:g} given, but --kind {kind} has no curves; choose one of {', '.join(CURVES)}"
+        )
     accuracy = _drawable(metric, kind)
     if len(runs) > MOST_RUNS:
         raise ScenarioError(f"{len(runs)} runs given; at most {MOST_RUNS} fit into one figure")
     named = zip(runs, variants or [""] * len(runs), strict=True)
     plotted = [PlottedRun(find_run(str(run)), variant) for run, variant in named]
     draw, _ = KINDS[kind]
-    return save_picture(draw(dict(zip(labels(plotted), plotted, strict=True)), width, accuracy), file)
+    figure = draw(dict(zip(labels(plotted), plotted, strict=True)), width, accuracy)
+    if ymin:
+        axes = figure.axes[0]
+        top = axes.get_ylim()[1]
+        if ymin / 100 >= top:
+            raise ScenarioError(
+                f"--ymin: {ymin:g} given, but the axis ends at {100 * top:.0f}%; choose a smaller value"
+            )
+        axes.set_ylim(bottom=ymin / 100)
+    return save_picture(figure, file)

@@ -78,7 +78,7 @@ OPTIONS = {
         "-o",
     },
     "report": {"runs", "--baseline", "--select", "--metric", "--watch", "--output", "-o"},
-    "plot": {"runs", "--kind", "--metric", "--width", "--output", "-o"},
+    "plot": {"runs", "--kind", "--metric", "--ymin", "--width", "--output", "-o"},
     "tsne": {"runs", "--clients", "--part", "--round", "--seed", "--output", "-o"},
     "attack": {"run", "--round", "--pairs", "--knowledge", "--psnr", "--seed", "--output", "-o"},
     "tree": {"run", "--sample", "--round", "--output", "-o"},

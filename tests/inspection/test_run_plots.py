@@ -132,6 +132,27 @@ def test_a_metric_that_cannot_be_drawn_is_refused(
     assert not (tmp_path / "a.png").exists()
 
 
+def test_the_accuracy_axis_starts_at_ymin(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, figures: list[Figure]
+) -> None:
+    words = ["plot", str(make_run(tmp_path / "run", accuracy=(0.1, 0.98, 0.99))), "-o", str(tmp_path / "a.png")]
+    for given, low in (([], 0.0), (["--ymin", "97.5"], 0.975)):
+        for kind in ("curves", "bytes"):
+            assert run(capfd, *words, "--kind", kind, *given)[0] == 0
+            assert figures[-1].axes[0].get_ylim()[0] == low
+    for kind in ("boxes", "clients", "confusion"):
+        code, _, error = run(capfd, *words, "--kind", kind, "--ymin", "90")
+        sentence = f"--ymin: 90 given, but --kind {kind} has no curves; choose one of curves, bytes, virtual-time"
+        assert code == 2 and sentence in error
+
+
+def test_ymin_above_the_accuracy_axis_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["plot", str(make_run(tmp_path / "run", accuracy=(0.1, 0.2))), "--kind", "bytes", "--ymin", "50"]
+    code, _, error = run(capfd, *words, "-o", str(tmp_path / "a.png"))
+    assert code == 2 and "--ymin: 50 given, but the axis ends at 21%; choose a smaller value" in error
+    assert not (tmp_path / "a.png").exists()
+
+
 def test_boxes_show_clients_at_0_and_100_per_cent(tmp_path: Path, figures: list[Figure]) -> None:
     """Markers and caps at both ends lie inside the axes; one box is as wide as one of three."""
     folder = make_run(tmp_path / "run", accuracy=(0.1, 0.5))
