@@ -144,10 +144,10 @@ def _keys_of(overrides: Sequence[str], place: str) -> dict[str, str]:
 
 def _about(text: str, base: Path | Mapping[str, Any]) -> str:
     """The comment at the top of a sweep file, and that of its base with the base's name."""
-    own, of_base = opening_comment(text), opening_comment(read_text(base)) if isinstance(base, Path) else ""
-    if not of_base or of_base == own:  # a scenario file is its own base
+    own = opening_comment(text)
+    if not isinstance(base, Path) or not (of_base := opening_comment(read_text(base))):
         return own
-    assert isinstance(base, Path)
+    own = "" if own == of_base else own  # a scenario file is its own base
     return "\n\n".join(filter(None, [own, f"Base scenario {base.name}: {of_base}"]))
 
 

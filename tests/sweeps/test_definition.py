@@ -87,7 +87,8 @@ def test_a_sweep_of_a_scenario_has_its_name_and_its_comment_once(base: Path) -> 
     sweep = load_sweep(base, seeds=[1])
     name = raysim.Scenario.load(base).name
     assert name != base.stem
-    assert (sweep.name, sweep.output.name, sweep.about) == (f"{name}-sweep", f"{name}-sweep", "What it is.")
+    assert sweep.name == sweep.output.name == f"{name}-sweep"
+    assert sweep.about == "Base scenario base.yaml: What it is."
 
 
 def test_a_sweep_of_a_scenario_lies_beside_its_single_runs(base: Path, tmp_path: Path) -> None:
