@@ -33,7 +33,7 @@ VAL_COLUMNS = {
 }
 """The same if validation selects the round, before costs; no test sample chooses any of them."""
 
-SHORTLY = {
+SHORT_MEANINGS = {
     "last": "mean test accuracy of all clients in the last round",
     "best_participants": "greatest mean test accuracy of participants in any round",
     "worst_decile": "mean test accuracy of the worst tenth of the clients",
@@ -271,7 +271,7 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
     if kinds & {"published", "printed"}:
         sources = dict.fromkeys(one.source for variant in comparison.variants for one in variant.published)
         sentences.append(f"published: value of {'; '.join(sources)}; in brackets: measured mean minus published value.")
-    explained = [f"{scale_of(comparison, m).title}: {SHORTLY[m]}" for m in SHORTLY if m in measures]
+    explained = [f"{scale_of(comparison, m).title}: {SHORT_MEANINGS[m]}" for m in SHORT_MEANINGS if m in measures]
     if explained:
         sentences.append(f"{'; '.join(explained)}. `raysim list measures` explains all measures.")
     return " ".join(sentences)
