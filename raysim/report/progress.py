@@ -31,7 +31,7 @@ class Display:
         """Show the last round, if it is not shown yet."""
 
     def print(self, text: str) -> None:
-        """Print one line above the progress line."""
+        """Print one line above the progress."""
 
     def within(self, done: int, of: int) -> None:
         """Show that `done` of the round's `of` participants are done."""
@@ -155,6 +155,7 @@ class _Live(_Plain):
 
     def print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._live.refresh()  # soft_wrap also cut off the live lines at the terminal's width
 
     def _show(self) -> None:
         self._bar.update(self._task, completed=self._done, description="  ".join(self._pace()))

@@ -15,6 +15,9 @@ from types import FrameType
 
 from raysim.engine.stop import Stop
 
+LIVE_LINES = 4
+"""The most lines of a live progress display of 60 columns or more."""
+
 
 @contextlib.contextmanager
 def sigterm_kept() -> Iterator[None]:
@@ -76,4 +79,10 @@ def interruptible(stop: Stop | None = None) -> Iterator[None]:
 
 def _print(text: str) -> None:
     # Not through the progress display, which may be in the middle of a line.
-    os.write(sys.stderr.fileno(), f"\nraysim: {text}\n".encode())
+    os.write(sys.stderr.fileno(), notice(text, terminal=sys.stderr.isatty()).encode())
+
+
+def notice(text: str, terminal: bool) -> str:
+    """Return a text as lines to write between two updates of the progress; terminal: whether they may be live."""
+    # The next update of a live display erases as many lines above the cursor as the display has.
+    return f"\nraysim: {text}\n" + (LIVE_LINES * "\n" if terminal else "")

@@ -11,6 +11,7 @@ import pytest
 from raysim.common.results import RunCard
 from raysim.report import progress as progress_module
 from raysim.report.progress import make_display
+from raysim.runs.signals import notice
 
 CARD = RunCard("quick", "r1", Path("/runs/quick/r1"), {}, {}, "digits", "s", "d", "p", 10, 20, "fedgh-s1", {})
 
@@ -151,3 +152,36 @@ def test_live_lines_survive_ctrl_c(monkeypatch):
         finally:
             progress.close("interrupted", {})
     assert "interrupted" in stream.getvalue() and stream.getvalue().rstrip().endswith("\x1b[?25h")
+
+
+def screen(written: str) -> list[str]:
+    """Return the lines that a terminal shows of a text, whose control sequences move the cursor or erase its line."""
+    lines, row = [""], 0
+    for part in re.findall(r"\x1b\[[?\d;]*[a-zA-Z]|[\r\n]|[^\x1b\r\n]+", written):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif part[0] not in "\x1b\r":
+            lines[row] += part
+    return lines
+
+
+@pytest.mark.parametrize("columns", [140, 60])
+def test_a_notice_of_ctrl_c_stays_on_the_screen(monkeypatch, columns):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Terminal()
+    progress = make_display(10, 20, stream=stream)
+    progress.open(CARD)
+    shown = {**values(3), "accuracy/all_current": 0.5, "engine/dropped_clients": 3}
+    progress.log(3, shown, [])
+    progress.print("a notice")  # draws the lines
+    stream.write(notice("the run ends after this round is saved", terminal=True))
+    progress.log(4, shown, [])
+    progress.close("interrupted", {})
+    assert "raysim: the run ends after this round is saved" in screen(stream.getvalue())
+    assert notice("a", terminal=False) == "\nraysim: a\n"
