@@ -138,8 +138,10 @@ def baselines_of(variants: Sequence[Variant], baseline: str) -> tuple[str, list[
             or (reference is not None and reference.name == variant.algorithm)
         }
         if len(called) != 1:
-            allowed = dict.fromkeys([*methods, *(name for variant in variants for name in variant.run_names)])
-            raise ScenarioError(f"--baseline: {baseline} given; allowed: {', '.join(allowed)}")
+            names = [*methods, *(name for variant in variants for name in variant.run_names)]
+            # Of `fedgh` and `FedGH`, only the latter, the name in `runs`.
+            allowed = {name.lower(): name for name in names}
+            raise ScenarioError(f"--baseline: {baseline} given; allowed: {', '.join(allowed.values())}")
         baseline = called.pop()
     return baseline, [variant for variant in variants if variant.method == baseline]
 

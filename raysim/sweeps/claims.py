@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raysim.common.errors import ScenarioError
+from raysim.common.suggestions import suggest
 from raysim.comparison.measures import MEASURES, is_measure
 from raysim.comparison.published import Published, Row, published, read_rows
 from raysim.scenario.yaml_text import shown
@@ -32,9 +33,9 @@ class Claims:
                 wanted = "give a CSV file" if kind is str else "give a mapping"
                 text = f"{shown(raw.get(key))} given; {wanted}"
                 raise ScenarioError(text, key=f"{place}.{key}", origin=str(path))
-        if unknown := set(raw) - set(KEYS):
-            text = f"unknown key; allowed: {', '.join(KEYS)}"
-            raise ScenarioError(text, key=f"{place}.{sorted(map(str, unknown))[0]}", origin=str(path))
+        if unknown := sorted(str(key) for key in raw if key not in KEYS):
+            text = f"unknown key{suggest(unknown[0], KEYS)}; allowed: {', '.join(KEYS)}"
+            raise ScenarioError(text, key=f"{place}.{unknown[0]}", origin=str(path))
         patterns = {str(column): str(pattern) for column, pattern in raw["rows"].items()}
         measures = {str(metric): str(measure) for metric, measure in raw.get("measures", {}).items()}
         every = read_rows(path.parent / raw["file"], str(path))

@@ -77,7 +77,8 @@ def load_sweep(
         raw = {"base": path.name}
     for key, value in raw.items():
         if key not in KEYS:
-            raise ScenarioError(f"unknown key; allowed: {', '.join(KEYS)}", key=str(key), origin=str(path))
+            text = f"unknown key{suggest(str(key), KEYS)}; allowed: {', '.join(KEYS)}"
+            raise ScenarioError(text, key=str(key), origin=str(path))
         if not isinstance(value, KEYS[key]) or isinstance(value, bool):
             raise ScenarioError(f"{shown(value)} given; give {_kind(key)}", key=key, origin=str(path))
     name = raw.get("name", path.stem)

@@ -162,8 +162,9 @@ def _example(key: str, value: Any) -> str:
 
 
 def _halving(raw: Mapping[str, Any], file: str) -> Halving:
-    if unknown := [key for key in raw if key not in ("rounds", "keep")]:
-        raise ScenarioError("unknown key; allowed: rounds, keep", key=f"tune.halving.{unknown[0]}", origin=file)
+    if unknown := [str(key) for key in raw if key not in ("rounds", "keep")]:
+        text = f"unknown key{suggest(unknown[0], ('rounds', 'keep'))}; allowed: rounds, keep"
+        raise ScenarioError(text, key=f"tune.halving.{unknown[0]}", origin=file)
     rounds = raw.get("rounds")
     numbers = rounds if isinstance(rounds, list) else []
     if not numbers or not all(isinstance(t, int) and not isinstance(t, bool) and t >= 1 for t in numbers):

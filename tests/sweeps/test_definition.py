@@ -204,7 +204,7 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ({"grdi": {}}, "grdi: unknown key; allowed: name, base, seeds, set, grid, runs"),
+        ({"grdi": {}}, "grdi: unknown key; did you mean 'grid'.; allowed: name, base, seeds, set, grid, runs"),
         ({"grid": {"training.lr": []}}, r"grid.training.lr: \[\] given; give a list with at least one value"),
         ({"grid": {"training.lr": 0.1}}, "grid.training.lr: 0.1 given; give a list with at least one value"),
         ({"grid": [1]}, r"grid: \[1\] given; give a mapping"),
@@ -235,7 +235,7 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
         ({"published": claim(file=3)}, "published.file: 3 given; give a CSV file"),
         ({"published": claim(file="no.csv")}, "published.file: no.csv given; give a CSV file with the columns"),
         ({"published": claim(rows=[])}, r"published.rows: \[\] given; give a mapping"),
-        ({"published": claim(tables=1)}, "published.tables: unknown key; allowed: file, rows, measures"),
+        ({"published": claim(row={})}, "published.row: unknown key; did you mean 'rows'.; allowed: file, rows"),
         ({"published": claim(rows={"papr": "X"})}, "published.rows.papr: no such column; allowed: paper, method"),
         ({"published": claim(rows={"paper": "Z"})}, "published.rows: no row of values.csv matches"),
         ({"published": claim(measures={"acc_%": "lst"})}, "published.measures.acc_%: 'lst' given; allowed: .*last"),

@@ -472,7 +472,7 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
         ),
         ({"space": {"foo": [1]}}, "tune.space.foo: unknown key; give the whole key of a scenario, such as training.lr"),
         ({"methods": {"FedGH": {"lr": [1]}}}, "tune.methods.FedGH.lr: unknown key; did you mean 'training.lr'"),
-        ({"halving": {"round": [1]}}, "tune.halving.round: unknown key; allowed: rounds, keep"),
+        ({"halving": {"round": [1]}}, "tune.halving.round: unknown key; did you mean 'rounds'.; allowed: rounds, keep"),
     ],
 )
 def test_wrong_tuning(workplace: Path, changes: dict[str, Any], sentence: str) -> None:
