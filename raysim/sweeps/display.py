@@ -150,12 +150,14 @@ def _accuracy(state: CellState) -> str:
 
 
 def print_states(states: Sequence[CellState], file: TextIO | None = None, every: bool = False) -> None:
-    """Print a line per cell with its state, rounds and, if known, why it is not done; then the counts.
+    """Print titles, and a line per cell with its state, rounds and, if known, why it is not done; then the counts.
 
     every: also in a long list, which otherwise has a line per variant.
     """
     short = every or not is_long(states)
-    if not short:
+    if short:
+        print(f"{'state':<11} {'rounds':>9}  cell", file=file)
+    else:
         print_collapsed(states, file=file)
     for one in states if short else ():
         rounds = f"{one.rounds}/{one.cell.rounds}"
@@ -178,7 +180,9 @@ def print_plan(
     before_s, starts: seconds of the rounds of trials that are left, and how often their cells still start or resume.
     """
     short = every or not is_long(states)
-    if not short:
+    if short:
+        print(f"{'state':<11} {'rounds':>9} {'time':>12} {'sent':>9}  cell")
+    else:
         print_collapsed(states, costs)
     tunes = starts > 0
     left_s, longest_s, unknown = before_s, 0.0, 0

@@ -21,7 +21,8 @@ def test_a_dry_run_lists_cells(capfd: pytest.CaptureFixture[str], workplace: Pat
     grid = ["--grid", "algorithm.name=fedgh,standalone", "--grid", "training.lr=0.1"]
     code, out, _ = run(capfd, "sweep", QUICKSTART, *grid, "--seeds", "1..2", "--dry-run")
     assert code == 0
-    *cells, counted, total = out.splitlines()
+    titles, *cells, counted, total = out.splitlines()
+    assert titles.split() == ["state", "rounds", "time", "sent", "cell"]
     names = [f"{m} training.lr=0.1 seed={s}" for m in ("fedgh", "standalone") for s in (1, 2)]
     assert [(line[:21].split(), line[46:]) for line in cells] == [(["waiting", "0/20"], name) for name in names]
     assert [line[35:44].strip() for line in cells] == ["309 KiB", "309 KiB", "0 B", "0 B"]

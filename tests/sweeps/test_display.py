@@ -224,7 +224,7 @@ def test_long_lists_are_collapsed(tmp_path: Path) -> None:
     ]
     shown = io.StringIO()
     print_states(states, shown, every=True)
-    assert len(shown.getvalue().splitlines()) == len(states) + 1 > LONG
+    assert len(shown.getvalue().splitlines()) == len(states) + 2 > LONG
     assert not is_long(states[:LONG])
 
 
@@ -247,7 +247,7 @@ def test_the_plan_of_a_long_list(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "start the processes (once) and 21 cells. Not included: 1 cell of unknown length."
     )
     print_plan(states, [Cost(10.0, 1024.0)] * 21, 2, every=True)
-    assert len(capsys.readouterr().out.splitlines()) == 21 + 2
+    assert len(capsys.readouterr().out.splitlines()) == 21 + 3
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_cells_are_chosen_by_name(tmp_path: Path, only: list[str], names: list[s
 def test_only_lists_what_it_chooses(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
     sweep = sweep_of(workplace, grid=METHODS)
     code, out, _ = run(capfd, "sweep", "sweep.yaml", "--only", "fd", "--status")
-    assert code == 0 and [line.split()[0] for line in out.splitlines()] == ["waiting", "1"] and " fd\n" in out
+    assert code == 0 and [line.split()[0] for line in out.splitlines()] == ["state", "waiting", "1"] and " fd\n" in out
     code, out, error = run(capfd, "sweep", "sweep.yaml", "--only", "fdd")
     assert (code, out) == (2, "")
     assert error == (
@@ -292,7 +292,7 @@ def test_only_runs_what_it_chooses(capfd: pytest.CaptureFixture[str], workplace:
     assert [one.state for one in states_of(sweep)] == ["waiting", "waiting", "done"]
     digest = read_summary(states_of(sweep)[2].folder or Path())["state_digest"]
     code, out, _ = run(capfd, "sweep", "sweep.yaml", "--parallel", "1")
-    assert code == 0 and out.splitlines()[3] == "3 done"
+    assert code == 0 and out.splitlines()[4] == "3 done"
     states = states_of(sweep)
     assert read_summary(states[2].folder or Path())["state_digest"] == digest
     assert len(list(sweep.output.glob("*/*/summary.json"))) == 3

@@ -68,8 +68,8 @@ def test_the_plan_adds_up_what_is_left(workplace: Path, capsys: pytest.CaptureFi
     states = [state(done, "done", None, 4), state(half, "interrupted", None, 2), state(new, "waiting")]
     print_plan([*states, state(strange, "waiting")], [Cost(10.0, 1024.0)] * 3 + [Cost(None, None)], 2)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["interrupted", "2/4", "10.0", "s", "1.00", "KiB", "seed=2"]
-    assert lines[3].split() == ["waiting", "0/4", "?", "?", "seed=4"]
+    assert lines[2].split() == ["interrupted", "2/4", "10.0", "s", "1.00", "KiB", "seed=2"]
+    assert lines[4].split() == ["waiting", "0/4", "?", "?", "seed=4"]
     # 5 s of the second, 10 s of the third: two workers need as long as the longer one.
     # And 5 s to start the workers, and 0.6 s to start each of three cells, two at a time.
     assert lines[-1] == (
