@@ -14,10 +14,10 @@ from types import MappingProxyType
 from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison
-from raysim.comparison.measures import ACCURACIES, is_cost_to_target
+from raysim.comparison.measures import is_cost_to_target
 from raysim.comparison.ranking import RULE, Mark, direction, marks
-from raysim.comparison.scale import scale_of
-from raysim.comparison.tables import Column, legend, short_columns, some, texts
+from raysim.comparison.scale import scales_of
+from raysim.comparison.tables import Column, half_width, legend, short_columns, some, texts, titled
 
 PLUS_MINUS = r"@{\,$\pm$\,}"
 
@@ -55,7 +55,7 @@ def latex(
 
     siunitx: use its columns `S`, which need `\usepackage{siunitx}`, version 2.8 or newer. heads: name of a column, or
     `variant` -> its title in LaTeX, in place of raysim's. Raises `ScenarioError` for a title of a column that is not
-    in the table.
+    in the table, and for a title with another unit than the column's.
     """
     shown = short_columns(comparison) if shown is None else shown
     known = ["variant", *(column.name for column in shown)]
@@ -63,9 +63,10 @@ def latex(
         raise ScenarioError(f"--head: no column {unknown[0]} in this table; allowed: {', '.join(known)}")
     render = _with_siunitx if siunitx else _with_booktabs
     columns = []
-    for one in shown:
-        title, cells = _column(comparison, one)
-        columns.append(render(heads.get(one.name, names.latex(title)), cells))
+    for one, title in titled(comparison, shown):
+        if one.name in heads:
+            _check_unit(comparison, one, heads[one.name])
+        columns.append(render(heads.get(one.name, names.latex(title)), _column(comparison, one)))
     packages = "booktabs, siunitx" if siunitx else "booktabs"
     ranked = any(column.kind == "mean" and direction(column.measure) for column in shown)
     comments = [legend(comparison, shown), *([RULE] if ranked else [])]
@@ -129,18 +130,29 @@ def _signed(number: str) -> str:
     return re.sub(r"^([+-])(?=\d)", r"$\1$", number)
 
 
-def _column(comparison: Comparison, column: Column) -> tuple[str, list[Cell]]:
-    """The title and the cells of a column."""
-    title, plain = texts(comparison, column)
+def _check_unit(comparison: Comparison, column: Column, head: str) -> None:
+    """Raise `ScenarioError` if a title names the measure's unit, but the numbers of the column have another unit."""
+    if column.measure not in comparison.measures or column.kind == "p_holm":
+        return
+    unit = scales_of(comparison, column.measure).mean.unit
+    for own in ("MiB", "GFLOP"):
+        if unit and own in head and own != unit:
+            raise ScenarioError(f"--head: {column.name}={head} given, but this column is in {unit}; write {unit}")
+
+
+def _column(comparison: Comparison, column: Column) -> list[Cell]:
+    """The cells of a column."""
+    plain = texts(comparison, column)
     if column.kind not in ("mean", "difference"):
-        return title, [Cell(_signed(names.latex(one))) for one in plain]
+        return [Cell(_signed(names.latex(one))) for one in plain]
     measure, differs = column.measure, column.kind == "difference"
-    scale = scale_of(comparison, measure)
+    scales = scales_of(comparison, measure)
+    scale = scales.difference if differs else scales.mean
     of = partial(comparison.difference if differs else comparison.estimate, measure=measure)
     found = {variant.name: of(variant.name) for variant in comparison.variants}
     marked = {} if differs else marks(comparison, measure)
     # Costs that are the same with every seed have no spread to show.
-    spreads = measure in ACCURACIES or any(one.half_width for one in found.values() if one)
+    spreads = any(half_width(measure, one) is not None for one in found.values() if one)
     reached = {variant.name: comparison.reached(variant.name, measure) for variant in comparison.variants}
     partly = is_cost_to_target(measure) and not all(one.all for one in reached.values())
     cells = []
@@ -158,4 +170,4 @@ def _column(comparison: Comparison, column: Column) -> tuple[str, list[Cell]]:
                 marked.get(variant.name),
             )
         )
-    return title, cells
+    return cells

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from raysim.comparison.compare import Comparison
@@ -11,7 +11,8 @@ from raysim.comparison.measures import ACCURACIES, MIB
 from raysim.comparison.statistics import Estimate
 from raysim.report.figures import OVER
 
-MOST_DECIMALS = 3
+ROUNDING = 1e-12
+"""Smaller numbers are errors of rounding: they are shown as 0."""
 
 TITLES = {
     "last": "last", "at_best_val": "at best val.", "best": "best", "best_participants": "best part.",
@@ -35,11 +36,22 @@ class Scale:
     title: str
     factor: float  # a value in the column's unit is this times the measure's
     decimals: int
+    unit: str = ""  # of bytes or operations, as in the title
 
     def __call__(self, value: float, sign: bool = False) -> str:
         """Format a value of the measure; sign: with a plus if it is positive."""
-        shown = f"{self.factor * value:{'+' if sign else ''}.{self.decimals}f}"
-        return shown.replace("-", "", 1) if float(shown) == 0 else shown
+        if abs(value) < ROUNDING:
+            value = 0.0
+        return f"{self.factor * value:{'+' if sign and value else ''}.{self.decimals}f}"
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The scales of a measure's columns. All have one unit; the digits may differ."""
+
+    mean: Scale
+    published: Scale
+    difference: Scale
 
 
 def title(measure: str) -> str:
@@ -51,31 +63,42 @@ def title(measure: str) -> str:
     return f"{words[what]} to {100 * float(target):g}%"
 
 
-def scale_of(comparison: Comparison, measure: str) -> Scale:
-    """The unit and the digits of a measure's columns: means, published values and differences to the baseline."""
+def scales_of(comparison: Comparison, measure: str) -> Scales:
+    """Choose the unit and the digits of a measure's columns: means, published values, differences to the baseline."""
     name = title(measure)
     if measure in ACCURACIES:
-        return Scale(name, 100.0, 2)
+        in_per_cent = Scale(name, 100.0, 2)
+        return Scales(in_per_cent, in_per_cent, in_per_cent)
     of_means = [comparison.estimate(variant.name, measure) for variant in comparison.variants]
     of_differences = [comparison.difference(variant.name, measure) for variant in comparison.variants]
     papers = [comparison.published(variant.name).get(measure) for variant in comparison.variants]
+    means = [one for one in of_means if one is not None]
+    differences = [one for one in of_differences if one is not None]
     printed = [Estimate(1, paper.value) for paper in papers if paper is not None and paper.value is not None]
-    estimates = [one for one in (*of_means, *of_differences, *printed) if one is not None]
-    means = [abs(one.mean) for one in of_means if one is not None and one.mean and math.isfinite(one.mean)]
-    # In a larger unit, the smallest mean would be shown as 0.000.
-    largest = min(max(means), min(means) * 10**MOST_DECIMALS) if means else 0.0
-    factor = 1.0
-    for unit, axis, size in (("MiB", "bytes", MIB), ("GFLOP", "operations", 1e9)):
-        if unit in name:
-            chosen = OVER[axis].unit([largest * size])
-            name, factor = name.replace(unit, chosen.name), size / chosen.size
-    return Scale(name, factor, _decimals(estimates, factor))
+    unit, factor = "", 1.0
+    for own, axis, size in (("MiB", "bytes", MIB), ("GFLOP", "operations", 1e9)):
+        if own in name:
+            unit = own
+            if sizes := _sizes([*means, *printed]):
+                # The least number is at least 0.1 in this unit, so that three decimals show three of its digits.
+                chosen = OVER[axis].unit([size * min(max(sizes), 10 * min(sizes))])
+                name, unit, factor = name.replace(own, chosen.name), chosen.name, size / chosen.size
+
+    def scale(estimates: Sequence[Estimate], most: int) -> Scale:
+        return Scale(name, factor, _decimals(estimates, factor, most), unit)
+
+    return Scales(scale(means, 3), scale(printed, 3), scale(differences, 5))
 
 
-def _decimals(estimates: Iterable[Estimate], factor: float) -> int:
-    """Decimals that show three digits of the smallest mean, at most `MOST_DECIMALS`; 0 for whole numbers."""
+def _sizes(estimates: Iterable[Estimate]) -> list[float]:
+    """Absolute values of the means that are finite and not 0."""
+    return [abs(one.mean) for one in estimates if math.isfinite(one.mean) and abs(one.mean) >= ROUNDING]
+
+
+def _decimals(estimates: Sequence[Estimate], factor: float, most: int) -> int:
+    """Decimals that show three digits of the smallest mean, at most `most`; 0 for whole numbers."""
     values = [factor * value for one in estimates for value in (one.mean, one.half_width or 0.0)]
-    means = [abs(factor * one.mean) for one in estimates if one.mean and math.isfinite(one.mean)]
-    if not means or all(value == round(value) for value in values if math.isfinite(value)):
+    sizes = _sizes(estimates)
+    if not sizes or all(value == round(value) for value in values if math.isfinite(value)):
         return 0
-    return min(MOST_DECIMALS, max(0, 2 - math.floor(math.log10(min(means)))))
+    return min(most, max(0, 2 - math.floor(math.log10(factor * min(sizes)))))

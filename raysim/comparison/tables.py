@@ -15,7 +15,7 @@ from raysim.comparison.compare import Comparison
 from raysim.comparison.main_measure import in_words
 from raysim.comparison.measures import ACCURACIES, is_cost_to_target
 from raysim.comparison.published import Published
-from raysim.comparison.scale import Scale, scale_of
+from raysim.comparison.scale import ROUNDING, Scale, scales_of
 from raysim.comparison.statistics import SIGNIFICANT, Estimate
 from raysim.comparison.variants import Variant
 from raysim.report.units import plural
@@ -34,8 +34,8 @@ VAL_COLUMNS = {
 """The same if validation selects the round, before costs; no test sample chooses any of them."""
 
 SHORT_MEANINGS = {
-    "last": "mean test accuracy of all clients in the last round",
-    "best_participants": "greatest mean test accuracy of participants in any round",
+    "last": "mean of all clients' latest test accuracies",
+    "best_participants": "greatest mean test accuracy of a round's participants",
     "worst_decile": "mean test accuracy of the worst tenth of the clients",
     "total_mib": "sent and received by all clients",
     "total_gflop": "computed by clients and server",
@@ -58,21 +58,21 @@ class Column(NamedTuple):
         """The column's name in options: `last`, `last.difference` or `n`."""
         return self.measure if self.kind == "mean" else f"{self.measure}.{self.kind}".removeprefix(".")
 
-    def title(self, baseline: str | None) -> str:
-        """The title of a column that is not of means. baseline: the name of the comparison's."""
-        if self.kind == "printed":
-            return f"{self.measure}, published"
-        titles = {"n": "n", "published": "published", "difference": f"vs {baseline}", "p_holm": "p (Holm)"}
-        return titles[self.kind]
-
 
 def cell(measure: str, scale: Scale, estimate: Estimate | None, sign: bool = False) -> str:
     """Format a mean, with ± half of its interval if it has one, in the column's unit; "-" if nothing was measured."""
     if estimate is None:
         return "-"
-    text, half = scale(estimate.mean, sign), estimate.half_width
-    # Costs that are the same with every seed have no spread to show.
-    return text if half is None or not (half or measure in ACCURACIES) else f"{text} ± {scale(half)}"
+    text, half = scale(estimate.mean, sign), half_width(measure, estimate)
+    return text if half is None else f"{text} ± {scale(half)}"
+
+
+def half_width(measure: str, estimate: Estimate) -> float | None:
+    """Half of the interval's width to show; None also for a cost that is the same with every seed."""
+    half = estimate.half_width
+    if half is not None and measure not in ACCURACIES and half < ROUNDING * max(1.0, abs(estimate.mean)):
+        return None
+    return half
 
 
 def columns(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[Column]:
@@ -127,22 +127,38 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
 def rows_of(comparison: Comparison, shown: Sequence[Column]) -> list[list[str]]:
     """The table of variants with these columns: a title row, then a row per variant."""
     first = ["variant", *(variant.name for variant in comparison.variants)]
-    others = [[title, *cells] for title, cells in (texts(comparison, column) for column in shown)]
+    others = [[title, *texts(comparison, column)] for column, title in titled(comparison, shown)]
     return [list(row) for row in zip(first, *others, strict=True)]
 
 
-def texts(comparison: Comparison, column: Column) -> tuple[str, list[str]]:
-    """The title of a column of the table of variants, and a cell per variant, all in one unit.
+def titled(comparison: Comparison, shown: Sequence[Column]) -> list[tuple[Column, str]]:
+    """Each column with its title. A difference names its measure, unless the column of the means precedes it."""
+    pairs, latest = [], ""  # the measure of the columns so far
+    for column in shown:
+        if column.kind == "printed":
+            title = f"{column.measure}, published"
+        elif column.kind == "mean":
+            title = scales_of(comparison, column.measure).mean.title
+        else:
+            short = {"published": "published", "difference": f"vs {comparison.baseline}", "p_holm": "p (Holm)"}
+            title = short.get(column.kind, "n")
+            if column.kind in SUFFIXES and column.measure != latest:
+                title = f"{scales_of(comparison, column.measure).mean.title} {title}"
+        latest = column.measure if column.kind in ("mean", *SUFFIXES) else latest
+        pairs.append((column, title))
+    return pairs
+
+
+def texts(comparison: Comparison, column: Column) -> list[str]:
+    """The cells of a column of the table of variants, one per variant, all in one unit.
 
     If only n of a variant's N runs have a measure, or only n share seed and partition with the baseline, the cell says
     "(n of N)". A published value is followed by the measured mean minus that value, in brackets.
     """
     if column.kind in ("n", "printed", "p_holm"):
-        plain = [_plain(comparison, variant, column) for variant in comparison.variants]
-        return column.title(comparison.baseline), plain
-    scale = scale_of(comparison, column.measure)
-    title = scale.title if column.kind == "mean" else column.title(comparison.baseline)
-    return title, [_number(comparison, variant.name, column, scale) for variant in comparison.variants]
+        return [_plain(comparison, variant, column) for variant in comparison.variants]
+    scale: Scale = getattr(scales_of(comparison, column.measure), column.kind)
+    return [_number(comparison, variant.name, column, scale) for variant in comparison.variants]
 
 
 def _plain(comparison: Comparison, variant: Variant, column: Column) -> str:
@@ -271,7 +287,7 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
     if kinds & {"published", "printed"}:
         sources = dict.fromkeys(one.source for variant in comparison.variants for one in variant.published)
         sentences.append(f"published: value of {'; '.join(sources)}; in brackets: measured mean minus published value.")
-    explained = [f"{scale_of(comparison, m).title}: {SHORT_MEANINGS[m]}" for m in SHORT_MEANINGS if m in measures]
+    explained = [f"{scales_of(comparison, m).mean.title}: {SHORT_MEANINGS[m]}" for m in SHORT_MEANINGS if m in measures]
     if explained:
         sentences.append(f"{'; '.join(explained)}. `raysim list measures` explains all measures.")
     return " ".join(sentences)
@@ -279,7 +295,7 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
 
 def _has_interval(comparison: Comparison, column: Column) -> bool:
     """Whether a cell of this column shows an interval, see `cell`."""
-    return column.kind in ("mean", "difference") and any("±" in text for text in texts(comparison, column)[1])
+    return column.kind in ("mean", "difference") and any("±" in text for text in texts(comparison, column))
 
 
 def _seeds(comparison: Comparison) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import TextIO
 
 from rich.cells import cell_len
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from raysim.common import names
 from raysim.comparison.compare import Comparison
-from raysim.comparison.tables import Column, legend, rows_of, short_columns, task_rows, tasks_legend
+from raysim.comparison.tables import SUFFIXES, Column, legend, rows_of, short_columns, task_rows, tasks_legend
 from raysim.comparison.trials import TrialsCard
 
 GAP = 2
@@ -23,7 +24,13 @@ def print_table(comparison: Comparison, file: TextIO | None = None, shown: Seque
     """Print the table for a terminal, followed by the notes on fairness. shown: its columns; default: a short table."""
     console = _console(file)
     shown = shown or short_columns(comparison)
-    _print_rows(console, rows_of(comparison, shown), legend(comparison, shown))
+    # A difference stays beside its mean, which has the unit.
+    joined = [
+        i
+        for i, (one, next_) in enumerate(pairwise(shown), 2)
+        if next_.kind in SUFFIXES and one.measure == next_.measure
+    ]
+    _print_rows(console, rows_of(comparison, shown), legend(comparison, shown), joined)
     if over := task_rows(comparison):
         console.print()
         _print_rows(console, over, tasks_legend(comparison.main))
@@ -43,9 +50,9 @@ def _console(file: TextIO | None) -> Console:
     return console
 
 
-def _print_rows(console: Console, rows: list[list[str]], meaning: str) -> None:
+def _print_rows(console: Console, rows: list[list[str]], meaning: str, joined: Collection[int] = ()) -> None:
     plain = [[names.plain(text) for text in row] for row in rows]
-    for block in blocks(plain, console.width):
+    for block in blocks(plain, console.width, joined):
         head, *body = ([row[0], *(row[i] for i in block)] for row in plain)
         table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
         for i, name in enumerate(head):
@@ -57,20 +64,27 @@ def _print_rows(console: Console, rows: list[list[str]], meaning: str) -> None:
     console.print(Text(names.plain(meaning), style="dim"))
 
 
-def blocks(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+def blocks(rows: Sequence[Sequence[str]], width: int, joined: Collection[int] = ()) -> list[list[int]]:
     """Group the columns of a table that is too wide: each group is printed below the previous one.
 
     Each printed table begins with column 0, so a group has the numbers of the columns beside it. If column 0 is
-    wider than a third of `width`, its names are wrapped.
+    wider than a third of `width`, its names are wrapped. joined: columns that stay beside the column before them, as
+    far as the width allows.
     """
     first, *others = (max(map(cell_len, column)) for column in zip(*rows, strict=True))
     room = width - min(first, width // 3)
+    units: list[list[int]] = []
+    for i in range(1, len(others) + 1):
+        units = [*units[:-1], [*units[-1], i]] if i in joined else [*units, [i]]
     groups: list[list[int]] = [[]]
     used = 0
-    for i, size in enumerate(others, 1):
-        if groups[-1] and used + GAP + size > room:
-            groups.append([])
-            used = 0
-        groups[-1].append(i)
-        used += GAP + size
+    for unit in units:
+        needed = sum(GAP + others[i - 1] for i in unit)
+        for i in unit:
+            size = GAP + others[i - 1]
+            if groups[-1] and used + (needed if i == unit[0] else size) > room:
+                groups.append([])
+                used = 0
+            groups[-1].append(i)
+            used += size
     return groups

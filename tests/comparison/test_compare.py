@@ -343,7 +343,7 @@ def test_a_difference_says_how_many_pairs_it_has(tmp_path: Path) -> None:
         make_run(tmp_path / f"a{seed}", seed=seed)
     make_run(tmp_path / "b", "standalone", 1)
     _, ours, theirs = variant_rows(compare(tmp_path, baseline="standalone"), ["last"], {"last"})
-    assert ours[-1] == "+0.00 (1 of 3)"
+    assert ours[-1] == "0.00 (1 of 3)"
     assert theirs[-1] == "-"
 
 

@@ -14,9 +14,9 @@ from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.latex import latex
 from raysim.comparison.ranking import RULE, direction, marks
-from raysim.comparison.scale import Scale, scale_of
+from raysim.comparison.scale import Scale, scales_of
 from raysim.comparison.statistics import Estimate
-from raysim.comparison.tables import chosen_columns
+from raysim.comparison.tables import chosen_columns, rows_of
 from tests.cli.command import run
 from tests.comparison.runs import make_run
 
@@ -97,11 +97,12 @@ def test_marks_are_in_the_table_with_their_rule(tmp_path: Path) -> None:
     ("values", "title", "shown"),
     [
         ([0.5, 12.25], "MiB", ["0.500", "12.250"]),
-        ([3 * 2.0**10, 2.0**20], "TiB", ["0.003", "1.000"]),
+        ([3 * 2.0**10, 2.0**20], "GiB", ["3", "1024"]),
         ([2.0**-10, 2.0**-12], "KiB", ["1.000", "0.250"]),
-        ([2.0**11, 100 / 2.0**10], "MiB", ["2048.000", "0.098"]),  # in GiB, 100 KiB would be 0.000
+        ([2.0**11, 100 / 2.0**10], "KiB", ["2097152", "100"]),  # in MiB, 100 KiB would have two digits
         ([12.0, 9.0], "MiB", ["12", "9"]),
-        ([0.0, 0.0], "B", ["0", "0"]),
+        ([0.0, 0.0], "MiB", ["0", "0"]),
+        ([0.0, 3.0 / 2**10], "KiB", ["0", "3"]),
     ],
 )
 def test_a_column_has_one_unit_and_one_number_of_digits(
@@ -110,13 +111,42 @@ def test_a_column_has_one_unit_and_one_number_of_digits(
     comparison = compared(tmp_path, {"a": A, "b": B})
     of = dict(zip("ab", values, strict=True))
     monkeypatch.setattr(Comparison, "estimate", lambda self, variant, measure: Estimate(1, of[variant]))
-    scale = scale_of(comparison, "total_mib")
+    scale = scales_of(comparison, "total_mib").mean
     assert (scale.title, [scale(value) for value in values]) == (title, shown)
+
+
+def test_a_difference_much_smaller_than_the_means_has_its_own_digits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparison = compared(tmp_path, {"a": A, "b": B}, baseline="b")
+    of = {"a": Estimate(3, 5120.3, 5120.3, 5120.3 + 1e-11), "b": Estimate(3, 5120.0)}
+    less = {"a": Estimate(3, 0.3, 0.2, 0.4), "b": None}
+    monkeypatch.setattr(Comparison, "estimate", lambda self, variant, measure: of[variant])
+    monkeypatch.setattr(Comparison, "difference", lambda self, variant, measure: less[variant])
+    shown = chosen_columns(comparison, ["total_mib", "total_mib.difference"])
+    # In GiB: 0.3 / 1024 = 0.000293. The interval of the mean is an error of rounding.
+    assert rows_of(comparison, shown)[0] == ["variant", "GiB", "vs b"]
+    assert rows_of(comparison, shown)[1] == ["a", "5.00", "+0.00029 ± 0.00010"]
+    assert r"a & 5.00 & $+$0.00029 $\pm$ 0.00010 \\" in latex(comparison, shown)
+
+
+def test_a_title_with_another_unit_than_the_column_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison = compared(tmp_path, {"a": A})
+    monkeypatch.setattr(Comparison, "estimate", lambda self, variant, measure: Estimate(1, 0.5))
+    shown = chosen_columns(comparison, ["total_mib"])
+    assert "variant & Traffic (KiB)" in latex(comparison, shown, heads={"total_mib": "Traffic (KiB)"})
+    sentence = r"^--head: total_mib=Traffic \(MiB\) given, but this column is in KiB; write KiB$"
+    with pytest.raises(ScenarioError, match=sentence):
+        latex(comparison, shown, heads={"total_mib": "Traffic (MiB)"})
 
 
 def test_numbers() -> None:
     scale = Scale("last", 100.0, 2)
-    assert [scale(0.5, True), scale(-0.5, True), scale(-1e-9), scale(0.12345)] == ["+50.00", "-50.00", "0.00", "12.35"]
+    assert [scale(0.5, True), scale(-0.5, True), scale(0.12345)] == ["+50.00", "-50.00", "12.35"]
+    # The sign of a difference remains when its digits do not; an error of rounding has no sign.
+    assert [scale(-1e-9, True), scale(1e-9, True), scale(0.0, True), scale(-1e-17, True)] == [
+        "-0.00", "+0.00", "0.00", "0.00",
+    ]  # fmt: skip
 
 
 def test_columns_are_chosen_by_name(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -124,9 +154,9 @@ def test_columns_are_chosen_by_name(capfd: pytest.CaptureFixture[str], tmp_path:
     words = ["compare", str(tmp_path / "runs"), "--baseline", "fd", "-o", str(tmp_path / "out")]
     code, out, _ = run(capfd, *words, "--columns", "worst_decile, last.difference,last.p_holm,n,total_mib")
     assert code == 0
-    assert " ".join(out.splitlines()[0].split()) == "variant worst 10% vs fd p (Holm) n MiB"
+    assert " ".join(out.splitlines()[0].split()) == "variant worst 10% last vs fd p (Holm) n MiB"
     text = (tmp_path / "out" / "comparison.tex").read_text()
-    assert r"variant & worst 10\% & vs fd & p (Holm) & n & MiB \\" in text
+    assert r"variant & worst 10\% & last vs fd & p (Holm) & n & MiB \\" in text
     for name, sentence in (
         ("lasst", "--columns: lasst given; did you mean 'last'?; allowed: n, last, "),
         ("last.published", "--columns: last.published given; allowed: n, last, "),

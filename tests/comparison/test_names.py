@@ -226,7 +226,7 @@ def test_names_in_a_sweep_file(tmp_path: Path) -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", cell.folder_name) for cell in sweep.cells)
     shown = io.StringIO()
     print_states(states_of(sweep), shown)
-    assert is_clean(shown.getvalue()) and len(shown.getvalue().splitlines()) == len(runs) + 1
+    assert is_clean(shown.getvalue()) and len(shown.getvalue().splitlines()) == len(runs) + 2
     sweep.output.mkdir()
     sweep.card().write(sweep.output)
     card = SweepCard.read(sweep.output)

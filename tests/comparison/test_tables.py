@@ -98,6 +98,31 @@ def test_blocks_of_columns(width: int, found: list[list[int]]) -> None:
     assert blocks([["name", "a", "bb", "c"], ["m", "1234", "123456", "1"]], width) == found
 
 
+def test_a_difference_stays_beside_its_mean() -> None:
+    rows = [["name", "a", "bb", "c", "d"], ["m", "1234", "123456", "1", "22"]]
+    assert blocks(rows, 20) == [[1, 2], [3, 4]]
+    assert blocks(rows, 20, joined=[3]) == [[1], [2, 3, 4]]
+    assert blocks(rows, 13, joined=[3]) == [[1], [2], [3, 4]]  # too narrow for both
+
+
+def test_a_difference_names_its_measure_if_its_mean_is_not_beside_it(comparison: Comparison) -> None:
+    def titles(*names: str) -> list[str]:
+        return rows_of(comparison, chosen_columns(comparison, names))[0][1:]
+
+    assert titles("last", "last.difference", "last.p_holm") == ["last", "vs fd_x", "p (Holm)"]
+    assert titles("last", "total_mib", "last.difference", "n", "last.p_holm", "total_mib.difference") == [
+        "last", "MiB", "last vs fd_x", "n", "p (Holm)", "MiB vs fd_x",
+    ]  # fmt: skip
+
+
+def test_a_cost_without_a_mean_keeps_its_unit(tmp_path: Path) -> None:
+    for seed, last in ((1, 0.96), (2, 0.2)):  # one of two runs reaches the target, so there is no mean
+        make_run(tmp_path / "runs" / str(seed), seed=seed, accuracy=[0.1, last])
+    comparison = compare(tmp_path / "runs", targets=[0.95])
+    shown = chosen_columns(comparison, ["mib_to_0.95", "gflop_to_0.95"])
+    assert rows_of(comparison, shown)[0][1:] == ["MiB to 95%", "GFLOP to 95%"]
+
+
 def test_python_shows_the_table(comparison: Comparison) -> None:
     shown = io.StringIO()
     print_table(comparison, shown)
@@ -155,13 +180,13 @@ def test_a_legend_explains_the_columns_of_its_table(comparison: Comparison) -> N
         return legend(comparison, chosen_columns(comparison, names))
 
     interval = "± is half the 95% confidence interval over seeds (Student's t)."
-    last = "last: mean test accuracy of all clients in the last round"
+    last = "last: mean of all clients' latest test accuracies"
     listed = "`raysim list measures` explains all measures."
     assert of("n", "last") == f"Accuracies in %. {interval} {last}. {listed}"
     assert of("n", "up_mib") == ""
     assert of("total_mib") == f"3 seeds per variant. MiB: sent and received by all clients. {listed}"
     assert of("n", "last", "best_participants", "worst_decile", "total_gflop") == (
-        f"Accuracies in %. {interval} {last}; best part.: greatest mean test accuracy of participants in any round; "
+        f"Accuracies in %. {interval} {last}; best part.: greatest mean test accuracy of a round's participants; "
         f"worst 10%: mean test accuracy of the worst tenth of the clients; GFLOP: computed by clients and server. "
         f"{listed}"
     )
