@@ -138,10 +138,10 @@ def baselines_of(variants: Sequence[Variant], baseline: str) -> tuple[str, list[
             or (reference is not None and reference.name == variant.algorithm)
         }
         if len(called) != 1:
-            names = [*methods, *(name for variant in variants for name in variant.run_names)]
-            # Of `fedgh` and `FedGH`, only the latter, the name in `runs`.
-            allowed = {name.lower(): name for name in names}
-            raise ScenarioError(f"--baseline: {baseline} given; allowed: {', '.join(allowed.values())}")
+            of_runs = [name for variant in variants for name in variant.run_names]
+            alike = {name.lower() for name in of_runs}  # of `fedgh` and `FedGH`, list only the name in `runs`
+            allowed = dict.fromkeys([*(name for name in methods if name.lower() not in alike), *of_runs])
+            raise ScenarioError(f"--baseline: {baseline} given; allowed: {', '.join(allowed)}")
         baseline = called.pop()
     return baseline, [variant for variant in variants if variant.method == baseline]
 

@@ -261,10 +261,10 @@ def plot(
     figure = draw(dict(zip(labels(plotted), plotted, strict=True)), width, accuracy)
     if ymin:
         axes = figure.axes[0]
-        top = axes.get_ylim()[1]
-        if ymin / 100 >= top:
+        best = max((float(np.nanmax(line.get_ydata(), initial=0.0)) for line in axes.lines), default=0.0)
+        if not ymin < 100 * best:
             raise ScenarioError(
-                f"--ymin: {ymin:g} given, but the axis ends at {100 * top:.0f}%; choose a smaller value"
+                f"--ymin: {ymin:g} given, but the greatest accuracy is {100 * best:.4g}%; choose a smaller value"
             )
         axes.set_ylim(bottom=ymin / 100)
     return save_picture(figure, file)

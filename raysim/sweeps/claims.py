@@ -28,14 +28,14 @@ class Claims:
     @classmethod
     def read(cls, raw: Mapping[str, Any], path: Path, place: str) -> Claims:
         """Parse the mapping at the key `place` of a sweep file. Raises `ScenarioError`."""
-        for key, kind in KEYS.items():
-            if not isinstance(raw.get(key, {} if key == "measures" else None), kind):
-                wanted = "give a CSV file" if kind is str else "give a mapping"
-                text = f"{shown(raw.get(key))} given; {wanted}"
-                raise ScenarioError(text, key=f"{place}.{key}", origin=str(path))
         if unknown := sorted(str(key) for key in raw if key not in KEYS):
             text = f"unknown key{suggest(unknown[0], KEYS)}; allowed: {', '.join(KEYS)}"
             raise ScenarioError(text, key=f"{place}.{unknown[0]}", origin=str(path))
+        for key, kind in KEYS.items():
+            if not isinstance(raw.get(key, {} if key == "measures" else None), kind):
+                given = f"{shown(raw[key])} given" if key in raw else "missing"
+                text = f"{given}; give {'a CSV file' if kind is str else 'a mapping'}"
+                raise ScenarioError(text, key=f"{place}.{key}", origin=str(path))
         patterns = {str(column): str(pattern) for column, pattern in raw["rows"].items()}
         measures = {str(metric): str(measure) for metric, measure in raw.get("measures", {}).items()}
         every = read_rows(path.parent / raw["file"], str(path))

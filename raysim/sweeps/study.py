@@ -24,13 +24,23 @@ LISTED = 10
 
 
 class Runs(dict[str, Run]):
-    """Runs by the name of their cell; an unknown name raises `ScenarioError` with the names that exist."""
+    """Runs by the name of their cell; another name raises `ScenarioError` with the names that exist.
+
+    waiting: names of the cells that have not begun.
+    """
+
+    def __init__(self, runs: Mapping[str, Run], waiting: Sequence[str] = ()) -> None:
+        super().__init__(runs)
+        self._waiting = waiting
 
     def __missing__(self, name: str) -> Run:
-        if not self:
-            raise ScenarioError(f"no run {name!r}: no cell has run yet; call `run()` first")
+        if name in self._waiting or not self:
+            which = (
+                f"the cell {name!r} has not begun" if name in self._waiting else f"no run {name!r}: no cell has begun"
+            )
+            raise ScenarioError(f"{which}; call `run()` first")
         rest = f" and {len(self) - LISTED} more" if len(self) > LISTED else ""
-        raise ScenarioError(f"no run {name!r}{suggest(name, self)}; allowed: {', '.join([*self][:LISTED])}{rest}")
+        raise ScenarioError(f"no run {name!r}{suggest(str(name), self)}; allowed: {', '.join([*self][:LISTED])}{rest}")
 
 
 class Study:
@@ -117,7 +127,8 @@ class Study:
         An unknown name raises `ScenarioError` with the names that exist.
         """
         states = states_of(with_choices(self._sweep))
-        return Runs({s.cell.name: Run(s.folder) for s in states if s.folder is not None})
+        begun = {s.cell.name: Run(s.folder) for s in states if s.folder is not None}
+        return Runs(begun, [s.cell.name for s in states if s.folder is None])
 
     def run(
         self,

@@ -53,7 +53,7 @@ def test_it_holds_everything_and_loads_nothing(page: Path) -> None:
     assert text.count("<svg") == 2 * 4
     assert "What &lt;this&gt; is." in text and "yaml-language-server" not in text
     assert text.count("raysim launch ") == 2 * 6
-    assert "A table shows bytes and operations in the unit that suits the column" in text
+    assert "The tables may show a measure in another unit" in text
     assert "60.00 ± 24.84" in text  # of 50, 60 and 70 %
     assert re.search(r"<td>data.name</td><td>\w+</td><td>all</td>", text)
 

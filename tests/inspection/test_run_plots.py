@@ -146,10 +146,11 @@ def test_the_accuracy_axis_starts_at_ymin(
         assert code == 2 and sentence in error
 
 
-def test_ymin_above_the_accuracy_axis_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["plot", str(make_run(tmp_path / "run", accuracy=(0.1, 0.2))), "--kind", "bytes", "--ymin", "50"]
+@pytest.mark.parametrize("given", ["50", "20.5", "nan"])
+def test_ymin_above_all_accuracies_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path, given: str) -> None:
+    words = ["plot", str(make_run(tmp_path / "run", accuracy=(0.1, 0.2))), "--kind", "bytes", "--ymin", given]
     code, _, error = run(capfd, *words, "-o", str(tmp_path / "a.png"))
-    assert code == 2 and "--ymin: 50 given, but the axis ends at 21%; choose a smaller value" in error
+    assert code == 2 and f"--ymin: {given} given, but the greatest accuracy is 20%; choose a smaller value" in error
     assert not (tmp_path / "a.png").exists()
 
 

@@ -231,7 +231,7 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
         ({"targets_on": "participant"}, "targets_on: 'participant' given; allowed: all, all_current, participants"),
         ({"baseline": "standalon"}, "baseline: 'standalon' given; allowed: fedgh"),
         ({"baseline": " "}, "baseline: ' ' given; allowed: fedgh"),
-        ({"published": {}}, "published.file: null given; give a CSV file"),
+        ({"published": {}}, "published.file: missing; give a CSV file"),
         ({"published": claim(file=3)}, "published.file: 3 given; give a CSV file"),
         ({"published": claim(file="no.csv")}, "published.file: no.csv given; give a CSV file with the columns"),
         ({"published": claim(rows=[])}, r"published.rows: \[\] given; give a mapping"),

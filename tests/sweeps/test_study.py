@@ -25,8 +25,10 @@ def test_a_study_that_was_not_run(workplace: Path) -> None:
         ["fd seed=3", "fd", 3, "waiting", 0],
     ]
     assert study.runs == {}
-    with pytest.raises(raysim.ScenarioError, match=r"^no run 'fedgh': no cell has run yet; call `run\(\)` first$"):
+    with pytest.raises(raysim.ScenarioError, match=r"^no run 'fedgh': no cell has begun; call `run\(\)` first$"):
         study.runs["fedgh"]
+    with pytest.raises(raysim.ScenarioError, match=r"^the cell 'fd seed=3' has not begun; call `run\(\)` first$"):
+        study.runs["fd seed=3"]
     assert repr(study) == f"Study('sweep', 2 cells in {str(study.folder)!r})"
     for call in (study.compare, lambda: study.report("report.html")):
         with pytest.raises(raysim.ScenarioError, match=r"^study sweep: no cell has run yet; call `run\(\)` first$"):
