@@ -230,7 +230,8 @@ def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> Non
 def validate(scenario: str, sets: tuple[str, ...], run_code: bool) -> None:
     """Check a scenario without running it, and print its settings.
 
-    The printed settings include every default. Only the scenario is read; `launch` checks data files and free memory.
+    The printed settings include every default. Your own data files (`data.path`) are read and checked; `launch` checks
+    the files of published data sets and free memory.
     Custom code that the scenario names is reported. It runs only with --run-code: then methods are created, models take
     a training step, data functions load their data, and options of trackers are checked, as in `launch --dry-run`.
     """
@@ -249,6 +250,8 @@ def validate(scenario: str, sets: tuple[str, ...], run_code: bool) -> None:
 
                 check_code(checked)
         warnings = checked.warnings
+        if checked.files is not None:
+            verdict = "valid, and the data can be read; `raysim launch --dry-run` also checks the memory"
     except _WouldRunError as error:
         verdict = f"only partly checked: the other checks must run custom code ({error}); add --run-code to allow this"
     if parsed is not None:

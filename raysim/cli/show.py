@@ -29,6 +29,13 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
             f"{scenario.rounds} rounds, on {_cluster(machine)}"
         )
     )
+    data = scenario.dataset
+    console.print(
+        as_text(
+            f"Data: {data.name}, {data.train_size:,} training and {data.test_size:,} test samples, {data.input_spec}, "
+            f"{data.num_classes} classes"
+        )
+    )
     actors = new_table("Client actors", "actors", "clients", "clients per actor", "CPUs each", "GPUs each")
     for group in found.plan.groups:
         pinned = " (pinned)" if group.pinned else ""

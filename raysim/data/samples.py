@@ -114,9 +114,10 @@ def to_classes(
         label_M = np.concatenate(parts)
         least, most = (int(label_M.min()), int(label_M.max())) if len(label_M) else (0, 0)
         limit = len(names) or len(label_M)
-        if least < 0 or most >= limit:
+        if least < 0 or most >= limit or (least and not names):
             reason = f"the file names {len(names)} classes" if names else f"there are only {limit} samples"
             reason = "labels must not be negative" if least < 0 else reason
+            reason = "the first class must be 0" if 0 < least <= most < limit else reason
             raise ScenarioError(
                 f"{where}: labels range from {least} to {most}, but {reason}; number the classes from 0 without gaps"
             )

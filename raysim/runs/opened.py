@@ -116,8 +116,8 @@ class OpenedRun:
                     "checkpoint.every: 0, it will save none"
                 )
             raise ScenarioError(
-                f"{self.folder} has no checkpoint; choose a run that saved one (with checkpoint.every: 0, a run saves "
-                "none)"
+                f"{self.folder} has no checkpoint: with checkpoint.every: 0, a run saves none, and `raysim fetch` "
+                "copies checkpoints only with --checkpoints"
             )
         if t == BEST_VAL:
             return self._best_val(latest, kept)

@@ -52,7 +52,7 @@ def feature_dim_of(parsed: ParsedScenario, dataset: DatasetSpec) -> int:
 
 
 def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
-    """Check that a custom model can be built and that its outputs have the required shapes. Raises `ScenarioError`."""
+    """Check that a custom model can be built, with outputs and a header as required. Raises `ScenarioError`."""
     import torch
 
     from raysim.models.split import example
@@ -70,3 +70,8 @@ def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
                     f"{name}: the {what} of two samples must be a tensor of shape {(2, width)}, but the model returned "
                     f"{given}"
                 )
+    if not isinstance(net.header, torch.nn.Linear):
+        raise ScenarioError(
+            f"{name}: its header is a {type(net.header).__name__}; it must be a torch.nn.Linear, because methods "
+            "exchange its weight and bias. Put the other layers into the extractor"
+        )

@@ -62,7 +62,10 @@ _Round = tuple[int, int, dict[str, float]]  # number, time in ms, metrics
 
 
 def find_experiment(client: Any, uri: str, name: str) -> str:
-    """Return the id of the experiment of this name, and create the experiment if it does not exist."""
+    """Return the id of the experiment of this name, and create the experiment if it does not exist.
+
+    Raises `ScenarioError` if it was deleted.
+    """
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         database = database_path(uri)
@@ -74,6 +77,12 @@ def find_experiment(client: Any, uri: str, name: str) -> str:
                 raise
             # Another run created it at the same time.
             experiment = client.get_experiment_by_name(name)
+    if experiment.lifecycle_stage == "deleted":
+        number = experiment.experiment_id
+        raise ScenarioError(
+            f"the experiment {name!r} was deleted in MLflow; restore it with `MLFLOW_TRACKING_URI={shown(uri)} mlflow "
+            f"experiments restore --experiment-id {number}`, or set another name in tracking.experiment"
+        )
     if experiment.tags.get(VIEW_TAG) != VIEW:
         with contextlib.suppress(Exception):  # without permission to set it, pages show MLflow's default columns
             client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, VIEW)
@@ -112,7 +121,7 @@ class MlflowTracker:
         self._existing: Any = None  # the run that MLflow already has, if any
         self._there: frozenset[int] = frozenset()  # rounds that MLflow already has
         self._pending: deque[_Round] = deque()
-        self._lost = 0
+        self._refused: dict[str, list[int]] = {}  # reason -> rounds that MLflow did not accept
         self._missing: list[str] = []  # sentences about missing data that a resumed run may add
         self._ending: Status | None = None
         self._summary: Mapping[str, object] = {}
@@ -350,8 +359,7 @@ class MlflowTracker:
                     failing_since = time.monotonic()
                     continue
                 if _is_final(error):
-                    self._lost += 1
-                    self.warnings.append(f"MLflow could not record round {t}: {in_words(error)}.")
+                    self._refused.setdefault(in_words(error), []).append(t)
                     self._pending.popleft()
                     continue
                 failing_since = failing_since or time.monotonic()
@@ -409,7 +417,12 @@ class MlflowTracker:
         return problem is None
 
     def _count_lost(self, whole: bool) -> None:
-        lost = self._lost + len(self._pending)
+        for reason, refused in self._refused.items():
+            which = (
+                f"round {refused[0]}" if len(refused) == 1 else f"{len(refused)} rounds, the first of them {refused[0]}"
+            )
+            self.warnings.append(f"MLflow could not record {which}: {reason}.")
+        lost = sum(map(len, self._refused.values())) + len(self._pending)
         if lost:
             where = f"all rounds are in {self._folder}"
             rounds = "1 round" if lost == 1 else f"{lost} rounds"
@@ -426,7 +439,8 @@ def _fitting(rounds: Sequence[_Round]) -> list[_Round]:
 def _is_final(error: Exception) -> bool:
     """Whether MLflow would refuse the same request again."""
     # If two runs add the same data set at once, one of them gets an IntegrityError, and succeeds on a retry.
-    return getattr(error, "error_code", None) in _FINAL and "IntegrityError" not in str(error)
+    final = getattr(error, "error_code", None) in _FINAL and "IntegrityError" not in str(error)
+    return final or isinstance(error, ScenarioError)
 
 
 def _text(value: str | int | float | bool | None) -> str:

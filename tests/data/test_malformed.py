@@ -209,6 +209,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "labels that are fractions": (csv("a,label", "1,0.5", "2,1.5"), "data.label: "),
     "an empty label": (csv("a,label", "1,x", "2,"), "row 2, column label is empty"),
     "a label below 0": (csv("a,label", "1,-1", "2,1"), "labels range from -1 to 1, but labels must not be negative"),
+    "labels from 1": (csv("a,label", "1,1", "2,2", "3,2"), "labels range from 1 to 2, but the first class must be 0"),
     "a label as large as an id": (
         csv("a,label", "1,0", "2,90210"),
         "labels range from 0 to 90210, but there are only 2 samples",

@@ -39,6 +39,11 @@ class Small(SplitNet):
 def narrow(num_classes, input_spec, feature_dim):
     return Small(num_classes, input_spec, feature_dim - 1)
 
+def deep(num_classes, input_spec, feature_dim):
+    net = Small(num_classes, input_spec, feature_dim)
+    net.header = nn.Sequential(net.header)
+    return net
+
 def fails(num_classes, input_spec, feature_dim):
     raise RuntimeError("oops")
 
@@ -277,12 +282,17 @@ class TestRuns:
         (
             "clients.models=['./nets.py:fails', digits_mlp64]",
             {},
-            "nets.py:fails: cannot be built: RuntimeError: oops (nets.py, line 14)",
+            "nets.py:fails: cannot be built: RuntimeError: oops (nets.py, line 19)",
         ),
         (
             "clients.models=['./nets.py:other', digits_mlp64]",
             {},
             "nets.py:other: returns a Linear; it must return a raysim.SplitNet",
+        ),
+        (
+            "clients.models=['./nets.py:deep', digits_mlp64]",
+            {},
+            "nets.py:deep: its header is a Sequential; it must be a torch.nn.Linear, because methods ",
         ),
         (
             "clients.models=['./nets.py:narrow', digits_mlp64]",
