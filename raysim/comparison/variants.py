@@ -74,6 +74,13 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
     first = [repeats[0].deciding for repeats in by_settings.values()]
     keys = dict.fromkeys(key for deciding in first for key in deciding)
     differing = [key for key in keys if len({repr(deciding.get(key)) for deciding in first}) > 1]
+    # By default, `training.together` depends on the architectures: omit it if each list of models implies its value.
+    together = [key for key in differing if key.split(".")[:2] == ["training", "together"]]
+    by_models: dict[str, list[Mapping[str, Any]]] = {}
+    for deciding in first:
+        by_models.setdefault(repr(deciding.get("clients.models")), []).append(deciding)
+    implied = {key for key in together if not any(differs(key, alike) for alike in by_models.values())}
+    differing = [key for key in differing if key not in implied]
     # Omit a key that has one value per method: the method's name already implies that value.
     by_method: dict[Any, list[dict[str, Any]]] = {}
     for deciding in first:

@@ -324,6 +324,20 @@ def test_an_earlier_run_that_failed_is_not_reported_as_the_result(tmp_path: Path
     assert not any("interrupted" in note for note in notes)
 
 
+def test_clients_that_train_together_by_default_are_part_of_the_task(tmp_path: Path) -> None:
+    """A plain method is the baseline of each task, although architectures decide `training.together`."""
+    for model, number in (("mlp_s", 32), ("hks_resnet8", 1)):
+        for method in ("standalone", "fd"):
+            training = {"epochs": 1, "lr": 0.1, "together": {model: number}}
+            clients = {"count": 2, "models": [model]}
+            make_run(tmp_path / f"{model}{method}", method, algorithm={}, training=training, clients=clients)
+    comparison = compare(tmp_path, baseline="standalone")
+    assert comparison.baseline == "standalone"
+    assert all("32" not in variant.name for variant in comparison.variants)
+    make_run(tmp_path / "other", "fd", algorithm={}, training={**training, "together": {model: 4}}, clients=clients)
+    assert "fd models=[hks_resnet8] hks_resnet8=4" in [variant.name for variant in compare(tmp_path).variants]
+
+
 def test_a_sweep_of_one_variant_has_its_name(tmp_path: Path) -> None:
     make_run(tmp_path / "a-1" / "run")
     SweepCard("", {"a-1": CellCard("Ours")}).write(tmp_path)
