@@ -161,7 +161,19 @@ def test_without_validation_samples_there_is_no_validation_accuracy(workplace: P
     assert result.summary["best_val_round"] is None
 
 
-@pytest.mark.parametrize(("emptied", "said"), [([], []), ([0, 5], ["2 of 8 clients hold no training samples"])])
+@pytest.mark.parametrize(
+    ("emptied", "said"),
+    [
+        ([], []),
+        (
+            [0, 5],
+            [
+                "2 of 8 clients hold no training samples and never take part",
+                "1 of 8 clients hold no test samples and are in no mean accuracy",
+            ],
+        ),
+    ],
+)
 def test_clients_without_samples_are_counted(
     workplace: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -173,12 +185,14 @@ def test_clients_without_samples_are_counted(
         partition = make_partition(*given)
         kept = ~np.isin(partition.train.owner, emptied)
         train = make_shards(partition.train.index[kept], partition.train.owner[kept], partition.num_clients)
-        return replace(partition, train=train)
+        tested = partition.test.owner != 3 if emptied else partition.test.owner >= 0
+        test = make_shards(partition.test.index[tested], partition.test.owner[tested], partition.num_clients)
+        return replace(partition, train=train, test=test)
 
     monkeypatch.setattr("raysim.runs.assembly.make_partition", dealt)
     run(loaded("rounds=1"))
-    lines = [line for line in capsys.readouterr().err.splitlines() if "hold no training" in line]
-    assert lines == [f"{start} and never take part" for start in said]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "clients hold no" in line]
+    assert lines == said
 
 
 def test_every_image_has_one_owner(finished: Run) -> None:
