@@ -109,7 +109,7 @@ def submit(
     """
     from raysim.jobs.cluster import connect, find_address
     from raysim.jobs.resume import find_run
-    from raysim.jobs.submit import Work, facts_of, facts_of_sweep, new_id, parse_env
+    from raysim.jobs.submit import Work, facts_of, facts_of_sweep, new_id, notes_on_data, parse_env
     from raysim.jobs.submit import submit as submit_job
     from raysim.plugins.own_code import OwnCode
     from raysim.scenario.scenario import Scenario
@@ -123,14 +123,16 @@ def submit(
     files = [] if scenario is None else files_of(Path(scenario))
     if files and run_ is not None:
         raise click.UsageError("--resume cannot resume a sweep. To continue a sweep, submit it again without --resume.")
-    facts, own_code = {}, OwnCode()
+    facts, own_code, notes = {}, OwnCode(), list[str]()
     if scenario is not None and files:
         sweep = load_sweep(scenario, sets=sets)
         facts = facts_of_sweep(Path(scenario), sweep)
         own_code = OwnCode.merged(cell.scenario.own_code for cell in sweep.cells)
+        notes = notes_on_data(cell.scenario for cell in sweep.cells)
     elif scenario is not None:
         checked = Scenario.load(scenario, sets)
         facts, own_code = facts_of(Path(scenario), checked), checked.own_code
+        notes = notes_on_data([checked])
     variables = parse_env(env)
     if job is not None:
         new_id("", job)
@@ -145,7 +147,7 @@ def submit(
         echo(f"note: {note}", err=True)
 
     with show_logs(show):
-        notes = submit_job(cluster, work, variables, job)
+        notes += submit_job(cluster, work, variables, job)
     for note in (*cluster.notes, *notes):
         show(note)
     echo(f"submitted {job}", err=wait)

@@ -8,7 +8,7 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.temporary import temporary_folder
+from raysim.common.text import expanded
 from raysim.jobs.cluster import KIND, Cluster, NoAnswerError, NotReadyError
 from raysim.jobs.stage import stage
 from raysim.jobs.versions import VARIABLE, Versions, ray_incompatibility, release
@@ -25,6 +26,7 @@ from raysim.scenario.scenario import Scenario
 from raysim.tracking.store import PASSWORD, USER, is_loopback, shown
 
 if TYPE_CHECKING:
+    from raysim.scenario.parse import ParsedScenario
     from raysim.sweeps.cells import Sweep
 
 logger = logging.getLogger(__name__)
@@ -90,6 +92,17 @@ def environment(variables: Mapping[str, str], cluster: str) -> tuple[dict[str, s
                     "and set them with --env"
                 )
     return {**sent, **variables}, notes
+
+
+def notes_on_data(scenarios: Iterable[ParsedScenario]) -> list[str]:
+    """Notes on files of the scenarios' own data that the job would look for in another folder than this machine."""
+    given = [one.data.path for one in scenarios]
+    paths = dict.fromkeys(path for one in given for path in ([one] if isinstance(one, str) else one or ()))
+    return [
+        f"data.path: {path} is relative to ~/raysim on the head node; give an absolute path that every node has"
+        for path in paths
+        if not expanded(path).is_absolute()
+    ]
 
 
 @dataclass(frozen=True)

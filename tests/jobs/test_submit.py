@@ -15,12 +15,13 @@ from raysim import algorithms
 from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs.cluster import Cluster
 from raysim.jobs.stage import stage
-from raysim.jobs.submit import Work, environment, facts_of, facts_of_sweep, new_id, parse_env, submit
+from raysim.jobs.submit import Work, environment, facts_of, facts_of_sweep, new_id, notes_on_data, parse_env, submit
 from raysim.jobs.versions import VARIABLE, Versions
 from raysim.runs.code import checkout
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.definition import files_of, load_sweep
 from tests.conftest import REPOSITORY
+from tests.data.own import checked, table
 from tests.jobs.fakes import HERE, FakeClient, cluster, details
 
 NOT_YET = "Request failed with status code 500: No available agent to submit job, please try again later.."
@@ -30,6 +31,15 @@ TAKEN = "ValueError: Job with submission_id {submission_id} already exists. Plea
 """Ray's error for an id that it has."""
 
 QUICKSTART = REPOSITORY / "scenarios" / "quickstart.yaml"
+
+
+def test_data_below_the_current_folder_is_elsewhere_on_the_cluster(workplace: Path) -> None:
+    table(workplace / "data.csv")
+    near = checked({"name": "csv", "path": "data.csv", "features": ["a", "b", "c"]})
+    far = checked({"name": "csv", "path": str(workplace / "data.csv"), "features": ["a", "b", "c"]})
+    note = "data.path: data.csv is relative to ~/raysim on the head node; give an absolute path that every node has"
+    assert notes_on_data([near, far, near]) == [note]
+    assert notes_on_data([Scenario.load(QUICKSTART)]) == []
 
 
 class TestStage:
