@@ -12,6 +12,9 @@ from raysim.common.errors import FAILURES, ScenarioError
 from raysim.common.text import cause
 from raysim.plugins.own_code import active_paths
 
+PACKAGE = Path(__file__).parents[1]
+"""The folder of raysim's code."""
+
 BOOLEANS = ("bool", "torch.bool")
 """Names of the Boolean types of NumPy and torch."""
 
@@ -30,7 +33,11 @@ def where(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.msg} (line {error.lineno})"
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{cause(error)}{own_line(error) or f' ({Path(last.filename).name}, line {last.lineno})'}"
+    # An error in raysim's own line is the call of the user's code: its arguments do not fit, for example.
+    called = Path(last.filename).is_relative_to(PACKAGE)
+    return (
+        f"{cause(error)}{own_line(error) or ('' if called else f' ({Path(last.filename).name}, line {last.lineno})')}"
+    )
 
 
 def own_line(error: BaseException) -> str:

@@ -49,6 +49,9 @@ def fails(num_classes, input_spec, feature_dim):
 
 def other(num_classes, input_spec, feature_dim):
     return nn.Linear(2, 2)
+
+def few(num_classes):
+    return nn.Linear(2, 2)
 """
 FEDPROX = """
 from dataclasses import dataclass
@@ -283,6 +286,11 @@ class TestRuns:
             "clients.models=['./nets.py:fails', digits_mlp64]",
             {},
             "nets.py:fails: cannot be built: RuntimeError: oops (nets.py, line 19)",
+        ),
+        (
+            "clients.models=['./nets.py:few', digits_mlp64]",
+            {},
+            "nets.py:few: cannot be built: TypeError: few() takes 1 positional argument but 3 were given\n",
         ),
         (
             "clients.models=['./nets.py:other', digits_mlp64]",
