@@ -1,9 +1,12 @@
-"""Test the small model of a finished FML run: as each client trained it last, and as the server averages it.
+"""Test the small model of finished FML and FedKD runs: each client's copy, and the current one of the server.
 
-It wrote docs/results/small_model.csv, in about a minute:
+A client's copy in FML is the small model after its last training; in FedKD, it is the one that the client received
+last, because only the change is sent after training.
 
-raysim sweep scenarios/sweeps/cifar100_published.yaml --only FML
-python docs/results/small_model.py runs/cifar100_published/FML-seed-1-*/*/ > docs/results/small_model.csv
+It wrote docs/results/small_model.csv, in about two minutes:
+
+raysim sweep scenarios/sweeps/cifar100_published.yaml --only FML --only FedKD
+python docs/results/small_model.py runs/cifar100_published/F[MK]*-seed-1-*/*/ > docs/results/small_model.csv
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ def row(folder: str) -> dict[str, object]:
     return {
         "variant": run.scenario.tracking.tags["cell"].split(" seed=")[0],
         "seed": run.scenario.seed,
-        "trained": fmean(accuracy(client, received=False) for client in clients),
+        "copies": fmean(accuracy(client, received=False) for client in clients),
         "averaged": fmean(accuracy(client, received=True) for client in clients),
         "digest": run.state_digest,
     }
