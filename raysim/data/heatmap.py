@@ -5,6 +5,7 @@ Shapes: N clients, C classes, M samples of the data set.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +18,19 @@ _INK, _FAINT, _BAR = "#1f2a37", "#8a94a3", "#3b6ea8"
 _ROOM_FOR_NUMBERS = 300
 _ROOM_FOR_LINES = 1200
 _ROOM_FOR_GAPS = 60
+_ROOM_FOR_NAMES = 20
 
 
-def draw_heatmap(partition: Partition, label_M: Ints, num_classes: int, path: str | Path, title: str = "") -> None:
+def draw_heatmap(
+    partition: Partition, label_M: Ints, class_names: Sequence[str], path: str | Path, title: str = ""
+) -> None:
     """Write a PNG of training samples per class and client, with each client's total above, and a title."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    count_CN = partition.count_NC(label_M, num_classes).T
+    count_CN = partition.count_NC(label_M, len(class_names)).T
     classes, clients = count_CN.shape
     # Cells are as large as the figure allows: 0.38 inch for few clients, a few pixels for many.
     width = float(np.clip(0.38 * clients, 4.5, 13.0))
@@ -55,10 +59,12 @@ def draw_heatmap(partition: Partition, label_M: Ints, num_classes: int, path: st
     cells.set_xlabel("client", color=_INK)
     cells.set_ylabel("class", color=_INK)
     for axis, length in ((cells.xaxis, clients), (cells.yaxis, classes)):
-        if length <= 20:
+        if length <= _ROOM_FOR_NAMES:
             axis.set_ticks(range(length))
         else:
             axis.set_major_locator(MaxNLocator(10, integer=True))
+    if classes <= _ROOM_FOR_NAMES:
+        cells.set_yticks(range(classes), [names.picture(name, 12) for name in class_names])
     scale = figure.colorbar(image, ax=cells, pad=0.015, fraction=0.04, aspect=4 * height)
     scale.set_label("training samples", color=_INK)
     scale.outline.set_visible(False)

@@ -357,11 +357,13 @@ class Execution:
         plots = self.card.folder / "plots"
         plots.mkdir(exist_ok=True)
         title = f"{self.card.name}: {self.card.label}"
-        classes, label_M = self.assembly.scenario.dataset.num_classes, self.assembly.data.label_M
+        data = self.assembly.data
         rounds = read_rounds(self.card.folder)
         partition, accuracy = plots / "partition.png", plots / "accuracy.png"
         pictures: dict[Path, Callable[[], object]] = {
-            partition: partial(draw_heatmap, self.assembly.partition, label_M, classes, partition, title=title),
+            partition: partial(
+                draw_heatmap, self.assembly.partition, data.label_M, data.class_names, partition, title=title
+            ),
             accuracy: partial(plot_accuracy, rounds, accuracy, title=title),
         }
         if not rounds.num_rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -331,9 +332,23 @@ def test_heatmap_of_any_size(tmp_path):
     ):
         label_M, num_train = labels(classes, 80, 20)
         made = make_partition(label_M, num_train, classes, clients, setting, "pooled811", 1)
-        draw_heatmap(made, label_M, classes, tmp_path / "heat.png")
+        draw_heatmap(made, label_M, [str(k) for k in range(classes)], tmp_path / "heat.png")
         with Image.open(tmp_path / "heat.png") as image:
             assert image.width > 600 and image.height > 400
+
+
+def test_a_heatmap_names_its_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    from raysim.data.heatmap import draw_heatmap
+
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    label_M, num_train = labels(3, 80, 20)
+    made = make_partition(label_M, num_train, 3, 4, Iid(), "pooled811", 1)
+    draw_heatmap(made, label_M, ["healthy", "a name that is too long", "$x_1"], tmp_path / "heat.png")
+    ticks = [tick.get_text() for tick in figures[0].axes[1].get_yticklabels()]
+    assert ticks[0] == "healthy" and len(ticks[1]) == 12 and ticks[2] == r"\$x_1"
 
 
 @pytest.mark.parametrize(("clients", "alpha"), [(200, 0.1), (500, 0.3)])
