@@ -144,8 +144,8 @@ def test_what_cannot_be_is_one_sentence(runs: Runs, tmp_path: Path) -> None:
         (lambda: raysim.Run(""), r"^the name of the run is empty; give a run folder, or the id of a run below ./runs$"),
         (lambda: raysim.Run("nowhere"), r"^nowhere is neither a run folder nor the id of a run"),
         (lambda: raysim.Run(tmp_path).client(0), r"contains no run.json"),
-        (lambda: runs("fedgh", "checkpoint.every=0").client(0).network, r"has no checkpoint; "),
-        (lambda: runs("fedgh", "checkpoint.every=0").client(0).current_network, r"has no checkpoint; "),
+        (lambda: runs("fedgh", "checkpoint.every=0").client(0).network, r"has no checkpoint: with "),
+        (lambda: runs("fedgh", "checkpoint.every=0").client(0).current_network, r"has no checkpoint: with "),
         (lambda: run.client(0, round=1).predictions(current=True), r"^round 1 given, but .* has only the state after "),
     ):
         with pytest.raises(raysim.ScenarioError, match=sentence):
