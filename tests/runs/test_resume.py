@@ -411,12 +411,17 @@ class Taken(MemoryTracker):
             self.act(self.card.folder)
 
 
+def delete(folder: Path) -> None:
+    """Delete a folder. It is renamed first, because `rmtree` fails if a checkpoint is written into it meanwhile."""
+    shutil.rmtree(folder.rename(folder.with_name("gone")))
+
+
 @pytest.mark.parametrize("every", [0, 1])
 @pytest.mark.parametrize("rounds", [2, 4])
 def test_a_run_folder_that_is_deleted_is_missed(workplace: Path, rounds: int, every: int) -> None:
     sets = [f"rounds={rounds}", f"checkpoint.every={every}"]
     with pytest.raises(RunError, match=r"The run folder .* and all its contents were deleted while"):
-        run(loaded(*sets), quiet=True, trackers=[Taken(shutil.rmtree)])
+        run(loaded(*sets), quiet=True, trackers=[Taken(delete)])
     assert list((workplace / "runs" / "tiny").iterdir()) == []
 
 
@@ -434,7 +439,7 @@ def test_a_folder_of_checkpoints_that_is_deleted_is_not_made_again_without_them(
         run(
             loaded("rounds=5", "checkpoint.every=1"),
             quiet=True,
-            trackers=[Taken(lambda path: shutil.rmtree(path / "checkpoints"))],
+            trackers=[Taken(lambda path: delete(path / "checkpoints"))],
         )
 
 
