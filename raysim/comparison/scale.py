@@ -1,4 +1,4 @@
-"""Title, unit and digits of a measure's columns; the tables of the terminal, Markdown, HTML and LaTeX share them."""
+"""Title, unit and digits of a measure's columns, the same in the terminal, Markdown, HTML and LaTeX."""
 
 from __future__ import annotations
 
@@ -99,6 +99,6 @@ def _decimals(estimates: Sequence[Estimate], factor: float, most: int) -> int:
     """Decimals that show three digits of the smallest mean, at most `most`; 0 for whole numbers."""
     values = [factor * value for one in estimates for value in (one.mean, one.half_width or 0.0)]
     sizes = _sizes(estimates)
-    if not sizes or all(value == round(value) for value in values if math.isfinite(value)):
+    if not sizes or all(abs(value - round(value)) < 1e-9 for value in values if math.isfinite(value)):
         return 0
     return min(most, max(0, 2 - math.floor(math.log10(factor * min(sizes)))))

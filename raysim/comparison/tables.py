@@ -68,7 +68,7 @@ def cell(measure: str, scale: Scale, estimate: Estimate | None, sign: bool = Fal
 
 
 def half_width(measure: str, estimate: Estimate) -> float | None:
-    """Half of the interval's width to show; None also for a cost that is the same with every seed."""
+    """Return half of the interval's width, or None if there is no interval or a cost is the same with every seed."""
     half = estimate.half_width
     if half is not None and measure not in ACCURACIES and half < ROUNDING * max(1.0, abs(estimate.mean)):
         return None
@@ -150,7 +150,7 @@ def titled(comparison: Comparison, shown: Sequence[Column]) -> list[tuple[Column
 
 
 def texts(comparison: Comparison, column: Column) -> list[str]:
-    """The cells of a column of the table of variants, one per variant, all in one unit.
+    """Return a column of the table of variants: one cell per variant. All numbers of a column have the same unit.
 
     If only n of a variant's N runs have a measure, or only n share seed and partition with the baseline, the cell says
     "(n of N)". A published value is followed by the measured mean minus that value, in brackets.

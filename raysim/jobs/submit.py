@@ -95,11 +95,11 @@ def environment(variables: Mapping[str, str], cluster: str) -> tuple[dict[str, s
 
 
 def notes_on_data(scenarios: Iterable[ParsedScenario]) -> list[str]:
-    """Notes on files of the scenarios' own data that the job would look for in another folder than this machine."""
+    """Return a note for each data file with a relative path, because the job runs in another folder."""
     given = [one.data.path for one in scenarios]
     paths = dict.fromkeys(path for one in given for path in ([one] if isinstance(one, str) else one or ()))
     return [
-        f"data.path: {path} is relative to ~/raysim on the head node; give an absolute path that every node has"
+        f"data.path: {path} is relative to ~/raysim on the head node; give an absolute path that is valid on every node"
         for path in paths
         if not expanded(path).is_absolute()
     ]

@@ -33,7 +33,7 @@ def where(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.msg} (line {error.lineno})"
     last = traceback.extract_tb(error.__traceback__)[-1]
-    # An error in raysim's own line is the call of the user's code: its arguments do not fit, for example.
+    # If the last line is raysim's, the call itself failed, for example because of wrong arguments.
     called = Path(last.filename).is_relative_to(PACKAGE)
     return (
         f"{cause(error)}{own_line(error) or ('' if called else f' ({Path(last.filename).name}, line {last.lineno})')}"

@@ -245,7 +245,9 @@ class Execution:
         if idle := sum(not count for count in spec.num_samples.values()):
             logger.info(f"{idle} of {spec.num_clients} clients hold no training samples and never take part")
         if untested := sum(not count for count in spec.test.size_N.tolist()):
-            logger.info(f"{untested} of {spec.num_clients} clients hold no test samples and are in no mean accuracy")
+            logger.info(
+                f"{untested} of {spec.num_clients} clients hold no test samples; mean accuracies leave them out"
+            )
         self.facts["state_digest"] = run_rounds(
             backend,
             replace(assembly.schedule, stop=self.stop),

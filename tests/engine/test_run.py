@@ -169,7 +169,7 @@ def test_without_validation_samples_there_is_no_validation_accuracy(workplace: P
             [0, 5],
             [
                 "2 of 8 clients hold no training samples and never take part",
-                "1 of 8 clients hold no test samples and are in no mean accuracy",
+                "1 of 8 clients hold no test samples; mean accuracies leave them out",
             ],
         ),
     ],

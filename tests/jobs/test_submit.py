@@ -37,7 +37,8 @@ def test_data_below_the_current_folder_is_elsewhere_on_the_cluster(workplace: Pa
     table(workplace / "data.csv")
     near = checked({"name": "csv", "path": "data.csv", "features": ["a", "b", "c"]})
     far = checked({"name": "csv", "path": str(workplace / "data.csv"), "features": ["a", "b", "c"]})
-    note = "data.path: data.csv is relative to ~/raysim on the head node; give an absolute path that every node has"
+    note = "data.path: data.csv is relative to ~/raysim on the head node; "
+    note += "give an absolute path that is valid on every node"
     assert notes_on_data([near, far, near]) == [note]
     assert notes_on_data([Scenario.load(QUICKSTART)]) == []
 
