@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import refuse_special
@@ -275,7 +275,10 @@ def open_image(encoded: bytes) -> Image.Image:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        return Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG"))
+        try:
+            return Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG"))
+        except UnidentifiedImageError:  # its text names the address of a Python object
+            raise ValueError("the bytes are of neither format") from None
 
 
 def _read_idx(spec: DatasetSpec, source: Source) -> Decoded:

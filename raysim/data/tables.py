@@ -83,7 +83,7 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = ()) ->
         start, file_columns = 0, None
         for schema, table in _pieces(path, settings):
             if file_columns is None:
-                file_columns = _columns(path, schema, settings)
+                file_columns = _columns(path, schema, settings, table)
                 columns = columns or file_columns
                 if (file_columns.kind, file_columns.features) != (columns.kind, columns.features):
                     raise ScenarioError(
@@ -196,7 +196,8 @@ def _pieces(path: Path, settings: Files) -> Iterator[tuple[Any, Any]]:
             yield file.schema_arrow, pa.Table.from_batches([batch])
 
 
-def _columns(path: Path, schema: Any, settings: Files) -> _Columns:
+def _columns(path: Path, schema: Any, settings: Files, table: Any = None) -> _Columns:
+    """Return the columns to read. table: rows in which an error can point to a text. Raises ScenarioError."""
     type_of = dict(zip(schema.names, schema.types, strict=True))
     if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
         raise ScenarioError(f"{path} has two columns named {twice[0]}; rename or remove one")
@@ -239,12 +240,24 @@ def _columns(path: Path, schema: Any, settings: Files) -> _Columns:
     for name in names:
         kind = type_of[name]
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+            row = None if table is None or not _is_text(kind) else _first_text(table.column(name))
+            found = "" if row is None else f" (row {row + 1}: {few([table.column(name)[row].as_py()])!r})"
             raise ScenarioError(
-                f"{path}: column {name} has type {kind}, but features must be numbers; list only numeric columns in "
-                "data.features",
+                f"{path}: column {name} has type {kind}{found}, but features must be numbers; "
+                f"{'' if row is None else 'correct the values, or '}list only numeric columns in data.features",
                 key="data.features",
             )
     return _Columns("numbers", names, settings.label, settings.by)
+
+
+def _first_text(column: Any) -> int | None:
+    """Return the first row of a column of text that is no number, counted from 0; None if there is none."""
+    for row, text in enumerate(column):
+        try:
+            float(text.as_py() or 0)
+        except ValueError:
+            return row
+    return None
 
 
 def _is_image(kind: Any) -> bool:

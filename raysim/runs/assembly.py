@@ -165,7 +165,8 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
     data = _read_data(scenario)
     public = _public(scenario, data)
     partition = _partition(scenario, data, public)
-    assembly = Assembly(scenario, plan, data, partition, public, notes=absent_classes(partition, data))
+    notes = (*absent_classes(partition, data), *reused_samples(partition))
+    assembly = Assembly(scenario, plan, data, partition, public, notes=notes)
     if rounds_left and scenario.resolved["clients"]["selection"]["name"] not in SELECTIONS:
         _try_selection(assembly)
     if scenario.stop is not None and rounds_left and stop_lacks_samples(assembly):
@@ -191,6 +192,19 @@ def absent_classes(partition: Partition, data: Dataset) -> tuple[str, ...]:
     shown = ", ".join(map(str, absent_X[:10])) + (", ..." if len(absent_X) > 10 else "")
     counts = f"{len(absent_X)} of the {len(of_all_X)} classes"
     text = f"{data.name}: no client has training samples of {counts}: {shown}"
+    return (text,)
+
+
+def reused_samples(partition: Partition) -> tuple[str, ...]:
+    """Return a warning if one client trains on samples that another is tested on, as the partition `listed` allows."""
+    test_X = np.unique(partition.test.index)
+    both_X = np.intersect1d(test_X, partition.train.index)
+    if not len(both_X):
+        return ()
+    text = (
+        f"{len(both_X)} of the {len(test_X)} test samples are also training samples of another client, for example "
+        f"sample {both_X[0]}; with messages between clients, test accuracies may be too high"
+    )
     return (text,)
 
 

@@ -195,7 +195,12 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "no feature at all": (csv("label", "0", "1"), "data.features: "),
     "text where numbers must be": (
         csv("a,b,label", "1,x,0", "3,y,1"),
-        "column b has type string, but features must be",
+        "column b has type string (row 1: 'x'), but features must be numbers; correct the values, or list only",
+    ),
+    "one text among numbers": (csv("a,b,label", "1,2,0", "3,?,1"), "column b has type string (row 2: '?'), but"),
+    "text in Parquet": (
+        parquet({"a": ["x", "y"], "label": [0, 1]}),
+        "column a has type string, but features must be numbers; list only numeric columns",
     ),
     "a number is missing": (csv(*ROWS, "5,,0"), "mine.csv: row 3, column b is empty; every row needs a value"),
     "NaN features": (
@@ -329,7 +334,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "mixed sizes": (images(size=None), "; set data.size to resize all images to one size"),
     "an image that is none": (
         images(lambda folder: (folder / "dog" / "3.png").write_text("woof")),
-        "3.png is not a readable",
+        "3.png is not a readable PNG or JPEG (the bytes are of neither format)",
     ),
     "an image outside the classes": (
         images(lambda folder: (folder / "cat" / "0.jpeg").rename("pets/0.png")),
