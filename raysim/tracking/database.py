@@ -6,6 +6,7 @@ import contextlib
 import glob
 import logging
 import os
+import re
 import secrets
 import warnings
 from typing import Any
@@ -46,6 +47,8 @@ def load_mlflow(uri: str) -> Any:
     # alembic logs every migration, and urllib3 every retry, which the tracker's `warnings` summarise.
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    # It logs the traceback of an error, such as a database locked by another run, and raises the error as well.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     return entities
 
 
@@ -112,4 +115,5 @@ def in_words(error: BaseException) -> str:
     for sign, words in _NO_ANSWER.items():
         if sign in text:
             return words
+    text = re.sub(r"^\(\w+\.\w+\) ", "", text.partition(" [SQL: ")[0])  # an error's class and its query, by SQLAlchemy
     return text[:300].rstrip(".") or type(error).__name__

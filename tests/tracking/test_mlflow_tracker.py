@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -17,6 +19,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.tracking.database import ensure_database, load_mlflow
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
+from raysim.tracking.store import database_path
 from tests.choices import first
 
 
@@ -246,6 +249,18 @@ def test_a_run_that_mlflow_does_not_take(store, tmp_path, make_card):
     failed.open(make_card(tmp_path))
     failed.close("failed", {})
     assert "could not record the run" in failed.warnings[0]
+
+
+def test_an_error_of_the_database_is_one_sentence(store, tmp_path, make_card, make_rows, caplog):
+    tracker = MlflowTracker(store, "e", {}, timeout_s=0.5)
+    tracker.open(make_card(tmp_path))
+    assert tracker.ready(30)
+    with contextlib.closing(sqlite3.connect(database_path(store))) as connection:
+        connection.execute("ALTER TABLE latest_metrics RENAME TO elsewhere")
+    tracker.log(1, {"accuracy": 0.5}, make_rows(1, 3))
+    with pytest.raises(RunError, match=r"did not record that the run ended: no such table: latest_metrics\. 1 round "):
+        tracker.close("finished", {})
+    assert not caplog.text  # MLflow would log a traceback
 
 
 def test_close_without_open_is_nothing(store):
