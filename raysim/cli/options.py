@@ -36,9 +36,15 @@ SWEEP_FILES = (".yaml", ".yml")
 
 def folders_of(runs: Iterable[str]) -> list[Path]:
     """Arguments that are folders with runs; a sweep file stands for its output folder. Raises `ScenarioError`."""
-    from raysim.sweeps.definition import load_sweep
 
-    return [load_sweep(run).output if Path(run).suffix in SWEEP_FILES else Path(run) for run in runs]
+    def folder_of(run: str) -> Path:
+        if Path(run).suffix not in SWEEP_FILES:
+            return Path(run)
+        from raysim.sweeps.definition import load_sweep  # here, because it imports torch
+
+        return load_sweep(run).output
+
+    return [folder_of(run) for run in runs]
 
 
 SCENARIO = click.argument("scenario", type=ScenarioFile())

@@ -11,7 +11,7 @@ from raysim.common.text import expanded
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import SweepCard
 from raysim.comparison.tuned_runs import without_outdated
-from raysim.runs.resume import find_run
+from raysim.runs.find import find_run
 
 
 class NamedRun(NamedTuple):

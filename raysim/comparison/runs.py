@@ -23,7 +23,7 @@ from raysim.report.load import read_clients, read_rounds, read_summary, rounds_d
 from raysim.report.units import plural
 from raysim.scenario.parse import flatten
 from raysim.scenario.schema import Section, Settings, decides
-from raysim.scenario.yaml_text import parse, read_text
+from raysim.scenario.yaml_text import WrittenLoader, parse, read_text
 
 
 @cache
@@ -51,7 +51,7 @@ class RunRecord:
         summary = read_summary(folder)
         summary |= {"rounds": rounds_done(folder, summary)}
         path = folder / "resolved.yaml"
-        keys = dict(flatten(parse(read_text(path), str(path))))
+        keys = dict(flatten(parse(read_text(path), str(path), WrittenLoader)))
         # A run from before a key existed has the key's default.
         keys |= {key: value for key, value in _default_keys().items() if key not in keys}
         if not isinstance(keys.get("seed"), int):

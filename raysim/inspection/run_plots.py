@@ -28,8 +28,7 @@ from raysim.report.plots import (
     spread_curve,
 )
 from raysim.report.units import plural
-from raysim.runs.opened import OpenedRun
-from raysim.runs.resume import find_run
+from raysim.runs.find import find_run
 from raysim.scenario.schema import decides
 
 if TYPE_CHECKING:
@@ -171,6 +170,8 @@ def _confusion(runs: Runs, width: Width, accuracy: Accuracy) -> Figure:
 
     With accuracy/all_current, each network after it received the server's current message.
     """
+    from raysim.runs.opened import OpenedRun  # here, so that figures without networks do without torch
+
     counts = {}
     current = accuracy is not OWN
     class_names: Sequence[str] = ()

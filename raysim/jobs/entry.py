@@ -120,7 +120,7 @@ def _resume(
 ) -> Run:
     """Resume the run in the folder `place`, or with the id `place` below the scenario's `output`."""
     from raysim.common.errors import ScenarioError
-    from raysim.runs.resume import find_run
+    from raysim.runs.find import find_run
     from raysim.runs.run import Run
 
     output = Path("runs").absolute() if scenario is None else scenario.settings.output_folder

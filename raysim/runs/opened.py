@@ -28,9 +28,10 @@ from raysim.engine.spec import RunSpec
 from raysim.engine.workers.evaluation import EVALUATION_BATCH
 from raysim.report.load import read_summary
 from raysim.runs.assembly import Assembly, assemble, checkpoint_storage
+from raysim.runs.find import find_run
 from raysim.runs.identity import Identity, label
 from raysim.runs.initial import initial_of
-from raysim.runs.resume import find_run, run_scenario
+from raysim.runs.resume import run_scenario
 from raysim.scenario.scenario import Scenario
 
 BEST_VAL: Literal["best_val"] = "best_val"

@@ -22,7 +22,8 @@ from raysim.report.load import (
 )
 from raysim.runs import start
 from raysim.runs.execution import RESUME, Options
-from raysim.runs.resume import find_run, run_scenario
+from raysim.runs.find import find_run
+from raysim.runs.resume import run_scenario
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
 

@@ -21,8 +21,8 @@ from raysim.engine.spec import RunSpec
 from raysim.engine.workers.networks import new_network
 from raysim.engine.workers.server import receives
 from raysim.runs.assembly import Assembly
+from raysim.runs.find import find_run
 from raysim.runs.opened import OpenedRun
-from raysim.runs.resume import find_run
 from raysim.scenario.schema import Init
 
 Form = Mapping[str, tuple[torch.Size, torch.dtype]]

@@ -212,7 +212,7 @@ def test_folders_without_runs(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="cannot be read: No such file"):
         compare(tmp_path / "missing")
     folder = make_run(tmp_path / "a")
-    (folder / "resolved.yaml").write_text("[")
+    (folder / "resolved.yaml").write_text("name: ]\n")
     with pytest.raises(ScenarioError, match=r"resolved\.yaml, line 1: not valid YAML"):
         compare(tmp_path)
     (folder / "resolved.yaml").write_text("name: made\n")

@@ -13,7 +13,7 @@ from raysim.common.errors import ScenarioError
 from raysim.data.specs import DATASETS
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
-from raysim.scenario.yaml_text import Loader
+from raysim.scenario.yaml_text import Loader, WrittenLoader
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 QUICKSTART = SCENARIOS / "quickstart.yaml"
@@ -362,8 +362,15 @@ def test_text_that_looks_like_a_number_survives_resolving():
     tags = {"a": "1e3", "b": "010", "c": "1:30", "d": "+.5", "e": "1_000", "f": "no"}
     loaded = parse_scenario({**mapping(), "tracking": {"tags": tags}})
     assert loaded.resolved["tracking"]["tags"] == tags
-    for read in (yaml.safe_load(loaded.resolved_yaml()), yaml.load(loaded.resolved_yaml(), Loader)):
+    text = loaded.resolved_yaml()
+    for read in (yaml.safe_load(text), yaml.load(text, Loader), yaml.load(text, WrittenLoader)):
         assert read == loaded.resolved
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_what_is_written_is_read_the_same_by_the_fast_loader(path: Path):
+    text = parse_scenario(path).resolved_yaml()
+    assert yaml.load(text, WrittenLoader) == yaml.load(text, Loader)
 
 
 def test_yes_and_on_are_true_as_in_yaml():
