@@ -17,7 +17,7 @@ import raysim
 from tests import versions
 from tests.cli.command import run
 from tests.conftest import REPOSITORY
-from tests.plugins.test_own_code import forget_own_code
+from tests.plugins.own import forget_own_code
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 VERSION = PROJECT["version"]

@@ -1,0 +1,185 @@
+"""A user's own selection policies, data and partitions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import raysim
+from tests.plugins.own import ran
+
+SELECTS = """import numpy as np
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Mine:
+    def select(self, candidates, size, rng):
+        return {returned}
+"""
+
+
+class TestSelection:
+    def test_numpy_integers(self, folder: Path) -> None:
+        """As NumPy returns them: the run writes them down, is resumed, and is looked into."""
+        (folder / "evil.py").write_text(SELECTS.format(returned="np.array(candidates.ids)[:size]"))
+        sets = ["clients.participation=0.5", "clients.selection={name: './evil.py:Mine'}", "algorithm.name=fedgh"]
+        result = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
+        assert set(result.clients[result.clients.participated].client) == {0, 1}
+        assert result.resume(["rounds=3"], quiet=True).summary["rounds"] == 3
+
+    @pytest.mark.parametrize(
+        ("returned", "sentence"),
+        [
+            ("None", "returned None; it must return the ids of 2 different clients among the 4 candidates"),
+            ("1 / 0", "fails: ZeroDivisionError: division by zero (evil.py, line 7)"),
+        ],
+    )
+    def test_refused_before_the_run(
+        self, returned: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (folder / "evil.py").write_text(SELECTS.format(returned=returned))
+        sets = ["clients.participation=0.5", "clients.selection={name: './evil.py:Mine'}", "algorithm.name=fedgh"]
+        said = ran(
+            "launch", str(folder / "s.yaml"), *(w for one in sets for w in ("--set", one)), capsys=capsys, code=2
+        )
+        assert f"clients.selection: round 1: Mine.select {sentence}" in said
+        assert not Path("runs").exists()
+
+    def test_ones_own(self, folder: Path) -> None:
+        (folder / "evil.py").write_text(
+            "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Last:\n    skip: int = 0\n\n"
+            "    def select(self, candidates, size, rng):\n"
+            "        ids = sorted(candidates.ids)[: len(candidates.ids) - self.skip]\n        return ids[-size:]\n"
+        )
+        sets = ["clients.participation=0.5", "clients.selection={name: './evil.py:Last', skip: 1}"]
+        result = raysim.run(folder / "s.yaml", sets=[*sets, "algorithm.name=fedgh"], quiet=True)
+        assert set(result.clients[result.clients.participated].client) == {1, 2}
+        assert "evil.py" in result.summary["code"]["files"]
+
+    def test_one_that_is_none(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        words = ["--set", "clients.participation=0.5", "--set", "clients.selection={name: './nets.py:Small'}"]
+        said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
+        assert "clients.selection.name: nets.py:Small is not a dataclass with a method `select`" in said
+
+
+OWN_PARTITION = """
+from dataclasses import dataclass
+import numpy as np
+
+@dataclass(frozen=True)
+class Halves:
+    \"\"\"The first clients hold the even classes, the others the odd ones.\"\"\"
+
+    first: int = 2
+    wrong: str = ""
+
+    def shares(self, class_count_C, num_clients, rng):
+        odd_C = np.arange(len(class_count_C)) % 2
+        later_N = np.arange(num_clients) >= self.first
+        share_NC = (later_N[:, None] == odd_C[None, :]).astype(float)
+        if self.wrong == "shape":
+            return share_NC[1:]
+        if self.wrong == "negative":
+            return share_NC - 1
+        if self.wrong == "unheld":
+            return share_NC * odd_C
+        if self.wrong == "error":
+            raise KeyError("oops")
+        return share_NC
+"""
+
+
+OWN_DATA = """
+import numpy as np
+
+def load():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 6)).astype("float32")
+    return {"x": x, "y": (x[:, 0] > 0).astype(int), "user": np.arange(200) % 5, "num_train": 150}
+
+def not_arrays():
+    return {"x": [1.0]}
+
+def fails():
+    return 1 / 0
+
+def ragged():
+    return {"x": np.zeros((3, 2)), "y": [0, 1]}
+
+def no_part():
+    return {**load(), "num_train": 0}
+"""
+
+
+class TestData:
+    def test_a_function_of_ones_own(self, folder: Path) -> None:
+        (folder / "evil.py").write_text(OWN_DATA)
+        data = "data={name: './evil.py:load', partition: {name: natural, by: user}}"
+        sets = [data, "clients={count: auto, models: [mlp_s, mlp_m]}", "algorithm.name=fedgh"]
+        result = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
+        table = pq.read_table(result.folder / "partition.parquet").to_pandas()
+        assert {k: set(rows["sample"] % 5) for k, rows in table.groupby("client")} == {k: {k} for k in range(5)}
+        assert result.summary["dataset"]["name"] == "evil.py:load"
+        published = raysim.run(folder / "s.yaml", sets=[*sets, "data.split=published"], quiet=True)
+        table = pq.read_table(published.folder / "partition.parquet").to_pandas()
+        assert (table.part == "test").sum() == 50
+        (folder / "evil.py").write_text(OWN_DATA.replace("default_rng(0)", "default_rng(1)"))
+        other = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
+        assert other.summary["dataset"]["digest"] != result.summary["dataset"]["digest"]
+
+    @pytest.mark.parametrize(
+        ("name", "sentence"),
+        [
+            ("not_arrays", "evil.py:not_arrays must return a mapping with the arrays x and y"),
+            ("fails", "evil.py:fails fails: ZeroDivisionError: division by zero (evil.py, line "),
+            ("ragged", "evil.py:ragged: x has 3 samples, y has 2 samples; give all arrays the same number"),
+            ("no_part", "evil.py:no_part returned num_train 0; return the number of training samples, 1 to 200"),
+            ("none", "evil.py: has no class or function 'none'"),
+        ],
+    )
+    def test_functions_that_are_none(
+        self, name: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (folder / "evil.py").write_text(OWN_DATA)
+        words = [
+            "--set",
+            f"data={{name: './evil.py:{name}', partition: {{name: iid}}}}",
+            "--set",
+            "clients.models=[mlp_s]",
+        ]
+        assert sentence in ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
+
+
+class TestPartition:
+    def test_ones_own(self, folder: Path) -> None:
+        (folder / "evil.py").write_text(OWN_PARTITION)
+        result = raysim.run(
+            folder / "s.yaml",
+            sets=["data.partition={name: './evil.py:Halves', first: 1}", "algorithm.name=fedgh"],
+            quiet=True,
+        )
+        table = pq.read_table(result.folder / "partition.parquet").to_pandas()
+        classes = {k: sorted(set(rows.label)) for k, rows in table.groupby("client")}
+        assert classes == {0: [0, 2, 4, 6, 8], **{k: [1, 3, 5, 7, 9] for k in (1, 2, 3)}}
+        assert len(table) == 1797
+        assert "evil.py" in result.summary["code"]["files"]
+        assert "first: 1" in (result.folder / "resolved.yaml").read_text()
+
+    @pytest.mark.parametrize(
+        ("wrong", "sentence"),
+        [
+            ("shape", "Halves.shares returned an array of shape (3, 10) with values from 0 to 1; return"),
+            ("negative", "Halves.shares returned an array of shape (4, 10) with values from -1 to 0; return"),
+            ("unheld", "Halves.shares assigned class 0 to no client"),
+            ("error", "Halves.shares fails: KeyError: 'oops' (evil.py, line "),
+        ],
+    )
+    def test_shares_that_are_none(
+        self, wrong: str, sentence: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (folder / "evil.py").write_text(OWN_PARTITION)
+        words = ["--set", f"data.partition={{name: './evil.py:Halves', wrong: {wrong}}}"]
+        said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
+        assert f"data.partition.name: {sentence}" in said
