@@ -270,21 +270,20 @@ def compare(
         print_trials(card.trials)
         return
     from raysim.comparison.main_measure import first_accuracy
-    from raysim.comparison.notes import FOLLOWS_TUNING
     from raysim.comparison.tables import chosen_columns, write_tables
     from raysim.comparison.terminal import print_table
 
     found = of(*folders, targets=targets or None, baseline=baseline, select=select, metric=metric)
     shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])
     if shown is not None and metric is None:
-        main = first_accuracy([column.measure for column in shown], select)
-        found = replace(found, main=main, notes=[note for note in found.notes if note != FOLLOWS_TUNING])
+        found = replace(found, main=first_accuracy([column.measure for column in shown], select))
     print_table(found, shown=shown)
     if output is not None:
-        from raysim.comparison.pictures import draw, without_clients
+        from raysim.comparison.pictures import draw, without_clients, write_curves
 
         folder = Path(output)
-        for path in [*write_tables(found, folder, shown, siunitx, heads), *draw(found, folder, width=width)]:
+        tables = [*write_tables(found, folder, shown, siunitx, heads), write_curves(found, folder)]
+        for path in [*tables, *draw(found, folder, width=width)]:
             echo(path)
         if missing := without_clients(found):
             echo(f"note: {missing}")

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from raysim.common.errors import ScenarioError
 from raysim.comparison.main_measure import ORIGINS, main_measure, tuned_metric
 from raysim.comparison.measures import MEASURES, SELECT, TO_TARGET, is_cost_to_target
-from raysim.comparison.notes import FOLLOWS_TUNING, SELECTED_BY_VAL, missing_cells, notes_on, other_selection
+from raysim.comparison.notes import missing_cells, notes_on, on_selection
 from raysim.comparison.published import Published, by_measure
-from raysim.comparison.runs import find_runs
+from raysim.comparison.runs import RunRecord, find_runs
 from raysim.comparison.statistics import (
     Estimate,
     estimate,
@@ -25,6 +25,7 @@ from raysim.comparison.statistics import (
     paired_p_value,
     probability_of_improvement,
 )
+from raysim.comparison.sweep_card import SweepCard
 from raysim.comparison.tuned import TuningCard
 from raysim.comparison.tuned_runs import without_outdated
 from raysim.comparison.variants import Variant, baselines_of, group_runs, named_apart
@@ -65,10 +66,11 @@ class Comparison:
     variants: Sequence[Variant]
     targets: Sequence[float]
     baseline: str | None = None  # the name of the baseline
-    notes: Sequence[str] = field(default_factory=list)
+    other_notes: Sequence[str] = field(default_factory=list)  # those that do not depend on `select` and `main`
     targets_on: str = "all"  # what must reach a target: the mean accuracy of clients, one of `CURVES`, or `select`
     select: str = "last"  # what selects the round whose measures count, one of `SELECT`
     main: str = "last"  # the measure, one of `ORIGINS`, of differences, of figures, and of the summary over tasks
+    tunings: Sequence[TuningCard] = ()  # those that chose values of the runs
 
     def __repr__(self) -> str:
         """Return the table, the legend and the notes, as `raysim compare` prints them."""
@@ -77,6 +79,11 @@ class Comparison:
         file = StringIO()
         print_table(self, file)
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+    @property
+    def notes(self) -> list[str]:
+        """A sentence for each reason why the numbers are less fair, or less certain, than they look."""
+        return [*on_selection(self.tunings, self.select, self.accuracy.metric), *self.other_notes]
 
     @property
     def accuracy(self) -> Accuracy:
@@ -214,7 +221,7 @@ class Comparison:
                 "seed": str(run.seed),
                 "status": str(run.summary.get("status")),
                 "digest": str(run.summary.get("state_digest") or "")[:16],
-                "command": f"raysim launch {shlex.quote(str(run.folder / 'resolved.yaml'))}",
+                "command": _command(run.folder),
             }
             for variant in self.variants
             for run in variant.runs
@@ -289,7 +296,7 @@ def compare(
     all_runs = [replace(run, select=select) for run in all_runs]
     if not all_runs:
         raise ScenarioError("compare: no run given; give run folders, or folders that contain runs")
-    measured = sorted((run for run in all_runs if run.summary.get("rounds")), key=lambda run: run.place)
+    measured = _in_order([run for run in all_runs if run.summary.get("rounds")])
     if not measured:
         others = f" and {plural(len(all_runs) - 1, 'other run')}" if len(all_runs) > 1 else ""
         text = f"compare: no run has finished a round ({all_runs[0].folder}{others}); give runs with results"
@@ -304,8 +311,7 @@ def compare(
     if metric is not None and not any(len(run.series(metric)[0]) for run in measured):
         text = f"--metric: {metric} given, but no run measured this metric; choose a run {DRAWABLE[metric].needs}"
         raise ScenarioError(text)
-    sweeps = [run.sweep for run in measured]
-    sweep = sweeps[0] if all(one == sweeps[0] for one in sweeps) else None
+    sweep, sweep_notes = _sweep_of(measured)
     if targets is None and sweep is not None:
         targets = sweep.targets
     chosen = sorted({target for run in measured for target in run.targets}) if targets is None else list(targets)
@@ -315,6 +321,7 @@ def compare(
             raise ScenarioError(f"--target: {target:g} given; give an accuracy greater than 0 and at most 1")
     variants = group_runs(measured)
     notes = [f"{run.folder} is left out: it has no finished round yet" for run in all_runs if run not in measured]
+    notes += sweep_notes
     baselines: list[Variant] = []
     if baseline is not None:
         baseline, baselines = baselines_of(variants, baseline)
@@ -338,12 +345,42 @@ def compare(
         followed = tuned_metric(one.select for one in tunings)
         if followed is not None and all(len(run.series(followed)[0]) for run in measured):
             main = main_measure(followed, select)
-            notes.append(FOLLOWS_TUNING)
     notes += [*outdated, *(note for tuning in tunings for note in tuning.notes)]
     targets_on = sweep.targets_on if sweep is not None else "all"
     if select != "last":
         targets_on = select
-        notes.insert(0, SELECTED_BY_VAL[select])
-        notes += other_selection(tunings, select)
-    tuned = frozenset(key for tuning in tunings for key in tuning.keys)
-    return Comparison(variants, chosen, baseline, [*notes, *notes_on(variants, tuned)], targets_on, select, main)
+    return Comparison(variants, chosen, baseline, [*notes, *notes_on(variants)], targets_on, select, main, tunings)
+
+
+def _in_order(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Sort runs: sweep by sweep, in the order of their first runs, and within a sweep in the order of its file."""
+    sweeps = [run.folder.resolve().parent.parent if run.sweep else None for run in runs]
+    order = {sweep: place for place, sweep in enumerate(dict.fromkeys(sweeps))}
+    pairs = sorted(zip(runs, sweeps, strict=True), key=lambda pair: (order[pair[1]], pair[0].place))
+    return [run for run, _ in pairs]
+
+
+def _sweep_of(runs: Sequence[RunRecord]) -> tuple[SweepCard | None, list[str]]:
+    """The sweep whose baseline and targets count, and notes on runs that belong to no sweep, or to another one."""
+    sweeps = {run.folder.resolve().parent.parent: run.sweep for run in runs if run.sweep}
+    if not sweeps:
+        return None, []
+    sweep, names = next(iter(sweeps.values())), ", ".join(folder.name for folder in sweeps)
+    settings = [(one.baseline, one.targets, one.targets_on) for one in sweeps.values()]
+    if any(one != settings[0] for one in settings[1:]):
+        text = "their baselines and targets differ, so none of them is used; set --baseline and --target"
+        return None, [f"the runs belong to several sweeps ({names}); {text}"]
+    outside = [run for run in runs if not run.sweep]
+    if not outside:
+        return sweep, []
+    more = f" and {plural(len(outside) - 1, 'other run')}" if len(outside) > 1 else ""
+    return sweep, [
+        f"{outside[0].folder}{more} {'belong' if more else 'belongs'} to no sweep; the baseline and targets are those "
+        f"of {names}"
+    ]
+
+
+def _command(folder: Path) -> str:
+    """The command that repeats a run, with results and MLflow's record in the current folder."""
+    scenario = shlex.quote(str(folder / "resolved.yaml"))
+    return f"raysim launch {scenario} --set output=repeated --set tracking.uri=null"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from raysim.comparison.main_measure import tuned_metric
 from raysim.comparison.measures import SELECT
 from raysim.comparison.runs import RunRecord
 from raysim.comparison.statistics import MIN_SEEDS
@@ -30,6 +31,10 @@ FOLLOWS_TUNING = (
     "message, so differences and figures show accuracy/all_current; to show the latest test accuracy of each client's "
     "own network instead, use --metric accuracy/all"
 )
+
+
+OWN, CURRENT = frozenset({"accuracy/all", "accuracy/val"}), frozenset({"accuracy/all_current", "accuracy/val_current"})
+"""Accuracies of clients' own networks, and after they received the server's current message."""
 
 
 def missing_cells(runs: Sequence[RunRecord]) -> list[str]:
@@ -75,17 +80,15 @@ def _same_results(variants: Sequence[Variant]) -> list[str]:
     ]
 
 
-def notes_on(variants: Sequence[Variant], tuned: Collection[str] = ()) -> list[str]:
-    """One sentence for each reason why the comparison is less fair or less certain than it looks.
-
-    tuned: keys whose values tuning has chosen; they may differ.
-    """
+def notes_on(variants: Sequence[Variant]) -> list[str]:
+    """One sentence for each reason why the comparison is less fair or less certain than it looks."""
     notes = []
     for key in BUDGET:
         values = {str(run.keys.get(key)) for variant in variants for run in variant.runs}
         if len(values) > 1:
             notes.append(f"unequal budgets: {key} is {' or '.join(sorted(values))}")
-    notes += _unequal_settings(variants, tuned)
+    notes += _not_tuned(variants)
+    notes += _unequal_settings(variants)
     notes += _same_results(variants)
     for variant in variants:
         cut = [run for run in variant.counted.values() if run.summary.get("rounds", 0) < run.rounds_asked]
@@ -137,31 +140,62 @@ def _unequal_code(runs: Sequence[RunRecord]) -> list[str]:
     return sorted(name for name, of_file in digests.items() if len(of_file) > 1)
 
 
-def _unequal_settings(variants: Sequence[Variant], tuned: Collection[str]) -> list[str]:
+def _not_tuned(variants: Sequence[Variant]) -> list[str]:
+    """A sentence that names the variants of no tuned sweep, if other variants are of one."""
+    others = [variant.name for variant in variants if not variant.tunings]
+    if not others or len(others) == len(variants):
+        return []
+    return [f"unequal tuning: {', '.join(others)} {'was' if len(others) == 1 else 'were'} not tuned"]
+
+
+def _unequal_settings(variants: Sequence[Variant]) -> list[str]:
     """One sentence for every key in which methods differ, except the method's own keys and those in variants' names.
 
-    tuned: further keys to leave out.
+    Tuned values of a key may differ from each other, but not from a value that was not tuned.
     """
     scenarios = [next(iter(variant.counted.values())).deciding for variant in variants]
-    mentioned = {*BUDGET, *tuned, *(key for variant in variants for key in variant.keys)}
+    mentioned = {*BUDGET, *(key for variant in variants for key in variant.keys)}
+    mentioned -= {key for variant in variants for key in variant.tuned_keys}
     notes = []
     for key in dict.fromkeys(key for scenario in scenarios for key in scenario):
         if key in mentioned or key.startswith("algorithm.") or not differs(key, scenarios):
             continue
         methods: dict[str, list[str]] = {}
         for variant, scenario in zip(variants, scenarios, strict=True):
-            methods.setdefault(str(scenario.get(key)), []).append(variant.method)
-        values = (f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in methods.items())
-        notes.append(f"unequal settings: {key} is {' or '.join(values)}")
+            value = "tuned" if key in variant.tuned_keys else str(scenario.get(key))
+            methods.setdefault(value, []).append(variant.method)
+        if len(methods) > 1:
+            values = (f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in methods.items())
+            notes.append(f"unequal settings: {key} is {' or '.join(values)}")
     return notes
 
 
-def other_selection(tunings: Iterable[TuningCard], select: str) -> list[str]:
+def on_selection(tunings: Iterable[TuningCard], select: str, metric: str) -> list[str]:
+    """Sentences on the accuracies that chose rounds and tuned values, and the one that is shown.
+
+    select: what selects each run's round, one of `SELECT`. metric: the accuracy of differences and figures.
+    """
+    chose = list(dict.fromkeys(one.select for one in tunings))
+    if select != "last":
+        return [SELECTED_BY_VAL[select], *_other_selection(chose, select)]
+    if metric == tuned_metric(chose):
+        return [FOLLOWS_TUNING]
+    alike = [networks for networks in (OWN, CURRENT) if metric in networks]
+    return [
+        f"{other} chose the tuned values, but differences and figures show {metric}; to choose and show the accuracy "
+        f"of the same networks, set tune.select: {'accuracy/val' if networks is OWN else 'accuracy/val_current'}, or "
+        f"use --metric {'accuracy/all_current' if networks is OWN else 'accuracy/all'}"
+        for networks in alike
+        for other in chose
+        if other in OWN | CURRENT and other not in networks
+    ]
+
+
+def _other_selection(chose: Iterable[str], select: str) -> list[str]:
     """A sentence for each other validation accuracy that chose the values of these runs."""
-    metrics = dict.fromkeys(one.select for one in tunings if one.select.removeprefix("accuracy/") in SELECT)
     return [
         f"{metric} chose the tuned values, but --select {select} chooses rounds by accuracy/{select}; "
         f"use --select {metric.removeprefix('accuracy/')} to choose both by the same accuracy"
-        for metric in metrics
-        if metric != f"accuracy/{select}"
+        for metric in chose
+        if metric.removeprefix("accuracy/") in SELECT and metric != f"accuracy/{select}"
     ]

@@ -11,7 +11,8 @@ import numpy as np
 
 from raysim.common import names
 from raysim.comparison.compare import Comparison
-from raysim.comparison.statistics import estimate
+from raysim.comparison.statistics import MIN_SEEDS, estimate
+from raysim.comparison.tables import write_csv
 from raysim.comparison.variants import Variant
 from raysim.report.figures import (
     COLOURS,
@@ -141,6 +142,30 @@ def _mean_curve(variant: Variant, accuracy: str, over: str) -> Curve | None:
         return None
     x, mean, low, high = np.array(points).T.tolist()
     return Curve(variant.name, x, mean, low, high)
+
+
+def write_curves(comparison: Comparison, folder: Path) -> Path:
+    """Write the points of the curves into curves.csv in a folder, and return the file. Raises `OSError`.
+
+    Columns: variant, metric (such as accuracy/all), over (a key of `OVER`), x (rounds, bytes, operations or virtual
+    seconds), mean, and low and high, the ends of the 95 % interval over seeds, as drawn: cut at 0 and 1, and empty with
+    fewer than three seeds.
+    """
+    import pandas as pd
+
+    columns = ["variant", "metric", "over", "x", "mean", "low", "high"]
+    rows: list[tuple[Any, ...]] = []
+    metric = comparison.accuracy.metric
+    for over in measured_axes(comparison):
+        for variant in comparison.variants:
+            if curve := _mean_curve(variant, metric, over):
+                ends = zip(curve.x, curve.y, curve.low or (), curve.high or (), strict=True)
+                known = len(variant.counted) >= MIN_SEEDS
+                rows += [(variant.name, metric, over, x, y, *((low, high) if known else (None, None)))
+                         for x, y, low, high in ends]  # fmt: skip
+    path = folder / "curves.csv"
+    write_csv(pd.DataFrame(rows, columns=columns), path)
+    return path
 
 
 def without_clients(comparison: Comparison) -> str:

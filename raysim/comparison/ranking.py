@@ -16,7 +16,7 @@ RULE = (
     "the second-best mean, if the best is bold and the second is significantly better than every variant below it. "
     f"Significant: p < {SIGNIFICANT:g} in the paired t-test over seeds between two variants of the same task, with "
     "Holm's correction for all these tests in the column. Of the costs, only costs to a target are ranked, and only "
-    "among variants whose runs all reach the target."
+    "among variants whose runs all reach the target; variants that send nothing are not ranked by what they send."
 )
 
 
@@ -38,7 +38,8 @@ def marks(comparison: Comparison, measure: str) -> dict[str, Mark]:
     tasks: dict[tuple[str, ...], list[str]] = {}
     mean: dict[str, float] = {}
     for variant in comparison.variants:
-        if (found := comparison.estimate(variant.name, measure)) is not None:
+        found = comparison.estimate(variant.name, measure)
+        if found is not None and not ("mib_to_" in measure and not found.mean):
             mean[variant.name] = sign * found.mean
             tasks.setdefault(variant.task, []).append(variant.name)
     p_values: dict[tuple[str, str], float] = {}

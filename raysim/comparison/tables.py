@@ -13,7 +13,7 @@ from raysim.common.files import replace
 from raysim.common.suggestions import suggest
 from raysim.comparison.compare import Comparison
 from raysim.comparison.main_measure import in_words
-from raysim.comparison.measures import ACCURACIES, is_cost_to_target
+from raysim.comparison.measures import ACCURACIES, is_cost_to_target, is_measure
 from raysim.comparison.published import Published
 from raysim.comparison.scale import ROUNDING, Scale, scales_of
 from raysim.comparison.statistics import SIGNIFICANT, Estimate
@@ -114,6 +114,11 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
             measure, _, kind = name.rpartition(".")
             if measure in allowed and kind in ("difference", "p_holm"):
                 raise ScenarioError(f"--columns: {name} given, but there is no baseline; add --baseline NAME")
+            if is_measure(name) and is_cost_to_target(name):
+                target = name.rpartition("_")[2]
+                if float(target) in comparison.targets:
+                    raise ScenarioError(f"--columns: {name} given, but no run reaches the target {target}")
+                raise ScenarioError(f"--columns: {name} given, but {target} is not a target; add --target {target}")
             ends = [suffix for suffix in SUFFIXES if kind not in ("", suffix) and suffix.startswith(kind)]
             near = f"; did you mean '{measure}.{ends[0]}'?" if measure in allowed and ends else suggest(name, allowed)
             listed = ", ".join(key for key in allowed if "." not in key)
@@ -318,6 +323,11 @@ def markdown(comparison: Comparison, shown: Sequence[Column] | None = None) -> s
     if over := task_rows(comparison):
         lines += [*table(over), "", tasks_legend(comparison.main), ""]
     return "\n".join([*lines, *(f"- {names.markdown(note)}" for note in comparison.notes), ""])
+
+
+def write_csv(frame: pd.DataFrame, path: Path) -> None:
+    """Write a table as CSV. Raises `OSError`."""
+    replace(path, partial(_write, _csv(frame)))
 
 
 def _csv(frame: pd.DataFrame) -> str:

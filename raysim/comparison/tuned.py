@@ -16,6 +16,14 @@ class ChosenValue:
     key: str
     value: str  # YAML in one line
     edge: Literal["", "lower", "upper"] = ""  # the edge of its possible values that it lies on
+    space: str = ""  # its possible values as in the sweep file, YAML in one line; empty: not recorded
+
+    @property
+    def words(self) -> str:
+        """The key and the value, from which values it was chosen, and whether it lies on their edge."""
+        edge = f"at the {self.edge} end of its search space; extend it" if self.edge else ""
+        inner = "; ".join(filter(None, [f"from {self.space}" if self.space else "", edge]))
+        return f"{self.key}={self.value}" + (f" ({inner})" if inner else "")
 
 
 @dataclass(frozen=True)
@@ -59,11 +67,8 @@ class TunedVariant:
         rank_last = f"; {plural(self.failed, 'trial')} failed or diverged" if self.failed else ""
         if self.trial is None or self.score is None:
             return f"{self.label}: no values chosen{rank_last}"
-        values = [
-            f"{one.key}={one.value}" + (f" (at the {one.edge} end of its search space; extend it)" if one.edge else "")
-            for one in self.chosen
-        ]
-        return f"{self.label}: tuned to {', '.join(values)} (trial {self.trial}, score {self.score:.4g}){rank_last}"
+        values = ", ".join(one.words for one in self.chosen)
+        return f"{self.label}: tuned to {values} (trial {self.trial}, score {self.score:.4g}){rank_last}"
 
 
 @dataclass(frozen=True)

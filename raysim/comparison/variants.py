@@ -11,6 +11,7 @@ from raysim.common.names import apart
 from raysim.common.names import name as clean_name
 from raysim.comparison.published import Published
 from raysim.comparison.runs import RunRecord
+from raysim.comparison.tuned import TuningCard
 from raysim.plugins.references import Reference
 
 
@@ -23,6 +24,7 @@ class Variant:
     called: str  # the algorithm's name in tables
     label: str = ""  # the variant's name in the sweep file
     is_baseline: bool = False
+    method_label: str = ""  # the variant's name without its task, from the names in `runs`
 
     @property
     def name(self) -> str:
@@ -41,6 +43,8 @@ class Variant:
     @property
     def method(self) -> str:
         """The variant's name without its task."""
+        if self.method_label:
+            return self.method_label
         own = [f"{_short(key)}={v!s}" for key, v in self.keys.items() if key != "algorithm.name" and not is_task(key)]
         return clean_name(" ".join([self.called, *own]))
 
@@ -59,6 +63,18 @@ class Variant:
         """The variant's names in the sweep file: its label, and the names in `runs` that define it."""
         cells = [run.cell for run in self.runs if run.cell]
         return list(dict.fromkeys(name for cell in cells for name in (cell.label, *cell.runs) if name))
+
+    @property
+    def tunings(self) -> list[TuningCard]:
+        """The tunings of the sweeps that the variant's runs belong to."""
+        return list({id(one): one for run in self.runs if run.sweep and (one := run.sweep.tuning)}.values())
+
+    @property
+    def tuned_keys(self) -> frozenset[str]:
+        """The keys whose values a tuning has chosen for this variant."""
+        labels = {run.cell.label for run in self.runs if run.cell}
+        tuned = (one for tuning in self.tunings for one in tuning.variants if one.label in labels)
+        return frozenset(chosen.key for one in tuned for chosen in one.chosen)
 
     @property
     def published(self) -> Sequence[Published]:
@@ -105,7 +121,38 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
         )
         for deciding, repeats, label in zip(first, by_settings.values(), labels, strict=True)
     ]
-    return named_apart(variants)
+    return named_apart(_named_by_runs(variants))
+
+
+def _named_by_runs(variants: Sequence[Variant]) -> Sequence[Variant]:
+    """The variants with names of their methods from `runs` in the sweep file, if these names do not decide the task.
+
+    Names may stand for methods or settings, each of which has runs on the same tasks, or for tasks, such as data sets.
+    """
+    of_variant = [{tuple(run.cell.runs) if run.cell else () for run in variant.runs} for variant in variants]
+    if any(len(names) != 1 for names in of_variant):
+        return variants
+    names = [names.pop() for names in of_variant]
+    if len(set(map(len, names))) != 1:
+        return variants
+
+    def names_methods(axis: int) -> bool:
+        tasks: dict[str, set[tuple[str, ...]]] = {}
+        for variant, name in zip(variants, names, strict=True):
+            tasks.setdefault(name[axis], set()).add(variant.task)
+        return len(set(map(frozenset, tasks.values()))) == 1
+
+    axes = [axis for axis in range(len(names[0])) if names_methods(axis)]
+    methods = [tuple(name[axis] for axis in axes) for name in names]
+    keys_of: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for variant, method in zip(variants, methods, strict=True):
+        keys_of.setdefault(method, []).append(variant.keys)
+    named = []
+    for variant, method in zip(variants, methods, strict=True):
+        own = [key for key in variant.keys if not is_task(key) and differs(key, keys_of[method])]
+        label = " ".join([*method, *(f"{_short(key)}={variant.keys[key]!s}" for key in own)])
+        named.append(replace(variant, method_label=clean_name(label) if axes else ""))
+    return named
 
 
 def _called(runs: Sequence[RunRecord]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,8 +134,9 @@ def draw_boxes(groups: Mapping[str, Floats], accuracy: Accuracy, pooled: str, wi
 
     pooled: the clients of one box, in words.
     """
-    labels = [names.picture(label, 32) for label in groups]
-    flat = len(labels) * max(map(len, labels)) * 0.075 <= INCHES[width] - 0.6
+    labels = ["\n".join(textwrap.wrap(names.picture(label, 96), 32)) for label in groups]
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    flat = len(labels) * longest * 0.075 <= INCHES[width] - 0.6
     figure, (axes,) = make_figure(width=width, height=2.6 if flat else 3.1)
     drawn = axes.boxplot(
         list(groups.values()),

@@ -41,6 +41,10 @@ class Values:
         """The value at a part of the list, from 0 to 1."""
         return self.values[_index(part, len(self.values))]
 
+    def __str__(self) -> str:
+        """The list as in a sweep file."""
+        return shown(list(self.values))
+
     def ends(self) -> tuple[Any, ...]:
         """Every value: each may be refused by the scenario."""
         return self.values
@@ -77,6 +81,10 @@ class Range:
     def rounded(self, value: float) -> float:
         """Return a number of the range with at most `DIGITS` significant digits."""
         return min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
+
+    def __str__(self) -> str:
+        """The range as in a sweep file."""
+        return shown({self.kind: [self.low, self.high]})
 
     def ends(self) -> tuple[Any, ...]:
         """The least and the greatest number."""

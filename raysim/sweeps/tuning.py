@@ -266,7 +266,7 @@ class Tuning:
         """The facts about one candidate that the comparison shows."""
         candidate, chosen = standing.candidate, standing.chosen
         values = [
-            ChosenValue(key, written(value), candidate.space[key].edge(value))
+            ChosenValue(key, written(value), candidate.space[key].edge(value), str(candidate.space[key]))
             for key, value in (chosen.values if chosen else {}).items()
         ]
         return TunedVariant(

@@ -332,7 +332,7 @@ def _inode(path: Path) -> tuple[int, int]:
 
 
 def _refusal(path: Path, error: OSError) -> str:
-    return f"The run folder {path} cannot be used ({reason(error)}): choose another place for the results."
+    return f"The run folder {path} cannot be used ({reason(error)}); set output to a folder that can be written."
 
 
 def _close(descriptor: int) -> None:

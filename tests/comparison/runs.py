@@ -45,10 +45,12 @@ def make_run(
     processor: str = "AuthenticAMD 26 17 AVX2",
     current: Sequence[float] = (),
     val_current: Sequence[float] = (),
+    mib: int = 1,
     **changes: Any,
 ) -> Path:
     """A run of one participant per round, which sends 1 MiB and receives 2, and computes 10^9 operations.
 
+    mib: what it sends per round instead of 1 MiB; it receives twice as much.
     virtual_s: of each round, in which then 2 clients drop out. code_changed: after these rounds.
     called: the class's name of a method in a user's own file.
     val: validation accuracies in rounds 0, 1, ...; empty: no client has validation samples.
@@ -68,9 +70,9 @@ def make_run(
         "accuracy/participants": [None, *[value + 0.1 for value in accuracy[1:]]],
         "accuracy/best": [max(accuracy[: t + 1]) for t in rounds],
         "accuracy/worst_decile": [value - 0.1 for value in accuracy],
-        "comm/up_bytes": [0, *[2**20] * rounds[-1]],
-        "comm/down_bytes": [0, *[2**21] * rounds[-1]],
-        "comm/total_bytes": [3 * 2**20 * t for t in rounds],
+        "comm/up_bytes": [0, *[mib * 2**20] * rounds[-1]],
+        "comm/down_bytes": [0, *[mib * 2**21] * rounds[-1]],
+        "comm/total_bytes": [3 * mib * 2**20 * t for t in rounds],
         "compute/flops": [0.0, *[1e9] * rounds[-1]],
         "compute/total_flops": [1.5e9 * t for t in rounds],
     }

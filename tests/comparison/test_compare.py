@@ -471,6 +471,54 @@ def test_a_baseline_is_called_as_in_the_sweeps_runs(tmp_path: Path) -> None:
         compare(tmp_path, baseline="digits")
 
 
+def test_the_names_in_runs_are_those_of_methods_over_tasks(tmp_path: Path) -> None:
+    """Also for two settings of one algorithm; a key that the names do not decide stays in the name."""
+    cells = {}
+    for data in ("digits", "cifar10"):
+        for name, pull in (("full", 0.1), ("no pull", 0.0)):
+            for epochs in (1, 5):
+                cell, label = f"{name}-{epochs}-{data}", f"{name} server_epochs={epochs} data.name={data}"
+                made = {"algorithm": {"pull": pull, "server_epochs": epochs}, "data": {"name": data}}
+                make_run(tmp_path / cell / "run", partition=data, **made)
+                cells[cell] = CellCard(label, runs=(name,))
+    SweepCard("", cells).write(tmp_path)
+    comparison = compare(tmp_path, baseline="no pull server_epochs=1")
+    methods = [f"{name} server_epochs={epochs}" for name in ("full", "no pull") for epochs in (1, 5)]
+    assert [row[0] for row in task_rows(comparison)[1:]] == methods
+    assert [[one.name for one in part.variants] for part in comparison.by_task.values()] == [methods, methods]
+    assert comparison.baseline == "no pull server_epochs=1"
+
+
+def swept(folder: Path, names: str, **card: Any) -> None:
+    """The runs of a sweep with one cell per letter, in this order, the first letter being its baseline."""
+    for name in names:
+        make_run(folder / name / "run", f"m_{name}")
+    SweepCard("", {name: CellCard(name.upper()) for name in names}, targets=[0.4], **card).write(folder)
+
+
+def test_a_run_outside_the_sweep_does_not_remove_its_baseline(tmp_path: Path) -> None:
+    swept(tmp_path / "study", "ba", baseline="m_b")
+    make_run(tmp_path / "study" / "again" / "run", "m_c")
+    found = compare(tmp_path / "study")
+    assert (found.baseline, found.targets) == ("m_b", [0.4])
+    place = tmp_path / "study" / "again" / "run"
+    assert f"{place} belongs to no sweep; the baseline and targets are those of study" in found.notes
+    assert not any("belong" in note for note in compare(tmp_path / "study" / "a", tmp_path / "study" / "b").notes)
+
+
+def test_two_sweeps_keep_their_order_and_what_they_agree_on(tmp_path: Path) -> None:
+    swept(tmp_path / "one", "cb", baseline="m_b")
+    swept(tmp_path / "two", "da", baseline="m_b")
+    found = compare(tmp_path / "two", tmp_path / "one")
+    assert [one.name for one in found.variants] == ["D", "A", "C", "B"]
+    assert found.baseline == "m_b"
+    swept(tmp_path / "three", "e", baseline="m_e")
+    found = compare(tmp_path / "two", tmp_path / "three")
+    assert found.baseline is None and not found.targets
+    sentence = "their baselines and targets differ, so none of them is used; set --baseline and --target"
+    assert f"the runs belong to several sweeps (two, three); {sentence}" in found.notes
+
+
 def test_a_baseline_with_other_clients(tmp_path: Path) -> None:
     cells = {}
     for name, share, last in (("half", 0.5, 0.5), ("all", 1.0, 0.75)):

@@ -77,6 +77,16 @@ def test_a_smaller_cost_to_a_target_is_better_and_other_costs_are_not_ranked(tmp
     assert r"fast & 3 of 3: \textbf{1} \\" in text and r"never & 1 of 3 \\" in text
 
 
+def test_a_method_that_sends_nothing_is_not_the_best_by_what_it_sends(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        make_run(tmp_path / f"a{seed}", "fast", seed, [0.0, 0.6, 0.6])
+        make_run(tmp_path / f"b{seed}", "slow", seed, [0.0, 0.1, 0.6])
+        make_run(tmp_path / f"c{seed}", "standalone", seed, [0.0, 0.6, 0.6], mib=0)
+    comparison = compare(tmp_path, targets=[0.5])
+    assert marks(comparison, "mib_to_0.5") == marks(comparison, "up_mib_to_0.5") == {"fast": "best"}
+    assert marks(comparison, "rounds_to_0.5") == {}  # fast and standalone are equal
+
+
 def test_every_task_has_its_best(tmp_path: Path) -> None:
     compared(tmp_path / "one", {"a": A, "b": B}, data={"name": "digits"})
     compared(tmp_path / "two", {"a": C, "b": B}, data={"name": "cifar10"})
@@ -162,8 +172,10 @@ def test_columns_are_chosen_by_name(capfd: pytest.CaptureFixture[str], tmp_path:
         ("last.published", "--columns: last.published given; allowed: n, last, "),
         ("last.p", "--columns: last.p given; did you mean 'last.p_holm'?; allowed: n, last, "),
         ("", "--columns:  given; allowed: "),
+        ("rounds_to_0.9", "--columns: rounds_to_0.9 given, but 0.9 is not a target; add --target 0.9"),
+        ("rounds_to_0.99", "--columns: rounds_to_0.99 given, but no run reaches the target 0.99"),
     ):
-        code, _, error = run(capfd, *words, "--columns", name)
+        code, _, error = run(capfd, *words, "--target", "0.99", "--columns", name)
         assert code == 2 and sentence in error and error.count("\n") == 1
     with pytest.raises(
         ScenarioError, match=r"rounds_to_0.5.difference given, but there is no baseline; add --baseline"

@@ -231,8 +231,15 @@ def test_the_accuracy_that_chose_the_values_is_tested_and_drawn(
         assert code == 0 and (FOLLOWS_TUNING in out) == said
 
 
-def test_a_note_tells_tuning_by_another_accuracy(tmp_path: Path) -> None:
+def test_a_note_tells_tuning_by_another_accuracy(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = made_tuned_by_current(tmp_path)
+    other = (
+        "accuracy/val_current chose the tuned values, but differences and figures show accuracy/all; to choose and "
+        "show the accuracy of the same networks, set tune.select: accuracy/val, or use --metric accuracy/all_current"
+    )
+    assert other in compare(folder, metric="accuracy/all").notes
+    for columns, said in (("last", True), ("last_current", False), ("n", True)):
+        assert (other in " ".join(command(capfd, "compare", str(folder), "--columns", columns)[1].split())) == said
     sentence = (
         "accuracy/val_current chose the tuned values, but --select val chooses rounds by accuracy/val; "
         "use --select val_current to choose both by the same accuracy"

@@ -14,7 +14,7 @@ import pytest
 
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.latex import latex
-from raysim.comparison.pictures import curves, draw, pictures, swept
+from raysim.comparison.pictures import curves, draw, pictures, swept, write_curves
 from raysim.comparison.scale import Scale
 from raysim.comparison.statistics import Estimate
 from raysim.comparison.tables import cell, chosen_columns, legend, markdown, rows_of, write_tables
@@ -164,7 +164,8 @@ def test_markdown_and_csv(comparison: Comparison, tmp_path: Path) -> None:
     assert list(zip(runs["variant"], runs["seed"], strict=True)) == [
         (v, s) for v in ("fedgh", "fd_x") for s in (1, 2, 3)
     ]
-    assert runs["command"][0] == f"raysim launch {tmp_path / 'runs' / 'a1' / 'resolved.yaml'}"
+    repeat = "--set output=repeated --set tracking.uri=null"
+    assert runs["command"][0] == f"raysim launch {tmp_path / 'runs' / 'a1' / 'resolved.yaml'} {repeat}"
     assert {"variant", "measure", "n", "low", "high", "difference", "seeds", "values"} < set(frame.columns)
 
 
@@ -225,6 +226,25 @@ def test_pictures(comparison: Comparison, tmp_path: Path) -> None:
     }
     again = draw(comparison, tmp_path / "two", (".svg", ".pdf"))
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in files if path.suffix != ".png"]
+
+
+def test_the_points_of_the_curves_are_a_file(comparison: Comparison, tmp_path: Path) -> None:
+    found = pd.read_csv(write_curves(comparison, tmp_path))
+    assert set(found["over"]) == {"round", "bytes", "operations"} and set(found["metric"]) == {"accuracy/all"}
+    last = found[found["over"] == "bytes"].groupby("variant").last()
+    for variant in comparison.variants:
+        of = comparison.estimate(variant.name, "last")
+        x, mean, low, high = last.loc[variant.name, ["x", "mean", "low", "high"]]
+        assert of is not None and of.low is not None and of.high is not None
+        assert x == 3 * 2**20 * max(found["x"][found["over"] == "round"])
+        assert [mean, low, high] == pytest.approx([of.mean, max(of.low, 0), min(of.high, 1)])
+
+
+def test_curves_of_too_few_seeds_have_no_interval(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    found = pd.read_csv(write_curves(compare(tmp_path / "a"), tmp_path))
+    assert list(found["mean"][:4]) == [0.1, 0.3, 0.6, 0.5]
+    assert found["low"].isna().all() and found["high"].isna().all()
 
 
 def test_many_variants_are_drawn_task_by_task(tmp_path: Path) -> None:

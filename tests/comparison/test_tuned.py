@@ -32,6 +32,14 @@ def test_a_choice_at_an_edge_has_a_mark() -> None:
     assert replace(A, trial=None, score=None, chosen=[]).sentence == "A: no values chosen"
 
 
+def test_a_choice_tells_its_search_space() -> None:
+    space = replace(A.chosen[0], space="{log: [0.01, 0.3]}")
+    assert replace(A, chosen=[space, B.chosen[1]]).sentence == (
+        "A: tuned to training.lr=0.3 (from {log: [0.01, 0.3]}; at the upper end of its search space; extend it), "
+        "x=1 (at the lower end of its search space; extend it) (trial 3, score 0.9123)"
+    )
+
+
 def test_budgets_are_equal_or_it_says_how_they_differ() -> None:
     begins = "tuned by accuracy/val on seeds 101, 102, random search: "
     halving = "16 trials with successive halving at rounds 2, 6, 20"
@@ -87,3 +95,14 @@ def test_a_comparison_shows_the_tuning_of_its_sweep(tmp_path: Path) -> None:
     SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=replace(CARD, cells=["C"])).write(tmp_path)
     with pytest.raises(ScenarioError, match=r"all runs are outdated: .* since they ran; run the sweep again"):
         compare(tmp_path)
+
+
+def test_a_method_that_was_not_tuned_is_named(tmp_path: Path) -> None:
+    """Also if it is in another sweep, whose value of a tuned key was not tuned."""
+    for name, method, rate in (("A", "fedgh", 0.3), ("B", "standalone", 0.1)):
+        make_run(tmp_path / "s" / name / "1", method, training={"epochs": 1, "batch_size": 8, "lr": rate})
+    SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=CARD).write(tmp_path / "s")
+    make_run(tmp_path / "t" / "C" / "1", "fedproto", training={"epochs": 1, "batch_size": 8, "lr": 0.05})
+    notes = compare(tmp_path / "s", tmp_path / "t").notes
+    assert "unequal tuning: fedproto was not tuned" in notes
+    assert "unequal settings: training.lr is tuned (fedgh, standalone) or 0.05 (fedproto)" in notes

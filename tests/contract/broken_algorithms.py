@@ -332,6 +332,24 @@ class OpaqueServerState(Sound):
 
 
 @dataclass(frozen=True)
+class KeepsAnOptimizer(Sound):
+    """Keeps an optimizer, not its state_dict, in server.state."""
+
+    def server_start(self, server: Server[Any], registrations: Mapping[ClientId, Any]) -> Any:
+        header = server.task.new_header()
+        return {"header": header, "adam": torch.optim.Adam(header.parameters(), lr=0.01)}
+
+    def server_send(self, server: Server[Any], to: ClientId) -> Header:
+        return Header(weights(server.state["header"]))
+
+    def server_update(self, server: Server[Any], ups: Mapping[ClientId, Header]) -> None:
+        mean = weighted_mean((server.num_samples[k], up.w) for k, up in ups.items())
+        for name, value in server.state["header"].named_parameters():
+            value.grad = value.detach() - mean[name]
+        server.state["adam"].step()
+
+
+@dataclass(frozen=True)
 class StateBesideServerState(Sound):
     """Keeps the round's uploads on the server object."""
 

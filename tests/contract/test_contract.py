@@ -148,6 +148,7 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (broken.StateBesideTheNet(), "state_dict_is_all", "if the run restarts from the clients' state_dicts"),
     (broken.StateInTheModule(), "state_dict_is_all", "if the run restarts from the clients' state_dicts"),
     (broken.OpaqueServerState(), "server_state_visible", "server.state cannot be saved"),
+    (broken.KeepsAnOptimizer(), "server_state_visible", "the state contains a Adam at adam"),
     (broken.StateBesideServerState(), "server_state_visible", "a server hook sets the attribute server.latest, which"),
     (broken.HiddenInAServerModule(), "server_state_visible", "WithHiddenTensor.secret"),
     (
