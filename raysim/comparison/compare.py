@@ -193,6 +193,7 @@ class Comparison:
                     {
                         "variant": variant.name,
                         **{key: str(value) for key, value in variant.keys.items()},
+                        "tuned": variant.tuned_values,
                         "measure": measure,
                         "n": len(values),
                         "runs": len(self.pairs(variant.name)),

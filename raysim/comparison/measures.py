@@ -18,6 +18,9 @@ TARGETS: Mapping[tuple[str, str], tuple[float, ...]] = {
 MEASURES: Mapping[str, str] = {
     "last": "mean test accuracy of all clients in the last round that measured it; each client counts with the "
     "latest test accuracy of its own network",
+    "last_pooled": "test accuracy of all clients in the last round that measured it, pooled over samples: the share of "
+    "all clients' test samples that are classified correctly",
+    "last_current_pooled": "`last_pooled`, each client tested after it received the server's current message",
     "at_best_val": "`last`, but in the round with the greatest `val` instead of the last round",
     "best": "greatest mean test accuracy of all clients in any round; the test samples choose the round, so this is "
     "optimistic",
@@ -82,6 +85,8 @@ current message, or a round's participants."""
 ACCURACIES = frozenset(
     {
         "last",
+        "last_pooled",
+        "last_current_pooled",
         "at_best_val",
         "best",
         "last_current",

@@ -203,6 +203,8 @@ class RunRecord:
         dropped = self.series("engine/dropped_clients")[1]
         values = {
             "last": _at(self.series("accuracy/all")[1], -1),
+            "last_pooled": _at(self.series("accuracy/all_pooled")[1], -1),
+            "last_current_pooled": _at(self.series("accuracy/all_current_pooled")[1], -1),
             "at_best_val": _at(self.series("accuracy/at_best_val")[1], -1),
             "best": _max(self.series("accuracy/all")[1]),
             "last_current": _at(self.series("accuracy/all_current")[1], -1),

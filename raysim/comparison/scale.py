@@ -15,7 +15,8 @@ ROUNDING = 1e-12
 """Smaller numbers are errors of rounding: they are shown as 0."""
 
 TITLES = {
-    "last": "last", "at_best_val": "at best val.", "best": "best", "best_participants": "best part.",
+    "last": "last", "last_pooled": "last pooled", "last_current_pooled": "last current pooled",
+    "at_best_val": "at best val.", "best": "best", "best_participants": "best part.",
     "last_current": "last current", "at_best_val_current": "current at best val.", "best_current": "best current",
     "best_global": "best global",
     "last_global": "last global", "worst_decile": "worst 10%",
@@ -59,7 +60,7 @@ def title(measure: str) -> str:
     if measure in TITLES:
         return TITLES[measure]
     what, target = measure.split("_to_")
-    words = {"rounds": "rounds", "mib": "MiB", "up_mib": "MiB up", "gflop": "GFLOP", "virtual_s": "virtual s"}
+    words = {"rounds": "rounds", "mib": "MiB", "up_mib": "upload MiB", "gflop": "GFLOP", "virtual_s": "virtual s"}
     return f"{words[what]} to {100 * float(target):g}%"
 
 

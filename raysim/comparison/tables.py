@@ -35,6 +35,7 @@ VAL_COLUMNS = {
 
 SHORT_MEANINGS = {
     "last": "mean of all clients' latest test accuracies",
+    "last_current": "the same, each client tested after it received the server's current message",
     "best_participants": "greatest mean test accuracy of a round's participants",
     "worst_decile": "mean test accuracy of the worst tenth of the clients",
     "total_mib": "sent and received by all clients",
@@ -120,7 +121,8 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
                     raise ScenarioError(f"--columns: {name} given, but no run reaches the target {target}")
                 raise ScenarioError(f"--columns: {name} given, but {target} is not a target; add --target {target}")
             ends = [suffix for suffix in SUFFIXES if kind not in ("", suffix) and suffix.startswith(kind)]
-            near = f"; did you mean '{measure}.{ends[0]}'?" if measure in allowed and ends else suggest(name, allowed)
+            near = "" if measure in allowed else suggest(name, allowed)
+            near = f"; did you mean '{measure}.{ends[0]}'?" if measure in allowed and ends else near
             listed = ", ".join(key for key in allowed if "." not in key)
             raise ScenarioError(
                 f"--columns: {name} given{near}; allowed: {listed}. You can append .difference or .p_holm to a measure "

@@ -11,7 +11,7 @@ from raysim.common.names import apart
 from raysim.common.names import name as clean_name
 from raysim.comparison.published import Published
 from raysim.comparison.runs import RunRecord
-from raysim.comparison.tuned import TuningCard
+from raysim.comparison.tuned import ChosenValue, TuningCard
 from raysim.plugins.references import Reference
 
 
@@ -70,11 +70,21 @@ class Variant:
         return list({id(one): one for run in self.runs if run.sweep and (one := run.sweep.tuning)}.values())
 
     @property
-    def tuned_keys(self) -> frozenset[str]:
-        """The keys whose values a tuning has chosen for this variant."""
+    def chosen(self) -> list[ChosenValue]:
+        """The values that a tuning has chosen for this variant."""
         labels = {run.cell.label for run in self.runs if run.cell}
         tuned = (one for tuning in self.tunings for one in tuning.variants if one.label in labels)
-        return frozenset(chosen.key for one in tuned for chosen in one.chosen)
+        return [chosen for one in tuned for chosen in one.chosen]
+
+    @property
+    def tuned_keys(self) -> frozenset[str]:
+        """The keys whose values a tuning has chosen for this variant."""
+        return frozenset(one.key for one in self.chosen)
+
+    @property
+    def tuned_values(self) -> str:
+        """The same with their values: `training.lr=0.1, algorithm.mu=1`."""
+        return ", ".join(f"{one.key}={one.value}" for one in self.chosen)
 
     @property
     def published(self) -> Sequence[Published]:

@@ -39,7 +39,7 @@ def print_tuning_plan(tuning: Tuning, standings: Sequence[Standing], costs: Sequ
         planned, full = tuning.planned_rounds(candidate), tuning.full_rounds(candidate)
         seconds = None if cost.seconds is None else cost.seconds / candidate.rounds
         shown = "?" if seconds is None else human_seconds(seconds * planned)
-        share = f" ({planned / full:.0%} of a search without halving)" if planned < full else ""
+        share = f" (without halving: {full:,})" if planned < full else ""
         state = "tuned" if standing.chosen is not None else "tuning"
         rounds = f"{plural(candidate.trials, 'trial')}, {standing.rounds} of {planned:,} rounds{share}"
         print(f"{state:<11} {shown:>22}  {candidate.name}: {rounds}")

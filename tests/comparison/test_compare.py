@@ -34,7 +34,7 @@ def test_the_measures_of_one_run(tmp_path: Path) -> None:
     (run,) = find_runs([tmp_path])
     assert run.measures([0.3, 0.6, 0.9]) == pytest.approx(
         {
-            "last": 0.5, "best": 0.6, "best_participants": 0.7, "worst_decile": 0.4, "std": 0.1,
+            "last": 0.5, "last_pooled": 0.49, "best": 0.6, "best_participants": 0.7, "worst_decile": 0.4, "std": 0.1,
             "up_mib": 1, "down_mib": 2, "both_mib": 3, "total_mib": 9, "gflop": 1, "total_gflop": 4.5,
             "rounds_to_0.3": 1, "mib_to_0.3": 3, "up_mib_to_0.3": 1, "gflop_to_0.3": 1.5,
             "rounds_to_0.6": 2, "mib_to_0.6": 6, "up_mib_to_0.6": 2, "gflop_to_0.6": 3,

@@ -89,6 +89,9 @@ def test_a_comparison_shows_the_tuning_of_its_sweep(tmp_path: Path) -> None:
     SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=CARD).write(tmp_path)
     found = compare(tmp_path)
     assert [variant.name for variant in found.variants] == ["A", "B"]
+    assert found.frame.groupby("variant")["tuned"].first().to_dict() == {
+        "A": "training.lr=0.3", "B": "training.lr=0.1, x=1",
+    }  # fmt: skip
     outdated = "left out 1 outdated run: the sweep's settings or the values that tuning chose have changed since it ran"
     assert found.notes[:5] == [outdated, *CARD.notes]
     assert not any(note.startswith("unequal settings: training.lr") for note in found.notes)

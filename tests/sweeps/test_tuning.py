@@ -387,9 +387,7 @@ def test_the_dry_run_counts_the_trials(workplace: Path, pool: Pool, capsys: pyte
     path = write(workplace)
     main(["sweep", str(path), "--dry-run"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("tuning") and lines[0].endswith(
-        "FedGH: 4 trials, 0 of 8 rounds (50% of a search without halving)"
-    )
+    assert lines[0].startswith("tuning") and lines[0].endswith("FedGH: 4 trials, 0 of 8 rounds (without halving: 16)")
     tuned, waiting = (sum(line.startswith(state) for line in lines) for state in ("tuning", "waiting"))
     starts = tuned * (4 + 2 + 1) + waiting  # trials, those that continue, those that do so again; the result
     assert lines[-1].endswith(f" to start the processes (once) and {starts} cells or tuning steps.")
