@@ -23,7 +23,7 @@ from tests.engine.scenarios import digits
 
 ELSEWHERE: Mapping[tuple[str, str], tuple[int, str]] = {
     ("README.md", "python"): (2, "tests/test_readme.py"),
-    ("docs/comparison.md", "python"): (1, "tests/sweeps/test_study.py"),
+    ("docs/comparison.md", "python"): (2, "tests/sweeps/test_study.py"),
     ("docs/comparison.md", "yaml"): (1, "tests/sweeps/test_tuning.py"),
     ("docs/guide.md", "python"): (2, "tests/test_readme.py"),
     ("docs/own_code.md", "python"): (2, "tests/inspection/test_attack.py"),  # and one here

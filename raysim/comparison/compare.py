@@ -192,6 +192,7 @@ class Comparison:
                 rows.append(
                     {
                         "variant": variant.name,
+                        "method": variant.method,
                         **{key: str(value) for key, value in variant.keys.items()},
                         "tuned": variant.tuned_values,
                         "measure": measure,

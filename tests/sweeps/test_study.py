@@ -53,7 +53,7 @@ def test_an_unknown_name_of_a_run_lists_the_names() -> None:
 def test_the_python_of_the_page_on_comparisons(workplace: Path) -> None:
     (workplace / "scenarios").symlink_to(REPOSITORY / "scenarios")
     page = (REPOSITORY / "docs" / "comparison.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    code, _ = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(code, "comparison.md", "exec"), names)
     study, run, frame = names["study"], names["run"], names["comparison"].frame
@@ -67,3 +67,19 @@ def test_the_python_of_the_page_on_comparisons(workplace: Path) -> None:
     selected = study.compare(select="val").estimate("fedgh", "at_best_val")
     assert selected is not None and selected.mean == run.rounds["accuracy/at_best_val"].iloc[-1]
     assert study.run() is study  # nothing is left to do
+
+
+def test_the_tables_and_figures_of_the_page_on_comparisons(
+    workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    for alpha in (0.1, 1.0):
+        data = {"name": "digits", "partition": {"name": "dirichlet", "alpha": alpha}}
+        sets = ["name=alphas", "rounds=1", "algorithm.name=fedtgp"]
+        run = raysim.run(digits(data=data), sets=sets, quiet=True)
+    page = (REPOSITORY / "docs" / "comparison.md").read_text(encoding="utf-8")
+    _, code = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(compile(code, "comparison.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert re.search(r"alpha +0\.1 +1\.0\n", printed) and "fedtgp" in printed
+    assert f"{100 * run.rounds['accuracy/all'].iloc[-1]:.4f}"[:6] in printed
