@@ -194,7 +194,8 @@ def _show_algorithm(console: Console, name: str) -> None:
         method = declared(name if reference is None else reference.name)
         file = f"algorithms/{name}.py" if reference is None else reference.name
     console.print(as_text(reflowed(method.file_doc or method.doc), overflow="fold"))
-    console.print(as_text(f"\nPaper: {method.paper}"))
+    based_on = method.paper_of if method.paper_of not in ("", method.name) else ""
+    console.print(as_text(f"\n{f'Paper of {based_on}, on which it is based' if based_on else 'Paper'}: {method.paper}"))
     console.print(as_text(f"File:  {file}"))
     console.print(as_text(f"Architectures: {_architectures(method)}"))
     for way, messages in (("Down", method.down), ("Up", method.up)):

@@ -52,6 +52,7 @@ class Declaration:
     checks: bool = False  # True: the class has a method `check` or `__post_init__`, which may refuse values
     down: Messages = None  # server -> client
     up: Messages = None  # client -> server
+    paper_of: str = ""  # the class that names the paper: this one, or the one that it inherits from
 
     def __post_init__(self) -> None:
         presets = self.profiles.values() if isinstance(self.profiles, Mapping) else [None]

@@ -79,6 +79,7 @@ def declaration_of(cls: type) -> Declaration:
         checks=any(check in vars(base) for base in bases for check in CHECKS),
         down=down,
         up=up,
+        paper_of=next((base.__name__ for base in bases if "paper" in vars(base)), ""),
     )
 
 

@@ -157,6 +157,7 @@ def _declaration(file: File, cls: ast.ClassDef) -> Declaration:
     facts: dict[str, Any] = {}
     checks = _has_checks(cls)
     down, up = _read_messages(file.tree, cls)
+    paper_of = ""
     bases = [found for base in cls.bases if (found := file.base(base, cls)) is not None]
     if sum(bool(other.algorithm_bases(base)) for other, base in bases) > 1:
         raise UnreadableError(f"{cls.name} inherits from several algorithms")
@@ -166,6 +167,7 @@ def _declaration(file: File, cls: ast.ClassDef) -> Declaration:
             fields = {info.name: info for info in inherited.fields}
             facts = {fact: getattr(inherited, fact) for fact in FACTS}
             checks, down, up = checks or inherited.checks, inherited.down, inherited.up
+            paper_of = inherited.paper_of
         elif any(isinstance(node, ast.AnnAssign) for node in base.body):
             raise UnreadableError(f"{cls.name} inherits fields of {base.name}, which is no algorithm")
         else:
@@ -176,6 +178,7 @@ def _declaration(file: File, cls: ast.ClassDef) -> Declaration:
         hint = ClassVar if annotation is None else _field_hint(name, annotation)
         if name in FACTS and default is not MISSING:
             facts[name] = default
+            paper_of = cls.name if name == "paper" else paper_of
         if hint is ClassVar or get_origin(hint) is ClassVar:
             fields.pop(name, None)
         else:
@@ -190,6 +193,7 @@ def _declaration(file: File, cls: ast.ClassDef) -> Declaration:
         checks=checks,
         down=down,
         up=up,
+        paper_of=paper_of,
     )
 
 

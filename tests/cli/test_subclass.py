@@ -86,7 +86,8 @@ def test_describe_shows_the_subclass_and_what_it_inherits(capsys: pytest.Capture
     main(["new", "algorithm", "my_prox", "--from", "fedprox"])
     main(["describe", "./my_prox.py"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "MyProx: FedProx with one change" in shown and "Paper: Li et al., MLSys 2020" in shown
+    assert "MyProx: FedProx with one change" in shown
+    assert "Paper of FedProx, on which it is based: Li et al., MLSys 2020" in shown
     assert "mu 0.1 a number at least 0 Weight of the proximal term" in shown
     text = " ".join(Path("my_prox.py").read_text().split())
     assert "override any of server_start, server_send, client_receive, client_update, server_update, exposed." in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,11 @@ BROKEN = {
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A file of a method called `mine`."""
     monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "raysim.algorithms.mine", raising=False)
-    return tmp_path / "mine.py"
+    yield tmp_path / "mine.py"
+    sys.modules.pop("raysim.algorithms.mine", None)  # else other tests would find a method called `mine`
 
 
 @pytest.mark.parametrize("what", BROKEN)

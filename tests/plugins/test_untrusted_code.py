@@ -124,7 +124,8 @@ class TestNothingRunsUnannounced:
         (folder / "evil.py").write_text(FEDPROX.replace("@", f"open({str(mark)!r}, 'w')\n\n@", 1))
         main(["describe", str(folder / "evil.py")])
         shown = " ".join(capsys.readouterr().out.split())
-        assert "Paper: McMahan et al., AISTATS 2017" in shown and "Architectures: one for all clients" in shown
+        assert "Paper of FedAvg, on which it is based: McMahan et al., AISTATS 2017" in shown
+        assert "Architectures: one for all clients" in shown
         assert "avg_bn_buffers true" in shown and "mu 0.1 a number at least 0" in shown
         place(EVIL["in a default"], folder)
         said = ran("describe", str(folder / "evil.py"), capsys=capsys, code=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -56,14 +57,14 @@ class Mine(Algorithm[Any, Any, Any]):
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file of a method called `mine`, and a cache that knows no method."""
     monkeypatch.setenv("RAYSIM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "raysim.algorithms.mine", raising=False)  # of another test
     file = tmp_path / "mine.py"
     file.write_text(MINE)
-    return file
+    yield file
+    sys.modules.pop("raysim.algorithms.mine", None)  # else other tests would find a method called `mine`
 
 
 def again(name: str = "mine") -> module.Declaration:
