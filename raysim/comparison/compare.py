@@ -295,7 +295,7 @@ def compare(
         raise ScenarioError(f"--select: {select} given; allowed: {', '.join(SELECT)}")
     main = main_measure(metric, select)
     all_runs, outdated = without_outdated(find_runs(runs))
-    all_runs = [replace(run, select=select) for run in all_runs]
+    all_runs, without_trials = _without_trials([replace(run, select=select) for run in all_runs])
     if not all_runs:
         raise ScenarioError("compare: no run given; give run folders, or folders that contain runs")
     measured = _in_order([run for run in all_runs if run.summary.get("rounds")])
@@ -313,7 +313,7 @@ def compare(
     if metric is not None and not any(len(run.series(metric)[0]) for run in measured):
         text = f"--metric: {metric} given, but no run measured this metric; choose a run {DRAWABLE[metric].needs}"
         raise ScenarioError(text)
-    sweep, sweep_notes = _sweep_of(measured)
+    sweep, sweep_notes = _sweep_of(measured, baseline, targets)
     if targets is None and sweep is not None:
         targets = sweep.targets
     chosen = sorted({target for run in measured for target in run.targets}) if targets is None else list(targets)
@@ -323,7 +323,7 @@ def compare(
             raise ScenarioError(f"--target: {target:g} given; give an accuracy greater than 0 and at most 1")
     variants = group_runs(measured)
     notes = [f"{run.folder} is left out: it has no finished round yet" for run in all_runs if run not in measured]
-    notes += sweep_notes
+    notes += [*without_trials, *sweep_notes]
     baselines: list[Variant] = []
     if baseline is not None:
         baseline, baselines = baselines_of(variants, baseline)
@@ -354,6 +354,15 @@ def compare(
     return Comparison(variants, chosen, baseline, [*notes, *notes_on(variants)], targets_on, select, main, tunings)
 
 
+def _without_trials(runs: list[RunRecord]) -> tuple[list[RunRecord], list[str]]:
+    """The runs without trials of a tuning, and a note on these; if all are trials, all runs."""
+    trials = [run for run in runs if run.sweep and run.sweep.trials]
+    if not trials or len(trials) == len(runs):
+        return runs, []
+    kept = [run for run in runs if not (run.sweep and run.sweep.trials)]
+    return kept, [f"left out {plural(len(trials), 'trial')} of a tuning, which would count as further seeds"]
+
+
 def _in_order(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Sort runs: sweep by sweep, in the order of their first runs, and within a sweep in the order of its file."""
     sweeps = [run.folder.resolve().parent.parent if run.sweep else None for run in runs]
@@ -362,27 +371,42 @@ def _in_order(runs: Sequence[RunRecord]) -> list[RunRecord]:
     return [run for run, _ in pairs]
 
 
-def _sweep_of(runs: Sequence[RunRecord]) -> tuple[SweepCard | None, list[str]]:
-    """The sweep whose baseline and targets count, and notes on runs that belong to no sweep, or to another one."""
+def _sweep_of(
+    runs: Sequence[RunRecord], baseline: str | None, targets: Iterable[float] | None
+) -> tuple[SweepCard | None, list[str]]:
+    """The sweep whose baseline and targets count, and a note if it is not the sweep of all runs.
+
+    baseline, targets: those that the user gave, in place of the sweep's.
+    """
     sweeps = {run.folder.resolve().parent.parent: run.sweep for run in runs if run.sweep}
     if not sweeps:
         return None, []
+    asked = {
+        "baseline": baseline is None and any(one.baseline is not None for one in sweeps.values()),
+        "targets": targets is None and any(one.targets is not None for one in sweeps.values()),
+    }
+    what = " and ".join(name for name, counts in asked.items() if counts)
     sweep, names = next(iter(sweeps.values())), ", ".join(folder.name for folder in sweeps)
-    settings = [(one.baseline, one.targets, one.targets_on) for one in sweeps.values()]
+    settings = [
+        (asked["baseline"] and one.baseline, asked["targets"] and one.targets, one.targets_on)
+        for one in sweeps.values()
+    ]
     if any(one != settings[0] for one in settings[1:]):
-        text = "their baselines and targets differ, so none of them is used; set --baseline and --target"
-        return None, [f"the runs belong to several sweeps ({names}); {text}"]
+        options = {"baseline": "--baseline", "targets": "--target"}
+        give = " and ".join(options[name] for name, counts in asked.items() if counts)
+        text = (
+            f"the runs belong to several sweeps ({names}), which differ in {what}, so none of them counts; set {give}"
+        )
+        return None, [text] if what else []
     outside = [run for run in runs if not run.sweep]
-    if not outside:
+    if not outside or not what:
         return sweep, []
     more = f" and {plural(len(outside) - 1, 'other run')}" if len(outside) > 1 else ""
-    return sweep, [
-        f"{outside[0].folder}{more} {'belong' if more else 'belongs'} to no sweep; the baseline and targets are those "
-        f"of {names}"
-    ]
+    belong = f"{outside[0].folder}{more} {'belong' if more else 'belongs'} to no sweep"
+    return sweep, [f"{belong}; the {what} of {names} {'is' if what == 'baseline' else 'are'} used for all runs"]
 
 
 def _command(folder: Path) -> str:
     """The command that repeats a run, with results and MLflow's record in the current folder."""
-    scenario = shlex.quote(str(folder / "resolved.yaml"))
+    scenario = shlex.quote(str(folder.absolute() / "resolved.yaml"))
     return f"raysim launch {scenario} --set output=repeated --set tracking.uri=null"

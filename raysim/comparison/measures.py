@@ -121,6 +121,12 @@ def meaning_of(name: str) -> str | None:
     return ALL_MEASURES.get(f"{cost[1]}_to_A" if cost else name)
 
 
+def canonical(name: str) -> str:
+    """Return the name of a measure as tables have it: `rounds_to_0.5` for `rounds_to_0.50`; other names as they are."""
+    cost = _TO_TARGET.fullmatch(name)
+    return f"{cost[1]}_to_{float(name.rpartition('_')[2]):g}" if cost else name
+
+
 def is_cost_to_target(measure: str) -> bool:
     """Whether a measure is a cost to a target (`TO_TARGET`); a run has such a measure only if it reaches the target."""
     return "_to_" in measure

@@ -180,6 +180,12 @@ def on_selection(tunings: Iterable[TuningCard], select: str, metric: str) -> lis
         return [SELECTED_BY_VAL[select], *_other_selection(chose, select)]
     if metric == tuned_metric(chose):
         return [FOLLOWS_TUNING]
+    kinds = [networks for networks in (OWN, CURRENT) if networks & {*chose}]
+    if len(kinds) > 1:
+        return [
+            f"{' and '.join(chose)} chose the tuned values of different methods, so no accuracy suits all of them; "
+            "tune all methods by the same accuracy (tune.select)"
+        ]
     alike = [networks for networks in (OWN, CURRENT) if metric in networks]
     return [
         f"{other} chose the tuned values, but differences and figures show {metric}; to choose and show the accuracy "

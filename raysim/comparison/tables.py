@@ -13,7 +13,7 @@ from raysim.common.files import replace
 from raysim.common.suggestions import suggest
 from raysim.comparison.compare import Comparison
 from raysim.comparison.main_measure import in_words
-from raysim.comparison.measures import ACCURACIES, is_cost_to_target, is_measure
+from raysim.comparison.measures import ACCURACIES, canonical, is_cost_to_target, is_measure
 from raysim.comparison.published import Published
 from raysim.comparison.scale import ROUNDING, Scale, scales_of
 from raysim.comparison.statistics import SIGNIFICANT, Estimate
@@ -35,7 +35,8 @@ VAL_COLUMNS = {
 
 SHORT_MEANINGS = {
     "last": "mean of all clients' latest test accuracies",
-    "last_current": "the same, each client tested after it received the server's current message",
+    "last_current": "mean of all clients' latest test accuracies, each tested after it received the server's current "
+    "message",
     "best_participants": "greatest mean test accuracy of a round's participants",
     "worst_decile": "mean test accuracy of the worst tenth of the clients",
     "total_mib": "sent and received by all clients",
@@ -110,9 +111,10 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
             allowed[f"{measure}.p_holm"] = Column("p_holm", measure)
         if measure in printed:
             allowed[f"{measure}.published"] = Column("published", measure)
+    names = [f"{canonical(measure)}{dot}{kind}" for measure, dot, kind in map(_parts, names)]
     for name in names:
         if name not in allowed:
-            measure, _, kind = name.rpartition(".")
+            measure, _, kind = _parts(name)
             if measure in allowed and kind in ("difference", "p_holm"):
                 raise ScenarioError(f"--columns: {name} given, but there is no baseline; add --baseline NAME")
             if is_measure(name) and is_cost_to_target(name):
@@ -129,6 +131,14 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
                 "if there is a baseline, and .published if a paper reports its value, for example last.difference"
             )
     return [allowed[name] for name in names]
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """A column's name as measure, dot and suffix; the last two are empty without one of `SUFFIXES`."""
+    measure, dot, kind = name.rpartition(".")
+    return (
+        (measure, dot, kind) if any(suffix.startswith(kind) for suffix in SUFFIXES) and dot and kind else (name, "", "")
+    )
 
 
 def rows_of(comparison: Comparison, shown: Sequence[Column]) -> list[list[str]]:

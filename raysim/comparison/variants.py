@@ -32,7 +32,7 @@ class Variant:
         if self.label:
             return self.label
         parts = [self.called] if "algorithm.name" in self.keys else []
-        parts += [f"{_short(key)}={value!s}" for key, value in self.keys.items() if key != "algorithm.name"]
+        parts += [_assigned(key, value) for key, value in self.keys.items() if key != "algorithm.name"]
         return " ".join(parts) or self.called
 
     @property
@@ -43,9 +43,12 @@ class Variant:
     @property
     def method(self) -> str:
         """The variant's name without its task."""
-        if self.method_label:
-            return self.method_label
-        own = [f"{_short(key)}={v!s}" for key, v in self.keys.items() if key != "algorithm.name" and not is_task(key)]
+        return self.method_label or self.plain_method
+
+    @property
+    def plain_method(self) -> str:
+        """The algorithm's name, followed by the differing keys that do not belong to the task, and their values."""
+        own = [_assigned(key, v) for key, v in self.keys.items() if key != "algorithm.name" and not is_task(key)]
         return clean_name(" ".join([self.called, *own]))
 
     @property
@@ -72,8 +75,9 @@ class Variant:
     @property
     def chosen(self) -> list[ChosenValue]:
         """The values that a tuning has chosen for this variant."""
-        labels = {run.cell.label for run in self.runs if run.cell}
-        tuned = (one for tuning in self.tunings for one in tuning.variants if one.label in labels)
+        labels = {run.cell.label for run in self.runs if run.cell}  # empty for the only variant of a sweep
+        variants = (one for tuning in self.tunings for one in tuning.variants)
+        tuned = (one for one in variants if one.label in labels or "" in labels)
         return [chosen for one in tuned for chosen in one.chosen]
 
     @property
@@ -137,7 +141,9 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
 def _named_by_runs(variants: Sequence[Variant]) -> Sequence[Variant]:
     """The variants with names of their methods from `runs` in the sweep file, if these names do not decide the task.
 
-    Names may stand for methods or settings, each of which has runs on the same tasks, or for tasks, such as data sets.
+    The names of an axis of `runs` stand for methods or settings, which have runs on the same tasks, or for tasks such
+    as data sets, which have none in common. If neither holds, for example because cells are missing, the variants stay
+    as they are.
     """
     of_variant = [{tuple(run.cell.runs) if run.cell else () for run in variant.runs} for variant in variants]
     if any(len(names) != 1 for names in of_variant):
@@ -145,23 +151,31 @@ def _named_by_runs(variants: Sequence[Variant]) -> Sequence[Variant]:
     names = [names.pop() for names in of_variant]
     if len(set(map(len, names))) != 1:
         return variants
-
-    def names_methods(axis: int) -> bool:
-        tasks: dict[str, set[tuple[str, ...]]] = {}
+    axes = []
+    for axis in range(len(names[0])):
+        tasks_of: dict[str, set[tuple[str, ...]]] = {}
         for variant, name in zip(variants, names, strict=True):
-            tasks.setdefault(name[axis], set()).add(variant.task)
-        return len(set(map(frozenset, tasks.values()))) == 1
-
-    axes = [axis for axis in range(len(names[0])) if names_methods(axis)]
+            tasks_of.setdefault(name[axis], set()).add(variant.task)
+        tasks = list(tasks_of.values())
+        if len(tasks) > 1 and all(one == tasks[0] for one in tasks):
+            axes.append(axis)
+        elif sum(map(len, tasks)) > len(set().union(*tasks)):
+            return variants
+    if not axes:
+        return variants
     methods = [tuple(name[axis] for axis in axes) for name in names]
-    keys_of: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    alike: dict[tuple[str, ...], dict[tuple[str, ...], list[Mapping[str, Any]]]] = {}
     for variant, method in zip(variants, methods, strict=True):
-        keys_of.setdefault(method, []).append(variant.keys)
+        alike.setdefault(method, {}).setdefault(variant.task, []).append(variant.keys)
     named = []
     for variant, method in zip(variants, methods, strict=True):
-        own = [key for key in variant.keys if not is_task(key) and differs(key, keys_of[method])]
-        label = " ".join([*method, *(f"{_short(key)}={variant.keys[key]!s}" for key in own)])
-        named.append(replace(variant, method_label=clean_name(label) if axes else ""))
+        own = [
+            key
+            for key in variant.keys
+            if not is_task(key) and any(differs(key, on_task) for on_task in alike[method].values())
+        ]
+        words = [variant.called if key == "algorithm.name" else _assigned(key, variant.keys[key]) for key in own]
+        named.append(replace(variant, method_label=clean_name(" ".join([*method, *words]))))
     return named
 
 
@@ -198,7 +212,7 @@ def baselines_of(variants: Sequence[Variant], baseline: str) -> tuple[str, list[
         called = {
             variant.method
             for variant in variants
-            if baseline in (variant.name, variant.called, variant.algorithm)
+            if baseline in (variant.name, variant.plain_method, variant.called, variant.algorithm)
             or (reference is not None and reference.name == variant.algorithm)
         }
         if len(called) != 1:
@@ -215,7 +229,7 @@ def is_task(key: str) -> bool:
     return key.startswith(("data.", "clients."))
 
 
-def _short(key: str) -> str:
-    """The last part of a dotted key, or the last two parts if the last is `name`."""
+def _assigned(key: str, value: object) -> str:
+    """`key=value`, with the last part of a dotted key, or the last two parts if the last is `name`."""
     parts = key.split(".")
-    return ".".join(parts[-2:]) if parts[-1] == "name" else parts[-1]
+    return f"{'.'.join(parts[-2:]) if parts[-1] == 'name' else parts[-1]}={value!s}"

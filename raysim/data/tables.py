@@ -38,6 +38,8 @@ _CSV_VALUE_BYTES = 36
 """Memory per value of a CSV file, in addition to its characters: 8 bytes in each of four arrays, 4 in the last one
 (measured)."""
 _CSV_SAMPLE = 1 << 20
+_NUMBER = r"^([-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(inf|infinity|nan)|true|false|)$"
+"""What a CSV file may have in a column of numbers, for the message on other columns."""
 
 
 @dataclass
@@ -252,12 +254,8 @@ def _columns(path: Path, schema: Any, settings: Files, table: Any = None) -> _Co
 
 def _first_text(column: Any) -> int | None:
     """Return the first row of a column of text that is no number, counted from 0; None if there is none."""
-    for row, text in enumerate(column):
-        try:
-            float(text.as_py() or 0)
-        except ValueError:
-            return row
-    return None
+    row = pc.index(pc.match_substring_regex(column, _NUMBER, ignore_case=True), False).as_py()
+    return None if row < 0 else int(row)
 
 
 def _is_image(kind: Any) -> bool:

@@ -134,7 +134,7 @@ def draw_boxes(groups: Mapping[str, Floats], accuracy: Accuracy, pooled: str, wi
 
     pooled: the clients of one box, in words.
     """
-    labels = ["\n".join(textwrap.wrap(names.picture(label, 96), 32)) for label in groups]
+    labels = ["\n".join(names.picture(line, 32) for line in textwrap.wrap(label, 32)[:3]) for label in groups]
     longest = max(len(line) for label in labels for line in label.split("\n"))
     flat = len(labels) * longest * 0.075 <= INCHES[width] - 0.6
     figure, (axes,) = make_figure(width=width, height=2.6 if flat else 3.1)

@@ -202,7 +202,7 @@ def reused_samples(partition: Partition) -> tuple[str, ...]:
     if not len(both_X):
         return ()
     text = (
-        f"{len(both_X)} of the {len(test_X)} test samples are also training samples of another client, for example "
+        f"test samples that are also training samples of another client: {len(both_X)} of {len(test_X)}, for example "
         f"sample {both_X[0]}; with messages between clients, test accuracies may be too high"
     )
     return (text,)

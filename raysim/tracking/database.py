@@ -115,5 +115,7 @@ def in_words(error: BaseException) -> str:
     for sign, words in _NO_ANSWER.items():
         if sign in text:
             return words
-    text = re.sub(r"^\(\w+\.\w+\) ", "", text.partition(" [SQL: ")[0])  # an error's class and its query, by SQLAlchemy
+    for end in (" [SQL: ", " (Background on this error"):  # what SQLAlchemy adds to an error
+        text = text.partition(end)[0]
+    text = re.sub(r"^\((?:\w+\.)+\w+\) ", "", text)
     return text[:300].rstrip(".") or type(error).__name__

@@ -21,6 +21,7 @@ from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.comparison.tables import legend, markdown, short_columns, task_rows
+from raysim.comparison.trials import TrialsCard
 from tests.comparison.runs import make_run, variant_rows
 
 
@@ -467,7 +468,7 @@ def test_a_baseline_is_called_as_in_the_sweeps_runs(tmp_path: Path) -> None:
     assert {name: less and less.mean for name, less in found.items()} == {
         "slow digits": None, "fast digits": 0.25, "slow cifar10": None, "fast cifar10": 0.25,
     }  # fmt: skip
-    with pytest.raises(ScenarioError, match=r"--baseline: digits given; allowed: .*, slow digits, slow, digits, f"):
+    with pytest.raises(ScenarioError, match=r"--baseline: digits given; allowed: slow digits, slow, digits, fast"):
         compare(tmp_path, baseline="digits")
 
 
@@ -489,6 +490,51 @@ def test_the_names_in_runs_are_those_of_methods_over_tasks(tmp_path: Path) -> No
     assert comparison.baseline == "no pull server_epochs=1"
 
 
+def test_a_key_that_the_task_decides_is_not_in_the_name_of_a_method(tmp_path: Path) -> None:
+    """Here the rounds of each data set, and the rate that was tuned for it."""
+    cells = {}
+    for data, rounds in (("digits", 3), ("cifar10", 4)):
+        for name in ("GH", "Alone"):
+            made = {"algorithm": {"header_lr": 0.1 * rounds}, "data": {"name": data}}
+            cell = f"{name}-{data}"
+            make_run(tmp_path / cell / "run", name.lower(), accuracy=[0.1] * (rounds + 1), partition=data, **made)
+            cells[cell] = CellCard(f"{name} {data}", runs=(data, name))
+    SweepCard("", cells, baseline="Alone").write(tmp_path)
+    comparison = compare(tmp_path)
+    assert comparison.baseline == "Alone"
+    assert [row[0] for row in task_rows(comparison)[1:]] == ["GH", "Alone"]
+    assert compare(tmp_path, baseline="alone").baseline == "Alone"
+
+
+def test_names_of_settings_are_joined_to_the_algorithm_of_a_grid(tmp_path: Path) -> None:
+    cells = {}
+    for data in ("digits", "cifar10"):
+        for method in ("fedgh", "standalone"):
+            for name, rate in (("low", 0.1), ("high", 0.2)):
+                made = {"training": {"epochs": 1, "batch_size": 8, "lr": rate}, "data": {"name": data}}
+                cell = f"{name}-{method}-{data}"
+                make_run(tmp_path / cell / "run", method, partition=data, algorithm={}, **made)
+                cells[cell] = CellCard(cell, runs=(name,))
+    SweepCard("", cells).write(tmp_path)
+    methods = ["low fedgh", "high fedgh", "low standalone", "high standalone"]
+    assert [row[0] for row in task_rows(compare(tmp_path))[1:]] == methods
+    assert compare(tmp_path, baseline="fedgh lr=0.1").baseline == "low fedgh"
+
+
+def test_missing_cells_leave_the_names_as_they_are(tmp_path: Path) -> None:
+    """It cannot be told whether the names stand for methods or for tasks."""
+    cells = {}
+    for name, method, data in (
+        ("GH", "fedgh", "digits"),
+        ("GH", "fedgh", "cifar10"),
+        ("Alone", "standalone", "digits"),
+    ):
+        make_run(tmp_path / f"{name}-{data}" / "run", method, partition=data, algorithm={}, data={"name": data})
+        cells[f"{name}-{data}"] = CellCard(f"{name} {data}", runs=(name,))
+    SweepCard("", cells).write(tmp_path)
+    assert [one.method for one in compare(tmp_path).variants] == ["fedgh", "fedgh", "standalone"]
+
+
 def swept(folder: Path, names: str, **card: Any) -> None:
     """The runs of a sweep with one cell per letter, in this order, the first letter being its baseline."""
     for name in names:
@@ -502,7 +548,10 @@ def test_a_run_outside_the_sweep_does_not_remove_its_baseline(tmp_path: Path) ->
     found = compare(tmp_path / "study")
     assert (found.baseline, found.targets) == ("m_b", [0.4])
     place = tmp_path / "study" / "again" / "run"
-    assert f"{place} belongs to no sweep; the baseline and targets are those of study" in found.notes
+    assert f"{place} belongs to no sweep; the baseline and targets of study are used for all runs" in found.notes
+    given = compare(tmp_path / "study", targets=[0.3])
+    assert f"{place} belongs to no sweep; the baseline of study is used for all runs" in given.notes
+    assert not any("no sweep" in note for note in compare(tmp_path / "study", targets=[0.3], baseline="m_a").notes)
     assert not any("belong" in note for note in compare(tmp_path / "study" / "a", tmp_path / "study" / "b").notes)
 
 
@@ -515,8 +564,14 @@ def test_two_sweeps_keep_their_order_and_what_they_agree_on(tmp_path: Path) -> N
     swept(tmp_path / "three", "e", baseline="m_e")
     found = compare(tmp_path / "two", tmp_path / "three")
     assert found.baseline is None and not found.targets
-    sentence = "their baselines and targets differ, so none of them is used; set --baseline and --target"
-    assert f"the runs belong to several sweeps (two, three); {sentence}" in found.notes
+    differ = "the runs belong to several sweeps (two, three), which differ in"
+    assert f"{differ} baseline and targets, so none of them counts; set --baseline and --target" in found.notes
+    given = compare(tmp_path / "two", tmp_path / "three", baseline="m_a")
+    assert given.targets == [0.4] and not any("several" in note for note in given.notes)
+    text = "left out 2 trials of a tuning, which would count as further seeds"
+    swept(tmp_path / "two-tuning", "xy", trials=TrialsCard("accuracy/val", [], []))
+    with_trials = compare(tmp_path)
+    assert text in with_trials.notes and not any(one.name in "xyXY" for one in with_trials.variants)
 
 
 def test_a_baseline_with_other_clients(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_columns_are_chosen_by_name(capfd: pytest.CaptureFixture[str], tmp_path:
         ("last.p", "--columns: last.p given; did you mean 'last.p_holm'?; allowed: n, last, "),
         ("", "--columns:  given; allowed: "),
         ("rounds_to_0.9", "--columns: rounds_to_0.9 given, but 0.9 is not a target; add --target 0.9"),
-        ("rounds_to_0.99", "--columns: rounds_to_0.99 given, but no run reaches the target 0.99"),
+        ("rounds_to_0.990", "--columns: rounds_to_0.99 given, but no run reaches the target 0.99"),
     ):
         code, _, error = run(capfd, *words, "--target", "0.99", "--columns", name)
         assert code == 2 and sentence in error and error.count("\n") == 1

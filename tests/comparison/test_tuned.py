@@ -100,6 +100,16 @@ def test_a_comparison_shows_the_tuning_of_its_sweep(tmp_path: Path) -> None:
         compare(tmp_path)
 
 
+def test_the_only_variant_of_a_tuned_sweep_has_no_label(tmp_path: Path) -> None:
+    for name, method, rate in (("s", "fedgh", 0.3), ("t", "standalone", 0.1)):
+        make_run(tmp_path / name / "A" / "1", method, training={"epochs": 1, "batch_size": 8, "lr": rate})
+        card = replace(CARD, variants=[replace(A, label=method)], cells=["A"])
+        SweepCard("", {"A": CellCard("")}, tuning=card).write(tmp_path / name)
+    found = compare(tmp_path / "s", tmp_path / "t")
+    assert set(found.frame["tuned"]) == {"training.lr=0.3"}
+    assert not any(note.startswith(("unequal tuning", "unequal settings")) for note in found.notes)
+
+
 def test_a_method_that_was_not_tuned_is_named(tmp_path: Path) -> None:
     """Also if it is in another sweep, whose value of a tuned key was not tuned."""
     for name, method, rate in (("A", "fedgh", 0.3), ("B", "standalone", 0.1)):

@@ -198,6 +198,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         "column b has type string (row 1: 'x'), but features must be numbers; correct the values, or list only",
     ),
     "one text among numbers": (csv("a,b,label", "1,2,0", "3,?,1"), "column b has type string (row 2: '?'), but"),
+    "digits with an underscore": (csv("a,b,label", "1,1_000,0", "3,?,1"), "column b has type string (row 1: '1_000')"),
     "text in Parquet": (
         parquet({"a": ["x", "y"], "label": [0, 1]}),
         "column a has type string, but features must be numbers; list only numeric columns",

@@ -187,7 +187,7 @@ def test_a_dry_run_knows_the_number_of_clients(workplace: Path, capfd: pytest.Ca
     assert "own: 2 clients, 2 per round" in printed and "also training samples" not in printed
     pq.write_table(pa.table({**columns, "sample": [0, 1, 1, 3]}), "mine.parquet")
     main(["launch", "mine.yaml", "--dry-run", "--set", "data.partition={name: listed, path: mine.parquet}"])
-    text = "1 of the 2 test samples are also training samples of another client, for example sample 1"
+    text = "test samples that are also training samples of another client: 1 of 2, for example sample 1;"
     assert text in " ".join(capfd.readouterr().out.split())
 
 
