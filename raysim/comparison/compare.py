@@ -385,7 +385,8 @@ def _sweep_of(
         "baseline": baseline is None and any(one.baseline is not None for one in sweeps.values()),
         "targets": targets is None and any(one.targets is not None for one in sweeps.values()),
     }
-    what = " and ".join(name for name, counts in asked.items() if counts)
+    wanted = [name for name, counts in asked.items() if counts]
+    what = " and ".join(wanted)
     sweep, names = next(iter(sweeps.values())), ", ".join(folder.name for folder in sweeps)
     settings = [
         (asked["baseline"] and one.baseline, asked["targets"] and one.targets, one.targets_on)
@@ -393,10 +394,8 @@ def _sweep_of(
     ]
     if any(one != settings[0] for one in settings[1:]):
         options = {"baseline": "--baseline", "targets": "--target"}
-        give = " and ".join(options[name] for name, counts in asked.items() if counts)
-        text = (
-            f"the runs belong to several sweeps ({names}), which differ in {what}, so none of them counts; set {give}"
-        )
+        differ = f"the runs belong to several sweeps ({names}), which differ in {' or '.join(wanted)}"
+        text = f"{differ}, so none of them counts; set {' and '.join(options[name] for name in wanted)}"
         return None, [text] if what else []
     outside = [run for run in runs if not run.sweep]
     if not outside or not what:

@@ -565,7 +565,7 @@ def test_two_sweeps_keep_their_order_and_what_they_agree_on(tmp_path: Path) -> N
     found = compare(tmp_path / "two", tmp_path / "three")
     assert found.baseline is None and not found.targets
     differ = "the runs belong to several sweeps (two, three), which differ in"
-    assert f"{differ} baseline and targets, so none of them counts; set --baseline and --target" in found.notes
+    assert f"{differ} baseline or targets, so none of them counts; set --baseline and --target" in found.notes
     given = compare(tmp_path / "two", tmp_path / "three", baseline="m_a")
     assert given.targets == [0.4] and not any("several" in note for note in given.notes)
     text = "left out 2 trials of a tuning, which would count as further seeds"
