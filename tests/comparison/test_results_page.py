@@ -157,7 +157,7 @@ def test_digits_tuned() -> None:
     ("sweep", "count", "measures"),
     [
         ("cifar100", 8, ["best_participants", "last", "at_best_val", "total_mib"]),
-        ("cifar100_published", 11, ["best_participants", "last", "at_best_val", "total_mib"]),
+        ("cifar100_published", 12, ["best_participants", "last", "at_best_val", "total_mib"]),
         ("fashion_mnist", 6, ["last", "last_global"]),
         ("public", 8, ["last", "at_best_val", "total_mib"]),
     ],
@@ -277,7 +277,7 @@ def test_words_on_one_epoch() -> None:
 
 def test_words_on_the_published_budget() -> None:
     of = measured("cifar100_published")
-    assert f"200 of the 500 rounds: {NUMBERS[len(of)]} of twelve methods so far" in WORDS
+    assert f"200 of the 500 rounds: {NUMBERS[len(of)]} methods" in WORDS
     other = FOLDER / "other_processor.csv"
     best, last = (
         [values(other, name, measure)["1"] for name in variants(other)] for measure in ("best_participants", "last")
@@ -318,7 +318,7 @@ def test_clients_with_what_they_receive() -> None:
     assert f"None of the {NUMBERS[len(variants(own))]} methods is lower than with the clients' own networks" in WORDS
 
 
-def test_the_small_models_of_fml_and_fedkd() -> None:
+def test_the_averaged_small_models_of_fml_and_fedkd() -> None:
     names, of = ("FML", "FedKD"), measured("cifar100_published")
     own = [of[name]["last"] for name in names]
     averaged = [values(FOLDER / "small_model.csv", name, "averaged")["1"] for name in names]
@@ -329,8 +329,14 @@ def test_the_small_models_of_fml_and_fedkd() -> None:
     assert f"{words.format(*published)} networks, {own[0]:.2f} and {own[1]:.2f}." in WORDS
     for paper, small, network in zip(published, averaged, own, strict=True):
         assert abs(paper - small) < abs(paper - network)
-    (copies,) = values(FOLDER / "small_model.csv", "FML", "copies").values()
-    assert f"the clients' copies, after their last training, have {copies:.2f}" in WORDS
+
+
+def test_the_two_models_of_fedapen_and_fml() -> None:
+    path, last = FOLDER / "small_model.csv", measured("cifar100_published")["FedAPEN"]["last"]
+    own, copies = ([values(path, name, which)["1"] for name in ("FedAPEN", "FML")] for which in ("own", "copies"))
+    assert "have an accuracy of {:.2f} (FedAPEN) and {:.2f} (FML)".format(*copies) in WORDS
+    assert "own networks have {:.2f} and {:.2f}.".format(*own) in WORDS
+    assert f"the ensemble of both models, which has {last:.2f}" in WORDS and own[0] < last < copies[0]
 
 
 @pytest.mark.parametrize("sweep", ["cifar100", "cifar100_published"])
@@ -364,20 +370,27 @@ def test_what_is_reproduced() -> None:
     assert "{:+.2f} and {:+.2f} compared with FedProto".format(*over) in row["FedSSA"]
     highest = [max(variants(path), key=partial(gap, path, other="Standalone", measure="best_participants"))
                for path in (published, short)]  # fmt: skip
-    assert highest == ["FedKD", "DC-PFL"] == [max(of, key=of.__getitem__) for of in late]
+    assert highest == ["FedAPEN", "DC-PFL"] == [max(of, key=of.__getitem__) for of in late]
     higher = {measure: {name for name in variants(published) if gap(published, name, "DC-PFL", measure) > 0}
               for measure in ("best_participants", "last")}  # fmt: skip
-    assert higher == {"best_participants": {"FedKD", "FedProto"}, "last": {"FedKD", "FML"}}
-    over_it = gap(published, "FedKD", "DC-PFL", "best_participants"), late[0]["FedKD"] - late[0]["DC-PFL"]
-    words = "FedKD is higher by {:.2f} in its best round and by {:.2f} over the last 50 rounds"
-    assert words.format(*over_it) in row["DC-PFL"]
+    assert higher == {"best_participants": {"FedAPEN", "FedKD", "FedProto"}, "last": {"FedAPEN", "FedKD", "FML"}}
+    over_it = [
+        value
+        for name in ("FedAPEN", "FedKD")
+        for value in (gap(published, name, "DC-PFL", "best_participants"), late[0][name] - late[0]["DC-PFL"])
+    ]
+    words = (
+        "FedAPEN is higher by {:.2f} in its best round and by {:.2f} over the last 50 rounds, and FedKD by {:.2f} and "
+    )
+    assert (words + "{:.2f};").format(*over_it) in row["DC-PFL"]
     over_it = gap(published, "FedProto", "DC-PFL", "best_participants"), gap(published, "FML", "DC-PFL", "last")
     words = "FedProto's best round ({:.2f}) and FML's mean of all clients after the last round ({:.2f}) are also higher"
     assert words.format(*over_it) in row["DC-PFL"]
-    assert "FedKD" not in variants(short) and "FedKD has not been run with 1 epoch" in row["DC-PFL"]
+    assert not {"FedAPEN", "FedKD"} & {*variants(short)} and "these two have not been run with 1 epoch" in row["DC-PFL"]
+    assert f"the highest of the {NUMBERS[len(variants(short))]} methods measured there" in row["DC-PFL"]
     size = {name: values(published, name, "total_mib")["1"] for name in variants(published)}
-    assert max(size, key=size.__getitem__) == "FML"
-    assert f"It sends {size['FedKD'] / size['FedSSA']:.0f} times as many bytes as FedSSA, but a third" in WORDS
+    assert size["FML"] == size["FedAPEN"] == max(size.values())
+    assert f"FedKD sends {size['FedKD'] / size['FedSSA']:.0f} times as many bytes as FedSSA, but a third" in WORDS
     assert size["FedKD"] / size["DC-PFL"] == pytest.approx(2 / 3, abs=0.01)
     assert f"largest, {100 * (size['FML'] / size['DC-PFL'] - 1):.0f} % larger than DC-PFL's" in WORDS
     for name, method in (("FedGH", "fedgh"), ("DC-PFL", "dc_pfl")):
