@@ -136,9 +136,8 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
 def _parts(name: str) -> tuple[str, str, str]:
     """A column's name as measure, dot and suffix; the last two are empty without one of `SUFFIXES`."""
     measure, dot, kind = name.rpartition(".")
-    return (
-        (measure, dot, kind) if any(suffix.startswith(kind) for suffix in SUFFIXES) and dot and kind else (name, "", "")
-    )
+    known = bool(kind) and any(suffix.startswith(kind) for suffix in SUFFIXES)
+    return (measure, dot, kind) if known else (name, "", "")
 
 
 def rows_of(comparison: Comparison, shown: Sequence[Column]) -> list[list[str]]:

@@ -84,11 +84,6 @@ class TuningCard:
     cells: Sequence[str] = field(default_factory=list)  # names of the folders with runs of the choice
 
     @property
-    def keys(self) -> frozenset[str]:
-        """The keys that were tuned, in any variant."""
-        return frozenset(one.key for variant in self.variants for one in variant.chosen)
-
-    @property
     def notes(self) -> list[str]:
         """A sentence for the tuning, one per tuned variant, and one for each reason why the result is less certain."""
         seeds = f"{'seed' if len(self.seeds) == 1 else 'seeds'} {', '.join(map(str, self.seeds))}"
