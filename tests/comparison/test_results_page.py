@@ -407,6 +407,23 @@ def test_what_is_reproduced() -> None:
     assert f"{-gap(images, 'HKS all', 'FD', 'last'):.2f} below FD" in row["HKS"]
 
 
+def test_hks_at_the_published_budget() -> None:
+    path, rows = FOLDER / "hks_table1.csv", {name: cells for name, *cells in tables("hks_table1")}
+    of = {name: [values(path, name, measure)["1"] for measure in ("best", "last_global")] for name in variants(path)}
+    published = {name: [float(cell) for cell in cells[2:]] for name, cells in rows.items()}
+    assert {name: cells[:2] for name, cells in rows.items()} == {
+        name: [f"{value:.2f}" for value in pair] for name, pair in of.items()
+    }
+    assert published == {"FedDistill": [86.67, 67.22], "HKS all": [89.38, 69.0]}
+    above = [mine - paper for mine, paper in zip(of["HKS all"], published["HKS all"], strict=True)]
+    assert "it is {:.2f} above by the best round, and {:.2f} above on the whole test set".format(*above) in WORDS
+    over = [mine - other for mine, other in zip(of["HKS all"], of["FedDistill"], strict=True)]
+    assert f"by {over[0]:.2f} in the best round (paper: 2.71) and by {over[1]:.2f} on the whole test set" in WORDS
+    assert f"itself is {of['FedDistill'][0] - 86.67:.2f} above its published value" in WORDS
+    assert f"`all` reaches {of['HKS all'][0]:.2f} (paper: 89.38), {over[0]:.2f} above FD" in WORDS
+    assert 0.2 < over[0] / (89.38 - 86.67) < 0.3 and "by a quarter of the published difference" in WORDS
+
+
 def test_public_after_correction() -> None:
     path = FOLDER / "public.csv"
     p = holm({name: paired_p_value(values(path, name, "last"), values(path, alone, "last")) or 0.0
