@@ -66,7 +66,7 @@ class Comparison:
     variants: Sequence[Variant]
     targets: Sequence[float]
     baseline: str | None = None  # the name of the baseline
-    other_notes: Sequence[str] = field(default_factory=list)  # those that do not depend on `select` and `main`
+    other_notes: Sequence[str] = field(default_factory=list)  # notes that hold for any `select` and `main`
     targets_on: str = "all"  # what must reach a target: the mean accuracy of clients, one of `CURVES`, or `select`
     select: str = "last"  # what selects the round whose measures count, one of `SELECT`
     main: str = "last"  # the measure, one of `ORIGINS`, of differences, of figures, and of the summary over tasks

@@ -122,7 +122,7 @@ def meaning_of(name: str) -> str | None:
 
 
 def canonical(name: str) -> str:
-    """Return the name of a measure as tables have it: `rounds_to_0.5` for `rounds_to_0.50`; other names as they are."""
+    """Return the name of a measure in tables: `rounds_to_0.5` for `rounds_to_0.50`. Other names stay unchanged."""
     cost = _TO_TARGET.fullmatch(name)
     return f"{cost[1]}_to_{float(name.rpartition('_')[2]):g}" if cost else name
 

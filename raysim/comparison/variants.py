@@ -47,7 +47,7 @@ class Variant:
 
     @property
     def plain_method(self) -> str:
-        """The algorithm's name, followed by the differing keys that do not belong to the task, and their values."""
+        """The algorithm's name, followed by `key=value` for each differing key that is not part of the task."""
         own = [_assigned(key, v) for key, v in self.keys.items() if key != "algorithm.name" and not is_task(key)]
         return clean_name(" ".join([self.called, *own]))
 
@@ -139,11 +139,9 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
 
 
 def _named_by_runs(variants: Sequence[Variant]) -> Sequence[Variant]:
-    """The variants with names of their methods from `runs` in the sweep file, if these names do not decide the task.
+    """The variants with names of their methods from `runs` in the sweep file, if some of these names stand for methods.
 
-    The names of an axis of `runs` stand for methods or settings, which have runs on the same tasks, or for tasks such
-    as data sets, which have none in common. If neither holds, for example because cells are missing, the variants stay
-    as they are.
+    Other keys that differ on the same task are added to a name.
     """
     of_variant = [{tuple(run.cell.runs) if run.cell else () for run in variant.runs} for variant in variants]
     if any(len(names) != 1 for names in of_variant):
@@ -151,16 +149,7 @@ def _named_by_runs(variants: Sequence[Variant]) -> Sequence[Variant]:
     names = [names.pop() for names in of_variant]
     if len(set(map(len, names))) != 1:
         return variants
-    axes = []
-    for axis in range(len(names[0])):
-        tasks_of: dict[str, set[tuple[str, ...]]] = {}
-        for variant, name in zip(variants, names, strict=True):
-            tasks_of.setdefault(name[axis], set()).add(variant.task)
-        tasks = list(tasks_of.values())
-        if len(tasks) > 1 and all(one == tasks[0] for one in tasks):
-            axes.append(axis)
-        elif sum(map(len, tasks)) > len(set().union(*tasks)):
-            return variants
+    axes = _axes_of_methods(names, [variant.task for variant in variants])
     if not axes:
         return variants
     methods = [tuple(name[axis] for axis in axes) for name in names]
@@ -177,6 +166,25 @@ def _named_by_runs(variants: Sequence[Variant]) -> Sequence[Variant]:
         words = [variant.called if key == "algorithm.name" else _assigned(key, variant.keys[key]) for key in own]
         named.append(replace(variant, method_label=clean_name(" ".join([*method, *words]))))
     return named
+
+
+def _axes_of_methods(names: Sequence[tuple[str, ...]], tasks: Sequence[tuple[str, ...]]) -> list[int]:
+    """The positions of names that stand for methods or settings; none if this cannot be decided.
+
+    Names of methods have runs on the same tasks. Names of tasks, such as data sets, have no task in common. With
+    missing cells, neither may hold.
+    """
+    axes = []
+    for axis in range(len(names[0])):
+        by_name: dict[str, set[tuple[str, ...]]] = {}
+        for name, task in zip(names, tasks, strict=True):
+            by_name.setdefault(name[axis], set()).add(task)
+        tasks_of = list(by_name.values())
+        if len(tasks_of) > 1 and all(one == tasks_of[0] for one in tasks_of):
+            axes.append(axis)
+        elif sum(map(len, tasks_of)) > len(set().union(*tasks_of)):
+            return []
+    return axes
 
 
 def _called(runs: Sequence[RunRecord]) -> dict[str, str]:

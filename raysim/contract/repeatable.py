@@ -106,7 +106,7 @@ def _saved(toy: Toy) -> Serialized:
         return serialize(toy.server.state)
     except TypeError as error:
         problem = f"server.state cannot be saved ({error})"
-        remedy = "store only values of supported types in server.state, and of an optimizer its state_dict()"
+        remedy = "store only values of supported types in server.state; for an optimizer, store its state_dict()"
         raise ContractError(toy.algorithm, "server_state_visible", problem, remedy) from None
 
 

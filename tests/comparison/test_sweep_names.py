@@ -1,0 +1,147 @@
+"""Comparisons of sweeps: names from `runs` in the sweep file, and the baseline and targets of one or several sweeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysim.common.errors import ScenarioError
+from raysim.comparison.compare import compare
+from raysim.comparison.sweep_card import CellCard, SweepCard
+from raysim.comparison.tables import task_rows
+from raysim.comparison.trials import TrialsCard
+from tests.comparison.runs import make_run
+
+
+def test_a_baseline_is_called_as_in_the_sweeps_runs(tmp_path: Path) -> None:
+    """Its names on one axis, where each data set has one; or the whole name of a variant, on whatever clients."""
+    cells = {}
+    for data in ("digits", "cifar10"):
+        for name, rate, last in (("slow", 0.1, 0.5), ("fast", 0.2, 0.75)):
+            cell = f"{name}-{data}"
+            made = {"algorithm": {"header_lr": rate + (data == "digits")}, "data": {"name": data}}
+            make_run(tmp_path / cell / "run", accuracy=[0, last], partition=data, **made)
+            cells[cell] = CellCard(f"{name} {data}", runs=(name, data))
+    SweepCard("", cells, baseline="slow").write(tmp_path)
+    comparison = compare(tmp_path)
+    assert comparison.baseline == "slow"
+    found = {one.name: comparison.difference(one.name, "last") for one in comparison.variants}
+    assert {name: less and less.mean for name, less in found.items()} == {
+        "slow digits": None, "fast digits": 0.25, "slow cifar10": None, "fast cifar10": 0.25,
+    }  # fmt: skip
+    with pytest.raises(ScenarioError, match=r"--baseline: digits given; allowed: slow digits, slow, digits, fast"):
+        compare(tmp_path, baseline="digits")
+
+
+def test_the_names_in_runs_are_those_of_methods_over_tasks(tmp_path: Path) -> None:
+    """Also for two settings of one algorithm; a key that the names do not decide stays in the name."""
+    cells = {}
+    for data in ("digits", "cifar10"):
+        for name, pull in (("full", 0.1), ("no pull", 0.0)):
+            for epochs in (1, 5):
+                cell, label = f"{name}-{epochs}-{data}", f"{name} server_epochs={epochs} data.name={data}"
+                made = {"algorithm": {"pull": pull, "server_epochs": epochs}, "data": {"name": data}}
+                make_run(tmp_path / cell / "run", partition=data, **made)
+                cells[cell] = CellCard(label, runs=(name,))
+    SweepCard("", cells).write(tmp_path)
+    comparison = compare(tmp_path, baseline="no pull server_epochs=1")
+    methods = [f"{name} server_epochs={epochs}" for name in ("full", "no pull") for epochs in (1, 5)]
+    assert [row[0] for row in task_rows(comparison)[1:]] == methods
+    assert [[one.name for one in part.variants] for part in comparison.by_task.values()] == [methods, methods]
+    assert comparison.baseline == "no pull server_epochs=1"
+
+
+def test_a_key_that_the_task_decides_is_not_in_the_name_of_a_method(tmp_path: Path) -> None:
+    """Here the rounds of each data set, and the rate that was tuned for it."""
+    cells = {}
+    for data, rounds in (("digits", 3), ("cifar10", 4)):
+        for name in ("GH", "Alone"):
+            made = {"algorithm": {"header_lr": 0.1 * rounds}, "data": {"name": data}}
+            cell = f"{name}-{data}"
+            make_run(tmp_path / cell / "run", name.lower(), accuracy=[0.1] * (rounds + 1), partition=data, **made)
+            cells[cell] = CellCard(f"{name} {data}", runs=(data, name))
+    SweepCard("", cells, baseline="Alone").write(tmp_path)
+    comparison = compare(tmp_path)
+    assert comparison.baseline == "Alone"
+    assert [row[0] for row in task_rows(comparison)[1:]] == ["GH", "Alone"]
+    assert compare(tmp_path, baseline="alone").baseline == "Alone"
+
+
+def test_names_of_settings_are_joined_to_the_algorithm_of_a_grid(tmp_path: Path) -> None:
+    cells = {}
+    for data in ("digits", "cifar10"):
+        for method in ("fedgh", "standalone"):
+            for name, rate in (("low", 0.1), ("high", 0.2)):
+                made = {"training": {"epochs": 1, "batch_size": 8, "lr": rate}, "data": {"name": data}}
+                cell = f"{name}-{method}-{data}"
+                make_run(tmp_path / cell / "run", method, partition=data, algorithm={}, **made)
+                cells[cell] = CellCard(cell, runs=(name,))
+    SweepCard("", cells).write(tmp_path)
+    methods = ["low fedgh", "high fedgh", "low standalone", "high standalone"]
+    assert [row[0] for row in task_rows(compare(tmp_path))[1:]] == methods
+    assert compare(tmp_path, baseline="fedgh lr=0.1").baseline == "low fedgh"
+
+
+def test_missing_cells_leave_the_names_as_they_are(tmp_path: Path) -> None:
+    """Names with missing cells may stand for methods or for tasks."""
+    cells = {}
+    for name, method, data in (
+        ("GH", "fedgh", "digits"),
+        ("GH", "fedgh", "cifar10"),
+        ("Alone", "standalone", "digits"),
+    ):
+        make_run(tmp_path / f"{name}-{data}" / "run", method, partition=data, algorithm={}, data={"name": data})
+        cells[f"{name}-{data}"] = CellCard(f"{name} {data}", runs=(name,))
+    SweepCard("", cells).write(tmp_path)
+    assert [one.method for one in compare(tmp_path).variants] == ["fedgh", "fedgh", "standalone"]
+
+
+def swept(folder: Path, names: str, **card: Any) -> None:
+    """The runs of a sweep with one cell per letter, in this order, the first letter being its baseline."""
+    for name in names:
+        make_run(folder / name / "run", f"m_{name}")
+    SweepCard("", {name: CellCard(name.upper()) for name in names}, targets=[0.4], **card).write(folder)
+
+
+def test_a_run_outside_the_sweep_does_not_remove_its_baseline(tmp_path: Path) -> None:
+    swept(tmp_path / "study", "ba", baseline="m_b")
+    make_run(tmp_path / "study" / "again" / "run", "m_c")
+    found = compare(tmp_path / "study")
+    assert (found.baseline, found.targets) == ("m_b", [0.4])
+    place = tmp_path / "study" / "again" / "run"
+    assert f"{place} belongs to no sweep; the baseline and targets of study are used for all runs" in found.notes
+    given = compare(tmp_path / "study", targets=[0.3])
+    assert f"{place} belongs to no sweep; the baseline of study is used for all runs" in given.notes
+    assert not any("no sweep" in note for note in compare(tmp_path / "study", targets=[0.3], baseline="m_a").notes)
+    assert not any("belong" in note for note in compare(tmp_path / "study" / "a", tmp_path / "study" / "b").notes)
+
+
+def test_two_sweeps_keep_their_order_and_what_they_agree_on(tmp_path: Path) -> None:
+    swept(tmp_path / "one", "cb", baseline="m_b")
+    swept(tmp_path / "two", "da", baseline="m_b")
+    found = compare(tmp_path / "two", tmp_path / "one")
+    assert [one.name for one in found.variants] == ["D", "A", "C", "B"]
+    assert found.baseline == "m_b"
+    swept(tmp_path / "three", "e", baseline="m_e")
+    found = compare(tmp_path / "two", tmp_path / "three")
+    assert found.baseline is None and not found.targets
+    differ = "the runs belong to several sweeps (two, three), which differ in"
+    assert f"{differ} baseline or targets, so none of them counts; set --baseline and --target" in found.notes
+    given = compare(tmp_path / "two", tmp_path / "three", baseline="m_a")
+    assert given.targets == [0.4] and not any("several" in note for note in given.notes)
+    text = "left out 2 trials of a tuning, which would count as further seeds"
+    swept(tmp_path / "two-tuning", "xy", trials=TrialsCard("accuracy/val", [], []))
+    with_trials = compare(tmp_path)
+    assert text in with_trials.notes and not any(one.name in "xyXY" for one in with_trials.variants)
+
+
+def test_a_baseline_with_other_clients(tmp_path: Path) -> None:
+    cells = {}
+    for name, share, last in (("half", 0.5, 0.5), ("all", 1.0, 0.75)):
+        make_run(tmp_path / name / "run", accuracy=[0, last], clients={"count": 2, "participation": share})
+        cells[name] = CellCard(name, runs=(name,))
+    SweepCard("", cells).write(tmp_path)
+    difference = compare(tmp_path, baseline="half").difference("all", "last")
+    assert difference is not None and difference.mean == 0.25
