@@ -17,6 +17,7 @@ from raysim.cli.output import echo
 from raysim.common.logs import show_logs
 
 if TYPE_CHECKING:
+    from raysim.comparison.statistics import Spread
     from raysim.report.figures import Width
 
 
@@ -234,6 +235,14 @@ SELECT = click.option(
     help="Use another title for a column of the LaTeX table, such as 'last=Accuracy (\\%)'. NAME is a column of the "
     "table, or `variant` for the first column. May be repeated.",
 )
+@click.option(
+    "--spread",
+    default="interval",
+    show_default=True,
+    type=click.Choice(["interval", "std"]),
+    help="The number after ± in tables. interval: half of the 95% confidence interval over seeds. std: the standard "
+    "deviation over seeds. Figures always show intervals.",
+)
 @click.option("--siunitx", is_flag=True, help="Use the LaTeX package siunitx to align the numbers of the table.")
 @WIDTH
 def compare(
@@ -245,6 +254,7 @@ def compare(
     output: str | None,
     columns: str | None,
     heads: dict[str, str],
+    spread: Spread,
     siunitx: bool,
     width: Width,
 ) -> None:
@@ -273,7 +283,7 @@ def compare(
     from raysim.comparison.tables import chosen_columns, write_tables
     from raysim.comparison.terminal import print_table
 
-    found = of(*folders, targets=targets or None, baseline=baseline, select=select, metric=metric)
+    found = of(*folders, targets=targets or None, baseline=baseline, select=select, metric=metric, spread=spread)
     shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])
     if shown is not None and metric is None:
         found = replace(found, main=first_accuracy([column.measure for column in shown], select))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.main_measure import ORIGINS, main_measure, tuned_metric
@@ -18,6 +18,7 @@ from raysim.comparison.published import Published, by_measure
 from raysim.comparison.runs import RunRecord, find_runs
 from raysim.comparison.statistics import (
     Estimate,
+    Spread,
     estimate,
     holm,
     interquartile_mean,
@@ -71,6 +72,7 @@ class Comparison:
     select: str = "last"  # what selects the round whose measures count, one of `SELECT`
     main: str = "last"  # the measure, one of `ORIGINS`, of differences, of figures, and of the summary over tasks
     tunings: Sequence[TuningCard] = ()  # those that chose values of the runs
+    spread: Spread = "interval"  # what ± shows in tables
 
     def __repr__(self) -> str:
         """Return the table, the legend and the notes, as `raysim compare` prints them."""
@@ -177,7 +179,7 @@ class Comparison:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """A row per variant and measure: differing keys, n, mean, interval, difference to the baseline, values."""
+        """A row per variant and measure: differing keys, n, mean, spread, difference to the baseline, values."""
         import pandas as pd
 
         rows = []
@@ -199,6 +201,7 @@ class Comparison:
                         "n": len(values),
                         "runs": len(self.pairs(variant.name)),
                         "mean": estimated and estimated.mean,
+                        "std": estimated and estimated.std,
                         "low": estimated and estimated.low,
                         "high": estimated and estimated.high,
                         "difference": difference and difference.mean,
@@ -266,6 +269,7 @@ def compare(
     baseline: str | None = None,
     select: str = "last",
     metric: str | None = None,
+    spread: Spread = "interval",
 ) -> Comparison:
     """Compare runs: group those that differ only in their seed, and give each measure a 95 % interval over seeds.
 
@@ -276,7 +280,8 @@ def compare(
     with the greatest validation accuracy, whose mean test accuracy is `at_best_val`; a target then counts as reached
     when the validation accuracy reaches it; `val_current` is the same for current networks (`at_best_val_current`).
     metric: the accuracy that figures show, and that is tested and summarised over tasks: one of `DRAWABLE`; default:
-    accuracy/all, or accuracy/all_current if current networks chose the tuned values of all runs.
+    accuracy/all, or accuracy/all_current if current networks chose the tuned values of all runs. spread: what ± shows
+    in tables: `interval`, half of the 95 % confidence interval, or `std`, the standard deviation over seeds.
 
     Raises:
         ScenarioError: no run, a damaged run, a target out of range, an unknown baseline, a metric that no run measured
@@ -293,6 +298,8 @@ def compare(
     """
     if select not in SELECT:
         raise ScenarioError(f"--select: {select} given; allowed: {', '.join(SELECT)}")
+    if spread not in get_args(Spread):
+        raise ScenarioError(f"spread: {spread} given; allowed: {', '.join(get_args(Spread))}")
     main = main_measure(metric, select)
     all_runs, outdated = without_outdated(find_runs(runs))
     all_runs, without_trials = _without_trials([replace(run, select=select) for run in all_runs])
@@ -351,7 +358,9 @@ def compare(
     targets_on = sweep.targets_on if sweep is not None else "all"
     if select != "last":
         targets_on = select
-    return Comparison(variants, chosen, baseline, [*notes, *notes_on(variants)], targets_on, select, main, tunings)
+    return Comparison(
+        variants, chosen, baseline, [*notes, *notes_on(variants)], targets_on, select, main, tunings, spread
+    )
 
 
 def _without_trials(runs: list[RunRecord]) -> tuple[list[RunRecord], list[str]]:

@@ -17,7 +17,7 @@ from raysim.comparison.compare import Comparison
 from raysim.comparison.measures import is_cost_to_target
 from raysim.comparison.ranking import RULE, Mark, direction, marks
 from raysim.comparison.scale import scales_of
-from raysim.comparison.tables import Column, half_width, legend, short_columns, some, texts, titled
+from raysim.comparison.tables import Column, legend, short_columns, shown_spread, some, texts, titled
 
 PLUS_MINUS = r"@{\,$\pm$\,}"
 
@@ -28,7 +28,7 @@ class Cell:
 
     text: str = ""  # before the number, or instead of it; escaped
     mean: str = ""
-    half: str = ""  # half of the interval
+    spread: str = ""  # the number after ±
     after: str = ""
     mark: Mark | None = None
 
@@ -40,7 +40,7 @@ class Cell:
     @property
     def plain(self) -> str:
         """The cell without siunitx."""
-        number = _signed(self.mean) + (rf" $\pm$ {self.half}" if self.half else "")
+        number = _signed(self.mean) + (rf" $\pm$ {self.spread}" if self.spread else "")
         marked = {None: number, "best": rf"\textbf{{{number}}}", "second": rf"\underline{{{number}}}"}[self.mark]
         return self.text + marked + self.after
 
@@ -91,24 +91,24 @@ def _with_booktabs(head: str, cells: Sequence[Cell]) -> tuple[str, list[str]]:
 
 
 def _with_siunitx(head: str, cells: Sequence[Cell]) -> tuple[str, list[str]]:
-    """As `_with_booktabs`: numbers in a column `S`, intervals in two; columns with other cells stay as they are.
+    """As `_with_booktabs`: numbers in a column `S`, those with ± in two; columns with other cells stay as they are.
 
     Numbers are aligned to the right, and have equally many digits, so that cells without `S` are aligned with them.
     """
     if not any(cell.is_number for cell in cells) or not all(cell.is_number or cell.text == "-" for cell in cells):
         return _with_booktabs(head, cells)
-    halves = [cell.half for cell in cells if cell.half]
+    spreads = [cell.spread for cell in cells if cell.spread]
     spec = _format([cell.mean for cell in cells if cell.mean])
-    if not halves:
+    if not spreads:
         return spec, [f"{{{head}}}", *(_one(cell.mean, cell.mark, "r") if cell.mean else "{-}" for cell in cells)]
     both = [rf"\multicolumn{{2}}{{c}}{{{head}}}"]
     for cell in cells:
-        if cell.half:
-            both.append(f"{_one(cell.mean, cell.mark, f'r{PLUS_MINUS}')} & {_one(cell.half, cell.mark, 'r')}")
+        if cell.spread:
+            both.append(f"{_one(cell.mean, cell.mark, f'r{PLUS_MINUS}')} & {_one(cell.spread, cell.mark, 'r')}")
         else:
             number = rf"\num{{{cell.mean}}}" if cell.mean else "-"
             both.append(rf"\multicolumn{{2}}{{c}}{{{number}}}")
-    return f"{spec}{PLUS_MINUS}{_format(halves)}", both
+    return f"{spec}{PLUS_MINUS}{_format(spreads)}", both
 
 
 def _format(numbers: Sequence[str]) -> str:
@@ -152,7 +152,7 @@ def _column(comparison: Comparison, column: Column) -> list[Cell]:
     found = {variant.name: of(variant.name) for variant in comparison.variants}
     marked = {} if differs else marks(comparison, measure)
     # Costs that are the same with every seed have no spread to show.
-    spreads = any(half_width(measure, one) is not None for one in found.values() if one)
+    spreads = any(shown_spread(measure, one, comparison.spread) is not None for one in found.values() if one)
     reached = {variant.name: comparison.reached(variant.name, measure) for variant in comparison.variants}
     partly = is_cost_to_target(measure) and not all(one.all for one in reached.values())
     cells = []
@@ -161,11 +161,12 @@ def _column(comparison: Comparison, column: Column) -> list[Cell]:
         if estimate is None:
             cells.append(Cell(names.latex(without_number)))
             continue
+        spread = estimate.spread(comparison.spread)
         cells.append(
             Cell(
                 f"{reached[variant.name].runs} of {reached[variant.name].of}: " if partly and not differs else "",
                 scale(estimate.mean, sign=differs),
-                scale(estimate.half_width) if spreads and estimate.half_width is not None else "",
+                scale(spread) if spreads and spread is not None else "",
                 some(estimate, len(comparison.pairs(variant.name))),
                 marked.get(variant.name),
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from raysim.comparison.compare import Comparison
 from raysim.comparison.measures import ACCURACIES, MIB
-from raysim.comparison.statistics import Estimate
+from raysim.comparison.statistics import Estimate, Spread
 from raysim.report.figures import OVER
 
 ROUNDING = 1e-12
@@ -86,7 +86,7 @@ def scales_of(comparison: Comparison, measure: str) -> Scales:
                 name, unit, factor = name.replace(own, chosen.name), chosen.name, size / chosen.size
 
     def scale(estimates: Sequence[Estimate], most: int) -> Scale:
-        return Scale(name, factor, _decimals(estimates, factor, most), unit)
+        return Scale(name, factor, _decimals(estimates, factor, most, comparison.spread), unit)
 
     return Scales(scale(means, 3), scale(printed, 3), scale(differences, 5))
 
@@ -96,9 +96,9 @@ def _sizes(estimates: Iterable[Estimate]) -> list[float]:
     return [abs(one.mean) for one in estimates if math.isfinite(one.mean) and abs(one.mean) >= ROUNDING]
 
 
-def _decimals(estimates: Sequence[Estimate], factor: float, most: int) -> int:
+def _decimals(estimates: Sequence[Estimate], factor: float, most: int, spread: Spread) -> int:
     """Decimals that show three digits of the smallest mean, at most `most`; 0 for whole numbers."""
-    values = [factor * value for one in estimates for value in (one.mean, one.half_width or 0.0)]
+    values = [factor * value for one in estimates for value in (one.mean, one.spread(spread) or 0.0)]
     sizes = _sizes(estimates)
     if not sizes or all(abs(value - round(value)) < 1e-9 for value in values if math.isfinite(value)):
         return 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 from scipy import special
@@ -23,22 +23,33 @@ CONFIDENCE = 0.95
 SIGNIFICANT = 0.05
 """Corrected p-values below this level are significant."""
 
+Spread = Literal["interval", "std"]
+"""What ± shows: half of the confidence interval, or the standard deviation over seeds."""
+
 Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, with its 95 % confidence interval if there are at least `MIN_SEEDS` values."""
+    """A mean over seeds, with its 95 % confidence interval if there are at least `MIN_SEEDS` values.
+
+    std: the standard deviation over seeds, with n - 1 in the denominator; None for a single value.
+    """
 
     n: int
     mean: float
     low: float | None = None
     high: float | None = None
+    std: float | None = None
 
     @property
     def half_width(self) -> float | None:
         """Half of the interval's width; None without an interval."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+    def spread(self, what: Spread) -> float | None:
+        """The number after ±; None with too few values."""
+        return self.std if what == "std" else self.half_width
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -50,11 +61,11 @@ def estimate(values: Sequence[float]) -> Estimate:
     if not values:
         raise ValueError("no values")
     n, mean = len(values), math.fsum(values) / len(values)
-    if n < MIN_SEEDS:
-        return Estimate(n, mean)
-    standard_error = float(np.std(values, ddof=1)) / math.sqrt(n)
-    half = float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * standard_error
-    return Estimate(n, mean, mean - half, mean + half)
+    std = float(np.std(values, ddof=1)) if n > 1 else None
+    if std is None or n < MIN_SEEDS:
+        return Estimate(n, mean, std=std)
+    half = float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * (std / math.sqrt(n))
+    return Estimate(n, mean, mean - half, mean + half, std)
 
 
 def paired_difference(values: Mapping[object, float], baseline: Mapping[object, float]) -> Estimate | None:

@@ -16,7 +16,7 @@ from raysim.comparison.main_measure import in_words
 from raysim.comparison.measures import ACCURACIES, canonical, is_cost_to_target, is_measure
 from raysim.comparison.published import Published
 from raysim.comparison.scale import ROUNDING, Scale, scales_of
-from raysim.comparison.statistics import SIGNIFICANT, Estimate
+from raysim.comparison.statistics import SIGNIFICANT, Estimate, Spread
 from raysim.comparison.variants import Variant
 from raysim.report.units import plural
 
@@ -44,6 +44,12 @@ SHORT_MEANINGS = {
 }
 """Measure of the terminal's table -> its meaning in a few words."""
 
+SPREADS: Mapping[Spread, str] = {
+    "interval": "± is half the 95% confidence interval over seeds (Student's t).",
+    "std": "± is the standard deviation over seeds (n - 1 in the denominator).",
+}
+"""What ± shows -> its explanation below a table."""
+
 Kind = Literal["n", "mean", "published", "difference", "p_holm", "printed"]
 SUFFIXES: tuple[Kind, ...] = ("difference", "p_holm", "published")
 """The columns that belong to a measure, besides its mean."""
@@ -61,20 +67,20 @@ class Column(NamedTuple):
         return self.measure if self.kind == "mean" else f"{self.measure}.{self.kind}".removeprefix(".")
 
 
-def cell(measure: str, scale: Scale, estimate: Estimate | None, sign: bool = False) -> str:
-    """Format a mean, with ± half of its interval if it has one, in the column's unit; "-" if nothing was measured."""
+def cell(measure: str, scale: Scale, estimate: Estimate | None, sign: bool = False, spread: Spread = "interval") -> str:
+    """Format a mean, with ± and its spread if it has one, in the column's unit; "-" if nothing was measured."""
     if estimate is None:
         return "-"
-    text, half = scale(estimate.mean, sign), half_width(measure, estimate)
-    return text if half is None else f"{text} ± {scale(half)}"
+    text, after = scale(estimate.mean, sign), shown_spread(measure, estimate, spread)
+    return text if after is None else f"{text} ± {scale(after)}"
 
 
-def half_width(measure: str, estimate: Estimate) -> float | None:
-    """Return half of the interval's width, or None if there is no interval or a cost is the same with every seed."""
-    half = estimate.half_width
-    if half is not None and measure not in ACCURACIES and half < ROUNDING * max(1.0, abs(estimate.mean)):
+def shown_spread(measure: str, estimate: Estimate, spread: Spread) -> float | None:
+    """Return the number after ±, or None if there are too few seeds or a cost is the same with every seed."""
+    found = estimate.spread(spread)
+    if found is not None and measure not in ACCURACIES and found < ROUNDING * max(1.0, abs(estimate.mean)):
         return None
-    return half
+    return found
 
 
 def columns(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[Column]:
@@ -191,11 +197,11 @@ def _number(comparison: Comparison, name: str, column: Column, scale: Scale) -> 
     measure, count = column.measure, len(comparison.pairs(name))
     if column.kind == "difference":
         less = comparison.difference(name, measure)
-        return cell(measure, scale, less, sign=True) + some(less, count)
+        return cell(measure, scale, less, sign=True, spread=comparison.spread) + some(less, count)
     estimate = comparison.estimate(name, measure)
     if column.kind == "published":
         return _published(scale, estimate, comparison.published(name).get(measure))
-    text = cell(measure, scale, estimate)
+    text = cell(measure, scale, estimate, spread=comparison.spread)
     return _cost(comparison, name, measure, text) if is_cost_to_target(measure) else text + some(estimate, count)
 
 
@@ -275,8 +281,8 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
         sentences.append("Accuracies in %.")
     if "n" not in kinds:
         sentences.append(_seeds(comparison))
-    if any(_has_interval(comparison, column) for column in shown):
-        sentences.append("± is half the 95% confidence interval over seeds (Student's t).")
+    if any(_has_spread(comparison, column) for column in shown):
+        sentences.append(SPREADS[comparison.spread])
     if "difference" in kinds:
         sentences.append(f"vs {comparison.baseline}: the difference to {comparison.baseline}, paired over seeds.")
     if "p_holm" in kinds:
@@ -309,8 +315,8 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
     return " ".join(sentences)
 
 
-def _has_interval(comparison: Comparison, column: Column) -> bool:
-    """Whether a cell of this column shows an interval, see `cell`."""
+def _has_spread(comparison: Comparison, column: Column) -> bool:
+    """Whether a cell of this column has a ±, see `cell`."""
     return column.kind in ("mean", "difference") and any("±" in text for text in texts(comparison, column))
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raysim.comparison.compare import Comparison
+    from raysim.comparison.statistics import Spread
 
 
 LISTED = 10
@@ -167,12 +168,13 @@ class Study:
         baseline: str | None = None,
         select: str = "last",
         metric: str | None = None,
+        spread: Spread = "interval",
     ) -> Comparison:
         """Compare the runs so far; the arguments are those of `raysim.compare`, the defaults those of the file."""
         from raysim.comparison.compare import compare
 
         self._check_begun()
-        return compare(self.folder, targets=targets, baseline=baseline, select=select, metric=metric)
+        return compare(self.folder, targets=targets, baseline=baseline, select=select, metric=metric, spread=spread)
 
     def report(
         self, output: Path | str, *, baseline: str | None = None, select: str = "last", metric: str | None = None

@@ -28,6 +28,8 @@ def test_an_interval_by_hand() -> None:
     assert found.low == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-6)
     assert found.high == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-6)
     assert found.half_width == pytest.approx(4.302653 / math.sqrt(3), abs=1e-6)
+    assert found.std == pytest.approx(1.0)
+    assert (found.spread("interval"), found.spread("std")) == (found.half_width, found.std)
 
 
 @given(NUMBERS)
@@ -43,6 +45,8 @@ def test_an_interval_is_scipys(values: list[float]) -> None:
 def test_below_three_seeds_there_is_no_interval(values: list[float]) -> None:
     found = estimate(values)
     assert (found.n, found.low, found.high, found.half_width) == (len(values), None, None, None)
+    # 0.5 and 0.7 are 0.1 away from their mean: sqrt((0.01 + 0.01) / (2 - 1)).
+    assert found.std == (pytest.approx(math.sqrt(0.02)) if len(values) == 2 else None)
 
 
 def test_no_values_are_refused() -> None:

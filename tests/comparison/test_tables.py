@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.latex import latex
 from raysim.comparison.pictures import curves, draw, pictures, swept, write_curves
@@ -19,6 +20,7 @@ from raysim.comparison.scale import Scale
 from raysim.comparison.statistics import Estimate
 from raysim.comparison.tables import cell, chosen_columns, legend, markdown, rows_of, write_tables
 from raysim.comparison.terminal import blocks, print_table
+from tests.cli.command import run
 from tests.comparison.runs import make_run
 
 
@@ -166,7 +168,33 @@ def test_markdown_and_csv(comparison: Comparison, tmp_path: Path) -> None:
     ]
     repeat = "--set output=repeated --set tracking.uri=null"
     assert runs["command"][0] == f"raysim launch {tmp_path / 'runs' / 'a1' / 'resolved.yaml'} {repeat}"
-    assert {"variant", "measure", "n", "low", "high", "difference", "seeds", "values"} < set(frame.columns)
+    assert {"variant", "measure", "n", "std", "low", "high", "difference", "seeds", "values"} < set(frame.columns)
+
+
+def test_standard_deviations_in_place_of_intervals(comparison: Comparison, tmp_path: Path) -> None:
+    # The last accuracies are 0.6, 0.7 and 0.8, and 0.35, 0.45 and 0.55: all paired differences are 0.25.
+    other = replace(comparison, spread="std")
+    assert rows_of(other, chosen_columns(other, ["last", "last.difference"])) == [
+        ["variant", "last", "vs fd_x"],
+        ["fedgh", "70.00 ± 10.00", "+25.00 ± 0.00"],
+        ["fd_x", "45.00 ± 10.00", "-"],
+    ]
+    shown = chosen_columns(other, ["last"])
+    assert "± is the standard deviation over seeds" in legend(other, shown) and "interval" not in legend(other, shown)
+    assert r"70.00 $\pm$ 10.00" in latex(other, shown)
+    assert "& 10.00" in latex(other, shown, siunitx=True)
+    assert list(other.frame["low"]) == pytest.approx(list(comparison.frame["low"]), nan_ok=True)
+    two = replace(compare(*sorted((tmp_path / "runs").glob("a[12]"))), spread="std")
+    assert rows_of(two, chosen_columns(two, ["last"]))[1] == ["fedgh", "65.00 ± 7.07"]  # no interval, but a deviation
+    one = replace(compare(tmp_path / "runs" / "a1"), spread="std")
+    assert rows_of(one, chosen_columns(one, ["last"]))[1] == ["fedgh", "60.00"]
+
+
+def test_the_option_spread(comparison: Comparison, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "compare", str(tmp_path / "runs"), "--columns", "last", "--spread", "std")
+    assert code == 0 and "70.00 ± 10.00" in out and "± is the standard deviation over seeds" in out
+    with pytest.raises(ScenarioError, match=r"^spread: ci given; allowed: interval, std$"):
+        compare(tmp_path / "runs", spread="ci")  # type: ignore[arg-type]
 
 
 def test_markdown_has_the_chosen_columns(comparison: Comparison, tmp_path: Path) -> None:
