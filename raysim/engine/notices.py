@@ -44,7 +44,8 @@ class Notices:
             logger.warning(f"round {t}: no updates to aggregate: {why}")
         if not report.failed:
             return
-        of = len(report.failed) + len(report.client_reports)
+        late = report.timing.late if report.timing is not None else ()
+        of = len(report.failed) + len(report.client_reports) + len(late)
         if len(report.failed) > self.max_failed_fraction * of + 1e-9:
             first = next(iter(report.failed.values()))
             raise HookError(

@@ -59,6 +59,10 @@ class Schedule:
             return None
         return "whole" if is_last or t % (self.global_every or 1) == 0 else "own"
 
+    def extra(self, t: int) -> bool:
+        """Whether clients are tested in round `t` only because it is the last round."""
+        return t == self.rounds and t % self.evaluate_every > 0
+
     def tests_all(self, t: int) -> bool:
         """Whether all clients are tested with the server's current message after round `t`; 0: before round 1."""
         if self.all_every is None or self.coverage(t) is None:
@@ -207,6 +211,10 @@ class Loop:
             return rows
         progress.latest.update(row for row in rows if row.total is not None)
         progress.stale.clear()
+        if self.schedule.extra(t) and spec.evaluate_when == "after_receive":
+            # These clients were tested before training. If the run is resumed for more rounds, the next test includes
+            # them after training, as if it had had these rounds from the start.
+            progress.stale |= report.client_reports.keys()
         return rows
 
     def metrics(
@@ -376,7 +384,7 @@ def run_round(
     discarded.result()
     reports = {k: report for k, report in trained.reports.items() if k not in late}
     evaluations = {k: evaluations[k] for k in reports if k in evaluations}
-    before_training = trained.evaluations if when == "both" else {}
+    before_training = {k: trained.evaluations[k] for k in reports} if when == "both" else {}
     tested = current.result() if current else {}
     return RoundReport(
         reports, evaluations, server, trained.moved, trained.failed, files, timed, before_training, tested

@@ -95,12 +95,16 @@ def environment(variables: Mapping[str, str], cluster: str) -> tuple[dict[str, s
 
 
 def notes_on_data(scenarios: Iterable[ParsedScenario]) -> list[str]:
-    """Return a note for each data file with a relative path, because the job runs in another folder."""
-    given = [one.data.path for one in scenarios]
-    paths = dict.fromkeys(path for one in given for path in ([one] if isinstance(one, str) else one or ()))
+    """Return a note for each data or trace file with a relative path, because the job runs in another folder."""
+    given: dict[tuple[str, str], None] = {}
+    for one in scenarios:
+        paths = [one.data.path] if isinstance(one.data.path, str) else one.data.path or ()
+        given |= dict.fromkeys(("data.path", path) for path in paths)
+        if one.system is not None and one.system.trace is not None:
+            given["system.trace", one.system.trace] = None
     return [
-        f"data.path: {path} is relative to ~/raysim on the head node; give an absolute path that is valid on every node"
-        for path in paths
+        f"{key}: {path} is relative to ~/raysim on the head node; give an absolute path that is valid on every node"
+        for key, path in given
         if not expanded(path).is_absolute()
     ]
 

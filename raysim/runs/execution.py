@@ -248,6 +248,12 @@ class Execution:
             logger.info(
                 f"{untested} of {spec.num_clients} clients hold no test samples; mean accuracies leave them out"
             )
+        unvalidated = sum(not count for count in spec.val.size_N.tolist())
+        if 0 < unvalidated < spec.num_clients:
+            logger.info(
+                f"{unvalidated} of {spec.num_clients} clients hold no validation samples; validation accuracies leave "
+                "them out"
+            )
         self.facts["state_digest"] = run_rounds(
             backend,
             replace(assembly.schedule, stop=self.stop),

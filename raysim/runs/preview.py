@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ class ModelCost:
     batch_size: int
     clients: int
     params: int
-    steps: float  # mean per client round
+    steps: float  # mean per client round; the last batch of an epoch may have fewer samples
     step_s: float  # one training step, on one thread of this machine's CPU
     test_s: float  # the test of one sample, likewise
 
@@ -215,4 +216,4 @@ def _measure(scenario: Scenario, name: str, local: LocalTraining, clients: int, 
         torch.set_num_threads(threads)
     epochs = local.epochs if stragglers is None else stragglers.mean(local.epochs)
     params = sum(p.numel() for p in model.parameters())
-    return ModelCost(name, size, clients, params, epochs * samples / size, step_s, test_s)
+    return ModelCost(name, size, clients, params, epochs * math.ceil(samples / size), step_s, test_s)

@@ -80,6 +80,7 @@ def read_system(parsed: ParsedScenario) -> tuple[System | None, dict[str, Any] |
     trace: Mapping[str, Floats] = {}
     if given.trace is not None:
         trace, section["trace_sha256"] = _trace(parsed, given.trace)
+        section["trace"] = str(expanded(given.trace).absolute())
     properties: dict[str, Floats] = {}
     for name, (allowed, absent) in PROPERTIES.items():
         value, key = getattr(given, name), ("system", name)

@@ -260,6 +260,7 @@ def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> 
     data = scenario.data
     places = {"data.root": data.root, "checkpoint.folder": scenario.checkpoint.folder, "data.path": data.path}
     places["data.partition.path"] = data.partition.get("path")  # of partition `listed`
+    places["system.trace"] = scenario.system.trace if scenario.system else None
     for key, place in places.items():
         if isinstance(place, list):
             sets.append(f"{key}={json.dumps([str(expanded(one).absolute()) for one in place])}")

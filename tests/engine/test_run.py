@@ -170,6 +170,7 @@ def test_without_validation_samples_there_is_no_validation_accuracy(workplace: P
             [
                 "2 of 8 clients hold no training samples and never take part",
                 "1 of 8 clients hold no test samples; mean accuracies leave them out",
+                "2 of 8 clients hold no validation samples; validation accuracies leave them out",
             ],
         ),
     ],
@@ -187,7 +188,9 @@ def test_clients_without_samples_are_counted(
         train = make_shards(partition.train.index[kept], partition.train.owner[kept], partition.num_clients)
         tested = partition.test.owner != 3 if emptied else partition.test.owner >= 0
         test = make_shards(partition.test.index[tested], partition.test.owner[tested], partition.num_clients)
-        return replace(partition, train=train, test=test)
+        validating = ~np.isin(partition.val.owner, emptied)
+        val = make_shards(partition.val.index[validating], partition.val.owner[validating], partition.num_clients)
+        return replace(partition, train=train, test=test, val=val)
 
     monkeypatch.setattr("raysim.runs.assembly.make_partition", dealt)
     run(loaded("rounds=1"))

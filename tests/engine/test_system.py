@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from algorithms.standalone import Standalone
 from raysim.common.results import ClientRow
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
@@ -19,6 +20,7 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_round, run_rounds, sample, state_digest
+from raysim.engine.workers.hooks import HookError
 from raysim.report.load import read_rounds
 from raysim.report.table import summary_rows
 from raysim.runs.assembly import assemble
@@ -132,6 +134,25 @@ def test_what_a_deadline_costs_is_said(workplace: Path, capfd: pytest.CaptureFix
     assert dict(summary_rows(result.summary))["dropped out or late"] == "12 client rounds"
     run(loaded("system={availability: 0}", "rounds=1"))
     assert "round 1: no updates to aggregate: no client was available" in capfd.readouterr().err
+
+
+class FailsForClient0(Standalone):
+    def client_update(self, client: Any, down: None) -> None:
+        if client.id == 0:
+            raise ZeroDivisionError("no")
+
+
+def test_late_clients_have_taken_part() -> None:
+    """Client 0 fails and all others are late: 1 of 8 participants failed, not 1 of 1."""
+
+    def run_with(fraction: float) -> None:
+        late = ("system.latency_s=1", "clients.deadline_s=0.5", "clients.participation=1", "rounds=1")
+        given = loaded(*late, "algorithm={name: standalone}", f"failure.max_failed_fraction={fraction}")
+        rounds_on(InProcessBackend(), given.with_algorithm(FailsForClient0()))
+
+    run_with(0.2)
+    with pytest.raises(HookError, match=r"round 1: 1 of 8 clients failed, more than failure\.max_failed_fraction"):
+        run_with(0.1)
 
 
 def test_a_round_in_which_no_client_is_available() -> None:

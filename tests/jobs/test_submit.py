@@ -41,6 +41,9 @@ def test_data_below_the_current_folder_is_elsewhere_on_the_cluster(workplace: Pa
     note += "give an absolute path that is valid on every node"
     assert notes_on_data([near, far, near]) == [note]
     assert notes_on_data([Scenario.load(QUICKSTART)]) == []
+    (workplace / "trace.csv").write_text("client,latency_s\n" + "".join(f"{k},1\n" for k in range(20)))
+    traced = Scenario.load(QUICKSTART, ["system.trace=trace.csv"])
+    assert [one.partition(" is ")[0] for one in notes_on_data([traced])] == ["system.trace: trace.csv"]
 
 
 class TestStage:

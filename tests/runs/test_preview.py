@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from raysim.common.errors import ScenarioError
@@ -48,7 +50,7 @@ def test_overrides_and_stragglers_are_in_the_estimate() -> None:
     found = preview(Scenario.load(QUICKSTART, [*TINY, *two, overrides, "training.stragglers={share: 0.5}"]))
     samples = found.samples_per_client
     # Half of the participants train for 2.5 of 4 epochs, or 1.5 of 2 epochs, on average.
-    steps = {16: (4 + 2.5) / 2 * samples / 16, 8: (2 + 1.5) / 2 * samples / 8}
+    steps = {16: (4 + 2.5) / 2 * math.ceil(samples / 16), 8: (2 + 1.5) / 2 * math.ceil(samples / 8)}
     assert {model.batch_size: model.steps for model in found.models} == pytest.approx(steps)
     assert [(model.name, model.clients) for model in found.models] == [("digits_mlp64", 2), ("digits_cnn_s", 2)]
     assert found.steps_per_turn == pytest.approx(sum(steps.values()) / 2)

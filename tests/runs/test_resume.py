@@ -82,6 +82,32 @@ def test_going_on_with_more_rounds_is_as_if_there_had_always_been_so_many(workpl
     assert f"raysim resume {short.folder} --set rounds=N" in again.summary["nothing_to_do"]
 
 
+@pytest.mark.parametrize("when", ["after_update", "after_receive", "both"])
+def test_the_additional_test_of_the_last_round_is_not_kept(workplace: Path, when: str) -> None:
+    """Round 3 is tested only because it is the last one; rounds 4 and 8 do not show that it was."""
+    sets = ["evaluation.every=4", f"evaluation.when={when}", "clients.participation=0.25"]
+    whole = run(loaded(*sets, "rounds=8"), quiet=True)
+    longer = run(loaded(*sets, "rounds=3"), quiet=True)
+    longer.resume(sets=["rounds=8"], quiet=True)
+    for name in ("accuracy/all", "accuracy/val", "loss/test"):
+        longer_T, whole_T = longer.rounds[name], whole.rounds[name]
+        assert longer_T.notna().tolist() == [True, False, False, True, True, *[False] * 3, True]
+        assert longer_T[[0, 4, 8]].tolist() == whole_T[[0, 4, 8]].tolist()
+
+
+def test_a_trace_file_may_be_moved(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = workplace / "trace.csv"
+    trace.write_text("client,latency_s\n" + "".join(f"{k},{k}\n" for k in range(8)))
+    first = run(loaded("system.trace=trace.csv", "rounds=1"), quiet=True)
+    monkeypatch.chdir("/")
+    assert Run(first.folder).resume(sets=["rounds=2"], quiet=True).summary["rounds"] == 2
+    moved = trace.rename(workplace / "moved.csv")
+    assert Run(first.folder).resume(sets=["rounds=3", f"system.trace={moved}"], quiet=True).summary["rounds"] == 3
+    moved.write_text(moved.read_text().replace("7,7", "7,8"))
+    with pytest.raises(ScenarioError, match=r"with different settings: system\.trace_sha256"):
+        Run(first.folder).resume(sets=["rounds=4", f"system.trace={moved}", "system.trace_sha256=null"], quiet=True)
+
+
 def test_resuming_a_finished_run_tells_how_to_run_more_rounds(
     workplace: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,6 +42,23 @@ def test_a_number_a_list_and_a_distribution() -> None:
     )
 
 
+@pytest.mark.parametrize("key", ["flops_per_s", "availability"])
+def test_the_ends_of_a_uniform_distribution(key: str) -> None:
+    with pytest.raises(
+        ScenarioError, match=rf"system\.{key}: low: 0\.5, high: 0\.1 given; give the smaller number as low"
+    ):
+        system(f"system.{key}={{name: uniform, low: 0.5, high: 0.1}}")
+    assert getattr(system(f"system.{key}={{name: uniform, low: 0.5, high: 0.5}}"), key).tolist() == [0.5] * 8
+
+
+def test_values_that_are_too_large_cause_one_sentence_only(recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.raises(
+        ScenarioError, match=r"client \d has the availability inf; allowed: a number at least 0 and at most 1"
+    ):
+        system("system.availability={name: log_normal, median: 1, sigma: 5000}")
+    assert not recwarn.list
+
+
 ROWS = "client,flops_per_s,latency_s\n" + "".join(f"{k},{10 + k},0.{k}\n" for k in (7, 6, 5, 4, 3, 2, 1, 0, 8))
 
 
@@ -58,7 +75,9 @@ def test_a_trace_file(workplace: Path) -> None:
     resolved = Scenario.of(loaded("system.trace=devices.csv")).resolved
     Scenario.load(resolved)
     Path("devices.csv").write_text(ROWS.replace("13", "99"))
-    with pytest.raises(ScenarioError, match=r"system\.trace: devices\.csv has the SHA-256 \w{12}, but system\.trace_"):
+    with pytest.raises(
+        ScenarioError, match=r"system\.trace: /.*/devices\.csv has the SHA-256 \w{12}, but system\.trace_"
+    ):
         Scenario.load(resolved)
 
 

@@ -39,6 +39,10 @@ class Uniform:
     high: NonNegative
     """The greatest value."""
 
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"low: {self.low:g}, high: {self.high:g} given; give the smaller number as low")
+
     def draw(self, rng: np.random.Generator, num_clients: int) -> Floats:
         """See `Distribution`."""
         return rng.uniform(self.low, self.high, num_clients)
@@ -55,7 +59,8 @@ class LogNormal:
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> Floats:
         """See `Distribution`."""
-        return self.median * np.exp(self.sigma * rng.standard_normal(num_clients))
+        with np.errstate(over="ignore"):  # an infinite value is refused, or means that something takes no time
+            return self.median * np.exp(self.sigma * rng.standard_normal(num_clients))
 
 
 DISTRIBUTIONS: dict[str, type] = {"uniform": Uniform, "log_normal": LogNormal}
