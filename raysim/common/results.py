@@ -39,7 +39,8 @@ METRICS: Mapping[str, str] = {
     "but one are 0",
     "accuracy/macro_f1": "macro-averaged F1 of each client's latest model on the client's own test samples, averaged "
     "over all clients",
-    "accuracy/val": "mean accuracy of all clients on their own validation samples, each with its latest model",
+    "accuracy/val": "mean accuracy of all clients that have validation samples on these samples, each with its latest "
+    "model",
     "accuracy/all_current": "mean test accuracy of all clients, each tested with a copy of its network that has "
     "received the server's current message; only if `evaluation.clients` is `all`",
     "accuracy/all_current_std": "standard deviation of the clients' test accuracies, whose mean is "
@@ -48,10 +49,11 @@ METRICS: Mapping[str, str] = {
     "networks used for accuracy/all_current",
     "accuracy/all_current_worst_decile": "mean accuracy of the worst tenth of the clients in accuracy/all_current",
     "accuracy/val_current": "like accuracy/val, but with the networks used for accuracy/all_current",
-    "accuracy/best": "greatest accuracy/all so far; it is optimistic, because the round is chosen by test accuracy",
-    "accuracy/at_best_val": "accuracy/all of the round with the greatest accuracy/val so far",
+    "accuracy/best": "greatest accuracy/all of rounds 1 to this one; it is optimistic, because the round is chosen by "
+    "test accuracy",
+    "accuracy/at_best_val": "accuracy/all of the round, from 1 on, with the greatest accuracy/val so far",
     "accuracy/best_participants": "greatest accuracy/participants so far",
-    "accuracy/best_current": "greatest accuracy/all_current so far",
+    "accuracy/best_current": "greatest accuracy/all_current of rounds 1 to this one",
     "accuracy/global": "mean accuracy of the participants' models on the whole published test set",
     "loss/train": "mean training loss per sample of each participant, averaged over participants",
     "loss/test": "mean test loss per sample of each client's latest model, averaged over all clients",
@@ -134,7 +136,8 @@ class ClientRow:
     """for each class that occurs in the client's test samples, by ascending class id: number of correctly classified
     test samples"""
     virtual_s: float | None = None
-    """seconds of the client's part of the round on its simulated device and connection (`system`)"""
+    """seconds of the client's part of the round on its simulated device and connection (`system`); of a late client,
+    too, if it has a row because `evaluation.clients` is `all`"""
     before_accuracy: float | None = None
     """test accuracy between receiving the server's message and training, if `evaluation.when` is `both`"""
     before_loss: float | None = None

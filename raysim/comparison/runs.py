@@ -172,9 +172,14 @@ class RunRecord:
         return self._best_round("accuracy/val_current")
 
     def _best_round(self, metric: str) -> int | None:
+        """The first round with the greatest value of a metric; round 0 does not count. None without such a round."""
         t, value = self.series(metric)
         t, value = t[t >= 1], value[t >= 1]
         return int(t[value.argmax()]) if len(t) else None
+
+    def _best(self, metric: str) -> float | None:
+        """The greatest value of a metric in round 1 or later."""
+        return self._in_round(metric, self._best_round(metric))
 
     def clients_of(self, measure: str) -> pa.Table:
         """The row of each client, by id, with its value of a measure of `ORIGINS` in the column `accuracy`.
@@ -190,8 +195,7 @@ class RunRecord:
     def _round_of(self, metric: str, chosen: Chosen) -> int | None:
         """The round that a measure is chosen by, see `Origin`; None: the last one, or not known."""
         if chosen == "best":
-            t, value = self.series(metric)
-            return int(t[value.argmax()]) if len(t) else None
+            return self._best_round(metric)
         return {"last": None, "val": self.best_val_round, "val_current": self.best_val_current_round}[chosen]
 
     def measures(self, targets: Sequence[float], targets_on: str = "all") -> dict[str, float]:
@@ -206,12 +210,12 @@ class RunRecord:
             "last_pooled": _at(self.series("accuracy/all_pooled")[1], -1),
             "last_current_pooled": _at(self.series("accuracy/all_current_pooled")[1], -1),
             "at_best_val": _at(self.series("accuracy/at_best_val")[1], -1),
-            "best": _max(self.series("accuracy/all")[1]),
+            "best": self._best("accuracy/all"),
             "last_current": _at(self.series("accuracy/all_current")[1], -1),
             "at_best_val_current": self._in_round("accuracy/all_current", self.best_val_current_round),
-            "best_current": _max(self.series("accuracy/all_current")[1]),
-            "best_participants": _max(self.series("accuracy/participants")[1]),
-            "best_global": _max(self.series("accuracy/global")[1]),
+            "best_current": self._best("accuracy/all_current"),
+            "best_participants": self._best("accuracy/participants"),
+            "best_global": self._best("accuracy/global"),
             "last_global": _at(self.series("accuracy/global")[1], -1),
             "worst_decile": self._selected("accuracy/worst_decile"),
             "worst_decile_current": self._selected("accuracy/all_current_worst_decile"),
@@ -324,7 +328,3 @@ def _below(folder: Path) -> Iterator[Path]:
 
 def _at(values: np.ndarray[Any, Any], place: int) -> float | None:
     return float(values[place]) if len(values) else None
-
-
-def _max(values: np.ndarray[Any, Any]) -> float | None:
-    return float(values.max()) if len(values) else None

@@ -82,8 +82,9 @@ class Natural:
     """Name of the column with the ids. For numpy: the name of the array. For images: a column of `metadata.csv`, or
     `folder` for <client>/<class>/. `null`: the ids of the data set itself (femnist and shakespeare)."""
     min_samples: Count = 2
-    """Minimum number of samples of an id. Ids with fewer are left out, as are ids without any training sample or any
-    test sample."""
+    """Minimum number of samples of an id. Ids with fewer are left out, as are ids without any sample in the training
+    part or in the test part. With split `pfedhn`, a fifth of the training part becomes validation samples afterwards,
+    so an id with few samples may keep no training sample."""
     max_clients: Count | None = None
     """Maximum number of ids, drawn at random; `null`: no limit."""
 

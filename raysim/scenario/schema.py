@@ -51,7 +51,8 @@ class Public(Section):
     another data set."""
 
     share: Annotated[float, Range(gt=0, lt=1)] | None = None
-    """Share of the training samples to use as public data, drawn at random; no client gets these samples."""
+    """Share of the training samples to use as public data, drawn at random; no client gets these samples. `samples`
+    may limit their number; clients get the rest."""
     name: str | None = None
     """Name of another published data set, with samples of the same shape. Its labels are not used."""
     samples: AtLeastOne | None = None
@@ -86,10 +87,12 @@ class Data(Section):
     """How samples are divided among clients: `name` and that partition's fields; see `raysim list partitions`."""
     split: Literal["auto", "pooled811", "pfedhn", "published", "listed"] = "auto"
     """Which of a client's samples are for training and which for testing. `pooled811`: divide all samples among the
-    clients, then split each client's samples of a class 8:1:1. `pfedhn`: split the published training part 4:1 into
-    training and validation samples, and test on the published test part. `published`: train and test on the published
-    parts. `listed`: as in the file of the partition `listed`. `auto`: the default of the partition. For your own files,
-    the train part and the test part count as published."""
+    clients, then split each client's samples of a class 8:1:1, rounded so that training comes first and test second.
+    With few samples per client and class, clients therefore have fewer validation samples than test samples. `pfedhn`:
+    split the published training part 4:1 into training and validation samples, and test on the published test part.
+    `published`: train and test on the published parts. `listed`: as in the file of the partition `listed`. `auto`:
+    `published` with the partition `hks`, `listed` with `listed`, otherwise `pooled811`. For your own files, the train
+    part and the test part count as published."""
     augment: bool = False
     """Augment training batches with random flips, crops and erasing."""
     normalise: Normalise | None = None
@@ -122,7 +125,7 @@ class Clients(Section):
     count: Annotated[int, Range(ge=1, le=1_000_000)] | Auto
     """Number of clients; `auto`: the number of clients that the partition (`natural` or `listed`) makes."""
     participation: Annotated[float, Range(gt=0, le=1)] = 1.0
-    """Share of the clients that take part in a round; each round draws them anew."""
+    """Share of all clients that take part in a round, rounded down to a whole number; each round draws them anew."""
     selection: Named = Field(default_factory=lambda: {"name": "uniform"})
     """How a round's participants are drawn: `name` and that policy's fields. `uniform`: all clients are equally likely;
     `by_samples`: clients with more training samples are more likely; `fastest`: draw `candidates` times as many clients
@@ -182,7 +185,8 @@ class Seeds(Section):
     weights: Seed | None = None
     """Seed of the initial weights. `null`: `seed`."""
     cohorts: Seed | None = None
-    """Seed of selection, availability and dropout, and of the clients' devices and connections. `null`: `seed`."""
+    """Seed of selection, availability, dropout and stragglers, and of the clients' devices and connections. `null`:
+    `seed`."""
 
 
 class Selected(Section):
@@ -286,7 +290,7 @@ class Evaluation(Section):
     global_every: AtLeastOne | None = None
     """Number of rounds between evaluations on the whole published test set, a multiple of `every`; the last round is
     always evaluated, the initial networks are not. Default: evaluate whenever participants are evaluated, and before
-    the first round."""
+    the first round (those results are only in clients.parquet)."""
 
 
 class Init(Section):
@@ -400,7 +404,7 @@ class Checkpoint(Section):
     checkpoint per minute; 0: no checkpoints."""
     keep: list[Literal["last", "best_val"]] = ["last"]
     """Checkpoints that are kept. `last`, which is required: the last two, from which a run continues. `best_val`: also
-    the state after the round with the greatest `accuracy/val` so far, saved whenever that improves."""
+    the state after the round (1 or later) with the greatest `accuracy/val` so far, saved whenever that improves."""
     folder: str | None = None
     """Folder of the checkpoints, or an address for fsspec, such as s3://bucket/runs. Default: in the run folder."""
 
@@ -409,8 +413,8 @@ class Failure(Section):
     """Failures of clients, actors and nodes that a run survives."""
 
     max_failed_fraction: Annotated[float, Range(ge=0, lt=1)] = 0.0
-    """Share of a round's participants that may fail (an exception in the method, or the time limit) without
-    ending the run; the round continues without them, and they keep the state that they had before it."""
+    """Share of a round's participants, including late ones, that may fail (an exception in the method, or the time
+    limit) without ending the run; the round continues without them, and they keep the state that they had before it."""
     client_timeout_s: Positive | None = None
     """Time limit of a client round in seconds; `null`: no limit. Timing is not repeatable: two runs in which clients
     exceed the limit may differ."""

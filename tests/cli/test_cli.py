@@ -72,6 +72,7 @@ OPTIONS = {
         "--metric",
         "--columns",
         "--head",
+        "--spread",
         "--siunitx",
         "--width",
         "--output",

@@ -43,6 +43,14 @@ def test_the_measures_of_one_run(tmp_path: Path) -> None:
     assert run.clients_of("last")["accuracy"].to_pylist() == pytest.approx([0.6, 0.4])
 
 
+def test_round_0_is_not_the_best(tmp_path: Path) -> None:
+    """It is the test before training: a run that begins with the networks of another run may lose accuracy."""
+    make_run(tmp_path / "a", accuracy=[0.9, 0.5, 0.7, 0.6], current=[0.9, 0.6, 0.8, 0.7])
+    (record,) = find_runs([tmp_path])
+    assert (record.measures([])["best"], record.measures([])["best_current"]) == (0.7, 0.8)
+    assert record.clients_of("best")["accuracy"].to_pylist() == pytest.approx([0.8, 0.6])
+
+
 def test_runs_that_differ_in_their_seed_are_one_variant(tmp_path: Path) -> None:
     for seed, last in ((1, 0.5), (2, 0.7), (3, 0.9)):
         make_run(tmp_path / f"s{seed}", seed=seed, accuracy=[0.1, last], resources={"actors": seed}, name=f"n{seed}")
