@@ -82,7 +82,7 @@ class Base:
         method = declared(self.module)
         hooks = self._hooks()
         hook = "loss" if "loss" in hooks and _uses(hooks.get("client_update"), "loss") else "client_update"
-        others = ", ".join(name for name in hooks if name != hook)
+        others = ", ".join(name for name, method in hooks.items() if name != hook and not method.decorator_list)
         inherited = "It inherits all other hooks, the fields and `paper`."
         inherited += f" To change more, override any of {others}." if others else ""
         text = textwrap.fill(inherited, 116, initial_indent="    ", subsequent_indent="    ")

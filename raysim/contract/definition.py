@@ -30,6 +30,9 @@ HOOKS: Mapping[str, list[str]] = {
 ATTRIBUTES = ("paper", "profiles", "scheduled", "one_architecture", "public_data", "static_downlink")
 """Class attributes and properties by which an algorithm declares its properties, besides its fields."""
 
+RESERVED = {"name", "profile"}
+"""Keys of the section `algorithm` that are no fields."""
+
 RETURNED = {
     "client_model": "the network",
     "client_register": "the message",
@@ -72,6 +75,8 @@ def _slips(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
                 yield from _of_name(base, name, value, used)
         yield from _of_source(base)
     yield from _of_pairs(cls)
+    for name in getattr(cls, "__dataclass_fields__", {}).keys() & RESERVED:
+        yield Slip(f"the field `{name}` has the name of another key of the section `algorithm`", "rename the field")
     if "__dataclass_fields__" not in vars(cls):
         yield Slip(
             f"the class {cls.__name__} is not decorated with @dataclass, so its attributes are not settings",

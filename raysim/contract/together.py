@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from raysim.contract.toy import PAIRS, UNEVEN, Toy
-from raysim.core.algorithm import AnyAlgorithm
+from raysim.core.algorithm import AnyAlgorithm, ClientId
 from raysim.core.messages import leaves, mapped
 from raysim.grouped.together import ask_to_fit
 
@@ -36,8 +37,16 @@ def _clients(toy: Toy, t: int, together: bool) -> Toy:
         net.double()
     if together:
         other.trainer = ask_to_fit
-    with _float64():
+    other.watch = _server_in_float32
+    with _default_dtype(torch.float64):
         return other.round(t, together=together)
+
+
+@contextmanager
+def _server_in_float32(toy: Toy, hook: str, client: ClientId | None, msg: Any) -> Iterator[None]:
+    """Run `server_send` in float32, in which the networks of `server.state` are."""
+    with _default_dtype(torch.float32) if hook == "server_send" else nullcontext():
+        yield
 
 
 def _compare(alone: Toy, together: Toy) -> None:
@@ -73,9 +82,9 @@ def _double(value: Tensor) -> Tensor:
 
 
 @contextmanager
-def _float64() -> Iterator[None]:
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(dtype)
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ Shapes: N samples of one client, B batch, C classes, D representation width, H x
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import FrozenInstanceError
 from functools import partial
@@ -26,7 +26,7 @@ from raysim.core.fit import LocalTraining, Trainer, fit_one
 from raysim.core.messages import DECLARE, is_message, pack, unpack
 from raysim.core.meter import FlopMeter, flops_of
 from raysim.core.seeds import seed_for, seeded
-from raysim.core.state import digest
+from raysim.core.state import check_savable, digest, modules_in
 from raysim.grouped.lockstep import in_lockstep
 from raysim.grouped.together import fit_all
 
@@ -205,6 +205,7 @@ class Toy:
             classes={k: samples.y.unique() for k, samples in self.samples.items()},
             arch={k: self.architectures[k % len(self.architectures)] for k in self.samples},
         )
+        self.modules: Collection[str] = ()  # paths of the modules that server.state has before round 1
         self.nets: dict[ClientId, nn.Module] = {}
         self.server.state = None
         for k in self.samples:
@@ -250,6 +251,8 @@ class Toy:
                 "return the state",
             )
         self.server.state = state
+        self.modules = modules_in(state)
+        self._check_state()
         return self
 
     def round(
@@ -291,7 +294,17 @@ class Toy:
             update = partial(algorithm.server_update, self.server, ups)
             # The engine counts operations of this hook; some ways to compute gradients fail during counting.
             self._call("server_update", None, t, partial(flops_of, update) if self.meter else update, ups)
+            self._check_state()
         return self
+
+    def _check_state(self) -> None:
+        """Raise `ContractError` if `server.state` cannot be saved and restored."""
+        try:
+            check_savable(self.server.state, self.modules)
+        except TypeError as error:
+            problem = f"server.state cannot be saved: {error}"
+            remedy = "for an optimizer, store its state_dict()"
+            raise ContractError(self.algorithm, "server_state_visible", problem, remedy) from None
 
     def _client_round(self, k: ClientId, t: int, down: Any, packed: dict[ClientId, Any]) -> None:
         """Run a client's part of a round and put its upload into `packed`."""

@@ -123,7 +123,9 @@ class Task:
 
 @dataclass
 class Client:
-    """One client, as its algorithm sees it. Only `net` is kept between rounds.
+    """One client, as its algorithm sees it. No other attribute can be set.
+
+    Only `net` is kept between rounds, and of `net` only its parameters and persistent buffers.
 
     >>> from raysim.algorithms.standalone import Standalone
     >>> from raysim.contract.toy import Toy
@@ -145,6 +147,10 @@ class Client:
     stats: ClientStats = field(default_factory=ClientStats)
     meter: FlopMeter | None = None  # None: operations are not counted
     trainer: Trainer = fit_one
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _refuse_new(self, "client", name, "buffers of client.net, which client_model creates")
+        object.__setattr__(self, name, value)
 
     def fit(
         self,
@@ -217,8 +223,11 @@ class Client:
             self.stats.flops += flops
 
     def log(self, name: str, value: float) -> None:
-        """Log a value of this client's round; the mean over the participants is tracked as `client/<name>`."""
-        self.stats.values[metric_name(name)] = float(value)
+        """Log a value of this client's round; the mean over the participants is tracked as `client/<name>`.
+
+        If a name is logged twice in a round, the last value counts.
+        """
+        self.stats.values[metric_name(name)] = _number(name, value)
 
     def _epoch_flops(
         self, meter: FlopMeter, loss: Loss, given: Any, data: Samples, drop_single: bool, two_views: bool
@@ -248,6 +257,15 @@ class Client:
             self.net.zero_grad(set_to_none=True)
 
 
+def _refuse_new(one: Client | Server[Any], called: str, name: str, instead: str) -> None:
+    """Raise `AttributeError` if a client or server has no attribute of this name. instead: where to keep values."""
+    kind = type(one)
+    if name not in kind.__dataclass_fields__ and not hasattr(kind, name):
+        raise AttributeError(
+            f"{called}.{name} cannot be set, because raysim would not keep it between rounds; keep values in {instead}"
+        )
+
+
 def drops_single(net: nn.Module, data: Samples, local: LocalTraining) -> bool:
     """Return whether training leaves out a last batch of one sample, on which BatchNorm cannot train."""
     # `has_batchnorm` walks through the network, so it comes second.
@@ -261,7 +279,7 @@ def first(data: Samples, size: int) -> Batch:
 
 @dataclass
 class Server(Generic[State]):
-    """The server, as its algorithm sees it. Only `state` is kept between rounds.
+    """The server, as its algorithm sees it. Only `state` is kept between rounds. No other attribute can be set.
 
     >>> from raysim.algorithms.standalone import Standalone
     >>> from raysim.contract.toy import Toy
@@ -280,6 +298,10 @@ class Server(Generic[State]):
     local: LocalTraining = field(default_factory=LocalTraining)  # how the clients train
     classes: Mapping[ClientId, Tensor] = field(default_factory=dict)  # class ids in each client's data, int64 ascending
     arch: Mapping[ClientId, str] = field(default_factory=dict)  # name of each client's architecture
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _refuse_new(self, "server", name, "server.state")
+        object.__setattr__(self, name, value)
 
     def fit(
         self,
@@ -311,8 +333,8 @@ class Server(Generic[State]):
         return torch.cat([(f or net)(batch.x) for batch in data.in_order(self.local.batch_size)])
 
     def log(self, name: str, value: float) -> None:
-        """Log a value of this round, tracked as `server/<name>`."""
-        self.values[metric_name(name)] = float(value)
+        """Log a value of this round, tracked as `server/<name>`; the last value if a name is logged twice."""
+        self.values[metric_name(name)] = _number(name, value)
 
 
 _METRIC = re.compile(r"[\w -]+([/.:][\w -]+)*")
@@ -327,6 +349,15 @@ def metric_name(name: str) -> str:
             "a slash, a dot or a colon may separate parts, as in accuracy/val"
         )
     return name
+
+
+def _number(name: str, value: Any) -> float:
+    """Convert a logged value to a number. Raises `ValueError` that names it."""
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ValueError(f"log: the value of {name} is {kind}; give a number") from None
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,10 @@ def in_words(hint: Any) -> str:
         return ", ".join(map(str, args))
     if origin in (Union, UnionType):
         return " or ".join(map(in_words, args))
-    if origin is list:
+    if origin is list or (origin is tuple and args[-1:] == (Ellipsis,)):
         return f"a list, each {in_words(args[0])}" if args else "a list"
+    if origin is tuple and args:
+        return f"a list of {len(args)}: {', '.join(map(in_words, args))}"
     if origin is dict:
         return f"a mapping of names to {in_words(args[1])}" if args else "a mapping"
     if not isinstance(hint, Hashable):  # not a type: a file may contain any annotation

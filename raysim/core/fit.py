@@ -145,6 +145,11 @@ def fit_one(job: FitJob) -> FitResult:
     def step(batch: Batch) -> Tensor | None:
         with lower:
             loss, kept = loss_and_rows(job, batch)
+        if loss.grad_fn is None:
+            raise ValueError(
+                f"the value that {getattr(job.loss, '__name__', 'the loss')} returned does not depend on the network's "
+                "trained parameters; compute it from `net`, without .item(), .detach() and no_grad()"
+            )
         with without_default_device(device):
             backward(loss, optimizers, clip)
             for optimizer in optimizers:

@@ -258,10 +258,18 @@ def wire_params(msg: object) -> int:
 def wire_components(msg: object) -> dict[str, int]:
     """Return the bytes of each field of a message, for example `{"class_S": 40, "mean_SD": 20000}`."""
     if isinstance(msg, Mapping):
-        return {str(name): wire_bytes(value) for name, value in msg.items()}
+        return {str(name): _field_bytes(str(name), value) for name, value in msg.items()}
     if hasattr(type(msg), _FIELDS):
-        return {name: wire_bytes(getattr(msg, name)) for name in getattr(type(msg), _FIELDS)}
+        return {name: _field_bytes(name, getattr(msg, name)) for name in getattr(type(msg), _FIELDS)}
     return {"message": wire_bytes(msg)} if msg is not None else {}
+
+
+def _field_bytes(name: str, value: object) -> int:
+    """Return the bytes of a field. Raises `TypeError` that names the field of a value that cannot be sent."""
+    try:
+        return wire_bytes(value)
+    except TypeError as error:
+        raise TypeError(f"the field {name} of a message contains {error}") from None
 
 
 class WireSize(NamedTuple):
@@ -296,10 +304,16 @@ def nonfinite(msg: object) -> bool:
 
 def _leaf_bytes(leaf: object) -> int:
     if isinstance(leaf, Tensor):
+        if leaf.layout is not torch.strided:
+            raise TypeError("a sparse tensor; send dense tensors, such as tensor.to_dense()")
         return leaf.numel() * leaf.element_size()
     if isinstance(leaf, bool | int | float):
+        if isinstance(leaf, int) and not -(2**63) <= leaf < 2**63:
+            raise TypeError("a whole number of more than 64 bits; send a smaller number, or a float")
         return 8
     name = type(leaf).__name__
     if is_dataclass(leaf):
-        raise TypeError(f"the class {name} is not a message; put @message above the class instead of @dataclass")
-    raise TypeError(f"a message contains a value of type {name}; send only tensors and numbers")
+        raise TypeError(
+            f"an object of the class {name}, which is not a message; put @message above the class instead of @dataclass"
+        )
+    raise TypeError(f"a value of type {name}; send only tensors and numbers")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import hashlib
 import sys
-from collections.abc import Collection, Mapping
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,6 +18,9 @@ from raysim.common.modules import plain_module
 
 DEEPEST = 100
 """Greatest nesting depth of a state; the limit detects a state that contains itself."""
+
+LIKE_DICT = (dict, OrderedDict, MappingProxyType)
+"""Mappings that a dict can replace: a restored state has dicts."""
 
 
 def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
@@ -42,6 +47,11 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
     if isinstance(state, nn.Module):
         parts: list[tuple[str, Any]] = list(state.state_dict().items())
     elif isinstance(state, Mapping):
+        if type(state) not in LIKE_DICT:
+            raise TypeError(
+                f"the state contains a {type(state).__name__} at {prefix or 'its top level'}; use a dict, because a "
+                "restored state has only dicts"
+            )
         parts = [(str(key), state[key]) for key in sorted(state, key=lambda key: (str(type(key)), key))]
     elif isinstance(state, list | tuple):
         parts = [(str(i), part) for i, part in enumerate(state)]
@@ -61,6 +71,29 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
             )
         tensors |= inner
     return tensors
+
+
+def check_savable(state: Any, modules: Collection[str]) -> None:
+    """Raise `TypeError` if a state cannot be saved, or would not be the same after it is restored.
+
+    modules: the paths of the modules that the state had before round 1, which a restored state can have. Gradients are
+    not saved.
+    """
+    state_tensors(state)
+    held = modules_in(state)
+    if new := [path for path in held if path not in modules]:
+        raise TypeError(
+            f"the state has a {type(held[new[0]]).__name__} at {new[0] or 'its top level'}, where it had no module "
+            "before round 1; create all modules in server_start"
+        )
+    tensors = {path: value for path, value in _leaves(state, "") if isinstance(value, Tensor) and value.is_leaf}
+    for path, net in held.items():
+        tensors |= {_joined(path, name): value for name, value in net.named_parameters()}
+    if having := [path for path, value in tensors.items() if value.grad is not None]:
+        raise TypeError(
+            f"{having[0]} in the state has a gradient, which is not saved; remove gradients after the last step, for "
+            "example with zero_grad()"
+        )
 
 
 def digest(state: Any) -> str:
@@ -237,14 +270,21 @@ def _class_of(name: str, modules: Collection[str]) -> Any:
 
 def modules_in(state: Any, path: str = "") -> dict[str, nn.Module]:
     """Return every module inside a state by its path, without the modules inside those."""
+    return {place: part for place, part in _leaves(state, path) if isinstance(part, nn.Module)}
+
+
+def _leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield everything inside a state that has no parts, with its path; a module has no parts here."""
     if isinstance(state, nn.Module):
-        return {path: state}
-    if isinstance(state, Mapping):
-        parts: list[tuple[str, Any]] = [(str(key), value) for key, value in state.items()]
+        yield path, state
+    elif isinstance(state, Mapping):
+        for key, value in state.items():
+            yield from _leaves(value, _joined(path, str(key)))
     elif isinstance(state, list | tuple):
-        parts = [(str(i), value) for i, value in enumerate(state)]
+        for i, value in enumerate(state):
+            yield from _leaves(value, _joined(path, str(i)))
     elif is_dataclass(state):
-        parts = [(field.name, getattr(state, field.name)) for field in fields(state)]
+        for field in fields(state):
+            yield from _leaves(getattr(state, field.name), _joined(path, field.name))
     else:
-        return {}
-    return {place: module for name, part in parts for place, module in modules_in(part, _joined(path, name)).items()}
+        yield path, state

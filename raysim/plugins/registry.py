@@ -57,6 +57,8 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
         if name.isidentifier() and Path(f"{name}.py").is_file():
             raise ScenarioError(f"algorithm.name: unknown algorithm {name!r}; did you mean ./{name}.py?")
         names = algorithm_names()
+        if Path(name).is_dir():
+            raise ScenarioError(f"algorithm.name: {name} given, which is a folder; give the method's file in it")
         beside = f" or ./{name}.py for a file" if name.isidentifier() else ""
         raise ScenarioError(
             f"algorithm.name: unknown algorithm {name!r}{suggest(name, names)} (available: {', '.join(names)}{beside})"

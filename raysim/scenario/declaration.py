@@ -55,6 +55,10 @@ class Declaration:
     paper_of: str = ""  # the class that names the paper: this one, or the one that it inherits from
 
     def __post_init__(self) -> None:
+        if any(field.name == "name" for field in self.fields):
+            raise ScenarioError(
+                f"{self.name}: the field `name` has the name of the key that chooses this class; rename the field"
+            )
         presets = self.profiles.values() if isinstance(self.profiles, Mapping) else [None]
         if not all(isinstance(preset, Mapping) for preset in presets):
             given = quoted(self.profiles)

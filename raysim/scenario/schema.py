@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
 
 from raysim.common.text import expanded
 from raysim.core.fields import Fraction, NonNegative, Positive, Range, in_words
@@ -499,5 +500,17 @@ def settings_model(declaration: Declaration) -> type[BaseModel]:
     fields: dict[str, Any] = {}
     for info in declaration.fields:
         default = ... if info.default is MISSING else info.default
-        fields[info.name] = (info.hint, Field(default, description=info.doc))
+        fields[info.name] = (_with_lists(info.hint), Field(default, description=info.doc))
     return create_model(declaration.name, __base__=Section, **fields)
+
+
+def _with_lists(hint: Any) -> Any:
+    """Return an annotation that also allows a list where `hint` asks for a tuple, which YAML does not have."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is tuple or origin is tuple:
+        return Annotated[hint, Strict(False)]
+    if origin is Annotated:
+        return Annotated[_with_lists(args[0]), *args[1:]]
+    if origin in (Union, UnionType):
+        return Union[tuple(map(_with_lists, args))]  # noqa: UP007
+    return hint

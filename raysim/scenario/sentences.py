@@ -35,6 +35,7 @@ ALLOWED: Mapping[str, str] = {
     "string_type": "text",
     "bool_type": "true or false",
     "list_type": "a list",
+    "tuple_type": "a list",
     "dict_type": "a mapping of keys and values",
     "model_type": "a mapping of keys and values",
     "none_required": "null",

@@ -246,6 +246,8 @@ def test_lambda_scales_the_pull():
 class Recorded(Client):
     """Notes which loss it is told to minimise."""
 
+    given: Any = None
+
     def fit(self, loss: Any, given: Any = None, *, epochs: int | None = None) -> None:
         self.log("plain", loss is cross_entropy)
         self.given = given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -356,6 +357,68 @@ class StateBesideServerState(Sound):
     def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
         super().server_update(server, ups)
         server.latest = ups  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class StateBesideClientState(Sound):
+    """Keeps the message on the client object."""
+
+    def client_receive(self, client: Client, down: Header) -> None:
+        super().client_receive(client, down)
+        client.latest = down  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class ServerKeeps(Algorithm[Header, Header, Any]):
+    """A server that keeps something, and sends and aggregates nothing else."""
+
+    def client_update(self, client: Client, down: Header | None) -> Header:
+        client.fit(cross_entropy)
+        return Header(weights(client.net.header))
+
+
+@dataclass(frozen=True)
+class KeepsADefaultDict(ServerKeeps):
+    """Counts in a mapping that a dict cannot replace."""
+
+    def server_start(self, server: Server[Any], registrations: Mapping[ClientId, Any]) -> Any:
+        return defaultdict(int)
+
+    def server_update(self, server: Server[Any], ups: Mapping[ClientId, Header]) -> None:
+        server.state["rounds"] += 1
+
+
+@dataclass(frozen=True)
+class KeepsGradients(ServerKeeps):
+    """Never resets the gradients of the server's network."""
+
+    def server_start(self, server: Server[Any], registrations: Mapping[ClientId, Any]) -> Any:
+        return server.task.new_header()
+
+    def server_update(self, server: Server[Any], ups: Mapping[ClientId, Header]) -> None:
+        server.state(torch.ones(1, server.task.feature_dim)).sum().backward()
+
+
+@dataclass(frozen=True)
+class AddsModulesLater(ServerKeeps):
+    """Creates a network of the server in round 1."""
+
+    def server_start(self, server: Server[Any], registrations: Mapping[ClientId, Any]) -> Any:
+        return {0: server.task.new_header()}
+
+    def server_update(self, server: Server[Any], ups: Mapping[ClientId, Header]) -> None:
+        server.state[server.t] = server.task.new_header()
+
+
+@dataclass(frozen=True)
+class KeepsAGenerator(ServerKeeps):
+    """Draws from a generator of its own."""
+
+    def server_start(self, server: Server[Any], registrations: Mapping[ClientId, Any]) -> Any:
+        return {"rng": torch.Generator()}
+
+    def server_update(self, server: Server[Any], ups: Mapping[ClientId, Header]) -> None:
+        torch.rand(1, generator=server.state["rng"])
 
 
 class WithHiddenTensor(nn.Linear):

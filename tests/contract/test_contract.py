@@ -149,7 +149,12 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (broken.StateInTheModule(), "state_dict_is_all", "if the run restarts from the clients' state_dicts"),
     (broken.OpaqueServerState(), "server_state_visible", "server.state cannot be saved"),
     (broken.KeepsAnOptimizer(), "server_state_visible", "the state contains a Adam at adam"),
-    (broken.StateBesideServerState(), "server_state_visible", "a server hook sets the attribute server.latest, which"),
+    (broken.StateBesideServerState(), "runs", "server.latest cannot be set, because raysim would not keep it between"),
+    (broken.StateBesideClientState(), "runs", "client.latest cannot be set, because raysim would not keep it between"),
+    (broken.KeepsADefaultDict(), "server_state_visible", "the state contains a defaultdict at its top level; use a"),
+    (broken.KeepsGradients(), "server_state_visible", "weight in the state has a gradient, which is not saved; remove"),
+    (broken.AddsModulesLater(), "server_state_visible", "the state has a Linear at 1, where it had no module before"),
+    (broken.KeepsAGenerator(), "server_state_visible", "the state contains a Generator at rng; use only tensors"),
     (broken.HiddenInAServerModule(), "server_state_visible", "WithHiddenTensor.secret"),
     (
         broken.ForwardGivesAPair(),

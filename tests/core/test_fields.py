@@ -17,6 +17,7 @@ from raysim.core.fields import (
     WarmupRounds,
     check_settings,
     field_docs,
+    in_words,
     settings_fields,
 )
 
@@ -86,6 +87,8 @@ def test_allowed_in_words():
     assert allowed["on"] == "true or false"
     assert allowed["decay"] == "a number at least 0 or null"
     assert allowed["warmup"] == "a whole number at least 0"
+    assert in_words(tuple[int, ...]) == in_words(list[int]) == "a list, each a whole number"
+    assert in_words(tuple[int, str]) == "a list of 2: a whole number, text"
 
 
 def test_which_field_counts_rounds_of_warm_up():

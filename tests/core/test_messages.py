@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from raysim.core.messages import (
+    Model,
     PackedTensor,
     Weights,
     message,
@@ -144,8 +145,8 @@ def test_nothing_weighs_nothing():
 
 
 def test_text_cannot_be_weighed():
-    with pytest.raises(TypeError, match="a message contains a value of type str; send only tensors and numbers"):
-        wire_bytes({"name": "x"})
+    with pytest.raises(TypeError, match="the field name of a message contains a value of type str; send only tensors"):
+        wire_components({"name": "x"})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -178,12 +179,25 @@ def test_a_message_can_be_counted_in_the_basis_of_its_paper():
     assert wire_size(unpack(pack(msg))).bytes == 60 and unpack(pack(msg)).factor_DR.shape == (5, 2)
 
 
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (torch.eye(2).to_sparse(), r"a sparse tensor; send dense tensors, such as tensor\.to_dense\(\)"),
+        (2**63, "a whole number of more than 64 bits; send a smaller number, or a float"),
+    ],
+)
+def test_what_cannot_be_packed_is_named_by_its_field(value, what):
+    with pytest.raises(TypeError, match=rf"^the field w of a message contains {what}$"):
+        wire_size(Model({"deep": (value,)}))
+    assert wire_size(Model({"deep": (2**63 - 1,)})).bytes == 8
+
+
 def test_a_dataclass_without_message_cannot_be_weighed():
     @dataclasses.dataclass(frozen=True)
     class Plain:
         mean_CD: torch.Tensor
 
     with pytest.raises(
-        TypeError, match="the class Plain is not a message; put @message above the class instead of @dataclass"
+        TypeError, match="the class Plain, which is not a message; put @message above the class instead of @dataclass"
     ):
         wire_size(Plain(torch.zeros(2, 3)))

@@ -303,8 +303,8 @@ def test_what_is_no_message_is_told_with_its_hook(
         "text": f"the hook returned a str; {declare}",
         "dict": f"the hook returned a dict; {declare}",
         "array": f"the hook returned a ndarray; {declare}",
-        "undeclared": "the class Plain is not a message; put @message above the class",
-        "of text": "a message contains a value of type str; send only tensors and numbers",
+        "undeclared": "the class Plain, which is not a message; put @message above the class",
+        "of text": "the field x of a message contains a value of type str; send only tensors and numbers",
     }
     with pytest.raises(HookError, match=rf"Standalone.{hook}.* failed in round 1\b.*{told[what]}"):
         quiet_run("algorithm={name: standalone}")

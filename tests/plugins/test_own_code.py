@@ -235,6 +235,9 @@ def test_a_method_given_without_its_path(folder: Path, capsys: pytest.CaptureFix
     Path("near.py").write_text("")
     said = ran("validate", str(folder / "s.yaml"), "--set", "algorithm.name=near", capsys=capsys, code=2)
     assert said.endswith("algorithm.name: unknown algorithm 'near'; did you mean ./near.py?")
+    Path("folder").mkdir()
+    said = ran("validate", str(folder / "s.yaml"), "--set", "algorithm.name=./folder", capsys=capsys, code=2)
+    assert said.endswith("algorithm.name: ./folder given, which is a folder; give the method's file in it")
 
 
 def test_data_in_the_place_of_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,3 +253,37 @@ def test_a_metric_that_has_no_name(folder: Path, capsys: pytest.CaptureFixture[s
     said = ran("launch", str(folder / "s.yaml"), "--set", "clients.models=[digits_mlp64]", capsys=capsys, code=1)
     assert "raysim: Mine.server_update failed in round 1" in said
     assert "ValueError: log: the name '../x' is invalid; allowed: at most 100 letters, digits, " in said
+
+
+def test_a_setting_that_is_a_tuple(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """YAML has only lists, so a list sets it; the run can be resumed and repeated from its resolved.yaml."""
+    tuples = "    sizes: tuple[int, ...] = (1, 2)\n    pair: tuple[int, float] | None = None\n"
+    (folder / "mine.py").write_text(re.sub(r"(class Mine.*\n    \"\"\".*\n)", rf"\1{tuples}", HELPED))
+    result = raysim.run(folder / "s.yaml", sets=["algorithm.sizes=[3, 4]", "algorithm.pair=[1, 0.5]"], quiet=True)
+    assert (result.scenario.algorithm.sizes, result.scenario.algorithm.pair) == ((3, 4), (1, 0.5))
+    again = raysim.Scenario.load(result.folder / "resolved.yaml")
+    assert again.algorithm.sizes == (3, 4)
+    assert result.resume(["rounds=3"], quiet=True).summary["rounds"] == 3
+    assert raysim.run(folder / "s.yaml", quiet=True).scenario.algorithm.sizes == (1, 2)
+    for wrong, sentence in (
+        ("sizes=7", "algorithm.sizes: 7 given; give a list"),
+        ("sizes=[a]", "algorithm.sizes.0: 'a' given; allowed: a whole number"),
+    ):
+        said = ran(
+            "validate", "--run-code", str(folder / "s.yaml"), "--set", f"algorithm.{wrong}", capsys=capsys, code=2
+        )
+        assert sentence in said
+
+
+@pytest.mark.parametrize(
+    ("field", "sentence"),
+    [
+        ("name", "Mine: the field `name` has the name of the key that chooses this class; rename the field"),
+        ("profile", "the field `profile` has the name of another key of the section `algorithm`; rename the field"),
+    ],
+)
+def test_a_setting_with_the_name_of_a_key(
+    folder: Path, field: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "mine.py").write_text(re.sub(r"(class Mine.*\n    \"\"\".*\n)", rf"\1    {field}: float = 1.0\n", HELPED))
+    assert sentence in ran("launch", str(folder / "s.yaml"), capsys=capsys, code=2)

@@ -17,5 +17,7 @@ def new_network(spec: RunSpec, task: Task, device: torch.device, arch: str, *key
     place = f"{type(spec.algorithm).__name__}.client_model failed with model {arch}"
     with global_seed(spec.init_seed, "client_model", arch, *key), errors_from(lambda: place):
         net = spec.algorithm.client_model(model, task)
+        if not isinstance(net, nn.Module):
+            raise TypeError(f"it returned a {type(net).__name__}; return one torch module, which may contain others")
     # Images are channels last; convolutions on a CPU are 1.2 to 1.35 times faster if weights are, too.
     return net.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -16,7 +16,16 @@ from raysim.core.algorithm import Algorithm, ClientId, Server
 from raysim.core.messages import leaves, pack, unpack, wire_size
 from raysim.core.meter import flops_of
 from raysim.core.seeds import seeded
-from raysim.core.state import Serialized, deserialize, digest, modules_of, serialize, state_tensors
+from raysim.core.state import (
+    Serialized,
+    check_savable,
+    deserialize,
+    digest,
+    modules_in,
+    modules_of,
+    serialize,
+    state_tensors,
+)
 from raysim.engine.checkpoint.format import read_server, server_file
 from raysim.engine.records import Broadcast, CheckpointFile, ClientFailure, NonFiniteUpload, ServerReport
 from raysim.engine.spec import RunSpec
@@ -32,6 +41,7 @@ class ServerWorker:
     server: Server[Any] = field(init=False)
     _flops: dict[Any, int] = field(default_factory=dict)
     _send_s: float = 0.0
+    _modules: frozenset[str] = frozenset()  # paths of the modules that the state has before round 1
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -48,7 +58,8 @@ class ServerWorker:
         guard = Unchanged(unpacked)
         with self._hook("server_start", 0):
             self.server.state = self.spec.algorithm.server_start(self.server, unpacked)
-            state_tensors(self.server.state)  # raises if the hook made a state that cannot be saved
+            self._modules = frozenset(modules_in(self.server.state))
+            check_savable(self.server.state, self._modules)
         if self.spec.initial is not None and self.spec.initial.server is not None:
             self._take(self.spec.initial.server)
         if not guard.holds():
@@ -131,7 +142,8 @@ class ServerWorker:
                     self.spec.algorithm.server_update(self.server, ups)
                 else:
                     self._flops[key] = flops_of(lambda: self.spec.algorithm.server_update(self.server, ups))
-                    state_tensors(self.server.state)  # as in `start`; only once, since a state may have many parts
+                    # As in `start`; only once, since a state may have many parts.
+                    check_savable(self.server.state, self._modules)
             if not guard.holds():
                 raise ChangedMessageError(
                     f"{type(self.spec.algorithm).__name__}: server_update changed an upload in place in round {t}; "
@@ -144,6 +156,7 @@ class ServerWorker:
     def save(self, t: int) -> tuple[CheckpointFile, bytes]:
         """Return the file of the state after round `t`, for the caller to write."""
         with self._visible():
+            check_savable(self.server.state, self._modules)
             serialized = serialize(self.server.state)
         return server_file(t, serialized, {"flops": list(map(list, self._flops.items()))})
 

@@ -169,7 +169,12 @@ class ClientStates:
         shell = self.opened.pop(k)
         if not shell.intact:
             net, form, shell = shell.net, shell.form, self._shell(self.arch(k))
-            if (present := _form(net)) != form:
+            if new := (present := _form(net)).keys() - form.keys():
+                raise RunError(
+                    f"client {k} with model {self.arch(k)}: a hook added {min(new)} to the client's network; create "
+                    "all parameters, buffers and modules in client_model"
+                )
+            if present != form:
                 name = min(name for name, _ in present.items() ^ form.items())
                 raise RunError(
                     f"client {k} with model {self.arch(k)}: the shape or type of {name} in its network's state_dict "

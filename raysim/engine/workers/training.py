@@ -273,6 +273,12 @@ class Training:
             # A NaN or infinity would ruin the server's state permanently, so the server gets a marker instead.
             packed = NonFiniteUpload() if nonfinite(up) else pack(up)
         self._check_unchanged(guard, "client_update", k, t)
+        if client.net is not self.states.open(k):
+            raise RunError(
+                f"{type(self.spec.algorithm).__name__}: a hook of client {k} assigned a new network to client.net in "
+                f"round {t}, which raysim would not keep; change the weights of client.net in place, for example with "
+                "load_state_dict"
+            )
         return packed, size
 
     def _report(

@@ -144,7 +144,6 @@ def test_what_is_looked_at_or_fails_changes_nothing() -> None:
     ("change", "name"),
     [
         (lambda net: setattr(net, "first", nn.Linear(4, 5)), "first.bias"),
-        (lambda net: net.add_module("more", nn.Linear(1, 1)), "more.bias"),
         (lambda net: net.norm.double(), "norm.bias"),
     ],
 )
@@ -158,6 +157,13 @@ def test_a_network_with_another_shape_is_refused(change, name: str) -> None:
     assert found.held == set()
     with found.reading(3) as net:
         assert_equal(weights(net), weights(odd("other")))
+
+
+def test_a_module_that_a_hook_adds_is_refused() -> None:
+    found = states()
+    sentence = r"client 3 with model other: a hook added more\.bias to the client's network; create all parameters"
+    with pytest.raises(RunError, match=sentence), found.changing(3) as net:
+        net.add_module("more", nn.Linear(1, 1))
 
 
 def test_states_of_checkpoints() -> None:
