@@ -30,7 +30,10 @@ def deterministic(algorithm: AnyAlgorithm) -> None:
         np.random.seed(1)
         torch.manual_seed(1)
         second = Toy(pickle.loads(pickle.dumps(algorithm)), "deterministic", meter=FlopMeter()).run(2)
-    remedy = "in hooks, draw random numbers only with torch, client.rng or server.rng"
+    remedy = (
+        "in hooks, draw random numbers only with torch, client.rng or server.rng, and use neither the time nor values "
+        "that an earlier run may have left in global variables or default arguments"
+    )
     for (name, k, one), (_, _, other) in zip(first.sent, second.sent, strict=True):
         if not identical(one, other):
             problem = f"the return value of {name} for client {k} differs when the run is repeated with the same seed"

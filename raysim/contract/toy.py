@@ -158,6 +158,11 @@ def toy_samples(labels: Sequence[int], k: ClientId) -> Samples:
     return Samples(raw_N, torch.tensor(labels), ToyTransform())
 
 
+def _attributes(net: nn.Module) -> set[str]:
+    """Return the names of all attributes of a network and its modules, besides parameters, buffers and modules."""
+    return {f"{path}.{name}".lstrip(".") for path, module in net.named_modules() for name in vars(module)}
+
+
 Watch = Callable[["Toy", str, ClientId | None, Any], AbstractContextManager[None]]
 """(toy, hook, client or None for the server, message to the hook) -> context manager around every hook."""
 
@@ -309,6 +314,7 @@ class Toy:
     def _client_round(self, k: ClientId, t: int, down: Any, packed: dict[ClientId, Any]) -> None:
         """Run a client's part of a round and put its upload into `packed`."""
         client = self.client(k, t)
+        attributes = _attributes(self.nets[k])
         if down is not None:
             self._call("client_receive", k, t, partial(self.algorithm.client_receive, client, down), down)
         up = self._call("client_update", k, t, partial(self.algorithm.client_update, client, down), down)
@@ -318,6 +324,12 @@ class Toy:
             raise self.broken(
                 f"a hook of client {k} assigns a new network to client.net, but raysim ignores this assignment",
                 "change the weights of client.net in place, for example with load_state_dict",
+            )
+        if added := sorted(_attributes(client.net) - attributes):
+            raise self.broken(
+                f"a hook of client {k} adds the attribute {added[0]} to its network, but raysim keeps only parameters "
+                "and buffers",
+                "register a buffer in client_model, or compute the value again",
             )
 
     def run(self, rounds: int, reverse: bool = False) -> Toy:

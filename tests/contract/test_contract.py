@@ -145,7 +145,11 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
         "the return value of client_update for client 0 differs when the run",
     ),
     (broken.FollowsTheLast(), "any_order", "depends on the order in which clients run"),
-    (broken.StateBesideTheNet(), "state_dict_is_all", "if the run restarts from the clients' state_dicts"),
+    (
+        broken.StateBesideTheNet(),
+        "state_dict_is_all",
+        "a hook of client 0 adds the attribute rounds to its network, but",
+    ),
     (broken.StateInTheModule(), "state_dict_is_all", "if the run restarts from the clients' state_dicts"),
     (broken.OpaqueServerState(), "server_state_visible", "server.state cannot be saved"),
     (broken.KeepsAnOptimizer(), "server_state_visible", "the state contains a Adam at adam"),
