@@ -286,7 +286,9 @@ def _own_code(raw: dict[str, Any], origin: Origin, folders: Sequence[Path]) -> O
         if reference is None or not reference.is_file:
             continue
         place = expanded(reference.place)
-        places = [path for folder in folders for path in (folder / place, folder / CODE / place.name)]
+        # A path on the command line is relative to the current folder, as all paths of a shell are.
+        ordered = [Path(), *folders] if origin.of_shell(key) else folders
+        places = [path for folder in ordered for path in (folder / place, folder / CODE / place.name)]
         path = next((place for place in places if place.exists() and not place.is_dir()), None)
         if path is None:
             looked = ", ".join(dict.fromkeys(str(folder.absolute()) for folder in folders))

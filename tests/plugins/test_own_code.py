@@ -16,7 +16,7 @@ import raysim
 from raysim.plugins import references
 from raysim.plugins.references import Reference
 from raysim.runs.verify import verify
-from tests.plugins.own import FEDPROX, HELPED, NETS, ran
+from tests.plugins.own import FEDPROX, HELPED, MINE, NETS, ran
 
 
 @pytest.mark.parametrize(
@@ -238,6 +238,17 @@ def test_a_method_given_without_its_path(folder: Path, capsys: pytest.CaptureFix
     Path("folder").mkdir()
     said = ran("validate", str(folder / "s.yaml"), "--set", "algorithm.name=./folder", capsys=capsys, code=2)
     assert said.endswith("algorithm.name: ./folder given, which is a folder; give the method's file in it")
+
+
+def test_where_a_file_is_looked_for(folder: Path) -> None:
+    """The scenario's own files are in its folder; those of an option are in the current one."""
+    near, other = Path.cwd() / "mine.py", folder / "mine.py"
+    near.write_text(MINE)
+    sets = ["algorithm.name=./mine.py"]
+    found = [raysim.Scenario.load(folder / "s.yaml", given).own_code.files["mine.py"].path for given in ([], sets)]
+    assert found == [str(other), str(near)]
+    near.unlink()
+    assert raysim.Scenario.load(folder / "s.yaml", sets).own_code.files["mine.py"].path == str(other)
 
 
 def test_data_in_the_place_of_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
