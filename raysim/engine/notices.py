@@ -74,7 +74,15 @@ class Notices:
         """Warn of failed tests, clients trained one by one, new divergence, and an overflow of virtual time."""
         self.check_tests(t, report.current)
         self._once(_apart(self.backend.spec, report))
-        if clients := sorted(progress.diverged - self.diverged):
+        clients = sorted(progress.diverged - self.diverged)
+        received = [k for k in clients if k in report.client_reports and report.client_reports[k].received_nonfinite]
+        if received:
+            logger.warning(
+                f"round {t}: the server's message to {_named(received)} contained NaN or infinity, so their training "
+                "loss is NaN or infinite, too: check what server_update and server_send compute, or try smaller learning "
+                "rates of the method"
+            )
+        if clients := [k for k in clients if k not in received]:
             logger.warning(
                 f"round {t}: the training loss, the test loss or the upload of {_named(clients)} is NaN or "
                 f"infinite for the first time (accuracies still include such clients): {_REMEDY}"

@@ -110,6 +110,7 @@ class ClientReport:
     values: Mapping[str, float]  # what the algorithm logged
     evaluation: ClientEvaluation | None  # if models are tested before they train
     apart: str = ""  # reason why it was not trained together with its group; empty: none
+    received_nonfinite: bool = False  # its training loss is not finite, and the message that it received was not either
 
 
 def client_row(

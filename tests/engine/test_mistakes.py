@@ -14,8 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from algorithms.lg_fedavg import LGFedAvg
 from raysim.common.errors import RunError
-from raysim.core import Algorithm, Batch, Client, ClientId, Server, Task, message
+from raysim.core import Algorithm, Batch, Client, ClientId, Header, Server, Task, message
+from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.ops import cross_entropy
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
@@ -58,8 +60,9 @@ class Mistaken(Algorithm[Any, Any, Any]):
         self.update(server)
 
 
-def run_of(method: Mistaken) -> MemoryTracker:
-    assembly = assemble(Scenario.of(loaded("algorithm={name: standalone}", "rounds=1").with_algorithm(method)))
+def run_of(method: AnyAlgorithm, *sets: str) -> MemoryTracker:
+    given = loaded("algorithm={name: standalone}", "rounds=1", *sets).with_algorithm(method)
+    assembly = assemble(Scenario.of(given))
     backend, memory = InProcessBackend(), MemoryTracker()
     backend.start(assembly.spec, assembly.raw)
     run_rounds(backend, assembly.schedule, Progress(), Observers([memory]))
@@ -138,6 +141,21 @@ MISTAKES = {
 def test_it_ends_the_run(method: Mistaken, sentence: str) -> None:
     with pytest.raises(RunError, match=re.escape(sentence)):
         run_of(method)
+
+
+class Poisoning(LGFedAvg):
+    """The server's header becomes NaN in round 1."""
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
+        server.state = Header({name: value / 0 * 0 for name, value in server.state.w.items()})
+
+
+def test_a_server_that_sends_nan_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    run_of(Poisoning(), "rounds=2", "clients.participation=1")
+    texts = [text for text in caplog.messages if "NaN" in text]
+    sentence = "round 2: the server's message to clients 0, 1, 2, 3, 4, 5, 6, 7 contained NaN or infinity, so their"
+    assert any(text.startswith(sentence) for text in texts)
+    assert not any("for the first time" in text for text in texts)
 
 
 def test_a_logged_tensor_may_have_a_gradient() -> None:

@@ -6,6 +6,7 @@ affect it only by rounding, and only those of its group, which train by the same
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -243,7 +244,7 @@ class Training:
             torch.accelerator.synchronize(self.device)
         train_s = (perf_counter() - start - sum(test.seconds for test in tests.values())) / len(clients)
         return [
-            (client.id, packed, self._report(client, size, downs[client.id].size, train_s, tests.get(client.id)))
+            (client.id, packed, self._report(client, size, downs[client.id], train_s, tests.get(client.id)))
             for client, (packed, size) in zip(clients, uploads, strict=True)
         ]
 
@@ -282,11 +283,15 @@ class Training:
         return packed, size
 
     def _report(
-        self, client: Client, up: WireSize, down: WireSize, train_s: float, test: ClientEvaluation | None
+        self, client: Client, up: WireSize, down: Received, train_s: float, test: ClientEvaluation | None
     ) -> ClientReport:
         stats = client.stats
         train_loss = stats.train_loss if stats.samples else None
-        return ClientReport(train_loss, stats.samples, up, down, stats.flops, train_s, stats.values, test, stats.apart)
+        diverged = train_loss is not None and not math.isfinite(train_loss)
+        return ClientReport(
+            train_loss, stats.samples, up, down.size, stats.flops, train_s, stats.values, test, stats.apart,
+            received_nonfinite=diverged and nonfinite(down.message),
+        )  # fmt: skip
 
     def _check_unchanged(self, guard: Unchanged, hook: str, k: ClientId, t: int) -> None:
         if guard.holds():
