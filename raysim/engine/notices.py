@@ -79,8 +79,8 @@ class Notices:
         if received:
             logger.warning(
                 f"round {t}: the server's message to {_named(received)} contained NaN or infinity, so their training "
-                "loss is NaN or infinite, too: check what server_update and server_send compute, or try smaller learning "
-                "rates of the method"
+                "loss is NaN or infinite, too: check what server_update and server_send compute, or try smaller "
+                "learning rates of the method"
             )
         if clients := [k for k in clients if k not in received]:
             logger.warning(
