@@ -359,7 +359,7 @@ def compare(
     if select != "last":
         targets_on = select
     return Comparison(
-        variants, chosen, baseline, [*notes, *notes_on(variants)], targets_on, select, main, tunings, spread
+        variants, chosen, baseline, [*notes, *notes_on(variants, spread)], targets_on, select, main, tunings, spread
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from raysim.comparison.main_measure import tuned_metric
 from raysim.comparison.measures import SELECT
 from raysim.comparison.runs import RunRecord
-from raysim.comparison.statistics import MIN_SEEDS
+from raysim.comparison.statistics import MIN_SEEDS, Spread
 from raysim.comparison.sweep_card import SweepCard
 from raysim.comparison.tuned import TuningCard
 from raysim.comparison.variants import Variant, differs, is_task
@@ -80,7 +80,7 @@ def _same_results(variants: Sequence[Variant]) -> list[str]:
     ]
 
 
-def notes_on(variants: Sequence[Variant]) -> list[str]:
+def notes_on(variants: Sequence[Variant], spread: Spread = "interval") -> list[str]:
     """One sentence for each reason why the comparison is less fair or less certain than it looks."""
     notes = []
     for key in BUDGET:
@@ -110,11 +110,12 @@ def notes_on(variants: Sequence[Variant]) -> list[str]:
     for variant in variants:
         if missing := every - {run.seed for run in variant.runs}:
             notes.append(f"{variant.name}: no run with seed {', '.join(map(str, sorted(missing)))}")
-    if few := [variant.name for variant in variants if len({run.seed for run in variant.runs}) < MIN_SEEDS]:
+    what, least = ("standard deviations", 2) if spread == "std" else ("confidence intervals", MIN_SEEDS)
+    if few := [variant.name for variant in variants if len({run.seed for run in variant.runs}) < least]:
         if len(few) == len(variants):
-            notes.append(f"no confidence intervals: every variant has fewer than {MIN_SEEDS} seeds")
+            notes.append(f"no {what}: every variant has fewer than {least} seeds")
         else:
-            notes.append(f"no confidence intervals for {', '.join(few)}: fewer than {MIN_SEEDS} seeds")
+            notes.append(f"no {what} for {', '.join(few)}: fewer than {least} seeds")
     every_run = [run for variant in variants for run in variant.runs]
     for name in ("raysim", "python", "torch", "numpy", "processor"):
         values = {str(run.summary.get("versions", {}).get(name, "unknown")) for run in every_run}

@@ -64,7 +64,7 @@ def state_dict_is_all(algorithm: AnyAlgorithm) -> None:
             text = " ".join(str(error).split())
             problem = f"a new network from client_model cannot load the state_dict of client {k} ({text})"
             raise first.broken(problem, remedy) from None
-    second.server.state, second.modules = copy.deepcopy(first.server.state), first.modules
+    second.server.state, second.forms = copy.deepcopy(first.server.state), first.forms
     first.round(3)
     second.round(3)
     for changed in differing(first.states(), second.states()):

@@ -9,10 +9,10 @@ Shapes: N samples of one client, B batch, C classes, D representation width, H x
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import FrozenInstanceError
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from raysim.core.fit import LocalTraining, Trainer, fit_one
 from raysim.core.messages import DECLARE, is_message, pack, unpack
 from raysim.core.meter import FlopMeter, flops_of
 from raysim.core.seeds import seed_for, seeded
-from raysim.core.state import check_savable, digest, modules_in
+from raysim.core.state import Form, check_savable, digest, drop_gradients, forms_in, state_tensors
 from raysim.grouped.lockstep import in_lockstep
 from raysim.grouped.together import fit_all
 
@@ -160,7 +160,12 @@ def toy_samples(labels: Sequence[int], k: ClientId) -> Samples:
 
 def _attributes(net: nn.Module) -> set[str]:
     """Return the names of all attributes of a network and its modules, besides parameters, buffers and modules."""
-    return {f"{path}.{name}".lstrip(".") for path, module in net.named_modules() for name in vars(module)}
+    return {
+        f"{path}.{name}".lstrip(".")
+        for path, module in net.named_modules()
+        for name in vars(module)
+        if not isinstance(getattr(type(module), name, None), cached_property)
+    }
 
 
 Watch = Callable[["Toy", str, ClientId | None, Any], AbstractContextManager[None]]
@@ -210,7 +215,7 @@ class Toy:
             classes={k: samples.y.unique() for k, samples in self.samples.items()},
             arch={k: self.architectures[k % len(self.architectures)] for k in self.samples},
         )
-        self.modules: Collection[str] = ()  # paths of the modules that server.state has before round 1
+        self.forms: Mapping[str, Form] = {}  # of the modules that server.state has before round 1
         self.nets: dict[ClientId, nn.Module] = {}
         self.server.state = None
         for k in self.samples:
@@ -242,9 +247,9 @@ class Toy:
         registrations: dict[ClientId, Any] = {}
         if type(self.algorithm).client_register is not Algorithm.client_register:
             for k in self.samples:
-                registration = self._call(
-                    "client_register", k, 0, partial(self.algorithm.client_register, self.client(k, 0))
-                )
+                client = self.client(k, 0)
+                registration = self._call("client_register", k, 0, partial(self.algorithm.client_register, client))
+                self._check_net(client)
                 packed = self._packed("client_register", k, registration)
                 registrations[k] = unpack(packed)
                 self.sent.append(("client_register", k, unpack(packed)))
@@ -256,7 +261,7 @@ class Toy:
                 "return the state",
             )
         self.server.state = state
-        self.modules = modules_in(state)
+        self.forms = forms_in(state)
         self._check_state()
         return self
 
@@ -303,12 +308,14 @@ class Toy:
         return self
 
     def _check_state(self) -> None:
-        """Raise `ContractError` if `server.state` cannot be saved and restored."""
+        """Drop the gradients of `server.state`, as the engine does; raise `ContractError` if it cannot be saved."""
+        drop_gradients(self.server.state)
         try:
-            check_savable(self.server.state, self.modules)
+            state_tensors(self.server.state)
+            check_savable(self.server.state, self.forms)
         except TypeError as error:
-            problem = f"server.state cannot be saved: {error}"
-            remedy = "for an optimizer, store its state_dict()"
+            problem, _, remedy = str(error).rpartition("; ")
+            problem = f"server.state cannot be saved: {problem}"
             raise ContractError(self.algorithm, "server_state_visible", problem, remedy) from None
 
     def _client_round(self, k: ClientId, t: int, down: Any, packed: dict[ClientId, Any]) -> None:
@@ -320,16 +327,20 @@ class Toy:
         up = self._call("client_update", k, t, partial(self.algorithm.client_update, client, down), down)
         packed[k] = self._packed("client_update", k, up)
         self.sent.append(("client_update", k, unpack(packed[k])))
-        if client.net is not self.nets[k]:
-            raise self.broken(
-                f"a hook of client {k} assigns a new network to client.net, but raysim ignores this assignment",
-                "change the weights of client.net in place, for example with load_state_dict",
-            )
+        self._check_net(client)
         if added := sorted(_attributes(client.net) - attributes):
             raise self.broken(
-                f"a hook of client {k} adds the attribute {added[0]} to its network, but raysim keeps only parameters "
-                "and buffers",
-                "register a buffer in client_model, or compute the value again",
+                f"the network of client {k} has the new attribute {added[0]}, but raysim keeps only parameters and "
+                "buffers, and clients of one architecture share the network object",
+                "create the attribute in client_model, and keep values that change in a buffer",
+            )
+
+    def _check_net(self, client: Client) -> None:
+        """Raise `ContractError` if a hook assigned a new network to the client."""
+        if client.net is not self.nets[client.id]:
+            raise self.broken(
+                f"a hook of client {client.id} assigns a new network to client.net, but raysim ignores this assignment",
+                "change the weights of client.net in place, for example with load_state_dict",
             )
 
     def run(self, rounds: int, reverse: bool = False) -> Toy:

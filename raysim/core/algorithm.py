@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -181,6 +182,8 @@ class Client:
         the engine may call it for the first batches only, and then repeat its operations on the device
         (`training.cuda_graphs`). So neither the loss nor the network may use values of Python that change from batch to
         batch, such as a counter.
+
+        For a batch from which nothing is to be learned, return `net(batch.x).sum() * 0`.
         """
         data = self.data if data is None else data
         drop_single = drops_single(self.net, data, self.local)
@@ -353,11 +356,13 @@ def metric_name(name: str) -> str:
 
 def _number(name: str, value: Any) -> float:
     """Convert a logged value to a number. Raises `ValueError` that names it."""
-    try:
-        return float(value.detach() if isinstance(value, Tensor) else value)
-    except (TypeError, ValueError, RuntimeError):
-        kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise ValueError(f"log: the value of {name} is {kind}; give a number") from None
+    if not isinstance(value, str):
+        with suppress(TypeError, ValueError, RuntimeError):
+            return float(value.detach() if isinstance(value, Tensor) else value)
+    kind = f"a {type(value).__name__}"
+    if isinstance(value, Tensor):
+        kind = f"a tensor of shape {tuple(value.shape)} and type {value.dtype}"
+    raise ValueError(f"log: the value of {name} is {kind}; give a number")
 
 
 @dataclass(frozen=True)

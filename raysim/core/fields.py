@@ -101,6 +101,10 @@ def in_words(hint: Any) -> str:
         return ", ".join(map(str, args))
     if origin in (Union, UnionType):
         return " or ".join(map(in_words, args))
+    if hint in (list, tuple):
+        return "a list"
+    if hint is dict:
+        return "a mapping"
     if origin is list or (origin is tuple and args[-1:] == (Ellipsis,)):
         return f"a list, each {in_words(args[0])}" if args else "a list"
     if origin is tuple and args:

@@ -133,6 +133,8 @@ def fit_one(job: FitJob) -> FitResult:
     trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
     optimizers = make_optimizers(trained, job.local, job.rates)
     parameters = list(trained.values())
+    if not parameters:
+        raise ValueError("no parameter of the network is trained: none requires a gradient, or `only` is empty")
     device, limit = parameters[0].device, job.local.clip
     lower, backward = autocast(job.local.precision, device), Backward(job.local.precision, device)
     clip = None if limit is None else lambda: nn.utils.clip_grad_norm_(parameters, limit)
@@ -142,14 +144,15 @@ def fit_one(job: FitJob) -> FitResult:
     for optimizer in optimizers:
         optimizer.zero_grad()
 
+    connected = False
+
     def step(batch: Batch) -> Tensor | None:
+        nonlocal connected
         with lower:
             loss, kept = loss_and_rows(job, batch)
-        if loss.grad_fn is None:
-            raise ValueError(
-                f"the value that {getattr(job.loss, '__name__', 'the loss')} returned does not depend on the network's "
-                "trained parameters; compute it from `net`, without .item(), .detach() and no_grad()"
-            )
+        connected = connected or loss.grad_fn is not None  # a constant has none; a single batch may have such a loss
+        if not loss.requires_grad:
+            raise _unconnected(job)
         with without_default_device(device):
             backward(loss, optimizers, clip)
             for optimizer in optimizers:
@@ -171,7 +174,17 @@ def fit_one(job: FitJob) -> FitResult:
                 if rows is None:
                     rows = kept.new_full((job.num_samples, *kept.shape[1:]), torch.nan)
                 rows[batch.index] = kept
+    if samples and not connected:
+        raise _unconnected(job)
     return FitResult(float(loss_sum), samples, rows)
+
+
+def _unconnected(job: FitJob) -> ValueError:
+    name = getattr(job.loss, "__name__", "the loss")
+    return ValueError(
+        f"the values that {name} returned do not depend on the network's trained parameters; compute them from `net`, "
+        "without .item(), .detach() and no_grad()"
+    )
 
 
 def loss_and_rows(job: FitJob, batch: Batch) -> tuple[Tensor, Tensor | None]:

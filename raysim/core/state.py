@@ -8,7 +8,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from types import MappingProxyType
+from types import NoneType
 from typing import Any
 
 import torch
@@ -19,8 +19,10 @@ from raysim.common.modules import plain_module
 DEEPEST = 100
 """Greatest nesting depth of a state; the limit detects a state that contains itself."""
 
-LIKE_DICT = (dict, OrderedDict, MappingProxyType)
+LIKE_DICT = (dict, OrderedDict)
 """Mappings that a dict can replace: a restored state has dicts."""
+
+_PLAIN = (bool, int, float, str, NoneType)
 
 
 def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
@@ -46,22 +48,14 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
         )
     if isinstance(state, nn.Module):
         parts: list[tuple[str, Any]] = list(state.state_dict().items())
-    elif isinstance(state, Mapping):
-        if type(state) not in LIKE_DICT:
-            raise TypeError(
-                f"the state contains a {type(state).__name__} at {prefix or 'its top level'}; use a dict, because a "
-                "restored state has only dicts"
-            )
+    elif type(state) in LIKE_DICT:
         parts = [(str(key), state[key]) for key in sorted(state, key=lambda key: (str(type(key)), key))]
     elif isinstance(state, list | tuple):
         parts = [(str(i), part) for i, part in enumerate(state)]
     elif is_dataclass(state):
         parts = [(field.name, getattr(state, field.name)) for field in fields(state)]
     else:
-        raise TypeError(
-            f"the state contains a {type(state).__name__} at {prefix or 'its top level'}; use only tensors, modules, "
-            "dataclasses, dicts, lists, numbers and strings"
-        )
+        raise TypeError(_unsupported(state, prefix or "its top level"))
     tensors: dict[str, Tensor] = {}
     for name, part in parts:
         inner = state_tensors(part, f"{prefix}.{name}" if prefix else name)
@@ -73,27 +67,51 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
     return tensors
 
 
-def check_savable(state: Any, modules: Collection[str]) -> None:
+Form = Mapping[str, tuple[torch.Size, torch.dtype]]
+"""Names, shapes and types of a module's parameters and buffers."""
+
+
+def forms_in(state: Any) -> dict[str, Form]:
+    """Return the form of every module inside a state, by its path."""
+    return {path: _form(module) for path, module in modules_in(state).items()}
+
+
+def check_savable(state: Any, forms: Mapping[str, Form]) -> None:
     """Raise `TypeError` if a state cannot be saved, or would not be the same after it is restored.
 
-    modules: the paths of the modules that the state had before round 1, which a restored state can have. Gradients are
-    not saved.
+    forms: of the modules that the state had before round 1, which a restored state can have. Two values with the same
+    path are not looked for; `state_tensors` finds them.
     """
-    state_tensors(state)
-    held = modules_in(state)
-    if new := [path for path in held if path not in modules]:
-        raise TypeError(
-            f"the state has a {type(held[new[0]]).__name__} at {new[0] or 'its top level'}, where it had no module "
-            "before round 1; create all modules in server_start"
-        )
-    tensors = {path: value for path, value in _leaves(state, "") if isinstance(value, Tensor) and value.is_leaf}
-    for path, net in held.items():
-        tensors |= {_joined(path, name): value for name, value in net.named_parameters()}
-    if having := [path for path, value in tensors.items() if value.grad is not None]:
-        raise TypeError(
-            f"{having[0]} in the state has a gradient, which is not saved; remove gradients after the last step, for "
-            "example with zero_grad()"
-        )
+    for path, part in _leaves(state, ""):
+        place = path or "its top level"
+        if isinstance(part, nn.Module):
+            if path not in forms:
+                raise TypeError(
+                    f"the state has a {type(part).__name__} at {place}, where it had no module before round 1; create "
+                    "all modules in server_start"
+                )
+            if changed := dict(_form(part).items() ^ forms[path].items()):
+                raise TypeError(
+                    f"the state's module at {place} has another {min(changed)} than before round 1; keep the shapes "
+                    "and types of the module that server_start created"
+                )
+        elif isinstance(part, Tensor):
+            if part.grad_fn is not None:
+                raise TypeError(
+                    f"the tensor at {place} of the state is connected to the tensors that it was computed from; store "
+                    "tensor.detach()"
+                )
+        elif not isinstance(part, _PLAIN):
+            raise TypeError(_unsupported(part, place))
+
+
+def drop_gradients(state: Any) -> None:
+    """Remove the gradients inside a state, which is not saved with them."""
+    for _, part in _leaves(state, ""):
+        if isinstance(part, nn.Module):
+            part.zero_grad(set_to_none=True)
+        elif isinstance(part, Tensor) and part.is_leaf:
+            part.grad = None
 
 
 def digest(state: Any) -> str:
@@ -273,17 +291,31 @@ def modules_in(state: Any, path: str = "") -> dict[str, nn.Module]:
     return {place: part for place, part in _leaves(state, path) if isinstance(part, nn.Module)}
 
 
+def _form(module: nn.Module) -> Form:
+    return {name: (value.shape, value.dtype) for name, value in module.state_dict().items()}
+
+
+def _unsupported(part: Any, place: str) -> str:
+    """Return what is wrong with an object that a state must not contain."""
+    kind = f"the state contains a {type(part).__name__} at {place}"
+    if isinstance(part, torch.optim.Optimizer):
+        return f"{kind}; store its state_dict(), and load it into a new optimizer in each round"
+    if isinstance(part, Mapping):
+        return f"{kind}; use a dict, because a restored state has only dicts"
+    return f"{kind}; use only tensors, modules, dataclasses, dicts, lists, numbers and strings"
+
+
 def _leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield everything inside a state that has no parts, with its path; a module has no parts here."""
     if isinstance(state, nn.Module):
         yield path, state
-    elif isinstance(state, Mapping):
+    elif type(state) in LIKE_DICT:
         for key, value in state.items():
             yield from _leaves(value, _joined(path, str(key)))
     elif isinstance(state, list | tuple):
         for i, value in enumerate(state):
             yield from _leaves(value, _joined(path, str(i)))
-    elif is_dataclass(state):
+    elif is_dataclass(state) and not isinstance(state, type):
         for field in fields(state):
             yield from _leaves(getattr(state, field.name), _joined(path, field.name))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
-from types import UnionType
+from types import GenericAlias, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
@@ -507,10 +507,11 @@ def settings_model(declaration: Declaration) -> type[BaseModel]:
 def _with_lists(hint: Any) -> Any:
     """Return an annotation that also allows a list where `hint` asks for a tuple, which YAML does not have."""
     origin, args = get_origin(hint), get_args(hint)
+    inner = tuple(map(_with_lists, args))
     if hint is tuple or origin is tuple:
-        return Annotated[hint, Strict(False)]
+        return Annotated[GenericAlias(tuple, inner) if args else tuple, Strict(False)]
     if origin is Annotated:
-        return Annotated[_with_lists(args[0]), *args[1:]]
+        return Annotated[inner[0], *args[1:]]
     if origin in (Union, UnionType):
-        return Union[tuple(map(_with_lists, args))]  # noqa: UP007
-    return hint
+        return Union[inner]  # noqa: UP007
+    return GenericAlias(origin, inner) if origin in (list, dict) else hint

@@ -47,6 +47,7 @@ ALLOWED: Mapping[str, str] = {
     "string_pattern_mismatch": NAME_FORM,
     "string_too_long": "at most {max_length} characters",
     "too_short": "at least {min_length} entry",
+    "too_long": "at most {max_length} entries",
     "finite_number": "a finite number",
 }
 
@@ -80,6 +81,8 @@ def _sentence(
         return origin.error(full, f"unknown key{near} (allowed: {', '.join(names) or 'none'})")
     if first["type"] == "invalid_key" or first["loc"][-1] == "[key]":
         return origin.error(full, "keys must be text; put this key in quotes")
+    if first["type"] == "missing" and isinstance(first["loc"][-1], int):
+        return origin.error(full, f"{shown(first['input'])} given; give a list with more entries")
     if first["type"] == "missing":
         return origin.error(full, "is missing; add this key")
     if full == PARTICIPATION and first["type"] in ("greater_than", "less_than_equal"):
@@ -173,7 +176,7 @@ def _key(problem: Any, raw: Any) -> Key:
         try:
             raw = raw[part]
         except (LookupError, TypeError):
-            if problem["type"] == "missing":
+            if problem["type"] == "missing" and isinstance(part, str) and isinstance(raw, Mapping):
                 key.append(part)
             break
         key.append(str(part))

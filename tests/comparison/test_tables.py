@@ -186,6 +186,10 @@ def test_standard_deviations_in_place_of_intervals(comparison: Comparison, tmp_p
     assert list(other.frame["low"]) == pytest.approx(list(comparison.frame["low"]), nan_ok=True)
     two = replace(compare(*sorted((tmp_path / "runs").glob("a[12]"))), spread="std")
     assert rows_of(two, chosen_columns(two, ["last"]))[1] == ["fedgh", "65.00 ± 7.07"]  # no interval, but a deviation
+    notes = [compare(*sorted((tmp_path / "runs").glob("a[12]")), spread=what).notes for what in ("interval", "std")]
+    assert ["no confidence intervals" in " ".join(one) for one in notes] == [True, False]
+    alone = compare(tmp_path / "runs" / "a1", spread="std").notes
+    assert "no standard deviations: every variant has fewer than 2 seeds" in alone
     one = replace(compare(tmp_path / "runs" / "a1"), spread="std")
     assert rows_of(one, chosen_columns(one, ["last"]))[1] == ["fedgh", "60.00"]
 

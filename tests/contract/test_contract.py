@@ -148,7 +148,7 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (
         broken.StateBesideTheNet(),
         "state_dict_is_all",
-        "a hook of client 0 adds the attribute rounds to its network, but",
+        "the network of client 0 has the new attribute rounds, but raysim",
     ),
     (broken.StateInTheModule(), "state_dict_is_all", "if the run restarts from the clients' state_dicts"),
     (broken.OpaqueServerState(), "server_state_visible", "server.state cannot be saved"),
@@ -156,7 +156,7 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (broken.StateBesideServerState(), "runs", "server.latest cannot be set, because raysim would not keep it between"),
     (broken.StateBesideClientState(), "runs", "client.latest cannot be set, because raysim would not keep it between"),
     (broken.KeepsADefaultDict(), "server_state_visible", "the state contains a defaultdict at its top level; use a"),
-    (broken.KeepsGradients(), "server_state_visible", "weight in the state has a gradient, which is not saved; remove"),
+    (broken.KeepsAGraph(), "server_state_visible", "at w of the state is connected to the tensors that it was"),
     (broken.AddsModulesLater(), "server_state_visible", "the state has a Linear at 1, where it had no module before"),
     (broken.KeepsAGenerator(), "server_state_visible", "the state contains a Generator at rng; use only tensors"),
     (broken.HiddenInAServerModule(), "server_state_visible", "WithHiddenTensor.secret"),

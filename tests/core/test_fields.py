@@ -88,6 +88,7 @@ def test_allowed_in_words():
     assert allowed["decay"] == "a number at least 0 or null"
     assert allowed["warmup"] == "a whole number at least 0"
     assert in_words(tuple[int, ...]) == in_words(list[int]) == "a list, each a whole number"
+    assert (in_words(tuple), in_words(list), in_words(dict)) == ("a list", "a list", "a mapping")
     assert in_words(tuple[int, str]) == "a list of 2: a whole number, text"
 
 

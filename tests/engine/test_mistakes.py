@@ -8,6 +8,8 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -15,17 +17,22 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.lg_fedavg import LGFedAvg
+from algorithms.standalone import Standalone
 from raysim.common.errors import RunError
 from raysim.core import Algorithm, Batch, Client, ClientId, Header, Server, Task, message
 from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.ops import cross_entropy
+from raysim.engine.checkpoint.manager import CheckpointManager
+from raysim.engine.checkpoint.storage import open_storage
+from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds
 from raysim.runs.assembly import assemble
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
-from tests.engine.scenarios import loaded
+from tests.engine.scenarios import ROUNDS, loaded, outcome
+from tests.engine.test_recovery import Killable
 
 
 @message
@@ -77,10 +84,6 @@ def detached(net: Any, batch: Batch, given: Any) -> Tensor:
     return cross_entropy(net, batch, given).detach()
 
 
-def without_reset(server: Server[Any]) -> None:
-    server.state(torch.ones(1, 2)).sum().backward()
-
-
 MISTAKES = {
     "a new network": (
         Mistaken(begin=lambda client: setattr(client, "net", copy.deepcopy(client.net))),
@@ -96,19 +99,33 @@ MISTAKES = {
     ),
     "a loss as a number": (
         Mistaken(loss=disconnected),
-        "the value that disconnected returned does not depend on the network's trained parameters; compute it from",
+        "the values that disconnected returned do not depend on the network's trained parameters; compute them from",
     ),
     "a detached loss": (
         Mistaken(loss=detached),
-        "the value that detached returned does not depend on the network's trained parameters; compute it from",
+        "the values that detached returned do not depend on the network's trained parameters; compute them from",
     ),
     "a defaultdict": (
         Mistaken(first=lambda: defaultdict(int)),
         "the state contains a defaultdict at its top level; use a dict, because a restored state has only dicts",
     ),
-    "gradients": (
-        Mistaken(first=lambda: nn.Linear(2, 1), update=without_reset),
-        "server_update failed in round 1 (message Sent[(1,)]): TypeError: weight in the state has a gradient, which",
+    "another module in the place of the first": (
+        Mistaken(
+            first=lambda: {"net": nn.Linear(2, 1)}, update=lambda server: server.state.update(net=nn.Linear(3, 1))
+        ),
+        "the state's module at net has another weight than before round 1; keep the shapes and types of the module",
+    ),
+    "a tensor with its graph": (
+        Mistaken(first=dict, update=lambda server: server.state.update(w=torch.ones(1, requires_grad=True) * 2)),
+        "the tensor at w of the state is connected to the tensors that it was computed from; store tensor.detach()",
+    ),
+    "an optimizer": (
+        Mistaken(first=lambda: {"adam": torch.optim.Adam([torch.ones(1, requires_grad=True)])}),
+        "the state contains a Adam at adam; store its state_dict(), and load it into a new optimizer in each round",
+    ),
+    "a read-only mapping": (
+        Mistaken(first=lambda: MappingProxyType({})),
+        "the state contains a mappingproxy at its top level; use a dict, because a restored state has only dicts",
     ),
     "a module that is created later": (
         Mistaken(first=dict, update=lambda server: server.state.update(late=nn.Linear(1, 1))),
@@ -132,7 +149,7 @@ MISTAKES = {
     ),
     "many numbers": (
         Mistaken(begin=lambda client: client.log("a", torch.ones(2))),  # type: ignore[arg-type]
-        "ValueError: log: the value of a is a tensor of shape (2,); give a number",
+        "ValueError: log: the value of a is a tensor of shape (2,) and type torch.float32; give a number",
     ),
 }
 
@@ -141,6 +158,65 @@ MISTAKES = {
 def test_it_ends_the_run(method: Mistaken, sentence: str) -> None:
     with pytest.raises(RunError, match=re.escape(sentence)):
         run_of(method)
+
+
+@dataclass(frozen=True)
+class SometimesConstant(Standalone):
+    """Its loss is a constant for every second batch, as one that selects samples by a threshold."""
+
+    def client_update(self, client: Client, down: None) -> None:
+        client.fit(self.loss)
+
+    def loss(self, net: Any, batch: Batch, given: Any) -> Tensor:
+        loss = cross_entropy(net, batch, None)
+        return loss if batch.index[0] % 2 else torch.zeros((), requires_grad=True)
+
+
+def test_a_loss_may_be_constant_for_some_batches() -> None:
+    assert run_of(SometimesConstant()).rounds[1]["loss/train"] > 0
+
+
+@dataclass(frozen=True)
+class TrainsAtTheServer(Mistaken):
+    """The usual loop of PyTorch, which leaves the gradients of the last step."""
+
+    def server_start(self, server: Server[Any], registrations: Mapping[ClientId, Any]) -> Any:
+        return {"net": nn.Linear(2, 1), "w": torch.ones(2, requires_grad=True)}
+
+    def server_update(self, server: Server[Any], ups: Mapping[ClientId, Any]) -> None:
+        (server.state["net"](server.state["w"]) * server.t).sum().backward()
+        with torch.no_grad():
+            for value in (server.state["w"], *server.state["net"].parameters()):
+                value -= 0.1 * value.grad
+
+
+def test_gradients_are_not_kept_between_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a resumed run, whose restored state has none, goes on with the same bits."""
+    given = loaded("algorithm={name: standalone}", "rounds=3").with_algorithm(TrainsAtTheServer())
+    whole = outcome(given, InProcessBackend())[0]
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, ROUNDS)
+    killable = Killable(seed=3, rate=0.3)
+    assert outcome(given, killable, checkpoints, max_attempts=50)[0] == whole
+    assert killable.deaths
+
+
+def test_a_late_mistake_ends_the_round_in_which_it_is_made() -> None:
+    def late(server: Server[Any]) -> None:
+        if server.t == 2:
+            server.state["late"] = nn.Linear(1, 1)
+
+    with pytest.raises(RunError, match=r"server_update failed in round 2 .* the state has a Linear at late"):
+        run_of(Mistaken(first=dict, update=late), "rounds=3")
+
+
+def test_a_new_network_at_the_registration_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Registers(Mistaken):
+        def client_register(self, client: Client) -> Any:
+            client.net = copy.deepcopy(client.net)
+
+    with pytest.raises(RunError, match=r"a hook of client 0 assigned a new network to client\.net in round 0"):
+        run_of(Registers())
 
 
 class Poisoning(LGFedAvg):

@@ -269,16 +269,23 @@ def test_a_metric_that_has_no_name(folder: Path, capsys: pytest.CaptureFixture[s
 def test_a_setting_that_is_a_tuple(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """YAML has only lists, so a list sets it; the run can be resumed and repeated from its resolved.yaml."""
     tuples = "    sizes: tuple[int, ...] = (1, 2)\n    pair: tuple[int, float] | None = None\n"
+    tuples += "    stages: tuple[tuple[int, int], ...] = ((1, 2), (3, 4))\n"
+    tuples += "    named: dict[str, list[tuple[int, float]]] | None = None\n"
     (folder / "mine.py").write_text(re.sub(r"(class Mine.*\n    \"\"\".*\n)", rf"\1{tuples}", HELPED))
     result = raysim.run(folder / "s.yaml", sets=["algorithm.sizes=[3, 4]", "algorithm.pair=[1, 0.5]"], quiet=True)
     assert (result.scenario.algorithm.sizes, result.scenario.algorithm.pair) == ((3, 4), (1, 0.5))
     again = raysim.Scenario.load(result.folder / "resolved.yaml")
-    assert again.algorithm.sizes == (3, 4)
+    assert again.algorithm.sizes == (3, 4) and again.algorithm.stages == ((1, 2), (3, 4))
+    given = raysim.Scenario.load(folder / "s.yaml", ["algorithm.named={a: [[1, 2.5]]}"])
+    assert given.algorithm.named == {"a": [(1, 2.5)]}
     assert result.resume(["rounds=3"], quiet=True).summary["rounds"] == 3
     assert raysim.run(folder / "s.yaml", quiet=True).scenario.algorithm.sizes == (1, 2)
     for wrong, sentence in (
         ("sizes=7", "algorithm.sizes: 7 given; give a list"),
         ("sizes=[a]", "algorithm.sizes.0: 'a' given; allowed: a whole number"),
+        ("pair=[1]", "algorithm.pair: [1] given; give a list with more entries"),
+        ("pair=[1, 2.5, 3]", "algorithm.pair: [1, 2.5, 3] given; allowed: at most 2 entries"),
+        ("stages=[[1, 2], [3]]", "algorithm.stages.1: [3] given; give a list with more entries"),
     ):
         said = ran(
             "validate", "--run-code", str(folder / "s.yaml"), "--set", f"algorithm.{wrong}", capsys=capsys, code=2

@@ -17,11 +17,13 @@ from raysim.core.messages import leaves, pack, unpack, wire_size
 from raysim.core.meter import flops_of
 from raysim.core.seeds import seeded
 from raysim.core.state import (
+    Form,
     Serialized,
     check_savable,
     deserialize,
     digest,
-    modules_in,
+    drop_gradients,
+    forms_in,
     modules_of,
     serialize,
     state_tensors,
@@ -41,7 +43,7 @@ class ServerWorker:
     server: Server[Any] = field(init=False)
     _flops: dict[Any, int] = field(default_factory=dict)
     _send_s: float = 0.0
-    _modules: frozenset[str] = frozenset()  # paths of the modules that the state has before round 1
+    _forms: Mapping[str, Form] = field(default_factory=dict)  # of the modules that the state has before round 1
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -58,8 +60,9 @@ class ServerWorker:
         guard = Unchanged(unpacked)
         with self._hook("server_start", 0):
             self.server.state = self.spec.algorithm.server_start(self.server, unpacked)
-            self._modules = frozenset(modules_in(self.server.state))
-            check_savable(self.server.state, self._modules)
+            self._forms = forms_in(self.server.state)
+            state_tensors(self.server.state)  # raises if the hook made a state that cannot be saved
+            self._check_state()
         if self.spec.initial is not None and self.spec.initial.server is not None:
             self._take(self.spec.initial.server)
         if not guard.holds():
@@ -142,8 +145,8 @@ class ServerWorker:
                     self.spec.algorithm.server_update(self.server, ups)
                 else:
                     self._flops[key] = flops_of(lambda: self.spec.algorithm.server_update(self.server, ups))
-                    # As in `start`; only once, since a state may have many parts.
-                    check_savable(self.server.state, self._modules)
+                    state_tensors(self.server.state)  # as in `start`; only once, since it takes long
+                self._check_state()
             if not guard.holds():
                 raise ChangedMessageError(
                     f"{type(self.spec.algorithm).__name__}: server_update changed an upload in place in round {t}; "
@@ -156,7 +159,6 @@ class ServerWorker:
     def save(self, t: int) -> tuple[CheckpointFile, bytes]:
         """Return the file of the state after round `t`, for the caller to write."""
         with self._visible():
-            check_savable(self.server.state, self._modules)
             serialized = serialize(self.server.state)
         return server_file(t, serialized, {"flops": list(map(list, self._flops.items()))})
 
@@ -165,6 +167,10 @@ class ServerWorker:
         serialized, facts = read_server(data)
         self._take(serialized)
         self._flops = {_tuples(key): count for key, count in facts["flops"]}
+
+    def _check_state(self) -> None:
+        drop_gradients(self.server.state)  # a restored state has none
+        check_savable(self.server.state, self._forms)
 
     def _take(self, serialized: Serialized) -> None:
         try:

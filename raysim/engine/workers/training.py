@@ -73,7 +73,9 @@ class Training:
         registrations = {}
         for k in (k for k in ids if self.spec.num_samples[k]):
             with self.states.changing(k), self._hook("client_register", 0, k):
-                registration = self.spec.algorithm.client_register(self.client(k, t=0))
+                client = self.client(k, t=0)
+                registration = self.spec.algorithm.client_register(client)
+                self._check_net(client)
                 wire_size(registration)  # checks that it is a message; its bytes count in no round
                 registrations[k] = pack(registration)
         return registrations
@@ -274,12 +276,7 @@ class Training:
             # A NaN or infinity would ruin the server's state permanently, so the server gets a marker instead.
             packed = NonFiniteUpload() if nonfinite(up) else pack(up)
         self._check_unchanged(guard, "client_update", k, t)
-        if client.net is not self.states.open(k):
-            raise RunError(
-                f"{type(self.spec.algorithm).__name__}: a hook of client {k} assigned a new network to client.net in "
-                f"round {t}, which raysim would not keep; change the weights of client.net in place, for example with "
-                "load_state_dict"
-            )
+        self._check_net(client)
         return packed, size
 
     def _report(
@@ -292,6 +289,14 @@ class Training:
             train_loss, stats.samples, up, down.size, stats.flops, train_s, stats.values, test, stats.apart,
             received_nonfinite=diverged and nonfinite(down.message),
         )  # fmt: skip
+
+    def _check_net(self, client: Client) -> None:
+        if client.net is not self.states.open(client.id):
+            raise RunError(
+                f"{type(self.spec.algorithm).__name__}: a hook of client {client.id} assigned a new network to "
+                f"client.net in round {client.t}, which raysim would not keep; change the weights of client.net in "
+                "place, for example with load_state_dict"
+            )
 
     def _check_unchanged(self, guard: Unchanged, hook: str, k: ClientId, t: int) -> None:
         if guard.holds():
