@@ -27,6 +27,7 @@ from raysim.core.messages import DECLARE, is_message, pack, unpack
 from raysim.core.meter import FlopMeter, flops_of
 from raysim.core.seeds import seed_for, seeded
 from raysim.core.state import Form, check_savable, digest, drop_gradients, forms_in, state_tensors
+from raysim.core.torch_workarounds import count_hooks
 from raysim.grouped.lockstep import in_lockstep
 from raysim.grouped.together import fit_all
 
@@ -321,7 +322,7 @@ class Toy:
     def _client_round(self, k: ClientId, t: int, down: Any, packed: dict[ClientId, Any]) -> None:
         """Run a client's part of a round and put its upload into `packed`."""
         client = self.client(k, t)
-        attributes = _attributes(self.nets[k])
+        attributes, hooks = _attributes(self.nets[k]), count_hooks(self.nets[k].modules())
         if down is not None:
             self._call("client_receive", k, t, partial(self.algorithm.client_receive, client, down), down)
         up = self._call("client_update", k, t, partial(self.algorithm.client_update, client, down), down)
@@ -333,6 +334,12 @@ class Toy:
                 f"the network of client {k} has the new attribute {added[0]}, but raysim keeps only parameters and "
                 "buffers, and clients of one architecture share the network object",
                 "create the attribute in client_model, and keep values that change in a buffer",
+            )
+        if count_hooks(client.net.modules()) > hooks:
+            raise self.broken(
+                f"a torch hook, such as a forward hook, remains on the network of client {k}, but clients of one "
+                "architecture share the network object",
+                "call remove() of the handle that torch returned before the method's hook ends",
             )
 
     def _check_net(self, client: Client) -> None:

@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -243,6 +243,18 @@ def tensors_replaced(net: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[
         for full in tensors:
             for held, name in places[full]:
                 held[name] = before[full]
+
+
+def count_hooks(modules: Iterable[nn.Module]) -> int:
+    """Return the number of torch hooks, such as forward hooks, that are registered on modules.
+
+    Reason: torch keeps them in private attributes. Delete when: `nn.Module` has a public list of its hooks.
+    """
+    return sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks)
+        + len(module._backward_hooks) + len(module._backward_pre_hooks)
+        for module in modules
+    )  # fmt: skip
 
 
 _inner: WeakKeyDictionary[nn.Module, list[nn.Module] | None] = WeakKeyDictionary()  # None: `train` is overridden

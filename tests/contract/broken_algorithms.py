@@ -296,6 +296,15 @@ class StateBesideTheNet(Sound):
         return up
 
 
+@dataclass(frozen=True)
+class LeavesAForwardHook(Sound):
+    """Observes the header's inputs and never stops."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        client.net.header.register_forward_pre_hook(lambda module, inputs: None)
+        return super().client_update(client, down)
+
+
 ROUNDS_OF: dict[ClientId, int] = {}
 
 

@@ -150,6 +150,11 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
         "state_dict_is_all",
         "the network of client 0 has the new attribute rounds, but raysim",
     ),
+    (
+        broken.LeavesAForwardHook(),
+        "state_dict_is_all",
+        "a torch hook, such as a forward hook, remains on the network of client 0, but clients of one architecture",
+    ),
     (broken.StateInTheModule(), "state_dict_is_all", "if the run restarts from the clients' state_dicts"),
     (broken.OpaqueServerState(), "server_state_visible", "server.state cannot be saved"),
     (broken.KeepsAnOptimizer(), "server_state_visible", "the state contains a Adam at adam"),

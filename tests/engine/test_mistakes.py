@@ -139,6 +139,10 @@ MISTAKES = {
         Mistaken(begin=lambda client: client.net.register_buffer("late", torch.ones(1))),
         "a hook added late to the client's network; create all parameters, buffers and modules in client_model",
     ),
+    "a forward hook that stays": (
+        Mistaken(begin=lambda client: (client.net.register_forward_hook(lambda *_: None), torch.ones(1))[1]),
+        "client 0 with model digits_mlp64: the method left a torch hook, such as a forward hook, on the client's",
+    ),
     "a sparse tensor": (
         Mistaken(begin=lambda client: torch.eye(2).to_sparse()),
         "the field x of a message contains a sparse tensor; send dense tensors, such as tensor.to_dense()",

@@ -19,6 +19,7 @@ from torch import Tensor, UntypedStorage, nn
 from raysim.common.errors import RunError
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights
+from raysim.core.torch_workarounds import count_hooks
 from raysim.engine.workers.rows import LARGE, PAGE, Row, Rows, StateFiles
 
 ALIGNMENT = 64  # bytes, as torch aligns tensors: another alignment may select another kernel
@@ -47,6 +48,7 @@ class Shell:
             )
         self.form = _form(self.net)
         self.modules = [*self.net.modules()]
+        self.hooks = count_hooks(self.modules)
         # Parameters, buffers and submodules of each module, which a method may replace.
         self.parts = [part for one in self.modules for part in (one._parameters, one._buffers, one._modules)]
         self.values = [value for part in self.parts for value in part.values()]
@@ -167,6 +169,11 @@ class ClientStates:
     def close(self, k: ClientId) -> None:
         """Store the current state of an open client's network and close the client."""
         shell = self.opened.pop(k)
+        if count_hooks(shell.modules) > shell.hooks:
+            raise RunError(
+                f"client {k} with model {self.arch(k)}: the method left a torch hook, such as a forward hook, on the "
+                "client's network, which other clients use too; call remove() of the handle that torch returned"
+            )
         if not shell.intact:
             net, form, shell = shell.net, shell.form, self._shell(self.arch(k))
             if new := (present := _form(net)).keys() - form.keys():
