@@ -1,9 +1,9 @@
 """What does an upload give away?
 
-A curious server sees every upload. After some rounds, a client trains one step on one image and uploads what its method
-uploads: FedAvg a model, FML a small model, LG-FedAvg a header, FedProto a class mean, FD logits. The server then
-searches for an image that would have caused this upload (gradient inversion), once with the client's private weights
-(white, the worst case) and once without them (blind).
+An honest-but-curious server sees every upload. After some rounds, a client trains one step on one image and uploads
+what its method uploads: FedAvg a model, FML a small model, LG-FedAvg a header, FedProto a class mean, FD logits. The
+server then searches for an image that would have caused this upload (gradient inversion), once with the client's
+private weights (white, the worst case) and once without them (blind).
 
 The result is the PSNR of the reconstruction in dB. Two unrelated digits have about 8.7 dB; the last row of the table is
 this value for the digits used here. A reconstruction at that level reveals nothing, so differences below it have no

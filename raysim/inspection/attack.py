@@ -1,4 +1,4 @@
-"""Gradient inversion: reconstruct a client's image from its upload, as a curious server could (DLG; FedRAL, Table 5).
+"""Gradient inversion by an honest-but-curious server: a client's image from its upload (DLG; FedRAL, Table 5).
 
 Zhu, Liu, Han. Deep Leakage from Gradients. NeurIPS 2019. https://arxiv.org/abs/1906.08935
 The attacker varies an image until its model of the client would send the upload that it observed; for methods that
