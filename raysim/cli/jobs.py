@@ -112,6 +112,7 @@ def submit(
     from raysim.jobs.submit import Work, facts_of, facts_of_sweep, new_id, notes_on_data, parse_env
     from raysim.jobs.submit import submit as submit_job
     from raysim.plugins.own_code import OwnCode
+    from raysim.scenario.parse import parse_scenario
     from raysim.scenario.scenario import Scenario
     from raysim.sweeps.definition import files_of, load_sweep
 
@@ -130,9 +131,10 @@ def submit(
         own_code = OwnCode.merged(cell.scenario.own_code for cell in sweep.cells)
         notes = notes_on_data(cell.scenario for cell in sweep.cells)
     elif scenario is not None:
-        checked = Scenario.load(scenario, sets)
+        parsed = parse_scenario(scenario, sets)
+        checked = Scenario.of(parsed)
         facts, own_code = facts_of(Path(scenario), checked), checked.own_code
-        notes = notes_on_data([checked])
+        notes = notes_on_data([parsed])
     variables = parse_env(env)
     if job is not None:
         new_id("", job)

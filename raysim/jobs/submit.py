@@ -95,11 +95,19 @@ def environment(variables: Mapping[str, str], cluster: str) -> tuple[dict[str, s
 
 
 def notes_on_data(scenarios: Iterable[ParsedScenario]) -> list[str]:
-    """Return a note for each data or trace file with a relative path, because the job runs in another folder."""
+    """Return a note for each relative path of data, a partition or a trace, because the job runs in another folder.
+
+    scenarios: as parsed. A `Scenario` already has the absolute path of its partition.
+    """
     given: dict[tuple[str, str], None] = {}
     for one in scenarios:
         paths = [one.data.path] if isinstance(one.data.path, str) else one.data.path or ()
         given |= dict.fromkeys(("data.path", path) for path in paths)
+        if one.data.root is not None:
+            given["data.root", one.data.root] = None
+        partition = one.resolved["data"]["partition"]
+        if partition["name"] == "listed":
+            given["data.partition.path", partition["path"]] = None
         if one.system is not None and one.system.trace is not None:
             given["system.trace", one.system.trace] = None
     return [

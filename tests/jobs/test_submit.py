@@ -18,6 +18,7 @@ from raysim.jobs.stage import stage
 from raysim.jobs.submit import Work, environment, facts_of, facts_of_sweep, new_id, notes_on_data, parse_env, submit
 from raysim.jobs.versions import VARIABLE, Versions
 from raysim.runs.code import checkout
+from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.definition import files_of, load_sweep
 from tests.conftest import REPOSITORY
@@ -44,6 +45,9 @@ def test_data_below_the_current_folder_is_elsewhere_on_the_cluster(workplace: Pa
     (workplace / "trace.csv").write_text("client,latency_s\n" + "".join(f"{k},1\n" for k in range(20)))
     traced = Scenario.load(QUICKSTART, ["system.trace=trace.csv"])
     assert [one.partition(" is ")[0] for one in notes_on_data([traced])] == ["system.trace: trace.csv"]
+    sets = ["data.root=data", "data.partition={name: listed, path: mine.parquet}"]
+    notes = notes_on_data([parse_scenario(QUICKSTART, sets)])
+    assert [one.partition(" is ")[0] for one in notes] == ["data.root: data", "data.partition.path: mine.parquet"]
 
 
 class TestStage:
