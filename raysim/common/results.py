@@ -77,6 +77,7 @@ METRICS: Mapping[str, str] = {
     "`system`",
     "time/virtual_total_s": "time/virtual_s, summed over all rounds so far",
     "engine/restarts": "how often the run has returned to a checkpoint after an actor or a node died",
+    "engine/participants": "clients that took part in this round: without those that dropped out, were late or failed",
     "engine/failed_clients": "participants that failed in this round; the round continued without them",
     "engine/dropped_clients": "selected clients that dropped out or finished too late, if the scenario sets `system`",
     "engine/moved_clients": "clients whose state moved to another actor in this round",

@@ -264,11 +264,13 @@ class RunRecord:
         return None if t is None else _at(values[rounds == t], -1)
 
     def _per_participant(self, metric: str, unit: float, until: int | None = None) -> float | None:
-        """The mean of a metric per participant over all rounds, or over the rounds up to `until`."""
+        """The sum of a metric over all rounds, or over those up to `until`, divided by the number of participations."""
         t, value = self.series(metric)
-        count = self.summary.get("participants_per_round")
-        trained = value[(t >= 1) & (t <= (until or t[-1]))] if len(t) else value
-        return float(trained.mean()) / count / unit if count and len(trained) else None
+        within = (t >= 1) & (t <= until) if until is not None else t >= 1
+        asked = int(self.summary.get("participants_per_round") or 0)  # for rounds of versions without this metric
+        took_part = dict(zip(*self.series("engine/participants"), strict=True))
+        count = sum(took_part.get(one, asked) for one in t[within])
+        return float(value[within].sum()) / count / unit if count else None
 
     def _total(self, metric: str, unit: float, until: int | None = None) -> float | None:
         """The value of a cumulative metric after the last round, or after round `until`."""

@@ -78,8 +78,10 @@ def interruptible(stop: Stop | None = None) -> Iterator[None]:
 
 
 def _print(text: str) -> None:
-    # Not through the progress display, which may be in the middle of a line.
-    os.write(sys.stderr.fileno(), notice(text, terminal=sys.stderr.isatty()).encode())
+    # Not through the progress display, which may be in the middle of a line. An error here would be raised inside
+    # whatever is running, such as a hook of a method. stderr may be closed, have no descriptor, or be None.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.write(sys.stderr.fileno(), notice(text, terminal=sys.stderr.isatty()).encode())
 
 
 def notice(text: str, terminal: bool) -> str:

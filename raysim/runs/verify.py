@@ -29,7 +29,7 @@ from raysim.tracking.in_memory import MemoryTracker
 
 VARYING = ("time/", "memory/", "engine/")
 """Prefixes of metrics about the execution, which may differ between backends, unlike those in `SAME`."""
-SAME = ("time/virtual_s", "time/virtual_total_s", "engine/dropped_clients")
+SAME = ("time/virtual_s", "time/virtual_total_s", "engine/dropped_clients", "engine/participants")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from raysim.common.errors import ScenarioError
@@ -21,6 +22,9 @@ NEAR_EDGE = 0.05
 
 DIGITS = 4
 """Significant digits of a number drawn from a range."""
+
+PROBES = 10_000
+"""A range counts as infinite if this many numbers, evenly spread over it, have at least half as many rounded values."""
 
 KINDS = ("log", "linear", "integer")
 """The kinds of ranges: log-uniform, uniform, and uniform over integers; each contains both of its ends."""
@@ -65,10 +69,13 @@ class Range:
     low: float
     high: float
 
-    @property
+    @cached_property
     def size(self) -> float:
-        """The number of different values."""
-        return self.high - self.low + 1 if self.kind == "integer" else math.inf
+        """The number of different values; of real numbers, those with `DIGITS` digits, infinite if they are many."""
+        if self.kind == "integer":
+            return self.high - self.low + 1
+        number = len({self.at(i / PROBES) for i in range(PROBES + 1)})
+        return number if number < PROBES / 2 else math.inf
 
     def at(self, part: float) -> float | int:
         """The number at a part of the range, from 0 to 1; of a range `log`, at this part of the logarithms."""
@@ -128,7 +135,7 @@ def domain(raw: Any, key: str, file: str) -> Domain:
 
 
 def points(space: Space) -> float:
-    """The number of different points of a space; infinite if a key has a range of real numbers."""
+    """The number of different points of a space; infinite if a key has a wide range of real numbers."""
     return math.prod(one.size for one in space.values())
 
 
@@ -163,7 +170,7 @@ def draws(space: Space, seed: int, count: int) -> list[dict[str, Any]]:
 
 def _covering(domain: Domain, generator: random.Random) -> Iterator[Any]:
     """Draw values that cover a domain. Of a finite one, a value is drawn again only after all others."""
-    if domain.size == math.inf:
+    if isinstance(domain, Range) and domain.kind != "integer":
         yield from map(domain.at, _parts(generator))
     while True:
         left = int(domain.size)

@@ -114,8 +114,8 @@ class TuneSettings:
                 raise ScenarioError(text, key="tune.trials", origin=self.file)
         if self.trials is not None and size < self.trials:
             text = (
-                f"{self.trials} given, but the space of {name} has only {size} points; "
-                f"set trials: {size}, or add values"
+                f"{self.trials} given, but the space of {name} has only {size:.0f} points; "
+                f"set trials: {size:.0f}, add values, or widen ranges"
             )
             raise ScenarioError(text, key="tune.trials", origin=self.file)
         return self.trials if self.trials is not None else int(size)

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -41,6 +42,18 @@ def test_the_measures_of_one_run(tmp_path: Path) -> None:
         }
     )  # fmt: skip
     assert run.clients_of("last")["accuracy"].to_pylist() == pytest.approx([0.6, 0.4])
+
+
+def test_clients_that_dropped_out_are_not_participants(tmp_path: Path) -> None:
+    """Three rounds with 1 MiB of uploads each, from 4, 1 and 1 clients; the scenario selects 4 in each round."""
+    make_run(tmp_path / "a", accuracy=[0.1, 0.2, 0.4, 0.5])
+    table = pq.read_table(tmp_path / "a" / "rounds.parquet")
+    counted = table.append_column("engine/participants", pa.array([0, 4, 1, 1]))
+    pq.write_table(counted, tmp_path / "a" / "rounds.parquet")
+    (run,) = find_runs([tmp_path])
+    measures = run.measures([0.4])
+    assert (measures["up_mib"], measures["down_mib"], measures["gflop"]) == pytest.approx((3 / 6, 6 / 6, 3 / 6))
+    assert measures["up_mib_to_0.4"] == pytest.approx(2 * 2 / 5)
 
 
 def test_round_0_is_not_the_best(tmp_path: Path) -> None:

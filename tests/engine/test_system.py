@@ -45,7 +45,7 @@ def rounds_on(backend: Backend, given: ParsedScenario, folder: Path | None = Non
     if isinstance(backend, InProcessBackend):
         backend.close()
     rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
-    kept = ("accuracy/", "comm/", "compute/", "time/virtual", "engine/dropped")
+    kept = ("accuracy/", "comm/", "compute/", "time/virtual", "engine/dropped", "engine/participants")
     return digest, rows, [{k: v for k, v in row.items() if k.startswith(kept)} for row in memory.rounds]
 
 
@@ -113,7 +113,7 @@ def test_the_first_to_finish_count(workplace: Path) -> None:
         selected = sample(assembly.spec, assembly.schedule, t)
         assert len(selected) == 4 and values[t]["engine/dropped_clients"] == 2
         assert participants(rows, t).keys() < {*selected}
-        assert len(participants(rows, t)) == 2
+        assert len(participants(rows, t)) == values[t]["engine/participants"] == 2
         assert values[t]["time/virtual_s"] == max(row.virtual_s or 0.0 for row in participants(rows, t).values())
     trained = {row.client for row in rows if row.participated}
     assert backend.worker.states.held == trained  # a client that was always late is as it was made
@@ -123,6 +123,7 @@ def test_who_drops_out_does_not_train() -> None:
     _, rows, values = rounds_on(InProcessBackend(), loaded(SYSTEM, "system.dropout=[0, 1]", "clients.participation=1"))
     assert {row.client for row in rows if row.participated} == {0, 2, 4, 6}
     assert [row["engine/dropped_clients"] for row in values[1:]] == [4, 4, 4]
+    assert [row["engine/participants"] for row in values[1:]] == [4, 4, 4]
 
 
 def test_what_a_deadline_costs_is_said(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -168,6 +169,18 @@ class TestHandlers:
             assert stop.requested
             signal.raise_signal(signal.SIGTERM)
             pytest.fail("the second did not end it")
+
+    def test_a_closed_stderr_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As after Ctrl-C in `raysim launch ... 2>&1 | tee log`, or where Python has no stderr."""
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "w") as broken:
+            for stderr in (broken, io.StringIO(), None):
+                monkeypatch.setattr(sys, "stderr", stderr)
+                stop = Stop(possible=True, saved_round=lambda: False)
+                with interruptible(stop):
+                    signal.raise_signal(signal.SIGTERM)
+                assert stop.requested
 
     def test_the_second_does_not_cut_what_follows_the_rounds(self) -> None:
         stop = Stop(possible=True, saved_round=lambda: False)

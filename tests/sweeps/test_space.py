@@ -62,6 +62,14 @@ def test_a_draw_depends_on_seed_key_and_trial_alone() -> None:
     assert few[0] == {"a": 2, "b": 0.03707, "c": 3}
 
 
+def test_a_narrow_range_has_as_many_points_as_rounded_numbers() -> None:
+    narrow = {"momentum": Range("linear", 0.999, 0.9999)}
+    assert points(narrow) == 10
+    assert sorted(one["momentum"] for one in draws(narrow, 1, 10)) == [i / 1e4 for i in range(9990, 10000)]
+    assert points({"momentum": Range("linear", 0.9, 0.99)}) == 901
+    assert points({"x": Range("linear", -1, 1)}) == points({"x": Range("log", 1e-9, 1e3)}) == math.inf
+
+
 def test_draws_are_different_points_of_the_space() -> None:
     many = draws(SPACE, 1, 300)
     assert {one["a"] for one in many} == {1, 2, 3} and {one["c"] for one in many} == {2, 3, 4}

@@ -26,8 +26,16 @@ _UNIT_BITS = 1074
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the mean; None without values."""
-    return math.fsum(values) / len(values) if values else None
+    """Return the mean; None without values, and not finite if a value is not or if the sum is too large."""
+    return exact_sum(values) / len(values) if values else None
+
+
+def exact_sum(values: Sequence[float]) -> float:
+    """Return the sum, rounded once; `math.fsum` raises an error for inf - inf and for sums that are too large."""
+    try:
+        return math.fsum(values)
+    except (ValueError, OverflowError):
+        return sum(values, 0.0)
 
 
 def pooled(counts: Iterable[tuple[int | None, int | None]]) -> float | None:
@@ -59,9 +67,14 @@ class Sum:
 
     @property
     def total(self) -> float:
-        """The sum; not finite if a value is not."""
+        """The sum; not finite if a value is not, or if the sum is too large."""
         nonfinite = [float(value) for value, times in self._nonfinite.items() if times]
-        return math.fsum(nonfinite) if nonfinite else self._units / (1 << _UNIT_BITS)
+        if nonfinite:
+            return exact_sum(nonfinite)
+        try:
+            return self._units / (1 << _UNIT_BITS)
+        except OverflowError:
+            return math.inf if self._units > 0 else -math.inf
 
     @property
     def mean(self) -> float | None:
@@ -213,6 +226,7 @@ PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
     "comm/down_params": lambda rows: sum(r.down_params for r in rows),
     "compute/flops": lambda rows: math.fsum(r.flops for r in rows),
     "time/train_s": lambda rows: math.fsum(r.train_s for r in rows),
+    "engine/participants": len,
 }
 """Metrics of the cohort, from its rows. To add a metric, add a function to a table of this file, or to `CUMULATIVE` in
 progress.py, and its meaning to `METRICS` in common/results.py."""

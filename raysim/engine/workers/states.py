@@ -111,6 +111,11 @@ class Shell:
             and all(tensor.data_ptr() == pointer for tensor, pointer in self.pointers)
         )
 
+    @property
+    def is_hooked(self) -> bool:
+        """Whether a method left a torch hook on the network, which the next client would get."""
+        return count_hooks(self.modules) > self.hooks
+
 
 class ClientStates:
     """The states of the clients that a worker holds.
@@ -169,7 +174,7 @@ class ClientStates:
     def close(self, k: ClientId) -> None:
         """Store the current state of an open client's network and close the client."""
         shell = self.opened.pop(k)
-        if count_hooks(shell.modules) > shell.hooks:
+        if shell.is_hooked:
             raise RunError(
                 f"client {k} with model {self.arch(k)}: the method left a torch hook, such as a forward hook, on the "
                 "client's network, which other clients use too; call remove() of the handle that torch returned"
@@ -196,7 +201,7 @@ class ClientStates:
     def undo(self, k: ClientId) -> None:
         """Close an open client without storing changes."""
         shell = self.opened.pop(k)
-        if shell.intact:
+        if shell.intact and not shell.is_hooked:
             self.free[self.arch(k)].append(shell)
 
     @contextmanager

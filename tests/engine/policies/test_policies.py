@@ -28,6 +28,7 @@ from raysim.engine.policies.metrics import (
     Sum,
     by_class,
     compute_metrics,
+    mean,
     round_metrics,
 )
 from raysim.engine.policies.placement import (
@@ -371,8 +372,19 @@ def test_a_sum_is_not_finite_where_a_value_is_not() -> None:
     for value in (1.0, math.inf):
         found.add(value)
     assert found.mean == math.inf
+    found.add(-math.inf)
+    assert math.isnan(found.total)
     found.add(math.nan)
     assert math.isnan(found.total)
+
+
+def test_sums_that_are_too_large_are_infinite() -> None:
+    for value in (1e308, -1e308):
+        found = Sum()
+        found.add(value, 2)
+        assert found.mean == mean([value, value]) == math.copysign(math.inf, value)
+    undefined = mean([math.inf, -math.inf])
+    assert undefined is not None and math.isnan(undefined)
 
 
 def test_a_clients_last_row_counts() -> None:
@@ -476,8 +488,8 @@ def test_one_round_by_hand() -> None:
     expected = {
         "accuracy/participants": 0.625, "accuracy/all": 1.25 / 3, "comm/up_bytes": 128, "compute/flops": 20.0,
         "compute/server_flops": 3.0, "time/aggregate_s": 0.125, "time/virtual_s": 4.0, "engine/dropped_clients": 2,
-        "engine/moved_clients": 1, "engine/failed_clients": 0, "training/lr": 0.1, "time/round_s": 1.5,
-        "memory/host_mb": 100.0, "client/angle": 1.0, "server/norm": 2.0,
+        "engine/moved_clients": 1, "engine/failed_clients": 0, "engine/participants": 2,
+        "training/lr": 0.1, "time/round_s": 1.5, "memory/host_mb": 100.0, "client/angle": 1.0, "server/norm": 2.0,
     }  # fmt: skip
     assert {name: metrics.get(name) for name in expected} == expected
     assert not {*CUMULATIVE, "accuracy/best"} & metrics.keys()  # one round knows nothing of the others

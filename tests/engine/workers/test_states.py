@@ -166,6 +166,20 @@ def test_a_module_that_a_hook_adds_is_refused() -> None:
         net.add_module("more", nn.Linear(1, 1))
 
 
+def test_a_network_with_a_torch_hook_is_not_used_again() -> None:
+    """Neither when the client's training failed, nor when its state was only read."""
+    found = states()
+    called: list[int] = []
+    with pytest.raises(ValueError, match="fails"), found.changing(1) as net:
+        net.register_forward_hook(lambda *_: called.append(1))
+        raise ValueError("fails")
+    with found.reading(1) as net:
+        net.register_forward_hook(lambda *_: called.append(1))
+    with found.changing(3) as net:
+        train(net, 1)
+    assert not called and found.held == {3}
+
+
 def test_states_of_checkpoints() -> None:
     """Those of networks whose tensors a method has replaced, and of others, among them."""
     found, other = states(), states()
