@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 
 import click
@@ -10,8 +11,12 @@ from raysim.common.text import printable, sentence
 
 
 def echo(text: object, err: bool = False, nl: bool = True) -> None:
-    """Print `text`, to standard error if `err`, without control characters and escape sequences."""
-    click.echo(printable(str(text)), err=err, nl=nl)
+    """Print `text`, to standard error if `err`, without control characters and escape sequences.
+
+    A closed standard error is ignored, so that the exit code does not depend on it.
+    """
+    with contextlib.suppress(OSError) if err else contextlib.nullcontext():
+        click.echo(printable(str(text)), err=err, nl=nl)
 
 
 def show_error(error: click.ClickException) -> None:

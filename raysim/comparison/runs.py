@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -263,13 +264,20 @@ class RunRecord:
         rounds, values = self.series(metric)
         return None if t is None else _at(values[rounds == t], -1)
 
+    @cached_property
+    def took_part(self) -> Mapping[int, int]:
+        """Round -> the number of clients that took part in it."""
+        rounds, count = self.series("engine/participants")
+        if len(rounds) == len(self.rounds):
+            return dict(zip(rounds.tolist(), map(int, count), strict=True))
+        # Earlier versions did not record this metric.
+        return Counter(self.clients["round"].filter(self.clients["participated"]).to_pylist())
+
     def _per_participant(self, metric: str, unit: float, until: int | None = None) -> float | None:
         """The sum of a metric over all rounds, or over those up to `until`, divided by the number of participations."""
         t, value = self.series(metric)
         within = (t >= 1) & (t <= until) if until is not None else t >= 1
-        asked = int(self.summary.get("participants_per_round") or 0)  # for rounds of versions without this metric
-        took_part = dict(zip(*self.series("engine/participants"), strict=True))
-        count = sum(took_part.get(one, asked) for one in t[within])
+        count = sum(self.took_part.get(one, 0) for one in t[within])
         return float(value[within].sum()) / count / unit if count else None
 
     def _total(self, metric: str, unit: float, until: int | None = None) -> float | None:

@@ -27,8 +27,9 @@ from raysim.core.data import Batch, Samples
 from raysim.core.exposed import Exposed
 from raysim.core.fields import check_settings
 from raysim.core.fit import Bounds, FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm, training_only
+from raysim.core.messages import leaves
 from raysim.core.meter import ClientStats, FlopMeter
-from raysim.core.torch_workarounds import named_tensors, set_training
+from raysim.core.torch_workarounds import eval_mode, named_tensors
 
 ClientId = int
 Down = TypeVar("Down")  # server -> client message
@@ -201,13 +202,16 @@ class Client:
 
     @torch.no_grad()
     def outputs(self, f: Callable[[Tensor], Tensor], data: Samples | None = None) -> Tensor:
-        """Apply `f` to the local data (or `data`) in data order, without augmentation, in eval mode: [N, ...]."""
+        """Apply `f` to the local data (or `data`) in data order, without augmentation, in eval mode: [N, ...].
+
+        Operations per sample are counted once for all clients of an architecture.
+        """
         data = self.data if data is None else data
-        set_training(self.net, False)
-        output = torch.cat([f(batch.x) for batch in data.in_order(self.local.batch_size)])
-        if self.meter is not None:
-            key = (self.arch, getattr(f, "__qualname__", repr(f)), "forward")
-            self.stats.flops += len(data) * self.meter.of(key, lambda: f(first(data, 1).x))
+        with eval_mode(self.net):
+            output = torch.cat([f(batch.x) for batch in data.in_order(self.local.batch_size)])
+            if self.meter is not None:
+                key = (self.arch, getattr(f, "__qualname__", repr(f)), "forward")
+                self.stats.flops += len(data) * self.meter.of(key, lambda: f(first(data, 1).x))
         return output
 
     def complete(self, row: Tensor | None, f: Callable[[Tensor], Tensor]) -> Tensor:
@@ -237,10 +241,14 @@ class Client:
     ) -> int:
         """Return the operations of one epoch of `fit`: its full batches and a smaller last one, if any.
 
-        Counts are cached separately for each set of trained parameters, since the others need no gradient.
+        Counts are cached separately for each set of trained parameters, since the others need no gradient, and for
+        each combination of shapes in `given`. The number of samples is left out of these shapes: a batch uses only its
+        own rows of a tensor with a row per sample.
         """
         trained = tuple(tensor.requires_grad for tensor in named_tensors(self.net).values())
-        kind = (self.arch, getattr(loss, "__qualname__", repr(loss)), given is None, two_views, trained)
+        tensors = [value for value in leaves(given) if isinstance(value, Tensor)]
+        shapes = tuple(value.shape[1:] if value.shape[:1] == (len(data),) else value.shape for value in tensors)
+        kind = (self.arch, getattr(loss, "__qualname__", repr(loss)), given is None, shapes, two_views, trained)
         full, rest = divmod(len(data), self.local.batch_size)
         steps = {self.local.batch_size: full, rest: 0 if drop_single else int(rest > 0)}
         work = partial(self._step, loss, given, data, two_views)
@@ -332,8 +340,8 @@ class Server(Generic[State]):
     @torch.no_grad()
     def outputs(self, net: nn.Module, data: Samples, f: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Apply `f` (default: the network) to `data` in order, without augmentation, in eval mode: [N, ...]."""
-        set_training(net, False)
-        return torch.cat([(f or net)(batch.x) for batch in data.in_order(self.local.batch_size)])
+        with eval_mode(net):
+            return torch.cat([(f or net)(batch.x) for batch in data.in_order(self.local.batch_size)])
 
     def log(self, name: str, value: float) -> None:
         """Log a value of this round, tracked as `server/<name>`; the last value if a name is logged twice."""

@@ -105,6 +105,29 @@ def check_savable(state: Any, forms: Mapping[str, Form]) -> None:
             raise TypeError(_unsupported(part, place))
 
 
+def check_shared(state: Any) -> None:
+    """Raise `TypeError` if two values of a state share memory, because those of a restored state would not.
+
+    One tensor may stand at several places. Tensors that are not contiguous are not examined.
+    """
+    spans: list[tuple[int, int, Any, str]] = []  # first and last byte, owner, path
+    for path, part in _leaves(state, ""):
+        values = part.state_dict().values() if isinstance(part, nn.Module) else [part]
+        owner = path if isinstance(part, nn.Module) else id(part)  # a module at two places would become two modules
+        for value in values:
+            if isinstance(value, Tensor) and value.layout is torch.strided and value.nbytes and value.is_contiguous():
+                spans.append((value.data_ptr(), value.data_ptr() + value.nbytes, owner, path))
+    end, last, before = 0, None, ""
+    for first, after, owner, path in sorted(spans, key=lambda span: span[:2]):
+        if first < end and owner != last:
+            raise TypeError(
+                f"the values at {before or 'its top level'} and {path or 'its top level'} of the state share memory, "
+                "but those of a restored state would not; store only one of them, or a clone"
+            )
+        if after > end:
+            end, last, before = after, owner, path
+
+
 def drop_gradients(state: Any) -> None:
     """Remove the gradients inside a state, which is not saved with them."""
     for _, part in _leaves(state, ""):
@@ -140,9 +163,10 @@ class Serialized:
 
 
 def serialize(state: Any) -> Serialized:
-    """Split a state for storage; `deserialize` restores it bit for bit, including strides and shared tensors.
+    """Split a state for storage; `deserialize` restores it bit for bit, including strides.
 
-    Supports the same types as `state_tensors`. Raises `TypeError` with the path of any other object.
+    A tensor at several places is restored as one tensor; other shared memory is not (`check_shared`). Supports the same
+    types as `state_tensors`. Raises `TypeError` with the path of any other object.
     """
     state_tensors(state)  # raises for unsupported objects and for two parts with one name
     tensors: dict[str, Tensor] = {}

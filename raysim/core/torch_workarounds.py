@@ -257,7 +257,15 @@ def count_hooks(modules: Iterable[nn.Module]) -> int:
     )  # fmt: skip
 
 
-_inner: WeakKeyDictionary[nn.Module, list[nn.Module] | None] = WeakKeyDictionary()  # None: `train` is overridden
+_inner: WeakKeyDictionary[nn.Module, tuple[list[nn.Module], bool]] = WeakKeyDictionary()
+
+
+def _inner_of(net: nn.Module) -> tuple[list[nn.Module], bool]:
+    """Return the modules inside a network, and whether one overrides `train` and so decides for those inside it."""
+    if net not in _inner:
+        modules = [*net.modules()]
+        _inner[net] = modules[1:], any(type(one).train is not nn.Module.train for one in modules)
+    return _inner[net]
 
 
 def set_training(net: nn.Module, training: bool) -> None:
@@ -266,14 +274,23 @@ def set_training(net: nn.Module, training: bool) -> None:
     Reason: torch walks through all modules, and sets the attribute through `nn.Module.__setattr__`, which takes a
     noticeable part of a small model's round. Delete when: `nn.Module.train` does neither.
     """
-    if net not in _inner:
-        modules = [*net.modules()]
-        # A module that overrides `train` decides for the modules inside it.
-        _inner[net] = modules[1:] if all(type(one).train is nn.Module.train for one in modules) else None
-    inner = _inner[net]
-    if inner is None:
+    inner, is_overridden = _inner_of(net)
+    if is_overridden:
         net.train(training)
         return
     for module in (net, *inner):
         if module.training is not training:
             object.__setattr__(module, "training", training)
+
+
+@contextmanager
+def eval_mode(net: nn.Module) -> Iterator[None]:
+    """Set a network to eval mode, and afterwards each of its modules to the mode that it had before."""
+    before = [(module, module.training) for module in (net, *_inner_of(net)[0])]
+    set_training(net, False)
+    try:
+        yield
+    finally:
+        for module, training in before:
+            if module.training is not training:
+                object.__setattr__(module, "training", training)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from types import FunctionType
+from types import FunctionType, NoneType
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from raysim.core.fit import (
     make_optimizers,
 )
 from raysim.core.precision import as_float32, autocast
-from raysim.core.torch_workarounds import Sgd, named_tensors, set_training, tensors_replaced
+from raysim.core.torch_workarounds import Sgd, eval_mode, named_tensors, set_training, tensors_replaced
 from raysim.grouped.lockstep import ask
 
 TOLERANCE = 1e-4
@@ -234,7 +234,6 @@ class Stack:
 def outputs_together(nets: Sequence[nn.Module], x_GB: Tensor) -> Tensor:
     """Return each network's outputs [G, B, ...] on its samples x_GB [G, B, ...], in eval mode, without gradients."""
     net = nets[0]
-    set_training(net, False)
     each = [named_tensors(one) for one in nets]
 
     def of_one(tensors: dict[str, Tensor], x_B: Tensor) -> Tensor:
@@ -242,7 +241,7 @@ def outputs_together(nets: Sequence[nn.Module], x_GB: Tensor) -> Tensor:
             output: Tensor = net(x_B)
             return output
 
-    with torch.no_grad():
+    with torch.no_grad(), eval_mode(net):
         stacked = {name: torch.stack([one[name] for one in each]) for name in each[0]}
         return vmap(of_one)(stacked, x_GB)
 
@@ -298,6 +297,10 @@ def _attempt(jobs: Sequence[FitJob]) -> Sequence[FitResult | str]:
         return [text] * len(jobs)
 
 
+PLAIN = (bool, int, float, str, NoneType)
+"""Types whose equal values are the same for a loss: Python may make a new object for an equal number."""
+
+
 def _kind(job: FitJob) -> Hashable:
     """Return a key that is equal for jobs with the same loss function."""
     function = getattr(job.loss, "__func__", job.loss)
@@ -306,7 +309,8 @@ def _kind(job: FitJob) -> Hashable:
         return (*key, id(function))
     # A function defined inside a hook is a new object for each client, but the same loss if its closure is the same.
     closed = [cell.cell_contents for cell in function.__closure__ or ()]
-    return (*key, function.__code__, *map(id, [*closed, *(function.__defaults__ or ())]))
+    held = [*closed, *(function.__defaults__ or ())]
+    return (*key, function.__code__, *((type(one), one) if isinstance(one, PLAIN) else id(one) for one in held))
 
 
 def _narrow(optimizer: Optimizer, instead: Mapping[Tensor, Tensor], active: int) -> None:

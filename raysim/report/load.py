@@ -73,6 +73,9 @@ def class_accuracy(folder: Path | str) -> pa.Table:
             f"{folder}: clients.parquet has rows without class_correct, written by an earlier version of raysim; "
             "run the scenario again"
         )
+    if not latest.num_rows:
+        counts = {name: np.empty(0, np.int64) for name in ("class", "correct", "total")}
+        return pa.table({**counts, "accuracy": np.empty(0)})
     dealt = read_partition(folder)
     dealt = dealt.filter(pc.and_(pc.equal(dealt["part"], "test"), pc.is_in(dealt["client"], latest["client"])))
     both = np.stack([dealt["client"].to_numpy(), dealt["label"].to_numpy()])

@@ -76,6 +76,7 @@ def make_run(
         "comm/total_bytes": [3 * mib * 2**20 * t for t in rounds],
         "compute/flops": [0.0, *[1e9] * rounds[-1]],
         "compute/total_flops": [1.5e9 * t for t in rounds],
+        "engine/participants": [0, *[1] * rounds[-1]],
     }
     if val:
         best = [max(rounds[1 : t + 1], key=lambda one: val[one], default=None) for t in rounds]

@@ -80,6 +80,23 @@ def test_a_loss_that_compares_samples_costs_more_in_a_larger_batch():
         assert client_report.stats.flops == 2 * sum(512 * size + 3 * 2 * size * size * 8 for size in batches)
 
 
+def test_a_loss_is_charged_for_the_client_whose_argument_it_uses():
+    """Clients share a meter: the order in which they train must not change what they are charged."""
+
+    def pull(net: Any, batch: Batch, given: Any) -> Tensor:
+        mean_SD, weight_N = given
+        return ((net.features(batch.x) @ mean_SD.T).square().mean(1) * weight_N[batch.index]).mean()
+
+    # flat, per sample: 256 forward and 256 for the first layer's weights; 2 S 8 for the product with S class means,
+    # and as much for the gradient of the features. One weight per sample costs the same with 2 samples as with 6.
+    for order in ([2, 5, 3], [5, 3, 2]):
+        meter = FlopMeter()
+        for classes, labels in ((classes, [0, 1] * (1 + classes % 3)) for classes in order):
+            client_report = client("flat", labels, meter)
+            client_report.fit(pull, (torch.ones(classes, 8), torch.ones(len(labels))))
+            assert client_report.stats.flops == 2 * len(labels) * (512 + 2 * 2 * classes * 8)
+
+
 def test_only_what_trains_is_charged_its_gradient():
     # flat, per sample: 320 forward; backward 256 (first layer's weights), 64 (header's weights), 64 (its input).
     meter = FlopMeter()
@@ -139,8 +156,11 @@ def test_one_sample_is_enough_to_count_on():
 
 def test_outputs_are_in_data_order_and_in_eval_mode():
     client_report = client("norm", [0, 1, 2, 3, 0], None)
+    frozen = next(module for module in client_report.net.modules() if isinstance(module, nn.BatchNorm2d))
+    frozen.eval()
     found = client_report.outputs(client_report.net.features)
-    assert found.shape == (5, 8) and not client_report.net.training and not found.requires_grad
+    assert found.shape == (5, 8) and not found.requires_grad
+    assert client_report.net.training and not frozen.training  # the modes before the call
     with torch.no_grad():
         expected = client_report.net.eval().features(client_report.data.x)
     assert torch.allclose(found, expected, atol=1e-6)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from raysim.core.state import combined_digest, digest, state_tensors
+from raysim.core.state import check_shared, combined_digest, digest, state_tensors
 
 
 @dataclass
@@ -62,6 +62,21 @@ def test_a_state_that_holds_itself_is_named():
     state["b"] = [state]
     with pytest.raises(TypeError, match=r"^the state at b\.0\.b\.0\..* contains itself"):
         state_tensors(state)
+
+
+def test_values_that_share_memory_are_named() -> None:
+    """A restored state would have copies, so writing into one of the values would no longer change the other."""
+    layer, matrix = nn.Linear(2, 2), torch.zeros(3, 2)
+    for state, first, second in (
+        ({"net": layer, "w": layer.weight}, "net", "w"),
+        ({"net": layer, "copy": [layer]}, "net", r"copy\.0"),
+        ({"all": matrix, "row": matrix[1]}, "all", "row"),
+        ({"all": matrix, "same": matrix.detach()}, "all", "same"),
+    ):
+        with pytest.raises(TypeError, match=f"^the values at {first} and {second} of the state share memory"):
+            check_shared(state)
+    tied = nn.Sequential(layer, layer)
+    check_shared({"net": tied, "one": matrix, "same": matrix, "rows": [*torch.zeros(3, 2)], "n": 1, "none": None})
 
 
 def test_equal_states_have_equal_digests_whatever_the_insertion_order():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from raysim.core.data import Augmentation, Batch, Samples, Shuffled, tensors
 from raysim.core.fit import FitJob, FitResult, LocalTraining, Loss, fit_one
 from raysim.core.ops import cross_entropy, kl
-from raysim.grouped.together import fit_all, outputs_together
+from raysim.grouped.together import _kind, fit_all, outputs_together
 from tests.conftest import REPOSITORY
 
 SAME, UNEVEN = (8, 8, 8), (5, 12, 8, 1)
@@ -92,6 +92,22 @@ def check_alike(*args: Any, **given: Any) -> None:
             assert one.rows is None
         assert all(parameter.grad is None for parameter in job.net.parameters())
         assert job.net.training
+
+
+def test_equal_numbers_in_closures_are_one_loss() -> None:
+    """Python makes a new object for each float, and for each number above 256."""
+
+    def job(number: Any) -> FitJob:
+        factor = type(number)(str(number))
+
+        def loss(net: nn.Module, batch: Batch, given: Any) -> Tensor:
+            return cross_entropy(net, batch, given) * float(factor)
+
+        return jobs_of((4,), loss=loss)[0]
+
+    for number in (400, 0.3, "1.5"):
+        assert _kind(job(number)) == _kind(job(number))
+    assert len({_kind(job(number)) for number in (400, 401, 400.0, "400")}) == 4
 
 
 @pytest.mark.parametrize("sizes", [SAME, UNEVEN])

@@ -58,9 +58,18 @@ def _client_file(t: int, held: Mapping[str, Tensor], clients: Sequence[ClientId]
 
 
 def server_file(t: int, serialized: Serialized, facts: Mapping[str, Any]) -> tuple[CheckpointFile, bytes]:
-    """Return the file for the server's state after round `t`. facts: further state of its worker, as JSON."""
+    """Return the file for the server's state after round `t`. facts: further state of its worker, as JSON.
+
+    Raises `RunError` if the state does not fit into the format, whose header has at most 100 MB.
+    """
     metadata = {"tree": json.dumps(serialized.tree), "facts": json.dumps(facts)}
-    data = save(serialized.tensors, metadata)
+    try:
+        data = save(serialized.tensors, metadata)
+    except SafetensorError as error:
+        raise RunError(
+            f"the server's state after round {t} cannot be saved ({error}); keep fewer separate tensors and numbers in "
+            "server.state, for example one tensor in place of many"
+        ) from error
     return CheckpointFile(f"server-{t:06d}.safetensors", len(data), zlib.crc32(data)), data
 
 

@@ -85,6 +85,7 @@ class CheckpointStore:
                         store.damage.append(f"{storage.where}/{name} is damaged")
         except OSError as error:
             raise CheckpointError(f"the checkpoints in {storage.where} cannot be read ({reason(error)})") from error
+        store.kept.sort(key=lambda one: one.round)  # names are in another order from round 1,000,000 on
         return store
 
     def latest(self) -> Checkpoint | None:

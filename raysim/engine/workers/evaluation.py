@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from raysim.common.errors import FAILURES
 from raysim.core.algorithm import ClientId
-from raysim.core.torch_workarounds import set_training
+from raysim.core.torch_workarounds import eval_mode
 from raysim.engine.policies.metrics import by_class
 from raysim.engine.policies.placement import Group
 from raysim.engine.records import ClientEvaluation, Coverage, EvaluationResult
@@ -138,9 +138,9 @@ class Evaluation:
 
     def _outputs(self, net: nn.Module, position_GM: Ints) -> Tensor:
         """Return the outputs of one network: G is 1."""
-        set_training(net, False)
         batches = self.samples.at(position_GM[0]).in_order(EVALUATION_BATCH)
-        return torch.cat([net(batch.x) for batch in batches]).unsqueeze(0)
+        with eval_mode(net):
+            return torch.cat([net(batch.x) for batch in batches]).unsqueeze(0)
 
     def _untrained_outputs(self, k: ClientId, position_GM: Ints) -> Tensor:
         """Return the outputs of an untrained client, which equal those of all such clients of its architecture.

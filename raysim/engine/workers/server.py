@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from raysim.core.state import (
     Form,
     Serialized,
     check_savable,
+    check_shared,
     deserialize,
     digest,
     drop_gradients,
@@ -34,6 +36,9 @@ from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import hook
 from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
 
+MOST_COUNTS = 1000
+"""Sets of upload shapes whose operations are remembered; checkpoints contain them. The oldest is forgotten first."""
+
 
 @dataclass
 class ServerWorker:
@@ -41,7 +46,7 @@ class ServerWorker:
 
     spec: RunSpec
     server: Server[Any] = field(init=False)
-    _flops: dict[Any, int] = field(default_factory=dict)
+    _flops: dict[str, int] = field(default_factory=dict)  # SHA-256 of the uploads' shapes -> operations
     _send_s: float = 0.0
     _forms: Mapping[str, Form] = field(default_factory=dict)  # of the modules that the state has before round 1
 
@@ -61,7 +66,7 @@ class ServerWorker:
         with self._hook("server_start", 0):
             self.server.state = self.spec.algorithm.server_start(self.server, unpacked)
             self._forms = forms_in(self.server.state)
-            state_tensors(self.server.state)  # raises if the hook made a state that cannot be saved
+            self._check_names()
             self._check_state()
         if self.spec.initial is not None and self.spec.initial.server is not None:
             self._take(self.spec.initial.server)
@@ -138,14 +143,17 @@ class ServerWorker:
         flops = 0
         if ups:
             # Counting slows small operations, so operations are counted once per set of upload shapes.
-            key = tuple(tuple(leaf.shape) for leaf in leaves(ups) if isinstance(leaf, Tensor))
+            shapes = [tuple(leaf.shape) for leaf in leaves(ups) if isinstance(leaf, Tensor)]
+            key = hashlib.sha256(repr(shapes).encode()).hexdigest()
             guard = Unchanged(dict(ups))  # a copy: the hook may remove uploads from its mapping
             with self._hook("server_update", t, next(iter(ups.values()))):
                 if key in self._flops:
                     self.spec.algorithm.server_update(self.server, ups)
                 else:
+                    if len(self._flops) == MOST_COUNTS:
+                        del self._flops[next(iter(self._flops))]
                     self._flops[key] = flops_of(lambda: self.spec.algorithm.server_update(self.server, ups))
-                    state_tensors(self.server.state)  # as in `start`; only once, since it takes long
+                    self._check_names()  # only here, since it takes long
                 self._check_state()
             if not guard.holds():
                 raise ChangedMessageError(
@@ -160,13 +168,18 @@ class ServerWorker:
         """Return the file of the state after round `t`, for the caller to write."""
         with self._visible():
             serialized = serialize(self.server.state)
-        return server_file(t, serialized, {"flops": list(map(list, self._flops.items()))})
+        return server_file(t, serialized, {"flops": self._flops})
 
     def restore(self, data: bytes) -> None:
         """Load a file of `save`; call it after `start`, which creates the modules. Raises `RunError` if that fails."""
         serialized, facts = read_server(data)
         self._take(serialized)
-        self._flops = {_tuples(key): count for key, count in facts["flops"]}
+        # Earlier versions stored a list, of shapes instead of their digests.
+        self._flops = dict(facts["flops"]) if isinstance(facts["flops"], dict) else {}
+
+    def _check_names(self) -> None:
+        state_tensors(self.server.state)  # raises if two values have one path, or one cannot be saved
+        check_shared(self.server.state)
 
     def _check_state(self) -> None:
         drop_gradients(self.server.state)  # a restored state has none
@@ -209,8 +222,3 @@ class ServerWorker:
 def receives(algorithm: Algorithm[Any, Any, Any]) -> bool:
     """Return whether clients use the server's message before they train, in the hook `client_receive`."""
     return type(algorithm).client_receive is not Algorithm.client_receive
-
-
-def _tuples(nested: Any) -> Any:
-    """Convert nested lists of JSON back to tuples."""
-    return tuple(_tuples(part) for part in nested) if isinstance(nested, list) else nested

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from raysim.common.errors import RunError
 from raysim.core.messages import weights
 from raysim.core.state import serialize
 from raysim.engine.checkpoint import store as store_module
@@ -31,7 +32,7 @@ def add(store: CheckpointStore, t: int, changed: list[int], size: int = 6) -> No
     for part, data in client_files(t, ((k, state_of(k, t, size)) for k in changed)):
         store.storage.write(part.name, data)
         parts.append(part)
-    server, data = server_file(t, serialize({"round": t}), {"flops": []})
+    server, data = server_file(t, serialize({"round": t}), {"flops": {}})
     store.storage.write(server.name, data)
     store.add(t, parts, server, {"best": 0.1 + 0.2})
 
@@ -116,7 +117,7 @@ def test_what_is_being_written_for_the_next_checkpoint_stays(storage: Storage) -
     storage.write(part.name, data)  # an actor is ahead of the checkpoint of round 1
     add(store, 1, [0, 1])
     assert part.name in storage.names()
-    server, data = server_file(2, serialize({"round": 2}), {"flops": []})
+    server, data = server_file(2, serialize({"round": 2}), {"flops": {}})
     storage.write(server.name, data)
     store.add(2, [part], server, {})
     assert held(CheckpointStore.open(storage)) == (2, {0: 2, 1: 1})
@@ -162,6 +163,19 @@ class Full(LocalStorage):
 
     def publish(self, name: str, data: bytes) -> None:
         raise OSError(28, "No space left on device", f"{self.where}/{name}")
+
+
+def test_round_1_000_000_comes_after_the_one_before_it(storage: Storage) -> None:
+    store = CheckpointStore(storage)
+    add(store, 999_999, [0])
+    add(store, 1_000_000, [0])
+    assert [one.round for one in CheckpointStore.open(storage).kept] == [999_999, 1_000_000]
+
+
+def test_a_state_that_does_not_fit_into_the_format_is_named() -> None:
+    sentence = r"^the server's state after round 3 cannot be saved \(.*header.*\); keep fewer separate tensors"
+    with pytest.raises(RunError, match=sentence):
+        server_file(3, serialize({"round": 3}), {"flops": {"x" * 100_000_001: 1}})
 
 
 def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path) -> None:
