@@ -33,7 +33,8 @@ _LEFTOVER = re.compile(r"\..*\.\w+\.[a-z0-9_]{8}")  # temporary files of `replac
 def replacing(path: Path, fsync: bool = True) -> Iterator[IO[bytes]]:
     """Yield a new file that replaces `path` if the block succeeds, and is removed if the block fails.
 
-    After success, `path` holds everything that the block wrote, even if the machine stops, unless `fsync` is false.
+    If the machine stops, `path` holds all of the old or of the new content, unless `fsync` is false. To be sure of the
+    new content, call `sync_folder` afterwards.
     The file stays open after the block: the caller may write more, and must close it.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

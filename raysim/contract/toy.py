@@ -26,7 +26,7 @@ from raysim.core.fit import LocalTraining, Trainer, fit_one
 from raysim.core.messages import DECLARE, is_message, pack, unpack
 from raysim.core.meter import FlopMeter, flops_of
 from raysim.core.seeds import seed_for, seeded
-from raysim.core.state import Form, check_savable, digest, drop_gradients, forms_in, state_tensors
+from raysim.core.state import Form, check_savable, check_shared, digest, drop_gradients, forms_in, state_tensors
 from raysim.core.torch_workarounds import count_hooks
 from raysim.grouped.lockstep import in_lockstep
 from raysim.grouped.together import fit_all
@@ -314,6 +314,7 @@ class Toy:
         try:
             state_tensors(self.server.state)
             check_savable(self.server.state, self.forms)
+            check_shared(self.server.state)
         except TypeError as error:
             problem, _, remedy = str(error).rpartition("; ")
             problem = f"server.state cannot be saved: {problem}"

@@ -248,7 +248,7 @@ class OpenedRun:
         values, labels, owners = [], [], []
         for k, net in self.nets(clients, t).items():
             samples = self.samples(k, part)
-            own = own_model(net)
+            own = require_own_model(net)
             values += [own.features(batch.x).numpy() for batch in samples.in_order(EVALUATION_BATCH)]
             labels.append(samples.y.numpy())
             owners.append(np.full(len(samples), k))
@@ -273,8 +273,11 @@ def _receiver(backend: InProcessBackend, checkpoint: Checkpoint, current: bool) 
     return backend.worker.receiver(t, backend.server.current(t))
 
 
-def own_model(net: nn.Module) -> Any:
-    """Return the model of the client's own architecture within the network that its method keeps."""
+def require_own_model(net: nn.Module) -> Any:
+    """Return the model of the client's own architecture within the network that its method keeps.
+
+    Raises `ScenarioError` if there is none.
+    """
     if (model := initial.own_model(net)) is not None:
         return model
     raise ScenarioError(

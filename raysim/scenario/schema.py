@@ -418,7 +418,8 @@ class Failure(Section):
     limit) without ending the run; the round continues without them, and they keep the state that they had before it."""
     client_timeout_s: Positive | None = None
     """Time limit of a client round in seconds; `null`: no limit. Timing is not repeatable: two runs in which clients
-    exceed the limit may differ."""
+    exceed the limit may differ. In a sweep whose cells run in parallel, and in `raysim.run` outside the main thread, a
+    client is not interrupted: it fails when its round ends."""
     max_attempts: AtLeastOne = 5
     """How many times in a row the run may return to its last checkpoint, because an actor or node died, before it
     completes another round."""

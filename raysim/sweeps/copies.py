@@ -61,6 +61,8 @@ def download(sweep: Sweep) -> None:
         for run, files in runs.items():
             if run / SUMMARY in files and _is_newer(fs, root, sweep.output / run, run):
                 _download_run(fs, root, sweep.output, run, files)
+    except ScenarioError:  # a damaged file in the local folder
+        raise
     except Exception as error:  # each protocol has its own errors
         text = "correct the address, install its fsspec package, or set its credentials in the environment"
         raise ScenarioError(f"output: {sweep.address} cannot be read ({_words(error)}); {text}") from error

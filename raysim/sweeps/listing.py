@@ -10,7 +10,7 @@ from raysim.common.text import one_line
 from raysim.report.units import human_bytes, human_seconds
 from raysim.sweeps.estimate import Cost
 from raysim.sweeps.state import ORDER, CellState
-from raysim.sweeps.time_left import asked, label
+from raysim.sweeps.time_left import label
 
 LONG = 20
 """The most cells of a list with a line for each; longer ones are collapsed."""
@@ -46,7 +46,7 @@ def collapsed(states: Sequence[CellState], costs: Sequence[Cost] | None = None) 
         seeds = "seeds" if len({label(one.cell) for one in cells}) == 1 else "cells"
         others = [f"{tally[state]} {state}" for state in ORDER[1:] if tally[state]]
         text = ", ".join([f"{name}: {tally['done']} of {len(cells)} {seeds} done", *others])
-        rounds, total = sum(one.rounds for one in cells), sum(asked(one.cell) for one in cells)
+        rounds, total = sum(one.rounds for one in cells), sum(one.cell.rounds for one in cells)
         if costs is not None:
             text += f"; {_mean_cost([costs[place] for place in places])} each"
         elif others:

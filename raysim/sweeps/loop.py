@@ -250,6 +250,9 @@ def _run_cells(
     except KeyboardInterrupt:
         parent.interrupted()
         raise
+    except BaseException:  # such as a Ray that cannot be started
+        parent.failed()
+        raise
 
 
 def _run_with_actors(

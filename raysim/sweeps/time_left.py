@@ -89,7 +89,7 @@ class TimeLeft:
             if each_s is None:
                 each_s = ratio * planned[state.cell.name] if state.cell.name in planned else sum(known) / len(known)
             one = self._running.get(state.cell.name)
-            rounds = asked(state.cell) - (one.done if one else state.rounds)
+            rounds = state.cell.rounds - (one.done if one else state.rounds)
             spent_s = min(each_s, now - one.round_s) if one and rounds > 0 else 0.0
             left_s = max(0.0, each_s * rounds - spent_s)
             total_s, longest_s = total_s + left_s, max(longest_s, left_s)
@@ -115,8 +115,3 @@ class TimeLeft:
 def label(cell: Cell) -> str:
     """The name of a cell without its seed."""
     return cell.label or cell.scenario.method
-
-
-def asked(cell: Cell) -> int:
-    """The number of rounds of a cell."""
-    return cell.rounds

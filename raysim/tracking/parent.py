@@ -64,7 +64,7 @@ class ParentRun:
         self._end("KILLED")
 
     def failed(self) -> None:
-        """End the run of a sweep whose comparison failed. Ignores errors, because MLflow may be the cause."""
+        """End the run of a sweep that failed. Ignores errors, because MLflow may be the cause."""
         self._end("FAILED")
 
     def _end(self, status: str) -> None:

@@ -342,6 +342,22 @@ class OpaqueServerState(Sound):
 
 
 @dataclass(frozen=True)
+class KeepsAViewOfItsState(Sound):
+    """Two values of the server's state share memory, which those of a restored state do not."""
+
+    def server_start(self, server: Server[Any], registrations: Mapping[ClientId, Any]) -> Any:
+        first = super().server_start(server, registrations).w
+        return {"w": first, "row": first["weight"][0]}
+
+    def server_send(self, server: Server[Any], to: ClientId) -> Header:
+        return Header(server.state["w"])
+
+    def server_update(self, server: Server[Any], ups: Mapping[ClientId, Header]) -> None:
+        server.state["w"] = weighted_mean((server.num_samples[k], up.w) for k, up in ups.items())
+        server.state["row"] = server.state["w"]["weight"][0]
+
+
+@dataclass(frozen=True)
 class KeepsAnOptimizer(Sound):
     """Keeps an optimizer, not its state_dict, in server.state."""
 

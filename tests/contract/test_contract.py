@@ -157,6 +157,7 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     ),
     (broken.StateInTheModule(), "state_dict_is_all", "if the run restarts from the clients' state_dicts"),
     (broken.OpaqueServerState(), "server_state_visible", "server.state cannot be saved"),
+    (broken.KeepsAViewOfItsState(), "server_state_visible", "at row and w.weight of the state share memory"),
     (broken.KeepsAnOptimizer(), "server_state_visible", "the state contains a Adam at adam"),
     (broken.StateBesideServerState(), "runs", "server.latest cannot be set, because raysim would not keep it between"),
     (broken.StateBesideClientState(), "runs", "client.latest cannot be set, because raysim would not keep it between"),

@@ -12,7 +12,7 @@ import torch
 
 import raysim
 from raysim.data.datasets import load_dataset
-from raysim.runs.opened import OpenedRun, own_model
+from raysim.runs.opened import OpenedRun, require_own_model
 from raysim.runs.run import Run
 from tests.engine.scenarios import of_method
 
@@ -122,8 +122,8 @@ def test_earlier_rounds_as_far_as_they_are_kept(runs: Runs) -> None:
 def test_the_own_model_is_found_beside_others(runs: Runs, method: str) -> None:
     client = runs(method, "rounds=1").client(0)
     net = client.network
-    assert {name for name, _ in own_model(net).named_children()} >= {"header"} or method == "fedral"
-    assert own_model(net).features(client.data.test.x).shape[1] == 32
+    assert {name for name, _ in require_own_model(net).named_children()} >= {"header"} or method == "fedral"
+    assert require_own_model(net).features(client.data.test.x).shape[1] == 32
 
 
 def test_nothing_in_the_folder_changes(runs: Runs) -> None:

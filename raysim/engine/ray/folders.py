@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -47,5 +46,5 @@ def receive(pieces: Sequence[Any], folder: Path) -> None:
             with zipfile.ZipFile(file) as packed:
                 packed.extractall(Path(temporary) / "content")
         if folder.exists():
-            shutil.rmtree(folder)
+            folder.rename(Path(temporary) / "before")  # removed with the temporary folder, once the new one is there
         (Path(temporary) / "content").rename(folder)

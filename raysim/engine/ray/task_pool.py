@@ -186,10 +186,9 @@ def task_pool(function: Function, size: int | None) -> Iterator[TaskPool]:
     size: greatest number of workers; default: one per CPU, also of nodes that join or leave later.
     """
     started = session.connect(size)
-    pool = TaskPool(function, size)
     try:
-        yield pool
+        with contextlib.closing(TaskPool(function, size)) as pool:
+            yield pool
     finally:
-        pool.close()
         if started:
             local_cluster.stop(remove_logs=True)

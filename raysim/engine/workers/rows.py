@@ -9,9 +9,10 @@ import os
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -120,18 +121,18 @@ class Rows:
 
     def read(self, begin: int, into: Row) -> None:
         """Read the row at `begin` into `into`."""
-        if os.preadv(self.file.fileno(), [into.data], begin) != len(into):
+        if not _in_pieces(lambda piece, at: os.preadv(self.file.fileno(), [piece], at), into.data, begin):
             raise RunError("cannot read the client states: their file is truncated")
         self._note(begin, len(into))
 
     def write(self, begin: int, row: Row) -> None:
         """Write a row at `begin`."""
         try:
-            written = os.pwrite(self.file.fileno(), row.data, begin)
+            written = _in_pieces(partial(os.pwrite, self.file.fileno()), row.data, begin)
         except OSError as error:
             where = "in memory" if self.cached is None else "on the disk"
             raise RunError(f"cannot store the client states {where} ({reason(error)})") from error
-        if written != len(row):
+        if not written:
             raise RunError("cannot store the client states: the disk is full")
         if self.cached is not None and len(row) >= LARGE:
             os.posix_fadvise(
@@ -175,3 +176,17 @@ def _disk_file(folder: str | None) -> IO[bytes]:
 def _close(files: Iterable[IO[bytes]]) -> None:
     for file in files:
         file.close()
+
+
+def _in_pieces(transfer: Callable[[memoryview, int], int], data: memoryview, begin: int) -> bool:
+    """Call `transfer(piece, position)` until all bytes are moved, because Linux moves at most 2 GiB in one call.
+
+    Returns False if a call moves nothing.
+    """
+    done = 0
+    while done < len(data):
+        moved = transfer(data[done:], begin + done)
+        if moved == 0:
+            return False
+        done += moved
+    return True
