@@ -170,7 +170,7 @@ def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:
             "backend": scenario.backend,
             "rounds_asked": scenario.rounds,
             "clients": scenario.clients.number,
-            "participants_per_round": scenario.participants,
+            "participants_per_round": min(scenario.participants, len(assembly.spec.eligible)),
             "dataset": {"name": data.name, "source": data.source, "digest": assembly.digest},
             "partition_digest": assembly.partition.digest,
             "versions": versions(),

@@ -193,9 +193,10 @@ def test_clients_without_samples_are_counted(
         return replace(partition, train=train, test=test, val=val)
 
     monkeypatch.setattr("raysim.runs.assembly.make_partition", dealt)
-    run(loaded("rounds=1"))
+    result = run(loaded("rounds=1", "clients.participation=1"))
     lines = [line for line in capsys.readouterr().err.splitlines() if "clients hold no" in line]
     assert lines == said
+    assert result.summary["participants_per_round"] == 8 - len(emptied)
 
 
 def test_every_image_has_one_owner(finished: Run) -> None:
