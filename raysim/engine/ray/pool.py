@@ -10,10 +10,9 @@ from time import perf_counter
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raysim.common.errors import ScenarioError
+from raysim.common.errors import RaysimError, ScenarioError
 from raysim.core.algorithm import ClientId
 from raysim.engine.policies.placement import (
     ActorGroup,
@@ -29,7 +28,7 @@ from raysim.engine.ray.at_work import at_work
 from raysim.engine.ray.calls import RECOVERY_DEADLINE_S, ActorCalls, gcs_answers, succeeded
 from raysim.engine.ray.session import draining, growth, head_id, nodes
 from raysim.engine.ray.starting import START_TIMEOUT_S, NodeWait, wait_until_started
-from raysim.engine.records import MemoryReport, Startup
+from raysim.engine.records import LostError, MemoryReport, Startup
 from raysim.engine.workers.rows import AUTO, Handles, StateLimits
 
 logger = logging.getLogger(__name__)
@@ -359,12 +358,14 @@ class ActorPool:
                 self.starting.append((worker, worker.actor.pid.remote()))
 
     def _add_actor(self, worker: Worker) -> None:
-        """Add an actor to its group, unless it has died since it started."""
+        """Add an actor to its group, unless it has died since it started, or fails to start."""
         g, groups = worker.group, list(self.plan.groups)
+        setup, where = worker.actor.setup.remote(self._inputs, groups[g].gpus_per_actor, self.limits), "adding an actor"
         try:
-            location = ray.get(worker.actor.setup.remote(self._inputs, groups[g].gpus_per_actor, self.limits))
-            worker.location = ray.get(worker.actor.join.remote(self._files(location)))
-        except RayError:
+            location = self.calls.get(setup, where)
+            worker.location = self.calls.get(worker.actor.join.remote(self._files(location)), where)
+        except (LostError, RaysimError, OSError) as error:
+            logger.warning(f"an actor on a new node was not added ({error})")
             return
         self.clients.insert(sum(group.actors for group in groups[: g + 1]), worker)
         groups[g] = replace(groups[g], actors=groups[g].actors + 1)
