@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from raysim.core import (
     Algorithm,
@@ -115,11 +115,10 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
     """Set negative entries of virtual representations to 0; real ones come from a ReLU and have none."""
 
     def server_start(self, server: Server[Global], registrations: Mapping[ClientId, Any]) -> Global:
-        width, num_classes = server.task.feature_dim, server.task.num_classes
-        w = weights(nn.Linear(width, num_classes))
+        w = weights(server.task.new_header())
         if not self.lambda_:
             return Global(w, None, None)
-        return Global(w, torch.empty(0, dtype=torch.int32), torch.empty(0, width))
+        return Global(w, torch.empty(0, dtype=torch.int32), torch.empty(0, server.task.feature_dim))
 
     def server_send(self, server: Server[Global], to: ClientId) -> Global:
         return server.state

@@ -123,22 +123,30 @@ def moves(nets: Mapping[str, Weights]) -> dict[str, tuple[int, ...]]:
     for name, w in nets[widest(nets)].items():
         sizes = [tuple(net[name].shape[dim] for net in nets.values()) for dim in range(w.dim())]
         is_layer = w.dim() > 1
-        inputs = [entries(name, size, layers) for size in (sizes[1:] if is_layer else sizes)]
+        inputs = [entries(name, size, layers, w.dim() < 3) for size in (sizes[1:] if is_layer else sizes)]
         found[name] = (int(len(set(sizes[0])) > 1), *inputs) if is_layer else tuple(inputs)
         layers += sizes[:1] if is_layer else []
     return found
 
 
-def entries(name: str, size: tuple[int, ...], layers: list[tuple[int, ...]]) -> int:
-    """How many consecutive entries of a dimension belong to one unit; 0 if all networks have the same size."""
+def entries(name: str, size: tuple[int, ...], layers: list[tuple[int, ...]], may_be_flat: bool) -> int:
+    """How many consecutive entries of a dimension belong to one unit; 0 if all networks have the same size.
+
+    may_be_flat: whether the inputs may be the flattened outputs of the last layer; those of a convolution are not.
+    """
     if len(set(size)) == 1:
         return 0
-    if size in layers:
+    if layers and size == layers[-1]:
         return 1
-    if layers:
-        per_unit = size[0] // layers[-1][0]
-        if size == tuple(per_unit * units for units in layers[-1]):
-            return per_unit
+    per_unit = size[0] // layers[-1][0] if layers and may_be_flat else 0
+    is_flat = per_unit > 0 and size == tuple(per_unit * units for units in layers[-1])
+    if is_flat and size in layers:
+        raise ValueError(
+            f"clients.models: the input of the parameter {name} may be the flattened outputs of the last layer or the "
+            "outputs of an earlier layer, which has the same size; give one of the layers another width"
+        )
+    if is_flat or size in layers:
+        return per_unit if is_flat else 1
     raise ValueError(
         f"clients.models: the input size of the parameter {name} does not match the output size of any earlier layer; "
         "choose networks in which each layer reads the output of the previous layer, such as heterofl_cnn_a, "

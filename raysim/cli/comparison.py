@@ -28,6 +28,9 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     found: dict[str, list[Any]] = {}
     for text in given:
         key, sign, values = text.partition("=")
+        if key in found:
+            text = f"{key} given twice; give all its values in one option, such as {key}=0.1,0.01"
+            raise click.BadParameter(text, context, parameter)
         try:
             found[key] = load_value(f"[{values}]")
         except UNREADABLE:

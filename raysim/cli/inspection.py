@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def _ids(context: click.Context, parameter: click.Parameter, given: str) -> list[int]:
     """Parse client ids such as 0,5,9, without repetitions."""
     parts = [part.strip() for part in given.split(",")]
-    if not all(part.isdigit() for part in parts):
+    if not all(part.isdecimal() for part in parts):
         raise click.BadParameter(f"{given!r} given; give client ids separated by commas, such as 0,5,9")
     return list(dict.fromkeys(map(int, parts)))
 

@@ -212,7 +212,7 @@ def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> Non
     from raysim.runs.verify import verify as compare
     from raysim.scenario.parse import parse_scenario
 
-    numbers = [int(part) for part in actors.split(",") if part.strip().isdigit() and int(part) > 0]
+    numbers = [int(part) for part in actors.split(",") if part.strip().isdecimal() and int(part) > 0]
     if len(numbers) != len(actors.split(",")):
         text = f"{actors!r} given; give positive whole numbers, separated by commas, such as 1,4"
         raise click.BadParameter(text, param_hint="--actors")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import keyword
 import shutil
 from pathlib import Path
 
@@ -131,6 +133,9 @@ def new(kind: str, name: str, base: str | None) -> None:
     for file in files:
         if file.exists():
             raise ScenarioError(f"{file} exists already; give another name")
+    if keyword.iskeyword(name) or importlib.util.find_spec(name) is not None:
+        text = f"{name!r} given, but this is a word of Python or the name of an installed module; give another name"
+        raise click.BadParameter(text, param_hint="NAME")
     cls = "".join(word.capitalize() for word in name.split("_"))
     words = {"kind": kind, "name": name, "algorithm": "fedgh", "data": "digits", "clients": "20"}
     words |= {"why": "", "public": "", "reason": "", "rivals": "fedgh,standalone", **_WORDS[kind]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 from collections.abc import Callable, Iterable
 
 from raysim.common.text import one_line, printable
@@ -55,6 +56,15 @@ _LATEX = {
     "[": "{[}", "]": "{]}", "*": "{*}",  # after \\, LaTeX would read them as arguments
 }  # fmt: skip
 _LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
+
+
+def _greek(letter: str) -> str:
+    """Return the LaTeX command of a Greek letter; pdflatex has none of them outside mathematical mode."""
+    name = unicodedata.name(letter).split()[-1].lower().replace("lamda", "lambda")
+    return rf"\ensuremath{{\{name if letter.islower() else name.capitalize()}}}"
+
+
+_LATEX |= {letter: _greek(letter) for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ"}
 
 
 def latex(text: object) -> str:

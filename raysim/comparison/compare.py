@@ -383,7 +383,7 @@ def _in_order(runs: Sequence[RunRecord]) -> list[RunRecord]:
 def _sweep_of(
     runs: Sequence[RunRecord], baseline: str | None, targets: Iterable[float] | None
 ) -> tuple[SweepCard | None, list[str]]:
-    """The sweep whose baseline and targets count, and a note if it is not the sweep of all runs.
+    """A sweep with the baseline and targets that count, and notes if they are not those of all runs.
 
     baseline, targets: those that the user gave, in place of the sweep's.
     """
@@ -394,24 +394,24 @@ def _sweep_of(
         "baseline": baseline is None and any(one.baseline is not None for one in sweeps.values()),
         "targets": targets is None and any(one.targets is not None for one in sweeps.values()),
     }
-    wanted = [name for name, counts in asked.items() if counts]
-    what = " and ".join(wanted)
     sweep, names = next(iter(sweeps.values())), ", ".join(folder.name for folder in sweeps)
-    settings = [
-        (asked["baseline"] and one.baseline, asked["targets"] and one.targets, one.targets_on)
-        for one in sweeps.values()
-    ]
-    if any(one != settings[0] for one in settings[1:]):
-        options = {"baseline": "--baseline", "targets": "--target"}
-        differ = f"the runs belong to several sweeps ({names}), which differ in {' or '.join(wanted)}"
-        text = f"{differ}, so none of them counts; set {' and '.join(options[name] for name in wanted)}"
-        return None, [text] if what else []
+    notes, several = [], f"the runs belong to several sweeps ({names}), which differ in"
+    for name, option in (("baseline", "--baseline"), ("targets", "--target")):
+        if any(getattr(one, name) != getattr(sweep, name) for one in sweeps.values()):
+            notes += [f"{several} {name}, so none is used; set {option}"] if asked[name] else []
+            sweep = replace(sweep, baseline=None) if name == "baseline" else replace(sweep, targets=None)
+            asked[name] = False
+    if any(one.targets_on != sweep.targets_on for one in sweeps.values()):
+        measured = "a target is reached when the mean accuracy of all clients' own networks reaches it"
+        notes += [f"{several} targets_on; here, {measured}"] if targets or asked["targets"] else []
+        sweep = replace(sweep, targets_on="all")
+    what = " and ".join(name for name, counts in asked.items() if counts)
     outside = [run for run in runs if not run.sweep]
     if not outside or not what:
-        return sweep, []
+        return sweep, notes
     more = f" and {plural(len(outside) - 1, 'other run')}" if len(outside) > 1 else ""
     belong = f"{outside[0].folder}{more} {'belong' if more else 'belongs'} to no sweep"
-    return sweep, [f"{belong}; the {what} of {names} {'is' if what == 'baseline' else 'are'} used for all runs"]
+    return sweep, [*notes, f"{belong}; the {what} of {names} {'is' if what == 'baseline' else 'are'} used for all runs"]
 
 
 def _command(folder: Path) -> str:

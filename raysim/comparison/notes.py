@@ -97,7 +97,7 @@ def notes_on(variants: Sequence[Variant], spread: Spread = "interval") -> list[s
             how = "ended early" if run.summary.get("ended_early") else run.summary.get("status")
             notes.append(f"{variant.name}, seed {run.seed}: {how} after {done} of {asked} rounds")
         for run in variant.counted.values():
-            notes += [f"{variant.name}, seed {run.seed}: {text}" for text in run.divergence]
+            notes += [f"{variant.name}, seed {run.seed}: {text}" for text in run.failures]
             notes += [f"{variant.name}, seed {run.seed}: its code changed after round {t}" for t in run.code_changes]
         if changed := _unequal_code(list(variant.counted.values())):
             notes.append(

@@ -123,10 +123,11 @@ class RunRecord:
         return {str(name): str(digest) for name, digest in items if not str(name).startswith("raysim/{")}
 
     @property
-    def divergence(self) -> list[str]:
-        """Phrases that say which losses or uploads of this run were not finite."""
+    def failures(self) -> list[str]:
+        """Phrases that say which losses or uploads of this run were not finite, and how many clients failed."""
         sentences = [] if self.diverged is None else [f"its loss is NaN or infinite in round {self.diverged}"]
-        counts = {name: self.summary.get(name) for name in ("uploads", "rejected_uploads", "diverged_clients")}
+        names = ("uploads", "rejected_uploads", "diverged_clients", "failed_clients")
+        counts = {name: self.summary.get(name) for name in names}
         number = {name: value if isinstance(value, int) else 0 for name, value in counts.items()}
         if number["rejected_uploads"]:
             of = f" of {number['uploads']}" if number["uploads"] else ""
@@ -137,6 +138,9 @@ class RunRecord:
             sentences.append(
                 f"{plural(number['diverged_clients'], 'client')} diverged: the last loss or upload was NaN or infinite"
             )
+        if number["failed_clients"]:
+            times = plural(number["failed_clients"], "time")
+            sentences.append(f"clients failed {times}; rounds continued without them")
         return sentences
 
     @property
@@ -267,9 +271,9 @@ class RunRecord:
     @cached_property
     def took_part(self) -> Mapping[int, int]:
         """Round -> the number of clients that took part in it."""
-        rounds, count = self.series("engine/participants")
-        if len(rounds) == len(self.rounds):
-            return dict(zip(rounds.tolist(), map(int, count), strict=True))
+        known = {int(t): int(count) for t, count in zip(*self.series("engine/participants"), strict=True)}
+        if known.keys() >= {t for t in self.rounds["round"].to_pylist() if t >= 1}:
+            return known
         # Earlier versions did not record this metric.
         return Counter(self.clients["round"].filter(self.clients["participated"]).to_pylist())
 
@@ -326,13 +330,13 @@ def _below(folder: Path) -> Iterator[Path]:
     left = [folder]
     while left:
         inner = left.pop()
-        if inner != folder and (inner / "summary.json").exists():
-            yield inner
-            continue
         try:
-            children = [child for child in inner.iterdir() if child.is_dir() and not child.is_symlink()]
+            is_run = inner != folder and (inner / "summary.json").exists()
+            children = [] if is_run else [one for one in inner.iterdir() if one.is_dir() and not one.is_symlink()]
         except OSError as error:
             raise ScenarioError(f"{inner}: cannot be read: {error.strerror}") from None
+        if is_run:
+            yield inner
         left += sorted(children, reverse=True)
 
 

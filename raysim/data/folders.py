@@ -30,11 +30,11 @@ def read_images(source: Source, settings: Files) -> Decoded:
     paths = source.train + source.test
     images = Images(len(paths), settings.size)
     for path in paths:
-        if path.parent == source.folder:
+        if len(_below(path, settings)) < 2:
             remedy = "put the images of each class into one sub-folder"
             if settings.by == FOLDER:
                 remedy = "put each image into <client>/<class>/"
-            raise ScenarioError(f"{path} is not in a sub-folder; {remedy}")
+            raise ScenarioError(f"{path} is not in the folder of a class; {remedy}")
         with one_sentence(path):
             images.add(path.read_bytes(), str(path))
     label_M, names = to_classes([np.array([path.parent.name for path in paths])], source.folder)
@@ -67,14 +67,19 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
     return np.array([id_of[path] for path in paths])
 
 
+def _below(path: Path, settings: Files) -> tuple[str, ...]:
+    """Return the folders of an image and its name, below `data.path`, or below the folder of a part in it."""
+    roots = [place_of(root, "data.path") for root in settings.path]
+    inside = path.relative_to(next(root for root in roots if path.is_relative_to(root))).parts
+    return inside[1:] if len(roots) == 1 and PART.match(inside[0]) else inside
+
+
 def _client_folder(path: Path, settings: Files) -> str:
     """Return the client of an image at <client>/<class>/<image>, or at this path below the folder of a part."""
-    roots = [place_of(root, "data.path") for root in settings.path]
-    root = next(root for root in roots if path.is_relative_to(root))
-    folders = path.relative_to(root).parts
-    if len(roots) == 1 and PART.match(folders[0]):
-        folders = folders[1:]
+    folders = _below(path, settings)
     if len(folders) != 3:
+        roots = [place_of(root, "data.path") for root in settings.path]
+        root = next(root for root in roots if path.is_relative_to(root))
         below = "" if len(roots) == 2 else f", {root}/train or {root}/test"
         raise ScenarioError(
             f"'folder' given, but {path} is not in a folder <client>/<class>; put each image into "

@@ -38,6 +38,9 @@ class Images:
         try:
             image = open_image(encoded)
             width, height = image.size if self.side is None else (self.side, self.side)
+            if image.mode[0] in "IF":
+                kind = "16 or 32 bits per channel" if image.mode[0] == "I" else "floating-point numbers"
+                raise ScenarioError(f"{where} has {kind} (mode {image.mode}); save it with 8 bits per channel")
             grey = image.mode in ("1", "L")
             self._check_size(width, height, grey, image.size[0] * image.size[1], where)  # before anything is decoded
             image = image.convert("L" if grey else "RGB")

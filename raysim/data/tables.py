@@ -96,6 +96,8 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = ()) ->
                 names = names or _class_names(schema, settings.label)
             with one_sentence(path):
                 _read_piece(path, start, table, columns or file_columns, read, images)
+            if read.label:
+                _refuse_other_labels(path, paths[0], read.label, settings)
             start += table.num_rows
         num_train += start if path in source.train else 0
     assert columns is not None
@@ -327,6 +329,18 @@ def _label(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
     raise ScenarioError(
         f"{path}: column {name} has type {kind}; labels must be whole numbers or text", key="data.label"
     )
+
+
+def _refuse_other_labels(path: Path, first: Path, label: Sequence[NDArray[Any]], settings: Files) -> None:
+    """Raise ScenarioError if the last piece of the labels has text and the first one numbers, or the reverse."""
+    text, was_text = label[-1].dtype.kind == "U", label[0].dtype.kind == "U"
+    if text != was_text:
+        names = {False: "whole numbers", True: "text"}
+        raise ScenarioError(
+            f"{path}: the labels are {names[text]}, but in {first} they are {names[was_text]}, so equal labels could "
+            "become different classes; use the same type in all files",
+            key="data.label",
+        )
 
 
 def _text(path: Path, column: Any, name: str) -> NDArray[Any]:

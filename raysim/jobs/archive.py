@@ -45,7 +45,8 @@ def is_plain(name: str) -> bool:
 def list_files(folder: Path, checkpoints: bool) -> list[Path]:
     """The files of a run folder to send, relative to it, without links and without paths that are not `is_plain`."""
     files = []
-    for file in sorted(folder.rglob("*")):
+    walk = os.walk(folder)  # not `rglob`, which fails if a folder is removed meanwhile
+    for file in sorted(Path(parent, name) for parent, _, names in walk for name in names):
         inside = file.relative_to(folder)
         linked = any((folder / part).is_symlink() for part in [*inside.parents][:-1]) or file.is_symlink()
         if (
@@ -58,13 +59,20 @@ def list_files(folder: Path, checkpoints: bool) -> list[Path]:
     return files
 
 
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # removed meanwhile
+        return 0
+
+
 def send(folder: Path, checkpoints: bool, print_line: Callable[[str], object], limit: int = LIMIT) -> None:
     """Print the folder as an archive, or the reason why it cannot be sent."""
     if not folder.is_dir():
         print_line(f"{REFUSED}there is no folder {folder} on the head node")
         return
     files = list_files(folder, checkpoints)
-    total = sum((folder / file).stat().st_size for file in files)
+    total = sum(_size(folder / file) for file in files)
     if total > limit or len(files) > FILES:
         size = f"{len(files)} files with {total / 2**30:.1f} GiB"
         print_line(

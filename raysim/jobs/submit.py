@@ -51,7 +51,7 @@ def parse_env(items: Sequence[str]) -> dict[str, str]:
 def new_id(scenario: str, chosen: str | None = None) -> str:
     """Return a job's id: `chosen`, or one made of the scenario's name and the time. Raises `ScenarioError`."""
     if chosen is None:
-        return f"{scenario}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        return f"{scenario[:78]}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"  # at most 100 characters
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", chosen):
         raise ScenarioError(
             f"--id: {chosen!r} given; allowed: up to 100 letters, digits, dots, dashes and underscores, "

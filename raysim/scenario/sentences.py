@@ -186,7 +186,7 @@ def _key(problem: Any, raw: Any) -> Key:
 def _section_at(model: type[BaseModel], key: Key) -> type[BaseModel]:
     section = model
     for part in key:
-        if not part.isdigit():
+        if not part.isdecimal():
             section = _model_in(section.model_fields[part].annotation)
     return section
 

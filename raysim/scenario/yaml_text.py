@@ -157,7 +157,7 @@ def node_at(text: str, key: Sequence[str]) -> yaml.Node | None:
     for part in key:
         if isinstance(node, yaml.MappingNode):
             node = next((value for name, value in node.value if name.value == part), None)
-        elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
+        elif isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
             node = node.value[int(part)]
         else:
             return None

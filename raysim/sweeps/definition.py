@@ -212,7 +212,7 @@ def _seeds(raw: Any, key: str, file: str) -> list[int | None]:
     elif isinstance(raw, str):
         ends = _SEEDS.fullmatch(raw.strip())
         words = raw.split(",")
-        seeds = [int(word) if word.strip().isascii() and word.strip().isdigit() else word for word in words]
+        seeds = [int(word) if word.strip().isascii() and word.strip().isdecimal() else word for word in words]
         if ends:
             seeds = range(int(ends[1]), int(ends[2]) + 1)
             if len(seeds) > MOST_CELLS:

@@ -452,6 +452,8 @@ def _steps(settings: TuneSettings, cell: Cell, name: str, fast: bool) -> tuple[i
         every = scenario.evaluation.global_every or every
     elif settings.select.endswith("_current"):
         every = scenario.evaluation.all_every or every
+    elif settings.select == "loss/train":
+        every = 1
     if wrong := [t for t in halving.rounds if t % every and t != scenario.rounds]:
         text = (
             f"{wrong[0]} given, but {name} measures {settings.select} every {every} rounds; give multiples of {every}"

@@ -72,7 +72,8 @@ class ParentRun:
             self.client.set_terminated(self.run_id, status)
 
     def _find(self) -> str | None:
-        runs = self.client.search_runs([self.experiment_id], f"tags.`{SWEEP_TAG}` = '{self.folder}'")
+        quote = '"' if "'" in str(self.folder) else "'"
+        runs = self.client.search_runs([self.experiment_id], f"tags.`{SWEEP_TAG}` = {quote}{self.folder}{quote}")
         if not runs:
             return None
         self.client.update_run(runs[0].info.run_id, status="RUNNING")

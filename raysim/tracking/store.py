@@ -6,6 +6,7 @@ This module does not import MLflow, so that a run with a wrong address is refuse
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -189,7 +190,7 @@ def _server_problem(uri: str) -> str | None:
         if error.code in {401, 403}:
             return None  # the server exists and wants a password, which MLflow's client sends
         return f"does not look like an MLflow server (/health answers {error.code})"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:  # HTTPException: it does not speak HTTP
         reason = getattr(error, "reason", error)
         return f"does not answer ({str(getattr(reason, 'strerror', None) or reason).lower()})"
 

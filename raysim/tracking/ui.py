@@ -123,7 +123,11 @@ def _refuse_taken_port(host: str, port: int) -> None:
     try:
         _bind(host, port)
     except OSError as error:
-        free = _bind(host, 0)
+        try:
+            free = _bind(host, 0)
+        except OSError:
+            message = f"--host: {host} cannot be used ({reason(error)}); give an address of this machine"
+            raise ScenarioError(message) from error
         message = f"Port {port} on {host} cannot be used ({reason(error)}); choose a free port, such as --port {free}."
         raise ScenarioError(message) from error
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from raysim.algorithms.fedrolex import FedRolex, moves, rolled
+from raysim.algorithms.fedrolex import FedRolex, entries, moves, rolled
 from raysim.algorithms.heterofl import HeteroFL
 from raysim.common.inputs import image
 from raysim.contract.toy import Toy
@@ -223,6 +223,21 @@ class Crossed(nn.Module):
         super().__init__()
         width = {"small": 1, "large": 2}[name]
         self.hidden, self.last, self.header = nn.Linear(1, width), nn.Linear(width + 1, 1), nn.Linear(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "flat", "expected"), [((64, 32), True, None), ((64, 32), False, 1), ((4, 2), True, 1)]
+)
+def test_flattened_inputs_that_are_as_many_as_an_earlier_layer(size: tuple[int, int], flat: bool, expected: int | None):
+    """Layers of 64 and 16 channels: 64 inputs are the first layer's channels, or 4 flattened entries per channel."""
+    layers = [(64, 32), (4, 2), (16, 8)]
+    if expected is None:
+        with pytest.raises(ValueError, match=r"the input of the parameter w may be the flattened outputs of the last"):
+            entries("w", size, layers, flat)
+    else:
+        assert entries("w", size, layers, flat) == expected
+    assert entries("w", (48, 24), layers, True) == 3
+    assert entries("w", (16, 8), layers, True) == 1
 
 
 def test_networks_whose_units_cannot_be_followed_are_refused():

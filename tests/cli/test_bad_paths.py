@@ -35,6 +35,7 @@ LONG = "a" * 300
         (["sweep", "texts.yaml", "--dry-run"], "unknown algorithm '['"),
         (["sweep", "nul.yaml", "--dry-run"], "give a CSV file with the columns metric and value"),
         (["sweep", "base.yaml", "--seeds", "\u00b2"], "give a list of integers, or a range such as 1..5"),
+        (["ui", "--host", "nosuchhost.invalid"], "nosuchhost.invalid cannot be used"),
         (["sweep", "base.yaml", "--seeds", "1..1000000000"], "1,000,000,000 seeds; give at most 100,000"),
         (
             ["sweep", "base.yaml", "--seeds", "1..1000", "--grid", f"rounds={','.join(map(str, range(1, 201)))}"],
@@ -53,6 +54,25 @@ def test_bad_values(words: list[str], sentence: str, workplace: Path, capfd: pyt
     code, _, err = run(capfd, *words)
     assert code == 2, err
     assert sentence in err and err.count("\n") == 1 and len(err) < 900
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["verify", "base.yaml", "--actors", "\u00b2"], "'\u00b2' given; give positive whole numbers"),
+        (["new", "algorithm", "class"], "'class' given, but this is a word of Python or the name of an installed"),
+        (["new", "model", "json"], "'json' given, but this is a word of Python or the name of an installed module"),
+        (
+            ["sweep", "base.yaml", "--grid", "seed=1,2", "--grid", "seed=3"],
+            "seed given twice; give all its values in one",
+        ),
+    ],
+)
+def test_bad_options(words: list[str], sentence: str, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (workplace / "base.yaml").write_text(yaml.safe_dump(digits()))
+    code, _, err = run(capfd, *words)
+    assert code == 2 and sentence in err, err
+    assert [path.name for path in workplace.iterdir()] == ["base.yaml"]
 
 
 def test_no_folder_for_ray(monkeypatch: pytest.MonkeyPatch) -> None:

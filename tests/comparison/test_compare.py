@@ -55,6 +55,11 @@ def test_clients_that_dropped_out_are_not_participants(tmp_path: Path) -> None:
     assert (measures["up_mib"], measures["down_mib"], measures["gflop"]) == pytest.approx((3 / 6, 6 / 6, 3 / 6))
     assert measures["up_mib_to_0.4"] == pytest.approx(2 * 2 / 5)
     assert type(measures["up_mib"]) is float  # `repr` of a NumPy number would be in comparison.csv
+    # As in a run folder: the metric has no value in round 0.
+    unknown = table.append_column("engine/participants", pa.array([None, 4, 1, 1]))
+    pq.write_table(unknown, tmp_path / "a" / "rounds.parquet")
+    (run,) = find_runs([tmp_path])
+    assert run.took_part == {1: 4, 2: 1, 3: 1}
     # A run of a version without this metric: two clients took part in each round, as clients.parquet says.
     pq.write_table(table, tmp_path / "a" / "rounds.parquet")
     (earlier,) = find_runs([tmp_path])
@@ -147,11 +152,12 @@ def add_facts(folder: Path, **facts: Any) -> None:
 
 
 def test_what_was_left_out_is_said(tmp_path: Path) -> None:
-    add_facts(make_run(tmp_path / "a"), uploads=18, rejected_uploads=18, diverged_clients=6)
+    add_facts(make_run(tmp_path / "a"), uploads=18, rejected_uploads=18, diverged_clients=6, failed_clients=2)
     add_facts(make_run(tmp_path / "b", "fd"), uploads=18, rejected_uploads=0, diverged_clients=0)
     assert [note for note in compare(tmp_path).notes if note.startswith("f")] == [
         "fedgh, seed 1: uploads that contained NaN or infinity and were left out: 18 of 18",
         "fedgh, seed 1: 6 clients diverged: the last loss or upload was NaN or infinite",
+        "fedgh, seed 1: clients failed 2 times; rounds continued without them",
     ]
 
 

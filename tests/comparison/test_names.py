@@ -129,6 +129,8 @@ def test_csv(comparison: Comparison, tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 def test_latex_compiles(tmp_path: Path) -> None:
     labels = [label for label in HOSTILE if label.isascii() and len(label) < 100]
+    labels += ["α=0.1, é", "".join(map(chr, range(ord("α"), ord("ω") + 1))).translate({ord(x): None for x in "ος"})]
+    labels += ["ΓΔΘΛΞΠΣΦΨΩ"]
     table = latex(sweep_of(tmp_path / "runs", labels))
     document = f"\\documentclass{{article}}\\usepackage{{booktabs}}\\begin{{document}}{table}\\end{{document}}"
     (tmp_path / "t.tex").write_text(document)

@@ -126,11 +126,16 @@ def test_two_sweeps_keep_their_order_and_what_they_agree_on(tmp_path: Path) -> N
     assert found.baseline == "m_b"
     swept(tmp_path / "three", "e", baseline="m_e")
     found = compare(tmp_path / "two", tmp_path / "three")
-    assert found.baseline is None and not found.targets
+    assert found.baseline is None and found.targets == [0.4]
     differ = "the runs belong to several sweeps (two, three), which differ in"
-    assert f"{differ} baseline or targets, so none of them counts; set --baseline and --target" in found.notes
+    assert f"{differ} baseline, so none is used; set --baseline" in found.notes
     given = compare(tmp_path / "two", tmp_path / "three", baseline="m_a")
     assert given.targets == [0.4] and not any("several" in note for note in given.notes)
+    swept(tmp_path / "four", "f", baseline="m_b", targets_on="participants")
+    found = compare(tmp_path / "one", tmp_path / "four")
+    assert (found.baseline, found.targets, found.targets_on) == ("m_b", [0.4], "all")
+    differ = "the runs belong to several sweeps (one, four), which differ in targets_on; here, a target is reached when"
+    assert f"{differ} the mean accuracy of all clients' own networks reaches it" in found.notes
     text = "left out 2 trials of a tuning, which would count as further seeds"
     swept(tmp_path / "two-tuning", "xy", trials=TrialsCard("accuracy/val", [], []))
     with_trials = compare(tmp_path)

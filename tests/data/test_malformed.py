@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from PIL import Image
 
 from raysim.cli.main import main
 from tests.data import layouts
@@ -73,6 +74,13 @@ def images(spoil: Callable[[Path], object] = lambda folder: None, **data: Any) -
 def empty() -> Data:
     Path("nothing").mkdir()
     return {**CSV, "path": "nothing"}
+
+
+def other_labels() -> Data:
+    """The types of a CSV file's columns are inferred from that file alone."""
+    Path("train.csv").write_text("a,b,c,label\n1,2,3,01\n4,5,6,ab\n7,8,9,01\n")
+    Path("test.csv").write_text("a,b,c,label\n1,2,3,01\n4,5,6,02\n")
+    return {**CSV, "path": ["train.csv", "test.csv"]}
 
 
 def truncated() -> Data:
@@ -182,6 +190,12 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "three paths": (good(path=["mine.csv"] * 3), "data.path: 3 paths given; give one file or folder, or two"),
     "the same file to train and test": (good(path=["mine.csv"] * 2), "is given as training data and as test data"),
     "an empty folder": (empty, "data.path: nothing contains no .csv file"),
+    "labels of another type in another file": (
+        other_labels,
+        "data.label: ",
+        "test.csv: the labels are whole numbers, but in ",
+        "train.csv they are text, so equal labels could become different classes; use the same type in all files",
+    ),
     "an empty file": (csv(), "mine.csv: cannot be read and may be damaged (Empty CSV file)"),
     "a header alone": (csv("a,b,label"), "mine.csv has no rows below its header"),
     "ragged rows": (
@@ -339,7 +353,15 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "an image outside the classes": (
         images(lambda folder: (folder / "cat" / "0.jpeg").rename("pets/0.png")),
-        "is not in a sub-folder",
+        "is not in the folder of a class; put the images of each class into one sub-folder",
+    ),
+    "an image that is directly in the folder of a part": (
+        images(lambda folder: [(folder / "test").mkdir(), (folder / "cat" / "0.jpeg").rename("pets/test/0.jpeg")]),
+        "pets/test/0.jpeg is not in the folder of a class; put the images of each class into one sub-folder",
+    ),
+    "an image with 16 bits per channel": (
+        images(lambda folder: Image.fromarray(np.full((9, 9), 40000, np.uint16)).save(folder / "cat" / "x.png")),
+        "x.png has 16 or 32 bits per channel (mode I;16); save it with 8 bits per channel",
     ),
     "images of more than the memory": (
         images(size=20000),

@@ -143,6 +143,13 @@ class TestThroughALog:
         ):
             Receiver(io.BytesIO()).feed(sent(run_folder, limit=1000))
 
+    def test_a_file_that_is_removed_meanwhile(self, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        listed = [*archive.list_files(run_folder, False), Path("clients.arrows")]
+        monkeypatch.setattr(archive, "list_files", lambda folder, checkpoints: listed)
+        lines: list[str] = []
+        archive.send(run_folder, False, lines.append)
+        assert lines[-1] == archive.END
+
     def test_the_helper_empties_its_log(self, run_folder: Path, tmp_path: Path) -> None:
         """As Ray runs it: from its text, its output appended to a file, a SIGTERM when all was read."""
         log = tmp_path / "log"
@@ -257,6 +264,18 @@ class TestFetch:
         assert fetch(here, "j", None, True)[1] == 4
         assert Path("runs/quickstart/r1/plots/accuracy.png").read_bytes() == b"newer"
         assert [path.name for path in Path("runs/quickstart").iterdir()] == ["r1"]
+
+    def test_again_while_it_is_being_resumed(
+        self, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A running run has its client rows in a stream; readers would prefer the table of the earlier download."""
+        monkeypatch.chdir(tmp_path)
+        here, found = cluster(details("j"), logs=self.log(run_folder)), Path("runs/quickstart/r1")
+        for name, other in (("clients.parquet", "clients.arrows"), ("clients.arrows", "clients.parquet")) * 2:
+            (run_folder / other).unlink(missing_ok=True)
+            (run_folder / name).write_bytes(b"rows")
+            fetch(here, "j", None, False)
+            assert [path.name for path in found.glob("clients.*")] == [name]
 
     def test_a_place_that_is_taken(self, run_folder: Path, tmp_path: Path) -> None:
         here = cluster(details("j"), logs=self.log(run_folder))

@@ -13,6 +13,7 @@ import pytest
 
 from raysim import algorithms
 from raysim.common.errors import RunError, ScenarioError
+from raysim.common.text import is_name
 from raysim.jobs.cluster import Cluster
 from raysim.jobs.stage import stage
 from raysim.jobs.submit import Work, environment, facts_of, facts_of_sweep, new_id, notes_on_data, parse_env, submit
@@ -243,6 +244,7 @@ class TestSubmit:
         assert new_id("quickstart").startswith("quickstart-2")
         assert new_id("quickstart") != new_id("quickstart")
         assert new_id("quickstart", "mine.1") == "mine.1"
+        assert is_name(new_id("n" * 100))  # an id that `status` and `stop` accept
         for given in ("", "a b", "../x", "-x", "a" * 101):
             with pytest.raises(ScenarioError, match="--id"):
                 new_id("quickstart", given)

@@ -183,7 +183,7 @@ def test_a_source_without_an_intact_state_is_refused(workplace: Path) -> None:
         run(after(source, "standalone"), quiet=True)
 
 
-@pytest.mark.parametrize("method", ["fedgh", "fedclassavg", "fedssa", "fedgen"])
+@pytest.mark.parametrize("method", ["fedgh", "fedclassavg", "fedssa", "fedgen", "dc_pfl"])
 def test_servers_that_begin_with_a_header_take_the_header_of_the_model(workplace: Path, method: str) -> None:
     assembly = warm_start(assemble(Scenario.of(after(source_of("fedavg"), method))))
     assert assembly.initial is not None

@@ -19,6 +19,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.tracking.database import ensure_database, load_mlflow
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
+from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import database_path
 from tests.choices import first
 
@@ -271,6 +272,7 @@ SCRIPT = """
 import sys, pathlib
 from raysim.common.results import RunCard
 from raysim.tracking.mlflow import MlflowTracker
+from raysim.tracking.parent import ParentRun
 uri, name = sys.argv[1:]
 card = RunCard("two", name, pathlib.Path("."), {"a": 1}, {}, "digits", "s", "d", "p", 1, 1, "m-s1", {})
 tracker = MlflowTracker(uri, "same", {})
@@ -340,3 +342,10 @@ def test_a_new_database_behind_a_link_is_made_where_it_points(tmp_path):
 )
 def test_names_that_mlflow_refuses(name: str, allowed: str) -> None:
     assert names.mlflow(name) == allowed
+
+
+@pytest.mark.parametrize("name", ["o'brien", 'a "quoted" name'])
+def test_a_sweep_in_a_folder_with_quotes_has_one_parent_run(name, store, tmp_path):
+    ids = {ParentRun(store, "sweep", folder).run_id for folder in (tmp_path / name, tmp_path / name)}
+    assert len(ids) == 1
+    assert ParentRun(store, "sweep", tmp_path).run_id not in ids

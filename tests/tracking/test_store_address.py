@@ -90,6 +90,19 @@ def test_server_that_answers(monkeypatch):
         check_uri(f"http://{address}")
 
 
+def test_a_server_that_does_not_speak_http():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        with pytest.raises(ScenarioError, match=r"does not answer \(ssh-2\.0-openssh"):
+            check_uri(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+
 @pytest.mark.parametrize(
     ("uri", "told"),
     [

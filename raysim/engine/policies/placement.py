@@ -293,7 +293,7 @@ def parse_ranges(text: str, count: int) -> set[int]:
     ids: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ValueError('write ranges of ids such as "0-9,12"')
         if last and int(last) < int(first):
             raise ValueError(f"{part.strip()} is in descending order")
