@@ -108,6 +108,8 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
             unknown = [name for name in task.architectures if name not in self.blocks]
             if unknown:
                 raise ValueError(f"blocks: no number given for the model {unknown[0]}; give one for every model")
+        if self.blocks == []:
+            raise ValueError("blocks: an empty list given; give one number, or one for every model")
         for blocks in self._numbers(task):
             if blocks < 1 or width % blocks:
                 divisors = ", ".join(str(n) for n in range(1, width + 1) if width % n == 0)

@@ -14,4 +14,4 @@ def cache_root() -> Path:
         return expanded(own)
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return expanded(shared) / "raysim"
-    return Path("~/.cache/raysim").expanduser()
+    return expanded("~/.cache/raysim")

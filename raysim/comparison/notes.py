@@ -105,7 +105,15 @@ def notes_on(variants: Sequence[Variant], spread: Spread = "interval") -> list[s
             )
         seeds = [run.seed for run in variant.runs]
         for seed in sorted({seed for seed in seeds if seeds.count(seed) > 1}):
-            notes.append(f"{variant.name}, seed {seed}: {seeds.count(seed)} runs; only the last run counts")
+            which = "last finished" if any(run.is_finished for run in variant.runs if run.seed == seed) else "last"
+            notes.append(f"{variant.name}, seed {seed}: {seeds.count(seed)} runs; only the {which} run counts")
+    by_settings: dict[str, list[Variant]] = {}
+    for variant in variants:
+        by_settings.setdefault(repr(sorted(variant.runs[0].deciding.items(), key=str)), []).append(variant)
+    for alike in by_settings.values():
+        if len(alike) > 1 and (changed := _unequal_code([run for one in alike for run in one.runs])):
+            called = " and ".join(one.name for one in alike)
+            notes.append(f"{called} have the same settings, but different code ({', '.join(changed)})")
     every = {run.seed for variant in variants for run in variant.runs}
     for variant in variants:
         if missing := every - {run.seed for run in variant.runs}:

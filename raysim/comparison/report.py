@@ -154,9 +154,11 @@ def report(
     default: the names of the sources. baseline, select, metric: as in `compare`.
 
     Raises:
-        ScenarioError: see `compare`.
+        ScenarioError: see `compare`; or `output` is no regular file.
         OSError: the file cannot be written.
     """
+    path = Path(output)
+    refuse_special(path)
     parts: list[Part] = []
     for source in sources:
         part = _part(Path(source), baseline, select, metric)
@@ -168,9 +170,8 @@ def report(
     measures = {f"{title(name)} ({name})": meaning.replace("`", "") for name, meaning in MEASURES.items()}
     name = name or ", ".join(part.name for part in parts)
     page = environment.get_template("report.html").render(parts=parts, measures=measures, live=live, name=name)
-    path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace(path, lambda file: file.write(page.encode()))
+    replace(path.resolve(), lambda file: file.write(page.encode()))
     return path
 
 

@@ -83,6 +83,11 @@ class RunRecord:
         return int(self.keys.get("rounds", 0)) if until is None else until
 
     @property
+    def is_finished(self) -> bool:
+        """Whether the run has done all its rounds."""
+        return self.summary.get("status") == "finished"
+
+    @property
     def seed(self) -> int:
         """The scenario's seed."""
         return int(self.keys["seed"])
@@ -300,7 +305,10 @@ def find_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
     """
     runs: dict[Path, RunRecord] = {}
     sweep_of = cache(SweepCard.read)
-    for path in map(Path, paths):
+    for given in paths:
+        if not str(given):
+            raise ScenarioError("an empty path given; give a run folder, or a folder that contains run folders")
+        path = Path(given)
         folders = run_folders(path)
         if not folders:
             raise ScenarioError(f"{path}: {_why_empty(path)}")

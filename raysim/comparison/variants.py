@@ -53,8 +53,8 @@ class Variant:
 
     @property
     def counted(self) -> Mapping[Any, RunRecord]:
-        """(seed, partition digest) -> the run that is compared: the last one."""
-        return {run.pair: run for run in self.runs}
+        """(seed, partition digest) -> the run that is compared: the last one that is finished, else the last one."""
+        return {run.pair: run for run in sorted(self.runs, key=lambda run: run.is_finished)}
 
     @property
     def algorithm(self) -> str:
@@ -101,7 +101,8 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
     by_settings: dict[tuple[Any, ...], list[RunRecord]] = {}
     for run in runs:
         by_settings.setdefault(tuple(sorted(run.deciding.items(), key=str)), []).append(run)
-    first = [repeats[0].deciding for repeats in by_settings.values()]
+    groups = [group for repeats in by_settings.values() for group in _by_code(repeats)]
+    first = [repeats[0].deciding for repeats in groups]
     keys = dict.fromkeys(key for deciding in first for key in deciding)
     differing = [key for key in keys if len({repr(deciding.get(key)) for deciding in first}) > 1]
     # By default, `training.together` depends on the architectures: omit it if each list of models implies its value.
@@ -123,7 +124,7 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
             return differs(key, by_method[deciding.get("algorithm.name")])
         return key in deciding and any(differs(key, of_method) for of_method in by_method.values())
 
-    labels = [{run.cell.label for run in repeats if run.cell} for repeats in by_settings.values()]
+    labels = [{run.cell.label for run in repeats if run.cell} for repeats in groups]
     labelled = all(len(own) == 1 and all(own) for own in labels) and len(set().union(*labels)) == len(labels)
     called = _called(runs)
     variants = [
@@ -133,9 +134,22 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
             called[repeats[0].algorithm],
             *(label if labelled else ()),
         )
-        for deciding, repeats, label in zip(first, by_settings.values(), labels, strict=True)
+        for deciding, repeats, label in zip(first, groups, labels, strict=True)
     ]
     return named_apart(_named_by_runs(variants))
+
+
+def _by_code(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Divide runs of a custom method by the contents of its files, if runs of one seed differ in these.
+
+    Scenarios name the file of a method without its folder, and a file may be edited between two runs.
+    """
+    by_code: dict[tuple[tuple[str, str], ...], list[RunRecord]] = {}
+    for run in runs:
+        by_code.setdefault(tuple(sorted(run.code_files.items())), []).append(run)
+    pairs = [pair for group in by_code.values() for pair in {run.pair for run in group}]
+    is_custom = ":" in runs[0].algorithm and not any(run.cell for run in runs)
+    return [*by_code.values()] if is_custom and len(set(pairs)) < len(pairs) else [[*runs]]
 
 
 def _named_by_runs(variants: Sequence[Variant]) -> Sequence[Variant]:

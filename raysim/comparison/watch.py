@@ -88,9 +88,10 @@ def watch(
             try:
                 write(watched, baseline, refresh_s=round(EVERY_S))
             except ScenarioError:
-                if baseline is None:
+                if baseline is None and metric is None and select == "last":
                     raise
-                write(watched, refresh_s=round(EVERY_S))  # the runs of the baseline may begin later
+                # The runs of the baseline may begin later, and so may the rounds that measure the accuracy.
+                _write(watched, output=output, select="last", metric=None, refresh_s=round(EVERY_S))
             sleep(max(EVERY_S, 4 * (time.monotonic() - began_s)))
     except KeyboardInterrupt:
         write(watched)

@@ -16,6 +16,9 @@ SUFFIXES = {"parquet": {".parquet"}, "csv": {".csv"}, "images": IMAGE_SUFFIXES, 
 METADATA = "metadata.csv"
 """Name of the file with further columns about the images in its folder, as on the Hugging Face hub."""
 PART = re.compile(r"(train|test|validation|valid|val)(?![A-Za-z0-9])", re.IGNORECASE)
+"""The beginning of a name of a file or folder with one part of the data."""
+PART_FOLDER = re.compile(r"(train|test|validation|valid|val)", re.IGNORECASE)
+"""The whole name of a folder of images with one part; `train_station` is the name of a class."""
 
 
 def find_files(kind: str, settings: Files) -> Source:
@@ -32,7 +35,7 @@ def find_files(kind: str, settings: Files) -> Source:
         (train, test), folder = parts, places[0].parent
     else:
         folder = places[0] if places[0].is_dir() else places[0].parent
-        train, test = _parts(parts[0], folder)
+        train, test = _parts(kind, parts[0], folder)
     if twice := set(train) & set(test):
         raise ScenarioError(
             f"{min(twice)} is given as training data and as test data; give different files", key="data.path"
@@ -80,16 +83,17 @@ def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _parts(files: Iterable[Path], folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+def _parts(kind: str, files: Iterable[Path], folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Divide files into train part and test part, by names of files or folders that begin with train, test or val.
 
-    Files for val are the test part if there are no files for test. If no name begins with train, all files are the
-    train part.
+    For images, only the folder directly in `folder` counts, and only if this is its whole name. Files for val are the
+    test part if there are no files for test. If no name begins with train, all files are the train part.
     """
     parts: dict[str, list[Path]] = {"train": [], "test": [], "val": [], "": []}
     for path in files:
-        names = (match[1].lower() for name in path.relative_to(folder).parts if (match := PART.match(name)))
-        part = next(names, "")
+        inside = path.relative_to(folder).parts
+        matches = [PART_FOLDER.fullmatch(inside[0])] if kind == "images" else map(PART.match, inside)
+        part = next((match[1].lower() for match in matches if match), "")
         parts["val" if part.startswith("val") else part].append(path)
     if not parts["train"]:
         return tuple(sorted(path for part in parts.values() for path in part)), ()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import quoted
-from raysim.data.files import METADATA, PART, place_of
+from raysim.data.files import METADATA, PART_FOLDER, place_of
 from raysim.data.samples import Images, few, to_classes, to_features, to_owners, to_tokens
 from raysim.data.sources import Decoded, Source, one_sentence, refuse_too_large
 from raysim.data.specs import Files
@@ -30,7 +30,7 @@ def read_images(source: Source, settings: Files) -> Decoded:
     paths = source.train + source.test
     images = Images(len(paths), settings.size)
     for path in paths:
-        if len(_below(path, settings)) < 2:
+        if len(_below(path, settings, bool(source.test))) < 2:
             remedy = "put the images of each class into one sub-folder"
             if settings.by == FOLDER:
                 remedy = "put each image into <client>/<class>/"
@@ -67,16 +67,16 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
     return np.array([id_of[path] for path in paths])
 
 
-def _below(path: Path, settings: Files) -> tuple[str, ...]:
-    """Return the folders of an image and its name, below `data.path`, or below the folder of a part in it."""
+def _below(path: Path, settings: Files, has_parts: bool) -> tuple[str, ...]:
+    """Return the folders of an image and its name, below `data.path`, or below the folder of a part in it, if any."""
     roots = [place_of(root, "data.path") for root in settings.path]
     inside = path.relative_to(next(root for root in roots if path.is_relative_to(root))).parts
-    return inside[1:] if len(roots) == 1 and PART.match(inside[0]) else inside
+    return inside[1:] if has_parts and len(roots) == 1 and PART_FOLDER.fullmatch(inside[0]) else inside
 
 
 def _client_folder(path: Path, settings: Files) -> str:
     """Return the client of an image at <client>/<class>/<image>, or at this path below the folder of a part."""
-    folders = _below(path, settings)
+    folders = _below(path, settings, True)
     if len(folders) != 3:
         roots = [place_of(root, "data.path") for root in settings.path]
         root = next(root for root in roots if path.is_relative_to(root))

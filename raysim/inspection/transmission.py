@@ -23,7 +23,7 @@ from raysim.core.algorithm import AnyAlgorithm, Client, ClientId
 from raysim.core.data import Batch
 from raysim.core.exposed import Exposed, OutputOf, Unexposed, UpdateOf
 from raysim.core.fit import FitJob, FitResult, LocalTraining, fit_one, has_batchnorm
-from raysim.core.messages import unpack
+from raysim.core.messages import mapped, unpack
 from raysim.core.seeds import global_seed
 from raysim.engine.checkpoint.store import Checkpoint
 from raysim.engine.inprocess import InProcessBackend
@@ -143,6 +143,9 @@ def _upload_of(backend: InProcessBackend, t: int, k: ClientId, sample: int) -> _
         with hook(spec.seed, "client_receive", t, k, spec.algorithm, torch.device("cpu"), down, client.arch):
             spec.algorithm.client_receive(client, down)
     before = copy.deepcopy(client.net)
+    samples = len(client.data)
+    # Of a tensor with a row for each of the client's samples, such as teachers, training uses the row of this sample.
+    down = mapped(Tensor, lambda value: value[[sample]] if value.shape[:1] == (samples,) else value, down)
     client.data = client.data.subset(torch.tensor([sample]))
     jobs: list[tuple[nn.Module, FitJob]] = []
 

@@ -68,8 +68,11 @@ def find_address(option: str | None) -> Address:
         raise address.error(
             "contains a user name or password; remove them, and put the cluster's token into RAY_AUTH_TOKEN"
         )
-    if address.url.startswith("ray://"):
+    try:
         host = urlsplit(address.url).hostname or "HOST"
+    except ValueError:  # such as http://[::1 without the second bracket
+        raise address.error(f"given; use {ALLOWED}") from None
+    if address.url.startswith("ray://"):
         raise address.error(f"is an address of the Ray Client; use {ALLOWED.replace('HOST', host)}")
     url = address.url if "://" in address.url else f"http://{address.url}"
     if not re.fullmatch(r"https?://[^/\s]+/*", url) or address.url in {"", "auto", "local"}:

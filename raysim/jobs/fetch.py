@@ -27,12 +27,13 @@ from typing import IO
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.files import refuse_special
 from raysim.common.text import is_name, one_line
-from raysim.comparison.sweep_card import SWEEP_CARD
 from raysim.jobs import archive
 from raysim.jobs.cluster import Cluster
 from raysim.jobs.job_log import JobLog
 from raysim.jobs.watch import Job, look, wait
 
+FETCHED = ".fetched"
+"""A file in the folder of a downloaded sweep, with the sweep's folder on the cluster."""
 HELPER = "raysim-fetch"
 """The prefix of the ids of helper jobs."""
 
@@ -73,7 +74,10 @@ def fetch(cluster: Cluster, job: str, output: Path | None, checkpoints: bool) ->
             with tempfile.TemporaryFile() as file:
                 receive(cluster, source, checkpoints, file)
                 unpack(file, part)
-            return target, _move(part, target)
+            number = _move(part, target)
+            if log.sweep:
+                (target / FETCHED).write_text(log.run_folder, encoding="utf-8")
+            return target, number
     except OSError as error:
         raise RunError(f"{error.filename or target}: {(error.strerror or str(error)).lower()}") from None
 
@@ -108,12 +112,21 @@ def _check_target(target: Path, log: JobLog) -> None:
         raise ScenarioError(
             f"-o: {target} is a file; choose a new or empty folder, or the folder of an earlier download of this run"
         )
-    same = (target / SWEEP_CARD).is_file() if log.sweep else target.is_dir() and _run_id(target) == log.run_id
+    same = target.is_dir() and (_sweep_folder(target) == log.run_folder if log.sweep else _run_id(target) == log.run_id)
     if target.is_dir() and any(target.iterdir()) and not same:
         raise ScenarioError(
             f"-o: {target} contains other files; choose a new or empty folder, or the folder of an earlier download of "
             "this run"
         )
+
+
+def _sweep_folder(folder: Path) -> str | None:
+    """The folder on the cluster from which a sweep was downloaded to `folder`; None if it was not downloaded."""
+    try:
+        refuse_special(folder / FETCHED)
+        return (folder / FETCHED).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
 
 
 def _run_id(folder: Path) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,10 +55,10 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
         place, attribute = reference.place, reference.attribute
         module = reference.load()
     else:
-        if name.isidentifier() and Path(f"{name}.py").is_file():
+        if name.isidentifier() and os.path.isfile(f"{name}.py"):  # noqa: PTH113  # False if the name is too long
             raise ScenarioError(f"algorithm.name: unknown algorithm {name!r}; did you mean ./{name}.py?")
         names = algorithm_names()
-        if Path(name).is_dir():
+        if os.path.isdir(name):  # noqa: PTH112
             raise ScenarioError(f"algorithm.name: {name} given, which is a folder; give the method's file in it")
         beside = f" or ./{name}.py for a file" if name.isidentifier() else ""
         raise ScenarioError(

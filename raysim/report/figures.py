@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import reason, replace
+from raysim.common.files import reason, refuse_special, replace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,7 +108,7 @@ def save(figure: Figure, file: Path | IO[Any], **options: Any) -> None:
 def save_picture(figure: Figure, file: Path) -> Path:
     """Write the picture of an option `-o` atomically. Raises `ScenarioError` if the file cannot be written."""
     try:
-        replace(file, lambda out: save(figure, out, format=file.suffix[1:]))
+        replace(file.resolve(), lambda out: save(figure, out, format=file.suffix[1:]))
     except OSError as error:
         raise ScenarioError(f"-o: {file} cannot be written ({reason(error)})") from None
     return file
@@ -121,6 +121,7 @@ def picture_file(path: Path | str) -> Path:
         raise ScenarioError(f"-o: {path} given; give a file that ends in {', '.join(SUFFIXES)}")
     if not file.absolute().parent.is_dir():
         raise ScenarioError(f"-o: {path} given, but there is no folder {file.parent}")
+    refuse_special(file)
     return file
 
 

@@ -283,6 +283,18 @@ def _public(scenario: Scenario, data: Dataset) -> Public | None:
         held_P = np.sort(rng.choice(data.num_train, scenario.held_back, replace=False))
         return Public(data.raw_M[held_P], data.label_M[held_P], held_P)
     other = load_dataset(given.public.name, given.root, given.format)
+    if other.digest == data.digest:
+        raise ScenarioError(
+            f"{given.public.name} given, but its files have the same samples as {given.name}; give another data set, "
+            "or put the files of each data set into a folder with its name",
+            key="data.public.name",
+        )
+    if scenario.public_size > other.num_train:
+        raise ScenarioError(
+            f"{scenario.public_size} samples needed, but the files of {given.public.name} have only {other.num_train}; "
+            f"set data.public.samples to at most {other.num_train}",
+            key="data.public.samples",
+        )
     place_P = np.sort(rng.choice(other.num_train, scenario.public_size, replace=False))
     return Public(other.raw_M[place_P], np.full(len(place_P), -1), np.zeros(0, np.int64), other.digest)
 

@@ -149,7 +149,8 @@ def draws(space: Space, seed: int, count: int) -> list[dict[str, Any]]:
     """Draw different points of a space, which must have as many.
 
     Few points cover each range: of the first N, for N = 2, 4, 8 and so on, one lies in each of N equal parts, and no
-    two are nearer than 1 / N. A value of a list comes twice only after all others. The order differs by key.
+    two are nearer than 1 / N. A value of a list comes twice only after all others. The order differs by key. A point
+    that was drawn before is replaced by a random one.
 
     The value of a key in point i depends only on the seed, the key, its domain and i, as long as no point is drawn
     twice. So methods that share a range try the same numbers of it: none wins by a luckier draw. A greater `count` adds

@@ -352,8 +352,32 @@ def test_an_earlier_run_that_failed_is_not_reported_as_the_result(tmp_path: Path
     assert any("interrupted after 1 of 3 rounds" in note for note in compare(tmp_path).notes)
     make_run(tmp_path / "a" / "2")
     notes = compare(tmp_path).notes
-    assert "fedgh, seed 1: 2 runs; only the last run counts" in notes
+    assert "fedgh, seed 1: 2 runs; only the last finished run counts" in notes
     assert not any("interrupted" in note for note in notes)
+
+
+def test_a_later_run_that_failed_does_not_replace_a_finished_one(tmp_path: Path) -> None:
+    make_run(tmp_path / "1", accuracy=[0.1, 0.5])
+    make_run(tmp_path / "2", accuracy=[0.1, 0.2], done=1)
+    assert of(compare(tmp_path), "fedgh", "last") == 0.5
+    make_run(tmp_path / "3", accuracy=[0.1, 0.6])
+    assert of(compare(tmp_path), "fedgh", "last") == 0.6
+
+
+def test_methods_of_one_name_with_different_code_are_two_variants(tmp_path: Path) -> None:
+    for name, digest, last in (("a", "1", 0.5), ("b", "2", 0.7)):
+        for seed in (1, 2):
+            made = make_run(tmp_path / f"{name}{seed}", "mine.py:Mine", seed, accuracy=[0.1, last], called="Mine")
+            add_facts(made, code={"files": {"mine.py": digest}})
+    comparison = compare(tmp_path)
+    assert [(one.name, len(one.counted)) for one in comparison.variants] == [("Mine", 2), ("Mine-2", 2)]
+    assert (of(comparison, "Mine", "last"), of(comparison, "Mine-2", "last")) == (0.5, 0.7)
+    assert "Mine and Mine-2 have the same settings, but different code (mine.py)" in comparison.notes
+
+
+def test_an_empty_path_is_not_the_current_folder() -> None:
+    with pytest.raises(ScenarioError, match="an empty path given"):
+        compare("")
 
 
 def test_clients_that_train_together_by_default_are_part_of_the_task(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from raysim.common.errors import ScenarioError
@@ -127,6 +128,22 @@ def test_a_baseline_that_has_not_begun(tmp_path: Path) -> None:
     assert "vs standalone" in (tmp_path / "r.html").read_text()
     with pytest.raises(ScenarioError, match="--baseline: nothing given"):
         watch([tmp_path / "runs"], tmp_path / "r.html", "nothing")
+
+
+def test_a_metric_that_is_not_measured_yet(tmp_path: Path) -> None:
+    handle = begin(tmp_path / "run", [0.1, 0.2])
+    rounds = pq.read_table(tmp_path / "run" / "rounds.parquet")
+    pq.write_table(rounds.drop_columns("accuracy/participants"), tmp_path / "run" / "rounds.parquet")
+    pages: list[str] = []
+
+    def measured() -> None:
+        pages.append((tmp_path / "r.html").read_text())
+        pq.write_table(rounds, tmp_path / "run" / "rounds.parquet")
+        end(tmp_path / "run", handle)
+
+    watch([tmp_path / "run"], tmp_path / "r.html", sleep=steps(measured), metric="accuracy/participants")
+    assert REFRESH in pages[0] and "20.00" in pages[0]
+    assert "30.00" in (tmp_path / "r.html").read_text()
 
 
 def test_the_command(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -71,6 +71,16 @@ def images(spoil: Callable[[Path], object] = lambda folder: None, **data: Any) -
     return write
 
 
+def flat_test(folder: Path) -> None:
+    """Test images without labels, as some competitions give them."""
+    for name in ("cat", "dog"):
+        (folder / name).rename(folder.with_name(name))
+        (folder / "train").mkdir(exist_ok=True)
+        folder.with_name(name).rename(folder / "train" / name)
+    (folder / "test").mkdir()
+    (folder / "train" / "cat" / "0.jpeg").rename(folder / "test" / "0.jpeg")
+
+
 def empty() -> Data:
     Path("nothing").mkdir()
     return {**CSV, "path": "nothing"}
@@ -356,7 +366,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         "is not in the folder of a class; put the images of each class into one sub-folder",
     ),
     "an image that is directly in the folder of a part": (
-        images(lambda folder: [(folder / "test").mkdir(), (folder / "cat" / "0.jpeg").rename("pets/test/0.jpeg")]),
+        images(flat_test),
         "pets/test/0.jpeg is not in the folder of a class; put the images of each class into one sub-folder",
     ),
     "an image with 16 bits per channel": (

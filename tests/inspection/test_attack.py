@@ -16,8 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raysim.algorithms.hks import HKS, Logits, Teachers
 from raysim.common.errors import RunError, ScenarioError
+from raysim.core.algorithm import Client
 from raysim.core.exposed import OutputOf, UpdateOf
+from raysim.core.messages import unpack
 from raysim.inspection.attack import attack, draw_attack, psnr
 from raysim.inspection.transmission import Knowledge, Transmission, attack_spec, attackable, transmit
 from raysim.plugins.registry import algorithm_class, algorithm_names
@@ -126,6 +129,23 @@ def test_gradients_reach_the_image_through_teachers(runs: Runs, method: str) -> 
     (gradient,) = torch.autograd.grad(value(0.0), moved)
     numeric = (value(1e-3) - value(-1e-3)).item() / 2e-3
     assert float((gradient * direction).sum()) == pytest.approx(numeric, rel=0.02)
+
+
+def test_the_attacked_image_is_trained_with_its_own_teacher(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has a row for each of the client's samples; training on one of them uses its row."""
+    run = OpenedRun.of(runs("hks", "rounds=2", ONE, *FIELDS["hks"]).folder)
+    received, update = [], HKS.client_update
+
+    def updating(self: HKS, client: Client, down: Teachers | None) -> Logits | None:
+        received.append(down)
+        return update(self, client, down)
+
+    monkeypatch.setattr(HKS, "client_update", updating)
+    with run.backend([1], run.checkpoint(), attack_spec(run.spec)) as backend:
+        broadcast = backend.send(3, [1])
+        teacher_NC = unpack(broadcast.messages[broadcast.of[1] or 0]).teacher_NC
+        transmit(backend, 3, 1, 4, "white")
+    assert len(teacher_NC) > 4 and torch.equal(received[0].teacher_NC, teacher_NC[[4]])
 
 
 def test_the_attack_works_where_it_can_and_not_where_it_cannot(runs: Runs, tmp_path: Path) -> None:

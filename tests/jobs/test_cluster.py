@@ -56,7 +56,9 @@ class TestAddress:
         with pytest.raises(ScenarioError, match=r"--address: ray://h:10001 .*such as http://h:8265$"):
             find_address("ray://h:10001")
 
-    @pytest.mark.parametrize("given", ["", "auto", "local", "ftp://h", "http://", "http://h/path"])
+    @pytest.mark.parametrize(
+        "given", ["", "auto", "local", "ftp://h", "http://", "http://h/path", "http://[::1", "ray://[::1"]
+    )
     def test_what_is_no_address(self, given: str) -> None:
         with pytest.raises(ScenarioError, match=r"--address: .*use the dashboard.*http://HOST:8265"):
             find_address(given)

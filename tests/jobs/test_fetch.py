@@ -277,6 +277,22 @@ class TestFetch:
             fetch(here, "j", None, False)
             assert [path.name for path in found.glob("clients.*")] == [name]
 
+    def test_a_sweep_is_not_mixed_with_another_one(
+        self, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The default place of a sweep is that of a sweep of the same name on this machine."""
+        monkeypatch.chdir(tmp_path)
+        entry = {"run_folder": str(run_folder), "run_id": "digits", "sweep": True}
+        here = cluster(details("j"), logs={"j": PREFIX + json.dumps(entry) + "\n"})
+        for _ in range(2):
+            assert fetch(here, "j", None, False)[0] == Path("runs/digits")
+        for place in (Path("mine"), Path("runs/digits")):
+            place.mkdir(exist_ok=True)
+            (place / "sweep.json").write_text("{}")
+            (place / ".fetched").write_text("/elsewhere")
+            with pytest.raises(ScenarioError, match="contains other files; choose a new or empty folder"):
+                fetch(here, "j", place, False)
+
     def test_a_place_that_is_taken(self, run_folder: Path, tmp_path: Path) -> None:
         here = cluster(details("j"), logs=self.log(run_folder))
         (tmp_path / "taken").mkdir()

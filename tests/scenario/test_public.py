@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from raysim.common.errors import ScenarioError
+from raysim.data.datasets import load_dataset
 from raysim.engine.inprocess import InProcessBackend
 from raysim.runs.assembly import Assembly, assemble
 from raysim.scenario.scenario import Scenario
@@ -100,6 +103,30 @@ def test_another_data_set(own: Path) -> None:
     assert found.digest != found.data.digest
     without = assemble(Scenario.load(own, ["data.public=null", "algorithm={name: fd}"]))
     assert without.digest == without.data.digest == found.data.digest
+
+
+def test_the_same_data_under_another_name(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `mnist` and `fashion_mnist` read loose files of one folder."""
+    digits = load_dataset("digits")
+    given = Scenario.load(own)
+    monkeypatch.setattr("raysim.runs.assembly._read_data", lambda scenario: digits)
+    with pytest.raises(
+        ScenarioError, match=r"data\.public\.name: digits given, but its files have the same samples as"
+    ):
+        assemble(given)
+
+
+def test_a_part_of_a_published_data_set(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load_dataset("digits")
+    few = replace(whole, raw_M=whole.raw_M[:20], label_M=whole.label_M[:20], num_train=20)
+    given = Scenario.load(own)
+
+    def read(name: str, *more: Any, **files: Any) -> Any:
+        return few if name == "digits" else load_dataset(name, *more, **files)
+
+    monkeypatch.setattr("raysim.runs.assembly.load_dataset", read)
+    with pytest.raises(ScenarioError, match=r"data\.public\.samples: 40 samples needed, but .* have only 20; set"):
+        assemble(given)
 
 
 @pytest.mark.parametrize(
