@@ -118,7 +118,7 @@ def test_the_same_data_under_another_name(own: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_part_of_a_published_data_set(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load_dataset("digits")
-    few = replace(whole, raw_M=whole.raw_M[:20], label_M=whole.label_M[:20], num_train=20)
+    few = replace(whole, decoded=whole.decoded._replace(num_train=20))
     given = Scenario.load(own)
 
     def read(name: str, *more: Any, **files: Any) -> Any:
