@@ -40,9 +40,10 @@ class Initial:
 
     def load(self, k: ClientId, net: nn.Module) -> None:
         """Give client k's new network its initial weights."""
-        target = net if self.whole else own_model(net)
+        state = unpacked(self.states[self.of[k]])
+        target = net if self.whole else part_with(net, state)
         assert target is not None, f"{type(net).__name__} has no model of the client's architecture"
-        target.load_state_dict(unpacked(self.states[self.of[k]]))
+        target.load_state_dict({**target.state_dict(), **state})
 
     def server_task(self, task: Task) -> Task:
         """Return the task that the server sees: `model` returns the trained model of an architecture, if there is one.
@@ -113,6 +114,20 @@ def packed(state: Weights) -> Packed:
 def unpacked(state: Packed) -> Weights:
     """Return the state_dict that `packed` stored."""
     return load(state.tobytes())
+
+
+def part_with(net: nn.Module, model: Weights) -> nn.Module | None:
+    """Return the first of a network and its modules that has all tensors of a model, with their shapes and types.
+
+    A method may put the client's model into a network of its own, or add buffers to the model. None: there is no such
+    part.
+    """
+    wanted = {name: (value.shape, value.dtype) for name, value in model.items()}
+    for part in (net, *net.children()):
+        found = {name: (value.shape, value.dtype) for name, value in part.state_dict().items()}
+        if wanted.items() <= found.items():
+            return part
+    return None
 
 
 def own_model(net: nn.Module) -> nn.Module | None:

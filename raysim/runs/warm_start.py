@@ -15,7 +15,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.core.messages import Weights
 from raysim.core.state import serialize, state_tensors
 from raysim.engine.checkpoint.store import Checkpoint
-from raysim.engine.initial import Initial, Packed, own_model, packed
+from raysim.engine.initial import Initial, Packed, packed, part_with
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.networks import new_network
@@ -115,7 +115,8 @@ def _clients(
     They are if both runs have the same method; otherwise only the clients' own models can be taken.
     """
     nets = {arch: new_network(spec, spec.task, torch.device("cpu"), arch) for arch in spec.task.architectures}
-    wanted = {arch: _form(net if same_method else _own(net, "this run")) for arch, net in nets.items()}
+    models: dict[str, Weights] = {arch: spec.fresh_model(arch).state_dict() for arch in nets}
+    had: dict[str, Weights] = {arch: source.spec.fresh_model(arch).state_dict() for arch in nets}
     states: list[Packed] = []
     of: list[int] = []
     untrained: dict[str, int] = {}  # architecture -> position of the state of clients that never took part
@@ -124,9 +125,14 @@ def _clients(
         fresh = backend.worker.states.is_untrained(k)
         if not (fresh and arch in untrained):
             with backend.worker.states.reading(k) as net:
-                part = net if same_method else _own(net, str(source.folder))
-                _refuse_other_form(source, k, arch, _form(part), wanted[arch])
-                states.append(packed(part.state_dict()))
+                if same_method:
+                    _refuse_other_form(source, k, arch, net.state_dict(), nets[arch].state_dict())
+                    states.append(packed(net.state_dict()))
+                else:
+                    _refuse_other_form(source, k, arch, had[arch], models[arch])
+                    _part(nets[arch], models[arch], "this run")
+                    part = _part(net, had[arch], str(source.folder)).state_dict()
+                    states.append(packed({name: part[name] for name in had[arch]}))
             if fresh:
                 untrained[arch] = len(states) - 1
         of.append(untrained[arch] if fresh else len(states) - 1)
@@ -157,21 +163,18 @@ def _shape(held: Mapping[str, Tensor], name: str) -> torch.Size | None:
     return held[name].shape if name in held else None
 
 
-def _own(net: nn.Module, where: str) -> nn.Module:
-    model = own_model(net)
-    if model is None:
+def _part(net: nn.Module, model: Weights, where: str) -> nn.Module:
+    part = part_with(net, model)
+    if part is None:
         raise ScenarioError(
-            f"the client network {type(net).__name__} of {where} has no module that defines `features`; choose a "
-            "method whose clients keep a model with an extractor"
+            f"the client network {type(net).__name__} of {where} does not contain the model of its architecture; "
+            "choose a method whose clients keep this model"
         )
-    return model
+    return part
 
 
-def _form(part: nn.Module) -> Form:
-    return {name: (value.shape, value.dtype) for name, value in part.state_dict().items()}
-
-
-def _refuse_other_form(source: OpenedRun, k: int, arch: str, had: Form, has: Form) -> None:
+def _refuse_other_form(source: OpenedRun, k: int, arch: str, before: Weights, after: Weights) -> None:
+    had, has = ({name: (value.shape, value.dtype) for name, value in one.items()} for one in (before, after))
     names: list[Any] = [name for name in dict.fromkeys([*has, *had]) if had.get(name) != has.get(name)]
     if names:
         raise ScenarioError(

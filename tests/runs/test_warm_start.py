@@ -16,6 +16,7 @@ from raysim.common.errors import ScenarioError
 from raysim.core.state import state_tensors
 from raysim.engine.initial import unpacked
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.workers.networks import new_network
 from raysim.runs.assembly import assemble
 from raysim.runs.preview import preview
 from raysim.runs.run import Run, run
@@ -93,6 +94,27 @@ def test_a_method_with_two_networks_takes_the_clients_own_model(workplace: Path)
     assert warm.rounds["accuracy/all"][0] == source.rounds["accuracy/all"].iloc[-1]
     back = run(after(warm, "standalone"), quiet=True)
     assert back.rounds["accuracy/all"][0] == warm.rounds["accuracy/all"].iloc[-1]
+
+
+@pytest.mark.parametrize(
+    ("method", "sets"),
+    [
+        ("fedmrl", []),
+        ("fedral", []),
+        ("fedproto", ["algorithm.inference=nearest"]),
+        ("heterofl", ["clients.models=[heterofl_cnn_e]"]),
+    ],
+)
+def test_a_model_inside_another_network_or_with_more_buffers(workplace: Path, method: str, sets: list[str]) -> None:
+    shared = [one for one in sets if not one.startswith("algorithm.")]
+    source = source_of("standalone", *shared)
+    assembly = warm_start(assemble(Scenario.of(after(source, method, *sets))))
+    (arch,) = assembly.spec.task.architectures
+    net = new_network(assembly.spec, assembly.spec.task, torch.device("cpu"), arch)
+    assert assembly.initial is not None
+    assembly.initial.load(0, net)
+    own, held = source.client(0).network.state_dict(), getattr(net, "model", net).state_dict()
+    assert all(torch.equal(held[name], value) for name, value in own.items())
 
 
 @pytest.mark.large
