@@ -133,7 +133,7 @@ def new(kind: str, name: str, base: str | None) -> None:
     for file in files:
         if file.exists():
             raise ScenarioError(f"{file} exists already; give another name")
-    if keyword.iskeyword(name) or importlib.util.find_spec(name) is not None:
+    if keyword.iskeyword(name) or _is_module(name):
         text = f"{name!r} given, but this is a word of Python or the name of an installed module; give another name"
         raise click.BadParameter(text, param_hint="NAME")
     cls = "".join(word.capitalize() for word in name.split("_"))
@@ -158,6 +158,15 @@ def new(kind: str, name: str, base: str | None) -> None:
         echo(f"wrote {file}")
     echo(f"    raysim launch {name}.yaml")
     echo(f"    pytest test_{name}.py  # checks it, and runs two rounds")
+
+
+def _is_module(name: str) -> bool:
+    """Whether Python imports a module of this name; a folder without an `__init__.py` is none."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # `__main__`
+        return True
+    return spec is not None and spec.origin is not None
 
 
 COMMANDS = (init, new)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
@@ -17,8 +17,6 @@ METADATA = "metadata.csv"
 """Name of the file with further columns about the images in its folder, as on the Hugging Face hub."""
 PART = re.compile(r"(train|test|validation|valid|val)(?![A-Za-z0-9])", re.IGNORECASE)
 """The beginning of a name of a file or folder with one part of the data."""
-PART_FOLDER = re.compile(r"(train|test|validation|valid|val)", re.IGNORECASE)
-"""The whole name of a folder of images with one part; `train_station` is the name of a class."""
 
 
 def find_files(kind: str, settings: Files) -> Source:
@@ -83,18 +81,29 @@ def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
+def part_of(kind: str, inside: Sequence[str]) -> tuple[str, int]:
+    """Return the part (train, test, val) that a path belongs to, and the place of the name that says so; "", -1: none.
+
+    The folder that contains an image is the image's class, such as train_station, unless its whole name is a part's.
+    """
+    for place, name in enumerate(inside):
+        match = PART.match(name)
+        is_class = kind == "images" and place == len(inside) - 2
+        if match and (not is_class or match[0] == name):
+            return "val" if match[1].lower().startswith("val") else match[1].lower(), place
+    return "", -1
+
+
 def _parts(kind: str, files: Iterable[Path], folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Divide files into train part and test part, by names of files or folders that begin with train, test or val.
 
-    For images, only the folder directly in `folder` counts, and only if this is its whole name. Files for val are the
-    test part if there are no files for test. If no name begins with train, all files are the train part.
+    Files for val are the test part if there are no files for test. If no name begins with train, all files are the
+    train part.
     """
     parts: dict[str, list[Path]] = {"train": [], "test": [], "val": [], "": []}
     for path in files:
-        inside = path.relative_to(folder).parts
-        matches = [PART_FOLDER.fullmatch(inside[0])] if kind == "images" else map(PART.match, inside)
-        part = next((match[1].lower() for match in matches if match), "")
-        parts["val" if part.startswith("val") else part].append(path)
+        part, _ = part_of(kind, path.relative_to(folder).parts)
+        parts[part].append(path)
     if not parts["train"]:
         return tuple(sorted(path for part in parts.values() for path in part)), ()
     return tuple(parts["train"]), tuple(parts["test"] or parts["val"])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import quoted
-from raysim.data.files import METADATA, PART_FOLDER, place_of
+from raysim.data.files import METADATA, part_of, place_of
 from raysim.data.samples import Images, few, to_classes, to_features, to_owners, to_tokens
 from raysim.data.sources import Decoded, Source, one_sentence, refuse_too_large
 from raysim.data.specs import Files
@@ -71,7 +71,7 @@ def _below(path: Path, settings: Files, has_parts: bool) -> tuple[str, ...]:
     """Return the folders of an image and its name, below `data.path`, or below the folder of a part in it, if any."""
     roots = [place_of(root, "data.path") for root in settings.path]
     inside = path.relative_to(next(root for root in roots if path.is_relative_to(root))).parts
-    return inside[1:] if has_parts and len(roots) == 1 and PART_FOLDER.fullmatch(inside[0]) else inside
+    return inside[part_of("images", (*inside[:-1], ""))[1] + 1 :] if has_parts and len(roots) == 1 else inside
 
 
 def _client_folder(path: Path, settings: Files) -> str:

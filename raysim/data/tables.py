@@ -71,8 +71,11 @@ class _Read:
     id: list[NDArray[Any]] = field(default_factory=list)
 
 
-def read_tables(source: Source, settings: Files, names: tuple[str, ...] = ()) -> Decoded:
+def read_tables(source: Source, settings: Files, names: tuple[str, ...] = (), text_labels: bool = False) -> Decoded:
     """Decode all samples, labels and ids. names: names of the classes; default: those in the files.
+
+    text_labels: read the labels of CSV files as text. This is done if one file has text, because the types of a CSV
+    file's columns are inferred from that file alone, and 01 is not 1.
 
     Raises ScenarioError, one sentence, for a damaged or unsuitable file.
     """
@@ -83,7 +86,7 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = ()) ->
     columns: _Columns | None = None
     for path in paths:
         start, file_columns = 0, None
-        for schema, table in _pieces(path, settings):
+        for schema, table in _pieces(path, settings, text_labels):
             if file_columns is None:
                 file_columns = _columns(path, schema, settings, table)
                 columns = columns or file_columns
@@ -96,8 +99,14 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = ()) ->
                 names = names or _class_names(schema, settings.label)
             with one_sentence(path):
                 _read_piece(path, start, table, columns or file_columns, read, images)
-            if read.label:
-                _refuse_other_labels(path, paths[0], read.label, settings)
+            if read.label and (read.label[-1].dtype.kind == "U") != (read.label[0].dtype.kind == "U"):
+                if path.suffix.lower() == ".csv":
+                    return read_tables(source, settings, names, text_labels=True)
+                raise ScenarioError(
+                    f"{path} has labels of another type than {paths[0]}, so equal labels could become different "
+                    "classes; use whole numbers in all files, or text in all files",
+                    key="data.label",
+                )
             start += table.num_rows
         num_train += start if path in source.train else 0
     assert columns is not None
@@ -178,10 +187,11 @@ def _rows(path: Path) -> int:
         return int(file.metadata.num_rows)
 
 
-def _pieces(path: Path, settings: Files) -> Iterator[tuple[Any, Any]]:
+def _pieces(path: Path, settings: Files, text_labels: bool) -> Iterator[tuple[Any, Any]]:
     """Yield a file's schema together with each piece of its rows."""
     if path.suffix.lower() == ".csv":
         as_text = {settings.by: pa.string()} if settings.by else {}  # 007 is not 7
+        as_text |= {settings.label: pa.string()} if text_labels else {}
         with one_sentence(path):
             # A row must fit into a block, but each block adds a piece to every column.
             table = pacsv.read_csv(
@@ -329,18 +339,6 @@ def _label(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
     raise ScenarioError(
         f"{path}: column {name} has type {kind}; labels must be whole numbers or text", key="data.label"
     )
-
-
-def _refuse_other_labels(path: Path, first: Path, label: Sequence[NDArray[Any]], settings: Files) -> None:
-    """Raise ScenarioError if the last piece of the labels has text and the first one numbers, or the reverse."""
-    text, was_text = label[-1].dtype.kind == "U", label[0].dtype.kind == "U"
-    if text != was_text:
-        names = {False: "whole numbers", True: "text"}
-        raise ScenarioError(
-            f"{path}: the labels are {names[text]}, but in {first} they are {names[was_text]}, so equal labels could "
-            "become different classes; use the same type in all files",
-            key="data.label",
-        )
 
 
 def _text(path: Path, column: Any, name: str) -> NDArray[Any]:

@@ -23,7 +23,7 @@ from raysim.core.algorithm import AnyAlgorithm, Client, ClientId
 from raysim.core.data import Batch
 from raysim.core.exposed import Exposed, OutputOf, Unexposed, UpdateOf
 from raysim.core.fit import FitJob, FitResult, LocalTraining, fit_one, has_batchnorm
-from raysim.core.messages import mapped, unpack
+from raysim.core.messages import leaves, mapped, unpack
 from raysim.core.seeds import global_seed
 from raysim.engine.checkpoint.store import Checkpoint
 from raysim.engine.inprocess import InProcessBackend
@@ -134,18 +134,18 @@ def _name(algorithm: AnyAlgorithm) -> str:
 def _upload_of(backend: InProcessBackend, t: int, k: ClientId, sample: int) -> _Upload | None:
     """Client `k`'s upload in round `t` after training on one sample; None if it uploads nothing."""
     spec = backend.spec
-    broadcast = backend.send(t, [k])
-    place = broadcast.of[k]
-    down = None if place is None else unpack(broadcast.messages[place])
+    other = next((one for one in spec.eligible if spec.num_samples[one] != spec.num_samples[k]), k)
+    broadcast = backend.send(t, list(dict.fromkeys([k, other])))
+    down, others = (
+        None if place is None else unpack(broadcast.messages[place]) for place in (broadcast.of[k], broadcast.of[other])
+    )
     client = backend.worker.client(k, t)
     client.net = copy.deepcopy(client.net)
     if down is not None:
         with hook(spec.seed, "client_receive", t, k, spec.algorithm, torch.device("cpu"), down, client.arch):
             spec.algorithm.client_receive(client, down)
     before = copy.deepcopy(client.net)
-    samples = len(client.data)
-    # Of a tensor with a row for each of the client's samples, such as teachers, training uses the row of this sample.
-    down = mapped(Tensor, lambda value: value[[sample]] if value.shape[:1] == (samples,) else value, down)
+    down = _for_one_sample(down, sample, spec.num_samples[k], others, spec.num_samples[other])
     client.data = client.data.subset(torch.tensor([sample]))
     jobs: list[tuple[nn.Module, FitJob]] = []
 
@@ -157,6 +157,21 @@ def _upload_of(backend: InProcessBackend, t: int, k: ClientId, sample: int) -> _
     with hook(spec.seed, "client_update", t, k, spec.algorithm, torch.device("cpu"), down, client.arch):
         up = spec.algorithm.client_update(client, down)
     return None if up is None else _Upload(spec.algorithm, client, before, up, jobs)
+
+
+def _for_one_sample(down: Any, sample: int, count: int, others: Any, other_count: int) -> Any:
+    """Return a message whose tensors with a row for each of the client's samples, such as teachers, have one row.
+
+    These are the tensors that have `count` rows here, and as many rows as the other client has samples in its message.
+    """
+    tensors = iter([value for value in leaves(others) if isinstance(value, Tensor)])
+
+    def change(value: Tensor) -> Tensor:
+        of_other = next(tensors, value)
+        per_sample = value.shape[:1] == (count,) and of_other.shape[:1] == (other_count,) and count != other_count
+        return value[[sample]] if per_sample else value
+
+    return mapped(Tensor, change, down)
 
 
 # -- outputs -----------------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ def test_bad_values(words: list[str], sentence: str, workplace: Path, capfd: pyt
     [
         (["verify", "base.yaml", "--actors", "\u00b2"], "'\u00b2' given; give positive whole numbers"),
         (["new", "algorithm", "class"], "'class' given, but this is a word of Python or the name of an installed"),
+        (["new", "algorithm", "__main__"], "given, but this is a word of Python or the name of an installed module"),
         (["new", "model", "json"], "'json' given, but this is a word of Python or the name of an installed module"),
         (
             ["sweep", "base.yaml", "--grid", "seed=1,2", "--grid", "seed=3"],

@@ -87,10 +87,9 @@ def empty() -> Data:
 
 
 def other_labels() -> Data:
-    """The types of a CSV file's columns are inferred from that file alone."""
-    Path("train.csv").write_text("a,b,c,label\n1,2,3,01\n4,5,6,ab\n7,8,9,01\n")
-    Path("test.csv").write_text("a,b,c,label\n1,2,3,01\n4,5,6,02\n")
-    return {**CSV, "path": ["train.csv", "test.csv"]}
+    for part, labels in (("train", ["no", "yes"] * 30), ("test", [0, 1] * 30)):
+        table(Path(f"{part}.parquet"), label=labels)
+    return {**PARQUET, **ABC, "path": ["train.parquet", "test.parquet"]}
 
 
 def truncated() -> Data:
@@ -203,8 +202,8 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "labels of another type in another file": (
         other_labels,
         "data.label: ",
-        "test.csv: the labels are whole numbers, but in ",
-        "train.csv they are text, so equal labels could become different classes; use the same type in all files",
+        "test.parquet has labels of another type than ",
+        "so equal labels could become different classes; use whole numbers in all files, or text in all files",
     ),
     "an empty file": (csv(), "mine.csv: cannot be read and may be damaged (Empty CSV file)"),
     "a header alone": (csv("a,b,label"), "mine.csv has no rows below its header"),

@@ -17,6 +17,7 @@ import yaml
 from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
 from raysim.data.datasets import load_dataset
+from raysim.data.files import find_files
 from raysim.data.leaf import CHARACTERS
 from raysim.data.sources import Source
 from raysim.data.specs import Files
@@ -44,6 +45,35 @@ def test_columns_of_numbers(workplace: Path, suffix: str) -> None:
     assert np.array_equal(made.data.label_M, y) and made.data.class_names == ("0", "1", "2")
     # Of a single file, the constants are those of all rows.
     assert np.allclose(spec.mean, x[:, [1, 0, 2]].mean(0), rtol=1e-4) and np.allclose(spec.std, x[:, [1, 0, 2]].std(0))
+
+
+@pytest.mark.parametrize(
+    ("folders", "counts"),
+    [
+        (("train/cat", "train/dog", "test/cat", "val/dog"), (2, 1)),
+        (("train_images/cat", "test_images/cat"), (1, 1)),
+        (("pets/train/cat", "pets/val/cat"), (1, 1)),
+        (("train/train_station", "train/cat", "test/train_station"), (2, 1)),
+        (("train_station", "train_interior", "kitchen"), (3, 0)),
+        (("test_tube", "cup"), (2, 0)),
+    ],
+)
+def test_parts_of_images(folders: tuple[str, ...], counts: tuple[int, int], tmp_path: Path) -> None:
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "1.png").write_bytes(b"")
+    source = find_files("images", Files((str(tmp_path),)))
+    assert (len(source.train), len(source.test)) == counts
+
+
+def test_labels_that_are_text_in_one_csv_file(workplace: Path) -> None:
+    """Of a file with the labels 1 and 2 alone, the column would be of numbers, and 01 would be 1."""
+    for part, labels in (("train", ["01", "2", "a"]), ("test", ["01", "2", "2"])):
+        rows = [f"{i},{label}" for i, label in enumerate(labels)]
+        (workplace / f"{part}.csv").write_text("\n".join(["x,label", *rows]) + "\n")
+    source = Source("csv", workplace, (workplace / "train.csv",), (workplace / "test.csv",))
+    read = read_tables(source, Files(("train.csv", "test.csv")))
+    assert (read.class_names, read.label_M.tolist()) == (("01", "2", "a"), [0, 1, 2, 0, 1, 1])
 
 
 def test_a_train_and_a_test_part(workplace: Path) -> None:
