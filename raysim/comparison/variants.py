@@ -101,7 +101,9 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
     by_settings: dict[tuple[Any, ...], list[RunRecord]] = {}
     for run in runs:
         by_settings.setdefault(tuple(sorted(run.deciding.items(), key=str)), []).append(run)
-    groups = [group for repeats in by_settings.values() for group in _by_code(repeats)]
+    versions = [[*enumerate(_by_code(repeats))] for repeats in by_settings.values()]
+    groups = [group for of_settings in versions for _, group in of_settings]
+    version = ["" if i == 0 else f"-{i + 1}" for of_settings in versions for i, _ in of_settings]
     first = [repeats[0].deciding for repeats in groups]
     keys = dict.fromkeys(key for deciding in first for key in deciding)
     differing = [key for key in keys if len({repr(deciding.get(key)) for deciding in first}) > 1]
@@ -131,10 +133,10 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
         Variant(
             {key: deciding.get(key) for key in differing if tells(key, deciding)},
             repeats,
-            called[repeats[0].algorithm],
+            called[repeats[0].algorithm] + suffix,
             *(label if labelled else ()),
         )
-        for deciding, repeats, label in zip(first, groups, labels, strict=True)
+        for deciding, repeats, label, suffix in zip(first, groups, labels, version, strict=True)
     ]
     return named_apart(_named_by_runs(variants))
 

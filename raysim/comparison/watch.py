@@ -91,7 +91,10 @@ def watch(
                 if baseline is None and metric is None and select == "last":
                     raise
                 # The runs of the baseline may begin later, and so may the rounds that measure the accuracy.
-                _write(watched, output=output, select="last", metric=None, refresh_s=round(EVERY_S))
+                try:
+                    write(watched, refresh_s=round(EVERY_S))
+                except ScenarioError:
+                    _write(watched, output=output, select="last", metric=None, refresh_s=round(EVERY_S))
             sleep(max(EVERY_S, 4 * (time.monotonic() - began_s)))
     except KeyboardInterrupt:
         write(watched)

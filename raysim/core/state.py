@@ -115,7 +115,12 @@ def check_shared(state: Any) -> None:
         values = part.state_dict().values() if isinstance(part, nn.Module) else [part]
         owner = path if isinstance(part, nn.Module) else id(part)  # a module at two places would become two modules
         for value in values:
-            if isinstance(value, Tensor) and value.layout is torch.strided and value.nbytes and value.is_contiguous():
+            if (
+                isinstance(value, Tensor)
+                and value.layout is torch.strided
+                and value.data_ptr()
+                and value.is_contiguous()
+            ):
                 spans.append((value.data_ptr(), value.data_ptr() + value.nbytes, owner, path))
     end, last, before = 0, None, ""
     for first, after, owner, path in sorted(spans, key=lambda span: span[:2]):

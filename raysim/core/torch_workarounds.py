@@ -291,6 +291,7 @@ def eval_mode(net: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        set_training(net, before[0][1])  # a module that overrides `train` may have to undo what it did
         for module, training in before:
             if module.training is not training:
                 object.__setattr__(module, "training", training)

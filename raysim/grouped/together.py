@@ -310,7 +310,8 @@ def _kind(job: FitJob) -> Hashable:
     # A function defined inside a hook is a new object for each client, but the same loss if its closure is the same.
     closed = [cell.cell_contents for cell in function.__closure__ or ()]
     held = [*closed, *(function.__defaults__ or ())]
-    return (*key, function.__code__, *((type(one), one) if isinstance(one, PLAIN) else id(one) for one in held))
+    # The text of a number tells 0.0 from -0.0, and 1 from True.
+    return (*key, function.__code__, *(repr(one) if type(one) in PLAIN else id(one) for one in held))
 
 
 def _narrow(optimizer: Optimizer, instead: Mapping[Tensor, Tensor], active: int) -> None:

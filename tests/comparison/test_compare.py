@@ -373,6 +373,9 @@ def test_methods_of_one_name_with_different_code_are_two_variants(tmp_path: Path
     assert [(one.name, len(one.counted)) for one in comparison.variants] == [("Mine", 2), ("Mine-2", 2)]
     assert (of(comparison, "Mine", "last"), of(comparison, "Mine-2", "last")) == (0.5, 0.7)
     assert "Mine and Mine-2 have the same settings, but different code (mine.py)" in comparison.notes
+    for baseline, other, gain in (("Mine", "Mine-2", 0.2), ("Mine-2", "Mine", -0.2)):
+        difference = compare(tmp_path, baseline=baseline).difference(other, "last")
+        assert difference is not None and difference.mean == pytest.approx(gain)
 
 
 def test_an_empty_path_is_not_the_current_folder() -> None:

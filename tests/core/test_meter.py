@@ -18,6 +18,7 @@ from raysim.core.meter import ClientStats, FlopMeter, flops_of
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
+from raysim.core.torch_workarounds import eval_mode
 
 
 def client(arch: str, labels: list[int], meter: FlopMeter | None) -> Client:
@@ -165,6 +166,23 @@ def test_outputs_are_in_data_order_and_in_eval_mode():
         expected = client_report.net.eval().features(client_report.data.x)
     assert torch.allclose(found, expected, atol=1e-6)
     assert client_report.stats.flops == 0.0
+
+
+def test_a_network_that_overrides_train_is_told_of_both_changes():
+    """Some networks merge weights in eval mode, and must undo it."""
+
+    class Merging(nn.Linear):
+        merged = False
+
+        def train(self, mode: bool = True) -> Any:
+            self.merged = not mode
+            return super().train(mode)
+
+    net = nn.Sequential(Merging(1, 1), nn.Dropout())
+    net[1].eval()
+    with eval_mode(net):
+        assert net[0].merged and not net.training
+    assert not net[0].merged and [module.training for module in net.modules()] == [True, True, False]
 
 
 def test_stats_average_over_samples():
