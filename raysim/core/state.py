@@ -118,8 +118,9 @@ def check_shared(state: Any) -> None:
             if (
                 isinstance(value, Tensor)
                 and value.layout is torch.strided
-                and value.data_ptr()
                 and value.is_contiguous()
+                and value.data_ptr()  # 0 on the device `meta`
+                and value.nbytes
             ):
                 spans.append((value.data_ptr(), value.data_ptr() + value.nbytes, owner, path))
     end, last, before = 0, None, ""
