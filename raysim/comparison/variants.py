@@ -142,7 +142,7 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
 
 
 def _by_code(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Divide runs of a custom method by the contents of its files, if runs of one seed differ in these.
+    """Group the runs of a custom method by the contents of its files, if two runs with one seed have different files.
 
     Scenarios name the file of a method without its folder, and a file may be edited between two runs.
     """

@@ -68,7 +68,7 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
 
 
 def _below(path: Path, settings: Files, has_parts: bool) -> tuple[str, ...]:
-    """Return the folders of an image and its name, below `data.path`, or below the folder of a part in it, if any."""
+    """Return an image's path relative to `data.path`; has_parts: relative to its part's folder (train, test or val)."""
     roots = [place_of(root, "data.path") for root in settings.path]
     inside = path.relative_to(next(root for root in roots if path.is_relative_to(root))).parts
     return inside[part_of("images", (*inside[:-1], ""))[1] + 1 :] if has_parts and len(roots) == 1 else inside

@@ -159,7 +159,7 @@ def _move(part: Path, target: Path) -> int:
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         (part / file).replace(target / file)
     for file in files:
-        # A run that is running has its client rows in one of these files, and a run that ended has them in the other.
+        # While a run is running, its client rows are in clients.arrows; after its end, they are in clients.parquet.
         other = {"clients.arrows": "clients.parquet", "clients.parquet": "clients.arrows"}.get(file.name)
         if other is not None and file.with_name(other) not in files:
             (target / file).with_name(other).unlink(missing_ok=True)

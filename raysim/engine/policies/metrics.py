@@ -67,7 +67,7 @@ class Sum:
 
     @property
     def total(self) -> float:
-        """The sum; not finite if a value is not, or if the sum is too large."""
+        """The sum; infinite or NaN if a value is, or if the sum is too large for a float."""
         nonfinite = [float(value) for value, times in self._nonfinite.items() if times]
         if nonfinite:
             return exact_sum(nonfinite)
