@@ -74,13 +74,14 @@ def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
             ensure_database(resolved)
         except Exception as error:
             raise ScenarioError(f"tracking.uri: {shown(resolved)} cannot be created ({in_words(error)}).") from error
-    print(f"MLflow is at http://{host}:{port} (Ctrl-C ends it)", flush=True)
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    print(f"MLflow is at {address} (Ctrl-C ends it)", flush=True)
 
     # The server starts child processes; in a separate session, all of them can be ended together.
     server = subprocess.Popen(command, env=ui_environment(), start_new_session=True)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _when_up(server, f"http://{host}:{port}")
+        _when_up(server, address)
         return server.wait()
     except KeyboardInterrupt:
         return 0
