@@ -8,6 +8,7 @@ both backends, so that the in-process backend isolates sender from receiver exac
 from __future__ import annotations
 
 import cmath
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -294,12 +295,16 @@ def wire_size(msg: object) -> WireSize:
 
 def nonfinite(msg: object) -> bool:
     """Return whether any floating-point number in a message is NaN or infinite."""
-    return any(
+    return any(not _finite(leaf) for leaf in leaves(msg))
+
+
+def _finite(leaf: object) -> bool:
+    if isinstance(leaf, float):
+        return math.isfinite(leaf)
+    if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
         # A NaN or infinity makes the sum non-finite. The second test is needed only for a sum that overflows.
-        not cmath.isfinite(leaf.sum().item()) and not bool(leaf.isfinite().all())
-        for leaf in leaves(msg)
-        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
-    )
+        return cmath.isfinite(leaf.sum().item()) or bool(leaf.isfinite().all())
+    return True
 
 
 def _leaf_bytes(leaf: object) -> int:

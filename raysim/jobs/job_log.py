@@ -17,7 +17,9 @@ from raysim.common.text import is_name, one_line, printable
 
 PREFIX = "raysim-job: "
 
-_SWEEP = re.compile(r"\d+ \w+(, \d+ \w+)*; \d+ of \d+ rounds")  # the progress line of a sweep
+_SWEEP = re.compile(  # the progress line of a sweep, see `PlainProgress.line`
+    r"((trials: )?\d+ \w+(, \d+ \w+)*|ending(: \d+ cells? will end after this round)?); \d+ of \d+ rounds"
+)
 
 
 class JobLogTracker:

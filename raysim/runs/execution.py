@@ -104,6 +104,7 @@ class Execution:
         checkpoints: CheckpointManager | None = None
         began = time.perf_counter()
         status: Status = "failed"
+        self.stop.possible = self.stop.closing = False  # the caller may have used it for another run
         with show_logs(self.display.print), interruptible(self.stop), contextlib.ExitStack() as cleanup:
             try:
                 checkpoints = self._checkpoints()

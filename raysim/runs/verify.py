@@ -102,7 +102,8 @@ def difference(one: Trace, other: Trace) -> str | None:
                     )
     for t, (mine, its) in enumerate(zip(one.metrics, other.metrics, strict=True)):
         for name in dict.fromkeys([*mine, *its]):
-            if (name in SAME or not name.startswith(VARYING)) and mine.get(name) != its.get(name):
+            # `repr`, because a NaN, such as the loss of a diverged client, is not equal to itself
+            if (name in SAME or not name.startswith(VARYING)) and repr(mine.get(name)) != repr(its.get(name)):
                 return (
                     f"round {t}, {name}: {its.get(name)}, but {mine.get(name)} in the first run ({one.variation.name})"
                 )

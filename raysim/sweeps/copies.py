@@ -69,9 +69,12 @@ def download(sweep: Sweep) -> None:
 
 
 def upload_run(sweep: Sweep, folder: Path) -> None:
-    """Upload the folder of a run that has ended. Raises `RunError`. Does nothing if the sweep has no address."""
+    """Make the copy of a run's folder equal to the folder, after the run has ended.
+
+    Raises `RunError`. Does nothing if the sweep has no address.
+    """
     if sweep.address:
-        _upload(sweep, _files(folder))
+        _upload(sweep, _files(folder), folder)
 
 
 def upload(sweep: Sweep) -> None:
@@ -100,9 +103,16 @@ def _files(folder: Path) -> list[Path]:
     return sorted(files, key=lambda path: (path.name == SUMMARY, path))
 
 
-def _upload(sweep: Sweep, files: Collection[Path]) -> None:
+def _upload(sweep: Sweep, files: Collection[Path], run: Path | None = None) -> None:
+    """Upload files, and delete those in the copy of the run's folder that the folder does not contain."""
     try:
         fs, root = _location(sweep)
+        if run is not None:
+            copied = f"{root}/{run.relative_to(sweep.output).as_posix()}"
+            kept = {file.relative_to(run).as_posix() for file in files}
+            # Old client rows or checkpoints would be resumed with the new ones.
+            if old := [f"{copied}/{name}" for name in _sizes(fs, copied) if name not in kept]:
+                fs.rm(old)
         for last in (False, True):
             some = [file for file in files if (file.name == SUMMARY) == last]
             names = [f"{root}/{file.relative_to(sweep.output).as_posix()}" for file in some]

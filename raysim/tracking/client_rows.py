@@ -141,8 +141,11 @@ class ClientRows:
         """Yield the rows of rounds 0 to `t`, in batches."""
         if t < 0:
             return
-        # Both files exist if a process was killed in `end` or `truncate`; then the Parquet file has all rows.
+        # Both files exist if a process was killed in `end` or `truncate`; then both have all rows up to `t`. But a copy
+        # of the folder may have an old Parquet file, and the stream may have lost its end in a power cut.
         whole = self.parquet.exists()
+        if whole and self.stream.exists():
+            whole = max((first for first, _ in _stream(self.stream)), default=-1) < t
         reached = -1
         for first, batch in _parquet(self.parquet) if whole else _stream(self.stream):
             if first > t:

@@ -151,10 +151,11 @@ def test_text_cannot_be_weighed():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_nonfinite_sees_nan_and_infinity_anywhere(dtype: torch.dtype):
-    fine = {"w": torch.ones(2, dtype=dtype), "n": torch.tensor([2**40]), "none": None}
+    fine = {"w": torch.ones(2, dtype=dtype), "n": torch.tensor([2**40]), "none": None, "f": 1.5, "i": 2**40, "b": True}
     assert not nonfinite(fine)
     for bad in (math.nan, math.inf, -math.inf):
         assert nonfinite(fine | {"x": (torch.tensor([0.0, bad], dtype=dtype),)})
+        assert nonfinite(fine | {"x": bad})
 
 
 def test_weights_are_a_detached_copy_with_buffers():

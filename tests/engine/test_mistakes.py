@@ -243,3 +243,25 @@ def test_a_logged_tensor_may_have_a_gradient() -> None:
         warnings.simplefilter("error")
         memory = run_of(Mistaken(begin=lambda client: client.log("a", torch.ones((), requires_grad=True))))  # type: ignore[arg-type]
     assert memory.rounds[1]["client/a"] == 1
+
+
+class Talkative(Mistaken):
+    """Both hooks of the server log a value."""
+
+    def server_send(self, server: Server[Any], to: ClientId) -> Any:
+        server.log("sent_to", float(to))
+
+    def server_update(self, server: Server[Any], ups: Mapping[ClientId, Any]) -> None:
+        server.log("received", float(len(ups)))
+
+
+def test_what_both_hooks_of_the_server_log_is_kept() -> None:
+    memory = run_of(Talkative(), "rounds=2", "clients.participation=1")
+    assert [(row["server/sent_to"], row["server/received"]) for row in memory.rounds[1:]] == [(7, 8), (7, 8)]
+
+
+def test_a_number_that_is_nan_is_left_out_as_a_tensor_is() -> None:
+    memory = run_of(
+        Talkative(begin=lambda client: float("nan") if client.id == 1 else 1.0), "clients.participation=1"
+    )
+    assert memory.rounds[1]["server/received"] == 7

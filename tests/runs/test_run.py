@@ -101,6 +101,19 @@ def test_a_run_in_progress_is_read_and_an_interrupted_one_resumed(workplace: Pat
     assert before.keys() == run.client(0).network.state_dict().keys()  # of the new checkpoint, in the same object
 
 
+def test_one_object_can_end_several_runs(workplace: Path) -> None:
+    """In the second run, SIGTERM is not ignored as it is while the results of the first are written."""
+    stop, seen = Stop(), []
+
+    class States(Watch):
+        def log(self, t: int, values: object, clients: object) -> None:
+            seen.append((stop.possible, stop.closing))
+
+    for _ in range(2):
+        raysim.run(digits(rounds=1), quiet=True, trackers=[States(stop)], stop=stop)
+    assert seen[0] == seen[2] and not any(closing for _, closing in seen)
+
+
 def test_what_is_whole_of_a_damaged_run_is_read(workplace: Path) -> None:
     run = raysim.run(digits(rounds=1), quiet=True)
     (run.folder / "clients.parquet").write_bytes(b"PAR1")

@@ -66,7 +66,9 @@ def test_only_a_finished_run_replaces_one_of_this_machine(pool: Pool, workplace:
     assert state(sweep) == "done"
     end_as(folder, "failed")
     assert state(sweep) == "failed"
+    (folder / "clients.parquet").rename(folder / "clients.arrows")
     upload_run(sweep, folder)
+    assert visible(copy) == visible(folder)
     assert json.loads((copy / "summary.json").read_text())["status"] == "failed"
 
 

@@ -16,6 +16,7 @@ import yaml
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import hold
+from raysim.jobs.job_log import read_log
 from raysim.report.load import read_summary
 from raysim.sweeps.cells import Cell, Sweep, placed
 from raysim.sweeps.definition import load_sweep
@@ -167,6 +168,10 @@ def test_the_progress_line_counts_the_rounds_of_the_whole_sweep_and_says_when_it
     ending = replace(progress, stopping=True)
     assert shown.line(ending) == "ending: 1 cell will end after this round; 42 of 128 rounds are done"
     assert shown.line(replace(ending, running=[])).startswith("ending; 40 of 128")
+    trials = replace(progress, states=[replace(one, cell=replace(one.cell, values=(("a", 1),))) for one in progress.states])
+    for one in (progress, ending, replace(ending, running=[]), trials):  # `raysim status` finds them in a job's log
+        line = shown.line(one)
+        assert read_log(f"something else\n{line}\n").progress == line
 
 
 def test_rounds_that_a_failed_cell_did_not_do_are_neither_done_nor_left(tmp_path: Path) -> None:

@@ -145,6 +145,19 @@ def test_again_and_again(begin, continue_run, ideal, make_card, tell):
     assert continue_run(path, 4) == ideal
 
 
+def test_an_old_parquet_file_beside_the_stream(begin, continue_run, ideal):
+    """As in a copy of the folder to which the stream was added later."""
+    folder = begin(2)
+    folder.close("interrupted", {})
+    old = (folder.path / "clients.parquet").read_bytes()
+    shutil.rmtree(folder.path)
+    folder = begin(5)
+    folder.sync()
+    kill(folder)
+    (folder.path / "clients.parquet").write_bytes(old)
+    assert continue_run(folder.path, 5) == ideal
+
+
 def test_a_run_that_begins_anew(begin, continue_run, ideal, make_card):
     folder = begin(0)
     kill(folder)

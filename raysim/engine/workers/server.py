@@ -80,6 +80,7 @@ class ServerWorker:
         """Return the algorithm's message for each participant; an object for several participants is packed once."""
         start = perf_counter()
         self._begin("server_send", t)
+        self.server.values = {}  # what both hooks of a round log is reported by `update`
         broadcast = self._messages(t, self.server, cohort)
         self._send_s = perf_counter() - start
         return broadcast
@@ -213,7 +214,6 @@ class ServerWorker:
         self.server.t = t
         self.server.local = self.spec.local_in(t)
         self.server.rng = seeded(self.spec.seed, purpose, t)
-        self.server.values = {}
 
     def _hook(self, name: str, t: int, msg: Any = None) -> Any:
         return hook(self.spec.seed, name, t, None, self.spec.algorithm, torch.device("cpu"), msg)
