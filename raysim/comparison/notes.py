@@ -130,12 +130,12 @@ def notes_on(variants: Sequence[Variant], spread: Spread = "interval") -> list[s
         if len(values) > 1:
             notes.append(f"runs in unequal environments: {name} is {' or '.join(sorted(values))}")
     for seed in sorted(every):
-        partitions = {run.summary.get("partition_digest") for run in every_run if run.seed == seed}
+        data = {run.pair for run in every_run if run.seed == seed}
         tasks = {tuple(run.keys.get(key) for key in run.keys if is_task(key)) for run in every_run if run.seed == seed}
-        if len(partitions) > len(tasks):
+        if len(data) > len(tasks):
             notes.append(
-                f"seed {seed}: some runs have equal settings but different partitions, so they are not paired with "
-                "each other"
+                f"seed {seed}: some runs have equal settings but different data or partitions, so they are not paired "
+                "with each other"
             )
     return notes
 

@@ -104,8 +104,9 @@ class RunRecord:
 
     @property
     def pair(self) -> tuple[int, str]:
-        """(seed, partition digest): equal for runs that train on the same data."""
-        return self.seed, str(self.summary.get("partition_digest"))
+        """(seed, digests of the data set and of the partition): equal for runs that train on the same data."""
+        dataset = self.summary.get("dataset", {}).get("digest")
+        return self.seed, f"{dataset} {self.summary.get('partition_digest')}"
 
     @property
     def deciding(self) -> dict[str, Any]:

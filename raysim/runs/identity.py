@@ -79,7 +79,8 @@ class Identity:
             if had != has:
                 raise ScenarioError(
                     f"{folder}: the {what} of this run had the digest {had[:12]}, but now it has {has[:12]}; "
-                    "resuming or inspecting a run requires its original data"
+                    "resuming or inspecting a run requires its original data; to train on other data, start a new run "
+                    "(a sweep starts it if you delete this folder)"
                 )
 
     def refuse_other_code(self, folder: Path, now: Code, *, inspecting: bool = False) -> None:

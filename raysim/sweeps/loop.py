@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from raysim.common.files import hold, reason, refuse_special
 from raysim.common.files import replace as replace_file
 from raysim.comparison.compare import compare
 from raysim.comparison.pictures import draw
+from raysim.comparison.sweep_card import SWEEP_CARD
 from raysim.comparison.tables import write_tables
 from raysim.engine.stop import Stop
 from raysim.runs.signals import interruptible
@@ -43,7 +45,8 @@ COMPARISON = "comparison"
 """The folder of tables and pictures, inside the sweep's folder."""
 
 COMPARED = "runs.json"
-"""A file in that folder with the runs that were compared. It is written last, once MLflow has everything."""
+"""A file in that folder with the runs that were compared, and the hash of `sweep.json`, which names the baseline and the
+targets. It is written last, once MLflow has everything."""
 
 
 class ComparisonError(RunError):
@@ -310,13 +313,19 @@ def _when_abandoned_cells_have_ended(sweep: Sweep) -> list[CellState]:
 
 
 def _already_compared(sweep: Sweep, states: Iterable[CellState]) -> bool:
-    done = [str(folder) for folder in _done(states)]
+    done = _done(states)
     compared = sweep.output / COMPARISON / COMPARED
     try:
         refuse_special(compared)
-        return not done or bool(json.loads(compared.read_bytes()) == done)
+        return not done or bool(json.loads(compared.read_bytes()) == _inputs(sweep, done))
     except (OSError, ValueError):
         return False
+
+
+def _inputs(sweep: Sweep, done: Sequence[Path]) -> dict[str, object]:
+    """Everything that decides the comparison. Raises `OSError`."""
+    card = (sweep.output / SWEEP_CARD).read_bytes()
+    return {"runs": [str(folder) for folder in done], "sweep_sha256": hashlib.sha256(card).hexdigest()}
 
 
 def _done(states: Iterable[CellState]) -> list[Path]:
@@ -340,7 +349,7 @@ def _compare(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> No
                         metrics[f"{measure}/{called}"] = estimate.mean
         parent.close(len(folders) == len(states), metrics, files)
         if folders:
-            text = json.dumps([str(folder) for folder in folders], indent=1)
+            text = json.dumps(_inputs(sweep, folders), indent=1)
             replace_file(place / COMPARED, lambda file: file.write(text.encode()))
     except OSError as error:
         raise RunError(f"{place} cannot be written ({reason(error)})") from error

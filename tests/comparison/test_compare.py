@@ -110,12 +110,14 @@ def test_differences_are_paired(tmp_path: Path) -> None:
     assert rows.loc[("fedgh", "last"), "seeds"] == "1 2 3"
 
 
-def test_other_partitions_are_no_pairs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [{"partition": "y"}, {"data_digest": "edited"}])
+def test_runs_on_other_data_are_no_pairs(tmp_path: Path, other: dict[str, str]) -> None:
     make_run(tmp_path / "a", partition="x")
-    make_run(tmp_path / "b", "standalone", partition="y")
+    make_run(tmp_path / "b", "standalone", **{"partition": "x", **other})  # type: ignore[arg-type]
     comparison = compare(tmp_path, baseline="standalone")
     assert comparison.difference("fedgh", "last") is None
-    assert any("equal settings but different partitions, so they are not paired" in note for note in comparison.notes)
+    sentence = "equal settings but different data or partitions, so they are not paired"
+    assert any(sentence in note for note in comparison.notes)
 
 
 def test_what_is_unfair_is_said(tmp_path: Path) -> None:
@@ -176,8 +178,8 @@ def test_the_last_of_two_runs_counts_in_every_measure(tmp_path: Path) -> None:
     comparison = compare(tmp_path, targets=[0.5, 0.5000001])
     assert comparison.targets == [0.5000001]  # of two that are printed alike, one
     measured = comparison.measured["fedgh"]
-    assert measured["last"] == {(1, "p1"): 0.9, (2, "p2"): 0.2}
-    assert measured["rounds_to_0.5"] == {(1, "p1"): 1.0}
+    assert measured["last"] == {(1, "d p1"): 0.9, (2, "d p2"): 0.2}
+    assert measured["rounds_to_0.5"] == {(1, "d p1"): 1.0}
 
 
 def test_folders_of_any_depth(tmp_path: Path) -> None:
