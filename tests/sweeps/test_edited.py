@@ -1,0 +1,25 @@
+"""The same command after the sweep file was edited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raysim.sweeps.loop import run_sweep
+from tests.sweeps.test_loop import sweep_of
+from tests.sweeps.test_tuning import Pool, pool
+
+__all__ = ["pool"]  # the fixture
+
+
+def test_another_baseline_and_other_targets_are_compared(pool: Pool, workplace: Path) -> None:
+    def table() -> str:
+        (path,) = (workplace / "runs" / "sweep" / "comparison").glob("*.md")
+        return path.read_text()
+
+    run_sweep(sweep_of(workplace, baseline="standalone", targets=[0.05]))
+    assert "vs standalone" in table() and "5%" in table()
+    run_sweep(sweep_of(workplace, baseline="fedgh", targets=[0.05]))
+    assert "vs fedgh" in table()
+    run_sweep(sweep_of(workplace, baseline="fedgh", targets=[0.11]))
+    assert "11%" in table()
+    assert pool.tasks == 2  # no cell was run again
