@@ -84,6 +84,7 @@ class Observers:
     trackers: Sequence[Tracker] = ()
     within_round: Callable[[int, int], None] = lambda done, of: None  # (clients done, all participants)
     after_round: Callable[[int], None] = lambda t: None
+    at_once: bool = False  # whether a round is logged before the next one begins, instead of while it runs
 
 
 def run_rounds(
@@ -263,6 +264,8 @@ class Loop:
                 self._best_val = (t, facts)
         self.record(t, metrics, rows, complete)
         progress.t = t
+        if self.observers.at_once:
+            self.recovering(self.record.wait)
         self.recovering(partial(self.observers.after_round, t))
 
     def save(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from raysim.common.errors import RunError
 from raysim.common.results import Tracker
 from raysim.core import accelerator
 from raysim.engine.backend import Backend
@@ -31,6 +33,9 @@ from raysim.runs.assembly import Assembly
 from raysim.scenario.scenario import Scenario
 
 logger = logging.getLogger(__name__)
+
+_in_process = threading.Lock()
+"""Held by the run of this process that does all work itself: a second one in another thread would change its result."""
 
 
 def device_in_process(plan: Plan) -> torch.device:
@@ -54,6 +59,12 @@ def make_backend(
     assert plan is not None
     resources = scenario.resources
     if scenario.backend == "in_process":
+        if not _in_process.acquire(blocking=False):
+            raise RunError(
+                "another run with backend: in_process is active in this process, and both would draw from torch's "
+                "global random generators; set backend: ray, or start the runs in separate processes"
+            )
+        cleanup.callback(_in_process.release)
         in_process = InProcessBackend(device_in_process(plan), state_limits(scenario, folder))
         cleanup.callback(in_process.close)
         for text in plan.notes:

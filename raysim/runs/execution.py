@@ -259,12 +259,21 @@ class Execution:
             backend,
             replace(assembly.schedule, stop=self.stop),
             progress,
-            Observers(self.trackers, self.display.within, self._after_round),
+            Observers(self.trackers, self.display.within, self._after_round, self._logs_at_once),
             checkpoints,
             partial(self._start, backend, progress, checkpoints),
         )
         if progress.ended_early:
             logger.info(f"the run ends early: {progress.ended_early}")
+
+    @property
+    def _logs_at_once(self) -> bool:
+        """Whether hooks and a tracker that is not raysim's would draw from the same random generators in two threads.
+
+        Such a tracker may draw itself, or open the run and thereby build networks.
+        """
+        foreign = [one for one in self.trackers if not type(one).__module__.startswith("raysim.")]
+        return self.assembly.scenario.backend == "in_process" and bool(foreign)
 
     def _start(self, backend: Backend, progress: Progress, checkpoints: CheckpointManager | None) -> None:
         startup = backend.start(self.assembly.spec, self.assembly.raw)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
 import raysim
+from raysim.algorithms.standalone import Standalone
 from raysim.engine.stop import Stop
-from tests.engine.scenarios import digits
+from tests.engine.scenarios import digits, loaded
 
 
 def test_a_run_is_opened_by_folder_and_by_id(workplace: Path) -> None:
@@ -126,3 +130,39 @@ def test_what_is_whole_of_a_damaged_run_is_read(workplace: Path) -> None:
     (run.folder / "summary.json").write_text(json.dumps([]))
     with pytest.raises(raysim.ScenarioError, match=r"summary\.json cannot be read \(it holds a list"):
         _ = run.status
+
+
+class Draws(Watch):
+    """Draws from the generators that hooks use, as a tracker may that builds a network."""
+
+    def log(self, t: int, values: object, clients: object) -> None:
+        torch.rand(7)
+
+
+class Noisy(Standalone):
+    """A client's upload depends on torch's global generator."""
+
+    def client_update(self, client: Any, down: None) -> None:
+        super().client_update(client, down)
+        time.sleep(0.01)
+        client.net.header.bias.data += torch.rand(())
+
+
+def test_a_tracker_that_draws_changes_no_result(workplace: Path) -> None:
+    given = loaded("rounds=4", "algorithm={name: standalone}").with_algorithm(Noisy())
+    digests = {raysim.run(given, quiet=True, trackers=trackers).state_digest for trackers in ([], [Draws(Stop())])}
+    assert len(digests) == 1
+
+
+def test_a_second_run_in_another_thread_is_refused(workplace: Path) -> None:
+    refused = []
+
+    class Starts(Watch):
+        def log(self, t: int, values: object, clients: object) -> None:
+            with pytest.raises(raysim.RunError, match="another run with backend: in_process is active") as caught:
+                raysim.run(digits(rounds=1), quiet=True)
+            refused.append(caught)
+
+    assert raysim.run(digits(rounds=1), quiet=True, trackers=[Starts(Stop())]).status == "finished"
+    assert len(refused) == 2
+    assert raysim.run(digits(rounds=1), quiet=True).status == "finished"
