@@ -66,7 +66,8 @@ METRICS: Mapping[str, str] = {
     "comm/up_params": "count of numbers, such as parameters, that the participants sent in this round",
     "comm/down_params": "count of numbers, such as parameters, that the server sent in this round",
     "compute/flops": "floating-point operations of the participants in this round, without evaluation",
-    "compute/server_flops": "floating-point operations of the server in this round",
+    "compute/server_flops": "floating-point operations of `server_update` in this round; they are counted in the first "
+    "round with uploads of these shapes, and taken to be the same in later rounds with such uploads",
     "compute/total_flops": "floating-point operations of clients and server, summed over all rounds so far",
     "time/round_s": "seconds of the round",
     "time/train_s": "seconds that client hooks took, summed over participants",

@@ -28,7 +28,7 @@ from raysim.core.exposed import Exposed
 from raysim.core.fields import check_settings
 from raysim.core.fit import Bounds, FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm, training_only
 from raysim.core.messages import leaves
-from raysim.core.meter import ClientStats, FlopMeter
+from raysim.core.meter import ClientStats, FlopMeter, kind_of
 from raysim.core.torch_workarounds import eval_mode, named_tensors
 
 ClientId = int
@@ -210,7 +210,7 @@ class Client:
         with eval_mode(self.net):
             output = torch.cat([f(batch.x) for batch in data.in_order(self.local.batch_size)])
             if self.meter is not None:
-                key = (self.arch, getattr(f, "__qualname__", repr(f)), "forward")
+                key = (self.arch, kind_of(f), "forward")
                 self.stats.flops += len(data) * self.meter.of(key, lambda: f(first(data, 1).x))
         return output
 
@@ -248,7 +248,7 @@ class Client:
         trained = tuple(tensor.requires_grad for tensor in named_tensors(self.net).values())
         tensors = [value for value in leaves(given) if isinstance(value, Tensor)]
         shapes = tuple(value.shape[1:] if value.shape[:1] == (len(data),) else value.shape for value in tensors)
-        kind = (self.arch, getattr(loss, "__qualname__", repr(loss)), given is None, shapes, two_views, trained)
+        kind = (self.arch, kind_of(loss), given is None, shapes, two_views, trained)
         full, rest = divmod(len(data), self.local.batch_size)
         steps = {self.local.batch_size: full, rest: 0 if drop_single else int(rest > 0)}
         work = partial(self._step, loss, given, data, two_views)

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from torch import Tensor, nn
+
 from raysim.core.accelerator import random_state, set_random_state
 from raysim.core.torch_workarounds import FlopCounterMode
 
@@ -59,6 +61,37 @@ class FlopMeter:
                     counts = [flops_of(partial(work, one)) for one in SMALL]
                     self.small[key] = counts if _quadratic(counts, size) == flops else None
         return self.counted[key, size]
+
+
+def kind_of(function: object) -> Hashable:
+    """Return what a function's operations depend on, besides its input: its code, and the sizes of what it refers to.
+
+    Its name is not enough: two lambdas of one hook have the same name, and so has a method of two networks.
+    """
+    if isinstance(function, partial):
+        return kind_of(function.func), _sizes([*function.args, *function.keywords.values()])
+    if (code := getattr(function, "__code__", None)) is None:
+        return _sizes([function])
+    referred = [getattr(function, "__self__", None), *(function.__defaults__ or ())]  # type: ignore[attr-defined]
+    for cell in function.__closure__ or ():  # type: ignore[attr-defined]
+        with suppress(ValueError):  # a variable without a value so far
+            referred.append(cell.cell_contents)
+    return code, _sizes(referred)
+
+
+def _sizes(values: Sequence[object]) -> tuple[Hashable, ...]:
+    return tuple(map(_size, values))
+
+
+def _size(value: object) -> Hashable:
+    if isinstance(value, nn.Module):
+        tensors = (*value.parameters(), *value.buffers())
+        return type(value).__qualname__, tuple(tuple(tensor.shape) for tensor in tensors)
+    if isinstance(value, Tensor):
+        return tuple(value.shape)
+    if isinstance(value, int | str):
+        return value
+    return getattr(value, "__code__", type(value).__qualname__)  # not a float, which may change in every round
 
 
 def _quadratic(counts: Sequence[int], size: int) -> int:

@@ -95,7 +95,7 @@ def environment(variables: Mapping[str, str], cluster: str) -> tuple[dict[str, s
 
 
 def notes_on_data(scenarios: Iterable[ParsedScenario]) -> list[str]:
-    """Return a note for each relative path of data, a partition or a trace, because the job runs in another folder.
+    """Return a note for each relative path of data, a partition, a trace or a run: the job runs in another folder.
 
     scenarios: as parsed. A `Scenario` already has the absolute path of its partition.
     """
@@ -110,6 +110,8 @@ def notes_on_data(scenarios: Iterable[ParsedScenario]) -> list[str]:
             given["data.partition.path", partition["path"]] = None
         if one.system is not None and one.system.trace is not None:
             given["system.trace", one.system.trace] = None
+        if one.init is not None:
+            given["init.run", one.init.run] = None
     return [
         f"{key}: {path} is relative to ~/raysim on the head node; give an absolute path that is valid on every node"
         for key, path in given

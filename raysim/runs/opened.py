@@ -212,7 +212,8 @@ class OpenedRun:
         samples = self.samples(k, part)
         net = self.nets([k], t, current)[k]
         with torch.inference_mode():
-            logits = [net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)]
+            # Not every network accepts a batch without samples.
+            logits = [net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)] if len(samples) else []
             probability_NC = torch.cat(logits).softmax(1) if logits else torch.zeros(0, self.spec.num_classes)
             probability_N, predicted_N = probability_NC.max(1)
         return {
@@ -249,6 +250,8 @@ class OpenedRun:
         for k, net in self.nets(clients, t).items():
             samples = self.samples(k, part)
             own = require_own_model(net)
+            if not len(samples):
+                continue
             values += [own.features(batch.x).numpy() for batch in samples.in_order(EVALUATION_BATCH)]
             labels.append(samples.y.numpy())
             owners.append(np.full(len(samples), k))

@@ -19,6 +19,7 @@ from raysim.common.text import expanded
 from raysim.engine.records import LostError
 from raysim.engine.stop import Stop
 from raysim.report.load import read_summary
+from raysim.runs.find import find_run
 from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.sweeps.cells import Cell, Sweep, placed
 from raysim.sweeps.copies import upload_run
@@ -261,6 +262,9 @@ def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> 
     places = {"data.root": data.root, "checkpoint.folder": scenario.checkpoint.folder, "data.path": data.path}
     places["data.partition.path"] = data.partition.get("path")  # of partition `listed`
     places["system.trace"] = scenario.system.trace if scenario.system else None
+    if scenario.init is not None and not state.resumable:  # the folder of a run, or the id of one below ./runs
+        with contextlib.suppress(ScenarioError):  # the cell then fails with this error
+            places["init.run"] = str(find_run(scenario.init.run))
     for key, place in places.items():
         if isinstance(place, list):
             sets.append(f"{key}={json.dumps([str(expanded(one).absolute()) for one in place])}")

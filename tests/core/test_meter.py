@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
 from raysim.core.torch_workarounds import eval_mode
+from raysim.models.split import SplitNet
 
 
 def client(arch: str, labels: list[int], meter: FlopMeter | None) -> Client:
@@ -130,6 +132,42 @@ def test_outputs_are_charged_forward_only():
     client_report = client("flat", [0, 1, 2, 3, 0], FlopMeter())
     client_report.outputs(client_report.net.features)
     assert client_report.stats.flops == 5 * 2 * 16 * 8
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_functions_of_one_name_are_charged_separately(order: tuple[int, int]) -> None:
+    wide, narrow = nn.Linear(16, 30), nn.Linear(16, 5)
+    flat = nn.Flatten()
+    meter = FlopMeter()
+
+    def applied(net: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = net(flat(x))
+        return out
+
+    def charged(*functions: Callable[[Tensor], Tensor]) -> list[float]:
+        found = [0.0, 0.0]
+        for place in order:
+            client_report = client("flat", [0], meter)
+            client_report.outputs(functions[place])
+            found[place] = client_report.stats.flops
+        return found
+
+    assert charged(lambda x: wide(flat(x)), lambda x: narrow(flat(x))) == [2 * 16 * 30, 2 * 16 * 5]
+    closed = [lambda x, net=net: net(flat(x)) for net in (wide, narrow)]  # one line of code, two networks
+    assert charged(*closed) == [2 * 16 * 30, 2 * 16 * 5]
+    partials = [partial(applied, net) for net in (wide, narrow)]
+    assert charged(*partials) == [2 * 16 * 30, 2 * 16 * 5]
+    assert charged(nn.Sequential(flat, wide), nn.Sequential(flat, narrow)) == [2 * 16 * 30, 2 * 16 * 5]
+    models = SplitNet(nn.Sequential(flat, wide), nn.Linear(30, 4)), SplitNet(nn.Sequential(flat, narrow), nn.Linear(5, 4))
+    assert charged(*(model.features for model in models)) == [2 * 16 * 30, 2 * 16 * 5]
+
+
+def test_a_function_of_all_clients_is_counted_once() -> None:
+    meter = FlopMeter()
+    for temperature in (1.0, 2.0, 3.0):
+        client_report = client("flat", [0, 1], meter)
+        client_report.outputs(lambda x: client_report.net.features(x) / temperature)  # noqa: B023
+    assert len(meter.counted) == 1
 
 
 def test_counting_changes_neither_the_network_nor_any_draw():

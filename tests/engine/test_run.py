@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 from raysim.algorithms.standalone import Standalone
 from raysim.common.errors import RunError
@@ -197,6 +197,32 @@ def test_clients_without_samples_are_counted(
     lines = [line for line in capsys.readouterr().err.splitlines() if "clients hold no" in line]
     assert lines == said
     assert result.summary["participants_per_round"] == 8 - len(emptied)
+
+
+@pytest.mark.parametrize("together", [1, 8])
+def test_a_client_that_is_never_tested(workplace: Path, monkeypatch: pytest.MonkeyPatch, together: int) -> None:
+    """Its network sees no empty batch: `x.view(len(x), -1)` refuses one."""
+
+    def dealt(*given: Any) -> Any:
+        partition = make_partition(*given)
+        parts = {}
+        for part in ("test", "val"):
+            shards = partition.parts[part]
+            kept = shards.owner != 3
+            parts[part] = make_shards(shards.index[kept], shards.owner[kept], partition.num_clients)
+        return replace(partition, **parts)
+
+    forward = SplitNet.forward
+
+    def refusing(net: SplitNet, x_B: Tensor) -> Tensor:
+        return forward(net, x_B.view(len(x_B), -1).view(x_B.shape))
+
+    monkeypatch.setattr("raysim.runs.assembly.make_partition", dealt)
+    monkeypatch.setattr(SplitNet, "forward", refusing)
+    result = run(loaded("rounds=1", "clients.participation=1", f"training.together={together}"))
+    rows = Run(result.folder).clients.query("client == 3")
+    assert rows["total"].isna().all() or (rows["total"] == 0).all()
+    assert len(Run(result.folder).client(3).predictions("test")) == 0
 
 
 def test_every_image_has_one_owner(finished: Run) -> None:

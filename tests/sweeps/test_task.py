@@ -31,8 +31,12 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     scenario: dict[str, Any] = digits(
-        data={**digits()["data"], "root": "~/data"}, checkpoint={"folder": "saved"}, tracking={"tags": {"who": "me"}}
+        data={**digits()["data"], "root": "~/data"},
+        checkpoint={"folder": "saved"},
+        tracking={"tags": {"who": "me"}},
+        init={"run": "runs/tiny/r1"},
     )
+    (tmp_path / "runs" / "tiny" / "r1").mkdir(parents=True)
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": scenario}))
     return load_sweep("sweep.yaml")
 
@@ -42,6 +46,7 @@ def test_a_task_means_the_same_in_any_folder(sweep: Sweep, tmp_path: Path) -> No
     task = task_of(state, sweep, Parent(), "ray")  # type: ignore[arg-type]
     scenario = task.scenario
     assert (scenario.data.root, scenario.checkpoint.folder) == ("/home/me/data", str(tmp_path / "saved"))
+    assert scenario.init is not None and scenario.init.run == str(tmp_path / "runs" / "tiny" / "r1")
     assert (scenario.backend, scenario.tracking.uri) == ("ray", Parent.uri)
     tags = {"who": "me", "mlflow.parentRunId": "p1", "sweep": "sweep", "cell": "base"}
     assert (scenario.tracking.tags, scenario.tracking.experiment) == (tags, "sweep")

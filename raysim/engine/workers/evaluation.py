@@ -138,6 +138,8 @@ class Evaluation:
 
     def _outputs(self, net: nn.Module, position_GM: Ints) -> Tensor:
         """Return the outputs of one network: G is 1."""
+        if not position_GM.size:  # not every network accepts a batch without samples
+            return torch.zeros(1, 0, self.spec.num_classes, device=self.samples.device)
         batches = self.samples.at(position_GM[0]).in_order(EVALUATION_BATCH)
         with eval_mode(net):
             return torch.cat([net(batch.x) for batch in batches]).unsqueeze(0)
