@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeGuard
@@ -111,6 +112,12 @@ def cut(text: str) -> str:
     """Remove secrets and shorten text to at most `QUOTED` characters: its beginning and its end."""
     text = redacted(text)
     return text if len(text) <= QUOTED else f"{text[: QUOTED // 2]}…{text[1 - QUOTED // 2 :]}"
+
+
+def few(names: Sequence[str]) -> str:
+    """Join at most ten names, each cut to 50 characters."""
+    rest = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join(name if len(name) <= 50 else f"{name[:49]}…" for name in names[:10]) + rest
 
 
 def sentence(text: str) -> str:

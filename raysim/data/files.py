@@ -15,8 +15,8 @@ from raysim.data.specs import Files
 SUFFIXES = {"parquet": {".parquet"}, "csv": {".csv"}, "images": IMAGE_SUFFIXES, "numpy": {".npz"}, "json": {".json"}}
 METADATA = "metadata.csv"
 """Name of the file with further columns about the images in its folder, as on the Hugging Face hub."""
-PART = re.compile(r"(train|test|validation|valid|val)(?![A-Za-z0-9])", re.IGNORECASE)
-"""The beginning of a name of a file or folder with one part of the data."""
+PART = re.compile(r"(train|test|validation|valid|val)(?:ing|set)?(?![A-Za-z])", re.IGNORECASE)
+"""The beginning of a name of a file or folder with one part of the data, such as train2 or testing, but not values."""
 
 
 def find_files(kind: str, settings: Files) -> Source:

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
-from raysim.common.text import quoted
+from raysim.common.text import few, quoted
 from raysim.data.files import METADATA, part_of, place_of
-from raysim.data.samples import Images, few, to_classes, to_features, to_owners, to_tokens
+from raysim.data.samples import Images, to_classes, to_features, to_owners, to_tokens
 from raysim.data.sources import Decoded, Source, one_sentence, refuse_too_large
 from raysim.data.specs import Files
 from raysim.plugins.calling import failing, whole_number

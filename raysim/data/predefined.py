@@ -11,6 +11,7 @@ import numpy as np
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import refuse_special
+from raysim.common.text import few
 from raysim.data import partition_counts as counts
 from raysim.data.partition_counts import Ints
 from raysim.data.shards import PARTS, Partition, make_shards
@@ -75,7 +76,6 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
     import pyarrow.parquet as pq
 
     from raysim.data.files import place_of
-    from raysim.data.samples import few
     from raysim.data.sources import first_line, refuse_too_large
 
     def is_text(kind: Any) -> bool:

@@ -78,12 +78,6 @@ class Images:
             )
 
 
-def few(names: Sequence[str]) -> str:
-    """Join at most ten names, each cut to 50 characters."""
-    rest = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return ", ".join(name if len(name) <= 50 else f"{name[:49]}…" for name in names[:10]) + rest
-
-
 def to_features(value_M: NDArray[Any], names: Sequence[str], where: str) -> NDArray[np.float32]:
     """Convert numbers to features [M, ...]. Raises ScenarioError if one is not finite. names: of columns, if any."""
     with np.errstate(over="ignore"):

@@ -26,6 +26,7 @@ from PIL import Image, UnidentifiedImageError
 from raysim.common.errors import ScenarioError
 from raysim.common.files import refuse_special
 from raysim.common.memory import available_memory
+from raysim.common.text import few
 from raysim.data.idx import find_idx, read_images, read_labels
 from raysim.data.specs import DatasetSpec
 
@@ -196,7 +197,7 @@ def _read_parquet(spec: DatasetSpec, source: Source) -> Decoded:
         with one_sentence(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
             image_column = _column(path, file.schema_arrow, spec.image_columns)
             label_column = _column(path, file.schema_arrow, spec.label_columns)
-            names = names or _class_names(path, file.schema_arrow, label_column, spec)
+            names = one_list(path, names, _class_names(path, file.schema_arrow, label_column, spec))
             stop = start + num_rows[path]
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, columns=[image_column, label_column])
@@ -240,6 +241,16 @@ def _class_names(path: Path, schema: Any, column: str, spec: DatasetSpec) -> tup
     if len(names) != spec.num_classes:
         raise ScenarioError(f"{path} names {len(names)} classes, but {spec.name} has {spec.num_classes}")
     return tuple(map(str, names))
+
+
+def one_list(path: Path, known: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the classes. known: those of the files before `path`. Raises ScenarioError if they differ."""
+    if known and names and names != known:
+        raise ScenarioError(
+            f"{path} has the class names {few(names)}, but the files before it have {few(known)}, so equal labels "
+            "could mean different classes; give all files the same class names, in the same order"
+        )
+    return known or names
 
 
 def _numbered(spec: DatasetSpec) -> tuple[str, ...]:

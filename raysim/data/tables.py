@@ -21,8 +21,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
-from raysim.data.samples import Images, few, to_classes, to_features, to_owners, to_tokens
-from raysim.data.sources import Decoded, Source, one_sentence, refuse_too_large
+from raysim.common.text import few
+from raysim.data.samples import Images, to_classes, to_features, to_owners, to_tokens
+from raysim.data.sources import Decoded, Source, one_list, one_sentence, refuse_too_large
 from raysim.data.specs import Files
 
 _PIECE = 1 << 24
@@ -96,7 +97,7 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = (), te
                         f"{few(columns.features)}; give all files the same columns, in the same order and with the "
                         "same types"
                     )
-                names = names or _class_names(schema, settings.label)
+                names = one_list(path, names, _class_names(schema, settings.label))
             with one_sentence(path):
                 _read_piece(path, start, table, columns or file_columns, read, images)
             if read.label and (read.label[-1].dtype.kind == "U") != (read.label[0].dtype.kind == "U"):

@@ -45,8 +45,8 @@ COMPARISON = "comparison"
 """The folder of tables and pictures, inside the sweep's folder."""
 
 COMPARED = "runs.json"
-"""A file in that folder with the runs that were compared, and the hash of `sweep.json`, which names the baseline and the
-targets. It is written last, once MLflow has everything."""
+"""A file in that folder with the runs that were compared, and the hash of `sweep.json`, which names the baseline and
+the targets. It is written last, once MLflow has everything."""
 
 
 class ComparisonError(RunError):

@@ -158,7 +158,7 @@ def test_functions_of_one_name_are_charged_separately(order: tuple[int, int]) ->
     partials = [partial(applied, net) for net in (wide, narrow)]
     assert charged(*partials) == [2 * 16 * 30, 2 * 16 * 5]
     assert charged(nn.Sequential(flat, wide), nn.Sequential(flat, narrow)) == [2 * 16 * 30, 2 * 16 * 5]
-    models = SplitNet(nn.Sequential(flat, wide), nn.Linear(30, 4)), SplitNet(nn.Sequential(flat, narrow), nn.Linear(5, 4))
+    models = [SplitNet(nn.Sequential(flat, net), nn.Linear(net.out_features, 4)) for net in (wide, narrow)]
     assert charged(*(model.features for model in models)) == [2 * 16 * 30, 2 * 16 * 5]
 
 

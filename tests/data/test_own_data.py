@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ def test_columns_of_numbers(workplace: Path, suffix: str) -> None:
         (("train/train_station", "train/cat", "test/train_station"), (2, 1)),
         (("train_station", "train_interior", "kitchen"), (3, 0)),
         (("test_tube", "cup"), (2, 0)),
+        (("Training/cat", "Testing/cat"), (1, 1)),
+        (("train2017/cat", "train/dog", "val2017/cat"), (2, 1)),
     ],
 )
 def test_parts_of_images(folders: tuple[str, ...], counts: tuple[int, int], tmp_path: Path) -> None:
@@ -64,6 +67,37 @@ def test_parts_of_images(folders: tuple[str, ...], counts: tuple[int, int], tmp_
         (tmp_path / folder / "1.png").write_bytes(b"")
     source = find_files("images", Files((str(tmp_path),)))
     assert (len(source.train), len(source.test)) == counts
+
+
+def test_parts_of_tables(tmp_path: Path) -> None:
+    names = [
+        "train.csv",
+        "train2.csv",
+        "train-3.csv",
+        "trainset.csv",
+        "testing.csv",
+        "test2.csv",
+        "val.csv",
+        "values.csv",
+    ]
+    for name in names:
+        (tmp_path / name).write_text("")
+    source = find_files("csv", Files((str(tmp_path),)))
+    assert sorted(path.name for path in source.train) == sorted(names[:4])
+    assert sorted(path.name for path in source.test) == sorted(names[4:6])
+
+
+def test_class_names_that_differ_between_files(workplace: Path) -> None:
+    for part, names in (("train", ["cat", "dog"]), ("test", ["dog", "cat"])):
+        features = {"label": {"names": names, "_type": "ClassLabel"}}
+        table = pa.table({"x": [1.0, 2.0], "label": [0, 1]})
+        hub = json.dumps({"info": {"features": features}})
+        pq.write_table(table.replace_schema_metadata({"huggingface": hub}), workplace / f"{part}.parquet")
+    source = Source("parquet", workplace, (workplace / "train.parquet",), (workplace / "test.parquet",))
+    with pytest.raises(
+        ScenarioError, match=r"test\.parquet has the class names dog, cat, but .* before it have cat, dog"
+    ):
+        read_tables(source, Files(("train.parquet", "test.parquet")))
 
 
 def test_labels_that_are_text_in_one_csv_file(workplace: Path) -> None:

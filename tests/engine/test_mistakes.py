@@ -261,7 +261,5 @@ def test_what_both_hooks_of_the_server_log_is_kept() -> None:
 
 
 def test_a_number_that_is_nan_is_left_out_as_a_tensor_is() -> None:
-    memory = run_of(
-        Talkative(begin=lambda client: float("nan") if client.id == 1 else 1.0), "clients.participation=1"
-    )
+    memory = run_of(Talkative(begin=lambda client: float("nan") if client.id == 1 else 1.0), "clients.participation=1")
     assert memory.rounds[1]["server/received"] == 7

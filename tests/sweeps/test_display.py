@@ -168,7 +168,8 @@ def test_the_progress_line_counts_the_rounds_of_the_whole_sweep_and_says_when_it
     ending = replace(progress, stopping=True)
     assert shown.line(ending) == "ending: 1 cell will end after this round; 42 of 128 rounds are done"
     assert shown.line(replace(ending, running=[])).startswith("ending; 40 of 128")
-    trials = replace(progress, states=[replace(one, cell=replace(one.cell, values=(("a", 1),))) for one in progress.states])
+    tuned = [replace(one, cell=replace(one.cell, values=(("a", 1),))) for one in progress.states]
+    trials = replace(progress, states=tuned)
     for one in (progress, ending, replace(ending, running=[]), trials):  # `raysim status` finds them in a job's log
         line = shown.line(one)
         assert read_log(f"something else\n{line}\n").progress == line

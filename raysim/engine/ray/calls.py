@@ -172,8 +172,8 @@ class ActorCalls:
         return (
             f"{context}: no answer for {waited_s:.0f} s from {actors}, {why}, run `py-spy dump --pid PID` or "
             "`ray stack` on the actor's node. To give up on clients that hang, press Ctrl-C twice and resume the run "
-            "with --set failure.client_timeout_s=SECONDS; if that is refused because training.together is not 1, launch "
-            "the run again with this setting"
+            "with --set failure.client_timeout_s=SECONDS; if that is refused because training.together is not 1, "
+            "launch the run again with this setting"
         )
 
     def _failure_message(self, error: RayError) -> str:
