@@ -263,8 +263,11 @@ def validate(scenario: str, sets: tuple[str, ...], run_code: bool) -> None:
     echo(f"{scenario}: {verdict}", err=True)
 
 
-class _WouldRunError(Exception):
-    """Custom code that a command would have to run, but must not."""
+class _WouldRunError(BaseException):
+    """Custom code that a command would have to run, but must not.
+
+    Not an `Exception`, so that no handler of errors in custom code catches it.
+    """
 
 
 def _refuse_to_run(places: Sequence[str]) -> None:

@@ -126,8 +126,8 @@ def with_count(
     owner_M = data.decoded.owner_M if data else np.zeros(0, np.int64)
     if isinstance(partition, Natural) and not len(owner_M):
         wrong, remedy = f"but {dataset.name} has none", "use the data set femnist or shakespeare, or your own files"
-        if dataset.keys:
-            wrong, remedy = "but `by` is not set", "set data.partition.by to the column of client ids"
+        if dataset.keys or parsed.data.name not in DATASETS:
+            wrong, remedy = "but `by` is not set", "set data.partition.by to the column or array of client ids"
         raise ScenarioError(f"partition 'natural' needs client ids, {wrong}; {remedy}", key="data.partition.name")
     sizes = dataset.train_size, dataset.train_size + dataset.test_size
     check_split(partition, split, *sizes, dataset.name)

@@ -309,7 +309,8 @@ def _names(value: Any, key: Key) -> Iterator[tuple[Any, Any, Key]]:
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for at, inner in entries:
         path = (*key, str(at))
-        if (at == "name" and key) or (key[-1:] in (("models",), ("also",)) and isinstance(inner, str)):
+        listed = key[-1:] in (("models",), ("also",)) or key == ("algorithm",)  # settings such as `small` of FML
+        if (at == "name" and key) or (listed and isinstance(inner, str)):
             yield value, at, path
         else:
             yield from _names(inner, path)

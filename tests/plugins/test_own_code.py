@@ -251,6 +251,17 @@ def test_where_a_file_is_looked_for(folder: Path) -> None:
     assert raysim.Scenario.load(folder / "s.yaml", sets).own_code.files["mine.py"].path == str(other)
 
 
+def test_a_model_in_a_setting_of_a_method(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """FML's `small` names a file that the clients' models do not name, or an installed module."""
+    sets = ["algorithm={name: fml, small: './nets.py:Small'}", "clients.models=[digits_mlp64]"]
+    result = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
+    assert result.scenario.algorithm.small == "nets.py:Small"
+    assert set(result.scenario.own_code.files) == {"nets.py"}
+    arguments = [one for given in sets for one in ("--set", given)]
+    said = ran("validate", str(folder / "s.yaml"), *arguments, capsys=capsys, code=0)
+    assert "only partly checked: the other checks must run custom code" in said
+
+
 def test_data_in_the_place_of_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (folder / "nets.py").open("wb") as file:
         file.truncate(3 << 30)  # takes no disk
