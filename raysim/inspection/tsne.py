@@ -73,6 +73,8 @@ def draw_tsne(
         raise ScenarioError(f"--clients: {len(clients)} given; allowed: at most {len(MARKERS)}, one marker each")
     markers = dict(zip(clients, MARKERS, strict=False))
     opened = [OpenedRun.of(run) for run in runs]
+    for run in opened[1:]:
+        run.refuse_other_classes(opened[0])
     representations = [run.representations(clients, part, round) for run in opened]
     colours = class_colours(np.unique(np.concatenate([one.label_N for one in representations])))
     figure, panels = make_figure(1, len(representations), 5.0 * len(representations), 5.4)

@@ -200,6 +200,13 @@ class OpenedRun:
         raw_N = torch.from_numpy(self.raw_M[index_N])
         return Samples(raw_N, torch.from_numpy(self.spec.labels[index_N]), self.spec.transform)
 
+    def refuse_other_classes(self, first: OpenedRun) -> None:
+        """Raise `ScenarioError` if this run's classes are not those of `first`, with which it is to be drawn."""
+        if list(self.assembly.data.class_names) != list(first.assembly.data.class_names):
+            raise ScenarioError(
+                f"{self.folder}: the classes of this run differ from those of the first run; draw it in another figure"
+            )
+
     def look_again(self) -> None:
         """Read the list of checkpoints again: a run in progress replaces them."""
         self.store = checkpoints_of(self.folder)

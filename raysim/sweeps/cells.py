@@ -211,6 +211,14 @@ def _fast(scenario: ParsedScenario) -> list[str]:
     # Fewer participants, not fewer clients: if all images are dealt, fewer clients would each hold more of them.
     epochs = math.ceil(scenario.training.epochs / 10)
     sets = [f"rounds={min(scenario.rounds, 3)}", f"training.epochs={epochs}"]
+    training = scenario.resolved["training"]
+    overrides = [
+        {**one, "epochs": math.ceil(one["epochs"] / 10)} if one.get("epochs") else one for one in training["overrides"]
+    ]
+    if overrides != training["overrides"]:
+        sets.append(f"training.overrides={json.dumps(overrides)}")
+    if training["schedule"].get("warmup"):
+        sets.append("training.schedule.warmup=1")
     # Otherwise a sweep would try nothing but the warm-up.
     sets += [f"algorithm.{name}=1" for name, warmup in scenario.warmup.items() if warmup]
     if clients.count != "auto":

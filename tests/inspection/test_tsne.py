@@ -12,6 +12,7 @@ from raysim.common.errors import ScenarioError
 from raysim.inspection.tsne import draw_tsne, embed
 from raysim.report.figures import picture_file
 from raysim.runs.run import Run
+from tests.cli.command import run
 
 Runs = Callable[..., Run]
 
@@ -38,6 +39,22 @@ def test_two_runs_side_by_side(runs: Runs, tmp_path: Path) -> None:
     two = draw_tsne(folders, [0, 5], "test", tmp_path / "two.svg").read_text()
     assert "client 0" in two and "client 5" in two
     assert two.count("after round 1") == 2 * one.count("after round 1") == 2
+
+
+def test_runs_with_other_classes_are_refused(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The legend and the matrix have one list of class names."""
+    rows = [f"{i % 12},{i % 7},{i % 5},class{i % 12}" for i in range(600)]
+    (tmp_path / "twelve.csv").write_text("\n".join(["a,b,c,label", *rows]) + "\n")
+    data = {"name": "csv", "path": str(tmp_path / "twelve.csv"), "partition": {"name": "iid"}}
+    other = runs("fedgh", "rounds=1", data=data, clients={"count": 4, "participation": 1.0, "models": ["mlp_s"]})
+    folders = [runs("fedgh", "rounds=1").folder, other.folder]
+    for given in (folders, folders[::-1]):
+        with pytest.raises(ScenarioError, match="the classes of this run differ from those of the first run; draw it"):
+            draw_tsne(given, [0], "test", tmp_path / "x.svg")
+        words = ["plot", *map(str, given), "--kind", "confusion", "-o", str(tmp_path / "x.svg")]
+        code, _, error = run(capfd, *words)
+        assert code == 2 and "the classes of this run differ from those of the first run; draw it" in error
+    assert not (tmp_path / "x.svg").exists()
 
 
 def test_the_file_is_asked_for_first(tmp_path: Path) -> None:
