@@ -98,9 +98,13 @@ def _differs(file: Path, folder: Path, there: dict[str, int]) -> bool:
 
 
 def _files(folder: Path) -> list[Path]:
-    """All files below a folder, except hidden ones such as locks; summaries last, because they make a run complete."""
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    return sorted(files, key=lambda path: (path.name == SUMMARY, path))
+    """All files below a folder, except hidden ones such as locks, and except those in hidden folders.
+
+    Summaries are last, because they make a run complete.
+    """
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    shown = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    return sorted(shown, key=lambda path: (path.name == SUMMARY, path))
 
 
 def _upload(sweep: Sweep, files: Collection[Path], run: Path | None = None) -> None:

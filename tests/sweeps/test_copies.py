@@ -67,7 +67,10 @@ def test_only_a_finished_run_replaces_one_of_this_machine(pool: Pool, workplace:
     end_as(folder, "failed")
     assert state(sweep) == "failed"
     (folder / "clients.parquet").rename(folder / "clients.arrows")
+    (folder / ".received-x").mkdir()
+    (folder / ".received-x" / "part").touch()
     upload_run(sweep, folder)
+    (folder / ".received-x" / "part").unlink()
     assert visible(copy) == visible(folder)
     assert json.loads((copy / "summary.json").read_text())["status"] == "failed"
 
