@@ -7,13 +7,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-SWEEPS = ("digits", "public", "fashion_mnist", "cifar100", "cifar100_published")
-"""The CSV files of sweeps in scenarios/sweeps, which have the same names."""
+SWEEPS = {
+    "digits": "scenarios/sweeps/digits.yaml",
+    "public": "scenarios/sweeps/public.yaml",
+    "cifar100": "scenarios/sweeps/cifar100.yaml",
+    "cifar100_published": "scenarios/sweeps/cifar100_published.yaml",
+    "hks_table1": "scenarios/papers/hks/table1.yaml",
+}
+"""CSV file -> the sweep that wrote it, for the command."""
 
 TITLES = {
     "last": "last",
     "at_best_val": "at best val.",
     "best_participants": "best part.",
+    "best": "best round",
     "last_global": "last global",
     "total_mib": "MiB",
 }
@@ -29,7 +36,7 @@ def _table(sweep: str) -> Iterator[str]:
         rows = list(csv.DictReader(file))
     measures = [name for name in rows[0] if name in TITLES]
     yield from ("", f"## {sweep}", "", f"{len(rows)} runs. A run is repeated by its name in the first column:", "")
-    yield from ("```", f"raysim sweep scenarios/sweeps/{sweep}.yaml --only '{_name(rows[0])}'", "```", "")
+    yield from ("```", f"raysim sweep {SWEEPS[sweep]} --only '{_name(rows[0])}'", "```", "")
     yield f"| run | {' | '.join(TITLES[name] for name in measures)} | digest |"
     yield f"| --- |{' ---: |' * len(measures)} --- |"
     for row in rows:
