@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from types import FunctionType, MethodType
 
 from torch import Tensor, nn
 
@@ -14,6 +15,10 @@ from raysim.core.torch_workarounds import FlopCounterMode
 
 SMALL = 2, 3, 4
 """Batch sizes from which the operations of larger batches are computed; BatchNorm cannot train on one sample."""
+
+
+DEEPEST = 4
+"""Levels of functions and containers, one inside the other, that `kind_of` looks into."""
 
 
 def flops_of(work: Callable[[], object]) -> int:
@@ -63,35 +68,37 @@ class FlopMeter:
         return self.counted[key, size]
 
 
-def kind_of(function: object) -> Hashable:
-    """Return what a function's operations depend on, besides its input: its code, and the sizes of what it refers to.
+def kind_of(value: object, depth: int = 0) -> Hashable:
+    """Return what a function's operations depend on, besides its input: its code, and what it refers to.
 
-    Its name is not enough: two lambdas of one hook have the same name, and so has a method of two networks.
+    Its name is not enough: two lambdas of one hook have the same name, and so has a method of two networks. Floats are
+    left out, because they may change in every round, such as a temperature.
     """
-    if isinstance(function, partial):
-        return kind_of(function.func), _sizes([*function.args, *function.keywords.values()])
-    if (code := getattr(function, "__code__", None)) is None:
-        return _sizes([function])
-    referred = [getattr(function, "__self__", None), *(function.__defaults__ or ())]  # type: ignore[attr-defined]
-    for cell in function.__closure__ or ():  # type: ignore[attr-defined]
-        with suppress(ValueError):  # a variable without a value so far
-            referred.append(cell.cell_contents)
-    return code, _sizes(referred)
-
-
-def _sizes(values: Sequence[object]) -> tuple[Hashable, ...]:
-    return tuple(map(_size, values))
-
-
-def _size(value: object) -> Hashable:
+    of = partial(kind_of, depth=depth + 1)
+    if depth > DEEPEST:
+        return type(value).__qualname__
+    if isinstance(value, partial):
+        return of(value.func), of(value.args), of(value.keywords)
+    if isinstance(value, MethodType):
+        return of(value.__func__), of(value.__self__)
+    if isinstance(value, FunctionType):
+        closed = []
+        for cell in value.__closure__ or ():
+            with suppress(ValueError):  # a variable without a value so far
+                closed.append(cell.cell_contents)
+        return value.__code__, of(value.__defaults__), of(value.__kwdefaults__), of(closed)
     if isinstance(value, nn.Module):
-        tensors = (*value.parameters(), *value.buffers())
-        return type(value).__qualname__, tuple(tuple(tensor.shape) for tensor in tensors)
+        return repr(value), of(list(value.state_dict().values()))
     if isinstance(value, Tensor):
         return tuple(value.shape)
-    if isinstance(value, int | str):
+    if type(value) in (list, tuple):
+        return tuple(map(of, value))  # type: ignore[call-overload]
+    if type(value) is dict:
+        return tuple((str(name), of(one)) for name, one in value.items())
+    if type(value) in (int, bool, str):
         return value
-    return getattr(value, "__code__", type(value).__qualname__)  # not a float, which may change in every round
+    # Without a `__repr__` of its own, a callable object has another text each time, and is counted each time.
+    return repr(value) if callable(value) else type(value).__qualname__
 
 
 def _quadratic(counts: Sequence[int], size: int) -> int:

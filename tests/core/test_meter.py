@@ -134,6 +134,23 @@ def test_outputs_are_charged_forward_only():
     assert client_report.stats.flops == 5 * 2 * 16 * 8
 
 
+class Applied:
+    """A callable object, with a network inside."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x.flatten(1))
+        return out
+
+
+class AttributesOf(dict[str, Any]):
+    """A common idiom, in which an unknown attribute is a `KeyError`."""
+
+    __getattr__ = dict.__getitem__
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_functions_of_one_name_are_charged_separately(order: tuple[int, int]) -> None:
     wide, narrow = nn.Linear(16, 30), nn.Linear(16, 5)
@@ -158,15 +175,25 @@ def test_functions_of_one_name_are_charged_separately(order: tuple[int, int]) ->
     partials = [partial(applied, net) for net in (wide, narrow)]
     assert charged(*partials) == [2 * 16 * 30, 2 * 16 * 5]
     assert charged(nn.Sequential(flat, wide), nn.Sequential(flat, narrow)) == [2 * 16 * 30, 2 * 16 * 5]
+    assert charged(*(partial(lambda nets, x: nets[0](flat(x)), [net]) for net in (wide, narrow))) == [2 * 16 * 30, 160]
+    assert charged(*(partial(lambda f, x: f(flat(x)), net.forward) for net in (wide, narrow))) == [2 * 16 * 30, 160]
+    assert charged(Applied(wide), Applied(narrow)) == [2 * 16 * 30, 2 * 16 * 5]
+    strided = [nn.Sequential(nn.Conv2d(1, 2, 1, stride=stride), nn.Flatten()) for stride in (1, 2)]
+    images = [lambda x, net=net: net(x.view(-1, 1, 4, 4)) for net in strided]
+    assert charged(*images) == [2 * 16 * 2, 2 * 4 * 2]
     models = [SplitNet(nn.Sequential(flat, net), nn.Linear(net.out_features, 4)) for net in (wide, narrow)]
     assert charged(*(model.features for model in models)) == [2 * 16 * 30, 2 * 16 * 5]
 
 
 def test_a_function_of_all_clients_is_counted_once() -> None:
     meter = FlopMeter()
+
+    def calls_itself(x: Tensor, times: int = 0) -> Tensor:
+        return calls_itself(x, times - 1) if times else x
+
     for temperature in (1.0, 2.0, 3.0):
-        client_report = client("flat", [0, 1], meter)
-        client_report.outputs(lambda x: client_report.net.features(x) / temperature)  # noqa: B023
+        client_report, settings = client("flat", [0, 1], meter), AttributesOf(t=temperature)
+        client_report.outputs(lambda x: calls_itself(client_report.net.features(x)) / settings.t)  # noqa: B023
     assert len(meter.counted) == 1
 
 
