@@ -523,6 +523,10 @@ def test_hks_with_all_rounds() -> None:
     words = "There, it has {:.2f} in the best round and {:.2f} on the whole test set."
     assert words.format(*of["again"]) in WORDS
     assert f"the processor alone changes its best round by {over('HKS all', of['again'])[0]:.2f} points" in WORDS
+    of["T2"] = [values(HKS_AGAIN, "HKS all with T²", measure)["1"] for measure in ("best", "last_global")]
+    gain, loss = over("T2", of["HKS all"])
+    words = "HKS `all` has {:.2f} in the best round and {:.2f} on the whole test set (Intel Xeon, same file): "
+    assert words.format(*of["T2"]) + f"{gain:.2f} above and {-loss:.2f} below the row of the table" in WORDS
     levels = [of[f"HKS {name}"] for name in ("top", "middle", "bottom", "all")]
     spread = [max(column) - min(column) for column in zip(*levels, strict=True)]
     words = (
