@@ -102,11 +102,10 @@ def difference(one: Trace, other: Trace) -> str | None:
                     )
     for t, (mine, its) in enumerate(zip(one.metrics, other.metrics, strict=True)):
         for name in dict.fromkeys([*mine, *its]):
-            # `repr`, because a NaN, such as the loss of a diverged client, is not equal to itself
-            if (name in SAME or not name.startswith(VARYING)) and repr(mine.get(name)) != repr(its.get(name)):
-                return (
-                    f"round {t}, {name}: {its.get(name)}, but {mine.get(name)} in the first run ({one.variation.name})"
-                )
+            first, second = mine.get(name), its.get(name)
+            both_nan = first != first and second != second  # such as the loss of a diverged client
+            if (name in SAME or not name.startswith(VARYING)) and first != second and not both_nan:
+                return f"round {t}, {name}: {second}, but {first} in the first run ({one.variation.name})"
     if one.digest != other.digest:
         return f"the state digest differs from that of the first run ({one.variation.name})"
     if one.best_val != other.best_val:
