@@ -579,6 +579,28 @@ def test_every_file_has_a_digest_for_every_run() -> None:
         assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in digests)
 
 
+def test_beside_niid_bench() -> None:
+    reported = runpy.run_path(str(REPOSITORY / "benchmarks" / "beside_niid_bench.py"))["REPORTED"]
+    with (FOLDER / "beside_niid_bench.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    best = {row["partition"]: 100 * float(row["best"]) for row in rows}
+    expected, beyond = [], []
+    for row, name in zip(rows, ("IID", "Dirichlet(0.5)"), strict=True):
+        mean, deviation = reported[row["partition"]]
+        assert (float(row["reported"]), float(row["deviation"])) == (mean, deviation)
+        away = best[row["partition"]] - mean
+        beyond.append(abs(away) / deviation)
+        accuracies = [f"{100 * float(row[measure]):.2f}" for measure in ("best", "last")]
+        expected.append(
+            [name, accuracies[0], row["round"], accuracies[1], f"{mean:.2f} ± {deviation:.2f}", f"{away:+.2f}"]
+        )
+    assert tables("beside_niid_bench") == expected
+    assert "by {:.1f} and {:.1f} of the reported deviations".format(*beyond) in WORDS
+    cost, theirs = best["iid"] - best["dirichlet"], reported["iid"][0] - reported["dirichlet"][0]
+    assert max(abs(best[name] - reported[name][0]) for name in best) < 0.8 and WORDS.count("within 0.8 points") == 2
+    assert f"the Dirichlet partition costs {cost:.2f} points here, and {theirs:.2f} there" in WORDS
+
+
 def test_repeated_runs_have_the_same_digest() -> None:
     def digests(path: Path, variant: str, seed: str) -> list[str]:
         with path.open(encoding="utf-8", newline="") as file:
