@@ -264,9 +264,12 @@ class Loop:
                 self._best_val = (t, facts)
         self.record(t, metrics, rows, complete)
         progress.t = t
+        self._wait_if_at_once()
+        self.recovering(partial(self.observers.after_round, t))
+
+    def _wait_if_at_once(self) -> None:
         if self.observers.at_once:
             self.recovering(self.record.wait)
-        self.recovering(partial(self.observers.after_round, t))
 
     def save(self) -> None:
         """Save the state after the last round that is done, unless it is saved already."""
@@ -305,6 +308,7 @@ class Loop:
             progress.final = compute_metrics(ALL_CLIENTS, progress.latest) | compute_metrics(CURRENT, rows)
             self.record(0, progress.final, rows)
             progress.t = 0
+            self._wait_if_at_once()
 
     def _test(self, clients: Sequence[ClientId], coverage: Coverage) -> Mapping[ClientId, ClientEvaluation]:
         return self.recovering(lambda: self.backend.evaluate([(k,) for k in clients], coverage).result())

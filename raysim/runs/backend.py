@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,23 @@ _in_process = threading.Lock()
 """Held by the run of this process that does all work itself: a second one in another thread would change its result."""
 
 
+@contextlib.contextmanager
+def only_in_process(backend: str) -> Iterator[None]:
+    """Raise `RunError` if this run and one that is active would both do all their work in this process."""
+    if backend != "in_process":
+        yield
+        return
+    if not _in_process.acquire(blocking=False):
+        raise RunError(
+            "another run with backend: in_process is active in this process, and both would draw from torch's "
+            "global random generators; set backend: ray, or start the runs in separate processes"
+        )
+    try:
+        yield
+    finally:
+        _in_process.release()
+
+
 def device_in_process(plan: Plan) -> torch.device:
     """Return the device on which a run in this process trains."""
     wanted = any(group.gpus_per_actor for group in plan.groups)
@@ -59,12 +76,6 @@ def make_backend(
     assert plan is not None
     resources = scenario.resources
     if scenario.backend == "in_process":
-        if not _in_process.acquire(blocking=False):
-            raise RunError(
-                "another run with backend: in_process is active in this process, and both would draw from torch's "
-                "global random generators; set backend: ray, or start the runs in separate processes"
-            )
-        cleanup.callback(_in_process.release)
         in_process = InProcessBackend(device_in_process(plan), state_limits(scenario, folder))
         cleanup.callback(in_process.close)
         for text in plan.notes:

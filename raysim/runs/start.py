@@ -18,6 +18,7 @@ from raysim.engine.stop import Stop
 from raysim.report.load import read_rounds, read_summary
 from raysim.report.progress import make_display
 from raysim.runs.assembly import Assembly, assemble, check_local, checkpoint_storage, try_storage
+from raysim.runs.backend import only_in_process
 from raysim.runs.code import Code, versions
 from raysim.runs.execution import Execution, Options, Resumed, resume_line
 from raysim.runs.identity import Identity, label
@@ -42,6 +43,11 @@ def begin(scenario: Scenario, options: Options) -> Path:
     Raises `ScenarioError` when the run cannot start, `RunError` when it cannot continue, `KeyboardInterrupt` when it is
     stopped.
     """
+    with only_in_process(scenario.backend):
+        return _begin(scenario, options)
+
+
+def _begin(scenario: Scenario, options: Options) -> Path:
     check_local(scenario)
     uri = check_uri(scenario.tracking.uri)
     options = _with_trackers(options, scenario)
@@ -79,6 +85,11 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
     without Ray, and the mapping has `completed`: true.
     Raises `ScenarioError` when the scenario or the folder does not fit the run, or the run cannot be resumed.
     """
+    with only_in_process(scenario.backend):
+        return _resume(folder, scenario, options, code_changed)
+
+
+def _resume(folder: Path, scenario: Scenario, options: Options, code_changed: bool) -> dict[str, Any]:
     check_local(scenario)
     before = run_scenario(folder, code_changed=code_changed)
     refuse_differences(folder, before, scenario)

@@ -18,8 +18,8 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.common.files import reason
 from raysim.common.results import LOCK
 from raysim.common.text import holds_secret
-from raysim.engine.checkpoint.storage import is_process_memory, open_storage
-from raysim.report.load import read_summary
+from raysim.engine.checkpoint.storage import is_process_memory, local_folder, open_storage
+from raysim.report.load import read_summary, rounds_done
 from raysim.scenario.parse import ParsedScenario
 
 if TYPE_CHECKING:
@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 SUMMARY = "summary.json"
 
 
-def check_address(scenario: ParsedScenario) -> None:
-    """Raise `ScenarioError` if the address in `output` must not be used. `download` checks whether it can be used."""
+def check_address(scenario: ParsedScenario, folder: Path) -> None:
+    """Raise `ScenarioError` if the address in `output` must not be used. `download` checks whether it can be used.
+
+    folder: the local folder of the sweep, which must not be copied to itself.
+    """
     if holds_secret(scenario.output):
         raise scenario.origin.error(
             ("output",),
@@ -42,10 +45,17 @@ def check_address(scenario: ParsedScenario) -> None:
             f"{scenario.output} given, but results in the memory of this process are lost when it ends; choose a "
             "folder, or an address of other storage",
         )
+    local = local_folder(scenario.output)
+    if local is not None and (local / folder.name).resolve() == folder.resolve():
+        raise scenario.origin.error(
+            ("output",),
+            f"{scenario.output} given, but this is the folder in which the sweep runs, so its results cannot be copied "
+            f"there; write {folder.parent.name}, or the address of another folder",
+        )
 
 
 def download(sweep: Sweep) -> None:
-    """Download the runs that are only at the address, or only finished there.
+    """Download the runs that are only at the address, or have come further there.
 
     Raises `ScenarioError` if the address cannot be read. Does nothing if the sweep has no address.
     """
@@ -108,24 +118,34 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _upload(sweep: Sweep, files: Collection[Path], run: Path | None = None) -> None:
-    """Upload files, and delete those in the copy of the run's folder that the folder does not contain."""
+    """Upload files, and delete old ones in the copy of the run's folder that the folder does not contain."""
     try:
         fs, root = _location(sweep)
+        old: list[str] = []
         if run is not None:
             copied = f"{root}/{run.relative_to(sweep.output).as_posix()}"
             kept = {file.relative_to(run).as_posix() for file in files}
-            # Old client rows or checkpoints would be resumed with the new ones.
-            if old := [f"{copied}/{name}" for name in _sizes(fs, copied) if name not in kept]:
-                fs.rm(old)
-        for last in (False, True):
-            some = [file for file in files if (file.name == SUMMARY) == last]
-            names = [f"{root}/{file.relative_to(sweep.output).as_posix()}" for file in some]
-            for parent in sorted({name.rpartition("/")[0] for name in names}):
-                fs.makedirs(parent, exist_ok=True)
-            if some:
-                fs.put([str(file) for file in some], names)
+            old = [f"{copied}/{name}" for name in _sizes(fs, copied) if _is_state(name) and name not in kept]
+        _put(fs, root, sweep, [file for file in files if file.name != SUMMARY])
+        # Not earlier: if the upload fails, the copy must still have the checkpoints that its summary names.
+        for name in old:
+            fs.rm_file(name)  # `rm` would expand characters such as * in the address
+        _put(fs, root, sweep, [file for file in files if file.name == SUMMARY])
     except Exception as error:
         raise _failure(sweep, error) from error
+
+
+def _is_state(name: str) -> bool:
+    """Whether a file of a run is a client row file or a checkpoint, which must not be resumed with newer ones."""
+    return name in ("clients.arrows", "clients.parquet") or name.startswith("checkpoints/")
+
+
+def _put(fs: Any, root: str, sweep: Sweep, files: Collection[Path]) -> None:
+    names = [f"{root}/{file.relative_to(sweep.output).as_posix()}" for file in files]
+    for parent in sorted({name.rpartition("/")[0] for name in names}):
+        fs.makedirs(parent, exist_ok=True)
+    if files:
+        fs.put([str(file) for file in files], names)
 
 
 def _failure(sweep: Sweep, error: Exception) -> RunError:
@@ -148,12 +168,14 @@ def _sizes(fs: Any, root: str) -> dict[str, int]:
 
 
 def _is_newer(fs: Any, root: str, local: Path, run: PurePosixPath) -> bool:
-    """Whether the local folder lacks a run, or has not finished it although the run is finished at the address."""
+    """Whether the local folder lacks a run, or the run has come further at the address."""
     if not (local / SUMMARY).exists():
         return True
-    if read_summary(local).get("status") == "finished":
+    here = read_summary(local)
+    if here.get("status") == "finished":
         return False
-    return bool(json.loads(fs.cat_file(f"{root}/{run}/{SUMMARY}")).get("status") == "finished")
+    there = json.loads(fs.cat_file(f"{root}/{run}/{SUMMARY}"))
+    return there.get("status") == "finished" or int(there.get("rounds") or 0) > rounds_done(local, here)
 
 
 def _download_run(fs: Any, root: str, output: Path, run: PurePosixPath, files: Iterable[PurePosixPath]) -> None:

@@ -128,8 +128,8 @@ def load_sweep(
     name = (f"{first.name}-sweep" if of_scenario else name) + ("-fast" if fast else "")
     folder, address = first.settings.results_folder(name), ""
     if "://" in first.output:
-        check_address(first)
         folder, address = Path("runs", name).absolute(), f"{first.output.rstrip('/')}/{name}"
+        check_address(first, folder)
     sweep = Sweep(
         name, base, tuple(cells.values()), folder, raw.get("baseline"),
         targets and tuple(targets), _about(text, base), (FAST_NOTE,) if fast else (), raw.get("targets_on", "all"),

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raysim.common.files import replace, replacing, sync_folder
@@ -145,7 +146,8 @@ class ClientRows:
         # of the folder may have an old Parquet file, and the stream may have lost its end in a power cut.
         whole = self.parquet.exists()
         if whole and self.stream.exists():
-            whole = max((first for first, _ in _stream(self.stream)), default=-1) < t
+            streamed = max((first for first, _ in _stream(self.stream)), default=-1)
+            whole = streamed < t and streamed <= _last_round(self.parquet)
         reached = -1
         for first, batch in _parquet(self.parquet) if whole else _stream(self.stream):
             if first > t:
@@ -194,6 +196,11 @@ def _parquet(path: Path) -> _Batches:
         for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(use_threads=False):
             if batch.num_rows:
                 yield batch.column("round")[0].as_py(), _of_today(batch)
+
+
+def _last_round(path: Path) -> int:
+    rounds = pq.ParquetFile(path, pre_buffer=False).read(["round"], use_threads=False)["round"]
+    return pc.max(rounds).as_py() if len(rounds) else -1
 
 
 def _write_tables(write: Callable[[pa.Table], None], batches: _Batches) -> int:

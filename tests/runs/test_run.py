@@ -136,6 +136,7 @@ class Draws(Watch):
     """Draws from the generators that hooks use, as a tracker may that builds a network."""
 
     def log(self, t: int, values: object, clients: object) -> None:
+        time.sleep(0.03)  # until the next round would have begun
         torch.rand(7)
 
 
@@ -155,14 +156,25 @@ def test_a_tracker_that_draws_changes_no_result(workplace: Path) -> None:
 
 
 def test_a_second_run_in_another_thread_is_refused(workplace: Path) -> None:
+    """Before anything is written, and for as long as the trackers of the first run are open."""
     refused = []
 
     class Starts(Watch):
+        def open(self, card: Any) -> None:
+            self.start()
+
         def log(self, t: int, values: object, clients: object) -> None:
+            self.start()
+
+        def close(self, status: object, summary: object) -> None:
+            self.start()
+
+        def start(self) -> None:
             with pytest.raises(raysim.RunError, match="another run with backend: in_process is active") as caught:
                 raysim.run(digits(rounds=1), quiet=True)
             refused.append(caught)
 
-    assert raysim.run(digits(rounds=1), quiet=True, trackers=[Starts(Stop())]).status == "finished"
-    assert len(refused) == 2
+    run = raysim.run(digits(rounds=1), quiet=True, trackers=[Starts(Stop())])
+    assert run.status == "finished" and len(refused) == 4
+    assert list(run.folder.parent.iterdir()) == [run.folder]
     assert raysim.run(digits(rounds=1), quiet=True).status == "finished"

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
-from raysim.common.errors import ScenarioError
+from raysim.common.errors import RunError, ScenarioError
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.copies import download, upload_run
 from raysim.sweeps.loop import ComparisonError, run_sweep
@@ -52,9 +53,9 @@ def test_only_a_finished_run_replaces_one_of_this_machine(pool: Pool, workplace:
     (folder,) = run_folders(sweep)
     copy = workplace / "bucket" / folder.relative_to(workplace / "runs")
 
-    def end_as(place: Path, status: str) -> None:
+    def end_as(place: Path, status: str, rounds: int = 1) -> None:
         summary = json.loads((place / "summary.json").read_text())
-        (place / "summary.json").write_text(json.dumps({**summary, "status": status, "rounds": 1}))
+        (place / "summary.json").write_text(json.dumps({**summary, "status": status, "rounds": rounds}))
 
     def state(sweep: Sweep) -> str:
         download(sweep)
@@ -66,6 +67,9 @@ def test_only_a_finished_run_replaces_one_of_this_machine(pool: Pool, workplace:
     assert state(sweep) == "done"
     end_as(folder, "failed")
     assert state(sweep) == "failed"
+    end_as(copy, "interrupted", rounds=2)  # of another machine, which has come further
+    assert state(sweep) == "interrupted"
+    end_as(folder, "failed")
     (folder / "clients.parquet").rename(folder / "clients.arrows")
     (folder / ".received-x").mkdir()
     (folder / ".received-x" / "part").touch()
@@ -73,6 +77,29 @@ def test_only_a_finished_run_replaces_one_of_this_machine(pool: Pool, workplace:
     (folder / ".received-x" / "part").unlink()
     assert visible(copy) == visible(folder)
     assert json.loads((copy / "summary.json").read_text())["status"] == "failed"
+
+
+def test_an_upload_deletes_only_old_states_of_its_own_run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = sweep_of(workplace, f"output=file://{workplace}/lr[12]", grid={})
+    run = sweep.output / "cell" / "run"
+    copy, other = (workplace / name / "sweep" / "cell" / "run" for name in ("lr[12]", "lr1"))
+    files = {"summary.json": "new", "clients.parquet": "new"}
+    old = {"summary.json": "old", "clients.arrows": "old", "checkpoints/round_1": "old", "notes.md": "the user's"}
+    for folder, content in ((run, files), (copy, old), (other, old)):
+        (folder / "checkpoints").mkdir(parents=True)
+        for name, text in content.items():
+            (folder / name).write_text(text)
+
+    def fail(*args: object) -> None:
+        raise OSError("no connection")
+
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="no connection"):
+        patch.setattr(LocalFileSystem, "put", fail)
+        upload_run(sweep, run)
+    assert visible(copy) == visible(other)  # whatever the old summary needs
+    upload_run(sweep, run)
+    assert {name: text.decode() for name, text in visible(copy).items()} == {"notes.md": "the user's", **files}
+    assert {name: text.decode() for name, text in visible(other).items()} == old
 
 
 def test_results_that_cannot_be_copied_are_copied_later(
@@ -94,6 +121,8 @@ def test_addresses_that_are_refused(workplace: Path) -> None:
         sweep_of(workplace, "output=s3://me:secret@bucket/runs")
     with pytest.raises(ScenarioError, match=r"output: memory://x given, but results in the memory of this process are"):
         sweep_of(workplace, "output=memory://x")
+    with pytest.raises(ScenarioError, match=r"output: file://.*/runs given, but this is the folder in which the sweep"):
+        sweep_of(workplace, f"output=file://{workplace}/runs")
     with pytest.raises(
         ScenarioError, match=r"output: odd://x/sweep cannot be read \(protocol not known: odd\); correct"
     ):
