@@ -210,7 +210,8 @@ class Client:
         with eval_mode(self.net):
             output = torch.cat([f(batch.x) for batch in data.in_order(self.local.batch_size)])
             if self.meter is not None:
-                key = (self.arch, kind_of(f), "forward")
+                kind = kind_of(f, (self, self.net, self.task))
+                key = kind and (self.arch, kind, "forward")
                 self.stats.flops += len(data) * self.meter.of(key, lambda: f(first(data, 1).x))
         return output
 
@@ -248,11 +249,13 @@ class Client:
         trained = tuple(tensor.requires_grad for tensor in named_tensors(self.net).values())
         tensors = [value for value in leaves(given) if isinstance(value, Tensor)]
         shapes = tuple(value.shape[1:] if value.shape[:1] == (len(data),) else value.shape for value in tensors)
-        kind = (self.arch, kind_of(loss), given is None, shapes, two_views, trained)
+        others = [value for value in leaves(given) if not isinstance(value, Tensor)]
+        kind = kind_of([loss, others], (self, self.net, self.task))
+        key = kind and (self.arch, kind, given is None, shapes, two_views, trained)
         full, rest = divmod(len(data), self.local.batch_size)
         steps = {self.local.batch_size: full, rest: 0 if drop_single else int(rest > 0)}
         work = partial(self._step, loss, given, data, two_views)
-        return sum(count * meter.of_batch(kind, size, work, len(data)) for size, count in steps.items() if count)
+        return sum(count * meter.of_batch(key, size, work, len(data)) for size, count in steps.items() if count)
 
     def _step(self, loss: Loss, given: Any, data: Samples, two_views: bool, size: int) -> None:
         """Run the forward and backward pass of one step and leave the network unchanged."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import FunctionType, MethodType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodDescriptorType, MethodType, ModuleType
+from typing import Any
 
-from torch import Tensor, nn
+import numpy as np
+import torch
+from torch import Tensor
 
 from raysim.core.accelerator import random_state, set_random_state
 from raysim.core.torch_workarounds import FlopCounterMode
@@ -17,8 +20,11 @@ SMALL = 2, 3, 4
 """Batch sizes from which the operations of larger batches are computed; BatchNorm cannot train on one sample."""
 
 
-DEEPEST = 4
-"""Levels of functions and containers, one inside the other, that `kind_of` looks into."""
+MOST = 20_000
+"""Objects that `kind_of` looks at: a ResNet-152 has about 10,000."""
+
+_CONSTANT = bool | int | str | bytes | type | ModuleType | CodeType | MethodDescriptorType | torch.dtype | torch.device
+_DEFINED_IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE in `__flags__` of a class
 
 
 def flops_of(work: Callable[[], object]) -> int:
@@ -37,13 +43,18 @@ def flops_of(work: Callable[[], object]) -> int:
 
 @dataclass
 class FlopMeter:
-    """Operations of each kind of work. Its key must contain everything that the count depends on."""
+    """Operations of each kind of work. Its key must contain everything that the count depends on.
+
+    A key of `None` means that this is not known: the work is then counted each time.
+    """
 
     counted: dict[Hashable, int] = field(default_factory=dict)
     small: dict[Hashable, list[int] | None] = field(default_factory=dict)  # counts at `SMALL`; None: not a polynomial
 
     def of(self, key: Hashable, work: Callable[[], object]) -> int:
         """Return the operations of `work`, which runs only the first time that its key is seen."""
+        if key is None:
+            return flops_of(work)
         if key not in self.counted:
             self.counted[key] = flops_of(work)
         return self.counted[key]
@@ -55,6 +66,8 @@ class FlopMeter:
         So the counts of three small batches determine those of all sizes. The first larger batch verifies this; if it
         does not hold, or if `work` fails on a small batch, each size is counted separately.
         """
+        if key is None:
+            return flops_of(partial(work, size))
         if (key, size) not in self.counted:
             if size > SMALL[-1] and (known := self.small.get(key)) is not None:
                 self.counted[key, size] = _quadratic(known, size)
@@ -68,37 +81,90 @@ class FlopMeter:
         return self.counted[key, size]
 
 
-def kind_of(value: object, depth: int = 0) -> Hashable:
-    """Return what a function's operations depend on, besides its input: its code, and what it refers to.
+def kind_of(value: object, given: Sequence[object] = ()) -> Hashable:
+    """Return what a function's operations depend on, besides its input: its code, and all that it refers to.
 
-    Its name is not enough: two lambdas of one hook have the same name, and so has a method of two networks. Floats are
-    left out, because they may change in every round, such as a temperature.
+    Its name is not enough: two lambdas of one hook have the same name, and so has a method of two networks. Of a float,
+    only the sign is part of the result, because a temperature may change in every round, but a weight of zero may turn
+    a term off. Of a tensor, it is the shape and whether it requires a gradient.
+
+    given: objects that are part of the caller's key already, with all that they refer to.
+    Returns `None` if the operations may depend on something else: on an object that is not made of functions, modules,
+    containers, tensors, numbers, strings, and instances of classes written in Python.
     """
-    of = partial(kind_of, depth=depth + 1)
-    if depth > DEEPEST:
-        return type(value).__qualname__
-    if isinstance(value, partial):
-        return of(value.func), of(value.args), of(value.keywords)
-    if isinstance(value, MethodType):
-        return of(value.__func__), of(value.__self__)
-    if isinstance(value, FunctionType):
-        closed = []
-        for cell in value.__closure__ or ():
-            with suppress(ValueError):  # a variable without a value so far
-                closed.append(cell.cell_contents)
-        return value.__code__, of(value.__defaults__), of(value.__kwdefaults__), of(closed)
-    if isinstance(value, nn.Module):
-        return repr(value), of(list(value.state_dict().values()))
-    if isinstance(value, Tensor):
-        return tuple(value.shape)
-    if type(value) in (list, tuple):
-        return tuple(map(of, value))  # type: ignore[call-overload]
-    if type(value) is dict:
-        return tuple((str(name), of(one)) for name, one in value.items())
-    if type(value) in (int, bool, str):
-        return value
-    # Without a `__repr__` of its own, a callable object has another text each time, and is counted each time.
-    return repr(value) if callable(value) else type(value).__qualname__
+    try:
+        return _Description(given).of(value)
+    except _NotKnownError:
+        return None
+
+
+class _NotKnownError(Exception):
+    """An object may contain what `kind_of` does not see."""
+
+
+class _Description:
+    """Describes objects for `kind_of`. One that is reached again is described by its number."""
+
+    def __init__(self, given: Sequence[object]) -> None:
+        self.numbers = {id(one): number for number, one in enumerate(given)}
+        self.seen = list(given)  # so that no other object gets the same `id`
+
+    def of(self, value: object) -> Hashable:
+        """Describe an object. Raises `_NotKnownError`."""
+        if value is None or isinstance(value, _CONSTANT):
+            return type(value), value
+        if isinstance(value, float):
+            return "float", (value > 0) - (value < 0)
+        if id(value) in self.numbers:
+            return "again", self.numbers[id(value)]
+        if len(self.seen) == MOST:
+            raise _NotKnownError
+        self.numbers[id(value)] = len(self.seen)
+        self.seen.append(value)
+        return type(value), *map(self.of, self._parts(value))
+
+    def _parts(self, value: Any) -> Sequence[object]:
+        """Return the objects that determine the operations of an object. Raises `_NotKnownError`."""
+        parts: list[object] = []
+        if isinstance(value, Tensor):
+            return [value.requires_grad, *_shape(value)]
+        if isinstance(value, torch.Generator):
+            return ()
+        if isinstance(value, partial):
+            return value.func, value.args, value.keywords
+        if isinstance(value, MethodType):
+            return value.__func__, value.__self__
+        if isinstance(value, BuiltinMethodType):
+            return value.__name__, value.__self__
+        if isinstance(value, FunctionType):
+            for cell in value.__closure__ or ():
+                with suppress(ValueError):  # a variable without a value so far
+                    parts.append(cell.cell_contents)
+            return value.__module__, value.__code__, value.__defaults__, value.__kwdefaults__, *parts
+        if isinstance(value, np.ndarray):
+            return value.shape
+        if isinstance(value, np.generic):
+            return (value.item(),)
+        if isinstance(value, dict):
+            parts = _flat(value)
+        elif isinstance(value, list | tuple | set | frozenset):
+            parts = list(value)
+        elif not all(base is object or base.__flags__ & _DEFINED_IN_PYTHON for base in type(value).__mro__):
+            raise _NotKnownError
+        if any(getattr(base, "__slots__", ()) for base in type(value).__mro__):
+            raise _NotKnownError
+        return *parts, *_flat(getattr(value, "__dict__", {}))
+
+
+def _flat(content: Mapping[Any, object]) -> list[object]:
+    return [part for item in content.items() for part in item]
+
+
+def _shape(tensor: Tensor) -> Sequence[object]:
+    try:
+        return tensor.shape
+    except RuntimeError as error:  # a parameter of a lazy layer, before its first input
+        raise _NotKnownError from error
 
 
 def _quadratic(counts: Sequence[int], size: int) -> int:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Hashable
+from functools import partial, wraps
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from raysim.contract.toy import toy_model, toy_samples
+from raysim.contract.toy import Toy, toy_model, toy_samples
+from raysim.core import algorithm
 from raysim.core.algorithm import Client, Task
 from raysim.core.data import Batch
 from raysim.core.fit import LocalTraining
-from raysim.core.meter import ClientStats, FlopMeter, flops_of
+from raysim.core.meter import ClientStats, FlopMeter, flops_of, kind_of
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
 from raysim.core.torch_workarounds import eval_mode
 from raysim.models.split import SplitNet
+from raysim.plugins.registry import algorithm_class, algorithm_names
 
 
 def client(arch: str, labels: list[int], meter: FlopMeter | None) -> Client:
@@ -145,6 +148,44 @@ class Applied:
         return out
 
 
+class Factor:
+    """A plain object with a method."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def times(self, x: Tensor) -> Tensor:
+        return x.flatten(1) @ torch.ones(16, self.width)
+
+
+class Repeated(nn.Module):
+    """A network whose text and weights do not show how often it is applied."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times, self.layer = times, nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for _ in range(self.times):
+            x = self.layer(x)
+        return x
+
+
+def counted_by_c(net: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A function of which Python does not show what it refers to."""
+    held = iter([net] * 9)
+    return lambda x: next(held)(x.flatten(1))  # type: ignore[no-any-return]
+
+
+def wrapped(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    @wraps(function)
+    def outer(x: Tensor) -> Tensor:
+        return function(x)
+
+    return outer
+
+
 class AttributesOf(dict[str, Any]):
     """A common idiom, in which an unknown attribute is a `KeyError`."""
 
@@ -181,6 +222,12 @@ def test_functions_of_one_name_are_charged_separately(order: tuple[int, int]) ->
     strided = [nn.Sequential(nn.Conv2d(1, 2, 1, stride=stride), nn.Flatten()) for stride in (1, 2)]
     images = [lambda x, net=net: net(x.view(-1, 1, 4, 4)) for net in strided]
     assert charged(*images) == [2 * 16 * 2, 2 * 4 * 2]
+    assert charged(Factor(30).times, Factor(5).times) == [2 * 16 * 30, 2 * 16 * 5]
+    assert charged(Repeated(5), Repeated(1)) == [5 * 2 * 16 * 16, 2 * 16 * 16]
+    assert charged(*(wrapped(wrapped(wrapped(one))) for one in closed)) == [2 * 16 * 30, 2 * 16 * 5]
+    assert charged(*(lambda x, w=w: wide(flat(x)) * w if w else x for w in (0.5, 0.0))) == [2 * 16 * 30, 0]
+    assert charged(counted_by_c(wide), counted_by_c(narrow)) == [2 * 16 * 30, 2 * 16 * 5]
+    assert charged(*(lambda x, n=n: wide(flat(x)).repeat(1, n) for n in np.int64([1, 2]))) == [2 * 16 * 30] * 2
     models = [SplitNet(nn.Sequential(flat, net), nn.Linear(net.out_features, 4)) for net in (wide, narrow)]
     assert charged(*(model.features for model in models)) == [2 * 16 * 30, 2 * 16 * 5]
 
@@ -195,6 +242,44 @@ def test_a_function_of_all_clients_is_counted_once() -> None:
         client_report, settings = client("flat", [0, 1], meter), AttributesOf(t=temperature)
         client_report.outputs(lambda x: calls_itself(client_report.net.features(x)) / settings.t)  # noqa: B023
     assert len(meter.counted) == 1
+
+
+def test_numbers_among_the_arguments_are_part_of_a_kind_of_work() -> None:
+    def loss(net: Any, batch: Batch, given: Any) -> Tensor:
+        for _ in range(given["times"]):
+            out = net(batch.x)
+        return out.sum()
+
+    meter = FlopMeter()
+    for times in (1, 3, 2):
+        client_report = client("flat", [0, 1], meter)
+        client_report.fit(loss, {"times": times, "weight_C": torch.ones(4)})
+        assert client_report.stats.flops == 2 * 2 * (320 * times + 384)
+
+
+def test_what_is_not_known_is_counted_each_time_and_not_kept() -> None:
+    meter, held = FlopMeter(), iter(range(99))
+    for width in (1, 2, 3):
+        client_report = client("flat", [0, 1], meter)
+        client_report.fit(lambda net, batch, given: net(batch.x).repeat(1, next(held) + 1).sum())
+        assert client_report.stats.flops == 2 * 2 * 704, width
+    assert not meter.counted and not meter.small
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_the_operations_of_bundled_methods_are_counted_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = []
+
+    def kept(value: object, given: Any) -> Hashable:
+        kinds.append(kind_of(value, given))
+        return kinds[-1]
+
+    monkeypatch.setattr(algorithm, "kind_of", kept)
+    meter = FlopMeter()
+    toy = Toy(algorithm_class(name)(), "test", meter=meter).run(2)
+    known = len(meter.counted)
+    toy.round(3)
+    assert None not in kinds and len(meter.counted) == known
 
 
 def test_counting_changes_neither_the_network_nor_any_draw():
