@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -103,10 +104,15 @@ def notes_on(variants: Sequence[Variant], spread: Spread = "interval") -> list[s
             notes.append(
                 f"{variant.name}: its runs used different code ({', '.join(changed)}); run the older runs again"
             )
-        seeds = [run.seed for run in variant.runs]
-        for seed in sorted({seed for seed in seeds if seeds.count(seed) > 1}):
-            which = "last finished" if any(run.is_finished for run in variant.runs if run.seed == seed) else "last"
-            notes.append(f"{variant.name}, seed {seed}: {seeds.count(seed)} runs; only the {which} run counts")
+        for pair, counted in sorted(variant.counted.items()):
+            same = [run for run in variant.runs if run.pair == pair]
+            which = "last finished" if counted.is_finished else "last"
+            if len(same) > 1:
+                notes.append(f"{variant.name}, seed {counted.seed}: {len(same)} runs; only the {which} run counts")
+        for seed, runs in sorted(Counter(seed for seed, _ in variant.counted).items()):
+            if runs > 1:
+                different = "with different data or partitions; all of them count"
+                notes.append(f"{variant.name}, seed {seed}: {runs} runs {different}")
     by_settings: dict[str, list[Variant]] = {}
     for variant in variants:
         by_settings.setdefault(repr(sorted(variant.runs[0].deciding.items(), key=str)), []).append(variant)

@@ -53,7 +53,7 @@ class Variant:
 
     @property
     def counted(self) -> Mapping[Any, RunRecord]:
-        """(seed, partition digest) -> the run that is compared: the last one that is finished, else the last one."""
+        """(seed, digests of data and partition) -> the run that is compared: the last finished one, or the last one."""
         return {run.pair: run for run in sorted(self.runs, key=lambda run: run.is_finished)}
 
     @property

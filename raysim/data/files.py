@@ -85,13 +85,12 @@ def part_of(kind: str, inside: Sequence[str]) -> tuple[str, int]:
     """Return the part (train, test, val) that a path belongs to, and the place of the name that says so; "", -1: none.
 
     The folder that contains an image is the image's class, such as train_station, unless its whole name is a part's.
-    The name of an image with a number says nothing: trains/train1.png is the first picture of a train.
+    The name of an image itself says nothing: trains/train_1.png is the first picture of a train.
     """
-    for place, name in enumerate(inside):
+    for place, name in enumerate(inside[:-1] if kind == "images" else inside):
         match = PART.match(name)
         is_class = kind == "images" and place == len(inside) - 2
-        is_numbered_image = kind == "images" and place == len(inside) - 1 and match and name[match.end()].isdigit()
-        if match and (not is_class or match[0] == name) and not is_numbered_image:
+        if match and (not is_class or match[0] == name):
             return "val" if match[1].lower().startswith("val") else match[1].lower(), place
     return "", -1
 

@@ -62,6 +62,9 @@ def warm_start(assembly: Assembly) -> Assembly:
 def _taken(folder: Path, init: Init, assembly: Assembly) -> tuple[Initial, tuple[str, ...]]:
     """Return the state of the other run in `folder`, and warnings about it."""
     source, spec = OpenedRun.of(folder), assembly.spec
+    had, have = (
+        (one.digest, one.partition.digest) for one in (source.assembly, assembly)
+    )  # the backend takes the data
     _refuse_other_clients(source, spec)
     checkpoint = _checkpoint(source, init)
     same_method = source.method == assembly.scenario.algorithm_name
@@ -70,7 +73,7 @@ def _taken(folder: Path, init: Init, assembly: Assembly) -> tuple[Initial, tuple
         models = _models(backend, spec)
         server = serialize(backend.server.server.state) if same_method else None
     notes = []
-    if source.assembly.partition.digest != assembly.partition.digest:
+    if had != have:
         notes.append(f"init: the clients of the run {folder} have different samples than the clients of this run")
     if server is None and not models and receives(spec.algorithm):
         notes.append(

@@ -262,7 +262,7 @@ def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> 
     places = {"data.root": data.root, "checkpoint.folder": scenario.checkpoint.folder, "data.path": data.path}
     places["data.partition.path"] = data.partition.get("path")  # of partition `listed`
     places["system.trace"] = scenario.system.trace if scenario.system else None
-    if scenario.init is not None and not state.resumable:  # the folder of a run, or the id of one below ./runs
+    if scenario.init is not None:  # the folder of a run, or the id of one below ./runs
         with contextlib.suppress(ScenarioError):  # the cell then fails with this error
             places["init.run"] = str(find_run(scenario.init.run))
     for key, place in places.items():

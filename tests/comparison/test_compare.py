@@ -358,6 +358,17 @@ def test_an_earlier_run_that_failed_is_not_reported_as_the_result(tmp_path: Path
     assert not any("interrupted" in note for note in notes)
 
 
+@pytest.mark.parametrize("other", [{"partition": "y"}, {"data_digest": "edited"}])
+def test_runs_of_one_seed_on_other_data_all_count_and_a_note_says_so(tmp_path: Path, other: dict[str, str]) -> None:
+    make_run(tmp_path / "a", partition="x")
+    make_run(tmp_path / "b", **{"partition": "x", **other})  # type: ignore[arg-type]
+    make_run(tmp_path / "c", partition="x")
+    comparison = compare(tmp_path)
+    assert len(comparison.variants[0].counted) == 2
+    assert "fedgh, seed 1: 2 runs; only the last finished run counts" in comparison.notes
+    assert "fedgh, seed 1: 2 runs with different data or partitions; all of them count" in comparison.notes
+
+
 def test_a_later_run_that_failed_does_not_replace_a_finished_one(tmp_path: Path) -> None:
     make_run(tmp_path / "1", accuracy=[0.1, 0.5])
     make_run(tmp_path / "2", accuracy=[0.1, 0.2], done=1)

@@ -69,12 +69,12 @@ def test_parts_of_images(folders: tuple[str, ...], counts: tuple[int, int], tmp_
     assert (len(source.train), len(source.test)) == counts
 
 
-def test_numbered_images_of_one_class(tmp_path: Path) -> None:
-    for name in ("trains/train1.png", "trains/train2.png", "cars/car1.png"):
+def test_names_of_images_name_no_part(tmp_path: Path) -> None:
+    for name in ("trains/train1.png", "trains/train_2.png", "trains/test (3).png", "cars/car1.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     source = find_files("images", Files((str(tmp_path),)))
-    assert (len(source.train), len(source.test)) == (3, 0)
+    assert (len(source.train), len(source.test)) == (4, 0)
 
 
 def test_parts_of_tables(tmp_path: Path) -> None:

@@ -53,6 +53,15 @@ def test_a_task_means_the_same_in_any_folder(sweep: Sweep, tmp_path: Path) -> No
     assert task.resumed is None
 
 
+def test_a_resumed_run_finds_the_run_it_began_with(sweep: Sweep, tmp_path: Path) -> None:
+    """Its checkpoints may be lost, and it then begins again."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").touch()
+    failed = CellState(sweep.cells[0], "failed", tmp_path / "run")
+    task = task_of(failed, sweep, Parent(), "ray")  # type: ignore[arg-type]
+    assert task.scenario.init is not None and task.scenario.init.run == str(tmp_path / "runs" / "tiny" / "r1")
+
+
 def test_a_run_that_never_began_is_begun_anew(sweep: Sweep, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     failed = CellState(sweep.cells[0], "failed", tmp_path / "run")
