@@ -88,6 +88,22 @@ def test_a_server_without_a_model_begins_anew_with_a_warning(workplace: Path, ca
     assert "different samples than the clients of this run" in caplog.text and "round 1" not in caplog.text
 
 
+def test_edited_features_are_noted(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, offset in (("a", 0), ("b", 9)):
+        rows = [f"{x + offset},{x % 3}" for x in range(90)]
+        (workplace / f"{name}.csv").write_text("\n".join(["x,label", *rows]))
+
+    def sets(name: str) -> list[str]:
+        data = f"data={{name: csv, path: {workplace}/{name}.csv, partition: {{name: iid}}}}"
+        return ["algorithm.name=standalone", data, "clients.models=[mlp_s]", "clients.count=3", "rounds=1"]
+
+    source = run(loaded(*sets("a")), quiet=True)
+    run(loaded(*sets("a"), f"init.run={source.folder}"), quiet=True)
+    assert "different samples" not in caplog.text
+    run(loaded(*sets("b"), f"init.run={source.folder}"), quiet=True)
+    assert "different samples than the clients of this run" in caplog.text
+
+
 def test_a_method_with_two_networks_takes_the_clients_own_model(workplace: Path) -> None:
     source = source_of("fedavg")
     warm = run(after(source, "ditto"), quiet=True)
