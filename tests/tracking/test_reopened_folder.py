@@ -146,7 +146,79 @@ def test_again_and_again(begin, continue_run, ideal, make_card, tell):
     assert continue_run(path, 4) == ideal
 
 
-def test_an_old_parquet_file_beside_a_stream(begin, tmp_path):
+def test_an_old_parquet_file_beside_the_stream(begin, continue_run, ideal):
+    """As in a copy of the folder to which the stream was added later."""
+    folder = begin(2)
+    folder.close("interrupted", {})
+    old = (folder.path / "clients.parquet").read_bytes()
+    shutil.rmtree(folder.path)
+    folder = begin(5)
+    folder.sync()
+    kill(folder)
+    (folder.path / "clients.parquet").write_bytes(old)
+    assert continue_run(folder.path, 5) == ideal
+
+
+def test_a_run_that_begins_anew(begin, continue_run, ideal, make_card):
+    folder = begin(0)
+    kill(folder)
+    (folder.path / "rounds.parquet").write_bytes(b"PAR1 and no more")
+    (folder.path / "clients.arrows").unlink()
+    folder = RunFolder.reopen(folder.path)
+    assert folder.truncate(-1) == {} and folder.rounds == []
+    folder.open(make_card(folder.path))
+    assert read_clients(folder.path).num_rows == 0 and read_summary(folder.path)["status"] == "running"
+    with pytest.raises(ScenarioError, match="no round is done yet"):
+        read_rounds(folder.path)
+    kill(folder)
+    assert continue_run(folder.path, -1) == ideal
+
+
+def test_a_run_that_was_killed_before_it_was_opened(tmp_path, continue_run, ideal):
+    folder = RunFolder.create(tmp_path / "runs" / "quick", "r1")
+    kill(folder)
+    assert continue_run(folder.path, -1) == ideal
+
+
+def test_a_stream_that_was_cut_off_anywhere(begin, make_rows, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # for the time it takes
+    folder = begin(1)
+    path, stream = folder.path, folder.path / "clients.arrows"
+    ends = [stream.stat().st_size]
+    for t in (2, 3):
+        folder.log(t, {"accuracy/all": 0.5}, make_rows(t, 2))
+        ends.append(stream.stat().st_size)
+    folder.sync()
+    kill(folder)
+    whole = stream.read_bytes()
+    expected = read_clients(path).slice(0, 6 + 6 + 2)
+    rows = ClientRows(path)
+    for cut in (*range(ends[1], ends[2], 3), ends[2]):  # within round 3
+        stream.write_bytes(whole[:cut])
+        found = [batch for _, batch in rows._until(2)]
+        assert pa.Table.from_batches(found).equals(expected), cut
+        if cut % 40 == 0:
+            rows.truncate(2)
+            rows.close_stream()
+            assert read_clients(path).equals(expected), cut
+    for cut in range(ends[0], ends[1], 7):  # within round 2
+        stream.write_bytes(whole[:cut])
+        with pytest.raises(MissingRowsError, match=r"^clients\.arrows ends after round 1$"):
+            rows.truncate(2)
+        assert stream.stat().st_size == cut
+    for n, cut in enumerate((ends[0], ends[0] + 9, ends[1] - 1), start=1):
+        stream.write_bytes(whole[:cut])
+        folder = RunFolder.reopen(path)
+        assert folder.truncate(2) == {}
+        kill(folder)
+        aside = path / f"clients.damaged{n if n > 1 else ''}.arrows"
+        assert folder.damage == [
+            f"{stream} was damaged and has been renamed to {aside.name}: the new file lacks the rows of rounds 0 to 2"
+        ]
+        assert aside.stat().st_size == cut and len(folder.rounds) == 3
+
+
+def test_an_old_parquet_file_beside_a_stream_that_was_cut_off(begin, tmp_path):
     """As in a copy of a run's folder whose upload was interrupted. The stream is preferred unless it ends earlier."""
     folder = begin(3)
     folder.sync()
