@@ -24,7 +24,7 @@ def test_job_logs(tmp_path: Path) -> None:
     from tests.jobs import add_commands
 
     add_commands()
-    outcome = attack(50, attack_job, tmp_path)
+    outcome = attack(15, attack_job, tmp_path)
     assert not outcome.failures, outcome.failures[0]
     assert set(outcome.codes) == {0, 1, 2}
     assert outcome.grown_mib < MIB
@@ -39,14 +39,14 @@ def test_data_files(tmp_path: Path) -> None:
 
 
 def test_run_folders(tmp_path: Path) -> None:
-    outcome = attack(30, FolderAttack(tmp_path / "real"), tmp_path)
+    outcome = attack(12, FolderAttack(tmp_path / "real"), tmp_path)
     assert not outcome.failures, outcome.failures[0]
     assert set(outcome.codes) == {0, 1, 2}
     assert outcome.grown_mib < MIB
 
 
 def test_own_code(tmp_path: Path) -> None:
-    outcome = attack(12, OwnCodeAttack(tmp_path), tmp_path)
+    outcome = attack(6, OwnCodeAttack(tmp_path), tmp_path)
     assert not outcome.failures, outcome.failures[0]
     assert outcome.codes[2]
     assert outcome.grown_mib < MIB

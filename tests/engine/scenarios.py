@@ -21,6 +21,7 @@ from raysim.runs.assembly import assemble
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
+from tests.choices import first
 
 
 def digits(**changes: Any) -> dict[str, Any]:
@@ -69,6 +70,10 @@ METHODS = [
 ]
 """All methods, for tests that take a second or more per method; those that are not in `TYPICAL` are in
 `make test-large`."""
+
+_DIFFERENT = ("hks", "fedkd", "fedssa", "dc_pfl")
+FEW = first([*_DIFFERENT, *(name for name in algorithm_names() if name not in _DIFFERENT)], len(_DIFFERENT))
+"""The same for tests of one mechanism of the engine: `make test` tries four methods, whose hooks differ most."""
 
 
 def of_method(name: str) -> list[str]:

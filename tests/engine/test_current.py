@@ -29,7 +29,7 @@ from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
 from tests.conftest import said
-from tests.engine.scenarios import METHODS, ROUNDS, loaded, of_method, outcome
+from tests.engine.scenarios import FEW, ROUNDS, loaded, of_method, outcome
 from tests.engine.test_recovery import Killable
 
 ALL = "evaluation={clients: all}"
@@ -99,7 +99,7 @@ def test_two_clients_by_hand() -> None:
     assert memory.rounds[0]["accuracy/all_current"] == memory.rounds[0]["accuracy/all"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FEW)
 def test_nothing_else_changes(method: str, tmp_path: Path) -> None:
     """Digest, rows and metrics are those of a run without the keys; deaths change no bit of the tests."""
     sets = (*of_method(method), "training.batch_size=64")

@@ -38,7 +38,7 @@ from raysim.scenario.parse import ParsedScenario
 from raysim.tracking.in_memory import MemoryTracker
 from tests.conftest import said
 from tests.engine import scenarios
-from tests.engine.scenarios import METHODS, ROUNDS, of_method, outcome, spec_for
+from tests.engine.scenarios import FEW, ROUNDS, of_method, outcome, spec_for
 
 
 def loaded(*sets: str) -> ParsedScenario:
@@ -99,7 +99,7 @@ class Killable(InProcessBackend):
         return super().digests()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", FEW)
 def test_deaths_change_nothing(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = loaded(*of_method(method))
     expected = outcome(given, InProcessBackend())

@@ -29,6 +29,7 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.records import RoundReport, ServerReport
+from raysim.engine.run import Schedule
 from raysim.engine.workers.client import ClientWorker
 from raysim.engine.workers.hooks import HookError
 from raysim.engine.workers.rows import StateLimits
@@ -117,6 +118,14 @@ def test_rounds_add_up(finished: Run) -> None:
         assert sum(client["class_correct"]) == client["correct"] and 0 <= client["macro_f1"] <= 1
         own = dealt[dealt["client"] == client["client"]]["part"].value_counts()
         assert (client["total"], client["val_total"]) == (own["test"], own["val"])
+
+
+def test_the_summary_adds_up_bytes(finished: Run) -> None:
+    rows, summary = finished.clients.query("participated"), finished.summary
+    for way in ("up", "down"):
+        total = int(rows[f"{way}_bytes"].sum())
+        assert sum(summary[f"{way}_bytes_by_field"].values()) == total > 0
+        assert summary[f"{way}_bytes_per_participant"] == total / len(rows)
 
 
 def test_accuracy_of_each_class(finished: Run) -> None:
@@ -292,6 +301,12 @@ def test_the_global_test_set_has_rounds_of_its_own(when: str, together: int, wor
     tested = {row.round for row in some_rounds.clients if row.global_accuracy is not None}
     assert tested == {2, 3}
     assert seldom.summary["final"]["accuracy/global"] == every.summary["final"]["accuracy/global"]
+
+
+def test_the_global_test_set_is_tested_in_every_round_by_default() -> None:
+    assert [Schedule(4, 1).coverage(t) for t in (1, 2, 3, 4)] == ["whole"] * 4
+    seldom = Schedule(5, 1, evaluate_every=2)
+    assert [seldom.coverage(t) for t in (1, 2, 3, 4, 5)] == [None, "whole", None, "whole", "whole"]
 
 
 def test_seeds_matter_and_repeat(workplace: Path) -> None:

@@ -146,12 +146,13 @@ class FailsForClient0(Standalone):
 def test_late_clients_have_taken_part() -> None:
     """Client 0 fails and all others are late: 1 of 8 participants failed, not 1 of 1."""
 
-    def run_with(fraction: float) -> None:
+    def run_with(fraction: float) -> Any:
         late = ("system.latency_s=1", "clients.deadline_s=0.5", "clients.participation=1", "rounds=1")
         given = loaded(*late, "algorithm={name: standalone}", f"failure.max_failed_fraction={fraction}")
-        rounds_on(InProcessBackend(), given.with_algorithm(FailsForClient0()))
+        _, _, values = rounds_on(InProcessBackend(), given.with_algorithm(FailsForClient0()))
+        return values
 
-    run_with(0.2)
+    assert run_with(0.2)[1]["engine/dropped_clients"] == 7  # the late ones; the one that failed is counted elsewhere
     with pytest.raises(HookError, match=r"round 1: 1 of 8 clients failed, more than failure\.max_failed_fraction"):
         run_with(0.1)
 
@@ -203,3 +204,13 @@ def test_seeds_of_their_own() -> None:
     assert same(base, facts("seeds.weights=6")) == [True, False, True]
     assert same(base, facts("seeds.cohorts=6")) == [True, True, False]
     assert same(base, facts("seed=6")) == [False, False, False]
+
+
+def test_dropout_follows_the_seed_of_cohorts() -> None:
+    def drawn(*sets: str) -> list[Any]:
+        assembly = assemble(Scenario.of(loaded("clients.participation=1", "system={dropout: 0.5}", *sets)))
+        return [sample(assembly.spec, assembly.schedule, t) for t in range(1, 9)]
+
+    base = drawn()  # seed 5
+    assert base == drawn("seed=6", "seeds={data: 5, weights: 5, cohorts: 5}")
+    assert base != drawn("seeds.cohorts=6")

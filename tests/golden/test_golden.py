@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 
 import pytest
 
@@ -18,13 +19,14 @@ def test_golden(method: str) -> None:
     if stored["environment"] == environment():
         assert found == stored
         return
+    same_type = platform.machine() == "x86_64"  # between an AMD and an Intel processor, losses differ by 2e-6
     for now, then in zip(found["rounds"], stored["rounds"], strict=True):
         assert now.keys() == then.keys()
         for name, value in then.items():
             if name.startswith("loss"):
-                assert now[name] == pytest.approx(value, rel=1e-3), name
+                assert now[name] == pytest.approx(value, rel=2e-5 if same_type else 1e-3), name
             elif name.startswith("accuracy"):
                 # Eight clients of about 18 test samples: two that fall the other way.
-                assert now[name] == pytest.approx(value, abs=2 / 18 / 4), name
+                assert now[name] == pytest.approx(value, abs=1e-6 if same_type else 2 / 18 / 4), name
             else:
                 assert now[name] == value, name

@@ -82,7 +82,7 @@ def test_going_on_with_more_rounds_is_as_if_there_had_always_been_so_many(workpl
     assert f"raysim resume {short.folder} --set rounds=N" in again.summary["nothing_to_do"]
 
 
-@pytest.mark.parametrize("when", ["after_update", "after_receive", "both"])
+@pytest.mark.parametrize("when", first(["after_receive", "after_update", "both"]))
 def test_the_additional_test_of_the_last_round_is_not_kept(workplace: Path, when: str) -> None:
     """Round 3 is tested only because it is the last one; rounds 4 and 8 do not show that it was."""
     sets = ["evaluation.every=4", f"evaluation.when={when}", "clients.participation=0.25"]
@@ -402,7 +402,7 @@ def test_damaged_reports_do_not_cost_the_checkpoint(workplace: Path) -> None:
 
 
 @pytest.mark.parametrize("damaged", first([["000004"], ["000002", "000004"]]))
-@pytest.mark.parametrize("part", ["clients", "server"])
+@pytest.mark.parametrize("part", first(["clients", "server"]))
 def test_a_damaged_checkpoint_does_not_prevent_resuming_from_an_older_one(
     workplace: Path, capfd: pytest.CaptureFixture[str], part: str, damaged: list[str]
 ) -> None:

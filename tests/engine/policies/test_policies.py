@@ -506,6 +506,12 @@ def test_one_round_by_hand() -> None:
     assert "accuracy/best" not in progress.cumulative(evaluated=False)
 
 
+def test_the_seconds_of_earlier_processes_count() -> None:
+    again = Progress()
+    again.resume(1, {**Progress(t=1).facts(), "before_s": 7.5}, {})
+    assert again.elapsed_s() == 7.5  # until the first round begins
+
+
 def test_what_fits_in_all_but_on_no_node_is_refused() -> None:
     plan = Plan(tuple(groups((1, 4, 0))))
     check_fits(plan, [Node("a", 4, 0)])

@@ -83,6 +83,13 @@ def test_availability_and_dropout_are_of_each_client_and_round() -> None:
     assert certain.available(1, 1, [0, 2]) == [0, 2] and not certain.finishing(1, 1, [0, 2])
 
 
+def test_dropout_is_not_the_draw_of_availability() -> None:
+    system = system_of(2000, availability=0.5, dropout=0.5)
+    available = system.available(1, 1, range(2000))
+    # Half of about 1000, within four standard deviations; with the same draw it would be all of them or none.
+    assert len(system.finishing(1, 1, available)) == pytest.approx(len(available) / 2, abs=64)
+
+
 def test_distributions() -> None:
     def draw(distribution: Any, count: int) -> Any:
         return distribution.draw(np.random.default_rng(1), count)
