@@ -112,6 +112,16 @@ def test_representations_of_different_noise_are_pushed_apart():
     assert found - plain == pytest.approx(3 * math.exp(-0.5), abs=1e-5)
 
 
+def test_fedgen_diversity_is_of_the_noise_alone():
+    # As `MADE`, with the columns of the labels, here of one class: over all three, the noise's square distance is 1/3.
+    made = Batch(torch.tensor([[1.0, 1.0, 0.0], [2.0, 1.0, 0.0]]), torch.tensor([0, 0]), torch.tensor([0, 1]))
+    plain, diverse = (
+        float(FedGen(noise_dim=1, diversity=weight).generator_loss(Same(), made, (*HEADERS, SHARES)))
+        for weight in (0.0, 3.0)
+    )
+    assert diverse - plain == pytest.approx(3 * math.exp(-0.5), abs=1e-5)
+
+
 def test_the_generator_by_hand():
     # One noise number 2 and the first of two classes: hidden 2 * 1 + 3 = 5, normalised (5 - 1) / 2 = 2, out 2 * 10 + 1.
     net = Generator(3, 1, 1).eval()
@@ -161,6 +171,24 @@ def test_headers_are_averaged_and_labels_counted():
     assert server_after(FedGen(labels="uniform"), more).state.label_C.tolist() == [0.5, 0.0, 0.5, 0.0]
 
 
+def test_fedgen_shares_are_of_each_class(monkeypatch: pytest.MonkeyPatch):
+    given = []
+    monkeypatch.setattr(Server, "fit", lambda self, net, loss, passed, **_: given.append(passed))
+    counts = {0: [3, 0, 1, 0], 2: [1, 2, 1, 0]}
+    server_after(FedGen(), {k: Upload(header(1.0), torch.tensor(n, dtype=torch.int32)) for k, n in counts.items()})
+    (_, _, share_KC), *others = given
+    assert share_KC.tolist() == [[0.75, 0.0, 0.5, 0.0], [0.25, 1.0, 0.5, 0.0]] and not others
+
+
+def test_the_generators_rate_decays_from_round_2_on():
+    algorithm = FedGen(decay=0.5, generator_lr=0.08)
+    assert [algorithm.training(t).lr for t in (1, 2, 3)] == [0.08, 0.04, 0.02]
+
+
+def test_fedgen_decays_the_generators_weights():
+    assert FedGen(generator_decay=0.5).training(1).weight_decay == 0.5
+
+
 @pytest.mark.parametrize("settings", [{}, {"ensemble": "losses", "diversity": 1.0, "noise": "uniform"}])
 def test_the_generator_learns_what_the_headers_call_a_class(settings: dict[str, Any]):
     torch.manual_seed(0)
@@ -186,6 +214,16 @@ def test_clients_draw_the_labels_that_the_server_names():
     assert share.item() == 0.25 and set(label_N.tolist()) <= {0, 2} and latent_ND.shape == (3, 8)
     assert len(algorithm.generated(client_of(FedGen()), server.state) or ()) == 3
     assert len(FedGen(beta=1.0).generated(client_of(FedGen()), server.state) or ()) == 4
+
+
+def test_fedgen_betas_latents_are_of_the_samples_own_labels(monkeypatch: pytest.MonkeyPatch):
+    algorithm, drawn = FedGen(beta=1.0), []
+    server, inputs = server_after(algorithm), FedGen.inputs
+    monkeypatch.setattr(FedGen, "inputs", lambda self, noise, y, c: drawn.append(y) or inputs(self, noise, y, c))
+    algorithm.generated(client_of(algorithm), server.state)
+    first, second = drawn
+    # The server names labels 0 and 2; the client has samples of classes 0 and 1.
+    assert set(first.tolist()) <= {0, 2} and second.tolist() == [0, 1, 1]
 
 
 def test_round_one_can_do_without_the_generator():

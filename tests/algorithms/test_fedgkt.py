@@ -125,6 +125,14 @@ def test_clients_follow_each_other_and_then_all_get_the_last_networks_logits():
         assert_close(server.state.logits[k], torch.tensor([[0.51260622, -0.51260622]]))
 
 
+def test_fedgkt_passes_over_all_uploads_before_the_next_pass(monkeypatch: pytest.MonkeyPatch):
+    seen = []
+    monkeypatch.setattr(Server, "fit", lambda self, *_, data, **__: seen.append(len(data)))
+    ups = {k: Stage(torch.zeros(n, 2), torch.zeros(n, 2), torch.zeros(n).int()) for k, n in ((0, 4), (1, 5))}
+    FedGKT(server_epochs=2).server_update(server_of(), ups)
+    assert seen == [4, 5, 4, 5]
+
+
 def test_official_is_that_of_the_released_scripts():
     official = FedGKT(**FedGKT.profiles["official"])
     assert (official.server_epochs, official.server_distill) == (20, False)

@@ -86,6 +86,13 @@ def test_kat_3_aggregation(agg: str, diagonal: float, beside: float):
     assert wire_size(method.server_send(server, 0)).components == {"entry_E": 4 * 8, "blocks": 16}
 
 
+def test_fedral_divides_by_the_participants_samples_only():
+    method = FedRAL(blocks=1)
+    server = server_of(method, {0: 1, 1: 3, 2: 1000}, width=2)
+    method.server_update(server, {0: Matrix(torch.zeros(4)), 1: Matrix(torch.full((4,), 4.0))})
+    assert server.state.entry_E.tolist() == [3.0] * 4  # (1 * 0 + 3 * 4) / 4
+
+
 def test_kat_4_a_zero_matrix_that_is_not_trained_is_standalone_bit_for_bit():
     fedral = Toy(FedRAL(init="zeros", train_matrix=False), "-").run(3)
     alone = Toy(Standalone(), "-").run(3)

@@ -93,6 +93,15 @@ def test_kat_3_global_and_own_rows_are_fused(fusion: str, expected: list[float])
     assert torch.equal(net.header.weight[[0, 2]], before[[0, 2]]) and net.header.bias[0] == 2
 
 
+@pytest.mark.parametrize("t", [1, 2, 3])
+def test_a_convex_fusion_keeps_the_scale_in_every_round(t: int):
+    net = toy_model("flat")
+    before = net.header.weight.detach().clone()
+    # It receives its own rows: their mean with these is the same rows, whatever the weight.
+    FedSSA(fusion="convex").client_receive(client_with(net, [1, 3, 1], t), rows_of(net.header, torch.tensor([1, 3])))
+    assert_close(net.header.weight.detach(), before)
+
+
 def test_with_weight_zero_own_rows_are_replaced():
     net = toy_model("flat")
     net.header = header_of([[4.0, 0.0]] * 4)

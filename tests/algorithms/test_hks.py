@@ -109,14 +109,14 @@ def test_the_middle_of_longer_paths():
 
 
 def test_the_flat_cut_keeps_the_square_root_of_n_times_c():
-    logits_NC = mixture(60, 3, 0)
+    logits_NC = mixture(62, 3, 0)
     found = taught(HKS(granularity="middle", middle="cut"), logits_NC)
-    assert len(torch.unique(found, dim=0)) == 13  # round(sqrt(180)) = round(13.4)
+    assert len(torch.unique(found, dim=0)) == 14  # round(sqrt(186)) = round(13.6)
     assert len(torch.unique(taught(HKS(granularity="top"), logits_NC), dim=0)) == 3
     from scipy.cluster.hierarchy import fcluster, linkage
 
-    at_N = fcluster(linkage(logits_NC.numpy(), "ward"), 13, "maxclust")
-    expected = np.stack([logits_NC.numpy()[at_N == at_N[i]].mean(0) for i in range(60)])
+    at_N = fcluster(linkage(logits_NC.numpy(), "ward"), 14, "maxclust")
+    expected = np.stack([logits_NC.numpy()[at_N == at_N[i]].mean(0) for i in range(62)])
     assert_allclose(found.numpy(), expected)
 
 
@@ -230,6 +230,14 @@ def test_softmax_space_joins_what_differs_by_a_shift():
     # What is sent is the mean of the logits all the same.
     found = taught(HKS(space="softmax", granularity="top"), logits_NC, 2)
     assert_allclose(found[0].numpy(), [2.5, 3.5, 2.5])
+
+
+def test_softmax_space_is_that_of_the_temperature():
+    # Of the first class: 0.5, 0.95 and 1.0 with T = 1, where the last two are nearest; 0.5, 0.58 and 0.73 with T = 9.
+    logits_NC = torch.tensor([[0.0, 0.0], [3.0, 0.0], [9.0, 0.0]])
+    for temperature, pair in ((1.0, [1, 2]), (9.0, [0, 1])):
+        tree = HKS(space="softmax", temperature=temperature).tree(logits_NC, 2)
+        assert np.flatnonzero(tree.parent_V[:3] == 3).tolist() == pair
 
 
 # -- the loss ----------------------------------------------------------------------------------------
@@ -483,12 +491,16 @@ def test_the_server_keeps_nothing_of_the_networks():
 
 
 @pytest.mark.parametrize("granularity", ["bottom", "middle", "top", "all"])
-def test_ward_with_scipy_and_without_room_for_distances_teaches_the_same(granularity: str):
+def test_ward_with_scipy_and_without_room_for_distances_teaches_the_same(
+    granularity: str, monkeypatch: pytest.MonkeyPatch
+):
     logits_NC = torch.randn(70, 4, generator=torch.Generator().manual_seed(2))
     found = []
     for memory_gb in (2.0, 1e-9):
         method = HKS(granularity=granularity, memory_gb=memory_gb)
         tree = method.tree(logits_NC, 4)
         found.append(torch.from_numpy(method.teachers(logits_NC.double().numpy(), tree)))
+        # Without room, SciPy is not asked.
+        monkeypatch.setattr("raysim.algorithms.hks._scipy_linkage", lambda *_: pytest.fail("SciPy was asked"))
     assert_close(*found, rtol=1e-12, atol=1e-12)
     assert distances_gb(2) == 1.6e-8  # 8 bytes, twice

@@ -74,6 +74,14 @@ def test_round_0_is_not_the_best(tmp_path: Path) -> None:
     assert record.clients_of("best")["accuracy"].to_pylist() == pytest.approx([0.8, 0.6])
 
 
+def test_last_global_is_that_of_the_last_round(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "a") / "rounds.parquet"
+    accuracy = pa.array([None, 0.2, 0.9, 0.4])
+    pq.write_table(pq.read_table(path).append_column("accuracy/global", accuracy), path)
+    (record,) = find_runs([tmp_path])
+    assert (record.measures([])["last_global"], record.measures([])["best_global"]) == (0.4, 0.9)
+
+
 def test_runs_that_differ_in_their_seed_are_one_variant(tmp_path: Path) -> None:
     for seed, last in ((1, 0.5), (2, 0.7), (3, 0.9)):
         make_run(tmp_path / f"s{seed}", seed=seed, accuracy=[0.1, last], resources={"actors": seed}, name=f"n{seed}")
@@ -504,6 +512,16 @@ def test_costs_to_a_target_that_some_runs_miss_have_no_mean(tmp_path: Path) -> N
     of_fd = frame.loc[("fd", "rounds_to_0.5")]
     assert (of_fd["n"], of_fd["runs"], of_fd["values"]) == (1, 3, "1.0") and of_fd["mean"] != of_fd["mean"]
     assert list(frame.loc[("hks", "rounds_to_0.5"), ["n", "runs"]]) == [0, 3]
+
+
+def test_no_difference_of_a_cost_that_not_all_runs_of_either_have(tmp_path: Path) -> None:
+    for seed, last in ((1, 0.6), (2, 0.6), (3, 0.4)):
+        make_run(tmp_path / f"a{seed}", seed=seed, accuracy=[0, last])
+        make_run(tmp_path / f"b{seed}", "standalone", seed, accuracy=[0, 0.6])
+    for baseline, other in (("standalone", "fedgh"), ("fedgh", "standalone")):
+        comparison = compare(tmp_path, targets=[0.5], baseline=baseline)
+        assert comparison.difference(other, "rounds_to_0.5") is None
+        assert other not in comparison.p_values["rounds_to_0.5"]
 
 
 def test_own_methods_are_called_by_their_classes(tmp_path: Path) -> None:

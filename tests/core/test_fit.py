@@ -122,6 +122,15 @@ def test_a_parameter_with_a_learning_rate_of_its_own():
     assert [net[0].w.item(), net[1].w.item()] == pytest.approx([0.76 - 0.04076, 0.54 - 0.05792], abs=1e-5)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_a_learning_rate_of_its_own_with_adam(optimizer: str):
+    net = nn.Sequential(One(), One())
+    local = LocalTraining(lr=0.1, optimizer=optimizer)  # type: ignore[arg-type]
+    job = FitJob(net, lambda n, b, given: (n[0].w.square() + n[1].w.square()).sum() / 2, None, steps(1), local)
+    fit_one(replace(job, rates={"1.w": 0.2}))
+    assert [net[0].w.item(), net[1].w.item()] == pytest.approx([0.9, 0.8])  # the first step of Adam is the rate
+
+
 def test_a_rate_for_nothing_is_refused():
     with pytest.raises(ValueError, match=r"^rates: matrix_D is not a parameter of the network; give a name"):
         fit_one(FitJob(One(), square, None, steps(1), LocalTraining(), rates={"matrix_D": 0.1}))

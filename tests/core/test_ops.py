@@ -70,6 +70,8 @@ def test_the_mean_is_scale_free_and_lies_between_its_parts(parts: list[tuple[int
 def test_the_mean_sums_in_float64_and_keeps_the_type():
     found = weighted_mean([(1, part(1e8)), (1, part(1.0)), (1, part(-1e8)), (1, part(1.0))])["w"]
     assert found.tolist() == [0.5] and found.dtype == torch.float32
+    # A third of each, which no float32 holds: (30,000,000 + 1 - 29,999,998) / 3 = 1.
+    assert weighted_mean([(1, part(value)) for value in (3e7, 1.0, 2 - 3e7)])["w"].tolist() == [1.0]
     half = weighted_mean([(1, {"w": torch.tensor([1.0], dtype=torch.bfloat16)})])["w"]
     assert half.dtype == torch.bfloat16
 

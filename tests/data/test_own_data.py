@@ -20,6 +20,8 @@ from raysim.common.errors import ScenarioError
 from raysim.data.datasets import load_dataset
 from raysim.data.files import find_files
 from raysim.data.leaf import CHARACTERS
+from raysim.data.partition import Natural, make_partition
+from raysim.data.predefined import kept_ids
 from raysim.data.sources import Source
 from raysim.data.specs import Files
 from raysim.data.tables import read_tables
@@ -216,6 +218,21 @@ def test_the_clients_are_the_ids(workplace: Path) -> None:
     assert rows.groupby("client")["part"].value_counts().unstack().to_numpy().min() >= 1
     few = assembled({**data, "partition": {"name": "natural", "by": "user", "min_samples": 16, "max_clients": 1}})
     assert len(few.partition.ids) == 1 and few.partition.ids[0] in ("u0", "u1")  # those with 16 rows, not 15
+
+
+def test_natural_ids_are_drawn_at_random() -> None:
+    label_M, owner_M = np.tile(np.arange(2), 100), np.repeat(np.arange(20), 10)
+    owners = tuple(f"{k:02d}" for k in range(20))
+    setting = Natural(max_clients=5)
+    drawn = {
+        make_partition(label_M, 200, 2, 5, setting, "pooled811", seed, "x", owner_M, owners).ids for seed in range(4)
+    }
+    assert len(drawn) > 1 and all(list(ids) == sorted(ids) for ids in drawn)
+
+
+def test_an_id_with_one_sample_is_left_out_of_811() -> None:
+    """It would have nothing to be tested on."""
+    assert kept_ids(1, np.array([0, 1, 1, 2, 2, 2]), 6, "pooled811").tolist() == [1, 2]
 
 
 def test_natural_with_published_parts(workplace: Path) -> None:

@@ -197,6 +197,44 @@ def test_deterministic_in_the_seed(setting):
     assert all(np.array_equal(first.train.of(client), second.train.of(client)) for client in range(7))
 
 
+PINNED = {
+    "Iid": "5936c1d17bdb", "Pathological": "e745ca422627", "Dirichlet": "c875d4982ac0", "Hks": "e556a3a3647b",
+    "Resample": "41e90d0f01b3",
+}  # fmt: skip
+"""Digests of small partitions, for good: with other values, all published runs would get other samples."""
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_partitions_never_change(setting):
+    label_M, num_train = labels(8, 60, 20)
+    made = make_partition(label_M, num_train, 8, 7, setting, default_split(setting), 1)
+    assert made.digest[:12] == PINNED[type(setting).__name__]
+
+
+@pytest.mark.parametrize("split", ["pooled811", "published"])
+def test_iid_clients_have_all_classes_alike(split):
+    label_M, num_train = labels(5, 400, 100)
+    count_NC = totals(make_partition(label_M, num_train, 5, 10, Iid(), split, 1), label_M, 5)
+    assert abs(count_NC - 50).max() < 25  # four standard deviations
+    assert len({tuple(row) for row in count_NC.tolist()}) > 1  # and not stratified
+
+
+def test_the_samples_of_a_class_are_dealt_at_random():
+    label_M, num_train = labels(4, 100, 25)
+    train = make_partition(label_M, num_train, 4, 5, Dirichlet(100.0), "pooled811", 1).train
+    owner_M = np.full(len(label_M), -1)
+    owner_M[train.index] = train.owner
+    owner_Q = owner_M[(label_M == 0) & (owner_M >= 0)]  # of one class, in the order of the data
+    assert (owner_Q[1:] == owner_Q[:-1]).mean() < 0.5  # about 1/5 of neighbours; dealt in order, almost all
+
+
+def test_validation_samples_of_pfedhn_are_drawn_at_random():
+    label_M, num_train = labels(5, 40, 12)
+    made = make_partition(label_M, num_train, 5, 4, Iid(), "pfedhn", 1)
+    assert num_train == 200 and made.val.index.min() < 80  # neither the last 40
+    assert made.train.index.max() >= 160  # nor any others that lie after those for training
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_table_holds_every_sample(setting):
     label_M, num_train = labels(8, 60, 20)
@@ -253,6 +291,12 @@ def test_pathological_shares(seed, clients, classes, held):
     assert holders_C.max() - holders_C.min() <= 1 and holders_C.sum() == clients * held
 
 
+def test_weights_of_a_class_are_between_04_and_06():
+    share_NC = pathological_shares(40, 4, 2, np.random.default_rng(0))
+    ratio_C = [share_N[share_N > 0].max() / share_N[share_N > 0].min() for share_N in share_NC.T]
+    assert min(ratio_C) > 1.3 and max(ratio_C) <= 1.5  # of 20 holders each; at most 0.6 / 0.4
+
+
 def test_dirichlet_guards():
     rng = np.random.default_rng(0)
     one = dirichlet_shares(np.array([30, 30]), 1, 0.5, 10, 3, rng)  # the only client is full after one class
@@ -260,6 +304,27 @@ def test_dirichlet_guards():
     share_NC = dirichlet_shares(np.array([50, 0, 50]), 10, 1e-4, 10, 1, rng)  # every draw needs the repair
     assert np.isfinite(share_NC).all() and np.allclose(share_NC.sum(0), 1)
     assert (largest_remainder(np.array([50, 0, 50]), share_NC.T).sum(0) == 10).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_full_client_gets_nothing_of_the_classes_that_follow(seed):
+    total_C = np.full(10, 100)
+    share_NC = dirichlet_shares(total_C, 5, 0.05, 1, 1, np.random.default_rng(seed))
+    # Less than an equal part, 1000 / 5, and the class that fills the client.
+    assert largest_remainder(total_C, share_NC.T).sum(0).max() < 200 + 100
+
+
+def test_full_means_an_equal_part():
+    # Of two clients with 10 samples each, the one that takes all of the first class gets nothing of the second.
+    share_NC = dirichlet_shares(np.array([10, 10]), 2, 1e-9, 1, 1, np.random.default_rng(0))
+    assert sorted(share_NC.tolist()) == [[0.0, 1.0], [1.0, 0.0]]
+
+
+@pytest.mark.parametrize(("alpha", "low", "high"), [(0.1, 0.45, 0.85), (100.0, 0.1, 0.14)])
+def test_a_smaller_alpha_is_more_skewed(alpha, low, high):
+    # A Dirichlet draw's squared shares sum to (alpha + 1) / (10 alpha + 1) on average: 0.55 and 0.101 for 10 clients.
+    share_NC = dirichlet_shares(np.full(50, 100), 10, alpha, 1, 1, np.random.default_rng(1))
+    assert low < np.square(share_NC[:, :5]).sum(0).mean() < high  # of 5 classes, since no client is full before
 
 
 def test_top_up_takes_what_is_wanted_from_the_largest():
