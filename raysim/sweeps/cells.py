@@ -20,6 +20,7 @@ from raysim.comparison.published import Published
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.comparison.trials import TrialsCard
 from raysim.comparison.tuned import TuningCard
+from raysim.engine.learning_rate import SCHEDULES
 from raysim.engine.policies.sampling import cohort_size
 from raysim.plugins.references import Reference
 from raysim.runs.code import Code, versions
@@ -217,7 +218,8 @@ def _fast(scenario: ParsedScenario) -> list[str]:
     ]
     if overrides != training["overrides"]:
         sets.append(f"training.overrides={json.dumps(overrides)}")
-    if training["schedule"].get("warmup"):
+    schedule = training["schedule"]
+    if schedule["name"] in SCHEDULES and schedule.get("warmup"):  # a user's schedule may mean another thing by it
         sets.append("training.schedule.warmup=1")
     # Otherwise a sweep would try nothing but the warm-up.
     sets += [f"algorithm.{name}=1" for name, warmup in scenario.warmup.items() if warmup]

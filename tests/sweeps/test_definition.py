@@ -182,6 +182,19 @@ def test_what_is_said_of_a_sweep_is_what_opens_its_file_and_its_base(base: Path,
     assert load_sweep(path).card().about == "A table.\n\nBase scenario base.yaml: Chosen: a batch of 8."
 
 
+OWN_SCHEDULE = """
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Share:
+    warmup: float
+
+    def factor(self, t: int, num_rounds: int) -> float:
+        return 1.0 if t > self.warmup * num_rounds else 0.5
+"""
+
+
 def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
     grid = {"clients.count": [3, 10, 100], "training.epochs": [1, 25], "seed": [7, 8]}
     path = write(tmp_path, set=["rounds=50"], grid=grid)
@@ -202,6 +215,10 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
     training = load_sweep(scheduled, fast=True).cells[0].scenario.resolved["training"]
     assert [one["epochs"] for one in training["overrides"]] == [3, None]
     assert training["schedule"]["warmup"] == 1
+    (tmp_path / "own.py").write_text(OWN_SCHEDULE)
+    own = write(tmp_path, set=["rounds=50", f"training.schedule={{name: '{tmp_path}/own.py', warmup: 0.3}}"], seeds=[1])
+    schedule = load_sweep(own, fast=True).cells[0].scenario.resolved["training"]["schedule"]
+    assert schedule["warmup"] == 0.3
     none = write(tmp_path, set=["rounds=50", "algorithm={name: hks, warmup: 0}"], seeds=[1])
     assert load_sweep(none, fast=True).cells[0].scenario.warmup == {"warmup": 0}
 
