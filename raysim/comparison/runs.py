@@ -104,7 +104,10 @@ class RunRecord:
 
     @property
     def pair(self) -> tuple[int, str]:
-        """(seed, digests of the data set and of the partition): equal for runs that train on the same data."""
+        """(seed, digests of data set and partition): equal for runs whose clients have the same data.
+
+        Another data set with public data is left out, because Standalone does not use it.
+        """
         dataset = self.summary.get("dataset", {}).get("digest")
         return self.seed, f"{dataset} {self.summary.get('partition_digest')}"
 

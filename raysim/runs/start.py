@@ -148,6 +148,7 @@ def _execution(
 
 def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:
     scenario, data = assembly.scenario, assembly.data
+    public = assembly.public.digest if assembly.public else ""
     tagged = ("algorithm.name", "seed")  # these have their own tags
     overridden = " ".join(written(item for item in identity.overrides.items() if item[0] not in tagged))
     return RunCard(
@@ -182,7 +183,8 @@ def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:
             "rounds_asked": scenario.rounds,
             "clients": scenario.clients.number,
             "participants_per_round": min(scenario.participants, len(assembly.spec.eligible)),
-            "dataset": {"name": data.name, "source": data.source, "digest": assembly.digest},
+            "dataset": {"name": data.name, "source": data.source, "digest": data.digest},
+            **({"public_digest": public} if public else {}),  # of another data set
             "partition_digest": assembly.partition.digest,
             "versions": versions(),
             "code": identity.code_facts(),

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from raysim.common.errors import ScenarioError
+from raysim.comparison.runs import find_runs
 from raysim.data.datasets import load_dataset
 from raysim.engine.inprocess import InProcessBackend
 from raysim.runs.assembly import Assembly, assemble
+from raysim.runs.run import run
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import ROUNDS, loaded, outcome
 
@@ -103,6 +105,15 @@ def test_another_data_set(own: Path) -> None:
     assert found.digest != found.data.digest
     without = assemble(Scenario.load(own, ["data.public=null", "algorithm={name: fd}"]))
     assert without.digest == without.data.digest == found.data.digest
+
+
+def test_standalone_without_the_public_data_is_compared_by_seed(own: Path) -> None:
+    sets = ["clients.models=[digits_mlp64]", "algorithm={name: standalone}", "data.public=null"]
+    with_public, without = (run(Scenario.load(own, more), quiet=True) for more in ([], sets))
+    assert with_public.summary["dataset"] == without.summary["dataset"]
+    assert "public_digest" in with_public.summary and "public_digest" not in without.summary
+    first, second = find_runs([with_public.folder, without.folder])
+    assert first.pair == second.pair
 
 
 def test_the_same_data_under_another_name(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
