@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -210,7 +210,7 @@ class Client:
         with eval_mode(self.net):
             output = torch.cat([f(batch.x) for batch in data.in_order(self.local.batch_size)])
             if self.meter is not None:
-                kind = kind_of(f, (self, self.net, self.task))
+                kind = kind_of(f, self._described())
                 key = kind and (self.arch, kind, "forward")
                 self.stats.flops += len(data) * self.meter.of(key, lambda: f(first(data, 1).x))
         return output
@@ -237,6 +237,11 @@ class Client:
         """
         self.stats.values[metric_name(name)] = _number(name, value)
 
+    def _described(self) -> Sequence[tuple[object, Hashable]]:
+        """Return what a hook may refer to, described for `kind_of`: the architecture is part of the keys."""
+        client = "client", self.t, len(self.data)  # a hook may do other things in the first rounds
+        return (self, client), (self.net, "net"), (self.task, "task")
+
     def _epoch_flops(
         self, meter: FlopMeter, loss: Loss, given: Any, data: Samples, drop_single: bool, two_views: bool
     ) -> int:
@@ -250,7 +255,7 @@ class Client:
         tensors = [value for value in leaves(given) if isinstance(value, Tensor)]
         shapes = tuple(value.shape[1:] if value.shape[:1] == (len(data),) else value.shape for value in tensors)
         others = [value for value in leaves(given) if not isinstance(value, Tensor)]
-        kind = kind_of([loss, others], (self, self.net, self.task))
+        kind = kind_of([loss, others], self._described())
         key = kind and (self.arch, kind, given is None, shapes, two_views, trained)
         full, rest = divmod(len(data), self.local.batch_size)
         steps = {self.local.batch_size: full, rest: 0 if drop_single else int(rest > 0)}

@@ -81,21 +81,24 @@ class FlopMeter:
         return self.counted[key, size]
 
 
-def kind_of(value: object, given: Sequence[object] = ()) -> Hashable:
+def kind_of(value: object, given: Sequence[tuple[object, Hashable]] = ()) -> Hashable:
     """Return what a function's operations depend on, besides its input: its code, and all that it refers to.
 
     Its name is not enough: two lambdas of one hook have the same name, and so has a method of two networks. Of a float,
     only the sign is part of the result, because a temperature may change in every round, but a weight of zero may turn
     a term off. Of a tensor, it is the shape and whether it requires a gradient.
 
-    given: objects that are part of the caller's key already, with all that they refer to.
+    given: objects that are part of the caller's key already, with all that they refer to -> what describes them.
     Returns `None` if the operations may depend on something else: on an object that is not made of functions, modules,
-    containers, tensors, numbers, strings, and instances of classes written in Python.
+    containers, tensors, numbers, strings, and instances of classes written in Python. What a function reads from global
+    variables is not seen.
     """
     try:
-        return _Description(given).of(value)
-    except _NotKnownError:
+        kind = _Description(given).of(value)
+        hash(kind)
+    except (_NotKnownError, RecursionError, TypeError):  # TypeError: a number or string that cannot be hashed
         return None
+    return kind
 
 
 class _NotKnownError(Exception):
@@ -105,9 +108,9 @@ class _NotKnownError(Exception):
 class _Description:
     """Describes objects for `kind_of`. One that is reached again is described by its number."""
 
-    def __init__(self, given: Sequence[object]) -> None:
-        self.numbers = {id(one): number for number, one in enumerate(given)}
-        self.seen = list(given)  # so that no other object gets the same `id`
+    def __init__(self, given: Sequence[tuple[object, Hashable]]) -> None:
+        self.known: dict[int, Hashable] = {id(one): kind for one, kind in given}
+        self.seen = [one for one, _ in given]  # so that no other object gets the same `id`
 
     def of(self, value: object) -> Hashable:
         """Describe an object. Raises `_NotKnownError`."""
@@ -115,11 +118,11 @@ class _Description:
             return type(value), value
         if isinstance(value, float):
             return "float", (value > 0) - (value < 0)
-        if id(value) in self.numbers:
-            return "again", self.numbers[id(value)]
+        if id(value) in self.known:
+            return "known", self.known[id(value)]
         if len(self.seen) == MOST:
             raise _NotKnownError
-        self.numbers[id(value)] = len(self.seen)
+        self.known[id(value)] = len(self.seen)
         self.seen.append(value)
         return type(value), *map(self.of, self._parts(value))
 
@@ -149,11 +152,15 @@ class _Description:
             parts = _flat(value)
         elif isinstance(value, list | tuple | set | frozenset):
             parts = list(value)
-        elif not all(base is object or base.__flags__ & _DEFINED_IN_PYTHON for base in type(value).__mro__):
+        elif not (hasattr(value, "__dict__") and all(map(_is_python, type(value).__mro__))):
             raise _NotKnownError
         if any(getattr(base, "__slots__", ()) for base in type(value).__mro__):
             raise _NotKnownError
         return *parts, *_flat(getattr(value, "__dict__", {}))
+
+
+def _is_python(base: type) -> bool:
+    return base is object or bool(base.__flags__ & _DEFINED_IN_PYTHON)
 
 
 def _flat(content: Mapping[Any, object]) -> list[object]:

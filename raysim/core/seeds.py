@@ -7,12 +7,17 @@ order). No generator is carried from one round to the next.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+
+drawing = threading.RLock()
+"""Held while torch's global generators are seeded for one purpose: all threads of a process share them."""
 
 
 def seed_for(run_seed: int, purpose: str, *key: int | str) -> int:
@@ -38,9 +43,10 @@ def global_seed(run_seed: int, purpose: str, *key: int | str) -> Iterator[None]:
 
     from raysim.core.accelerator import random_state, set_random_state
 
-    before = random_state()
-    torch.manual_seed(seed_for(run_seed, purpose, *key))
-    try:
-        yield
-    finally:
-        set_random_state(before)
+    with drawing:
+        before = random_state()
+        torch.manual_seed(seed_for(run_seed, purpose, *key))
+        try:
+            yield
+        finally:
+            set_random_state(before)

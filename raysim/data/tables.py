@@ -396,8 +396,10 @@ def _stacked(parts: Sequence[NDArray[Any]], path: Path, name: str) -> tuple[NDAr
 
 
 def _class_names(schema: Any, label: str) -> tuple[str, ...]:
-    """Return the names of the classes from the metadata of the Hugging Face hub; empty if there are none."""
+    """Return the names of the numbered classes from the metadata of the Hugging Face hub; empty if there are none."""
     try:
+        if not pa.types.is_integer(schema.field(label).type):
+            return ()
         return tuple(map(str, json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label]["names"]))
     except (KeyError, TypeError, ValueError):
         return ()

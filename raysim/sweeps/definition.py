@@ -43,7 +43,7 @@ KEYS: Mapping[str, type | tuple[type, ...]] = {
 
 FAST_NOTE = (
     "--fast: only the first seed, at most 3 rounds, at most 1 round of the method's warm-up, a tenth of the "
-    "participants and a tenth of the local epochs; this shows that the sweep runs, not which method is better"
+    "participants and a tenth of training.epochs; this shows that the sweep runs, not which method is better"
 )
 
 MOST_CELLS = 100_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from functools import partial, wraps
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,9 @@ def test_functions_of_one_name_are_charged_separately(order: tuple[int, int]) ->
     assert charged(Repeated(5), Repeated(1)) == [5 * 2 * 16 * 16, 2 * 16 * 16]
     assert charged(*(wrapped(wrapped(wrapped(one))) for one in closed)) == [2 * 16 * 30, 2 * 16 * 5]
     assert charged(*(lambda x, w=w: wide(flat(x)) * w if w else x for w in (0.5, 0.0))) == [2 * 16 * 30, 0]
+    assert charged(
+        *(lambda x, f=f: f(x.flatten(1)) for f in (methodcaller("matmul", torch.ones(16, w)) for w in (30, 5)))
+    ) == [2 * 16 * 30, 2 * 16 * 5]
     assert charged(counted_by_c(wide), counted_by_c(narrow)) == [2 * 16 * 30, 2 * 16 * 5]
     assert charged(*(lambda x, n=n: wide(flat(x)).repeat(1, n) for n in np.int64([1, 2]))) == [2 * 16 * 30] * 2
     models = [SplitNet(nn.Sequential(flat, net), nn.Linear(net.out_features, 4)) for net in (wide, narrow)]
@@ -264,6 +268,30 @@ def test_what_is_not_known_is_counted_each_time_and_not_kept() -> None:
         client_report.fit(lambda net, batch, given: net(batch.x).repeat(1, next(held) + 1).sum())
         assert client_report.stats.flops == 2 * 2 * 704, width
     assert not meter.counted and not meter.small
+
+
+def test_a_loss_that_reads_the_round_is_counted_in_each_round() -> None:
+    meter = FlopMeter()
+    for t in (1, 2):
+        client_report = client("flat", [0, 1], meter)
+        client_report.t = t
+        client_report.outputs(lambda x: client_report.net(x) if client_report.t == 1 else x)  # noqa: B023
+        assert client_report.stats.flops == (2 * 320 if t == 1 else 0)
+
+
+class Odd(int):
+    """A number that cannot be hashed."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_objects_that_cannot_be_described_are_not_known() -> None:
+    chain: list[Any] = []
+    for _ in range(5000):
+        chain = [chain]
+    assert kind_of(lambda: chain) is None
+    odd = Odd(3)
+    assert kind_of(lambda: odd) is None
 
 
 @pytest.mark.parametrize("name", algorithm_names())

@@ -97,6 +97,17 @@ def test_parts_of_tables(tmp_path: Path) -> None:
     assert sorted(path.name for path in source.test) == sorted(names[4:6])
 
 
+def test_names_of_text_labels_may_be_in_any_order(workplace: Path) -> None:
+    for part, names in (("train", ["cat", "dog"]), ("test", ["dog", "cat"])):
+        features = {"label": {"names": names, "_type": "ClassLabel"}}
+        table = pa.table({"x": [1.0, 2.0], "label": ["cat", "dog"]})
+        hub = json.dumps({"info": {"features": features}})
+        pq.write_table(table.replace_schema_metadata({"huggingface": hub}), workplace / f"{part}.parquet")
+    source = Source("parquet", workplace, (workplace / "train.parquet",), (workplace / "test.parquet",))
+    read = read_tables(source, Files(("train.parquet", "test.parquet")))
+    assert read.label_M.tolist() == [0, 1, 0, 1] and read.class_names == ("cat", "dog")
+
+
 def test_class_names_that_differ_between_files(workplace: Path) -> None:
     for part, names in (("train", ["cat", "dog"]), ("test", ["dog", "cat"])):
         features = {"label": {"names": names, "_type": "ClassLabel"}}
