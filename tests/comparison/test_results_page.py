@@ -213,6 +213,33 @@ def test_fedtgp_falls() -> None:
     assert f"is highest after round {when} ({highest:.2f}). After round {end}, it is {last:.2f}." in WORDS
 
 
+def test_readings_of_fedral() -> None:
+    of: dict[str, list[float]] = {}
+    for row in every_round("fedral_choices"):
+        of.setdefault(row["variant"], []).append(100 * float(row["all"]))
+    assert {len(rounds) for rounds in of.values()} == {30}
+    ends = {}
+    rows = tables("fedral_choices")
+    for name, *cells in rows:
+        alone = of["Standalone, own first weights" if name == "own first weights" else "Standalone"]
+        after, ends[name] = of[name][-1] - alone[-1], fmean(of[name][-10:]) - fmean(alone[-10:])
+        assert cells == [f"{of[name][-1]:.2f}", f"{after:+.2f}", f"{ends[name]:+.2f}"], name
+        assert of[name][-1] == pytest.approx(values(FOLDER / "fedral_choices.csv", name, "last")["1"], abs=1e-4)
+    assert of.keys() == {*ends, "Standalone", "Standalone, own first weights"}
+    own = ends.pop("own first weights")
+    assert f"FedRAL is {-max(ends.values()):.2f} to {-min(ends.values()):.2f} points below Standalone over" in WORDS
+    assert f"as the paper says, FedRAL is {own:.2f} above." in WORDS
+    assert f"10 epochs and 30 rounds: {min(ends.values()):.2f} to {own:+.2f} |" in WORDS
+    apart = abs(of["as chosen"][-1] - of["inference without a matrix"][-1])
+    assert f"the clients differ by {apart:.2f} points after round 30" in WORDS
+    with (FOLDER / "fedral_choices.csv").open(encoding="utf-8", newline="") as file:
+        digests = {row["variant"]: row["digest"] for row in csv.DictReader(file)}
+    assert digests["as chosen"] == digests["inference without a matrix"] and len(set(digests.values())) == 7
+    file = load_sweep(REPOSITORY / "scenarios" / "papers" / "fedral" / "choices.yaml")
+    named = {cell.name.partition(" seed=")[0] for cell in file.cells}
+    assert named - of.keys() == {"different blocks, naive mean", "inference by own blocks"}
+
+
 def test_late_starts() -> None:
     late, own = every_round("late_start"), every_round("cifar100_published")
     assert {int(row["round"]) for row in late} == set(range(1, 41))
