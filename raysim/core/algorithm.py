@@ -211,7 +211,7 @@ class Client:
             output = torch.cat([f(batch.x) for batch in data.in_order(self.local.batch_size)])
             if self.meter is not None:
                 kind = kind_of(f, self._described())
-                key = kind and (self.arch, kind, "forward")
+                key = None if kind is None else (self.arch, kind, "forward")
                 self.stats.flops += len(data) * self.meter.of(key, lambda: f(first(data, 1).x))
         return output
 
@@ -239,8 +239,7 @@ class Client:
 
     def _described(self) -> Sequence[tuple[object, Hashable]]:
         """Return what a hook may refer to, described for `kind_of`: the architecture is part of the keys."""
-        client = "client", self.t, len(self.data)  # a hook may do other things in the first rounds
-        return (self, client), (self.net, "net"), (self.task, "task")
+        return (self, self.t), (self.net, "net"), (self.task, "task")  # a hook may do other things in the first rounds
 
     def _epoch_flops(
         self, meter: FlopMeter, loss: Loss, given: Any, data: Samples, drop_single: bool, two_views: bool
@@ -256,7 +255,7 @@ class Client:
         shapes = tuple(value.shape[1:] if value.shape[:1] == (len(data),) else value.shape for value in tensors)
         others = [value for value in leaves(given) if not isinstance(value, Tensor)]
         kind = kind_of([loss, others], self._described())
-        key = kind and (self.arch, kind, given is None, shapes, two_views, trained)
+        key = None if kind is None else (self.arch, kind, given is None, shapes, two_views, trained)
         full, rest = divmod(len(data), self.local.batch_size)
         steps = {self.local.batch_size: full, rest: 0 if drop_single else int(rest > 0)}
         work = partial(self._step, loss, given, data, two_views)

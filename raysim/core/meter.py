@@ -23,7 +23,7 @@ SMALL = 2, 3, 4
 MOST = 20_000
 """Objects that `kind_of` looks at: a ResNet-152 has about 10,000."""
 
-_CONSTANT = bool | int | str | bytes | type | ModuleType | CodeType | MethodDescriptorType | torch.dtype | torch.device
+_CONSTANT = str | bytes | type | ModuleType | CodeType | MethodDescriptorType | torch.dtype | torch.device
 _DEFINED_IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE in `__flags__` of a class
 
 
@@ -81,8 +81,8 @@ class FlopMeter:
         return self.counted[key, size]
 
 
-def kind_of(value: object, given: Sequence[tuple[object, Hashable]] = ()) -> Hashable:
-    """Return what a function's operations depend on, besides its input: its code, and all that it refers to.
+def kind_of(value: object, given: Sequence[tuple[object, Hashable]] = ()) -> int | None:
+    """Return a hash of what a function's operations depend on, besides its input: its code, and all it refers to.
 
     Its name is not enough: two lambdas of one hook have the same name, and so has a method of two networks. Of a float,
     only the sign is part of the result, because a temperature may change in every round, but a weight of zero may turn
@@ -94,11 +94,9 @@ def kind_of(value: object, given: Sequence[tuple[object, Hashable]] = ()) -> Has
     variables is not seen.
     """
     try:
-        kind = _Description(given).of(value)
-        hash(kind)
-    except (_NotKnownError, RecursionError, TypeError):  # TypeError: a number or string that cannot be hashed
+        return hash(_Description(given).of(value))  # a description of a network takes 100 KB
+    except (_NotKnownError, RecursionError, TypeError):  # TypeError: a text that cannot be hashed
         return None
-    return kind
 
 
 class _NotKnownError(Exception):
@@ -114,6 +112,8 @@ class _Description:
 
     def of(self, value: object) -> Hashable:
         """Describe an object. Raises `_NotKnownError`."""
+        if isinstance(value, int):  # as text, because -1 and -2 have the same hash
+            return type(value), str(value)
         if value is None or isinstance(value, _CONSTANT):
             return type(value), value
         if isinstance(value, float):

@@ -12,12 +12,43 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from raysim.common.errors import RunError
+
 if TYPE_CHECKING:
     import torch
 
 
-drawing = threading.RLock()
-"""Held while torch's global generators are seeded for one purpose: all threads of a process share them."""
+LONGEST_HOOK_S = 600.0
+"""Seconds that a thread waits for a hook in another thread; a hook may itself wait for a thread that it has started."""
+
+
+class _Drawing:
+    """A lock that is held while torch's global generators are seeded for one purpose: all threads share them.
+
+    The thread that holds it may take it again. `acquire` raises `RunError` after `LONGEST_HOOK_S`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def acquire(self) -> None:
+        if not self._lock.acquire(timeout=LONGEST_HOOK_S):
+            raise RunError(
+                f"another thread has used torch's global random generators for {LONGEST_HOOK_S:g} s; if a hook starts "
+                "threads, let it make networks in its own thread"
+            )
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self.release()
+
+
+drawing = _Drawing()
 
 
 def seed_for(run_seed: int, purpose: str, *key: int | str) -> int:

@@ -279,8 +279,8 @@ def test_a_loss_that_reads_the_round_is_counted_in_each_round() -> None:
         assert client_report.stats.flops == (2 * 320 if t == 1 else 0)
 
 
-class Odd(int):
-    """A number that cannot be hashed."""
+class Odd(str):
+    """A text that cannot be hashed."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -290,8 +290,13 @@ def test_objects_that_cannot_be_described_are_not_known() -> None:
     for _ in range(5000):
         chain = [chain]
     assert kind_of(lambda: chain) is None
-    odd = Odd(3)
+    odd = Odd("3")
     assert kind_of(lambda: odd) is None
+
+
+def test_equal_hashes_are_told_apart() -> None:
+    assert hash(-1) == hash(-2)
+    assert len({kind_of(lambda dim=dim: dim) for dim in (-1, -2, 0, 1, True, "-1", -1.0, None)}) == 8
 
 
 @pytest.mark.parametrize("name", algorithm_names())
