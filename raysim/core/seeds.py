@@ -7,48 +7,12 @@ order). No generator is carried from one round to the next.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from raysim.common.errors import RunError
-
 if TYPE_CHECKING:
     import torch
-
-
-LONGEST_HOOK_S = 600.0
-"""Seconds that a thread waits for a hook in another thread; a hook may itself wait for a thread that it has started."""
-
-
-class _Drawing:
-    """A lock that is held while torch's global generators are seeded for one purpose: all threads share them.
-
-    The thread that holds it may take it again. `acquire` raises `RunError` after `LONGEST_HOOK_S`.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def acquire(self) -> None:
-        if not self._lock.acquire(timeout=LONGEST_HOOK_S):
-            raise RunError(
-                f"another thread has used torch's global random generators for {LONGEST_HOOK_S:g} s; if a hook starts "
-                "threads, let it make networks in its own thread"
-            )
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *raised: object) -> None:
-        self.release()
-
-
-drawing = _Drawing()
 
 
 def seed_for(run_seed: int, purpose: str, *key: int | str) -> int:
@@ -74,10 +38,9 @@ def global_seed(run_seed: int, purpose: str, *key: int | str) -> Iterator[None]:
 
     from raysim.core.accelerator import random_state, set_random_state
 
-    with drawing:
-        before = random_state()
-        torch.manual_seed(seed_for(run_seed, purpose, *key))
-        try:
-            yield
-        finally:
-            set_random_state(before)
+    before = random_state()
+    torch.manual_seed(seed_for(run_seed, purpose, *key))
+    try:
+        yield
+    finally:
+        set_random_state(before)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from raysim.core import accelerator
 from raysim.core.algorithm import ClientId
-from raysim.core.seeds import drawing
 from raysim.engine.checkpoint.format import read_file
 from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.policies.placement import Group
@@ -140,8 +139,7 @@ class InProcessBackend:
             self.worker.states.files.close()
         threads, state = self.before
         torch.set_num_threads(threads)
-        with drawing:
-            accelerator.set_random_state(state)
+        accelerator.set_random_state(state)
         if self.device.type != "cpu":
             accelerator.set_kernel_choice(self.kernels_before)
 

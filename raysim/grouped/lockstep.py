@@ -13,7 +13,6 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from raysim.core.accelerator import random_state, set_random_state
-from raysim.core.seeds import drawing
 
 T = TypeVar("T")
 Answer = Callable[[list[Any]], Sequence[Any]]
@@ -37,24 +36,23 @@ def in_lockstep(works: Sequence[Callable[[], T]], answer: Answer) -> list[T]:
     lets = [greenlet(work) for work in works]
     asked: dict[int, Any] = dict.fromkeys(range(len(works)))
     state: dict[int, list[torch.Tensor]] = {}
-    with drawing:
-        before = random_state()
-        try:
-            while asked:
-                questions: dict[int, Any] = {}
-                for i, reply in asked.items():
-                    if i in state:
-                        set_random_state(state[i])
-                    got = lets[i].switch(reply) if i in state else lets[i].switch()
-                    if lets[i].dead:
-                        results[i] = got
-                    else:
-                        questions[i], state[i] = got, random_state()
-                replies = answer(list(questions.values())) if questions else ()
-                asked = dict(zip(questions, replies, strict=True))
-        finally:
-            for let in lets:
-                if let and not let.dead:
-                    let.throw()
-            set_random_state(before)
+    before = random_state()
+    try:
+        while asked:
+            questions: dict[int, Any] = {}
+            for i, reply in asked.items():
+                if i in state:
+                    set_random_state(state[i])
+                got = lets[i].switch(reply) if i in state else lets[i].switch()
+                if lets[i].dead:
+                    results[i] = got
+                else:
+                    questions[i], state[i] = got, random_state()
+            replies = answer(list(questions.values())) if questions else ()
+            asked = dict(zip(questions, replies, strict=True))
+    finally:
+        for let in lets:
+            if let and not let.dead:
+                let.throw()
+        set_random_state(before)
     return [results[i] for i in range(len(works))]

@@ -261,6 +261,9 @@ def run(
     in the run folder, and `Run.resume` continues from the last checkpoint. Ctrl-C and SIGTERM end the run with
     `KeyboardInterrupt`: the first signal after the current round, which is saved, the second at once.
 
+    With `backend: in_process`, hooks draw from torch's global generators in this process. Until the run ends, other
+    threads must not use these; opening a run's networks or loading a scenario does, except in a tracker.
+
     >>> import raysim
     >>> run = raysim.run("quickstart", sets=["rounds=1", "training.lr=0.1", "backend=in_process"], quiet=True)
     >>> run.status, run.scenario.training.lr

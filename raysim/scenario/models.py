@@ -8,7 +8,6 @@ from typing import Any
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import suggest
 from raysim.common.text import quoted
-from raysim.core.seeds import drawing
 from raysim.data.specs import DatasetSpec
 from raysim.models import MODELS, build_model, common_feature_dim, incompatibility
 from raysim.plugins.calling import failing
@@ -58,7 +57,7 @@ def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
 
     from raysim.models.split import example
 
-    with drawing, torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         net = builder(dataset, feature_dim)(name)
         x_B = example(dataset.input_spec, 2)
         parts = (("representation", "features", feature_dim), ("logits", "header", dataset.num_classes))

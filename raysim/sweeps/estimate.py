@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from raysim.common.errors import FAILURES, RaysimError, ScenarioError, UnavailableError
 from raysim.common.shards import Shards
 from raysim.core.algorithm import ClientId
-from raysim.core.seeds import drawing
 from raysim.data.datasets import missing
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.run import run_round, sample
@@ -85,10 +84,7 @@ class Estimator:
         After `within_s` seconds no more steps are timed: the estimate lacks the other cells, and those that fail.
         """
         began_s, found = time.monotonic(), {}
-        with (
-            drawing,
-            torch.random.fork_rng(devices=[]),
-        ):  # networks are made for it, perhaps beside a run in this process
+        with torch.random.fork_rng(devices=[]):  # networks are made for it, perhaps beside a run in this process
             for cell in cells:
                 key = _key(cell, "algorithm")
                 if key not in self._seconds and time.monotonic() - began_s < within_s:

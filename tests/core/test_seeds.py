@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from raysim.common.errors import RunError
-from raysim.core import seeds
-from raysim.core.seeds import drawing, global_seed, seed_for, seeded
+from raysim.core.seeds import global_seed, seed_for, seeded
 
 GOLDEN = [
     ((1, "client", 1, 0), 5184973756367957423),
@@ -70,22 +66,3 @@ def test_global_seed_puts_back_after_an_exception():
     with pytest.raises(KeyError), global_seed(1, "init"):
         raise KeyError
     assert torch.equal(torch.rand(3), expected)
-
-
-def test_another_thread_waits_but_not_for_ever(monkeypatch: pytest.MonkeyPatch):
-    """A hook may wait for a thread that it has started: an error is better than waiting for each other."""
-
-    def draw() -> list[float]:
-        with global_seed(1, "init", "a"), global_seed(1, "init", "b"):  # the same thread does not wait
-            return torch.rand(3).tolist()
-
-    expected = draw()
-    with ThreadPoolExecutor(1) as pool:
-        with drawing:
-            waits = pool.submit(draw)
-            time.sleep(0.05)
-            assert not waits.done()
-        assert waits.result() == expected
-        monkeypatch.setattr(seeds, "LONGEST_HOOK_S", 0.01)
-        with drawing, pytest.raises(RunError, match=r"generators for 0\.01 s; if a hook starts threads, let it make"):
-            pool.submit(draw).result()

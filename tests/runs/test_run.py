@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -154,26 +153,6 @@ def test_a_tracker_that_draws_changes_no_result(workplace: Path) -> None:
     given = loaded("rounds=4", "algorithm={name: standalone}").with_algorithm(Noisy())
     digests = {raysim.run(given, quiet=True, trackers=trackers).state_digest for trackers in ([], [Draws(Stop())])}
     assert len(digests) == 1
-
-
-def test_another_thread_that_makes_networks_changes_no_result(workplace: Path) -> None:
-    given = loaded("rounds=2", "algorithm={name: standalone}").with_algorithm(Noisy())
-    alone = raysim.run(given, quiet=True)
-    over = threading.Event()
-    opened = []
-
-    def opens() -> None:
-        while not over.is_set():
-            opened.append(raysim.Run(alone.folder).client(0).network)
-
-    thread = threading.Thread(target=opens)
-    thread.start()
-    try:
-        assert raysim.run(given, quiet=True).state_digest == alone.state_digest
-    finally:
-        over.set()
-        thread.join()
-    assert opened
 
 
 def test_a_second_run_in_another_thread_is_refused(workplace: Path) -> None:

@@ -14,7 +14,7 @@ from raysim.common.errors import RaysimError, RunError
 from raysim.common.text import cause as described
 from raysim.core import accelerator
 from raysim.core.algorithm import ClientId
-from raysim.core.seeds import drawing, seed_for
+from raysim.core.seeds import seed_for
 from raysim.engine.spec import RunSpec
 from raysim.plugins.calling import own_line
 
@@ -53,11 +53,15 @@ def hook(
     msg: object = None,
     model: str = "",
 ) -> errors_from:
-    """Return the context manager of a hook, which seeds torch's global generators by hook, round and client.
+    """Seed torch's global generators for a hook, by hook, round and client, and return its context manager.
 
     If the hook raises, the context manager raises `HookError` with the algorithm, hook, client, model, round and
     message shapes.
     """
+    key = seed_for(seed, name, t, -1 if client is None else client)
+    torch.default_generator.manual_seed(key)
+    if device.type != "cpu":
+        accelerator.seed(device, key)
 
     def place() -> str:
         of_client = f" of client {client}" if client is not None else ""
@@ -67,8 +71,7 @@ def hook(
         )
 
     # A device context makes every torch call slower, and the CPU is the default anyway.
-    key = seed_for(seed, name, t, -1 if client is None else client)
-    return _seeded_errors_from(place, None if device.type == "cpu" else device, key)
+    return errors_from(place, None if device.type == "cpu" else device)
 
 
 class errors_from:
@@ -97,27 +100,6 @@ class errors_from:
         cause = None if isinstance(error, StopIteration) else error
         text = "".join(traceback.format_exception(error))
         raise HookError(f"{self.place()}: {described(error)}{own_line(error)}", text) from cause
-
-
-class _seeded_errors_from(errors_from):
-    """The same for a hook: other threads of this process do not seed or restore torch's generators meanwhile."""
-
-    __slots__ = ("key",)
-
-    def __init__(self, place: Callable[[], str], device: torch.device | None, key: int) -> None:
-        super().__init__(place, device)
-        self.key = key
-
-    def __enter__(self) -> None:
-        drawing.acquire()
-        torch.default_generator.manual_seed(self.key)
-        if self.device is not None:
-            accelerator.seed(self.device, self.key)
-        super().__enter__()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        drawing.release()
-        super().__exit__(kind, error, trace)
 
 
 def _ends_process(error: BaseException) -> bool:
