@@ -95,7 +95,7 @@ def kind_of(value: object, given: Sequence[tuple[object, Hashable]] = ()) -> int
     """
     try:
         return hash(_Description(given).of(value))  # a description of a network takes 100 KB
-    except (_NotKnownError, RecursionError, TypeError):  # TypeError: a text that cannot be hashed
+    except Exception:  # also of an object that cannot be hashed, or raises when its attributes are read
         return None
 
 
@@ -144,7 +144,7 @@ class _Description:
                 with suppress(ValueError):  # a variable without a value so far
                     parts.append(cell.cell_contents)
             return value.__module__, value.__code__, value.__defaults__, value.__kwdefaults__, *parts
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return value.shape
         if isinstance(value, np.generic):
             return (value.item(),)

@@ -172,10 +172,13 @@ def _is_newer(fs: Any, root: str, local: Path, run: PurePosixPath) -> bool:
     if not (local / SUMMARY).exists():
         return True
     here = read_summary(local)
-    if here.get("status") == "finished":
+    if here.get("status") in ("finished", "closing", "running"):
         return False
-    there = json.loads(fs.cat_file(f"{root}/{run}/{SUMMARY}"))
-    return there.get("status") == "finished" or int(there.get("rounds") or 0) > rounds_done(local, here)
+    try:
+        there = json.loads(fs.cat_file(f"{root}/{run}/{SUMMARY}"))
+        return bool(there.get("status") == "finished" or (there.get("rounds") or 0) > rounds_done(local, here))
+    except (ValueError, TypeError, AttributeError):  # the file at the address is damaged
+        return False
 
 
 def _download_run(fs: Any, root: str, output: Path, run: PurePosixPath, files: Iterable[PurePosixPath]) -> None:

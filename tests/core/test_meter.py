@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Hashable
 from functools import partial, wraps
 from operator import methodcaller
@@ -290,8 +291,10 @@ def test_objects_that_cannot_be_described_are_not_known() -> None:
     for _ in range(5000):
         chain = [chain]
     assert kind_of(lambda: chain) is None
-    odd = Odd("3")
-    assert kind_of(lambda: odd) is None
+    odd, gone = Odd("3"), weakref.proxy(set())
+    assert kind_of(lambda: odd) is None and kind_of(lambda: gone) is None
+    several = np.array([nn.Linear(4, 4), nn.Linear(4, 400)], dtype=object)
+    assert kind_of(lambda: several) is None
 
 
 def test_equal_hashes_are_told_apart() -> None:

@@ -70,6 +70,15 @@ def test_only_a_finished_run_replaces_one_of_this_machine(pool: Pool, workplace:
     end_as(copy, "interrupted", rounds=2)  # of another machine, which has come further
     assert state(sweep) == "interrupted"
     end_as(folder, "failed")
+    for damaged in ("[1]", '{"status": "failed", "rounds": "many"}', '{"status": '):
+        (copy / "summary.json").write_text(damaged)
+        assert state(sweep) == "failed"
+    end_as(folder, "closing")
+    shutil.copy(folder / "summary.json", copy)
+    end_as(copy, "interrupted", rounds=2)
+    download(sweep)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "closing"
+    end_as(folder, "failed")
     (folder / "clients.parquet").rename(folder / "clients.arrows")
     (folder / ".received-x").mkdir()
     (folder / ".received-x" / "part").touch()
