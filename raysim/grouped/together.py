@@ -309,7 +309,8 @@ def _kind(job: FitJob) -> Hashable:
         return (*key, id(function))
     # A function defined inside a hook is a new object for each client, but the same loss if its closure is the same.
     closed = [cell.cell_contents for cell in function.__closure__ or ()]
-    held = [*closed, *(function.__defaults__ or ())]
+    named = [part for item in (function.__kwdefaults__ or {}).items() for part in item]
+    held = [*closed, *(function.__defaults__ or ()), *named]
     # The text of a number tells 0.0 from -0.0, and 1 from True.
     return (*key, function.__code__, *(repr(one) if type(one) in PLAIN else id(one) for one in held))
 

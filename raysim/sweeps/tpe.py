@@ -33,10 +33,9 @@ def standing_of(tuning: Tuning, candidate: Candidate, ended: HasEnded) -> Standi
         trial = trials[number] = tuning.trial(candidate, number, values, candidate.steps[0], ended)
         if trial.score is None:
             return Standing(candidate, tuple(trials.values()), trial.states)
-        if math.isfinite(trial.score):
-            study.tell(asked, trial.score)
-        else:
-            study.tell(asked, state=optuna.trial.TrialState.FAIL)
+        worst = math.inf if direction == "minimize" else -math.inf
+        # Not as failed: Optuna ignores failed trials, so it would suggest values near them again and again.
+        study.tell(asked, trial.score if math.isfinite(trial.score) else worst)
     best = tuning.ranked(trials)
     return Standing(candidate, tuple(trials.values()), chosen=trials[best[0]] if best else None)
 
