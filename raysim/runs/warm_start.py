@@ -62,9 +62,8 @@ def warm_start(assembly: Assembly) -> Assembly:
 def _taken(folder: Path, init: Init, assembly: Assembly) -> tuple[Initial, tuple[str, ...]]:
     """Return the state of the other run in `folder`, and warnings about it."""
     source, spec = OpenedRun.of(folder), assembly.spec
-    had, have = (
-        (one.digest, one.partition.digest) for one in (source.assembly, assembly)
-    )  # the backend takes the data
+    # Here, because the backend takes the data.
+    had, have = ((one.data.digest, one.partition.digest) for one in (source.assembly, assembly))
     _refuse_other_clients(source, spec)
     checkpoint = _checkpoint(source, init)
     same_method = source.method == assembly.scenario.algorithm_name

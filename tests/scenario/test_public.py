@@ -107,13 +107,15 @@ def test_another_data_set(own: Path) -> None:
     assert without.digest == without.data.digest == found.data.digest
 
 
-def test_standalone_without_the_public_data_is_compared_by_seed(own: Path) -> None:
+def test_standalone_without_the_public_data_is_compared_by_seed(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     sets = ["clients.models=[digits_mlp64]", "algorithm={name: standalone}", "data.public=null"]
     with_public, without = (run(Scenario.load(own, more), quiet=True) for more in ([], sets))
     assert with_public.summary["dataset"] == without.summary["dataset"]
     assert "public_digest" in with_public.summary and "public_digest" not in without.summary
     first, second = find_runs([with_public.folder, without.folder])
     assert first.pair == second.pair
+    run(Scenario.load(own, [f"init.run={without.folder}"]), quiet=True)
+    assert "different samples" not in caplog.text
 
 
 def test_the_same_data_under_another_name(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
