@@ -45,12 +45,12 @@ def check_address(scenario: ParsedScenario, folder: Path) -> None:
             f"{scenario.output} given, but results in the memory of this process are lost when it ends; choose a "
             "folder, or an address of other storage",
         )
-    local = local_folder(scenario.output)
-    if local is not None and (local / folder.name).resolve() == folder.resolve():
+    local = local_folder(scenario.output.rpartition("::")[2])
+    if local is not None and (local / folder.name).resolve().is_relative_to(folder.resolve()):
         raise scenario.origin.error(
             ("output",),
-            f"{scenario.output} given, but this is the folder in which the sweep runs, so its results cannot be copied "
-            f"there; write {folder.parent.name}, or the address of another folder",
+            f"{scenario.output} given, but the sweep runs in {folder}, so its results cannot be copied there; write "
+            f"{folder.parent.name}, or the address of another folder",
         )
 
 
@@ -108,13 +108,10 @@ def _differs(file: Path, folder: Path, there: dict[str, int]) -> bool:
 
 
 def _files(folder: Path) -> list[Path]:
-    """All files below a folder, except hidden ones such as locks, and except those in hidden folders.
-
-    Summaries are last, because they make a run complete.
-    """
+    """All files below a folder, except hidden ones such as locks, and except those in hidden folders."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     shown = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    return sorted(shown, key=lambda path: (path.name == SUMMARY, path))
+    return sorted(shown)
 
 
 def _upload(sweep: Sweep, files: Collection[Path], run: Path | None = None) -> None:
@@ -176,7 +173,8 @@ def _is_newer(fs: Any, root: str, local: Path, run: PurePosixPath) -> bool:
         return False
     try:
         there = json.loads(fs.cat_file(f"{root}/{run}/{SUMMARY}"))
-        return bool(there.get("status") == "finished" or (there.get("rounds") or 0) > rounds_done(local, here))
+        rounds = there.get("rounds")
+        return there.get("status") == "finished" or (isinstance(rounds, int) and rounds > rounds_done(local, here))
     except (ValueError, TypeError, AttributeError):  # the file at the address is damaged
         return False
 

@@ -70,7 +70,12 @@ def test_only_a_finished_run_replaces_one_of_this_machine(pool: Pool, workplace:
     end_as(copy, "interrupted", rounds=2)  # of another machine, which has come further
     assert state(sweep) == "interrupted"
     end_as(folder, "failed")
-    for damaged in ("[1]", '{"status": "failed", "rounds": "many"}', '{"status": '):
+    for damaged in (
+        "[1]",
+        '{"status": "failed", "rounds": Infinity}',
+        '{"status": "failed", "rounds": "many"}',
+        '{"status": ',
+    ):
         (copy / "summary.json").write_text(damaged)
         assert state(sweep) == "failed"
     end_as(folder, "closing")
@@ -130,8 +135,16 @@ def test_addresses_that_are_refused(workplace: Path) -> None:
         sweep_of(workplace, "output=s3://me:secret@bucket/runs")
     with pytest.raises(ScenarioError, match=r"output: memory://x given, but results in the memory of this process are"):
         sweep_of(workplace, "output=memory://x")
-    with pytest.raises(ScenarioError, match=r"output: file://.*/runs given, but this is the folder in which the sweep"):
-        sweep_of(workplace, f"output=file://{workplace}/runs")
+    inside = [
+        f"file://{workplace}/runs",
+        f"file://{workplace}/runs/sweep/copy",
+        f"simplecache::file://{workplace}/runs",
+    ]
+    for address in inside:
+        with pytest.raises(
+            ScenarioError, match=r"output: .*/runs.* given, but the sweep runs in .*/runs/sweep, so its"
+        ):
+            sweep_of(workplace, f"output={address}")
     with pytest.raises(
         ScenarioError, match=r"output: odd://x/sweep cannot be read \(protocol not known: odd\); correct"
     ):
