@@ -168,6 +168,17 @@ def test_transfer_learning_comes_once_with_public_labels_first():
         assert_close(client.net.w, torch.tensor([w0, -w0]), rtol=0, atol=2e-7)
 
 
+def test_every_pass_of_transfer_learning_is_taken_on_both_data():
+    # Two passes over the public sample x = 1 of class 1, from w0 = 0: 0.1 sigmoid(2 w0) less each time: -0.0975021.
+    # Two over the own sample x = 2 of class 0: 0.2 sigmoid(-4 w0) more each time: 0.0217549, 0.1174066.
+    # Then round 1 itself, one pass over the own sample: 0.1943476.
+    public = samples([1.0], [1])
+    algorithm = FedMD(transfer_epochs=2)
+    client = client_of(public, algorithm.client_model(Line(), task_with(public)))
+    algorithm.client_update(client, request([0]))
+    assert_close(client.net.w, torch.tensor([0.1943476, -0.1943476]), rtol=0, atol=2e-7)
+
+
 def test_only_transfer_learning_adds_to_a_clients_state():
     task = task_with(TWO)
     assert [*FedMD().client_model(Line(), task).state_dict()] == ["w"]

@@ -13,6 +13,8 @@ from raysim.common.shards import Shards
 from raysim.contract.toy import ToyTransform
 from raysim.core.data import Augmentation, Batch, Samples
 from raysim.core.seeds import seeded
+from raysim.data.specs import Augment
+from raysim.data.transform import ImageTransform
 
 
 class Recorder(ToyTransform):
@@ -79,6 +81,21 @@ def test_drop_single_draws_orders_as_if_nothing_were_dropped():
     kept = [b.index.tolist() for b in samples(7).shuffled(3, 1, seeded(1, "x"), drop_single=True)]
     everything = [b.index.tolist() for b in samples(7).shuffled(3, 1, seeded(1, "x"))]
     assert kept == everything[:2]
+
+
+def test_two_views_of_batches_of_different_sizes_are_drawn_batch_by_batch():
+    """Of five images in batches of two, the last batch has one; each view is as if its batch were drawn alone."""
+    transform = ImageTransform((0.5,), (0.2,), Augment(crop_padding=2))
+    data = Samples(torch.randint(0, 256, (5, 8, 8, 1), dtype=torch.uint8), torch.arange(5), transform)
+    again = torch.Generator().manual_seed(3)
+    order = torch.randperm(5, generator=again)
+    batches = list(data.shuffled(2, 1, torch.Generator().manual_seed(3), two_views=True))
+    assert [len(batch.y) for batch in batches] == [2, 2, 1]
+    for batch, index in zip(batches, order.split(2), strict=True):
+        assert torch.equal(batch.index, index)
+        for view in (batch.x, batch.second):
+            (convert,) = transform.augmentations([len(index)], data.raw_N, again)
+            assert torch.equal(view, convert(data.raw_N[index]))
 
 
 def test_in_order_is_plain_and_in_order():

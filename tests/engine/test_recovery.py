@@ -132,6 +132,29 @@ def test_attempts_are_bounded() -> None:
         outcome(loaded(), Killable(seed=1, rate=1.0), max_attempts=2)
 
 
+class Dies(InProcessBackend):
+    """Dies once at the beginning of each of these rounds, and then knows nothing until it is recovered."""
+
+    def __init__(self, *rounds: int) -> None:
+        super().__init__()
+        self.left = {*rounds}
+
+    def send(self, t: int, cohort: Sequence[ClientId]) -> Broadcast:
+        if t in self.left:
+            self.left.remove(t)
+            self.worker.states.held.clear()
+            self.server.server.state = None
+            raise LostError(f"round {t}: client actor 1 of 1 died")
+        return super().send(t, cohort)
+
+
+def test_attempts_count_anew_after_each_round() -> None:
+    """Three deaths in three rounds are fine with one attempt each."""
+    given, backend = loaded("algorithm={name: standalone}"), Dies(1, 2, 3)
+    assert outcome(given, backend, max_attempts=1) == outcome(given, InProcessBackend())
+    assert not backend.left
+
+
 def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = loaded("algorithm={name: fedproto}")
     expected = outcome(given, InProcessBackend())
@@ -151,6 +174,22 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path: Path, ca
     assert outcome(given, Once(1, 0.0), checkpoints) == expected
     assert "server-000004.safetensors has 0 bytes" in caplog.messages[0]
     assert "going back to the checkpoint of round 3 and repeating 1 round" in caplog.messages[1]
+
+
+def test_a_damaged_checkpoint_is_no_attempt(tmp_path: Path) -> None:
+    """The checkpoint of round 3 is damaged as it is restored; one attempt is enough to go back to that of round 2."""
+
+    class Damaging(Dies):
+        def recover(self) -> None:
+            path = tmp_path / "server-000003.safetensors"
+            if path.exists():
+                path.write_bytes(path.read_bytes()[:-1] + b"?")
+            super().recover()
+
+    given, backend = loaded("algorithm={name: fedproto}"), Damaging(4)
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, ROUNDS)
+    assert outcome(given, backend, checkpoints, max_attempts=1) == outcome(given, InProcessBackend())
+    assert not backend.left
 
 
 def test_a_checkpoint_that_builds_on_a_lost_one_is_not_made(tmp_path: Path) -> None:
@@ -241,6 +280,31 @@ def test_a_tolerated_failure_leaves_the_client_as_it_was(tmp_path: Path, caplog:
     again = outcome(given, killable, checkpoints, max_failed_fraction=0.3, max_attempts=50)
     assert killable.deaths
     assert again == (digest, rows, values)
+
+
+class Unlucky(Standalone):
+    """Fails for one client in round 2, but not when the round is repeated, as one that took too long once."""
+
+    def __init__(self, client: ClientId) -> None:
+        object.__setattr__(self, "failing", [client])
+
+    def client_update(self, client: Any, down: None) -> None:
+        super().client_update(client, down)
+        if client.t == 2 and client.id in self.failing:
+            self.failing.clear()
+            raise ZeroDivisionError("no")
+
+
+def test_a_client_that_failed_is_left_out_when_its_round_is_repeated() -> None:
+    rows = outcome(loaded("algorithm={name: standalone}"), InProcessBackend())[1]
+    failing = next(row.client for row in rows if row.round == 2 and row.participated)
+    given = loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.3")
+    expected, found = (
+        outcome(given.with_algorithm(Unlucky(failing)), backend, max_failed_fraction=0.3)
+        for backend in (InProcessBackend(), Dies(3))
+    )
+    assert (failing, 2) not in {(row.client, row.round) for row in expected[1] if row.participated}
+    assert found == expected
 
 
 def test_more_failures_than_are_allowed_end_the_run() -> None:

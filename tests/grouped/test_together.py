@@ -173,6 +173,12 @@ def test_clients_of_one_call_may_have_different_epochs_and_no_other_settings() -
     assert mixed == ["the training settings of the clients differ"] * 3
 
 
+@pytest.mark.parametrize("change", [{"rates": {"0.weight": 0.01}}, {"bounds": {"0.weight": (-0.1, 0.1)}}], ids=str)
+def test_clients_with_rates_or_bounds_of_their_own_are_trained_apart(change: dict[str, Any]) -> None:
+    one, other = jobs_of((8, 8))
+    assert fit_all([one, replace(other, **change)]) == ["the training settings of the clients differ"] * 2
+
+
 def test_augmentation_draws_from_each_clients_generator() -> None:
     check_alike(UNEVEN, transform=Noisy())
     check_alike(UNEVEN, transform=Noisy(), two_views=True, loss=both_views)
@@ -205,6 +211,12 @@ def test_what_a_loss_is_given_per_sample_may_differ_in_length() -> None:
 def test_what_all_losses_are_given_stays_one() -> None:
     teacher = torch.arange(2.0 * 12).view(12, 2)
     check_alike(UNEVEN, loss=taught, given=[(teacher, 0.5)] * 4)
+
+
+def test_clients_with_and_without_an_argument_are_two_groups() -> None:
+    jobs = jobs_of((8,) * 4)
+    jobs[2:] = [replace(job, given=torch.ones(2)) for job in jobs[2:]]
+    assert all(isinstance(result, FitResult) for result in fit_all(jobs))
 
 
 def test_batchnorm() -> None:
@@ -296,6 +308,16 @@ def test_different_losses_are_not_mixed() -> None:
     for found, job in zip(fit_all(jobs), alone, strict=True):
         assert isinstance(found, FitResult)
         assert found.loss_sum == pytest.approx(fit_one(job).loss_sum, rel=1e-6)
+
+
+def test_losses_that_differ_in_a_keyword_are_not_mixed() -> None:
+    def job(number: float) -> FitJob:
+        def loss(net: nn.Module, batch: Batch, given: Any, *, factor: float = number) -> Tensor:
+            return factor * cross_entropy(net, batch, given)
+
+        return jobs_of((4,), loss=loss)[0]
+
+    assert _kind(job(1.0)) == _kind(job(1.0)) != _kind(job(2.0))
 
 
 def test_a_client_without_a_batch_stays_as_it_is() -> None:

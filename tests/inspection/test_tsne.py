@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from raysim.common.errors import ScenarioError
-from raysim.inspection.tsne import draw_tsne, embed
+from raysim.inspection.tsne import _panel, draw_tsne, embed
 from raysim.report.figures import picture_file
 from raysim.runs.run import Run
 from tests.cli.command import run
@@ -39,6 +40,15 @@ def test_two_runs_side_by_side(runs: Runs, tmp_path: Path) -> None:
     two = draw_tsne(folders, [0, 5], "test", tmp_path / "two.svg").read_text()
     assert "client 0" in two and "client 5" in two
     assert two.count("after round 1") == 2 * one.count("after round 1") == 2
+
+
+def test_markers_are_clients_and_colours_are_classes() -> None:
+    drawn = []
+    axes = SimpleNamespace(scatter=lambda x, y, c, marker, **_: drawn.append((marker, x.tolist(), y.tolist(), c)))
+    one = SimpleNamespace(client_N=np.array([4, 7, 4]), label_N=np.array([0, 1, 1]))
+    plane_N2 = np.array([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])
+    _panel(axes, one, plane_N2, {0: "red", 1: "blue"}, {4: "o", 7: "s"})  # type: ignore[arg-type]
+    assert drawn == [("o", [1.0, 3.0], [10.0, 30.0], ["red", "blue"]), ("s", [2.0], [20.0], ["blue"])]
 
 
 def test_runs_with_other_classes_are_refused(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -139,6 +140,62 @@ def test_parameter_counts_are_the_published_ones(name: str, shape: InputSpec, nu
     assert count_params(net) == params
 
 
+# The parameters of a basic block from `a` to `b` channels with another stride: three convolutions and batch norms.
+STAGE = {
+    64: 2 * (64 * 64 * 9 + 128),
+    **{b: b // 2 * b * 9 + b * b * 9 + b // 2 * b + 3 * 2 * b for b in (128, 256, 512)},
+}
+STEM = 3 * 64 * 49 + 128
+
+
+def inverted(a: int, b: int) -> int:
+    """The parameters of an inverted residual: to 6a channels, a kernel for each, to b channels; a norm after each."""
+    return a * 6 * a + 12 * a + 9 * 6 * a + 12 * a + 6 * a * b + 2 * b
+
+
+def heterofl(*widths: int) -> int:
+    """The parameters of 3x3 convolutions with a bias and a norm."""
+    return sum(a * b * 9 + b + 2 * b for a, b in pairwise((3, *widths)))
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("resnet4", STEM + STAGE[64] + 64 * 500 + 500),
+        ("resnet6", STEM + STAGE[64] + STAGE[128] + 128 * 500 + 500),
+        ("resnet8", STEM + sum(STAGE[b] for b in (64, 128, 256)) + 256 * 500 + 500),
+        ("resnet10", STEM + sum(STAGE.values()) + 512 * 500 + 500),
+        # Patches of 4 x 4, a class token, 65 positions. A layer: two norms, attention, an MLP. Then a norm.
+        (
+            "vit_small",
+            3 * 16 * 192 + 192 + 192 + 65 * 192 + 6 * (4 * 192 + 4 * (192 * 192 + 192) + 8 * 192 * 192 + 5 * 192)
+            + 2 * 192 + 192 * 500 + 500,
+        ),
+        (
+            "mobilenet",
+            3 * 16 * 9 + 32 + inverted(16, 16) + inverted(16, 24) + inverted(24, 24) + inverted(24, 32)
+            + inverted(32, 32) + inverted(32, 64) + inverted(64, 64) + 64 * 64 + 64,
+        ),
+        ("heterofl_cnn_b", heterofl(32, 64, 128, 256) + 256 * 64 + 64),
+        ("heterofl_cnn_c", heterofl(16, 32, 64, 128) + 128 * 64 + 64),
+        ("heterofl_cnn_d", heterofl(8, 16, 32, 64) + 64 * 64 + 64),
+        ("digits_mlp128", 64 * 128 + 128 + 128 * 32 + 32),
+        ("digits_cnn_s", 9 * 8 + 8 + 8 * 4 * 4 * 32 + 32),  # 8 maps of 4 x 4
+        ("digits_cnn_m", 9 * 16 + 16 + 16 * 9 * 32 + 32 + 32 * 2 * 2 * 64 + 64 + 64 * 32 + 32),
+        # A stem of 16, a block of 16, and one of 32 with a shortcut.
+        ("digits_resnet", 9 * 16 + 32 + 2 * (16 * 16 * 9 + 32) + 16 * 32 * 9 + 32 * 32 * 9 + 16 * 32 + 3 * 64),
+        ("mlp_s", 20 * 64 + 64),
+        ("mlp_l", 20 * 256 + 256 + 256 * 128 + 128 + 128 * 64 + 64),
+    ],
+)  # fmt: skip
+def test_parameter_counts_by_hand(name: str, params: int) -> None:
+    spec = MODELS[name]
+    reads = CIFAR if spec.reads == "image" else FEATURES if spec.reads == "features" else spec.reads
+    width = spec.native_dim or 0
+    net = build_model(name, num_classes=10, input_spec=reads, feature_dim=width)
+    assert count_params(net) == params + width * 10 + 10
+
+
 @pytest.mark.parametrize(
     ("name", "backbone_dim", "params"),
     [
@@ -223,6 +280,34 @@ def test_shapes(name: str) -> None:
     assert logits_BK.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("heterofl_cnn_e", (32, 4, 4)),  # pooled three times, not after the last convolution
+        ("hks_resnet20", (64, 8, 8)),  # halved twice
+        ("resnet18_500", (512, 4, 4)),  # halved three times, after a stem that keeps the size
+        ("mobilenet", (64, 4, 4)),  # halved three times
+        ("resnet4", (64, 8, 8)),  # halved twice by the stem
+        ("resnet10", (512, 1, 1)),  # and by the later stages
+    ],
+)
+def test_the_last_maps_of_a_colour_image_of_32_pixels(name: str, shape: tuple[int, ...]) -> None:
+    net = build_model(name, num_classes=10, input_spec=CIFAR, feature_dim=24).eval()
+    (pool,) = (module for module in net.modules() if isinstance(module, nn.AdaptiveAvgPool2d))
+    seen: list[torch.Size] = []
+    pool.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape))
+    with torch.no_grad():
+        net(samples(CIFAR, count=1))
+    assert seen == [(1, *shape)]
+
+
+@pytest.mark.parametrize("name", ["hks_resnet8", "digits_resnet"])
+def test_without_a_projection_the_representation_is_not_negative_either(name: str) -> None:
+    net = build(name)  # of its native width
+    with torch.no_grad():
+        assert net.features(samples(input_spec(MODELS[name]), count=8)).min() >= 0
+
+
 def test_the_tests_know_what_a_model_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [name for name, spec in MODELS.items() if incompatibility(name, input_spec(spec))] == []
     monkeypatch.setitem(MODELS, "mine", replace(MODELS["hks_resnet8"], name="mine", min_size=32))
@@ -273,6 +358,51 @@ def test_the_cifar_cnn_is_the_published_formula() -> None:
         maps = nn.functional.max_pool2d(layer["conv2"](maps).relu(), 2)
         features_BD = layer["fc2"](layer["fc1"](maps.flatten(1)).relu()).relu()
         torch.testing.assert_close(net.features(x_BCHW), features_BD)
+
+
+@pytest.mark.parametrize("name", ["digits_cnn_m", "heterofl_cnn_e"])
+def test_convolutions_are_max_pooled_after_relu(name: str) -> None:
+    """As the papers write it: see `test_the_cifar_cnn_is_the_published_formula`."""
+    net = build(name).eval()
+    maps = samples(input_spec(MODELS[name]))
+    layers = [module for module in net.extractor if isinstance(module, nn.Conv2d | nn.BatchNorm2d)]
+    pooled = len([layer for layer in layers if isinstance(layer, nn.Conv2d)]) - (name == "heterofl_cnn_e")
+    with torch.no_grad():
+        for i, layer in enumerate(layers):
+            maps = layer(maps)
+            if i + 1 == len(layers) or isinstance(layers[i + 1], nn.Conv2d):
+                maps, pooled = maps.relu(), pooled - 1
+                maps = nn.functional.max_pool2d(maps, 2) if pooled >= 0 else maps
+        value_BD = (maps.mean((2, 3)) if name == "heterofl_cnn_e" else maps).flatten(1)
+        for layer in (module for module in net.extractor.modules() if isinstance(module, nn.Linear)):
+            value_BD = layer(value_BD).relu()
+        torch.testing.assert_close(net.features(samples(input_spec(MODELS[name]))), value_BD)
+
+
+def test_a_block_of_the_transformer_is_torchs_attention() -> None:
+    block = build("transformer").extractor[0].blocks[0]
+    assert block.heads == 4
+    x_BLE = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        parts = [part.view(2, 5, 4, 16).transpose(1, 2) for part in block.qkv(block.norm1(x_BLE)).chunk(3, 2)]
+        added = x_BLE + block.out(nn.functional.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+        torch.testing.assert_close(block(x_BLE), added + block.mlp(block.norm2(added)))
+    layer = next(one for one in build("vit_small").modules() if isinstance(one, nn.MultiheadAttention))
+    assert layer.num_heads == 3
+
+
+def test_every_token_counts() -> None:
+    for name in ("gru", "transformer"):
+        net = build(name).eval()
+        token_L = torch.arange(12)
+        changed_LL = (token_L + 12 * torch.eye(12, dtype=torch.int64)).clamp(max=29)  # row i: another token i
+        with torch.no_grad():
+            moved_L = (net.features(changed_LL) - net.features(token_L[None])).abs().amax(1)
+        assert moved_L.min() > 1e-5
+    encoder = build("transformer").extractor[0]
+    with torch.no_grad():
+        value_BLE = encoder.blocks(encoder.embedding(token_L[None]) + encoder.position_LE)
+        torch.testing.assert_close(encoder(token_L[None]), value_BLE.mean(1))
 
 
 def test_digits_networks_are_five_small_different_ones() -> None:

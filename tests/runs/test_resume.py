@@ -18,10 +18,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.results import Status
 from raysim.engine.checkpoint.storage import local_folder, open_storage
-from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore
+from raysim.engine.checkpoint.store import Checkpoint, CheckpointError, CheckpointStore
 from raysim.engine.progress import FACTS, Progress
+from raysim.engine.records import CheckpointFile
 from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.runs.identity import label
+from raysim.runs.resume import refuse_incompatible
 from raysim.runs.run import Run, run
 from raysim.tracking import client_rows
 from raysim.tracking.folder import RunFolder
@@ -331,6 +333,20 @@ def test_checkpoints_anywhere_fsspec_reaches(workplace: Path) -> None:
     assert [checkpoint.round for checkpoint in CheckpointStore.open(open_storage(where)).kept] == [2, 3]
     longer = Run(result.folder).resume(sets=["rounds=4"], quiet=True)
     assert longer.state_digest == run(loaded("rounds=4"), quiet=True).state_digest
+
+
+def test_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:
+    given = loaded("rounds=3")  # eight clients, 0 to 7
+
+    def of(t: int, *clients: int) -> Checkpoint:
+        part = CheckpointFile("clients-000003-00000.safetensors", 1, 0, clients)
+        return Checkpoint(t, (part,), CheckpointFile("server-000003.safetensors", 1, 0), {})
+
+    refuse_incompatible(tmp_path, of(3, 0, 7), given)
+    with pytest.raises(ScenarioError, match="its checkpoint is of round 4, but its scenario has only 3 rounds"):
+        refuse_incompatible(tmp_path, of(4, 0, 7), given)
+    with pytest.raises(ScenarioError, match="its checkpoint contains client 8, but its scenario has only 8 clients"):
+        refuse_incompatible(tmp_path, of(3, 0, 8), given)
 
 
 @pytest.mark.usefixtures("elsewhere")

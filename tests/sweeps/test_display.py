@@ -25,7 +25,7 @@ from raysim.sweeps.estimate import Cost, Estimator
 from raysim.sweeps.listing import LONG, collapsed, is_long
 from raysim.sweeps.loop import Progress
 from raysim.sweeps.only import chosen_cells
-from raysim.sweeps.state import CellState, counts, states_of
+from raysim.sweeps.state import CellState, counts, state_of, states_of
 from raysim.sweeps.time_left import PLAN_AFTER_S, TimeLeft
 from tests.cli.command import run
 from tests.comparison.runs import make_run
@@ -80,6 +80,20 @@ def test_the_time_left_by_measured_rounds(tmp_path: Path) -> None:
     progress = Progress(done, [("fedgh", 7), ("fd", 1)])
     left.update(progress)
     assert left.seconds(progress) == pytest.approx(9 * 5)
+
+
+def test_the_time_left_is_of_all_seeds_that_have_ended(tmp_path: Path) -> None:
+    """The first takes 20 s for ten rounds, the second 40 s: the third 3 s per round."""
+    sweep = sweep_of(tmp_path, "rounds=10", seeds="1..3")
+    clock, states = Clock(), waiting(sweep)
+    left = TimeLeft(lambda cells: pytest.fail("rounds were measured"), clock)
+    for i, seconds in enumerate((20.0, 40.0)):
+        left.update(Progress(states, [(states[i].cell.name, -1)]))
+        clock.now += seconds
+        states[i] = replace(states[i], state="done", rounds=10)
+    progress = Progress(states, [(states[2].cell.name, -1)])
+    left.update(progress)
+    assert left.seconds(progress) == pytest.approx(10 * 3)
 
 
 def test_the_time_left_before_the_first_round(tmp_path: Path) -> None:
@@ -207,6 +221,24 @@ def test_a_cell_that_writes_its_results_is_closing(tmp_path: Path) -> None:
     finally:
         os.close(handle)
     assert state.state == "closing" and counts([state]) == "1 closing"
+
+
+def test_the_state_of_a_cell_is_that_of_its_finished_or_else_its_latest_run(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, grid={})
+    (cell,) = sweep.cells
+
+    def found(*runs: dict[str, Any]) -> tuple[str, str]:
+        for i, summary in enumerate(runs):
+            folder = sweep.output / cell.folder_name / f"run-{i}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "summary.json").write_text(json.dumps({"rounds": 1, **summary}))
+        state = state_of(cell, sweep)
+        return state.state, state.folder.name if state.folder is not None else ""
+
+    failed, interrupted = {"status": "failed", "error": "no"}, {"status": "interrupted"}
+    assert found(failed, interrupted) == ("interrupted", "run-1")
+    assert found(interrupted, failed) == ("failed", "run-1")
+    assert found({"status": "finished"}, failed) == ("done", "run-0")
 
 
 def test_long_lists_are_collapsed(tmp_path: Path) -> None:

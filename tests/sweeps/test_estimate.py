@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,29 @@ def test_bytes_are_those_of_a_run(workplace: Path, caplog: pytest.LogCaptureFixt
     result = run(placed(sweep.cells[0], sweep), quiet=True)
     assert first.sent == result.summary["final"]["comm/total_bytes"]
     assert first.seconds and first.seconds > 0
+
+
+def test_bytes_of_the_middle_and_the_last_round_stand_for_all_but_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 participants in 7 rounds: 10 bytes in the first, and the mean of 20 and 40 in each of the six others."""
+    asked: list[int] = []
+
+    def measured(assembly: Any, cohorts: Mapping[int, Sequence[int]]) -> list[float]:
+        asked.extend(cohorts)
+        return [10.0, 20.0, 40.0]
+
+    monkeypatch.setattr(estimate, "_bytes_per_client", measured)
+    assert estimate._probed(Scenario.load(digits(rounds=7))) == 4 * (10 + 6 * 30)
+    assert asked == [1, 4, 7]
+
+
+def test_seconds_are_those_of_turns_and_tests(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 participants in 3 rounds take 2 s each, and the tests of all rounds 5 s: 29 s."""
+    monkeypatch.setattr(estimate, "preview", lambda scenario: SimpleNamespace(turn_s=2.0, tests_s=5.0))
+    monkeypatch.setattr(estimate, "_probed", lambda scenario: 7.0)
+    sweep = sweep_of(workplace, grid={}, set=["rounds=3"])
+    (cell,) = sweep.cells
+    assert Estimator(sweep).of([CellState(cell, "waiting")]) == [Cost(29.0, 7.0)]
+    assert Estimator(sweep).seconds_per_round(sweep.cells) == {cell.name: pytest.approx(29 / 3)}
 
 
 def test_finished_cells_are_the_better_source(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,12 @@ import math
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 
@@ -31,7 +31,7 @@ from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.display import PlainProgress
 from raysim.sweeps.loop import Progress, lock, run_sweep
 from raysim.sweeps.state import CellState, counts, states_of
-from raysim.sweeps.tuning import Tuning, score, with_choices
+from raysim.sweeps.tuning import Candidate, HasEnded, Standing, Trial, Tuning, score, with_choices
 from raysim.sweeps.worker import Task, run_cell
 from tests.conftest import REPOSITORY, said
 from tests.engine.scenarios import digits
@@ -142,6 +142,17 @@ class Counted:
 def tuning(sweep: Sweep) -> Tuning:
     assert sweep.tuning is not None
     return sweep.tuning
+
+
+def looks_at(monkeypatch: pytest.MonkeyPatch, score_of: Callable[[Mapping[str, Any]], float]) -> None:
+    """Let every trial have ended with the score that `score_of` gives to its values, without a run."""
+
+    def trial(
+        self: Tuning, candidate: Candidate, number: int, values: Mapping[str, Any], until: int, ended: HasEnded
+    ) -> Trial:
+        return Trial(number, values, (), score_of(values))
+
+    monkeypatch.setattr(Tuning, "trial", trial)
 
 
 def digests(states: list[CellState]) -> list[Any]:
@@ -293,6 +304,76 @@ def test_a_score_is_the_last_value_until_the_round_and_nan_after_a_loss_that_is_
     assert score(state, "accuracy/val") == rounds["accuracy/val"].iloc[-1]
     assert math.isnan(score(state, "accuracy/global"))
     assert math.isnan(score(CellState(state.cell, "failed", state.folder), "accuracy/val"))
+
+
+def test_the_score_of_a_trial_is_the_mean_over_its_seeds(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_seed = {101: 0.2, 102: 0.7, 103: 0.6}
+    monkeypatch.setattr("raysim.sweeps.tuning.state_of", lambda cell, sweep: CellState(cell, "done"))
+    monkeypatch.setattr("raysim.sweeps.tuning.score", lambda state, metric: of_seed[state.cell.scenario.seed])
+    sweep = load_sweep(write(workplace, tune=tune(seeds=[*of_seed], halving=None, space={"training.lr": [0.1, 0.2]})))
+    standing, _ = tuning(sweep).standings()
+    assert [trial.score for trial in standing.trials] == [pytest.approx(0.5)] * 2  # (0.2 + 0.7 + 0.6) / 3
+    of_seed[102] = math.nan  # one seed that diverges is enough
+    standing, _ = tuning(sweep).standings()
+    assert standing.chosen is None and standing.failed == 2
+
+
+def test_a_score_is_of_the_last_test_until_the_round_that_is_asked_for(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that has gone on since has later rows; round 0 is before any training."""
+    rows = {
+        "round": [0, 1, 2, 3, 4, 5],
+        "accuracy/val": [0.9, 0.5, 0.3, None, 0.7, 0.6],
+        "loss/train": [None, 2.0, 1.0, 1.0, 1.0, math.nan],
+    }
+    monkeypatch.setattr("raysim.sweeps.tuning.read_rounds", lambda folder: pa.table(rows))
+    (cell, *_) = load_sweep(write(workplace, set=["rounds=5"], tune=tune(halving=None))).cells
+
+    def scored(until: int | None, metric: str = "accuracy/val") -> float:
+        return score(CellState(replace(cell, until=until), "done", workplace), metric)
+
+    # Not the greatest of the earlier values, and not the first; round 3 has none.
+    assert [scored(until) for until in (1, 2, 3, 4)] == [0.5, 0.3, 0.3, 0.7]
+    assert math.isnan(scored(None))  # the loss of round 5
+    rows["accuracy/val"] = [0.9, *[None] * 5]
+    assert math.isnan(scored(2))
+
+
+@pytest.mark.parametrize(("select", "chosen"), [("accuracy/val", 0.3), ("loss/test", 0.1)])
+def test_the_best_score_is_the_greatest_accuracy_or_the_smallest_loss(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, select: str, chosen: float
+) -> None:
+    """Each trial scores its learning rate."""
+    looks_at(monkeypatch, lambda values: values["training.lr"])
+    settings = tune(halving=None, select=select, space={"training.lr": [0.2, 0.3, 0.1]})
+    for standing in tuning(load_sweep(write(workplace, tune=settings))).standings():
+        assert standing.chosen is not None and standing.chosen.values["training.lr"] == chosen
+
+
+@pytest.mark.parametrize(("second", "close"), [(0.485, False), (0.495, True)])
+def test_scores_hardly_differ_by_the_samples_of_all_seeds(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, second: float, close: bool
+) -> None:
+    """Of 200 samples, two seeds with 100 each, 0.015 are three and 0.005 are one."""
+    of_rate = {0.1: 0.5, 0.2: second, 0.3: 0.1}
+    monkeypatch.setattr("raysim.sweeps.tuning.state_of", lambda cell, sweep: CellState(cell, "done"))
+    monkeypatch.setattr("raysim.sweeps.tuning.score", lambda state, metric: of_rate[state.cell.scenario.training.lr])
+    monkeypatch.setattr("raysim.sweeps.tuning._samples", lambda state, part: 100)
+    settings = tune(seeds=[101, 102], space={"training.lr": [*of_rate]}, halving={"rounds": [1, 4]})
+    standing = tuning(load_sweep(write(workplace, tune=settings))).standings()[0]
+    assert [one.samples for one in standing.close] == ["200 validation samples"] * close
+
+
+def test_rounds_and_starts_count_for_every_seed_of_a_trial(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four trials on two seeds until round 1, of which two go on to round 2, and one of these to round 4."""
+    monkeypatch.setattr("raysim.sweeps.tuning.state_of", lambda cell, sweep: CellState(cell, "waiting"))
+    found = tuning(load_sweep(write(workplace, tune=tune(seeds=[101, 102]))))
+    standing = found.standings()[0]
+    assert found.planned_rounds(standing.candidate) == 2 * (4 * 1 + 2 * 1 + 1 * 2)
+    assert found.later_rounds(standing) == 2 * (2 * 1 + 1 * 2)
+    assert found.starts_left(standing) == 2 * (4 + 2 + 1)
+    assert found.full_rounds(standing.candidate) == 2 * 4 * 4
 
 
 def test_halving_notes_decisions_between_trials_that_hardly_differ(workplace: Path, pool: Pool) -> None:
@@ -508,6 +589,37 @@ def test_sweeps_that_cannot_be_tuned(workplace: Path, content: dict[str, Any], s
         load_sweep(path)
 
 
+@pytest.mark.parametrize(("search", "trials", "noted"), [("grid", 6, False), ("random", 6, False), ("random", 5, True)])
+def test_few_trials_are_noted_unless_they_are_all_points(
+    workplace: Path, search: str, trials: int, noted: bool
+) -> None:
+    space = {"training.lr": [0.1, 0.2, 0.3], "training.momentum": [0.0, 0.9]}  # six points
+    settings = tune(search=search, trials=trials, halving=None, space=space)
+    notes = load_sweep(write(workplace, tune=settings)).notes
+    # 1 - 0.9^5 = 0.40951
+    words = "With 5 trials, the probability that at least one of them is among the best 10% of all combinations is 41%"
+    assert any(words in note for note in notes) is noted and any("fewer than 16" in note for note in notes) is noted
+
+
+def test_draws_are_those_of_the_seed_of_tuning_which_is_1_by_default(workplace: Path) -> None:
+    def drawn(**changes: int) -> list[dict[str, Any]]:
+        settings = tune(search="random", trials=5, halving=None, space={"training.lr": {"log": [0.01, 1]}}, **changes)
+        found = tuning(load_sweep(write(workplace, tune=settings)))
+        return found.points(found.candidates[0])
+
+    assert drawn() == drawn(seed=1) != drawn(seed=2)
+
+
+def test_tuned_cells_keep_their_published_values(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks_at(monkeypatch, lambda values: values["training.lr"])
+    (workplace / "values.csv").write_text("paper,method,metric,value\nX,Ours,acc_%,93.5\n")
+    runs = {"method": {"Ours": ["algorithm.name=fedgh"]}}
+    published = {"file": "values.csv", "rows": {"paper": "X"}, "measures": {"acc_%": "last"}}
+    settings = tune(halving=None, space={"training.lr": [0.1]})
+    sweep = with_choices(load_sweep(write(workplace, runs=runs, published=published, tune=settings)))
+    assert [(cell.pending, [one.text for one in cell.published]) for cell in sweep.cells] == [(False, ["93.5"])] * 2
+
+
 def test_a_choice_before_the_last_round_is_noted(workplace: Path) -> None:
     sweep = load_sweep(write(workplace, tune=tune(halving={"rounds": [1, 3]})))
     note = (
@@ -554,7 +666,6 @@ def test_tpe_says_what_it_needs(workplace: Path, monkeypatch: pytest.MonkeyPatch
         load_sweep(path)
 
 
-@pytest.mark.skipif(find_spec("optuna") is None, reason="needs the extra `tune`")
 def test_tpe_suggests_the_same_trials_after_a_kill(workplace: Path, pool: Pool) -> None:
     space = {
         "training.lr": {"log": [0.001, 1]},
@@ -573,3 +684,41 @@ def test_tpe_suggests_the_same_trials_after_a_kill(workplace: Path, pool: Pool) 
     other = load_sweep(path, sets=[f"output={workplace / 'other'}"])
     run_sweep(other)
     assert [[trial.values for trial in one.trials] for one in tuning(other).standings()] == expected
+
+
+def suggested(folder: Path, space: dict[str, Any], **changes: Any) -> Standing:
+    settings = tune(search="tpe", halving=None, space=space, **changes)
+    return tuning(load_sweep(write(folder, tune=settings))).standings()[0]
+
+
+@pytest.mark.parametrize(("select", "sign"), [("accuracy/val", -1), ("loss/train", 1)])
+def test_tpe_looks_where_scores_are_good(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, select: str, sign: int
+) -> None:
+    """The score is the distance of log10(lr) to -2, plus 1 unless the batch size is 16."""
+
+    def far(values: Mapping[str, Any]) -> float:
+        return abs(math.log10(values["training.lr"]) + 2) + (values["training.batch_size"] != 16)
+
+    looks_at(monkeypatch, lambda values: sign * far(values))
+    space = {"training.lr": {"log": [0.0001, 1]}, "training.batch_size": [64, 32, 16]}
+    standing = suggested(workplace, space, trials=60, select=select)
+    every = [one.values for one in standing.trials]
+    assert standing.chosen is not None and far(standing.chosen.values) == min(map(far, every))
+    rates = [values["training.lr"] for values in every]
+    assert rates == [float(f"{rate:.4g}") for rate in rates]
+    # The first ten are random: each quarter of the logarithms is tried, although 99% of all rates are above 0.01.
+    assert {math.floor(math.log10(rate)) for rate in rates[:10]} == {-4, -3, -2, -1}
+    # At random, one of the 40 last in 12 is good: a quarter of the logarithms, and a third of the batch sizes.
+    assert sum(far(values) < 0.5 for values in every[20:]) >= 9
+    assert [one.values for one in suggested(workplace, space, trials=60, select=select, seed=2).trials] != every
+
+
+@pytest.mark.parametrize(("select", "sign"), [("accuracy/val", -1), ("loss/train", 1)])
+def test_tpe_avoids_values_that_diverge(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, select: str, sign: int
+) -> None:
+    """Rates above 0.1, a quarter of the logarithms, diverge. At random, 12 or 13 of the 50 trials would."""
+    looks_at(monkeypatch, lambda values: math.nan if (rate := values["training.lr"]) > 0.1 else sign * rate)
+    standing = suggested(workplace, {"training.lr": {"log": [0.0001, 1]}}, trials=60, select=select)
+    assert sum(math.isnan(one.score or 0.0) for one in standing.trials[10:]) <= 12

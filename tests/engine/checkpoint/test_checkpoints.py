@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from raysim.core.messages import weights
 from raysim.core.state import serialize
 from raysim.engine.checkpoint import store as store_module
 from raysim.engine.checkpoint.format import DamageError, client_files, read_clients, read_file, read_server, server_file
+from raysim.engine.checkpoint.manager import AUTO_INTERVAL_S, CheckpointManager
 from raysim.engine.checkpoint.storage import LocalStorage, Storage, open_storage
 from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore, DamagedCheckpointError
 from raysim.engine.records import SavedFiles
@@ -186,6 +188,20 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path) -> None:
     ):
         add(store, 2, [0])
     assert held(CheckpointStore.open(open_storage(tmp_path))) == (1, {0: 1})
+
+
+def test_without_an_interval_a_checkpoint_is_due_every_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr("raysim.engine.checkpoint.manager.perf_counter", lambda: clock.now)
+    store = CheckpointStore(open_storage(tmp_path))
+    manager = CheckpointManager(store, every=None, rounds=9, begun_s=clock.now)
+    assert AUTO_INTERVAL_S == 60
+    found = []
+    for clock.now, t in ((1059.0, 1), (1060.0, 2), (1061.0, 3), (1119.0, 4), (1121.0, 5), (1122.0, 9)):
+        found.append(manager.due(t))
+        if found[-1]:
+            manager.begin()
+    assert found == [False, True, False, False, True, True]  # the last round is always saved
 
 
 def test_a_manifest_of_another_version_is_not_guessed_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ from raysim.engine.policies.placement import (
     place_actors,
 )
 from raysim.engine.policies.sampling import cohort, cohort_size
+from raysim.engine.policies.stopping import Watched
 from raysim.engine.progress import CUMULATIVE, Progress
 from raysim.engine.records import ClientReport, MemoryReport, RoundReport, ServerReport, Timing
 
@@ -510,6 +512,21 @@ def test_the_seconds_of_earlier_processes_count() -> None:
     again = Progress()
     again.resume(1, {**Progress(t=1).facts(), "before_s": 7.5}, {})
     assert again.elapsed_s() == 7.5  # until the first round begins
+
+
+def test_a_resumed_run_has_all_that_was_counted() -> None:
+    before = Progress(
+        3, stale={1}, diverged={2}, totals={"bytes": 5.0, "flops": 1.0}, best={"accuracy/best": 0.5}, best_round=2,
+        best_val=0.25, best_val_round=1, up_components={"up": 1}, down_components={"down": 2},
+        final={"accuracy/all": 0.5}, watched=Watched(3, 0.5, 2, 0.6), uploads=4, rejected=1, failed=2,
+        client_rounds=6, restarts=7, seconds={"train": 1.5}, before_s=7.5,
+    )  # fmt: skip
+    again = Progress()
+    again.resume(3, json.loads(json.dumps(before.facts())), {})
+    other = {"latest", "ended_early", "started"}  # of clients.parquet, derived again, of the process
+    names = [field.name for field in fields(Progress) if field.name not in other]
+    assert {name: getattr(again, name) for name in names} == {name: getattr(before, name) for name in names}
+    assert not [name for name in names if getattr(before, name) == getattr(Progress(), name)]  # all have a value here
 
 
 def test_what_fits_in_all_but_on_no_node_is_refused() -> None:
