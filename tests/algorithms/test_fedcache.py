@@ -290,6 +290,20 @@ def test_waiting_for_all_neighbours(averages: bool):
         assert down.logits_NRC[2].tolist() == [[7, 0], [0, 0]]
 
 
+@pytest.mark.parametrize("averages", [True, False])
+def test_a_missing_neighbour_is_not_waited_for(averages: bool):
+    # Two of class 0 teach each other, with R = 2. The last sample of the cache, of class 1, has no logits yet.
+    method = FedCache(neighbours=2, cold="wait", server_averages=averages)
+    server = server_of(method, {3: hashes([A, B], [0, 0]), 7: hashes([ACROSS], [1])})
+    method.server_update(server, {3: up([1.0, 0.0], [2.0, 0.0])})
+    down = method.server_send(server, 3)
+    assert down is not None
+    if averages:
+        assert down.known_N is None and down.logits_NC.tolist() == [[2, 0], [1, 0]]
+    else:
+        assert down.known_NR is not None and down.known_NR.tolist() == [[True, False]] * 2
+
+
 def test_no_client_is_taught_where_none_has_neighbours():
     method = FedCache()
     server = server_of(method, {0: hashes([A, B], [0, 1])})

@@ -295,6 +295,28 @@ def test_the_mean_is_compressed_and_the_server_applies_what_it_sends():
     assert not torch.allclose(restored(news.tensors, before)["extractor.1.weight"], exact, atol=0.1)
 
 
+@pytest.mark.parametrize(("t", "rank"), [(1, 1), (2, 2), (3, 2)])
+def test_both_sides_truncate_with_the_energy_of_their_round(t: int, rank: int):
+    # Energies 0.625, 0.75 and 0.875 in rounds 1 to 3 of 4; diag(3, 2, 1) keeps 9/14 = 0.643 in rank 1, 0.929 in rank 2.
+    method, name = FedKD(energy_start=0.5, energy_end=1.0), "extractor.1.weight"
+    change = padded(3, 2, 1)[:8, :16]
+    server = server_of(method, {0: 1})
+    server.t = t
+    method.server_update(server, {0: Update({name: change})})
+    assert isinstance(server.state.news, Update)
+    net = method.client_model(toy_model("deep"), TASK)
+    client = Client(0, TASK, toy_samples([0, 1], 0), net, LocalTraining(), torch.Generator(), t=t)
+
+    def moved(loss: Any) -> None:
+        floats(net.small.state_dict())[name].add_(change)
+
+    client.fit = moved  # type: ignore[method-assign, assignment]
+    up = method.client_update(client, None)
+    assert isinstance(up, Update)
+    for sent in (server.state.news.tensors[name], up.tensors[name]):
+        assert isinstance(sent, Factors) and len(sent.sigma_R) == rank
+
+
 def numbers(change: dict[str, Tensor], energy: float) -> int:
     """Section 4.3: sum over matrices of min(r(m+n+1), mn), and all vectors."""
     total = 0

@@ -176,6 +176,16 @@ def test_round_1_sends_nothing_then_all_classes_and_which_are_known():
     assert first.known_C.tolist() == [False, False, True]  # a message does not change afterwards
 
 
+def test_a_class_stays_known_in_rounds_in_which_no_client_sends_it():
+    # Class 0 is sent in round 1 alone, class 1 in round 2 alone, class 2 never.
+    method = FedTGP(server_epochs=1)
+    server = server_of(method, {0: [0], 1: [1]})
+    method.server_update(server, {0: up([1.0, 2.0])})
+    method.server_update(server, {1: up([3.0, 4.0])})
+    down = method.server_send(server, 0)
+    assert down is not None and down.known_C is not None and down.known_C.tolist() == [True, True, False]
+
+
 def test_one_class_alone_has_no_margin_and_stays_finite():
     method = FedTGP()
     server = server_of(method, {0: [1], 1: [1]})

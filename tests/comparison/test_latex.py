@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +18,7 @@ from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.latex import latex
 from raysim.comparison.ranking import RULE, direction, marks
 from raysim.comparison.scale import Scale, scales_of
-from raysim.comparison.statistics import Estimate
+from raysim.comparison.statistics import Estimate, Spread
 from raysim.comparison.tables import chosen_columns, rows_of
 from tests.cli.command import run
 from tests.comparison.runs import make_run
@@ -123,6 +126,39 @@ def test_a_column_has_one_unit_and_one_number_of_digits(
     monkeypatch.setattr(Comparison, "estimate", lambda self, variant, measure: Estimate(1, of[variant]))
     scale = scales_of(comparison, "total_mib").mean
     assert (scale.title, [scale(value) for value in values]) == (title, shown)
+
+
+def test_published_values_count_for_the_unit_and_have_their_own_digits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In GiB, 0.5 MiB would be 0.000. Of 2048, 2048 and 0.5 MiB the unit is that of 10 * 0.5 = 5 MiB.
+    comparison = compared(tmp_path, {"a": A, "b": B})
+    monkeypatch.setattr(Comparison, "estimate", lambda self, variant, measure: Estimate(1, 2048.0))
+    monkeypatch.setattr(Comparison, "published", lambda self, variant: {"total_mib": SimpleNamespace(value=0.5)})
+    scales = scales_of(comparison, "total_mib")
+    assert scales.mean.title == scales.published.title == "MiB"
+    assert (scales.mean(2048.0), scales.published(0.5)) == ("2048", "0.500")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "spread", "shown"),
+    [
+        (Estimate(3, 12.0, 11.5, 12.5, std=0.0), 9.0, "interval", ["12.00", "9.00"]),  # ± 0.5; three digits of 9
+        (Estimate(3, 12.0, 12.0, 12.0, std=0.5), 9.0, "interval", ["12", "9"]),
+        (Estimate(2, 12.0, std=0.5), 9.0, "std", ["12.00", "9.00"]),
+        (Estimate(1, math.nan), 12.3, "interval", ["nan", "12.3"]),  # of a run that diverged
+        (Estimate(1, math.inf), 12.0, "interval", ["inf", "12"]),
+        (Estimate(1, math.inf), math.inf, "interval", ["inf", "inf"]),
+    ],
+)
+def test_digits_follow_what_is_shown_after_the_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a: Estimate, b: float, spread: Spread, shown: list[str]
+) -> None:
+    comparison = replace(compared(tmp_path, {"a": A, "b": B}), spread=spread)
+    of = {"a": a, "b": Estimate(3, b, b, b, std=0.0)}
+    monkeypatch.setattr(Comparison, "estimate", lambda self, variant, measure: of[variant])
+    scale = scales_of(comparison, "total_mib").mean
+    assert [scale(a.mean), scale(b)] == shown
 
 
 def test_a_difference_much_smaller_than_the_means_has_its_own_digits(

@@ -12,7 +12,7 @@ from raysim.cli.options import METRICS
 from raysim.common.errors import ScenarioError
 from raysim.comparison import pictures as drawn
 from raysim.comparison.compare import compare
-from raysim.comparison.main_measure import OF_METRIC, ORIGINS, first_accuracy, in_words, main_measure
+from raysim.comparison.main_measure import OF_METRIC, ORIGINS, first_accuracy, in_words, main_measure, tuned_metric
 from raysim.comparison.measures import ACCURACIES, SELECT
 from raysim.comparison.pictures import pictures, without_clients
 from raysim.comparison.report import report
@@ -179,6 +179,19 @@ def test_every_metric_has_a_measure_and_an_option() -> None:
         in_words("best_current")
         == "greatest test accuracy of all clients after they received the server's current message"
     )
+
+
+def test_every_measure_of_a_selection_is_of_the_selected_round() -> None:
+    # Of participants, `last` shows the greatest accuracy.
+    for select, of_metric in OF_METRIC.items():
+        for metric, measure in of_metric.items():
+            assert ORIGINS[measure].round == ("best" if metric == "accuracy/participants" else select)
+
+
+def test_only_tunings_that_all_chose_by_current_networks_change_the_metric() -> None:
+    both = ["accuracy/val_current", "accuracy/all_current"]
+    assert tuned_metric(both) == tuned_metric(both[:1]) == tuned_metric(both[1:]) == "accuracy/all_current"
+    assert tuned_metric([]) is None and tuned_metric([*both, "accuracy/val"]) is None
 
 
 def test_values_of_clients() -> None:

@@ -68,6 +68,11 @@ def test_the_interquartile_mean_by_hand() -> None:
     assert interquartile_mean([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 100.0]) == 3.5  # of 2, 3, 4 and 5
 
 
+def test_a_quarter_is_cut_off_at_both_ends() -> None:
+    # Of 2, 3, 4 and 5. The other values are not symmetric, so that cutting off fewer would change the mean.
+    assert interquartile_mean([0.0, 0.0, 2.0, 3.0, 4.0, 5.0, 60.0, 100.0]) == 3.5
+
+
 def test_the_probability_of_improvement_by_hand() -> None:
     # Of four pairs: 3 > 1, 3 > 2, 1 = 1 counts half, 1 < 2.
     assert probability_of_improvement([([3.0, 1.0], [1.0, 2.0])]) == 2.5 / 4
@@ -75,6 +80,11 @@ def test_the_probability_of_improvement_by_hand() -> None:
     assert probability_of_improvement([([1.0], [1.0])]) == 0.5
     with pytest.raises(ValueError, match="without values"):
         probability_of_improvement([])
+
+
+def test_the_probability_of_improvement_with_unequal_numbers_of_seeds() -> None:
+    # 3 > 1.5 and 2 > 1.5, 1 < 1.5: two of three pairs.
+    assert probability_of_improvement([([3.0, 1.0, 2.0], [1.5])]) == pytest.approx(2 / 3)
 
 
 def test_p_values_are_those_of_scipy() -> None:

@@ -201,6 +201,17 @@ def test_which_rounds() -> None:
     assert not any(Schedule(3, 4).tests_all(t) for t in range(4))
 
 
+def test_stopping_takes_only_rounds_that_test_all_that_the_last_one_tests() -> None:
+    # Multiples of 2, of 3 * 2 (the published test set) and of 4 (current networks).
+    schedule = Schedule(13, 4, evaluate_every=2, global_every=6, all_every=4)
+    assert [t for t in range(1, 14) if schedule.watches(t)] == [12]
+    assert [t for t in range(1, 14) if schedule.extra(t)] == [13] and not Schedule(12, 4, evaluate_every=2).extra(12)
+    # In the last round, all are tested with everything; else the published set is due in rounds 6 and 12 alone.
+    assert [schedule.coverage(t) for t in (1, 2, 6, 8, 12, 13)] == [None, "own", "whole", "own", "whole", "whole"]
+    # Round 9 of a schedule that tests current networks every third round and evaluates every second is no test.
+    assert [t for t in range(1, 11) if Schedule(10, 4, evaluate_every=2, all_every=3).tests_all(t)] == [6, 10]
+
+
 def test_more_rounds_later_and_all_at_once(workplace: Path) -> None:
     """A resumed run has the numbers of one that had all rounds from the start, those of its former last round too."""
     sets = ["algorithm={name: fedapen}", "training.schedule={name: step, every: 1, by: 0.5}", ALL]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
-from typing import get_type_hints
+from types import SimpleNamespace
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.core.algorithm import Client
 from raysim.core.exposed import OutputOf, UpdateOf
 from raysim.core.messages import unpack
-from raysim.inspection.attack import attack, draw_attack, psnr
+from raysim.inspection.attack import Attack, Attacked, _unrelated, attack, draw_attack, invert, psnr
 from raysim.inspection.transmission import Knowledge, Transmission, attack_spec, attackable, transmit
 from raysim.plugins.registry import algorithm_class, algorithm_names
 from raysim.runs.opened import OpenedRun
@@ -50,6 +52,19 @@ def test_noise_and_uniform_pixels_have_the_known_level() -> None:
     grey = np.full(100_000, 0.5)
     assert psnr(grey, rng.uniform(size=100_000)) == pytest.approx(10 * np.log10(12), abs=0.05)  # variance 1/12
     assert psnr(rng.uniform(size=100_000), rng.uniform(size=100_000)) == pytest.approx(10 * np.log10(6), abs=0.05)
+
+
+def test_all_levels_have_one_convention() -> None:
+    # Errors of 0.1 and 1 are 20 and 0 dB; PFLlib's convention adds 10 log10(3) = 4.7712 dB.
+    zero = np.zeros((2, 2, 3), np.float32)
+    one = Attacked(0, 0, zero, zero + np.float32(0.1), zero + 1, 0.0)
+    found = Attack("r", 3, "white", "pfllib", (one,), 0.0)
+    assert (found.mean, found.start) == (pytest.approx(24.7712, abs=1e-4), pytest.approx(4.7712, abs=1e-4))
+    # Clients have images 0 and 2, which differ by 51 / 255 = 0.2: 10 log10(1 / 0.04) = 13.9794 dB.
+    image_MHWC = np.array([0, 255, 51], np.uint8)[:, None, None, None]
+    for convention, level in (("psnr", 13.9794), ("pfllib", 18.7506)):
+        rng = np.random.default_rng(0)
+        assert _unrelated(image_MHWC, np.array([0, 2]), convention, rng) == pytest.approx(level, abs=1e-4)
 
 
 def transmission(
@@ -157,6 +172,68 @@ def test_the_attack_works_where_it_can_and_not_where_it_cannot(runs: Runs, tmp_p
     again = attack(runs("fedavg", "rounds=2", ONE).folder, pairs=1)
     assert np.array_equal(again.images[0].image_HWC, found.images[0].image_HWC)
     assert draw_attack(found, tmp_path / "attack.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_an_attack_on_a_run_is_made_of(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every image has its own start; strangers are clients' images; the attacker knows what the caller says."""
+    found: dict[str, Any] = {"seeds": [], "knowledge": []}
+
+    def inverted(seen: Any, spec: Any, shape_HWC: tuple[int, ...], seed: int) -> Any:
+        found["seeds"].append(seed)
+        return np.zeros(shape_HWC), np.ones(shape_HWC), 0.5
+
+    def transmitted(backend: Any, t: int, k: int, sample: int, knowledge: str) -> None:
+        found["knowledge"].append((t, knowledge))
+
+    def unrelated(image_MHWC: Any, index: Any, convention: str, rng: Any) -> float:
+        found["index"], found["convention"] = index, convention
+        return 7.0
+
+    for name, double in (("invert", inverted), ("transmit", transmitted), ("_unrelated", unrelated)):
+        monkeypatch.setattr(f"raysim.inspection.attack.{name}", double)
+    result = runs("fedproto", "rounds=1")
+    made = attack(result.folder, pairs=3, seed=5, knowledge="blind", convention="pfllib")
+    assert found["seeds"] == [5, 6, 7] and found["knowledge"] == [(2, "blind")] * 3
+    spec = OpenedRun.of(result.folder).spec
+    assert np.array_equal(found["index"], spec.train.index) and found["convention"] == "pfllib"
+    assert (made.round, made.knowledge, made.convention, made.unrelated) == (2, "blind", "pfllib", 7.0)
+    assert all(one.start_HWC.max() == 0 and one.image_HWC.min() == 1 for one in made.images)
+    again = attack(result.folder, pairs=3, seed=6)
+    assert [one.sample for one in again.images] != [one.sample for one in made.images]
+
+
+@pytest.mark.parametrize(("second", "best"), [(0.7, (0, 0.48)), (0.2, (1, 0.2))])
+def test_the_best_of_all_random_starts_is_the_result(
+    monkeypatch: pytest.MonkeyPatch, second: float, best: tuple[int, float]
+) -> None:
+    # The first start gets to 0.5 and then to 0.48, more than 0.9 * 0.5: it is stuck, and the third call starts anew.
+    steps, starts = [[0.5, 0.48], [second], *[[0.9]] * 5], iter(range(9))
+
+    class Scripted:
+        def __init__(self, *given: Any) -> None:
+            self.number, self.least = next(starts), math.inf
+            self.image_HWC, self.left = np.full((1, 1, 1), self.number), iter(steps[self.number])
+
+        def step(self) -> None:
+            self.least = min(self.least, next(self.left))
+
+    monkeypatch.setattr("raysim.inspection.attack._Descent", Scripted)
+    monkeypatch.setattr("raysim.inspection.attack.OUTER", 3)
+    monkeypatch.setattr("raysim.inspection.attack.STUCK", 0.9)
+    seen: Any = SimpleNamespace(seen_E=torch.ones(2))
+    start_HWC, image_HWC, distance = invert(seen, None, (1, 1, 1))  # type: ignore[arg-type]
+    assert (start_HWC.item(), image_HWC.item(), distance) == (0, *best)
+
+
+def test_a_given_round_is_attacked_although_the_usual_one_is_kept(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raysim.inspection.attack.ROUND", 1)
+    monkeypatch.setattr("raysim.inspection.attack.transmit", lambda *given: None)
+    image_HWC = np.zeros((8, 8, 1), np.float32)
+    monkeypatch.setattr("raysim.inspection.attack.invert", lambda *given: (image_HWC, image_HWC, 0.5))
+    folder = runs("fedproto", "rounds=2", "checkpoint.every=1").folder
+    assert {1, 2} <= {kept.round for kept in OpenedRun.of(folder).store.kept}
+    # The clients train in the round after the one whose state they have.
+    assert [attack(folder, pairs=1, round=t).round for t in (None, 2, 1)] == [2, 3, 2]
 
 
 def test_originals_are_what_clients_train_on(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

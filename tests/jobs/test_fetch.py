@@ -76,6 +76,19 @@ class TestThroughALog:
             "checkpoints/3/client.safetensors"
         }
 
+    def test_the_checkpoints_of_a_sweeps_runs_are_left_out_too(self, tmp_path: Path) -> None:
+        for name in ("sweep.csv", "one/summary.json", "one/checkpoints/3/client.safetensors"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(b"x")
+        assert {file.as_posix() for file in archive.list_files(tmp_path, False)} == {"sweep.csv", "one/summary.json"}
+        assert len(archive.list_files(tmp_path, True)) == 3
+
+    def test_a_file_from_before_1980_is_sent(self, tmp_path: Path) -> None:
+        """Zip files know no earlier dates; a folder that was unpacked or copied may have the time 0."""
+        (tmp_path / "summary.json").write_text("{}")
+        os.utime(tmp_path / "summary.json", (0, 0))
+        assert sent(tmp_path).endswith(f"\n{archive.END}\n")
+
     def test_a_bit_that_changed(self, run_folder: Path, tmp_path: Path) -> None:
         lines = sent(run_folder).split("\n")
         at = lines.index(max(lines, key=len))
@@ -143,12 +156,40 @@ class TestThroughALog:
         ):
             Receiver(io.BytesIO()).feed(sent(run_folder, limit=1000))
 
+    @pytest.mark.parametrize(
+        ("limit", "files", "begins"),
+        [(10, 2, archive.BEGIN), (9, 2, archive.REFUSED), (10, 1, archive.REFUSED)],
+    )
+    def test_at_most_so_much_is_sent(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, files: int, begins: str
+    ) -> None:
+        """Two files with five bytes each."""
+        monkeypatch.setattr(archive, "FILES", files)
+        for name in "ab":
+            (tmp_path / name).write_bytes(b"12345")
+        lines: list[str] = []
+        archive.send(tmp_path, False, lines.append, limit)
+        assert lines[0].startswith(begins) and (lines[-1] == archive.END) == (begins == archive.BEGIN)
+
     def test_a_file_that_is_removed_meanwhile(self, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         listed = [*archive.list_files(run_folder, False), Path("clients.arrows")]
         monkeypatch.setattr(archive, "list_files", lambda folder, checkpoints: listed)
         lines: list[str] = []
         archive.send(run_folder, False, lines.append)
         assert lines[-1] == archive.END
+
+    @pytest.mark.parametrize("words", [[], ["--checkpoints"]], ids=str)
+    def test_the_helper_is_told_whether_to_send_checkpoints(
+        self, monkeypatch: pytest.MonkeyPatch, words: list[str]
+    ) -> None:
+        seen: list[tuple[Path, bool]] = []
+        monkeypatch.setattr(archive.sys, "argv", ["-c", "folder", *words])
+        monkeypatch.setattr(archive, "send", lambda folder, checkpoints, print_line: seen.append((folder, checkpoints)))
+        monkeypatch.setattr(archive, "WAIT_S", 0.0)
+        monkeypatch.setattr(archive.signal, "signal", lambda number, handler: None)
+        monkeypatch.setattr(archive.os, "ftruncate", lambda file, size: None)
+        archive.main()
+        assert seen == [(Path("folder"), bool(words))]
 
     def test_the_helper_empties_its_log(self, run_folder: Path, tmp_path: Path) -> None:
         """As Ray runs it: from its text, its output appended to a file, a SIGTERM when all was read."""
@@ -233,6 +274,10 @@ class TestUnpack:
             "\ud800",
         ):
             assert not archive.is_plain(name), name
+
+    def test_names_are_measured_in_bytes(self) -> None:
+        """2 * 49 + 1 + 2 * 28 = 155 bytes; one more letter has two more."""
+        assert archive.is_plain(f"{'é' * 49}/{'é' * 28}") and not archive.is_plain(f"{'é' * 49}/{'é' * 29}")
 
     def test_more_than_allowed(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match="exceeds 1000"):

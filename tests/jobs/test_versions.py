@@ -48,6 +48,11 @@ def test_another_torch_is_only_told() -> None:
     assert warning(replace(HERE, torch="2.6.0+cpu"), replace(HERE, torch="2.6.0+cu126")) == ""
 
 
+def test_a_warning_names_the_torch_of_each_side() -> None:
+    sent, there = replace(HERE, torch="2.9.0+cpu"), replace(HERE, torch="2.8.0+cu126")
+    assert warning(sent, there).startswith("the cluster has torch 2.8.0, but the job was submitted with torch 2.9.0: ")
+
+
 def test_requirements_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing() == []
     real = metadata.version
@@ -62,3 +67,19 @@ def test_requirements_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
     (arrow,) = [text for text in metadata.requires("raysim") or () if text.startswith("pyarrow")]
     assert message.startswith(f"the cluster lacks {arrow}, mlflow")
     assert "pytest" not in message
+
+
+def test_which_requirements_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prerelease is enough; a marker that holds counts, one of an extra or another system does not."""
+    needed = [
+        "new>=3,<4", "absent>=1", "here; python_version >= '3'", "old; python_version < '3'", "docs; extra == 'docs'",
+    ]  # fmt: skip
+
+    def version(name: str) -> str:
+        if name == "new":
+            return "3.8.0rc1"
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(versions.metadata, "requires", lambda name: needed)
+    monkeypatch.setattr(versions.metadata, "version", version)
+    assert missing() == ["absent>=1", "here"]

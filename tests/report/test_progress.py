@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from pathlib import Path
 
@@ -70,6 +71,14 @@ def test_a_round_without_a_test_prints_no_accuracy(monkeypatch):
     assert shown == [True, False, False, True, False, True]
 
 
+def test_what_is_unknown_is_not_shown_and_what_dropped_out_is():
+    stream = io.StringIO()
+    progress = make_display(1, 20, stream=stream)
+    shown = {"accuracy/all": math.nan, "accuracy/participants": 0.25, "engine/dropped_clients": 3}
+    progress.log(0, {**shown, "comm/up_bytes": 1024, "comm/total_bytes": 4096}, [])
+    assert stream.getvalue() == "round 0/1  accuracy 25.0% (participants)  4.00 KiB sent  3 dropped out or late\n"
+
+
 def test_last_round_is_said_when_the_run_stops_early():
     stream = io.StringIO()
     progress = make_display(100, 20, stream=stream)
@@ -112,6 +121,23 @@ def test_a_terminal_of_80_columns_shows_two_whole_lines_in_every_update(monkeypa
     assert "…" not in text and "60.0% (participants)  31.0 MiB sent" in text.rsplit("30/30", 1)[1]
 
 
+def test_a_live_line_counts_the_clients_of_a_round_until_all_are_done(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "140")
+    stream = Terminal()
+    progress = make_display(30, 20, stream=stream)
+    progress.open(CARD)
+    try:
+        progress.within(3, 10)
+        progress.print("drawn")
+        assert "3/10 clients" in stream.getvalue()
+        progress.within(10, 10)
+        progress.print("again")  # a refresh that began before may still show them above this notice
+        assert "clients" not in stream.getvalue().split("again", 1)[1]
+    finally:
+        progress.close("finished", {})
+
+
 def test_a_resumed_run_does_not_count_its_start_as_a_round(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
@@ -135,9 +161,57 @@ def test_a_round_to_go_is_never_told_to_take_no_time(monkeypatch):
     assert stream.getvalue().splitlines()[-1].endswith("0.50 s/round  1 s left")
 
 
+@pytest.mark.parametrize(
+    ("last", "pace"),
+    [(16, "1.00 s/round  14 s left"), (15, "1.00 s/round  15 s left"), (14, "10.9 s/round  2 min 54 s left")],
+)
+def test_the_pace_is_that_of_the_last_ten_rounds(monkeypatch, last, pace):
+    # Rounds 0 to 5 take 100 s each, later ones 1 s. The last ten are rounds 6 to 15, or 5 to 14: (100 + 9 * 1) / 10.
+    now = [0.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    progress = make_display(30, 20, stream=stream)
+    for t in range(last + 1):
+        now[0] += 100 if t < 6 else 1
+        progress.log(t, {}, [])
+    assert stream.getvalue().splitlines()[-1].endswith(pace)
+
+
+def test_the_remaining_time_is_in_minutes_above_59_seconds(monkeypatch):
+    # Rounds of 20 s: 100 s and 40 s are left after 5 and 8 of 10.
+    now = [0.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    progress = make_display(10, 20, stream=stream)
+    for t in range(9):
+        now[0] += 20
+        progress.log(t, {}, [])
+    lines = stream.getvalue().splitlines()
+    assert lines[5].endswith("1 min 40 s left") and lines[8].endswith("  40 s left")
+
+
 def test_dumb_terminals_get_plain_lines(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     assert "\x1b" not in run(Terminal())
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_terminals_that_cannot_move_the_cursor_get_plain_lines(monkeypatch, term):
+    # rich writes no control sequences there either, but then it shows no line before the end.
+    monkeypatch.setenv("TERM", term)
+    text = run(Terminal())
+    assert "\x1b" not in text and "\nround  1/30  accuracy 1.0%" in text
+
+
+def test_a_quiet_run_prints_nothing():
+    stream = io.StringIO()
+    progress = make_display(1, 20, quiet=True, stream=stream)
+    progress.open(CARD)
+    progress.log(0, {}, [])
+    progress.within(1, 2)
+    progress.print("a notice")
+    progress.close("finished", {})
+    assert stream.getvalue() == ""
 
 
 def test_live_lines_survive_ctrl_c(monkeypatch):

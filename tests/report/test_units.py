@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raysim.report.units import human_bytes, human_count, human_seconds, plural
+from raysim.report.units import human_bytes, human_count, human_seconds, per_cent, plural
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,29 @@ def test_counts(n, text):
 )
 def test_seconds(s, text):
     assert human_seconds(s) == text
+
+
+@pytest.mark.parametrize(
+    ("s", "text"),
+    [
+        (0.0996, "0.10 s"),  # 99.6 ms would be 100 ms
+        (9.6, "9.60 s"),
+        (9.996, "10.0 s"),  # not 10.00 s
+        (86_400, "24 h 00 min"),
+        (172_799, "47 h 59 min"),
+        (172_800, "2 d 00 h"),
+    ],
+)
+def test_seconds_at_the_edges(s, text):
+    assert human_seconds(s) == text
+
+
+def test_three_digits_and_a_sign():
+    # 9.6, 9.996, 99.6 and 99.96 KiB: two decimals below 9.995, one below 99.95, else none.
+    found = [human_bytes(n * 1024) for n in (9.6, 9.996, 99.6, 99.96)]
+    assert found == ["9.60 KiB", "10.0 KiB", "99.6 KiB", "100 KiB"]
+    assert human_count(-1234) == "-1.23 k"
+    assert per_cent(0.5434) == "54.3%"
 
 
 def test_plural():
