@@ -238,8 +238,12 @@ class Client:
         self.stats.values[metric_name(name)] = _number(name, value)
 
     def _described(self) -> Sequence[tuple[object, Hashable]]:
-        """Return what a hook may refer to, described for `kind_of`: the architecture is part of the keys."""
-        return (self, self.t), (self.net, "net"), (self.task, "task")  # a hook may do other things in the first rounds
+        """Return objects that a hook may refer to, each with a short description for `kind_of`.
+
+        The keys of operations already contain the architecture. The round is described, because a hook may do other
+        things in the first rounds.
+        """
+        return (self, self.t), (self.net, "net"), (self.task, "task")
 
     def _epoch_flops(
         self, meter: FlopMeter, loss: Loss, given: Any, data: Samples, drop_single: bool, two_views: bool

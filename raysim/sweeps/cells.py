@@ -219,7 +219,7 @@ def _fast(scenario: ParsedScenario) -> list[str]:
     if overrides != training["overrides"]:
         sets.append(f"training.overrides={json.dumps(overrides)}")
     schedule = training["schedule"]
-    if schedule["name"] in SCHEDULES and schedule.get("warmup"):  # a user's schedule may mean another thing by it
+    if schedule["name"] in SCHEDULES and schedule.get("warmup"):  # not of a user's class
         sets.append("training.schedule.warmup=1")
     # Otherwise a sweep would try nothing but the warm-up.
     sets += [f"algorithm.{name}=1" for name, warmup in scenario.warmup.items() if warmup]

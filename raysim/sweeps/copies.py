@@ -115,7 +115,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _upload(sweep: Sweep, files: Collection[Path], run: Path | None = None) -> None:
-    """Upload files, and delete old ones in the copy of the run's folder that the folder does not contain."""
+    """Upload files. run: a run's folder; old client rows and checkpoints that it lacks are deleted from its copy."""
     try:
         fs, root = _location(sweep)
         old: list[str] = []
@@ -133,7 +133,7 @@ def _upload(sweep: Sweep, files: Collection[Path], run: Path | None = None) -> N
 
 
 def _is_state(name: str) -> bool:
-    """Whether a file of a run is a client row file or a checkpoint, which must not be resumed with newer ones."""
+    """Whether a file holds client rows or a checkpoint: a run must not be resumed with old and new ones of these."""
     return name in ("clients.arrows", "clients.parquet") or name.startswith("checkpoints/")
 
 

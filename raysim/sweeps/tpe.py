@@ -34,7 +34,7 @@ def standing_of(tuning: Tuning, candidate: Candidate, ended: HasEnded) -> Standi
         if trial.score is None:
             return Standing(candidate, tuple(trials.values()), trial.states)
         worst = math.inf if direction == "minimize" else -math.inf
-        # Not as failed: Optuna ignores failed trials, so it would suggest values near them again and again.
+        # Optuna ignores a trial with the state "failed", and would suggest values near it again and again.
         study.tell(asked, trial.score if math.isfinite(trial.score) else worst)
     best = tuning.ranked(trials)
     return Standing(candidate, tuple(trials.values()), chosen=trials[best[0]] if best else None)
