@@ -122,7 +122,7 @@ def launch(
     """Run a scenario to its end.
 
     Results go to a folder under ./runs (or `output`) and to MLflow: rounds.parquet has a row per round,
-    clients.parquet has a row per round and measured client, and summary.json has the outcome.
+    clients.parquet has a row per round and client, and summary.json has the outcome.
 
     \b
     Examples:

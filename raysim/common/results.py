@@ -1,4 +1,4 @@
-"""Results of a run, one row per round and one per round and measured client, and the interface of trackers.
+"""Results of a run, one row per round and one per round and client, and the interface of trackers.
 
 The names are the same everywhere: MLflow metrics, Parquet columns and the table in the terminal.
 Accuracies are fractions in [0, 1] in data and per cent only where printed.

@@ -34,7 +34,7 @@ def read_rounds(folder: Path | str) -> pa.Table:
 
 
 def read_clients(folder: Path | str) -> pa.Table:
-    """Return one row per round and measured client, with the fields of `ClientRow`.
+    """Return one row per round and client that took part in it or was tested, with the fields of `ClientRow`.
 
     For a run that is running or was killed: the rounds that were written in full.
 

@@ -92,7 +92,7 @@ class Run:
 
     @property
     def clients(self) -> pd.DataFrame:
-        """One row per round and measured client; `raysim describe clients.parquet` explains the columns."""
+        """One row per round and client that took part in it or was tested; see `raysim describe clients.parquet`."""
         return read_clients(self.folder).to_pandas()
 
     @property
