@@ -40,7 +40,7 @@ class ResourceMonitor:
         if memory.percent >= WARN_AT:
             yield (
                 "memory",
-                f"memory: {memory.percent:.0f} % of this machine's {_gib(memory.total)} are in use, and Ray or the "
+                f"memory: {memory.percent:.0f} % of this machine's {gib(memory.total)} are in use, and Ray or the "
                 "kernel kills processes when memory is full: set a smaller resources.actors or training.batch_size",
             )
         with contextlib.suppress(OSError):  # a folder that is missing is reported elsewhere
@@ -48,10 +48,11 @@ class ResourceMonitor:
             if disk.free < min(LOW_DISK, disk.total // 10):
                 yield (
                     "disk",
-                    f"disk: only {_gib(disk.free)} of {_gib(disk.total)} are free at {self.folder}, and the run ends "
+                    f"disk: only {gib(disk.free)} of {gib(disk.total)} are free at {self.folder}, and the run ends "
                     "when the disk is full: free some space, or choose another folder",
                 )
 
 
-def _gib(size: int) -> str:
+def gib(size: int) -> str:
+    """Format a number of bytes, such as "12.0 GiB"."""
     return f"{size / 2**30:.1f} GiB"

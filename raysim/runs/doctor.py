@@ -25,10 +25,10 @@ from packaging.requirements import Requirement
 from raysim.common.errors import RaysimError
 from raysim.common.memory import available_memory, resource, usable_memory
 from raysim.common.text import expanded
-from raysim.engine.memory import LOW_DISK
+from raysim.engine.memory import LOW_DISK, gib
 from raysim.report.units import plural
 from raysim.tracking.database import ask, in_words
-from raysim.tracking.store import database_path, resolve_uri, shown
+from raysim.tracking.store import check_uri, database_path, shown
 
 Verdict = Literal["ok", "note", "problem"]
 """`note`: a run works, but something is slow, unsupported or missing. `problem`: a launch cannot work."""
@@ -169,7 +169,7 @@ def gpus() -> Finding:
 def memory() -> Finding:
     """The memory that this process may use."""
     free, all_ = available_memory(), usable_memory()
-    text = f"{_gib(free)} of {_gib(all_)} are free"
+    text = f"{gib(free)} of {gib(all_)} are free"
     if free < LITTLE_MEMORY:
         need = "a run with one actor needs 2 to 3 GiB: free some memory, or set resources.actors to 1 or 2"
         return Finding("memory", "note", f"{text}; {need}")
@@ -184,10 +184,10 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
         )
     size = shutil.disk_usage(folder).total
     if size < SMALL_SHM:
-        text = f"{folder} has only {_gib(size)}, so Ray keeps shared data in files, which is slower; in Docker, start "
+        text = f"{folder} has only {gib(size)}, so Ray keeps shared data in files, which is slower; in Docker, start "
         text += "the container with --shm-size=4g"
         return Finding("shared memory", "note", text)
-    return Finding("shared memory", "ok", f"{folder} has {_gib(size)}")
+    return Finding("shared memory", "ok", f"{folder} has {gib(size)}")
 
 
 def open_files() -> Finding:
@@ -214,7 +214,7 @@ def disk() -> Finding:
         if not place.is_dir() or not os.access(place, os.W_OK):
             return Finding("disk", "problem", f"{name} ({place.absolute()}) cannot be written; use another one")
     free = {name: shutil.disk_usage(place).free for name, place in places.items()}
-    text = ", ".join(f"{_gib(size)} free in {name}" for name, size in free.items())
+    text = ", ".join(f"{gib(size)} free in {name}" for name, size in free.items())
     low = min(free.values()) < LOW_DISK
     return Finding("disk", "note" if low else "ok", text + ("; free some space, or runs may fail" if low else ""))
 
@@ -232,9 +232,9 @@ def data_folder() -> Finding:
 
 
 def mlflow() -> Finding:
-    """Whether MLflow's store answers."""
+    """Whether MLflow's store can be used; `launch` refuses one that does not answer."""
     try:
-        uri = resolve_uri()
+        uri = check_uri()
         database = database_path(uri)
         if database is not None:
             known = "exists" if database.exists() else "the first run will create"
@@ -243,8 +243,8 @@ def mlflow() -> Finding:
     except RaysimError as error:
         return Finding("MLflow", "problem", str(error))
     except Exception as error:  # of MLflow's requests
-        text = f"{shown(uri)} does not answer ({in_words(error)}); you can start runs, but they will warn that data is "
-        text += "missing in MLflow"
+        text = f"{shown(uri)} refuses requests ({in_words(error)}); you can start runs, but they will warn that data "
+        text += "is missing in MLflow"
         return Finding("MLflow", "note", text)
     return Finding("MLflow", "ok", f"{shown(uri)} answers")
 
@@ -299,10 +299,6 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "(not installed)"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"
 
 
 def _line(error: object) -> str:

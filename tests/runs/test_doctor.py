@@ -175,10 +175,22 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     found = doctor.mlflow()
-    assert found.verdict == "note"
-    assert found.text.startswith("http://127.0.0.1:9 does not answer (connection refused)")
+    assert found.verdict == "problem"  # `launch` refuses this store, too
+    assert found.text.startswith("MLFLOW_TRACKING_URI: http://127.0.0.1:9 does not answer (connection refused)")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     assert "this process ignores Ctrl-C" in doctor.interrupts().text
+
+
+def test_a_server_that_refuses_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(uri: str) -> None:
+        raise OSError("API request failed with error code 401")
+
+    monkeypatch.setattr(doctor, "check_uri", lambda: "http://127.0.0.1:9")
+    monkeypatch.setattr(doctor, "ask", refuse)
+    found = doctor.mlflow()
+    assert found.verdict == "note"
+    assert found.text.startswith("http://127.0.0.1:9 refuses requests (the server requires a user name and password")
+    assert found.text.endswith("you can start runs, but they will warn that data is missing in MLflow")
 
 
 def test_a_problem_is_exit_code_1_and_nothing_is_run(
