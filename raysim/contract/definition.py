@@ -18,7 +18,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raysim.core.algorithm import Algorithm, AnyAlgorithm
+from raysim.core.algorithm import Algorithm, AnyAlgorithm, overrides
 
 HOOKS: Mapping[str, list[str]] = {
     name: list(inspect.signature(value).parameters)[1:]
@@ -154,14 +154,10 @@ def _of_name(base: type, name: str, value: Any, used: Iterable[str]) -> Iterator
 
 def _of_pairs(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
     """Yield the mistakes of hooks that need a return value or another hook."""
-
-    def overridden(name: str) -> bool:
-        return getattr(cls, name) is not getattr(Algorithm, name)
-
     for name, what in RETURNED.items():
-        if overridden(name) and _returns_nothing(getattr(cls, name)):
+        if overrides(cls, name) and _returns_nothing(getattr(cls, name)):
             yield Slip(f"the hook `{name}` never returns a value", f"return {what}")
-    if overridden("server_update") and _returns_nothing(cls.client_update):
+    if overrides(cls, "server_update") and _returns_nothing(cls.client_update):
         yield Slip(
             "the class overrides server_update, but client_update never returns a message to upload",
             "return a message from client_update",
@@ -170,7 +166,7 @@ def _of_pairs(cls: type[AnyAlgorithm]) -> Iterator[Slip]:
         ("client_receive", "server_send", "clients never receive a message"),
         ("client_register", "server_start", "no hook reads the registrations"),
     ):
-        if overridden(name) and not overridden(needs):
+        if overrides(cls, name) and not overrides(cls, needs):
             yield Slip(f"the class overrides {name} but not {needs}, so {because}", f"override {needs} as well")
 
 

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from raysim.contract.compare import identical, visible_tensors
 from raysim.contract.toy import FOUR, GAP, ContractError, Labels, Toy
-from raysim.core.algorithm import Algorithm, AnyAlgorithm, ClientId
+from raysim.core.algorithm import AnyAlgorithm, ClientId, overrides
 from raysim.core.messages import nonfinite
 
 MAX_ROUNDS = 24
@@ -69,10 +69,6 @@ def _standing_still(toy: Toy, hook: str, k: ClientId) -> int:
 
 def connected(algorithm: AnyAlgorithm) -> None:
     """Receivers use the messages: with other values in them, the run has another result."""
-
-    def overridden(hook: str) -> bool:
-        return getattr(type(algorithm), hook) is not getattr(Algorithm, hook)
-
     for hook, side in (("client_update", "the server"), ("server_send", "any client")):
         toy = Toy(algorithm, "connected").start()
         for t in range(1, MAX_ROUNDS + 1):
@@ -80,16 +76,16 @@ def connected(algorithm: AnyAlgorithm) -> None:
             if any(name == hook and msg is not None for name, _, msg in toy.round(t).sent):
                 break
         else:
-            if hook == "client_update" and overridden("server_update"):
+            if hook == "client_update" and overrides(type(algorithm), "server_update"):
                 problem = f"server_update is overridden, but client_update returned no message in {MAX_ROUNDS} rounds"
                 raise toy.broken(problem, f"return a message from client_update within {MAX_ROUNDS} rounds")
-            if overridden(hook) and hook == "server_send":
+            if overrides(type(algorithm), hook) and hook == "server_send":
                 problem = f"server_send is overridden, but returned no message in {MAX_ROUNDS} rounds"
                 raise toy.broken(problem, f"return a message within {MAX_ROUNDS} rounds, or remove server_send")
             continue
         if hook == "client_update" and getattr(algorithm, "static_downlink", False):
             continue
-        if hook == "client_update" and not overridden("server_update"):
+        if hook == "client_update" and not overrides(type(algorithm), "server_update"):
             raise toy.broken(
                 "client_update returns a message, but the class does not override server_update",
                 "override server_update, or return None from client_update",
@@ -154,7 +150,7 @@ def _finite(algorithm: AnyAlgorithm, clause: str, labels: Labels, cohorts: Seque
         for k, net in toy.nets.items():
             if nonfinite(dict(net.state_dict())):
                 raise toy.broken(f"the network of client {k} contains NaN or infinity after round {t}", remedy)
-        if nonfinite(list(visible_tensors(toy.server.state))):
+        if nonfinite(visible_tensors(toy.server.state)):
             raise toy.broken(f"server.state contains NaN or infinity after round {t}", remedy)
 
 

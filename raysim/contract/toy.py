@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysim.contract.compare import fingerprint
-from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, Task, pixels
+from raysim.core.algorithm import AnyAlgorithm, Client, ClientId, Server, Task, overrides, pixels
 from raysim.core.data import Augmentation, Samples
 from raysim.core.fit import LocalTraining, Trainer, fit_one
 from raysim.core.messages import DECLARE, is_message, pack, unpack
@@ -218,7 +218,6 @@ class Toy:
         )
         self.forms: Mapping[str, Form] = {}  # of the modules that server.state has before round 1
         self.nets: dict[ClientId, nn.Module] = {}
-        self.server.state = None
         for k in self.samples:
             self.nets[k] = self._call("client_model", k, 0, partial(self.fresh_net, k), seed_it=False)
 
@@ -246,7 +245,7 @@ class Toy:
     def start(self) -> Toy:
         """Register the clients and create the server's state before round 1."""
         registrations: dict[ClientId, Any] = {}
-        if type(self.algorithm).client_register is not Algorithm.client_register:
+        if overrides(type(self.algorithm), "client_register"):
             for k in self.samples:
                 client = self.client(k, 0)
                 registration = self._call("client_register", k, 0, partial(self.algorithm.client_register, client))

@@ -222,8 +222,10 @@ class Client:
         """
         if row is None:
             return self.outputs(f)
-        unseen_N = row.isnan().any(1)
-        return torch.where(unseen_N[:, None], self.outputs(f), row) if bool(unseen_N.any()) else row
+        unseen_N = row.isnan().flatten(1).any(1) if row.dim() > 1 else row.isnan()
+        if not bool(unseen_N.any()):
+            return row
+        return torch.where(unseen_N.view(-1, *[1] * (row.dim() - 1)), self.outputs(f), row)
 
     def add_flops(self, flops: float) -> None:
         """Count operations outside `fit` and `outputs`, 2 per multiply-add."""
@@ -478,3 +480,8 @@ class Algorithm(ABC, Generic[Down, Up, State]):
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any]
+
+
+def overrides(cls: type[AnyAlgorithm], hook: str) -> bool:
+    """Return whether a method defines this optional hook."""
+    return getattr(cls, hook) is not getattr(Algorithm, hook)

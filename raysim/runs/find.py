@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
@@ -17,7 +18,7 @@ def find_run(text: str, output: Path = Path("runs")) -> Path:
     if path.is_dir():
         _refuse_folder_of_runs(path)
         return path.absolute()
-    folders = sorted(output.glob(f"*/{text}")) if "/" not in text else []
+    folders = sorted(output.glob(f"*/{glob.escape(text)}")) if "/" not in text else []
     if len(folders) == 1:
         return folders[0].absolute()
     if folders:

@@ -77,12 +77,11 @@ def together_of(
     """
     given, failure = parsed.training.together, parsed.failure
     names = dict.fromkeys(parsed.clients.models[: parsed.clients.number])
-    if isinstance(given, dict):
-        for name in given.keys() - names:
-            raise parsed.origin.error(
-                ("training", "together"),
-                f"{name} given, which is not among clients.models; allowed: {', '.join(names)}",
-            )
+    if isinstance(given, dict) and (unknown := [name for name in given if name not in names]):
+        raise parsed.origin.error(
+            ("training", "together"),
+            f"{unknown[0]} given, which is not among clients.models; allowed: {', '.join(names)}",
+        )
     # Groups must depend on the scenario and the cohort alone, not on which clients fail or exceed the time limit.
     by_client = {
         "failure.max_failed_fraction": failure.max_failed_fraction > 0,

@@ -167,8 +167,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def is_sweep(raw: Mapping[str, Any]) -> bool:
-    """Whether the content of a file is a sweep, not a scenario."""
-    return "base" in raw or bool({"grid", "runs", "seeds", "tune"} & raw.keys())
+    """Whether the content of a file is a sweep, not a scenario; in a scenario, `seeds` is a mapping."""
+    return bool({"base", "grid", "runs", "tune"} & raw.keys()) or not isinstance(raw.get("seeds", {}), Mapping)
 
 
 def _kind(key: str) -> str:

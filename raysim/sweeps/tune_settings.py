@@ -59,7 +59,7 @@ class TuneSettings:
         """Parse the mapping `tune` of a sweep file, whose `seeds` is a list of integers. Raises `ScenarioError`."""
         for key, value in raw.items():
             if key not in KEYS:
-                text = f"unknown key{suggest(key, KEYS)}; allowed: {', '.join(KEYS)}"
+                text = f"unknown key{suggest(str(key), KEYS)}; allowed: {', '.join(KEYS)}"
                 raise ScenarioError(text, key=f"tune.{key}", origin=file)
             if not isinstance(value, KEYS[key]) or isinstance(value, bool):
                 names = {str: "text", int: "an integer", dict: "a mapping", list: "a list"}

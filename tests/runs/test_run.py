@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -30,8 +31,11 @@ def test_a_run_is_opened_by_folder_and_by_id(workplace: Path) -> None:
     assert again.classes["correct"].sum() == tested["correct"].sum()
     assert again.classes["total"].sum() == tested["total"].sum()
     assert repr(again.client(2)) == f"Run({str(run.folder)!r}).client(2)"
-    with pytest.raises(raysim.ScenarioError, match=r"^elsewhere is neither a run folder nor the id of a run"):
-        raysim.Run("elsewhere")
+    for name in ("elsewhere", "*", "x**"):
+        with pytest.raises(
+            raysim.ScenarioError, match=rf"^{re.escape(name)} is neither a run folder nor the id of a run"
+        ):
+            raysim.Run(name)
     shutil.copytree(run.folder, workplace / "runs" / "copied" / run.folder.name)
     with pytest.raises(raysim.ScenarioError, match=r" is the id of several runs; give the folder of one, such as "):
         raysim.Run(run.folder.name)

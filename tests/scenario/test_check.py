@@ -101,6 +101,7 @@ def test_who_trains_together_is_written_down(sets: list[str], found: dict[str, i
     ("sets", "sentence"),
     [
         (["training.together=0"], "training.together: 0 given; allowed: "),
+        (["training.together={cnn2: 2, cnn1: 2}"], "training.together: cnn2 given, which is not among clients.models"),
         (["training.together={cnn1: 2}"], "training.together: cnn1 given, which is not among clients.models; allowed"),
         (
             ["training.together=2", "failure.max_failed_fraction=0.5"],

@@ -12,7 +12,7 @@ import raysim
 from raysim.common.errors import ScenarioError
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.cells import placed
-from raysim.sweeps.definition import load_sweep
+from raysim.sweeps.definition import files_of, load_sweep
 from tests.choices import first
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
@@ -328,6 +328,13 @@ def test_a_baseline_may_be_a_name_in_runs(base: Path, tmp_path: Path) -> None:
         match=r"'slw' given; did you mean 'slow'\?; allowed: fedgh, slow, a, slow a, b, slow b, ",
     ):
         load_sweep(write(tmp_path, runs=runs, baseline="slw"))
+
+
+def test_a_scenario_with_the_section_seeds_is_no_sweep(base: Path) -> None:
+    base.write_text(yaml.safe_dump(yaml.safe_load(base.read_text()) | {"seeds": {"data": 7}}))
+    assert files_of(base) == []
+    sweep = load_sweep(base, seeds="1,2")
+    assert [(cell.scenario.seed, cell.scenario.seeds.data) for cell in sweep.cells] == [(1, 7), (2, 7)]
 
 
 def test_a_key_of_one_method_in_a_grid_of_several(base: Path, tmp_path: Path) -> None:

@@ -561,6 +561,11 @@ def test_wrong_tuning(workplace: Path, changes: dict[str, Any], sentence: str) -
     assert "\n" not in str(caught.value)
 
 
+def test_a_key_that_is_a_number(workplace: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"tune\.1: unknown key; allowed: seeds, trials, space"):
+        load_sweep(write(workplace, tune={**tune(), 1: [1]}))
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from raysim.core import accelerator
-from raysim.core.algorithm import Algorithm, Client, ClientId
+from raysim.core.algorithm import Algorithm, Client, ClientId, overrides
 from raysim.engine.policies.placement import Group
 from raysim.engine.records import (
     Broadcast,
@@ -151,4 +151,4 @@ class ClientWorker:
 
 def registers(algorithm: Algorithm[Any, Any, Any]) -> bool:
     """Return whether clients register with the server before round 1."""
-    return type(algorithm).client_register is not Algorithm.client_register
+    return overrides(type(algorithm), "client_register")

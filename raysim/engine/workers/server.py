@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from raysim.common.errors import RunError
-from raysim.core.algorithm import Algorithm, ClientId, Server
+from raysim.core.algorithm import Algorithm, ClientId, Server, overrides
 from raysim.core.messages import leaves, pack, unpack, wire_size
 from raysim.core.meter import flops_of
 from raysim.core.seeds import seeded
@@ -221,4 +221,4 @@ class ServerWorker:
 
 def receives(algorithm: Algorithm[Any, Any, Any]) -> bool:
     """Return whether clients use the server's message before they train, in the hook `client_receive`."""
-    return type(algorithm).client_receive is not Algorithm.client_receive
+    return overrides(type(algorithm), "client_receive")
