@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pydantic.fields import FieldInfo
 from rich.console import Console
@@ -28,14 +28,11 @@ from raysim.plugins.registry import algorithm_names
 from raysim.scenario.bundled import bundled_names, scenario_file
 from raysim.scenario.declaration import Declaration
 from raysim.scenario.declared import declaration_of, declared, read_own
-from raysim.scenario.json_schema import NAMED
 from raysim.scenario.schema import Data, Section, Settings
+from raysim.scenario.sentences import NAMED
 from raysim.scenario.source import UnreadableError
 from raysim.scenario.trackers import TRACKERS
 from raysim.scenario.yaml_text import opening_comment, read_text
-
-if TYPE_CHECKING:
-    pass
 
 KINDS = {
     "algorithms": "Federated-learning methods; a scenario selects one with `algorithm: {name: NAME}`. The list shows "

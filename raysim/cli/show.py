@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from raysim.cli.tables import as_text, new_table
-from raysim.report.units import human_seconds
+from raysim.report.units import human_seconds, plural
 
 if TYPE_CHECKING:
     from raysim.engine.policies.placement import ClusterResources
@@ -126,7 +126,7 @@ def show_traces(traces: Sequence[Trace]) -> None:
 
 def _cluster(machine: ClusterResources) -> str:
     """Return the nodes and resources for which a run is planned, in words."""
-    nodes = f"{machine.nodes} node{'s' if machine.nodes > 1 else ''}"
+    nodes = plural(machine.nodes, "node")
     if machine.unlimited:
         return f"{nodes} and nodes that an autoscaler adds"
     grown = "a cluster that grows to " if machine.growing else ""

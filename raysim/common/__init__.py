@@ -1,1 +1,1 @@
-"""Used by every package: error classes, text, folders, shared records. Standard library and NumPy only."""
+"""Used by every package: error classes, text, folders, shared records. Standard library, NumPy and psutil only."""

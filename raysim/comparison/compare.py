@@ -105,13 +105,15 @@ class Comparison:
 
     def pairs(self, variant: str) -> list[tuple[int, str]]:
         """The distinct (seed, partition digest) pairs of a variant's runs."""
-        (chosen,) = (one for one in self.variants if one.name == variant)
-        return list(dict.fromkeys(run.pair for run in chosen.runs))
+        return list(dict.fromkeys(run.pair for run in self._variant(variant).runs))
 
     def published(self, variant: str) -> Mapping[str, Published]:
         """Measure -> the value that a paper printed for a variant."""
-        (chosen,) = (one for one in self.variants if one.name == variant)
-        return by_measure(chosen.published)
+        return by_measure(self._variant(variant).published)
+
+    def _variant(self, name: str) -> Variant:
+        """The variant with this name, which is unique."""
+        return next(one for one in self.variants if one.name == name)
 
     @property
     def by_task(self) -> dict[str, Comparison]:
@@ -155,7 +157,7 @@ class Comparison:
 
     def _pair(self, variant: str, measure: str) -> tuple[Mapping[Any, float], Mapping[Any, float]] | None:
         """A measure's values for a variant and for the baseline: the one on the same task, or the only one."""
-        (one,) = (one for one in self.variants if one.name == variant)
+        one = self._variant(variant)
         baselines = [other for other in self.variants if other.is_baseline]
         others = [other for other in baselines if other.task == one.task or len(baselines) == 1]
         if one.is_baseline or not others:

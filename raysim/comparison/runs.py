@@ -17,9 +17,9 @@ import pyarrow as pa
 from raysim.common.errors import ScenarioError
 from raysim.common.files import is_locked
 from raysim.common.names import name as clean_name
-from raysim.comparison.main_measure import ORIGINS, Chosen
+from raysim.comparison.main_measure import ORIGINS
 from raysim.comparison.measures import MIB, TARGETS
-from raysim.comparison.sweep_card import SWEEP_CARD, CellCard, SweepCard
+from raysim.comparison.sweep_card import SWEEP_CARD, SWEEP_LOCK, CellCard, SweepCard
 from raysim.report.load import read_clients, read_rounds, read_summary, rounds_done
 from raysim.report.units import plural
 from raysim.scenario.parse import flatten
@@ -191,10 +191,6 @@ class RunRecord:
         t, value = t[t >= 1], value[t >= 1]
         return int(t[value.argmax()]) if len(t) else None
 
-    def _best(self, metric: str) -> float | None:
-        """The greatest value of a metric in round 1 or later."""
-        return self._in_round(metric, self._best_round(metric))
-
     def clients_of(self, measure: str) -> pa.Table:
         """The row of each client, by id, with its value of a measure of `ORIGINS` in the column `accuracy`.
 
@@ -206,8 +202,8 @@ class RunRecord:
             return accuracy.of_clients(self.clients.slice(0, 0))
         return accuracy.of_clients(self.clients, until)
 
-    def _round_of(self, metric: str, chosen: Chosen) -> int | None:
-        """The round that a measure is chosen by, see `Origin`; None: the last one, or not known."""
+    def _round_of(self, metric: str, chosen: str) -> int | None:
+        """The round that a measure is chosen by, one of `Chosen`; None: the last one, or not known."""
         if chosen == "best":
             return self._best_round(metric)
         return {"last": None, "val": self.best_val_round, "val_current": self.best_val_current_round}[chosen]
@@ -220,28 +216,18 @@ class RunRecord:
         """
         dropped = self.series("engine/dropped_clients")[1]
         values = {
-            "last": _at(self.series("accuracy/all")[1], -1),
-            "last_pooled": _at(self.series("accuracy/all_pooled")[1], -1),
-            "last_current_pooled": _at(self.series("accuracy/all_current_pooled")[1], -1),
+            **{measure: self._in(accuracy.metric, chosen) for measure, (accuracy, chosen) in ORIGINS.items()},
+            # As recorded; its round is the best of those that measured the accuracy and the validation accuracy.
             "at_best_val": _at(self.series("accuracy/at_best_val")[1], -1),
-            "best": self._best("accuracy/all"),
-            "last_current": _at(self.series("accuracy/all_current")[1], -1),
-            "at_best_val_current": self._in_round("accuracy/all_current", self.best_val_current_round),
-            "best_current": self._best("accuracy/all_current"),
-            "best_participants": self._best("accuracy/participants"),
-            "best_global": self._best("accuracy/global"),
-            "last_global": _at(self.series("accuracy/global")[1], -1),
-            "worst_decile": self._selected("accuracy/worst_decile"),
-            "worst_decile_current": self._selected("accuracy/all_current_worst_decile"),
-            "min": self._selected("accuracy/min"),
-            "jain": self._selected("accuracy/jain"),
-            "macro_f1": self._selected("accuracy/macro_f1"),
-            "std": self._selected("accuracy/all_std"),
-            "val": _at(self.series("accuracy/val")[1], -1),
-            "best_val": self._in_round("accuracy/val", self.best_val_round),
+            "last_pooled": self._in("accuracy/all_pooled", "last"),
+            "last_current_pooled": self._in("accuracy/all_current_pooled", "last"),
+            "worst_decile": self._in("accuracy/worst_decile", self.select),
+            "worst_decile_current": self._in("accuracy/all_current_worst_decile", self.select),
+            "min": self._in("accuracy/min", self.select),
+            "jain": self._in("accuracy/jain", self.select),
+            "macro_f1": self._in("accuracy/macro_f1", self.select),
+            "std": self._in("accuracy/all_std", self.select),
             "best_val_round": self.best_val_round and float(self.best_val_round),
-            "val_current": _at(self.series("accuracy/val_current")[1], -1),
-            "best_val_current": self._in_round("accuracy/val_current", self.best_val_current_round),
             "best_val_current_round": self.best_val_current_round and float(self.best_val_current_round),
             **{f"{way}_mib": self._per_participant(f"comm/{way}_bytes", MIB) for way in ("up", "down")},
             "total_mib": self._total("comm/total_bytes", MIB),
@@ -265,17 +251,10 @@ class RunRecord:
                 values[f"virtual_s_to_{target:g}"] = self._total("time/virtual_total_s", 1.0, first)
         return {name: value for name, value in values.items() if value is not None}
 
-    def _selected(self, metric: str) -> float | None:
-        """The metric in the round that `select` selects."""
-        if self.select == "last":
-            return _at(self.series(metric)[1], -1)
-        return self._in_round(
-            metric, {"val": self.best_val_round, "val_current": self.best_val_current_round}[self.select]
-        )
-
-    def _in_round(self, metric: str, t: int | None) -> float | None:
+    def _in(self, metric: str, chosen: str) -> float | None:
+        """The value of a metric in the round that a measure is chosen by, one of `Chosen`; None if it is not known."""
         rounds, values = self.series(metric)
-        return None if t is None else _at(values[rounds == t], -1)
+        return _at(values if chosen == "last" else values[rounds == self._round_of(metric, chosen)], -1)
 
     @cached_property
     def took_part(self) -> Mapping[int, int]:
@@ -324,7 +303,7 @@ def find_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
 
 def _why_empty(folder: Path) -> str:
     """Why a folder has no run, and what to do."""
-    if is_locked(folder / ".lock"):
+    if is_locked(folder / SWEEP_LOCK):
         return "no run of this sweep has begun yet; see the progress of the sweep with `raysim sweep FILE --status`"
     if (folder / SWEEP_CARD).exists() or folder.with_name(f"{folder.name}-tuning").is_dir():
         return "no run of this sweep has begun; start the sweep with `raysim sweep FILE`"

@@ -16,6 +16,9 @@ from raysim.comparison.tuned import TuningCard
 
 SWEEP_CARD = "sweep.json"
 
+SWEEP_LOCK = ".lock"
+"""A file in a sweep's folder that the process which runs the sweep keeps locked."""
+
 
 @dataclass(frozen=True)
 class CellCard:

@@ -91,7 +91,7 @@ def columns(comparison: Comparison, measures: Sequence[str], differences: Collec
     """
     if comparison.baseline is None:
         differences = ()
-    printed = {measure for variant in comparison.variants for measure in comparison.published(variant.name)}
+    printed = _printed(comparison)
     shown = [Column("n")]
     for measure in measures:
         shown.append(Column("mean", measure))
@@ -110,7 +110,7 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
     Raises `ScenarioError` for a name that this comparison has no column of.
     """
     allowed = {"n": Column("n"), **{measure: Column("mean", measure) for measure in comparison.measures}}
-    printed = {measure for variant in comparison.variants for measure in comparison.published(variant.name)}
+    printed = _printed(comparison)
     for measure in comparison.measures:
         if comparison.baseline is not None:
             allowed[f"{measure}.difference"] = Column("difference", measure)
@@ -258,9 +258,14 @@ def _published(scale: Scale, estimate: Estimate | None, paper: Published | None)
     return text if estimate is None else f"{text} ({scale(estimate.mean - paper.value, sign=True)})"
 
 
+def _printed(comparison: Comparison) -> set[str]:
+    """The measures of which a paper printed a value."""
+    return {measure for variant in comparison.variants for measure in comparison.published(variant.name)}
+
+
 def short(comparison: Comparison) -> list[str]:
     """The measures of the short table, beginning with the one that is tested and drawn."""
-    printed = {measure for variant in comparison.variants for measure in comparison.published(variant.name)}
+    printed = _printed(comparison)
     costs = ("rounds_to_", "virtual_s_to_")
     columns = COLUMNS if comparison.select == "last" else (*VAL_COLUMNS[comparison.select], *COSTS)
     shown = [m for m in comparison.measures if m in columns or m in printed or m.startswith(costs)]

@@ -15,14 +15,11 @@ from raysim.common.errors import ScenarioError
 from raysim.common.files import is_locked
 from raysim.comparison.report import Live, report
 from raysim.comparison.runs import run_folders
-from raysim.comparison.sweep_card import SweepCard
+from raysim.comparison.sweep_card import SWEEP_LOCK, SweepCard
 from raysim.report.load import is_running, read_summary, rounds_done
 
 EVERY_S = 5.0
 """Seconds between two reports; more, if writing one takes longer than a second."""
-
-SWEEP_LOCK = ".lock"
-"""A file in a sweep's folder that the process which runs the sweep keeps locked."""
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,14 @@ Form = Mapping[str, tuple[torch.Size, torch.dtype]]
 """Names, shapes and types of a module's parameters and buffers."""
 
 
+def form_of(state: Mapping[str, Tensor]) -> Form:
+    """Return the names, shapes and types of a state_dict."""
+    return {name: (value.shape, value.dtype) for name, value in state.items()}
+
+
 def forms_in(state: Any) -> dict[str, Form]:
     """Return the form of every module inside a state, by its path."""
-    return {path: _form(module) for path, module in modules_in(state).items()}
+    return {path: form_of(module.state_dict()) for path, module in modules_in(state).items()}
 
 
 def check_savable(state: Any, forms: Mapping[str, Form]) -> None:
@@ -90,7 +95,7 @@ def check_savable(state: Any, forms: Mapping[str, Form]) -> None:
                     f"the state has a {type(part).__name__} at {place}, where it had no module before round 1; create "
                     "all modules in server_start"
                 )
-            if changed := dict(_form(part).items() ^ forms[path].items()):
+            if changed := dict(form_of(part.state_dict()).items() ^ forms[path].items()):
                 raise TypeError(
                     f"the state's module at {place} has another {min(changed)} than before round 1; keep the shapes "
                     "and types of the module that server_start created"
@@ -319,10 +324,6 @@ def _class_of(name: str, modules: Collection[str]) -> Any:
 def modules_in(state: Any, path: str = "") -> dict[str, nn.Module]:
     """Return every module inside a state by its path, without the modules inside those."""
     return {place: part for place, part in _leaves(state, path) if isinstance(part, nn.Module)}
-
-
-def _form(module: nn.Module) -> Form:
-    return {name: (value.shape, value.dtype) for name, value in module.state_dict().items()}
 
 
 def _unsupported(part: Any, place: str) -> str:

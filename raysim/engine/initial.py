@@ -18,7 +18,7 @@ from torch import nn
 
 from raysim.core.algorithm import ClientId, Task
 from raysim.core.messages import Weights
-from raysim.core.state import Serialized, digest
+from raysim.core.state import Serialized, digest, form_of
 
 Packed = NDArray[np.uint8]
 """A state_dict in safetensors format. Ray shares such arrays between the processes of a node, unlike tensors."""
@@ -122,10 +122,9 @@ def part_with(net: nn.Module, model: Weights) -> nn.Module | None:
     A method may put the client's model into a network of its own, or add buffers to the model. None: there is no such
     part.
     """
-    wanted = {name: (value.shape, value.dtype) for name, value in model.items()}
+    wanted = form_of(model)
     for part in (net, *net.children()):
-        found = {name: (value.shape, value.dtype) for name, value in part.state_dict().items()}
-        if wanted.items() <= found.items():
+        if wanted.items() <= form_of(part.state_dict()).items():
             return part
     return None
 

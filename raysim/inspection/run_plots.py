@@ -185,23 +185,15 @@ def _confusion(runs: Runs, width: Width, accuracy: Accuracy) -> Figure:
     return draw_confusion(counts, first.assembly.data.class_names, width)
 
 
-KINDS: Mapping[str, tuple[Draw, str]] = {
-    "curves": (
-        _curves,
-        "accuracy over rounds; for a single run, also the accuracy of the participants and of the worst tenth of the "
-        "clients",
-    ),
-    "bytes": (_over("bytes"), "accuracy over the bytes sent in both directions"),
-    "virtual-time": (_over("virtual-time"), "accuracy over virtual time, where the scenario has `system`"),
-    "boxes": (_boxes, "a box plot of the clients' last accuracies"),
-    "clients": (_clients, "a bar per client: its last accuracy"),
-    "confusion": (
-        _confusion,
-        "how often each class is predicted, in per cent of each true class; each client's network from the last "
-        "checkpoint classifies the client's own test samples, and the counts of all clients are added",
-    ),
+KINDS: Mapping[str, Draw] = {
+    "curves": _curves,
+    "bytes": _over("bytes"),
+    "virtual-time": _over("virtual-time"),
+    "boxes": _boxes,
+    "clients": _clients,
+    "confusion": _confusion,
 }
-"""Kind of figure -> how it is drawn, and what it shows."""
+"""Kind of figure -> how it is drawn."""
 
 OF_CLIENTS = ("boxes", "clients")
 """Kinds of single clients' accuracies."""
@@ -255,8 +247,7 @@ def plot(
         raise ScenarioError(f"{len(runs)} runs given; at most {MOST_RUNS} fit into one figure")
     named = zip(runs, variants or [""] * len(runs), strict=True)
     plotted = [PlottedRun(find_run(str(run)), variant) for run, variant in named]
-    draw, _ = KINDS[kind]
-    figure = draw(dict(zip(labels(plotted), plotted, strict=True)), width, accuracy)
+    figure = KINDS[kind](dict(zip(labels(plotted), plotted, strict=True)), width, accuracy)
     if ymin:
         axes = figure.axes[0]
         best = max((float(np.nanmax(line.get_ydata(), initial=0.0)) for line in axes.lines), default=0.0)

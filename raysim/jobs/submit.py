@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.temporary import temporary_folder
-from raysim.common.text import expanded
+from raysim.common.text import expanded, is_name
 from raysim.jobs.cluster import KIND, Cluster, NoAnswerError, NotReadyError
 from raysim.jobs.stage import stage
 from raysim.jobs.versions import VARIABLE, Versions, ray_incompatibility, release
@@ -52,7 +52,7 @@ def new_id(scenario: str, chosen: str | None = None) -> str:
     """Return a job's id: `chosen`, or one made of the scenario's name and the time. Raises `ScenarioError`."""
     if chosen is None:
         return f"{scenario[:78]}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"  # at most 100 characters
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", chosen):
+    if not is_name(chosen):
         raise ScenarioError(
             f"--id: {chosen!r} given; allowed: up to 100 letters, digits, dots, dashes and underscores, "
             "beginning with a letter or digit"

@@ -38,7 +38,8 @@ def own_modules(module: str) -> dict[str, Path]:
 def _file(name: str, installed: bool) -> Path | None:
     """Return the file of a module; None if it is built in, of raysim, not found, or installed (unless `installed`)."""
     root = name.partition(".")[0]
-    if not root or (root == "raysim" and f"{name}."[:18] != "raysim.algorithms.") or root in sys.stdlib_module_names:
+    of_raysim = root == "raysim" and not f"{name}.".startswith("raysim.algorithms.")
+    if not root or of_raysim or root in sys.stdlib_module_names:
         return None
     try:
         # The root first: installed packages need no further search.

@@ -169,17 +169,18 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
     assembly = Assembly(scenario, plan, data, partition, public, notes=notes)
     if rounds_left and scenario.resolved["clients"]["selection"]["name"] not in SELECTIONS:
         _try_selection(assembly)
-    if scenario.stop is not None and rounds_left and stop_lacks_samples(assembly):
-        raise scenario.origin.error(
-            ("stop", "metric"),
-            f"{scenario.stop.metric} given, but no client has validation samples; give clients more samples, or "
-            "set another metric",
-        )
-    if rounds_left and "best_val" in scenario.checkpoint.keep and not len(assembly.partition.val.index):
-        raise scenario.origin.error(
-            ("checkpoint", "keep"),
-            "best_val given, but no client has validation samples; give clients more samples, or give [last]",
-        )
+    if rounds_left and not len(partition.val.index):
+        if scenario.stop is not None and scenario.stop.metric in VALIDATED:
+            raise scenario.origin.error(
+                ("stop", "metric"),
+                f"{scenario.stop.metric} given, but no client has validation samples; give clients more samples, or "
+                "set another metric",
+            )
+        if "best_val" in scenario.checkpoint.keep:
+            raise scenario.origin.error(
+                ("checkpoint", "keep"),
+                "best_val given, but no client has validation samples; give clients more samples, or give [last]",
+            )
     return assembly
 
 
@@ -217,12 +218,6 @@ def refuse_float16_on_cpu(scenario: Scenario, plan: Plan) -> None:
             "float16 given, but some or all clients train on the CPU, where it takes many times as long as float32; "
             "use bfloat16 or float32, or only actors with GPUs",
         )
-
-
-def stop_lacks_samples(assembly: Assembly) -> bool:
-    """Whether the run would wait for ever for the metric that ends it."""
-    stop = assembly.scenario.stop
-    return stop is not None and stop.metric in VALIDATED and not len(assembly.partition.val.index)
 
 
 def _try_selection(assembly: Assembly) -> None:

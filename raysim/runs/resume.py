@@ -42,6 +42,7 @@ def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool |
     identity = Identity.of(folder)
 
     def trust(code: OwnCode) -> None:
+        # With an entry for raysim, so that the user's files are compared even if `run.json` lists no files.
         noted = Code({RAYSIM: "", **identity.code.files})
         if not code_changed:
             replace(identity, code=noted).refuse_other_code(

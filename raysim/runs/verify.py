@@ -20,6 +20,7 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds, sample, state_digest
+from raysim.report.units import plural
 from raysim.runs.assembly import assemble
 from raysim.runs.backend import device_in_process, state_limits
 from raysim.runs.warm_start import warm_start
@@ -44,7 +45,7 @@ class Variation:
         """The variation in a few words, such as "2 actors, one killed"."""
         if self.actors is None:
             return "in process"
-        return f"{self.actors} actor{'s' if self.actors > 1 else ''}" + (", one killed" if self.kill else "")
+        return plural(self.actors, "actor") + (", one killed" if self.kill else "")
 
 
 @dataclass

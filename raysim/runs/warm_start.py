@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.core.messages import Weights
-from raysim.core.state import serialize, state_tensors
+from raysim.core.state import Form, form_of, serialize, state_tensors
 from raysim.engine.checkpoint.store import Checkpoint
 from raysim.engine.initial import Initial, Packed, packed, part_with
 from raysim.engine.inprocess import InProcessBackend
@@ -24,8 +24,6 @@ from raysim.runs.assembly import Assembly
 from raysim.runs.find import find_run
 from raysim.runs.opened import OpenedRun
 from raysim.scenario.schema import Init
-
-Form = Mapping[str, tuple[torch.Size, torch.dtype]]
 
 
 def warm_start(assembly: Assembly) -> Assembly:
@@ -176,7 +174,7 @@ def _part(net: nn.Module, model: Weights, where: str) -> nn.Module:
 
 
 def _refuse_other_form(source: OpenedRun, k: int, arch: str, before: Weights, after: Weights) -> None:
-    had, has = ({name: (value.shape, value.dtype) for name, value in one.items()} for one in (before, after))
+    had, has = form_of(before), form_of(after)
     names: list[Any] = [name for name in dict.fromkeys([*has, *had]) if had.get(name) != has.get(name)]
     if names:
         raise ScenarioError(

@@ -13,6 +13,7 @@ from raysim.common.suggestions import suggest
 from raysim.data.partition import PARTITIONS, Listed, Natural, check_partition, check_split, given_count
 from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files
 from raysim.plugins.references import named
+from raysim.report.units import plural
 from raysim.scenario.named import named_settings
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.yaml_text import shown
@@ -218,7 +219,7 @@ def _normalised(dataset: DatasetSpec, parsed: ParsedScenario) -> DatasetSpec:
         if len(numbers) not in channels or len(numbers) != len(given.mean):
             raise origin.error(
                 ("data", "normalise", name),
-                f"{len(numbers)} number{'s' if len(numbers) > 1 else ''} given; for {dataset.name}, give "
+                f"{plural(len(numbers), 'number')} given; for {dataset.name}, give "
                 f"{' or '.join(map(str, channels))} numbers, and as many for `std` as for `mean`",
             )
     unit = 1 if given.scaled else 255

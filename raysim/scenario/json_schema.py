@@ -9,21 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raysim.data.partition import PARTITIONS
-from raysim.engine.learning_rate import SCHEDULES
-from raysim.engine.policies.sampling import SELECTIONS
 from raysim.plugins.registry import algorithm_names
 from raysim.scenario.declaration import Declaration
 from raysim.scenario.declared import declaration_of, declared
 from raysim.scenario.parse import PAPER
 from raysim.scenario.schema import Settings, settings_model
-
-NAMED: Mapping[tuple[str, str], Mapping[str, type]] = {
-    ("data", "partition"): PARTITIONS,
-    ("clients", "selection"): SELECTIONS,
-    ("training", "schedule"): SCHEDULES,
-}
-"""Sections whose `name` chooses a settings class, besides `algorithm`."""
+from raysim.scenario.sentences import NAMED
 
 CUSTOM = {"type": "string", "pattern": r"\.py(:|$)|^[A-Za-z_][A-Za-z0-9_.]*:"}
 """The name of a custom class, as `Reference` reads it: in a file (./mine.py:Mine) or a module (package.module:Mine).

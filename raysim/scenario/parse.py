@@ -212,7 +212,7 @@ def parse_scenario(
         path = scenario_file(source)
         file, text, beside = str(path), read_text(path), [path.parent, Path()]
     raw = parse(text, file)
-    if {"base", "grid", "runs", "seeds"} & raw.keys() - set(Settings.model_fields):
+    if {"base", "grid", "runs", "tune"} & raw.keys():
         raise ScenarioError(
             f"{file}: this file is a sweep, not a scenario; run it with `raysim sweep`, or only check it with `raysim "
             "sweep --dry-run`"

@@ -14,17 +14,22 @@ from pydantic import BaseModel, ValidationError
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import ELSEWHERE, suggest
 from raysim.core.fields import number_text
+from raysim.data.partition import PARTITIONS
+from raysim.engine.learning_rate import SCHEDULES
+from raysim.engine.policies.sampling import SELECTIONS
 from raysim.scenario.origin import Key, Origin
 from raysim.scenario.schema import NAME_FORM, Settings
 from raysim.scenario.yaml_text import short, shown
 
-# Sections whose `name` decides their other keys.
-NAMED_SECTIONS: tuple[Key, ...] = (
-    ("algorithm",),
-    ("data", "partition"),
-    ("clients", "selection"),
-    ("training", "schedule"),
-)
+NAMED: Mapping[tuple[str, str], Mapping[str, type]] = {
+    ("data", "partition"): PARTITIONS,
+    ("clients", "selection"): SELECTIONS,
+    ("training", "schedule"): SCHEDULES,
+}
+"""Sections whose `name` chooses a settings class, besides `algorithm`."""
+
+NAMED_SECTIONS: tuple[Key, ...] = (("algorithm",), *NAMED)
+"""Sections whose `name` decides their other keys."""
 
 PARTICIPATION: Key = ("clients", "participation")
 
@@ -153,8 +158,6 @@ def _near(name: str, names: Iterable[str]) -> str:
 
 def _keys() -> list[str]:
     """The keys of a scenario, without those of methods, and of the first of several settings with the same key."""
-    from raysim.scenario.json_schema import NAMED
-
     inner = {name: _model_in(field.annotation) for name, field in Settings.model_fields.items()}
     keys = [*inner, *(f"{name}.{field}" for name, one in inner.items() if one for field in one.model_fields)]
     for section, classes in NAMED.items():

@@ -138,6 +138,7 @@ def _table(path: Path) -> pa.Table:
         import pyarrow.parquet as pq
 
         with path.open("rb") as file:
+            # Without read-ahead, as in `raysim.report.load`.
             return pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
     from pyarrow import csv
 

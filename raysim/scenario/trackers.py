@@ -131,7 +131,7 @@ class NamedTracker:
         except RaysimError:
             raise
         except FAILURES as error:
-            raise TrackerError(f"tracking.also: {self.name}: {hook} failed: {where(error)}", error) from error
+            raise TrackerError(self.name, hook, error) from error
 
 
 class TrackerError(RunError):
@@ -141,7 +141,6 @@ class TrackerError(RunError):
         trace: its traceback, for custom trackers; empty for raysim's own.
     """
 
-    def __init__(self, text: str, error: BaseException) -> None:
-        super().__init__(text)
-        name = text.split(": ")[1]
+    def __init__(self, name: str, hook: str, error: BaseException) -> None:
+        super().__init__(f"tracking.also: {name}: {hook} failed: {where(error)}")
         self.trace = "" if name in TRACKERS else "".join(traceback.format_exception(error))

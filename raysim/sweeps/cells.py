@@ -55,6 +55,11 @@ class Cell:
         return f"{words[:60].rstrip('-.')}-{self.id[:10]}"
 
     @property
+    def variant(self) -> str:
+        """The name of the cell's variant: the label, or the method if it has none."""
+        return self.label or self.scenario.method
+
+    @property
     def rounds(self) -> int:
         """The number of rounds that the cell is to have."""
         return self.scenario.rounds if self.until is None else self.until

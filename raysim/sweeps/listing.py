@@ -10,7 +10,6 @@ from raysim.common.text import one_line
 from raysim.report.units import human_bytes, human_seconds
 from raysim.sweeps.estimate import Cost
 from raysim.sweeps.state import ORDER, CellState
-from raysim.sweeps.time_left import label
 
 LONG = 20
 """The most cells of a list with a line for each; longer ones are collapsed."""
@@ -24,7 +23,7 @@ def groups(states: Sequence[CellState]) -> dict[str, list[int]]:
     by_label: dict[str, list[int]] = {}
     by_method: dict[str, list[int]] = {}
     for place, state in enumerate(states):
-        by_label.setdefault(label(state.cell), []).append(place)
+        by_label.setdefault(state.cell.variant, []).append(place)
         by_method.setdefault(state.cell.scenario.method, []).append(place)
     return by_method if len(by_label) > LONG and len(by_method) > 1 else by_label
 
@@ -43,7 +42,7 @@ def collapsed(states: Sequence[CellState], costs: Sequence[Cost] | None = None) 
     for name, places in groups(states).items():
         cells = [states[place] for place in places]
         tally = Counter(one.state for one in cells)
-        seeds = "seeds" if len({label(one.cell) for one in cells}) == 1 else "cells"
+        seeds = "seeds" if len({one.cell.variant for one in cells}) == 1 else "cells"
         others = [f"{tally[state]} {state}" for state in ORDER[1:] if tally[state]]
         text = ", ".join([f"{name}: {tally['done']} of {len(cells)} {seeds} done", *others])
         rounds, total = sum(one.rounds for one in cells), sum(one.cell.rounds for one in cells)

@@ -19,7 +19,7 @@ from raysim.common.files import hold, reason, refuse_special
 from raysim.common.files import replace as replace_file
 from raysim.comparison.compare import compare
 from raysim.comparison.pictures import draw
-from raysim.comparison.sweep_card import SWEEP_CARD
+from raysim.comparison.sweep_card import SWEEP_CARD, SWEEP_LOCK
 from raysim.comparison.tables import write_tables
 from raysim.engine.stop import Stop
 from raysim.runs.signals import interruptible
@@ -286,7 +286,7 @@ def lock(sweep: Sweep, cleanup: contextlib.ExitStack) -> None:
     """Keep other processes from running the same sweep. Raises `ScenarioError`."""
     try:
         sweep.output.mkdir(parents=True, exist_ok=True)
-        handle = hold(sweep.output / ".lock")
+        handle = hold(sweep.output / SWEEP_LOCK)
     except BlockingIOError:
         text = f"{sweep.output}: another process is running this sweep; see its progress with --status"
         raise ScenarioError(text) from None

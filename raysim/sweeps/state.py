@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import is_locked, refuse_special, replace
@@ -18,7 +18,7 @@ from raysim.sweeps.cells import Cell, Sweep
 State = Literal["done", "running", "closing", "interrupted", "failed", "waiting"]
 """State of a cell. "closing": its rounds are done, and its process writes plots and MLflow data."""
 
-ORDER: tuple[State, ...] = ("done", "running", "closing", "interrupted", "failed", "waiting")
+ORDER: tuple[State, ...] = get_args(State)
 
 FAILURE = "failure.json"
 """A file in a cell's folder with the reason, if the cell failed before it had a run folder."""

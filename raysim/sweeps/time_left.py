@@ -52,13 +52,13 @@ class TimeLeft:
             self._began_s = now
         self._parallel = max(self._parallel, len(progress.running))
         states = {state.cell.name: state for state in progress.states}
-        self._methods.update({label(state.cell): state.cell.scenario.method for state in progress.states})
+        self._methods.update({state.cell.variant: state.cell.scenario.method for state in progress.states})
         running = dict(progress.running)
         for name, done in running.items():
             one = self._running.get(name)
             if one is None:
                 before = states[name].rounds
-                one = self._running[name] = _Running(label(states[name].cell), now, before, before, now)
+                one = self._running[name] = _Running(states[name].cell.variant, now, before, before, now)
             if done > one.done:
                 one.done, one.round_s = done, now
         for name in self._running.keys() - running.keys():
@@ -77,15 +77,15 @@ class TimeLeft:
         if not measured and self._planned is None and waited:
             self._planned = self.plan([state.cell for state in left])
         planned = self._planned or {}
-        ratios = [measured[label(s.cell)] / planned[s.cell.name] for s in progress.states
-                  if label(s.cell) in measured and planned.get(s.cell.name)]  # fmt: skip
+        ratios = [measured[s.cell.variant] / planned[s.cell.name] for s in progress.states
+                  if s.cell.variant in measured and planned.get(s.cell.name)]  # fmt: skip
         ratio = sum(ratios) / len(ratios) if ratios else 1.0
         known = [*measured.values()] or [*planned.values()]
         if not known:
             return None
         total_s, longest_s = 0.0, 0.0
         for state in left:
-            each_s = measured.get(label(state.cell))
+            each_s = measured.get(state.cell.variant)
             if each_s is None:
                 each_s = ratio * planned[state.cell.name] if state.cell.name in planned else sum(known) / len(known)
             one = self._running.get(state.cell.name)
@@ -110,8 +110,3 @@ class TimeLeft:
                 seconds, rounds = sums.get(one.label, (0.0, 0))
                 sums[one.label] = (seconds + one.round_s - one.began_s, rounds + one.done - one.before)
         return {name: seconds / rounds for name, (seconds, rounds) in sums.items()}
-
-
-def label(cell: Cell) -> str:
-    """The name of a cell without its seed."""
-    return cell.label or cell.scenario.method

@@ -27,4 +27,4 @@ def trials_card(tuning: Tuning, standings: Sequence[Standing]) -> TrialsCard:
         for standing in standings
         for trial in standing.trials
     ]
-    return TrialsCard(settings.select, settings.seeds[:1] if tuning.maker.fast else settings.seeds, trials)
+    return TrialsCard(settings.select, tuning.seeds, trials)

@@ -19,6 +19,7 @@ from raysim.common.errors import ScenarioError
 from raysim.comparison.tuned import ChosenValue, CloseDecision, TunedVariant, TuningCard
 from raysim.report.load import read_partition, read_rounds
 from raysim.report.units import plural
+from raysim.scenario.origin import override_key
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.rules import VALIDATED
 from raysim.scenario.scenario import Scenario
@@ -338,7 +339,7 @@ def tuning_of(
         if not cells:
             continue  # with --fast, variants may be the same run
         first = cells[0][1]
-        name = first.label or first.scenario.method
+        name = first.variant
         if not space:
             untuned.append(name)
             continue
@@ -424,7 +425,7 @@ def _called(cell: Cell) -> tuple[str, ...]:
 
 def _refuse_fixed(settings: TuneSettings, variant: Variant, space: Space) -> None:
     """Refuse to tune a key that the variant sets: one of both values would be ignored."""
-    keys = {key for key, _ in variant.assignments} | {item.partition("=")[0].strip() for item in variant.sets}
+    keys = {key for key, _ in variant.assignments} | set(map(override_key, variant.sets))
     where = " ".join(variant.labels.values()) or "the grid"
     if both := [key for key in space if key in keys]:
         text = f"{where} sets {both[0]}, but `tune` also tunes this key; remove it from one of the two"

@@ -199,6 +199,7 @@ def _parquet(path: Path) -> _Batches:
 
 
 def _last_round(path: Path) -> int:
+    # Without read-ahead, as in `_parquet`.
     rounds = pq.ParquetFile(path, pre_buffer=False).read(["round"], use_threads=False)["round"]
     return pc.max(rounds).as_py() if len(rounds) else -1
 

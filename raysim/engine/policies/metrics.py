@@ -54,7 +54,7 @@ class Sum:
     def __init__(self) -> None:
         self.count = 0
         self._units = 0  # of 2^-1074
-        self._nonfinite: Counter[str] = Counter()  # "inf" or "nan" -> how often
+        self._nonfinite: Counter[str] = Counter()  # "inf", "-inf" or "nan" -> how often
 
     def add(self, value: float, times: int = 1) -> None:
         """Add a value `times` times; a negative number removes it."""

@@ -161,10 +161,7 @@ class RayBackend:
                 for worker, firsts in self._spread_thin(at).items()
             ]
 
-        def result() -> dict[ClientId, ClientEvaluation]:
-            return self._joined(parts, "the evaluation of clients")
-
-        return Pending(result)
+        return Pending(lambda: self._joined(parts, "the evaluation of clients"))
 
     def evaluate_current(self, t: int) -> Pending[CurrentTests]:
         with uninterrupted():
@@ -204,15 +201,13 @@ class RayBackend:
     def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:
         where = "the fingerprints"
         parts = [worker.actor.fingerprints.remote(part) for worker, part in self._spread(ids).items()]
-        clients = {k: one for part in self.calls.get(parts, where) for k, one in part.items()}
-        return clients, self.calls.get(self.pool.server.actor.fingerprints.remote(), where)
+        return self._joined(parts, where), self.calls.get(self.pool.server.actor.fingerprints.remote(), where)
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
         where = "the digest"
         everyone = self._spread_thin(range(self.spec.num_clients))
         parts = [worker.actor.digests.remote(ids) for worker, ids in everyone.items()]
-        clients = {k: sha for part in self.calls.get(parts, where) for k, sha in part.items()}
-        return clients, self.calls.get(self.pool.server.actor.digest.remote(), where)
+        return self._joined(parts, where), self.calls.get(self.pool.server.actor.digest.remote(), where)
 
     def memory(self) -> MemoryReport:
         used = [worker.usage for worker in self.pool.workers if worker.usage is not None]

@@ -122,7 +122,8 @@ def growth(head: bool = True) -> Growth | None:
 
     head: include the head node.
     """
-    return autoscaler.growth(nodes(head), [node for node in nodes(head) if node.id == head_id()])
+    present, head_node = nodes(head), head_id()
+    return autoscaler.growth(present, [node for node in present if node.id == head_node])
 
 
 def machine(head: bool = True) -> ClusterResources:
@@ -131,5 +132,5 @@ def machine(head: bool = True) -> ClusterResources:
 
 
 def attached() -> bool:
-    """Return whether the connected Ray was running before this process."""
+    """Return whether RAY_ADDRESS names a Ray to connect to, which was then running before this process."""
     return bool(os.environ.get("RAY_ADDRESS"))

@@ -65,10 +65,9 @@ def hook(
 
     def place() -> str:
         of_client = f" of client {client}" if client is not None else ""
-        facts = [f"model {model}"] * bool(model) + _received(name, msg)
-        return f"{type(algorithm).__name__}.{name}{of_client} failed in round {t}" + f" ({', '.join(facts)})" * bool(
-            facts
-        )
+        facts = [*([f"model {model}"] if model else []), *_received(name, msg)]
+        details = f" ({', '.join(facts)})" if facts else ""
+        return f"{type(algorithm).__name__}.{name}{of_client} failed in round {t}{details}"
 
     # A device context makes every torch call slower, and the CPU is the default anyway.
     return errors_from(place, None if device.type == "cpu" else device)

@@ -19,6 +19,7 @@ from torch import Tensor, UntypedStorage, nn
 from raysim.common.errors import RunError
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights
+from raysim.core.state import form_of
 from raysim.core.torch_workarounds import count_hooks
 from raysim.engine.workers.rows import LARGE, PAGE, Row, Rows, StateFiles
 
@@ -46,7 +47,7 @@ class Shell:
                 f"{type(self.net).__name__}: its state_dict holds {min(unknown)}, which is neither a parameter nor a "
                 "buffer; remove it, because a client's network may contain only parameters and buffers"
             )
-        self.form = _form(self.net)
+        self.form = form_of(self.net.state_dict())
         self.modules = [*self.net.modules()]
         self.hooks = count_hooks(self.modules)
         # Parameters, buffers and submodules of each module, which a method may replace.
@@ -78,7 +79,7 @@ class Shell:
 
     def load(self, state: Weights) -> None:
         """Do what `load_state_dict` of the network does, three times as fast."""
-        if {name: (value.shape, value.dtype) for name, value in state.items()} == self.form:
+        if form_of(state) == self.form:
             for name, value in self.state.items():
                 value.copy_(state[name])
         else:
@@ -181,7 +182,7 @@ class ClientStates:
             )
         if not shell.intact:
             net, form, shell = shell.net, shell.form, self._shell(self.arch(k))
-            if new := (present := _form(net)).keys() - form.keys():
+            if new := (present := form_of(net.state_dict())).keys() - form.keys():
                 raise RunError(
                     f"client {k} with model {self.arch(k)}: a hook added {min(new)} to the client's network; create "
                     "all parameters, buffers and modules in client_model"
@@ -307,11 +308,6 @@ def _stride(size: int) -> int:
 
 def _padded(size: int, to: int) -> int:
     return -(-size // to) * to
-
-
-def _form(net: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Return the names, shapes and types of a network's state, which must not change."""
-    return {name: (value.shape, value.dtype) for name, value in net.state_dict().items()}
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, UntypedStorage]:
