@@ -20,7 +20,7 @@ from raysim.common.text import expanded, reflowed
 from raysim.comparison.measures import ALL_MEASURES, meaning_of
 from raysim.core.fields import field_docs, in_words
 from raysim.data.partition import PARTITIONS
-from raysim.data.specs import DATASETS
+from raysim.data.specs import DATASETS, DatasetSpec
 from raysim.models import MODELS
 from raysim.plugins.reading import read_own_code
 from raysim.plugins.references import Reference, named
@@ -115,24 +115,14 @@ def show_description(name: str) -> None:
     settings = {named: (where, cls) for where, classes in NAMED.items() for named, cls in classes.items()}
     if name in settings:
         (section, kind), cls = settings[name]
-        declaration = declaration_of(cls)
-        console.print(as_text(f"{reflowed(declaration.doc)}\n"))
-        _show_fields(console, declaration, f"{section}: {{{kind}: {{name: {name}}}}}")
+        _show_settings(console, cls, f"{section}: {{{kind}: {{name: {name}}}}}")
     elif name in TRACKERS:
-        declaration = declaration_of(TRACKERS[name])
-        console.print(as_text(f"{reflowed(declaration.doc)}\n"))
-        _show_fields(console, declaration, f"tracking: {{also: [{{name: {name}}}]}}")
+        _show_settings(console, TRACKERS[name], f"tracking: {{also: [{{name: {name}}}]}}")
     elif name in MODELS:
         spec = MODELS[name]
         console.print(as_text(f"{spec.summary}\nRepresentation width: {spec.native_dim}"))
     elif name in DATASETS:
-        dataset = DATASETS[name]
-        console.print(as_text(dataset.summary))
-        if dataset.train_size:
-            sizes = f"{dataset.train_size:,} training and {dataset.test_size:,} test samples"
-            console.print(as_text(f"{dataset.num_classes} classes; {sizes}: {dataset.input_spec}"))
-        for key in dataset.keys:
-            console.print(as_text(f"data.{key}: {' '.join((Data.model_fields[key].description or '').split())}"))
+        _show_dataset(console, DATASETS[name])
     elif name in METRICS:
         console.print(as_text(METRICS[name]))
     elif (meaning := meaning_of(name)) is not None:
@@ -181,6 +171,22 @@ def _hook(name: str) -> tuple[str, str]:
     hook = getattr(Algorithm, name)
     arguments = list(inspect.signature(hook).parameters)[1:]
     return f"{name}({', '.join(arguments)})", inspect.getdoc(hook) or ""
+
+
+def _show_settings(console: Console, cls: type, where: str) -> None:
+    """Print the docstring and the fields of a class. where: how a scenario selects it."""
+    declaration = declaration_of(cls)
+    console.print(as_text(f"{reflowed(declaration.doc)}\n"))
+    _show_fields(console, declaration, where)
+
+
+def _show_dataset(console: Console, dataset: DatasetSpec) -> None:
+    console.print(as_text(dataset.summary))
+    if dataset.train_size:
+        sizes = f"{dataset.train_size:,} training and {dataset.test_size:,} test samples"
+        console.print(as_text(f"{dataset.num_classes} classes; {sizes}: {dataset.input_spec}"))
+    for key in dataset.keys:
+        console.print(as_text(f"data.{key}: {' '.join((Data.model_fields[key].description or '').split())}"))
 
 
 def _show_algorithm(console: Console, name: str) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from raysim.common import names
 from raysim.common.errors import ScenarioError
-from raysim.common.results import Scalar, written
+from raysim.common.results import Scalar
 from raysim.report.accuracies import DRAWABLE, OWN, Accuracy
 from raysim.report.figures import OVER, Width, picture_file, save_picture
 from raysim.report.load import read_clients, read_rounds, read_summary
@@ -29,7 +29,7 @@ from raysim.report.plots import (
 )
 from raysim.report.units import plural
 from raysim.runs.find import find_run
-from raysim.scenario.schema import decides
+from raysim.runs.identity import short_overrides
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,14 +57,11 @@ class PlottedRun:
         summary = read_summary(self.folder)
         if self.variant:
             return {"": self.variant, "seed": f"seed={summary.get('seed')}"}
-        overrides = {str(key): value for key, value in summary.get("overrides", {}).items()}
-        parts = {"": str(summary.get("method") or summary.get("algorithm") or "run")}
-        parts["seed"] = f"seed={summary.get('seed')}"
-        for key, value in overrides.items():
-            if key not in ("algorithm.name", "seed") and isinstance(value, Scalar) and decides(key):
-                short = key.removesuffix(".name").rpartition(".")[2]
-                parts[key] = " ".join(written([(short, value)]))
-        return parts
+        method = str(summary.get("method") or summary.get("algorithm") or "run")
+        overrides = {
+            str(key): value for key, value in summary.get("overrides", {}).items() if isinstance(value, Scalar)
+        }
+        return {"": method, "seed": f"seed={summary.get('seed')}", **short_overrides(overrides)}
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:

@@ -334,8 +334,7 @@ def check_local(scenario: Scenario) -> None:
     _ = scenario.algorithm  # raises if a user's own file cannot be imported
     check_packages(scenario)
     has = psutil.virtual_memory().total
-    with torch.device("meta"):  # shapes without memory
-        size = {name: sum(p.nbytes for p in scenario.build(name).parameters()) for name in scenario.task.architectures}
+    size = bytes_of_models(scenario)
     name = max(size, key=lambda name: size[name])
     if size[name] > has:
         given = scenario.clients.feature_dim
@@ -345,6 +344,12 @@ def check_local(scenario: Scenario) -> None:
             f"{size[name] / 2**30:.0f} GiB, and this machine has {has / 2**30:.0f} GiB of memory; give "
             f"{'a smaller model' if given == 'auto' else 'a smaller number'}",
         )
+
+
+def bytes_of_models(scenario: Scenario) -> dict[str, int]:
+    """Return the size of one model of each architecture."""
+    with torch.device("meta"):  # shapes without memory
+        return {name: sum(p.nbytes for p in scenario.build(name).parameters()) for name in scenario.task.architectures}
 
 
 def checkpoint_storage(address: str) -> Storage:

@@ -125,18 +125,21 @@ class Execution:
                 self.facts["seconds"] = time.perf_counter() - began
                 try:
                     if status != "finished" and not self.folder.why_missing():
-                        if self.restored:
-                            logger.info(self._saved(progress.rounds, checkpoints.saved_round if checkpoints else None))
-                        logger.info(f"resume with:  {self._resume_line}")
-                        if self.own_code_failed:
-                            logger.info(
-                                f"resuming uses the copy of your code in {self.card.folder / CODE}; to run a corrected "
-                                "file, launch again"
-                            )
+                        self._say_how_to_resume(progress, checkpoints)
                 finally:  # a log handler of the user may raise
                     if status != "finished":
                         self._shut_down(cleanup)  # first: actors may still work on a round that was cut off
                     self._close(status, self._summary(status, progress, checkpoints), cleanup)
+
+    def _say_how_to_resume(self, progress: Progress, checkpoints: CheckpointManager | None) -> None:
+        if self.restored:
+            logger.info(self._saved(progress.rounds, checkpoints.saved_round if checkpoints else None))
+        logger.info(f"resume with:  {self._resume_line}")
+        if self.own_code_failed:
+            logger.info(
+                f"resuming uses the copy of your code in {self.card.folder / CODE}; to run a corrected file, launch "
+                "again"
+            )
 
     def _saved(self, rounds: int, checkpoint: int | None) -> str:
         """Return the rounds that the folder holds. checkpoint: the round after which the state was last saved."""

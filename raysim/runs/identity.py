@@ -140,10 +140,14 @@ def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:
 
     For example "fedgh-s1 lr=0.1 data=cifar10"; at most 120 characters, since names have little room.
     """
-    short = [
-        (key.removesuffix(".name").rpartition(".")[2], value)
+    text = " ".join([f"{algorithm}-s{seed}", *short_overrides(overrides).values()])
+    return text if len(text) <= 120 else f"{text[:119]}…"
+
+
+def short_overrides(overrides: Mapping[str, Scalar]) -> dict[str, str]:
+    """Return the overrides that affect the result, besides method and seed: key -> part of a name, such as "lr=0.1"."""
+    return {
+        key: " ".join(written([(key.removesuffix(".name").rpartition(".")[2], value)]))
         for key, value in overrides.items()
         if key not in ("algorithm.name", "seed") and decides(key)
-    ]
-    text = " ".join([f"{algorithm}-s{seed}", *written(short)])
-    return text if len(text) <= 120 else f"{text[:119]}…"
+    }

@@ -21,7 +21,15 @@ from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan,
 from raysim.models import MODELS
 from raysim.models.split import example
 from raysim.plugins.calling import where
-from raysim.runs.assembly import assemble, attach, check_local, find_machine, refuse_float16_on_cpu, run_schedule
+from raysim.runs.assembly import (
+    assemble,
+    attach,
+    bytes_of_models,
+    check_local,
+    find_machine,
+    refuse_float16_on_cpu,
+    run_schedule,
+)
 from raysim.runs.backend import Placement, growth_notes, placement
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.scenario import Scenario
@@ -154,8 +162,7 @@ def _samples_tested(scenario: Scenario, own: float) -> float:
 
 def client_memory_mb(scenario: Scenario) -> float:
     """Return the size of all clients' weights, in MiB."""
-    with torch.device("meta"):  # shapes without memory
-        size = {name: sum(p.nbytes for p in scenario.build(name).parameters()) for name in scenario.task.architectures}
+    size = bytes_of_models(scenario)
     return sum(size[name] * _clients(scenario, name) for name in size) / 2**20
 
 

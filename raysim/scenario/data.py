@@ -16,6 +16,7 @@ from raysim.plugins.references import named
 from raysim.report.units import plural
 from raysim.scenario.named import named_settings
 from raysim.scenario.parse import ParsedScenario
+from raysim.scenario.schema import Normalise
 from raysim.scenario.yaml_text import shown
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def _with_data(parsed: ParsedScenario, partition: Any, split: str) -> tuple[Pars
     """Do the same as `with_data`, except that errors do not name the file or override that a key came from."""
     read = read_data(parsed, partition)
     stored = read.spec if read else DATASETS[parsed.data.name]
-    dataset = _normalised(stored, parsed)
+    dataset = _normalised(stored, parsed.data.normalise)
     parsed = with_count(parsed, read, dataset, partition, split)
     public_size, held_back = public_samples(parsed, stored, partition)
     num_train = dataset.train_size - held_back
@@ -197,30 +198,29 @@ def public_samples(parsed: ParsedScenario, dataset: DatasetSpec, partition: Any)
     return size, size
 
 
-def _normalised(dataset: DatasetSpec, parsed: ParsedScenario) -> DatasetSpec:
+def _normalised(dataset: DatasetSpec, given: Normalise | None) -> DatasetSpec:
     """Return the data set with the mean and deviation of `data.normalise`, if the scenario has this section."""
-    given = parsed.data.normalise
     if given is None:
         return dataset
-    reads, origin = dataset.input_spec, parsed.origin
+    reads = dataset.input_spec
     if reads.kind == "tokens":
-        raise origin.error(
-            ("data", "normalise"), f"{dataset.name} has {reads}, which cannot be normalised; remove this section"
+        raise ScenarioError(
+            f"{dataset.name} has {reads}, which cannot be normalised; remove this section", key="data.normalise"
         )
     if reads.kind == "features" and not given.scaled:
-        raise origin.error(
-            ("data", "normalise", "scaled"),
+        raise ScenarioError(
             f"false given, but {dataset.name} has {reads} instead of pixels; set this key to true",
+            key="data.normalise.scaled",
         )
     channels = (reads.shape[0], 3) if reads.shape[0] == 1 else (reads.shape[0],)
     if reads.kind == "features":
         channels = (1, reads.size)
     for name, numbers in (("mean", given.mean), ("std", given.std)):
         if len(numbers) not in channels or len(numbers) != len(given.mean):
-            raise origin.error(
-                ("data", "normalise", name),
+            raise ScenarioError(
                 f"{plural(len(numbers), 'number')} given; for {dataset.name}, give "
                 f"{' or '.join(map(str, channels))} numbers, and as many for `std` as for `mean`",
+                key=f"data.normalise.{name}",
             )
     unit = 1 if given.scaled else 255
     mean, std = (tuple(number / unit for number in numbers) for numbers in (given.mean, given.std))
