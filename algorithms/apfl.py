@@ -59,7 +59,8 @@ class APFL(Algorithm[Model, Model, Weights]):
     one_architecture: ClassVar[bool] = True
 
     alpha: Fraction = 0.5
-    """Weight of the personal model in the mixture, in a client's first round; 1: the client trains alone."""
+    """Weight of the personal model in the mixture, in a client's first round. With 1 and `adaptive: false`, the client
+    trains alone."""
     adaptive: bool = True
     """Train alpha by the loss of the mixture, with the optimizer of the models, within [0, 1]; `false`: it stays."""
     mix: Literal["parameters", "predictions"] = "parameters"

@@ -64,7 +64,7 @@ class ClassStatistics:
     factor_RD: Tensor | None  # the factors of all classes, one below the other; None: the server does not refit
 
     def counted(self) -> "ClassStatistics":
-        """Count S * (D + D*(D+1)/2 + 2) numbers, as in the paper; without covariances, the tensors themselves."""
+        """Count S * (D + D*(D+1)/2 + 2) numbers, the 2 for id and sample count; without covariances, all tensors."""
         if self.factor_RD is None:
             return self
         num_classes, width = self.mean_SD.shape

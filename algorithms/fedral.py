@@ -72,7 +72,7 @@ class Angled(nn.Module):
 
 @dataclass(frozen=True)
 class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
-    """Share the diagonal blocks of a trainable matrix that rotates representations."""
+    """Share the diagonal blocks of a trainable matrix; each representation times the matrix is added to it."""
 
     paper: ClassVar[str] = "Yi et al., ICCV 2025: Federated Representation Angle Learning"
 
