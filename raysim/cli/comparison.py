@@ -103,9 +103,9 @@ def sweep(
     be written. With --dry-run, exit code 2: a cell can never run, for example because its data is damaged. Data that is
     not downloaded yet is not an error.
 
-    Cells run in worker processes, several at a time. A cell runs with client actors instead if it has `backend: ray` or
-    a number of client actors in `resources`, or is too large for a worker's share of the memory. Only one such cell
-    runs at a time.
+    Cells run in worker processes, several at a time. A cell runs with client actors instead if it has `backend: ray`,
+    or a number of client actors or `overrides` in `resources`, or is too large for a worker's share of the memory. Only
+    one such cell runs at a time.
 
     If the file has `tune`, trials on other seeds run first. Then the cells run with the values of the best trials.
     `raysim describe sweep` and `raysim describe tune` explain the keys of a sweep file.
@@ -207,10 +207,15 @@ SELECT = click.option(
     "targets",
     multiple=True,
     type=float,
-    help="Target accuracy: also show the rounds, MiB and FLOP needed to reach it. May be repeated.",
+    help="Target accuracy, greater than 0 and at most 1: also show the rounds, MiB and FLOP needed to reach it. With "
+    "--select val or val_current, the validation accuracy must reach it. May be repeated. Default: `targets` of the "
+    "sweep file, or the targets of papers for this data.",
 )
 @click.option(
-    "--baseline", metavar="METHOD", help="Also show paired differences to this method, or to the runs with this name."
+    "--baseline",
+    metavar="METHOD",
+    help="Also show paired differences to this method, or to the runs with this name. Default: `baseline` of the sweep "
+    "file, if the runs have one.",
 )
 @SELECT
 @metric(
@@ -305,10 +310,16 @@ def compare(
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
 @click.option(
-    "--baseline", metavar="METHOD", help="Also show paired differences to this method, or to the runs with this name."
+    "--baseline",
+    metavar="METHOD",
+    help="Also show paired differences to this method, or to the runs with this name. Default: `baseline` of the sweep "
+    "file, if the runs have one.",
 )
 @SELECT
-@metric("accuracy/all")
+@metric(
+    "accuracy/all_current with --select val_current, and with --select last if the sweep was tuned by an accuracy of "
+    "current networks; otherwise accuracy/all"
+)
 @click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML file.")
 @click.option(
     "--watch",

@@ -36,7 +36,11 @@ def _output(name: str) -> Callable[[Any], Any]:
 
 
 SEED = click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of this command's random choices."
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 2**32 - 1),  # scikit-learn's t-SNE accepts no greater one
+    help="Seed of this command's random choices.",
 )
 
 

@@ -263,7 +263,7 @@ def jobs(address: str | None) -> None:
     "--output",
     "-o",
     type=click.Path(file_okay=False),
-    help="Folder for the download. Default: ./runs/<scenario>/<run id>.",
+    help="Folder for the download. Default: ./runs/<scenario>/<run id>; for a sweep, ./runs/<sweep>.",
 )
 @click.option("--checkpoints", is_flag=True, help="Also download the checkpoints, which can be large.")
 @ADDRESS

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import keyword
+import re
 import shutil
 from pathlib import Path
 
 import click
+import yaml
 
 from raysim.cli.output import echo
 from raysim.common.errors import ScenarioError
@@ -103,7 +105,11 @@ def init(folder: Path) -> None:
 
     if folder.exists() and any(folder.iterdir()):
         raise ScenarioError(f"{folder} is not empty; choose a new or empty folder")
-    shutil.copytree(Path(str(raysim.__file__)).parent / "scenarios", folder, dirs_exist_ok=True)
+    try:
+        shutil.copytree(Path(str(raysim.__file__)).parent / "scenarios", folder, dirs_exist_ok=True)
+    except shutil.Error as error:  # of single files; it has no `filename`
+        why = error.args[0][0][2]
+        raise ScenarioError(f"{folder} cannot be written ({why}); choose a writable folder") from None
     echo(f"copied {sum(1 for _ in folder.rglob('*.yaml'))} scenarios and sweeps to {folder}; to start a first run:")
     echo(f"    raysim launch {folder / 'quickstart.yaml'}")
 
@@ -126,16 +132,17 @@ def new(kind: str, name: str, base: str | None) -> None:
     """
     if base is not None and kind != "algorithm":
         raise click.UsageError(f"--from works only for a new algorithm; leave out --from for a new {kind}.")
-    if not name.isidentifier() or name != name.lower():
-        text = f"{name!r} given; use lower-case letters, digits and _, and do not begin with a digit"
+    if not re.fullmatch("[a-z][a-z0-9_]{0,99}", name):  # also the name of the scenario, and without _ of the class
+        text = f"{name!r} given; use at most 100 lower-case letters a to z, digits and _, and begin with a letter"
         raise click.BadParameter(text, param_hint="NAME")
     files = [Path(f"{name}.py"), Path(f"{name}.yaml"), Path(f"test_{name}.py")]
     for file in files:
         if file.exists():
             raise ScenarioError(f"{file} exists already; give another name")
-    if keyword.iskeyword(name) or _is_module(name):
-        text = f"{name!r} given, but this is a word of Python or the name of an installed module; give another name"
-        raise click.BadParameter(text, param_hint="NAME")
+    reserved = keyword.iskeyword(name) or keyword.iskeyword(name.capitalize()) or yaml.safe_load(name) != name
+    if reserved or _is_module(name):
+        text = f"{name!r} given, but this is a word of Python or YAML, or the name of an installed module"
+        raise click.BadParameter(f"{text}; give another name", param_hint="NAME")
     cls = "".join(word.capitalize() for word in name.split("_"))
     words = {"kind": kind, "name": name, "algorithm": "fedgh", "data": "digits", "clients": "20"}
     words |= {"why": "", "public": "", "reason": "", "rivals": "fedgh,standalone", **_WORDS[kind]}

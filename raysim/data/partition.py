@@ -196,11 +196,14 @@ def check_partition(
                 f"clients; give at most {pool // num_clients}",
                 key="data.partition.min_samples",
             )
-        least = setting.min_samples
+        fewest, least = least, setting.min_samples
     if num_clients * least > pool:
+        remedy = f"give at most {pool // least}"
+        if isinstance(setting, Dirichlet) and num_clients * fewest <= pool:
+            remedy += f", or set data.partition.min_samples to at most {pool // num_clients}"
         raise ScenarioError(
             f"{num_clients} given, but each client needs at least {least} sample{'s' if least > 1 else ''}, and with "
-            f"split {split}, {name} has {pool} samples; give at most {pool // least}",
+            f"split {split}, {name} has {pool} samples; {remedy}",
             key="clients.count",
         )
     if split != "pooled811" and num_clients > num_samples - num_train:

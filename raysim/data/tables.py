@@ -112,7 +112,8 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = (), te
         num_train += start if path in source.train else 0
     assert columns is not None
     if not read.label or not num_train:
-        raise ScenarioError(f"{source.folder}: the files contain no{' training' if read.label else ''} rows")
+        which = " training" if read.label else ""
+        raise ScenarioError(f"{source.folder}: the files contain no{which} rows; give files with samples in data.path")
     vocabulary = 0
     if columns.kind == "image":
         raw_M: NDArray[Any] = images.raw_MHWC

@@ -86,7 +86,10 @@ def factor_of(schedule: RateSchedule, t: int, num_rounds: int) -> float:
         raise RunError(f"{name} fails: {where(error)}") from error
     factor = real_number(returned)
     if factor is None or not 0 < factor < math.inf:
-        raise RunError(f"{name}({t}, {num_rounds}) gives {quoted(returned)}; allowed: greater than 0")
+        raise RunError(
+            f"{name}({t}, {num_rounds}) gives {quoted(returned)} as the factor of the learning rate in round {t} of "
+            f"{num_rounds}; change the schedule so that every factor is finite and greater than 0"
+        )
     return factor
 
 

@@ -75,7 +75,8 @@ class Progress:
             self.diverged = set(clients.validate_python(facts.get("diverged", []), strict=True))
         except (ValueError, KeyError) as error:
             raise RunError(
-                f"the checkpoint of round {t} has no valid progress record ({' '.join(str(error).split())})"
+                f"the checkpoint of round {t} has no valid progress record ({' '.join(str(error).split())}); restore "
+                "the files of this checkpoint, or launch the scenario again"
             ) from None
         self.t, self.latest = t, Latest(latest.values())
 

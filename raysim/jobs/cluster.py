@@ -122,13 +122,19 @@ class Cluster:
         except (OSError, RuntimeError) as error:
             raise self._translate(error) from None
         except (ValueError, KeyError, TypeError) as error:  # Ray's client cannot parse the answer
-            raise RunError(f"{shown(self.address)} does not answer like Ray ({type(error).__name__})") from None
+            raise RunError(
+                f"{shown(self.address)} does not answer like Ray ({type(error).__name__}); check that --address is the "
+                "address of Ray's dashboard"
+            ) from None
         except Exception as error:
             from ray.exceptions import AuthenticationError
 
             if not isinstance(error, AuthenticationError):
                 raise
-            raise RunError(f"{shown(self.address)} no longer accepts the token") from None
+            raise RunError(
+                f"{shown(self.address)} no longer accepts the token in {_token_origin()}; put the cluster's present "
+                "token there"
+            ) from None
 
     def _translate(self, error: Exception) -> RaysimError:
         status = re.search(r"status code (\d+)", str(error))

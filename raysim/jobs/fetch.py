@@ -79,7 +79,10 @@ def fetch(cluster: Cluster, job: str, output: Path | None, checkpoints: bool) ->
                 (target / FETCHED).write_text(log.run_folder, encoding="utf-8")
             return target, number
     except OSError as error:
-        raise RunError(f"{error.filename or target}: {(error.strerror or str(error)).lower()}") from None
+        why = (error.strerror or str(error)).lower()
+        raise RunError(
+            f"{error.filename or target}: cannot be written ({why}); free some space, or choose another folder with -o"
+        ) from None
 
 
 def _default(job: Job, log: JobLog) -> Path:

@@ -59,7 +59,9 @@ class Reference:
             raise ScenarioError(f"{self.place} given; add the name of the class or function: {self.place}:Name")
         member = getattr(self.load(), self.attribute, None)
         if not callable(member):
-            raise ScenarioError(f"{self.place}: has no class or function {self.attribute!r}")
+            raise ScenarioError(
+                f"{self.place}: has no class or function {self.attribute!r}; correct the name after the colon"
+            )
         return member
 
 

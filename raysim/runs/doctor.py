@@ -212,7 +212,9 @@ def disk() -> Finding:
     }
     for name, place in places.items():
         if not place.is_dir() or not os.access(place, os.W_OK):
-            return Finding("disk", "problem", f"{name} ({place.absolute()}) cannot be written; use another one")
+            remedy = "set RAY_TMPDIR" if "Ray" in name else "change"
+            text = f"{name} ({place.absolute()}) cannot be written; {remedy} to a writable folder"
+            return Finding("disk", "problem", text)
     free = {name: shutil.disk_usage(place).free for name, place in places.items()}
     text = ", ".join(f"{gib(size)} free in {name}" for name, size in free.items())
     low = min(free.values()) < LOW_DISK
@@ -222,7 +224,7 @@ def disk() -> Finding:
 def data_folder() -> Finding:
     """The folder in which data sets are looked for."""
     given = os.environ.get("RAYSIM_DATA")
-    if given is None:
+    if not given:
         return Finding("data", "ok", "RAYSIM_DATA is not set; data sets are read from `data.root` or the cache folder")
     if not expanded(given).is_dir():
         return Finding(

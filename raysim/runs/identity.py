@@ -43,7 +43,8 @@ class Identity:
             identity = TypeAdapter(cls).validate_json((folder / "run.json").read_bytes(), strict=True)
         except FileNotFoundError:
             raise ScenarioError(
-                f"{folder} contains no run.json: it is not a run folder, or the run never started"
+                f"{folder} contains no run.json: it is not a run folder, or the run never started; give the folder of "
+                "a run, or launch the scenario again"
             ) from None
         except ValidationError as error:
             first = error.errors()[0]

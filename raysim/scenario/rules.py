@@ -133,8 +133,8 @@ def refuse_unusable_stop(scenario: Scenario) -> None:
     if stop.metric in VALIDATED and scenario.data.split == "published":
         raise origin.error(
             ("stop", "metric"),
-            f"{stop.metric} needs validation samples, but with `data.split: published`, clients have none; set "
-            "data.split to pooled811 or pfedhn, or choose another metric",
+            f"{stop.metric} needs validation samples, but with `data.split: published`, clients have none; choose "
+            "another metric or, unless the partition is hks, set data.split to pooled811 or pfedhn",
             cause=("data", "split"),
         )
     if stop.target is not None and stop.metric.startswith("accuracy/") and not 0 < stop.target <= 1:
@@ -161,8 +161,8 @@ def refuse_unusable_keep(scenario: Scenario) -> None:
     if scenario.data.split == "published":
         raise origin.error(
             key,
-            "best_val needs validation samples, but with `data.split: published`, clients have none; set data.split "
-            "to pooled811 or pfedhn, or remove best_val",
+            "best_val needs validation samples, but with `data.split: published`, clients have none; remove best_val "
+            "or, unless the partition is hks, set data.split to pooled811 or pfedhn",
             cause=("data", "split"),
         )
 

@@ -80,8 +80,8 @@ class Data(Section):
     size: AtLeastOne | None = None
     """Side in pixels to which your own images are resized; `null`: no resizing, all images must have the same size."""
     root: str | None = None
-    """Folder that contains the data set. Default: the folder in the environment variable RAYSIM_DATA, then the cache in
-    the home folder."""
+    """Folder that contains the data set, itself or in a sub-folder with the data set's name. Default: the folder in the
+    environment variable RAYSIM_DATA, then the cache: ~/.cache/raysim/data, or `data` in the folder in RAYSIM_CACHE."""
     format: Literal["auto", "parquet", "torchvision", "idx", "folder"] = "auto"
     """Layout of the files; `auto` tries all of them."""
     partition: Named = Field(default_factory=lambda: {"name": "iid"})

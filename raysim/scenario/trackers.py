@@ -42,7 +42,7 @@ def check_packages(parsed: ParsedScenario) -> None:
     """Raise `ScenarioError` if a tracker's package is not installed here."""
     for key, entry in _entries(parsed):
         name = entry.get("name")
-        if name in TRACKERS and find_spec(str(name)) is None:
+        if isinstance(name, str) and name in TRACKERS and find_spec(name) is None:
             raise parsed.origin.error(
                 key, f"the tracker {name} needs the package {name}; install it with: pip install 'raysim[{name}]'"
             )

@@ -82,8 +82,10 @@ def read_text(path: Path) -> str:
     except IsADirectoryError:
         raise ScenarioError(f"{path}: this is a folder; give a scenario file (.yaml)") from None
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ScenarioError(f"{path}: cannot be read: {reason}") from None
+        problem = "it is not UTF-8 text; save it as UTF-8"
+        if isinstance(error, OSError):
+            problem = f"{error.strerror}; give a readable file"
+        raise ScenarioError(f"{path}: cannot be read: {problem}") from None
     if path.suffix == ".py":
         beside = path.with_suffix(".yaml")
         give = f"give its scenario, {beside}" if beside.is_file() else "give a scenario file (.yaml)"

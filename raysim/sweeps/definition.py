@@ -42,8 +42,9 @@ KEYS: Mapping[str, type | tuple[type, ...]] = {
 """The keys of a sweep file and the types of their values."""
 
 FAST_NOTE = (
-    "--fast: only the first seed, at most 3 rounds, at most 1 round of the method's warm-up, a tenth of the "
-    "participants and a tenth of training.epochs; this shows that the sweep runs, not which method is better"
+    "--fast: only the first seed, at most 3 rounds, at most 1 round of warm-up, a tenth of training.epochs and a tenth "
+    "of the participants, but at least 2 (all of them with clients.count: auto); this shows that the sweep runs, not "
+    "which method is better"
 )
 
 MOST_CELLS = 100_000
@@ -90,8 +91,8 @@ def load_sweep(
         raise ScenarioError(text, key="name", origin=str(path))
     _check_overrides(raw.get("set", []), "set", str(path))
     base, common = _base(raw, path), (*raw.get("set", []), *sets)
-    chosen = _seeds(raw.get("seeds") if seeds is None else seeds, "seeds", str(path))
-    axes = _grid({**raw.get("grid", {}), **(grid or {})}, "grid", str(path))
+    chosen = _seeds(raw.get("seeds"), "seeds", str(path)) if seeds is None else _seeds(seeds, "--seeds", "")
+    axes = _grid(raw.get("grid", {}), "grid", str(path)) | _grid(dict(grid or {}), "--grid", "")
     runs = _runs(raw.get("runs", {}), str(path))
     of_runs = sum(math.prod(map(len, run.grid.values())) for run in runs)
     number = of_runs * math.prod(map(len, axes.values())) * len(chosen)
@@ -214,11 +215,13 @@ def _seeds(raw: Any, key: str, file: str) -> list[int | None]:
         words = raw.split(",")
         seeds = [int(word) if word.strip().isascii() and word.strip().isdecimal() else word for word in words]
         if ends:
-            seeds = range(int(ends[1]), int(ends[2]) + 1)
-            if len(seeds) > MOST_CELLS:
-                text = f"{raw!r} given, a range of {len(seeds):,} seeds; give at most {MOST_CELLS:,} seeds"
+            first, last = int(ends[1]), int(ends[2])
+            if last - first >= MOST_CELLS:  # not `len` of the range, which fails for numbers beyond 64 bits
+                text = f"{raw!r} given, a range of {last - first + 1:,} seeds; give at most {MOST_CELLS:,} seeds"
                 raise ScenarioError(text, key=key, origin=file)
-    if not seeds or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in seeds):
+            seeds = range(first, last + 1)
+    given = seeds if isinstance(seeds, Sequence) else ()  # `tune.seeds` may be any YAML value
+    if not given or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in given):
         raise ScenarioError(f"{raw!r} given; give {_kind('seeds')}", key=key, origin=file)
     return list(seeds)
 

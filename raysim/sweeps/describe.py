@@ -12,7 +12,8 @@ from raysim.sweeps.definition import is_sweep
 SWEEP: Mapping[str, str] = {
     "base": "required: the path of a scenario file, relative to the sweep file's folder; or the name of a bundled "
     "scenario, such as quickstart; or the keys and values of a scenario",
-    "name": "name of the folder below `runs/` and of the MLflow experiment; default: the name of the file",
+    "name": "name of the folder below `output` (default: ./runs) and of the MLflow experiment; default: the name of "
+    "the file",
     "seeds": "a list of seeds, or a range such as 1..5; default: the seed of `base`",
     "grid": "key -> list of values; every combination is a cell",
     "runs": "the variants to compare, as name -> list of overrides, such as {FedGH: [algorithm.name=fedgh, "
@@ -21,7 +22,9 @@ SWEEP: Mapping[str, str] = {
     "[...], FedProto: [...]}, rate: {slow: [...], fast: [...]}}: raysim runs every combination, here four variants",
     "set": "list of overrides for every cell",
     "baseline": "the method, or the name in `runs`, that all others are compared with",
-    "targets": "target accuracies; the comparison shows the rounds, MiB and operations until each is reached",
+    "targets": "target accuracies, greater than 0 and at most 1; the comparison shows the rounds, MiB and operations "
+    "until each is reached. Default: the papers' targets for cifar10 and cifar100 with the partitions pathological and "
+    "dirichlet; none for other data",
     "targets_on": "the clients whose mean test accuracy must reach a target. all (the default): all clients, each "
     "with its own network. all_current: all clients, each after it received the server's current message. "
     "participants: only the participants of a round",
@@ -39,11 +42,13 @@ TUNE: Mapping[str, str] = {
     "{linear: [LOW, HIGH]} or {integer: [LOW, HIGH]}",
     "methods": "keys to tune for some of the methods only: name in `runs` -> keys with their values, as in `space`",
     "search": "random (the default), grid, or tpe (Optuna)",
-    "trials": "number of trials of each method; required, except with `search: grid`, where the default is every "
-    "combination",
+    "trials": "number of trials of each method, from 1 to 1000; required, except with `search: grid`, where the "
+    "default is every combination",
     "halving": "successive halving, such as {rounds: [5, 20], keep: 1/3}: only the best third of the trials continues "
-    "after round 5, and these trials end after round 20; default: every trial runs all rounds",
-    "select": "metric that compares trials; default: accuracy/val",
+    "after round 5, and these trials end after round 20; `keep` is 1/3 by default. Default: every trial runs all "
+    "rounds",
+    "select": "metric that compares trials: one of the metrics that `raysim describe stop` lists for `metric`; "
+    "default: accuracy/val",
     "seed": "seed of random draws and of `tpe`; default: 1",
 }
 """Key of `tune` in a sweep file -> meaning."""

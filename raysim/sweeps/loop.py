@@ -171,7 +171,9 @@ def _write_card(sweep: Sweep) -> None:
     try:
         sweep.card().write(sweep.output)
     except OSError as error:
-        raise RunError(f"{sweep.output} cannot be written: {reason(error)}") from error
+        raise RunError(
+            f"{sweep.output} cannot be written ({reason(error)}); free some space, or choose another folder as `output`"
+        ) from error
 
 
 def _tune(

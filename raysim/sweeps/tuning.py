@@ -492,7 +492,7 @@ def _check_trials(tuning: Tuning, candidate: Candidate) -> None:
     if settings.select in VALIDATED and _split(scenario) == "published":
         text = (
             f"{settings.select} given, but clients have no validation samples with data.split: published; "
-            "set data.split to pooled811 or pfedhn, or choose another metric"
+            "choose another metric or, unless the partition is hks, set data.split to pooled811 or pfedhn"
         )
         raise ScenarioError(text, key="tune.select", origin=settings.file)
 

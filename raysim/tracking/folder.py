@@ -99,9 +99,13 @@ class RunFolder:
             for place in (path, path / "logs"):
                 remove_leftovers(place)
         except BlockingIOError as error:
-            raise ScenarioError(f"The run in {path} is still running, in {holder(path / LOCK)}.") from error
+            raise ScenarioError(
+                f"The run in {path} is still running, in {holder(path / LOCK)}; wait until it ends, or stop it."
+            ) from error
         except OSError as error:
-            raise ScenarioError(f"The run in {path} cannot be resumed ({reason(error)}).") from error
+            raise ScenarioError(
+                f"The run in {path} cannot be resumed ({reason(error)}); make the folder and its files writable."
+            ) from error
         return folder
 
     def truncate(self, t: int) -> dict[int, ClientRow]:

@@ -74,8 +74,10 @@ def resolve_uri(uri: str | None = None) -> str:
     raise ScenarioError(f"{_origin(uri)}: {shown(address)} {why}; use {ALLOWED}.")
 
 
-def check_uri(uri: str | None = None) -> str:
+def check_uri(uri: str | None = None, key: str = "tracking.uri") -> str:
     """Check within a few seconds that the store can be used; return its resolved address.
+
+    key: what sets the address, for errors.
 
     Raises:
         ScenarioError: MLflow is not installed, the server does not answer, or the file is not writable or not an MLflow
@@ -87,7 +89,7 @@ def check_uri(uri: str | None = None) -> str:
     database = database_path(resolved)
     problem = _server_problem(resolved) if database is None else _file_problem(database)
     if problem:
-        raise ScenarioError(f"{_origin(uri)}: {shown(resolved)} {problem}; use an available store: {ALLOWED}.")
+        raise ScenarioError(f"{_origin(uri, key)}: {shown(resolved)} {problem}; use an available store: {ALLOWED}.")
     return resolved
 
 
@@ -176,9 +178,9 @@ def _open(request: urllib.request.Request) -> Any:
     return urllib.request.build_opener(*proxies).open(request, timeout=ANSWER_S)
 
 
-def _origin(uri: str | None) -> str:
+def _origin(uri: str | None, key: str = "tracking.uri") -> str:
     from_variable = os.environ.get(VARIABLE) and (not uri or uri == os.environ[VARIABLE])
-    return VARIABLE if from_variable else "tracking.uri"
+    return VARIABLE if from_variable else key
 
 
 def _server_problem(uri: str) -> str | None:

@@ -29,10 +29,10 @@ def ui_command(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> li
     Raises:
         ScenarioError: the store cannot be used, or is a server, which serves its own pages.
     """
-    resolved = check_uri(uri)
+    resolved = check_uri(uri, "--uri")
     database = database_path(resolved)
     if database is None:
-        raise ScenarioError(f"tracking.uri: {shown(resolved)} is a server: open it in a browser.")
+        raise ScenarioError(f"--uri: {shown(resolved)} is a server: open it in a browser.")
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", resolved]
     # Without this, the server would create a folder for artifacts in its working directory.
     command += ["--artifacts-destination", str(database.parent / "mlartifacts")]
@@ -61,7 +61,7 @@ def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
     Raises:
         ScenarioError: the store cannot be used, or the port is taken.
     """
-    resolved = check_uri(uri)
+    resolved = check_uri(uri, "--uri")
     if database_path(resolved) is None:
         print(f"MLflow is at {shown(resolved)}")
         _print_pages(shown(resolved))
@@ -73,7 +73,7 @@ def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
         try:
             ensure_database(resolved)
         except Exception as error:
-            raise ScenarioError(f"tracking.uri: {shown(resolved)} cannot be created ({in_words(error)}).") from error
+            raise ScenarioError(f"--uri: {shown(resolved)} cannot be created ({in_words(error)}).") from error
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     print(f"MLflow is at {address} (Ctrl-C ends it)", flush=True)
 

@@ -60,9 +60,12 @@ def test_bad_values(words: list[str], sentence: str, workplace: Path, capfd: pyt
     ("words", "sentence"),
     [
         (["verify", "base.yaml", "--actors", "\u00b2"], "'\u00b2' given; give positive whole numbers"),
-        (["new", "algorithm", "class"], "'class' given, but this is a word of Python or the name of an installed"),
-        (["new", "algorithm", "__main__"], "given, but this is a word of Python or the name of an installed module"),
-        (["new", "model", "json"], "'json' given, but this is a word of Python or the name of an installed module"),
+        (["new", "algorithm", "class"], "'class' given, but this is a word of Python or YAML, or the name of an"),
+        (["new", "algorithm", "true"], "'true' given, but this is a word of Python or YAML, or the name of an"),
+        (["new", "algorithm", "off"], "'off' given, but this is a word of Python or YAML, or the name of an"),
+        (["new", "algorithm", "none"], "'none' given, but this is a word of Python or YAML, or the name of an"),
+        (["new", "algorithm", "__main__"], "'__main__' given; use at most 100 lower-case letters a to z, digits and _"),
+        (["new", "model", "json"], "'json' given, but this is a word of Python or YAML, or the name of an installed"),
         (
             ["sweep", "base.yaml", "--grid", "seed=1,2", "--grid", "seed=3"],
             "seed given twice; give all its values in one",

@@ -60,7 +60,10 @@ def test_what_is_no_factor(value: Any) -> None:
     with pytest.raises(RunError) as caught:
         factor_of(Gives(value), 2, 3)
     assert str(caught.value).startswith("Gives.factor(2, 3) gives ")
-    assert str(caught.value).endswith("; allowed: greater than 0")
+    assert str(caught.value).endswith(
+        " as the factor of the learning rate in round 2 of 3; change the schedule so that every factor is finite and "
+        "greater than 0"
+    )
 
 
 def test_a_schedule_that_fails() -> None:
@@ -122,7 +125,10 @@ def test_more_rounds_are_added_only_where_the_old_ones_stay_the_same(workplace: 
         ("{name: cosine, warmup: -1}", "training.schedule.warmup: -1 given; allowed: at least 0"),
         ("{every: 1}", "training.schedule"),
         ("./mine.py:Zero", "training.schedule"),
-        ("{name: './mine.py:Zero'}", "training.schedule: Zero.factor(2, 2) gives 0; allowed: greater than 0"),
+        (
+            "{name: './mine.py:Zero'}",
+            "training.schedule: Zero.factor(2, 2) gives 0 as the factor of the learning rate in round 2 of 2; change",
+        ),
         ("{name: './mine.py:Fails'}", "Fails.factor fails: KeyError: 1 (mine.py, line 10)"),
         ("{name: './mine.py:No'}", "is not a dataclass with a method `factor`; choose"),
     ],

@@ -168,6 +168,8 @@ def test_little_of_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert "runs join the Ray cluster at 10.0.0.1:6379" in doctor.ray().text
+    monkeypatch.setenv("RAYSIM_DATA", "")  # a run ignores it, too
+    assert doctor.data_folder().text.startswith("RAYSIM_DATA is not set; ")
     monkeypatch.setenv("RAYSIM_DATA", "no/such/folder")
     assert (
         doctor.data_folder().text
@@ -200,7 +202,10 @@ def test_a_problem_is_exit_code_1_and_nothing_is_run(
     code, out, _ = run(capfd, "doctor")
     assert code == 1
     words = " ".join(out.split())
-    assert "problem disk Ray's temporary folder (/no/such/folder) cannot be written; use another one" in words
+    assert (
+        "problem disk Ray's temporary folder (/no/such/folder) cannot be written; set RAY_TMPDIR to a writable folder"
+        in words
+    )
     assert "round of quickstart worked" not in words
 
 

@@ -295,7 +295,7 @@ def test_a_file_that_is_not_there_a_folder_and_a_binary(tmp_path: Path):
     assert refused(source=tmp_path) == f"{tmp_path}: this is a folder; give a scenario file (.yaml)"
     binary = tmp_path / "x.yaml"
     binary.write_bytes(b"\x80\x81\xff\xfe")
-    assert refused(source=binary) == f"{binary}: cannot be read: it is not UTF-8 text"
+    assert refused(source=binary) == f"{binary}: cannot be read: it is not UTF-8 text; save it as UTF-8"
 
 
 BAD_YAML = [

@@ -330,6 +330,15 @@ def test_a_baseline_may_be_a_name_in_runs(base: Path, tmp_path: Path) -> None:
         load_sweep(write(tmp_path, runs=runs, baseline="slw"))
 
 
+def test_seeds_and_grids_of_options_are_not_in_the_file(base: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"^--seeds: 'x' given; give a list of integers"):
+        load_sweep(base, seeds="x")
+    with pytest.raises(ScenarioError, match=r"^--seeds: .* a range of 99,999,999,999,999,999,999 seeds; give at most"):
+        load_sweep(base, seeds="1..99999999999999999999")
+    with pytest.raises(ScenarioError, match=r"^--grid\.training\.lr: \[\] given; give a list with at least one value"):
+        load_sweep(base, grid={"training.lr": []})
+
+
 def test_a_scenario_with_the_section_seeds_is_no_sweep(base: Path) -> None:
     base.write_text(yaml.safe_dump(yaml.safe_load(base.read_text()) | {"seeds": {"data": 7}}))
     assert files_of(base) == []

@@ -487,6 +487,7 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
         ({"sedes": [1]}, r"tune.sedes: unknown key; did you mean 'seeds'\?; allowed: seeds, trials, space"),
         ({"seeds": None}, "tune.seeds: is missing; give seeds that are not in the sweep's `seeds`"),
         ({"seeds": "x"}, "tune.seeds: 'x' given; give a list of integers"),
+        ({"seeds": 1.5}, "tune.seeds: 1.5 given; give a list of integers"),
         ({"seeds": [101, 101]}, "tune.seeds: .* give each seed once"),
         ({"seeds": "2..3"}, "tune.seeds: 2 given, but a final run of the sweep has this seed; give other seeds"),
         ({"trials": True}, "tune.trials: true given; give an integer"),

@@ -116,7 +116,7 @@ def test_a_taken_port_is_refused_and_a_free_one_named(store):
 
 
 def test_a_server_has_pages_of_its_own(monkeypatch, capsys):
-    monkeypatch.setattr("raysim.tracking.ui.check_uri", lambda uri: uri)
+    monkeypatch.setattr("raysim.tracking.ui.check_uri", lambda uri, key: uri)
     assert serve_ui("http://me:secret@host:5000") == 0
     assert capsys.readouterr().out == "MLflow is at http://host:5000\n"
     with pytest.raises(ScenarioError, match="is a server"):

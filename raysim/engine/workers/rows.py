@@ -131,9 +131,12 @@ class Rows:
             written = _in_pieces(partial(os.pwrite, self.file.fileno()), row.data, begin)
         except OSError as error:
             where = "in memory" if self.cached is None else "on the disk"
-            raise RunError(f"cannot store the client states {where} ({reason(error)})") from error
+            change = "set a smaller" if self.cached is None else "free some space, or set a greater"
+            raise RunError(
+                f"cannot store the client states {where} ({reason(error)}); {change} resources.memory_gb"
+            ) from error
         if not written:
-            raise RunError("cannot store the client states: the disk is full")
+            raise RunError("cannot store the client states: the disk is full; free some space, and resume the run")
         if self.cached is not None and len(row) >= LARGE:
             os.posix_fadvise(
                 self.file.fileno(), begin, len(row), os.POSIX_FADV_DONTNEED
