@@ -188,7 +188,9 @@ def test_the_others(sweep: str, count: int, measures: list[str]) -> None:
         assert cells[: len(measures) + 1] == expected(FOLDER / f"{sweep}.csv", variant, alone, measures)
 
 
-@pytest.mark.parametrize(("sweep", "last"), [("cifar100", 500), ("cifar100_published", 200)])
+@pytest.mark.parametrize(
+    ("sweep", "last"), [("cifar100", 500), ("cifar100_published", 200), ("cifar100_published_500", 500)]
+)
 def test_every_round(sweep: str, last: int) -> None:
     """The file with every round agrees with the file with the results."""
     rows = every_round(sweep)
@@ -204,6 +206,37 @@ def test_every_round(sweep: str, last: int) -> None:
             ("at_best_val", chosen["all"]),
         ):
             assert 100 * float(value) == pytest.approx(values(results, name, measure)["1"], abs=1e-4)
+
+
+def test_500_rounds_of_standalone() -> None:
+    name = "cifar100_published_500"
+    measures = ["best_participants", "last", "at_best_val", "total_mib"]
+    ((variant, *cells),) = tables(name)
+    assert cells == [*(f"{values(FOLDER / f'{name}.csv', variant, one)['1']:.2f}" for one in measures), "53.04"]
+    words = " ".join(section(name).split())
+    long, short = every_round(name), [row for row in every_round("cifar100_published") if row["variant"] == variant]
+    assert long[:200] == short, "the text says that they are equal"
+    late, early = (fmean(100 * float(row["all"]) for row in rows[-50:]) for rows in (long, short))
+    assert f"300 more rounds raise Standalone by {late - early:.2f} points." in words
+    assert f"rounds 451 to 500 have {late:.2f} on average, and rounds 151 to 200 {early:.2f}." in words
+    (best, when), (best_200, when_200) = (
+        max((float(row["participants"]), row["round"]) for row in rows) for rows in (long, short)
+    )
+    assert f"**The best round rises by {100 * (best - best_200):.2f} points**: it is round {when}, with" in words
+    assert f"with {100 * best:.2f}; of the first 200 rounds, it is round {when_200}, with {100 * best_200:.2f}." in words
+    of_papers = [float(cells[-1]) for _, *cells in tables("cifar100_published") if cells[-1] != "-"]
+    assert 100 * best > max(of_papers) == 58.70 and "FedRAL's 58.70 included" in words
+
+
+def test_how_much_the_instructions_change() -> None:
+    of = {(row["variant"], row["round"]): 100 * float(row["all"]) for row in every_round("cifar100_published")}
+    apart: dict[str, list[float]] = {"Standalone": [], "FedSSA": []}
+    for row in every_round("avx512"):
+        apart[row["variant"]].append(abs(100 * float(row["all"]) - of[row["variant"], row["round"]]))
+    assert [len(rounds) for rounds in apart.values()] == [126, 126]
+    mean, most = ([f(rounds) for rounds in apart.values()] for f in (fmean, max))
+    assert "differs by {:.2f} (Standalone) and {:.2f} points (FedSSA) on average".format(*mean) in WORDS
+    assert "and by at most {:.2f} and {:.2f}.".format(*most) in WORDS
 
 
 def test_fedtgp_falls() -> None:
