@@ -223,7 +223,9 @@ def test_500_rounds_of_standalone() -> None:
         max((float(row["participants"]), row["round"]) for row in rows) for rows in (long, short)
     )
     assert f"**The best round rises by {100 * (best - best_200):.2f} points**: it is round {when}, with" in words
-    assert f"with {100 * best:.2f}; of the first 200 rounds, it is round {when_200}, with {100 * best_200:.2f}." in words
+    assert (
+        f"with {100 * best:.2f}; of the first 200 rounds, it is round {when_200}, with {100 * best_200:.2f}." in words
+    )
     of_papers = [float(cells[-1]) for _, *cells in tables("cifar100_published") if cells[-1] != "-"]
     assert 100 * best > max(of_papers) == 58.70 and "FedRAL's 58.70 included" in words
 
