@@ -64,8 +64,9 @@ def available_memory() -> int:
 
 def return_freed_memory() -> None:
     """Return unused pages to the system; each costs a page fault when it is used again. Without glibc, do nothing."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    if hasattr(ctypes, "CDLL"):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 class _Pauses:

@@ -29,7 +29,7 @@ from raysim.report.plots import (
 )
 from raysim.report.units import plural
 from raysim.runs.find import find_run
-from raysim.runs.identity import short_overrides
+from raysim.scenario.schema import short_overrides
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,11 +12,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from raysim.common.errors import ScenarioError
-from raysim.common.results import Scalar, written
+from raysim.common.results import Scalar
 from raysim.common.text import is_name, redacted
 from raysim.runs.code import UNKNOWN, Code
 from raysim.scenario.parse import CODE
-from raysim.scenario.schema import decides
+from raysim.scenario.schema import short_overrides
 
 _RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
@@ -143,12 +143,3 @@ def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:
     """
     text = " ".join([f"{algorithm}-s{seed}", *short_overrides(overrides).values()])
     return text if len(text) <= 120 else f"{text[:119]}…"
-
-
-def short_overrides(overrides: Mapping[str, Scalar]) -> dict[str, str]:
-    """Return the overrides that affect the result, besides method and seed: key -> part of a name, such as "lr=0.1"."""
-    return {
-        key: " ".join(written([(key.removesuffix(".name").rpartition(".")[2], value)]))
-        for key, value in overrides.items()
-        if key not in ("algorithm.name", "seed") and decides(key)
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import MISSING
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
 
+from raysim.common.results import Scalar, written
 from raysim.common.text import expanded
 from raysim.core.fields import Fraction, NonNegative, Positive, Range, in_words
 from raysim.scenario.declaration import Declaration
@@ -493,6 +495,15 @@ FREE = (
 def decides(key: str) -> bool:
     """Whether a dotted key of the scenario affects the result of a run."""
     return not any(key == free or key.startswith(f"{free}.") for free in FREE)
+
+
+def short_overrides(overrides: Mapping[str, Scalar]) -> dict[str, str]:
+    """Return the overrides that affect the result, besides method and seed: key -> part of a name, such as "lr=0.1"."""
+    return {
+        key: " ".join(written([(key.removesuffix(".name").rpartition(".")[2], value)]))
+        for key, value in overrides.items()
+        if key not in ("algorithm.name", "seed") and decides(key)
+    }
 
 
 @cache  # pydantic looks through every loaded module for the source of a new model: 60 ms

@@ -412,7 +412,9 @@ class TestFetch:
 
     def test_a_place_that_cannot_be_made(self, run_folder: Path, tmp_path: Path) -> None:
         here = cluster(details("j"), logs=self.log(run_folder))
-        with pytest.raises(RunError, match=r"secret/key: file exists"):
+        with pytest.raises(
+            RunError, match=r"secret/key: cannot be written \(file exists\); free some space, or choose another folder"
+        ):
             fetch(here, "j", tmp_path / "secret" / "key" / "x", False)
 
     @pytest.mark.parametrize(
