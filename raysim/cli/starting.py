@@ -139,11 +139,13 @@ def new(kind: str, name: str, base: str | None) -> None:
     for file in files:
         if file.exists():
             raise ScenarioError(f"{file} exists already; give another name")
-    reserved = keyword.iskeyword(name) or keyword.iskeyword(name.capitalize()) or yaml.safe_load(name) != name
+    cls = "".join(word.capitalize() for word in name.split("_"))
+    reserved = keyword.iskeyword(name) or keyword.iskeyword(cls) or yaml.safe_load(name) != name
     if reserved or _is_module(name):
         text = f"{name!r} given, but this is a word of Python or YAML, or the name of an installed module"
         raise click.BadParameter(f"{text}; give another name", param_hint="NAME")
-    cls = "".join(word.capitalize() for word in name.split("_"))
+    if cls == "Header":  # the template imports a class of this name
+        raise click.BadParameter(f"{name!r} given, but raysim has a class {cls}; give another name", param_hint="NAME")
     words = {"kind": kind, "name": name, "algorithm": "fedgh", "data": "digits", "clients": "20"}
     words |= {"why": "", "public": "", "reason": "", "rivals": "fedgh,standalone", **_WORDS[kind]}
     if base is None:

@@ -64,6 +64,8 @@ def test_bad_values(words: list[str], sentence: str, workplace: Path, capfd: pyt
         (["new", "algorithm", "true"], "'true' given, but this is a word of Python or YAML, or the name of an"),
         (["new", "algorithm", "off"], "'off' given, but this is a word of Python or YAML, or the name of an"),
         (["new", "algorithm", "none"], "'none' given, but this is a word of Python or YAML, or the name of an"),
+        (["new", "algorithm", "none_"], "'none_' given, but this is a word of Python or YAML, or the name of an"),
+        (["new", "algorithm", "header"], "'header' given, but raysim has a class Header; give another name"),
         (["new", "algorithm", "__main__"], "'__main__' given; use at most 100 lower-case letters a to z, digits and _"),
         (["new", "model", "json"], "'json' given, but this is a word of Python or YAML, or the name of an installed"),
         (
