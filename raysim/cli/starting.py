@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import yaml
 
+from raysim import core
 from raysim.cli.output import echo
 from raysim.common.errors import ScenarioError
 
@@ -144,7 +145,7 @@ def new(kind: str, name: str, base: str | None) -> None:
     if reserved or _is_module(name):
         text = f"{name!r} given, but this is a word of Python or YAML, or the name of an installed module"
         raise click.BadParameter(f"{text}; give another name", param_hint="NAME")
-    if cls == "Header":  # the template imports a class of this name
+    if cls in core.__all__:  # the new file imports such names
         raise click.BadParameter(f"{name!r} given, but raysim has a class {cls}; give another name", param_hint="NAME")
     words = {"kind": kind, "name": name, "algorithm": "fedgh", "data": "digits", "clients": "20"}
     words |= {"why": "", "public": "", "reason": "", "rivals": "fedgh,standalone", **_WORDS[kind]}

@@ -17,7 +17,7 @@ from raysim.comparison.tuned import TuningCard
 SWEEP_CARD = "sweep.json"
 
 SWEEP_LOCK = ".lock"
-"""A file in a sweep's folder that the process which runs the sweep keeps locked."""
+"""A file in a sweep's folder. It is locked while a process runs the sweep."""
 
 
 @dataclass(frozen=True)

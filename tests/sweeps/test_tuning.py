@@ -562,6 +562,22 @@ def test_wrong_tuning(workplace: Path, changes: dict[str, Any], sentence: str) -
     assert "\n" not in str(caught.value)
 
 
+def test_a_number_beyond_64_bits(workplace: Path) -> None:
+    space = {"training.epochs": {"integer": [1, 10**400]}}
+    with pytest.raises(ScenarioError, match=r"tune\.space\.training\.epochs: ") as caught:
+        load_sweep(write(workplace, tune=tune(halving=None, search="random", trials=2, space=space)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tracker_whose_name_is_a_list(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(workplace, set=["tracking.also=[{name: [a]}]"], seeds=[1])
+    raw = yaml.safe_load(path.read_text())
+    del raw["tune"]
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    run_sweep(load_sweep(path))
+    assert "tracking.also.0.name: [a] given; give a name" in caplog.text
+
+
 def test_a_key_that_is_a_number(workplace: Path) -> None:
     with pytest.raises(ScenarioError, match=r"tune\.1: unknown key; allowed: seeds, trials, space"):
         load_sweep(write(workplace, tune={**tune(), 1: [1]}))
