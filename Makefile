@@ -44,7 +44,7 @@ check: setup  ## Formatting, lint, types, import arrows
 
 docs: setup  ## Build the documentation site in build/docs: run its cells, check links; a warning is an error
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -E -b html docs build/docs
 
 test-gpu: setup  ## Run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu

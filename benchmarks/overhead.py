@@ -498,14 +498,18 @@ def _print_table(figures: Sequence[Figure]) -> None:
         print("  ".join(text.ljust(width) for text, width in zip(row, wide, strict=True)).rstrip())
 
 
+def data_folder() -> str | None:
+    """Return the folder in which the benchmarks look for CIFAR-100; None: raysim's cache."""
+    shared = REPOSITORY.parent / "shared" / "data"
+    return os.environ.get("RAYSIM_DATA") or (str(shared) if shared.is_dir() else None)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--workload", choices=("w1", "w2", "both", "none"), default="both")
     parser.add_argument("--rounds", type=int, help="timed rounds (default: 25 of W1, 200 of W2)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: one per core")
-    shared = REPOSITORY.parent / "shared" / "data"
-    data = os.environ.get("RAYSIM_DATA") or (str(shared) if shared.is_dir() else None)
-    parser.add_argument("--data", default=data, help="where CIFAR-100 is (default: RAYSIM_DATA)")
+    parser.add_argument("--data", default=data_folder(), help="where CIFAR-100 is (default: RAYSIM_DATA)")
     parser.add_argument(
         "--memory",
         choices=("w1", "w2"),

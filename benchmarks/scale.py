@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 from handwritten import Workload
-from overhead import W1, W2, Figure, scenario, tree_pss_gb
+from overhead import W1, W2, Figure, data_folder, scenario, tree_pss_gb
 
 from raysim.report.load import read_rounds, read_summary
 
@@ -53,7 +53,7 @@ class Ran:
     """Measurements of a command that ended, or was killed."""
 
     seconds: float
-    start_s: float  # until it printed the line of its first finished round
+    start_s: float  # until it printed its first line of a round: round 0, or after `resume` the first repeated round
     peak_gb: float
     last: int  # the last round that it printed
 
@@ -115,9 +115,11 @@ def main() -> int:
     parser.add_argument("--clients", type=int)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--memory-gb", type=float)
-    parser.add_argument("--data", help="folder of CIFAR-100")
+    parser.add_argument("--data", default=data_folder(), help="folder of CIFAR-100 (default: RAYSIM_DATA)")
     given = parser.parse_args()
-    work = replace({"w3": W3, "w4": W4}[given.workload], root=given.data)
+    work = {"w3": W3, "w4": W4}[given.workload]
+    if work.dataset == "cifar100" and given.data:
+        work = replace(work, root=str(Path(given.data).expanduser().resolve()))  # raysim runs in another folder
     work = replace(work, clients=given.clients or work.clients)
     rounds = given.rounds or ROUNDS[work.name]
     memory_gb = given.memory_gb or (8.0 if work.name == "w4" else None)
@@ -135,7 +137,7 @@ def main() -> int:
         Figure(f"s per round: {small.clients:,} clients", "", f"{small_s:.2f}"),
         Figure(f"s per round: {work.clients:,} clients", "", f"{large_s:.2f}"),
         Figure("ratio", "<= 1.10" if work.name == "w3" else "<= 1.15", f"{large_s / small_s:.2f}"),
-        Figure("s until the first round is done", "", f"{whole.start_s:.1f}"),
+        Figure("s until round 0", "", f"{whole.start_s:.1f}"),
         Figure("peak PSS, GB: few clients", "", f"{first.peak_gb:.2f}"),
         Figure("peak PSS, GB", bound, f"{max(killed.peak_gb, whole.peak_gb):.2f}"),
         Figure("last round before the kill", "", f"{killed.last} of {rounds}"),

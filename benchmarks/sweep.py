@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import os
 import random
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -86,9 +87,10 @@ def run_until_half_done(command: list[str], folder: Path, sweep: Sweep) -> None:
 @contextlib.contextmanager
 def cluster_of(nodes: int) -> Iterator[tuple[str, list[Callable[[], None]]]]:
     """Yield the address of a simulated cluster, and a function per node that ends the node's processes."""
+    # Before the import, at which Ray reads them. The cluster listens on this machine's address.
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # a token in the home folder would not be that of this cluster
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     added = [cluster.add_node(num_cpus=1) for _ in range(nodes)]
     try:

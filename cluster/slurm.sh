@@ -58,11 +58,15 @@ while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[1]):
 PYTHON
 }
 
+# Ray makes its folder and its sockets writable for all users of a node, so they are in a folder that only you can enter.
+# shellcheck disable=SC2016 # the shell of each node expands it
+(on "$SLURM_JOB_NODELIST" "${#hosts[@]}" bash -c 'rm -rf "$1" && mkdir -m 700 "$1"' - "$temp")
+
 # The head node runs clients too, because the job has reserved it. Ray chooses the ports that are 0.
 export RAY_ADDRESS=$head_ip:$port
 common=(--block --num-cpus="$cpus" --dashboard-agent-listen-port=$((port + 2))
     --min-worker-port=0 --max-worker-port=0 --disable-usage-stats)
-on "${hosts[0]}" 1 ray start --head --node-ip-address="$head_ip" --port="$port" --temp-dir="$temp" \
+on "${hosts[0]}" 1 ray start --head --node-ip-address="$head_ip" --port="$port" --temp-dir="$temp/ray" \
     --dashboard-host=127.0.0.1 --dashboard-port=$((port + 1)) --ray-client-server-port=$((port + 3)) "${common[@]}" &
 steps+=($!)
 alive 1

@@ -63,17 +63,14 @@ html_math_renderer = "mathml"
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
-    "sphinx.ext.doctest",
     "sphinx_click",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["results/*.md"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
-nb_execution_mode = "cache"
+nb_execution_mode = "force"  # a cache would not notice changes of raysim
 nb_execution_in_temp = True
-nb_execution_cache_path = str(BUILD / "docs-cells")
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True

@@ -161,6 +161,21 @@ def test_image_takes_what_is_there_and_nothing_else() -> None:
     assert all((ROOT / name).exists() for name in copied)
     assert read("Dockerfile.dockerignore").splitlines()[1] == "*"
     assert text.count("-c constraints.txt -r /dev/stdin") == 1
+    # raysim's folders of methods and scenarios are links: pip leaves out what is not there yet, without a word.
+    links = [path for path in (ROOT / "raysim").iterdir() if path.is_symlink()]
+    assert {link.resolve().name for link in links} == {"algorithms", "scenarios"}
+    assert all(text.index(f"COPY {link.resolve().name} ") < text.index("--no-deps .") for link in links)
+
+
+def test_another_build_of_torch_brings_its_own_cuda() -> None:
+    """With the pinned CUDA packages, pip would take PyPI's torch, but keep the torchvision of the other build."""
+    found = re.search(
+        r"if \[ -n \"\$TORCH_INDEX\" \]; then sed -i -E '/(\S+)/d' constraints\.txt; fi", read("Dockerfile")
+    )
+    assert found
+    removed = {name for name in PINNED if re.search(found[1], name)}
+    assert {"cuda-toolkit", "cuda-bindings", "nvidia-cudnn-cu13"} <= removed
+    assert {"torch", "torchvision", "triton", "ray"}.isdisjoint(removed)
 
 
 def test_image_fits_ray_up_and_kubernetes() -> None:
@@ -287,6 +302,8 @@ def test_dashboards_in_kubernetes() -> None:
     others = [rule for rule in policy["ingress"] if "namespaceSelector" in rule["from"][0]]
     assert sorted(port["port"] for rule in others for port in rule["ports"]) == [8080, 8265]
     assert all(rule["from"][0]["podSelector"] for rule in others)
+    # The label that the operator's pod has after an installation by Helm and after one by Kustomize.
+    assert {"app.kubernetes.io/component": "kuberay-operator"} in values(others, "matchLabels")
 
 
 def test_one_secret_under_one_name() -> None:

@@ -120,8 +120,13 @@ def test_head_then_workers_then_the_run(slurm: Slurm) -> None:
     code, output = slurm.run("scenarios/quickstart.yaml", "--set", "rounds=3")
     assert (code, output) == (0, "")
     calls = [call for call in slurm.calls() if call.program not in {"scontrol", "hostname"}]
-    assert [call.program for call in calls] == ["srun", "python", "srun", "python", "raysim", "srun"]
-    head, head_is_up, workers, all_are_up, run, _ = calls
+    assert [call.program for call in calls] == ["srun", "srun", "python", "srun", "python", "raysim", "srun"]
+    folder, head, head_is_up, workers, all_are_up, run, _ = calls
+
+    # Ray makes its own folder writable for all users, so a private folder must surround it on every node.
+    assert folder.words.endswith(f"""bash -c rm -rf "$1" && mkdir -m 700 "$1" - /tmp/raysim-{JOB}""")
+    assert {"--nodelist=gpu[1-3]", "--nodes=3", "--ntasks=3"} <= {*folder.words.split()}
+    assert f"--temp-dir=/tmp/raysim-{JOB}/ray" in head.words.split()
 
     assert " ray start --head " in head.words
     assert {"--nodelist=gpu1", "--nodes=1", "--ntasks=1", "--cpus-per-task=16", "--export=ALL"} <= {*head.words.split()}
@@ -160,7 +165,7 @@ def test_exit_code_is_raysims(slurm: Slurm, code: int) -> None:
 
 def test_one_node_has_no_workers(slurm: Slurm) -> None:
     assert slurm.run("s.yaml", hosts="gpu1")[0] == 0
-    assert [call.program for call in slurm.calls()[2:]] == ["srun", "python", "raysim", "srun"]
+    assert [call.program for call in slurm.calls()[2:]] == ["srun", "srun", "python", "raysim", "srun"]
     slurm.assert_clean()
 
 
