@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from raysim.comparison.statistics import paired_difference
 from raysim.plugins.registry import algorithm_names
 
 REPOSITORY = Path(__file__).parents[2]
@@ -112,3 +113,18 @@ def test_links_lead_to_files(path: Path):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8")):
         if not target.startswith("http"):
             assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("method", ["fedprox", "fedper", "fedrep", "ditto", "apfl", "fedgen"])
+def test_differences_on_digits_follow_from_the_values_of_the_seeds(method: str) -> None:
+    text = " ".join(section(method, "Published values").split())
+    listed = re.findall(r"- (\w[\w-]*)(?: with `mu: 0\.1`)?: [\d.]+ %[^(]*\(([^)]*)\)", text)
+    seeds = {}
+    for name, values in listed:
+        seeds[name] = dict(zip("123", map(float, re.findall(r"\d+\.\d\d", values)), strict=True))
+    names = "FedProx|LG-FedAvg|FedAvg|FedPer|FedRep|Ditto|APFL|FedGen"
+    shown = re.findall(rf"({names})(?: is)? (\d\.\d\d ± \d\.\d\d)", text)
+    assert len(shown) == 2
+    for name, words in shown:
+        found = paired_difference(seeds[name], seeds["Standalone"])
+        assert found and found.half_width and words == f"{abs(found.mean):.2f} ± {found.half_width:.2f}"

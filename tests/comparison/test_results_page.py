@@ -161,6 +161,9 @@ def test_digits_tuned() -> None:
     gains = {name for name, one in difference.items() if one and one.low is not None and one.low > 0}
     assert gains == {"fedclassavg 2", "dc_pfl 3", "dc_pfl 5", "fedapen 5", "fedkd 5"}
     assert [name for name, one in difference.items() if one and one.high is not None and one.high < 0] == ["fedavg 2"]
+    assert len(difference) == 45 and "Only six of the 45 tuned differences to Standalone have an interval" in WORDS
+    tuned_fd = [difference[f"fd {count}"] for count in (2, 3, 5)]
+    assert all(one and one.mean >= 0 for one in tuned_fd) and "Tuned, FD is not below Standalone" in WORDS
     quoted = [
         f"{sum(one.values()) / len(one):.2f}"
         for count in (3, 5)
@@ -228,6 +231,9 @@ def test_500_rounds_of_standalone() -> None:
     )
     of_papers = [float(cells[-1]) for _, *cells in tables("cifar100_published") if cells[-1] != "-"]
     assert 100 * best > max(of_papers) == 58.70 and "FedRAL's 58.70 included" in words
+    last = 100 * float(long[-1]["all"])
+    assert f"The best round of this run is {100 * best - 53.04:.1f} points above Standalone's published value" in words
+    assert f"after the last round, {last:.2f}, is {53.04 - last:.1f} below it." in words
 
 
 def test_how_much_the_instructions_change() -> None:
@@ -356,6 +362,8 @@ def test_words_on_every_method(sweep: str) -> None:
     assert f"(p = {p:.2f})" in words or p > 0.3
     assert f"{NUMBERS[len(published)].capitalize()} methods have a published value." in words
     assert f"Spearman's rank correlation between these values and the best rounds is {rank:.2f}" in words
+    rank = spearmanr(list(published.values()), [end[name] for name in published]).statistic
+    assert f"Over the last 50 rounds, it is {rank:.2f}." in words
 
 
 def test_words_on_one_epoch() -> None:
@@ -408,8 +416,17 @@ def test_words_on_the_published_budget() -> None:
     published = {name: float(cells[-1]) for name, *cells in tables("cifar100_published") if cells[-1] != "-"}
     above = {name: of[name]["best_participants"] - value for name, value in published.items()}
     assert sum(gap > 0 for gap in above.values()) == 7 and len(above) == 8
-    words = "Seven of the eight, Standalone included, are above their published value; FedRAL is"
+    words = "Seven of the eight, Standalone included, are above their published value by their best round; FedRAL is"
     assert f"{words} {-above['FedRAL']:.2f} below" in WORDS
+    of_participants: dict[str, list[float]] = {}
+    for row in every_round("cifar100_published"):
+        of_participants.setdefault(row["variant"], []).append(100 * float(row["participants"]))
+    shown = []
+    for name in ("Standalone", "FedSSA"):
+        mean = fmean(of_participants[name][-50:])
+        shown += [max(of_participants[name]) - mean, mean]
+    words = "is {:.1f} points above the mean of its participants over the last 50 rounds ({:.2f}), FedSSA's {:.1f} "
+    assert (words + "({:.2f}).").format(*shown) in WORDS
     over = [of["FedProto"][measure] - of["FedSSA"][measure] for measure in ("best_participants", "last")]
     assert "above FedSSA, by {:.1f} points (best round) and {:.1f} (last round)".format(*over) in WORDS
     over = [of["FedProto"][measure] - of["DC-PFL"][measure] for measure in ("best_participants", "last")]
@@ -520,6 +537,22 @@ def test_what_is_reproduced() -> None:
             pair = [values(tuned, f"{one}{CLASSES}{count}", "last") for one in (method, "standalone")]
             over_it.append(cell(paired_difference(*pair), "+"))
         assert "with 2, 3 and 5 classes: {}, {} and {}".format(*over_it) in row[name]
+    over = [of["FedSSA"] - of["FedProto"] for of in late]
+    assert "{:+.2f} and {:+.2f} compared with FedProto |".format(*over) in row["FedSSA"]
+    with (REPOSITORY / "scenarios" / "published_results.csv").open(encoding="utf-8", newline="") as file:
+        printed = {
+            (cells["paper"], cells["table"], cells["method"]): float(cells["value"])
+            for cells in csv.DictReader(file)
+            if cells["dataset"] == "CIFAR-100 (10/100)" and cells["metric"] in ("avg_test_acc_%", "test_acc_%")
+            and cells["value"] != "-"
+        }  # fmt: skip
+    gain = printed["FedGH", "Table 3", "FedGH"] - printed["FedGH", "Table 3", "Standalone"]
+    assert f"; {gain:.2f} with 10 clients and five architectures |" in row["FedGH"]
+    gain = printed["DC-PFL", "Table 2", "DC-PFL"] - printed["DC-PFL", "Table 2", "Local-T"]
+    assert f"; {gain:.2f} with five architectures (number of clients not printed) |" in row["DC-PFL"]
+    gains = [gap(path, "DC-PFL", "Standalone", "best_participants") for path in (published, short)]
+    gains += [of["DC-PFL"] - of["Standalone"] for of in late]
+    assert f"gains of {min(gains):.1f} to {max(gains):.1f} (one seed)" in row["DC-PFL"]
 
 
 def test_which_values_are_close_to_published_ones() -> None:
@@ -544,6 +577,10 @@ def test_which_values_are_close_to_published_ones() -> None:
         values(FOLDER / "hks_table1.csv", "HKS all", "best")["1"],
     ]
     assert words + "another type of processor, they are {:.2f} and {:.2f}.".format(*other) in WORDS
+    sweeps = ("cifar100", "cifar100_published", "cifar100_published_500")
+    beside = sum(cells[-1] != "-" for sweep in sweeps for cells in tables(sweep))
+    beside += sum(paper != "-" for _, *cells in tables("hks_table1") for paper in cells[2:4])
+    assert f"In all, the tables below show {beside} values beside published ones." in WORDS
 
 
 def test_hks_with_all_rounds() -> None:
