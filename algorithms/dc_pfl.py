@@ -199,9 +199,11 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
 
     def _known(self, before: Global, fresh: Mapping[int, Tensor]) -> tuple[Tensor | None, Tensor | None]:
         """Return class_K and mean_KD of the next broadcast."""
-        if before.class_K is None or before.mean_KD is None:
+        if not self.lambda_:
             return None, None
-        old = dict(zip(before.class_K.tolist(), before.mean_KD, strict=True)) if self.stale == "keep" else {}
+        old: dict[int, Tensor] = {}
+        if self.stale == "keep" and before.class_K is not None and before.mean_KD is not None:
+            old = dict(zip(before.class_K.tolist(), before.mean_KD, strict=True))
         known = old | dict(fresh)
         classes = sorted(known)
         return torch.tensor(classes, dtype=torch.int32), torch.stack([known[c] for c in classes])

@@ -72,6 +72,7 @@ class FedGKT(Algorithm[Teacher, Stage, Kept]):
     """Train a large network at the server on features that the clients' small networks extract."""
 
     paper: ClassVar[str] = "He et al., NeurIPS 2020, https://arxiv.org/abs/2007.14513"
+    state_of_samples: ClassVar[bool] = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"server_distill": False, "server_epochs": 20}}
 
     server_model: str | None = None

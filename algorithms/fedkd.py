@@ -70,18 +70,18 @@ class Shared:
     version: int = 0  # number of updates so far
     news: Update | Mentee | None = None  # message that turns the previous version into this one
 
-    def message_to(self, client: ClientId, any_version: bool) -> Update | Mentee | None:
+    def message_to(self, client: ClientId) -> Update | Mentee | None:
         """Return the message that brings a client to the current version; None if it has that version.
 
-        any_version: whether `news` applies to every version. An update applies only to the version before it. The last
-        round's participants have that version, and in round 2 all clients do. Other clients get the mentee itself. A
-        client's version is unknown until it answers; if it does not, because its upload is not finite, it gets the
-        mentee itself the next time.
+        A mentee applies to every version, an update only to the version before it. The last round's participants have
+        that version, and in round 2 all clients do. Other clients get the mentee itself. A client's version is unknown
+        until it answers; if it does not, because its upload is not finite, it gets the mentee itself the next time.
         """
         held = self.holds.pop(client, None)
         if held == self.version:
             return None
-        return self.news if held == self.version - 1 or any_version else Mentee({**self.mentee})
+        fits = held == self.version - 1 or isinstance(self.news, Mentee)
+        return self.news if fits else Mentee({**self.mentee})
 
     def advance(self, news: Update | Mentee, mentee: Weights, participants: Iterable[ClientId]) -> None:
         """Make `mentee` the next version, and record that the participants have the previous one."""
@@ -146,7 +146,7 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
         return Shared(floats(weights(server.task.small_model(self.small))), dict.fromkeys(server.num_samples, 0))
 
     def server_send(self, server: Server[Shared], to: ClientId) -> Update | Mentee | None:
-        return server.state.message_to(to, any_version=self.compress == "parameters")
+        return server.state.message_to(to)
 
     def client_receive(self, client: Client, down: Update | Mentee) -> None:
         mentee = floats(client.net.small.state_dict())

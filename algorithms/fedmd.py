@@ -51,6 +51,7 @@ class FedMD(Algorithm[Request, Scores, Request]):
     """Learn from the participants' mean logits on public data."""
 
     paper: ClassVar[str] = "Li and Wang, 2019, https://arxiv.org/abs/1910.03581"
+    state_of_samples: ClassVar[bool] = True
     public_data: ClassVar[bool] = True
 
     scored: Count = 5000

@@ -94,6 +94,7 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
     """Pull representations towards the global mean representation of their class."""
 
     paper: ClassVar[str] = "Tan et al., AAAI 2022, https://arxiv.org/abs/2105.00243"
+    state_of_samples: ClassVar[bool] = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "official": {"rebuild": True, "prototypes": "last_epoch"},
     }

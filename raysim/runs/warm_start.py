@@ -65,6 +65,12 @@ def _taken(folder: Path, init: Init, assembly: Assembly) -> tuple[Initial, tuple
     _refuse_other_clients(source, spec)
     checkpoint = _checkpoint(source, init)
     same_method = source.method == assembly.scenario.algorithm_name
+    if same_method and had != have and spec.algorithm.state_of_samples:
+        raise ScenarioError(
+            f"the clients of {folder} have different samples than the clients of this run, but the server's state of "
+            f"{source.method} refers to the clients' samples or classes; set data, and seed or seeds.data, as in that "
+            "run, or choose a run of another method"
+        )
     with source.backend(range(spec.num_clients), checkpoint) as backend:
         states, of, whole = _clients(source, backend, spec, same_method)
         models = _models(backend, spec)

@@ -381,6 +381,16 @@ def test_a_class_that_no_client_holds_in_a_round(stale: Any, kept: dict[int, lis
     assert known(server.state) == kept
 
 
+def test_lambda_decides_whether_means_are_kept_whatever_the_state_was():
+    # A run can begin with the state of a run with another lambda (`init`).
+    pulled, plain = DCPFL(virtual_samples=0), DCPFL(lambda_=0.0, virtual_samples=0)
+    server = server_of(plain)
+    pulled.server_update(server, {0: upload({1: [[1.0, 2.0]]})})
+    assert known(server.state) == {1: [1, 2]}
+    plain.server_update(server, {0: upload({1: [[1.0, 2.0]]})})
+    assert (server.state.class_K, server.state.mean_KD) == (None, None)
+
+
 def seen_by_refit(algorithm: DCPFL, ups: dict[int, ClassStatistics], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """(values, labels, learning rate) of every step of the refit."""
     steps: list[Any] = []

@@ -409,6 +409,16 @@ def test_who_does_not_answer_gets_the_mentee_itself():
     assert isinstance(method.server_send(server, 0), Mentee)
 
 
+def test_an_update_goes_to_the_version_before_it_only():
+    # A run with `compress: parameters` may begin with the state of one with `compress: update` (`init`).
+    server = server_of(FedKD(), {0: 1, 1: 1})
+    for _ in range(2):
+        FedKD().server_update(server, {0: Update({"header.bias": torch.ones(4)})})
+    method = FedKD(compress="parameters")
+    assert isinstance(method.server_send(server, 0), Update)  # has version 1 of 2
+    assert isinstance(method.server_send(server, 1), Mentee)  # has version 0
+
+
 def test_a_mentee_that_diverged_is_forgotten():
     method = FedKD()
     net = method.client_model(toy_model("flat"), TASK)

@@ -108,13 +108,6 @@ def test_methods_and_their_pages_name_no_path_outside_the_repository():
         assert not outside.search(path.read_text(encoding="utf-8")), path
 
 
-@pytest.mark.parametrize("path", [*PAGES.glob("*.md"), REPOSITORY / "algorithms" / "README.md"], ids=lambda p: p.stem)
-def test_links_lead_to_files(path: Path):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text(encoding="utf-8")):
-        if not target.startswith("http"):
-            assert (path.parent / target).exists(), target
-
-
 @pytest.mark.parametrize("method", ["fedprox", "fedper", "fedrep", "ditto", "apfl", "fedgen"])
 def test_differences_on_digits_follow_from_the_values_of_the_seeds(method: str) -> None:
     text = " ".join(section(method, "Published values").split())

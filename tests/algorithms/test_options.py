@@ -46,7 +46,7 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "fedssa": {"mu0": 0.25, "t_stable": 4},
     "fedtgp": {"lambda_": 1.0, "server_epochs": 10, "tau": 0.01, "server_lr": 0.001, "server_batch": 2},
     "fml": {"a": 0.25, "b": 0.25, "small": "norm"},
-    "hks": {"alpha": 0.5, "temperature": 1.0, "warmup": 2, "micro": 5},
+    "hks": {"alpha": 0.5, "temperature": 1.0, "warmup": 2},
 }
 """Another value of each field that is neither a choice nor a switch."""
 
@@ -102,3 +102,8 @@ def test_no_option_is_ignored(method: str, field: str, value: Any) -> None:
     assert value is not None, f"NUMBERS needs another value of {method}.{field}"
     base = {**WITH.get(method, {}), **WITH.get(f"{method}.{field}", {})}
     assert result(method, tuple(base.items())) != result(method, tuple({**base, field: value}.items()))
+
+
+def test_every_number_is_of_a_field_that_exists() -> None:
+    named = {(method, name) for method, numbers in NUMBERS.items() for name in numbers}
+    assert named <= {(method, name) for method, name, _ in alternatives()}

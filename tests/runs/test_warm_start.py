@@ -205,6 +205,18 @@ def test_a_state_that_does_not_fit_is_refused(workplace: Path, sets: list[str], 
     assert len(list((workplace / "runs" / "tiny").iterdir())) == 1, "no run folder may be left"
 
 
+@pytest.mark.parametrize("method", first(["fedssa", "fd", "fedproto", "fedtgp", "fedcache", "hks"]))
+def test_a_state_that_refers_to_samples_needs_the_same_samples(workplace: Path, method: str) -> None:
+    source = source_of(method)
+    other = after(source, method, "seed=6")
+    for action in (lambda: preview(Scenario.of(other)), lambda: run(other, quiet=True)):
+        with pytest.raises(ScenarioError, match=r"^.*init\.run: the clients of .* have different samples") as caught:
+            action()
+        assert f"the server's state of {method} refers to the clients' samples or classes" in str(caught.value)
+    # With another seed for all but the data, the samples are the same.
+    assert run(after(source, method, "seed=6", "seeds.data=5"), quiet=True).summary
+
+
 def test_a_source_without_an_intact_state_is_refused(workplace: Path) -> None:
     without = source_of("standalone", "checkpoint.every=0")
     with pytest.raises(ScenarioError, match=r"init\.run: .* has no checkpoint"):
