@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from raysim.core.algorithm import ClientId
 from raysim.engine.backend import Backend
@@ -55,6 +55,16 @@ class Notices:
             )
         for k, failed in report.failed.items():
             logger.warning(f"round {t} continues without client {k}: {failed.reason}")
+
+    def check_repeated(self, t: int, report: RoundReport, before: Collection[ClientId]) -> None:
+        """Warn of clients that failed when round `t` was repeated, but not before. before: clients that failed then."""
+        failed = {k: one for k, one in report.failed.items() if k not in before}
+        if failed:
+            first = next(iter(failed.values()))
+            logger.warning(
+                f"round {t} was repeated without {_named(list(failed))}, so the state differs from the recorded "
+                f"results of this round; first failure: {first.reason}"
+            )
 
     def check_tests(self, t: int, current: CurrentTests) -> None:
         """Warn of clients whose test with the server's current message failed, if the run tolerates failures."""

@@ -34,8 +34,14 @@ class Recorder:
     def _log(
         self, t: int, values: dict[str, Any], rows: Sequence[ClientRow], then: Callable[[], object] | None
     ) -> None:
-        for tracker in self.trackers:
-            tracker.log(t, values, rows)
+        try:
+            for tracker in self.trackers:
+                tracker.log(t, values, rows)
+        except BaseException:
+            # The error keeps this frame. It must not keep the files of the checkpoint, which will not be written: an
+            # actor that forwards them waits until they are taken or dropped.
+            then = None
+            raise
         if then is not None:
             then()
 

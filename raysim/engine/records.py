@@ -238,7 +238,6 @@ class RoundReport:
     server: ServerReport
     moved: int = 0  # clients whose state moved to another actor
     failed: Mapping[ClientId, ClientFailure] = field(default_factory=dict)  # clients that the round continued without
-    files: Pending[SavedFiles] | None = None  # files of the round's checkpoint, if any
     timing: Timing | None = None  # in virtual time, if the scenario has `system`
     before: Mapping[ClientId, ClientEvaluation] = field(default_factory=dict)
     """The tests of the same clients before they trained; empty unless `evaluation.when` is both."""

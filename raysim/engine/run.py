@@ -13,7 +13,6 @@ from raysim.core.algorithm import ClientId
 from raysim.core.state import combined_digest
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.notices import Notices
 from raysim.engine.policies.metrics import ALL_CLIENTS, CURRENT, Conditions, compute_metrics, round_metrics
 from raysim.engine.policies.sampling import Participation, cohort
@@ -25,9 +24,7 @@ from raysim.engine.records import (
     ClientEvaluation,
     Coverage,
     CurrentTests,
-    Pending,
     RoundReport,
-    SavedFiles,
     Timing,
     TrainingResult,
     client_row,
@@ -122,7 +119,7 @@ def run_rounds(
             metrics = loop.metrics(t, report, rows, evaluate is not None, began)
             loop.watch(t, metrics)
             loop.notices.check_round(t, report, progress)
-            loop.record_round(t, metrics, rows, report.files)
+            loop.record_round(t, metrics, rows)
         loop.save()
         loop.notices.check_run(progress)
         return loop.recovering(lambda: state_digest(backend))
@@ -142,7 +139,6 @@ class Loop:
     ) -> None:
         self.backend, self.schedule, self.progress, self.observers = backend, schedule, progress, observers
         self.checkpoints, self.record = checkpoints, record
-        self._restarts_at_save = 0
         self._best_val: tuple[int, Mapping[str, Any]] | None = None  # best round by validation, facts of its checkpoint
         self.notices = Notices(backend, schedule.max_failed_fraction)
         self.recovering = RecoveringBackend(backend, self._replay, checkpoints, schedule.max_attempts, record.wait)
@@ -172,9 +168,8 @@ class Loop:
             self.recovering.move(why)
 
     def run_round(self, t: int, evaluate: Coverage | None) -> RoundReport:
-        """Run round `t`, and begin to save the state after it if a checkpoint is due."""
+        """Run round `t`."""
         participants = sample(self.backend.spec, self.schedule, t)
-        storage = self.checkpoints.begin() if self.checkpoints is not None and self.checkpoints.due(t) else None
         call = partial(
             run_round,
             self.backend,
@@ -182,13 +177,10 @@ class Loop:
             participants,
             evaluate,
             progress=lambda done: self.observers.within_round(done, len(participants)),
-            storage=storage,
             timing=self._timing(t),
             all_clients=self.schedule.tests_all(t),
         )
-        report = self.recovering.round(t, call)
-        self._restarts_at_save = self.restarts
-        return report
+        return self.recovering.round(t, call)
 
     def client_rows(self, t: int, report: RoundReport, evaluate: Coverage | None) -> list[ClientRow]:
         """Return the rows of round `t`: of its participants and of other clients that were tested.
@@ -246,18 +238,18 @@ class Loop:
             self.progress.ended_early = rule.reason(watched)
         return bool(self.progress.ended_early)
 
-    def record_round(
-        self, t: int, metrics: dict[str, Any], rows: Sequence[ClientRow], files: Pending[SavedFiles] | None
-    ) -> None:
-        """Pass round `t` to the trackers and complete its checkpoint. files: of the checkpoint; None: none is due."""
+    def record_round(self, t: int, metrics: dict[str, Any], rows: Sequence[ClientRow]) -> None:
+        """Pass round `t` to the trackers, and save the state after it if a checkpoint is due."""
         progress, checkpoints = self.progress, self.checkpoints
         progress.final = progress.final | metrics
-        self.recovering(self.record.wait)  # the previous checkpoint may have been lost with an actor
+        # A checkpoint builds on the previous one, which may have been lost with an actor.
+        self.recovering(self.record.wait)
         complete = None
-        # A checkpoint builds on the previous one: without it, clients that changed in between would be missing.
-        if self.restarts != self._restarts_at_save:
-            files = None
-        if checkpoints and (files := files or self._save_best_val(t)):
+        if checkpoints is not None and self._saves(checkpoints, t):
+            # After all tests of the round: an actor that does not reach the storage stands still until the recorder's
+            # thread has taken its files, and would not answer.
+            storage = checkpoints.begin()
+            files = self.recovering(lambda: self.backend.save(t, storage))
             facts = progress.facts()
             complete = partial(checkpoints.complete, t, files, facts)
             if progress.best_val_round == t:
@@ -282,12 +274,9 @@ class Loop:
             lambda: checkpoints.complete(progress.t, self.backend.save(progress.t, storage), progress.facts())
         )
 
-    def _save_best_val(self, t: int) -> Pending[SavedFiles] | None:
-        """Begin to save the state after round `t` if it is to be kept as the best by validation, and was not saved."""
-        checkpoints = self.checkpoints
-        if checkpoints is None or not checkpoints.keep_best_val or self.progress.best_val_round != t:
-            return None
-        return self.recovering(lambda: self.backend.save(t, checkpoints.begin()))
+    def _saves(self, checkpoints: CheckpointManager, t: int) -> bool:
+        """Return whether the state after round `t` is saved: it is due, or to be kept as the best by validation."""
+        return checkpoints.due(t) or (checkpoints.keep_best_val and self.progress.best_val_round == t)
 
     def _test_unknown(self) -> None:
         """Test all clients before round 1; in a resumed run, test the clients with a missing latest row."""
@@ -316,7 +305,8 @@ class Loop:
     def _replay(self, t: int, failed: Collection[ClientId]) -> None:
         """Run round `t` again, without the clients that failed in it."""
         participants = sample(self.backend.spec, self.schedule, t)
-        run_round(self.backend, t, participants, skip=failed, timing=self._timing(t))
+        report = run_round(self.backend, t, participants, skip=failed, timing=self._timing(t))
+        self.notices.check_repeated(t, report, failed)
         checkpoints = self.checkpoints
         if checkpoints and checkpoints.keep_best_val and self._best_val and self._best_val[0] == t:
             # Replayed rounds have no checkpoint, or a damaged one, and no later round restores this state.
@@ -360,7 +350,6 @@ def run_round(
     evaluate: Coverage | None = None,
     skip: Collection[ClientId] = (),
     progress: Callable[[int], None] = lambda done: None,
-    storage: Storage | None = None,
     timing: Callable[[TrainingResult], Timing | None] = lambda trained: None,
     all_clients: bool = False,
 ) -> RoundReport:
@@ -370,7 +359,7 @@ def run_round(
 
     evaluate: samples on which participants are tested; None: no test.
     skip: participants that failed when this round ran before. progress: called with the number of clients done.
-    storage: where to save the state after the round. timing: computes the virtual times; late clients do not count.
+    timing: computes the virtual times; late clients do not count.
     all_clients: also test all clients with the message that the server would send next.
     """
     when = backend.spec.evaluate_when if evaluate else None
@@ -384,7 +373,6 @@ def run_round(
     late = timed.late if timed else ()
     discarded = backend.discard(late)
     aggregation = backend.aggregate(t, trained.uploads, late)
-    files = backend.save(t, storage) if storage else None
     current = backend.evaluate_current(t + 1) if all_clients else None
     evaluations = evaluation.result() or trained.evaluations
     server = aggregation.result()
@@ -393,9 +381,7 @@ def run_round(
     evaluations = {k: evaluations[k] for k in reports if k in evaluations}
     before_training = {k: trained.evaluations[k] for k in reports} if when == "both" else {}
     tested = current.result() if current else {}
-    return RoundReport(
-        reports, evaluations, server, trained.moved, trained.failed, files, timed, before_training, tested
-    )
+    return RoundReport(reports, evaluations, server, trained.moved, trained.failed, timed, before_training, tested)
 
 
 def state_digest(backend: Backend) -> str:

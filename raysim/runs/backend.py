@@ -89,7 +89,6 @@ def make_backend(
     if started:
         cleanup.callback(lambda: local_cluster.stop(remove_logs=succeeded()))
     nodes = session.nodes(resources.head)
-    pack = resources.placement == "pack"
     growth = growth_notes(scenario, plan, None if started else session.growth(resources.head))
     for text in (*plan.notes, *growth, *(one.sentence for one in placement(scenario, plan, nodes))):
         logger.info(text)
@@ -98,7 +97,9 @@ def make_backend(
         return make_plan(scenario.requests, machine, scenario.participants)
 
     limits = state_limits(scenario, folder)
-    pool = ActorPool(plan, pack, resources.head, None if started else replan, scenario.participants, limits)
+    pool = ActorPool(
+        plan, resources.placement, resources.head, None if started else replan, scenario.participants, limits
+    )
     backend = RayBackend(pool)
     cleanup.callback(backend.close)
     return backend
@@ -108,11 +109,10 @@ def growth_notes(scenario: Scenario, plan: Plan, growth: Growth | None) -> tuple
     """Return a sentence about the nodes for which the run would wait; none if all actors fit on the present nodes."""
     if growth is None:
         return ()
-    pack = scenario.resources.placement == "pack"
-    fit = sum(map(len, place_actors(plan.groups, growth.present, pack)))
+    fit = sum(map(len, place_actors(plan.groups, growth.present, scenario.resources.placement)))
     if fit == plan.num_actors:
         return ()
-    first = sum(group.actors for group in first_actors(plan.groups, growth.present, pack))
+    first = sum(group.actors for group in first_actors(plan.groups, growth.present, scenario.resources.placement))
     types = Counter(
         f"{node.name} ({node.cpus:g} CPU, {node.gpus:g} GPU)" for node in growth.largest or () if not node.id
     )
@@ -172,7 +172,7 @@ def placement(scenario: Scenario, plan: Plan, nodes: Sequence[Node]) -> list[Pla
         for request, override in zip(scenario.requests[:-1], resources.overrides, strict=True)
     }
     groups: dict[str, list[ActorGroup]] = {node.id: [] for node in nodes}
-    placed = place_actors(plan.groups, nodes, resources.placement == "pack")
+    placed = place_actors(plan.groups, nodes, resources.placement)
     for group, group_nodes in zip(plan.groups, placed, strict=True):
         for node in group_nodes:
             groups[node.id].append(group)

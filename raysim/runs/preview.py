@@ -17,6 +17,7 @@ from raysim.core.fit import FitJob, LocalTraining, fit_one
 from raysim.core.ops import cross_entropy
 from raysim.core.torch_workarounds import set_training
 from raysim.data.datasets import load_dataset, missing
+from raysim.data.partition import Resample
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan, check_fits, make_plan
 from raysim.models import MODELS
 from raysim.models.split import example
@@ -88,7 +89,7 @@ def preview(scenario: Scenario) -> Preview:
         from raysim.engine.ray import session
 
         nodes, growth = session.nodes(scenario.resources.head), session.growth(scenario.resources.head)
-        check_fits(plan, nodes, scenario.resources.placement == "pack", growth)
+        check_fits(plan, nodes, scenario.resources.placement, growth)
         plan = replace(plan, notes=(*plan.notes, *growth_notes(scenario, plan, growth)))
     data = scenario.data
     if missing(data.name, data.root, data.format):
@@ -110,7 +111,8 @@ def preview(scenario: Scenario) -> Preview:
         + (dataset.test_size if scenario.data.split in ("pooled811", "listed") else 0)
     )
     pool_train = SPLIT_TRAIN[scenario.data.split] * pool
-    samples = getattr(scenario.data.partition, "samples_per_client", pool_train / count)
+    partition: object = scenario.data.partition
+    samples = partition.samples_per_client if isinstance(partition, Resample) else pool_train / count
     models = tuple(
         _measure(scenario, name, local, clients, samples) for (name, local), clients in _kinds(scenario).items()
     )

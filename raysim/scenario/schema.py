@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
 from raysim.common.results import Scalar, written
 from raysim.common.text import expanded
 from raysim.core.fields import Fraction, NonNegative, Positive, Range, in_words
+from raysim.engine.policies.placement import NodeOrder
 from raysim.scenario.declaration import Declaration
 
 if TYPE_CHECKING:
@@ -357,8 +358,8 @@ class Override(Selected):
 
 
 class Resources(Section):
-    """Actors, CPUs, GPUs and memory for the clients. Only `cpus_per_actor` can change a result, because the number of
-    threads can change a sum."""
+    """Actors, CPUs, GPUs and memory for the clients. Only two keys can change a result: `cpus_per_actor`, because the
+    number of threads can change a sum, and `gpus_per_actor`, which decides whether clients train on a GPU."""
 
     actors: AtLeastOne | Auto = "auto"
     """Number of client actors; `auto`: as many as the CPUs and GPUs allow, at most one per participant. On a cluster
@@ -371,7 +372,7 @@ class Resources(Section):
     gpus_per_actor: NonNegative | Auto = "auto"
     """GPUs per actor: 0.25 places four actors on a GPU; `auto` shares the GPUs among all actors, or uses the CPU if
     there is no GPU."""
-    placement: Literal["spread", "pack"] = "spread"
+    placement: NodeOrder = "spread"
     """On a cluster: spread the actors over the nodes, or fill one node after another."""
     head: bool = True
     """On a cluster: whether client actors may run on the head node, which also runs Ray's own services."""

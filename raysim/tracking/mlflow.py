@@ -330,6 +330,8 @@ class MlflowTracker:
         run_id = str(self._existing.info.run_id)
         self._client.update_run(run_id, status=_STATUS["running"])
         there = frozenset(m.step for name in _EVERY_ROUND for m in self._client.get_metric_history(run_id, name))
+        if "ended_early" in self._existing.data.tags:  # the run may now do all its rounds
+            self._client.delete_tag(run_id, "ended_early")
         times = int(self._existing.data.tags.get(_RESUMED, 0)) + 1
         # Last, because a second attempt would otherwise count the resume twice.
         self._client.log_batch(run_id, tags=[RunTag(k, v) for k, v in {**tags, _RESUMED: str(times)}.items()])

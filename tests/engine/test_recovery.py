@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import threading
 import time
@@ -305,6 +307,39 @@ def test_a_client_that_failed_is_left_out_when_its_round_is_repeated() -> None:
     )
     assert (failing, 2) not in {(row.client, row.round) for row in expected[1] if row.participated}
     assert found == expected
+
+
+class Later(Standalone):
+    """Fails for one client in round 2 only when the round is repeated, as one that then takes too long."""
+
+    def __init__(self, client: ClientId) -> None:
+        object.__setattr__(self, "calls", [client])
+
+    def client_update(self, client: Any, down: None) -> None:
+        super().client_update(client, down)
+        if client.t == 2 and client.id == self.calls[0]:
+            self.calls.append(client.id)
+            if len(self.calls) > 2:
+                raise ZeroDivisionError("no")
+
+
+def test_a_client_that_fails_only_when_its_round_is_repeated_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    rows = outcome(loaded("algorithm={name: standalone}"), InProcessBackend())[1]
+    client = next(row.client for row in rows if row.round == 2 and row.participated)
+    given = loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.3").with_algorithm(Later(client))
+    caplog.clear()
+    outcome(given, Dies(3), max_failed_fraction=0.3)
+    assert any(f"round 2 was repeated without client {client}, so the state differs" in text for text in said(caplog))
+
+
+def test_a_full_disk_is_no_failure_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("raysim.engine.workers.rows.os.pwrite", full)
+    given = loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.9")
+    with pytest.raises(RunError, match=r"^cannot store the client states in memory \(no space left on device\)"):
+        outcome(given, InProcessBackend(), max_failed_fraction=0.9)
 
 
 def test_more_failures_than_are_allowed_end_the_run() -> None:

@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from raysim.algorithms.standalone import Standalone
+from raysim.common.errors import RunError
 from raysim.core.algorithm import Client
 from raysim.core.data import Batch
 from raysim.core.ops import cross_entropy
@@ -101,3 +103,12 @@ def test_a_failure_names_its_client() -> None:
     sentence = r"FailsForOne.client_update of client 5 failed in round 1 \(model digits_mlp64.*: ValueError: there is"
     with pytest.raises(HookError, match=sentence):
         rounds_of(*EVERYONE, "training.together=4", algorithm=FailsForOne())
+
+
+def test_a_full_memory_does_not_change_how_clients_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("raysim.engine.workers.evaluation.outputs_together", full)
+    with pytest.raises(RunError, match=r"^the test of \d clients with model digits_mlp64 by one call failed"):
+        rounds_of(*EVERYONE, "training.together=4")

@@ -30,6 +30,7 @@ class Cut(MemoryTracker):
             raise BaseException("killed")
 
 
+@pytest.mark.usefixtures("recorded_in_mlflow")
 def test_a_run_that_ends_early_is_a_shorter_run(workplace: Path, tracking_store: str) -> None:
     short = run(loaded("rounds=20", STOP), quiet=True)
     t = short.summary["rounds"]
@@ -50,7 +51,8 @@ def test_a_run_that_ends_early_is_a_shorter_run(workplace: Path, tracking_store:
 
 
 @pytest.mark.large
-def test_a_run_that_ended_early_goes_on_when_it_may(workplace: Path) -> None:
+@pytest.mark.usefixtures("recorded_in_mlflow")
+def test_a_run_that_ended_early_goes_on_when_it_may(workplace: Path, tracking_store: str) -> None:
     short = run(loaded("rounds=12", STOP), quiet=True)
     t = short.summary["rounds"]
     assert t < 12
@@ -60,6 +62,13 @@ def test_a_run_that_ended_early_goes_on_when_it_may(workplace: Path) -> None:
         Run(short.folder).resume(["stop.patience=1"], quiet=True)
     whole = Run(short.folder).resume(["stop=null"], quiet=True)
     assert whole.summary["rounds"] == 12 and whole.summary["ended_early"] is None
+    load_mlflow(tracking_store)
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_store)
+    experiment = client.get_experiment_by_name("tiny")
+    (found,) = client.search_runs([experiment.experiment_id], f"tags.`raysim.run_id` = '{short.folder.name}'")
+    assert found.info.status == "FINISHED" and "ended_early" not in found.data.tags
     assert whole.state_digest == run(loaded("rounds=12"), quiet=True).state_digest
 
 

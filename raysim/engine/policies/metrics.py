@@ -182,8 +182,13 @@ class Latest:
             self._count(measured, 1)
 
     def _count(self, measured: Measured, times: int) -> None:
-        sums: tuple[Sum | Spread, ...] = (self.accuracy, self.macro_f1, self.loss, self.validation)
-        for total, value in zip(sums, measured, strict=False):
+        sums: tuple[tuple[Sum | Spread, float | None], ...] = (
+            (self.accuracy, measured.accuracy),
+            (self.macro_f1, measured.macro_f1),
+            (self.loss, measured.loss),
+            (self.validation, measured.validation),
+        )
+        for total, value in sums:
             if value is not None:
                 total.add(value, times)
         self.without_validation += times * measured.without_validation

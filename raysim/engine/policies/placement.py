@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from raysim.common.errors import ScenarioError
 
@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 Group = tuple["ClientId", ...]
 """Clients that are trained by one call; most often a single client."""
+
+NodeOrder = Literal["spread", "pack"]
+
+ORDERS: Mapping[NodeOrder, Callable[[float, float], tuple[float, float]]] = {
+    "spread": lambda gpus, cpus: (-gpus, -cpus),
+    "pack": lambda gpus, cpus: (gpus, cpus),
+}
+"""`resources.placement` -> sort key of a node, from its free GPUs and CPUs: the first node with enough of both gets the
+next actor. To add a placement, add it here and to `NodeOrder`."""
 
 GPU_ACTORS = 4
 """Actors per GPU with `auto`: more actors gain little, and each costs a CUDA context."""
@@ -184,11 +193,10 @@ def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, pa
     return Plan(plan.groups, tuple(dict.fromkeys(notes)))
 
 
-def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], pack: bool = False) -> list[list[Node]]:
+def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], order: NodeOrder = "spread") -> list[list[Node]]:
     """Return the nodes for each group's actors; the largest actors are placed first.
 
-    pack: fill one node after another; else take the node with the most free resources. A group's list is shorter than
-    its `actors` if not all fit.
+    order: as in `resources.placement`. A group's list is shorter than its `actors` if not all fit.
     """
     cpus = [node.cpus for node in nodes]
     gpus = [[1.0] * int(node.gpus) for node in nodes]  # the free share of each
@@ -196,8 +204,7 @@ def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], pack: bool
     for g in sorted(range(len(groups)), key=lambda g: (-groups[g].gpus_per_actor, -groups[g].cpus_per_actor, g)):
         group = groups[g]
         for _ in range(group.actors):
-            sign = 1 if pack else -1
-            for i in sorted(range(len(nodes)), key=lambda i: (sign * sum(gpus[i]), sign * cpus[i], i)):
+            for i in sorted(range(len(nodes)), key=lambda i: (*ORDERS[order](sum(gpus[i]), cpus[i]), i)):
                 taken = _gpus_taken(gpus[i], group.gpus_per_actor)
                 if cpus[i] + 1e-6 < group.cpus_per_actor or taken is None:
                     continue
@@ -208,29 +215,32 @@ def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], pack: bool
     return placed
 
 
-def first_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], pack: bool = False) -> tuple[ActorGroup, ...]:
+def first_actors(
+    groups: Sequence[ActorGroup], nodes: Sequence[Node], order: NodeOrder = "spread"
+) -> tuple[ActorGroup, ...]:
     """Return the groups with the actors that a run on a growing cluster waits for; the others may join later.
 
     A group with a given number of actors needs all of them. An automatic group begins with the actors that fit on
-    `nodes`, but at least one.
+    `nodes`, but at least one. order: as in `resources.placement`.
     """
-    placed = place_actors(groups, nodes, pack)
+    placed = place_actors(groups, nodes, order)
     return tuple(
         replace(group, actors=max(1, len(places))) if group.automatic else group
         for group, places in zip(groups, placed, strict=True)
     )
 
 
-def check_fits(plan: Plan, nodes: Sequence[Node], pack: bool = False, growth: Growth | None = None) -> None:
+def check_fits(plan: Plan, nodes: Sequence[Node], order: NodeOrder = "spread", growth: Growth | None = None) -> None:
     """Raise `ScenarioError` if some actors fit on no node, although the cluster has enough resources in total.
 
+    order: as in `resources.placement`.
     growth: of a cluster with an autoscaler, whose nodes at its maximum size count instead of `nodes`.
     """
     if growth is not None:
         if growth.largest is None:
             return
         nodes = growth.largest
-    for group, placed in zip(plan.groups, place_actors(plan.groups, nodes, pack), strict=True):
+    for group, placed in zip(plan.groups, place_actors(plan.groups, nodes, order), strict=True):
         if len(placed) < group.actors:
             offers = ", ".join(f"{node.name} ({node.cpus:g} CPU, {node.gpus:g} GPU)" for node in nodes)
             raise ScenarioError(

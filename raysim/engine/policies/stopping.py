@@ -6,6 +6,11 @@ import math
 from dataclasses import dataclass
 
 
+def falls(metric: str) -> bool:
+    """Return whether a metric improves by falling, as a loss does; any other metric improves by rising."""
+    return metric.startswith("loss/")
+
+
 @dataclass(frozen=True)
 class Watched:
     """The last value of the metric that may end a run, and its best value so far."""
@@ -20,7 +25,7 @@ class Watched:
 class StoppingRule:
     """End the run when a metric reaches a target, or has not improved for a number of rounds."""
 
-    metric: str  # a loss improves by falling, any other metric by rising
+    metric: str  # whether it improves by falling: see `falls`
     patience: int | None = None
     """Rounds without an improvement after which the run ends; None: any number."""
     target: float | None = None
@@ -61,4 +66,4 @@ class StoppingRule:
         """Return whether `value` is better than `on`. NaN is worse than any number."""
         if math.isnan(on):
             return not math.isnan(value)
-        return value < on if self.metric.startswith("loss/") else value > on
+        return value < on if falls(self.metric) else value > on

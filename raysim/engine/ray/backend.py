@@ -57,6 +57,8 @@ class RayBackend:
     def __init__(self, pool: ActorPool) -> None:
         self.pool, self.calls = pool, pool.calls
         self.owner: dict[ClientId, Worker] = {}
+        self.raw_ref: Any = None  # samples and spec in the object store
+        self.spec_ref: Any = None
 
     @property
     def plan(self) -> Plan:
@@ -75,6 +77,8 @@ class RayBackend:
     def recover(self) -> None:
         self.calls.wait_for_gcs("going back")
         self.pool.replace_dead()
+        if self.raw_ref is None:  # they could not be shared when the run started
+            self._share()
         try:
             self._begin()
         except LostError:
@@ -304,11 +308,10 @@ class RayBackend:
         """Return clients by worker as `_spread` does, but give clients that never took part to initial workers.
 
         Unless each client has separate initial weights, these clients' models equal their architecture's template,
-        which every worker can make.
+        which every worker can make. The worker is one of the client's group, and so has its device.
         """
-        initial_workers = self.pool.initial_workers
         parts = self._spread(k for k in ids if k in self.owner or self.spec.separate_init)
         rest = [k for k in ids if k not in self.owner and not self.spec.separate_init]
-        for i, k in enumerate(rest):
-            parts.setdefault(initial_workers[i % len(initial_workers)], []).append(k)
+        for k, worker in self.pool.default_owner(rest, initial=True).items():
+            parts.setdefault(worker, []).append(k)
         return parts

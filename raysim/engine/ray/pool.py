@@ -18,6 +18,7 @@ from raysim.engine.policies.placement import (
     ActorGroup,
     ClusterResources,
     Node,
+    NodeOrder,
     Plan,
     check_fits,
     first_actors,
@@ -76,7 +77,7 @@ class ActorPool:
     def __init__(
         self,
         plan: Plan,
-        pack: bool = False,
+        order: NodeOrder = "spread",
         head: bool = True,
         replan: Callable[[ClusterResources], Plan] | None = None,
         participants: int | None = None,
@@ -84,13 +85,13 @@ class ActorPool:
     ) -> None:
         """Ask Ray for all actors. Raises `ScenarioError` if some of them fit on no node.
 
-        pack: fill one node after another.
+        order: as in `resources.placement`.
         head: whether client actors may run on the head node.
         replan: makes the plan for a cluster that nodes have joined; None: the plan never grows.
         participants: clients per round: with pinned clients, only so many actors test untrained clients. None: all.
         limits: where each node may store the clients' states.
         """
-        self.plan, self.pack, self.head, self.replan = plan, pack, head, replan
+        self.plan, self.order, self.head, self.replan = plan, order, head, replan
         self.participants, self.limits = participants, limits
         self.driver_node = ""
         self.calls = ActorCalls(self._name, self._detail, self._idle)
@@ -98,9 +99,9 @@ class ActorPool:
         self._inputs: Sequence[Any] = ()  # references to the RunSpec and the samples
         present, growing = nodes(head), None if replan is None else growth(head)
         self.largest = None if growing is None else plan
-        check_fits(plan, present, pack, growing)
+        check_fits(plan, present, order, growing)
         if growing is not None:
-            self.plan = replace(plan, groups=first_actors(plan.groups, present, pack))
+            self.plan = replace(plan, groups=first_actors(plan.groups, present, order))
         self._known_nodes = {node.id for node in present}
         self._checked_s = perf_counter() if growing is None else -NODE_CHECK_S  # time of the last check for new nodes
         self._asked_s = 0.0  # time of the last check for nodes that are being drained
@@ -126,13 +127,18 @@ class ActorPool:
             chosen += workers[: self.participants] if group.pinned else workers
         return chosen
 
-    def default_owner(self, ids: Iterable[ClientId]) -> dict[ClientId, Worker]:
-        """Return the actor for each client that has not trained yet: round-robin over the actors of its group."""
+    def default_owner(self, ids: Iterable[ClientId], initial: bool = False) -> dict[ClientId, Worker]:
+        """Return the actor for each client that has not trained yet: round-robin over the actors of its group.
+
+        initial: only over those among `initial_workers`.
+        """
         groups = list(self._groups())
         worker_of = {}
         for k in ids:
-            place, workers = next((group.place[k], workers) for group, workers in groups if k in group.place)
-            worker_of[k] = workers[place % len(workers)]
+            group, workers = next(one for one in groups if k in one[0].place)
+            if initial and group.pinned:
+                workers = workers[: self.participants]
+            worker_of[k] = workers[group.place[k] % len(workers)]
         return worker_of
 
     def begin(self, spec: Any, raw: Any) -> None:
@@ -151,7 +157,7 @@ class ActorPool:
             for worker, share in zip(self.clients, shares, strict=True)
         ]
         setups.append(self.server.actor.setup.remote(spec))
-        growing = None if self.largest is None else NodeWait(self.plan.groups, self.pack, lambda: nodes(self.head))
+        growing = None if self.largest is None else NodeWait(self.plan.groups, self.order, lambda: nodes(self.head))
         started_s = wait_until_started(self.calls, setups, growing)
         for worker, location in zip(self.workers, self.calls.get(setups, "starting"), strict=True):
             worker.location, worker.usage, worker.pending_clients = location, None, []
@@ -238,7 +244,7 @@ class ActorPool:
         if node is not None and self.largest is None:
             chosen["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.id, soft=self.head)
         else:
-            chosen["scheduling_strategy"] = "DEFAULT" if self.pack else "SPREAD"
+            chosen["scheduling_strategy"] = "DEFAULT" if self.order == "pack" else "SPREAD"
             if not self.head:
                 chosen["label_selector"] = {"ray.io/node-id": f"!{head_id()}"}
         options = ray.remote(ClientActor).options(
@@ -282,7 +288,7 @@ class ActorPool:
 
     def _place(self) -> list[list[Node]]:
         self.calls.wait_for_gcs("placing actors")
-        return place_actors(self.plan.groups, nodes(self.head), self.pack)
+        return place_actors(self.plan.groups, nodes(self.head), self.order)
 
     def _drained(self) -> list[Worker]:
         """Return the actors on nodes that are being drained; none if some group of actors fits on no other node."""
@@ -352,7 +358,7 @@ class ActorPool:
             replace(has, actors=0 if has.pinned else max(0, wants.actors - has.actors - starting[g]))
             for g, (has, wants) in enumerate(zip(self.plan.groups, wanted.groups, strict=True))
         ]
-        for g, placed in enumerate(place_actors(more, new, self.pack)):
+        for g, placed in enumerate(place_actors(more, new, self.order)):
             for i in range(more[g].actors if self.largest else len(placed)):
                 worker = self._new_client(g, *placed[i : i + 1])
                 self.starting.append((worker, worker.actor.pid.remote()))

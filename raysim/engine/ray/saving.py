@@ -8,10 +8,11 @@ from typing import Any
 
 import ray
 
+from raysim.common.errors import RaysimError
 from raysim.engine.checkpoint.format import read_file
 from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.ray.pool import ActorPool, Worker
-from raysim.engine.records import CheckpointFile, Pending, SavedFiles
+from raysim.engine.records import CheckpointFile, LostError, Pending, SavedFiles
 
 
 def begin_save(t: int, storage: Storage, pool: ActorPool) -> Pending[SavedFiles]:
@@ -40,10 +41,26 @@ def begin_save(t: int, storage: Storage, pool: ActorPool) -> Pending[SavedFiles]
 
     def result() -> SavedFiles:
         files: list[CheckpointFile] = []
-        # First, since an actor blocks until its forwarded files are taken, and others may wait for its clients.
+        failed: list[Exception] = []
+
+        def take(saved: tuple[CheckpointFile, bytes | None]) -> None:
+            if not failed:
+                try:
+                    files.append(write(saved))
+                except OSError as error:
+                    failed.append(error)
+
+        # First, since an actor blocks until its forwarded files are taken, and others may wait for its clients. All are
+        # taken even after a failure, which is raised only when the next round has ended.
         for stream in forwarded:
-            with calls.translate_errors(where):
-                files += [write(ray.get(ref)) for ref in stream]
+            try:
+                with calls.translate_errors(where):
+                    for ref in stream:
+                        take(ray.get(ref))
+            except (LostError, RaysimError, OSError) as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
         files += [file for part in calls.get(written, where) for file in part]
         return sorted(files, key=lambda file: file.name), write(calls.get(server, where))
 

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from raysim.common.errors import RunError
-from raysim.engine.policies.placement import ActorGroup, Node, place_actors
+from raysim.engine.policies.placement import ActorGroup, Node, NodeOrder, place_actors
 from raysim.engine.ray.calls import POLL_S, ActorCalls
 
 logger = logging.getLogger(__name__)
@@ -39,9 +39,9 @@ class NodeWait:
         missing: which actors fitted on no node at the last check, in words; "" if all fitted.
     """
 
-    def __init__(self, groups: Sequence[ActorGroup], pack: bool, nodes: Callable[[], Sequence[Node]]) -> None:
-        """nodes: returns the present nodes of the cluster."""
-        self.groups, self.pack, self.nodes = groups, pack, nodes
+    def __init__(self, groups: Sequence[ActorGroup], order: NodeOrder, nodes: Callable[[], Sequence[Node]]) -> None:
+        """order: as in `resources.placement`. nodes: returns the present nodes of the cluster."""
+        self.groups, self.order, self.nodes = groups, order, nodes
         self.missing = ""
         self.began_s = self.joined_s = perf_counter()
         self.checked_s = self.reported_s = -math.inf
@@ -72,7 +72,7 @@ class NodeWait:
         return self.joined_s
 
     def _missing(self, present: Sequence[Node]) -> str:
-        placed = place_actors(self.groups, present, self.pack)
+        placed = place_actors(self.groups, present, self.order)
         return " and ".join(
             f"{group.actors - len(places)} of {group.actors} client actors ({group.cpus_per_actor:g} CPU and "
             f"{group.gpus_per_actor:g} GPU each) fit on no node"

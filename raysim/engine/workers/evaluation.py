@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysim.common.errors import FAILURES
+from raysim.common.errors import FAILURES, RunError
+from raysim.common.text import cause
 from raysim.core.algorithm import ClientId
 from raysim.core.torch_workarounds import eval_mode
 from raysim.engine.policies.metrics import by_class
@@ -48,7 +49,8 @@ class Evaluation:
 
     def __init__(self, spec: RunSpec, states: ClientStates, samples: ClientSamples) -> None:
         self.spec, self.states, self.samples = spec, states, samples
-        self.untrained_logits: dict[str, Tensor] = {}  # architecture -> logits of `spec.shared_tests`, [U, C]
+        # (architecture, threads) -> logits of `spec.shared_tests`, [U, C]; the number of threads can change last bits
+        self.untrained_logits: dict[tuple[str, int], Tensor] = {}
 
     def evaluate(self, groups: Iterable[Group], coverage: Coverage) -> dict[ClientId, ClientEvaluation]:
         """Test clients in their current state, each group by one call."""
@@ -79,6 +81,11 @@ class Evaluation:
             nets = [opened.enter_context(self.states.reading(k)) for k in group]
             try:
                 return self._evaluated(group, coverage, partial(self._stacked_outputs, nets), start)
+            except (MemoryError, torch.OutOfMemoryError) as error:  # depends on the machine, but results must not
+                raise RunError(
+                    f"the test of {len(group)} clients with model {self.spec.arch(group[0])} by one call failed "
+                    f"({cause(error)}); set fewer actors per GPU, or a smaller training.together"
+                ) from error
             except FAILURES:  # evaluate one by one to identify the failing client
                 return self._one_by_one(group, coverage)
 
@@ -149,13 +156,13 @@ class Evaluation:
 
         If clients share samples, each sample is computed once instead of once for each of 100,000 clients.
         """
-        shared_U, arch = self.spec.shared_tests, self.spec.arch(k)
+        shared_U, key = self.spec.shared_tests, (self.spec.arch(k), torch.get_num_threads())
         if shared_U is None:
             return self._fresh_outputs(k, position_GM)
-        if arch not in self.untrained_logits:
-            self.untrained_logits[arch] = self._fresh_outputs(k, shared_U[None])[0]
+        if key not in self.untrained_logits:
+            self.untrained_logits[key] = self._fresh_outputs(k, shared_U[None])[0]
         place_M = torch.from_numpy(np.searchsorted(shared_U, position_GM[0])).to(self.samples.device)
-        return self.untrained_logits[arch].index_select(0, place_M).unsqueeze(0)
+        return self.untrained_logits[key].index_select(0, place_M).unsqueeze(0)
 
     def _fresh_outputs(self, k: ClientId, position_GM: Ints) -> Tensor:
         with self.states.reading(k) as net:

@@ -30,6 +30,10 @@ PAGE = 4096
 LARGE = 1 << 16  # bytes from which a row shares no page with others
 
 
+class StatesError(RunError):
+    """The clients' states cannot be read or stored, which is no failure of a client."""
+
+
 @dataclass(frozen=True)
 class StateLimits:
     """Where each machine may store clients' states."""
@@ -122,7 +126,7 @@ class Rows:
     def read(self, begin: int, into: Row) -> None:
         """Read the row at `begin` into `into`."""
         if not _in_pieces(lambda piece, at: os.preadv(self.file.fileno(), [piece], at), into.data, begin):
-            raise RunError("cannot read the client states: their file is truncated")
+            raise StatesError("cannot read the client states: their file is truncated")
         self._note(begin, len(into))
 
     def write(self, begin: int, row: Row) -> None:
@@ -132,11 +136,11 @@ class Rows:
         except OSError as error:
             where = "in memory" if self.cached is None else "on the disk"
             change = "set a smaller" if self.cached is None else "free some space, or set a greater"
-            raise RunError(
+            raise StatesError(
                 f"cannot store the client states {where} ({reason(error)}); {change} resources.memory_gb"
             ) from error
         if not written:
-            raise RunError("cannot store the client states: the disk is full; free some space, and resume the run")
+            raise StatesError("cannot store the client states: the disk is full; free some space, and resume the run")
         if self.cached is not None and len(row) >= LARGE:
             os.posix_fadvise(
                 self.file.fileno(), begin, len(row), os.POSIX_FADV_DONTNEED

@@ -35,7 +35,7 @@ from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client_samples import ClientSamples
 from raysim.engine.workers.evaluation import Evaluation
 from raysim.engine.workers.hooks import hook, set_threads
-from raysim.engine.workers.rows import Row
+from raysim.engine.workers.rows import Row, StatesError
 from raysim.engine.workers.states import ClientStates
 from raysim.engine.workers.time_limit import limit
 from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
@@ -119,7 +119,7 @@ class Training:
             received = message_of(k)
             try:
                 evaluations[k] = self._evaluate_received(k, t, received)
-            except ChangedMessageError:
+            except (ChangedMessageError, StatesError):
                 raise
             except RunError as error:
                 if not self.spec.tolerates_failures:
@@ -202,7 +202,7 @@ class Training:
         try:
             (trained,) = self._train_group(t, {k: down}, evaluate_before)
             return trained
-        except ChangedMessageError:  # other clients share the changed message
+        except (ChangedMessageError, StatesError):  # other clients share the changed message, or the disk
             raise
         except RunError as error:
             self._check_unchanged(down.guard, "a hook", k, t)

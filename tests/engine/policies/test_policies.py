@@ -37,6 +37,7 @@ from raysim.engine.policies.placement import (
     ClusterResources,
     Growth,
     Node,
+    NodeOrder,
     Plan,
     ResourceRequest,
     assign,
@@ -95,8 +96,8 @@ def test_plan(
 def test_actors_with_an_automatic_share_fit_on_any_gpus(actors: list[int], gpus: list[int]) -> None:
     requests = [replace(group_of(40, count, gpus=None), key=f"{i}") for i, count in enumerate(actors)]
     nodes = [Node(str(i), 200.0, float(count), str(i)) for i, count in enumerate(gpus)]
-    for pack in (False, True):
-        check_fits(make_plan(requests, ClusterResources.of(nodes)), nodes, pack)
+    for order in ("spread", "pack"):
+        check_fits(make_plan(requests, ClusterResources.of(nodes)), nodes, order)
 
 
 def test_auto_without_a_gpu_notes_it() -> None:
@@ -420,8 +421,8 @@ def groups(*sizes: tuple[int, float, float]) -> list[ActorGroup]:
     return [ActorGroup(tuple(range(actors)), actors, cpus, gpus, False) for actors, cpus, gpus in sizes]
 
 
-def placed(wanted: list[ActorGroup], nodes: list[Node], pack: bool = False) -> list[list[str]]:
-    return [[node.name for node in group] for group in place_actors(wanted, nodes, pack)]
+def placed(wanted: list[ActorGroup], nodes: list[Node], order: NodeOrder = "spread") -> list[list[str]]:
+    return [[node.name for node in group] for group in place_actors(wanted, nodes, order)]
 
 
 TWO = [Node("a", 4, 2), Node("b", 4, 2)]
@@ -429,8 +430,8 @@ TWO = [Node("a", 4, 2), Node("b", 4, 2)]
 
 def test_actors_are_spread_or_packed_over_nodes() -> None:
     assert placed(groups((4, 1, 0)), TWO) == [["a", "b", "a", "b"]]
-    assert placed(groups((4, 1, 0)), TWO, pack=True) == [["a", "a", "a", "a"]]
-    assert placed(groups((6, 1, 0)), TWO, pack=True) == [["a"] * 4 + ["b"] * 2]
+    assert placed(groups((4, 1, 0)), TWO, order="pack") == [["a", "a", "a", "a"]]
+    assert placed(groups((6, 1, 0)), TWO, order="pack") == [["a"] * 4 + ["b"] * 2]
 
 
 def test_a_share_lies_on_one_gpu() -> None:
@@ -455,12 +456,12 @@ def test_large_actors_are_placed_first_and_alone() -> None:
         max_size=3,
     ),
     st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3)), min_size=1, max_size=4),
-    st.booleans(),
+    st.sampled_from(["spread", "pack"]),
 )
-def test_no_node_is_ever_overcommitted(sizes: Any, machines: Any, pack: bool) -> None:
+def test_no_node_is_ever_overcommitted(sizes: Any, machines: Any, order: NodeOrder) -> None:
     nodes = [Node(str(i), float(cpus), float(gpus), str(i)) for i, (cpus, gpus) in enumerate(machines)]
     wanted = groups(*sizes)
-    found = place_actors(wanted, nodes, pack)
+    found = place_actors(wanted, nodes, order)
     for node in nodes:
         here = [group for group, nodes_of in zip(wanted, found, strict=True) for n in nodes_of if n is node]
         assert sum(group.cpus_per_actor for group in here) <= node.cpus + 1e-6
@@ -539,6 +540,6 @@ def test_what_fits_in_all_but_on_no_node_is_refused() -> None:
 def test_what_only_fits_packed_is_refused_spread_alone() -> None:
     plan = Plan(tuple(groups((2, 3, 0), (3, 2, 0))))
     nodes = [Node("a", 6, 0), Node("b", 6, 0)]
-    check_fits(plan, nodes, pack=True)  # 3 + 3 and 2 + 2 + 2
+    check_fits(plan, nodes, order="pack")  # 3 + 3 and 2 + 2 + 2
     with pytest.raises(ScenarioError, match=r"only 2 of 3 actors \(2 CPU .* fit"):  # 3 + 2 and 3 + 2
         check_fits(plan, nodes)

@@ -21,11 +21,12 @@ from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
+from raysim.engine.progress import Progress
 from raysim.engine.ray.at_work import at_work, at_work_here
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool
-from raysim.engine.run import run_round
+from raysim.engine.run import Observers, Schedule, run_round, run_rounds
 from raysim.engine.workers.rows import StateLimits
 from tests.conftest import REPOSITORY, said
 from tests.engine.ray.deaths import GIVEN, Killing, kill
@@ -97,6 +98,27 @@ def test_training_settings_have_the_same_bits_after_a_death(backend: RayBackend,
     killing = Killing(backend, [3], lambda backend: kill(backend.pool.clients[0]))
     assert outcome(given, backend, checkpoints) == outcome(given, InProcessBackend())  # type: ignore[arg-type]
     assert not killing.left
+
+
+def test_samples_that_cannot_be_shared_end_the_run_in_a_sentence(
+    backend: RayBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    def full(value: object) -> Any:
+        raise ray.exceptions.OutOfDiskError("Local disk is full")
+
+    monkeypatch.setattr(ray, "put", full)
+    spec, images, participants = spec_for(loaded(GIVEN))
+    with pytest.raises(RunError, match=r"sharing the samples: OutOfDiskError.*because it recovered 1 time in a row"):
+        run_rounds(
+            backend,
+            Schedule(ROUNDS, participants, max_attempts=1),
+            Progress(),
+            Observers(),
+            None,
+            lambda: backend.start(spec, images),
+        )
 
 
 def test_a_dead_gcs_ends_the_run(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import _thread
+import errno
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.checkpoint.storage import open_storage
+from raysim.engine.checkpoint.storage import LocalStorage, open_storage
 from raysim.engine.checkpoint.store import CheckpointStore, DamagedCheckpointError
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
@@ -26,6 +28,7 @@ from raysim.engine.ray.pool import ActorPool, Worker
 from raysim.engine.ray.saving import begin_save
 from raysim.engine.records import CheckpointFile
 from raysim.engine.run import Observers, Schedule, run_round, run_rounds, sample, state_digest
+from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.ray.deaths import GIVEN, sleep, wait_until_dead
 from tests.engine.scenarios import loaded, outcome, spec_for
 
@@ -94,6 +97,27 @@ def test_forwarded_files_are_taken_before_other_answers(tmp_path: Path) -> None:
     (clients, _) = found[0]
     assert [k for part in clients for k in part.clients] == list(range(9))
     assert sorted(path.name for path in tmp_path.glob("clients-*")) == [part.name for part in clients[1:]]
+
+
+@pytest.mark.large
+def test_all_forwarded_files_are_taken_even_if_one_cannot_be_written(tmp_path: Path) -> None:
+    import ray
+
+    class Full(LocalStorage):
+        def write(self, name: str, data: bytes) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+
+    made = {cls: ray.remote(cls).options(num_cpus=0) for cls in (Far, Server)}
+    far = Worker(made[Far].remote(tmp_path / "taken"), location=Location("Far", "", 0))
+    server = Worker(made[Server].remote(), location=Location("Near", "", 0))
+    calls = ActorCalls(lambda actor: None)
+    pool: Any = SimpleNamespace(clients=[far], server=server, driver_node="Near", calls=calls)
+    files = begin_save(1, Full(str(tmp_path)), pool)
+    with pytest.raises(OSError, match="No space left"):
+        files.result()
+    assert wait_for(tmp_path / "taken", 60)
+    for member in (far, server):
+        ray.kill(member.actor)
 
 
 @pytest.fixture
@@ -213,3 +237,72 @@ def test_a_damaged_file_is_found_where_it_is_read(
     store.restore(before, backend.restore)
     run_round(backend, 4, sample(spec, schedule, 4))
     assert state_digest(backend) == digest
+
+
+def forwarding(monkeypatch: pytest.MonkeyPatch) -> RayBackend:
+    """A backend whose one client actor does not reach the storage, and has a file for each client."""
+    import ray
+
+    monkeypatch.setattr(saving, "reaches", lambda pool, worker, storage: False)
+    plan = make_plan([ResourceRequest(tuple(range(8)), 1, None, 1.0, 0.0)], ClusterResources(8, 2))
+    backend = RayBackend(ActorPool(plan))
+
+    def a_file_for_each_client(actor: Any) -> None:
+        from raysim.engine.checkpoint import format
+
+        format.MIN_FILE_BYTES = 1
+
+    ray.get([one.actor.__ray_call__.remote(a_file_for_each_client) for one in backend.pool.clients])
+    return backend
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("schedule", [{}, {"all_every": 2}], ids=["clients that missed a test", "all clients"])
+def test_tests_do_not_wait_for_forwarded_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: dict[str, int]
+) -> None:
+    """An actor that does not reach the storage stands still until its files are taken: no test may be queued behind."""
+    backend = forwarding(monkeypatch)
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 4, 4)
+    found: list[Any] = []
+
+    def run() -> None:
+        found.append(outcome(loaded(GIVEN), backend, checkpoints, **schedule))  # type: ignore[arg-type]
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(120)
+    backend.close()
+    assert found, "the driver waits for a test, and the actor for the driver"
+    assert len(list(tmp_path.glob("clients-*"))) >= 5  # more than the actor forwards without waiting
+    assert found == [outcome(loaded(GIVEN), InProcessBackend(), **schedule)]
+
+
+@pytest.mark.large
+def test_an_error_of_a_tracker_ends_the_run_although_files_are_forwarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint of the round is not written then, and an actor must not wait until its files are taken."""
+
+    class Full(MemoryTracker):
+        def log(self, t: int, values: Any, clients: Any) -> None:
+            if t == 4:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    backend = forwarding(monkeypatch)
+    spec, images, participants = spec_for(loaded(GIVEN))
+    backend.start(spec, images)
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 4, 4)
+    found: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            run_rounds(backend, Schedule(8, participants), Progress(), Observers([Full()]), checkpoints)
+        except OSError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(120)
+    backend.close()
+    assert found, "the driver waits for round 5, and the actor for the driver"
