@@ -123,7 +123,7 @@ def sweep(
     from raysim.sweeps.display import print_states, run_and_show
     from raysim.sweeps.only import chosen_cells
     from raysim.sweeps.state import states_of
-    from raysim.sweeps.tuning_list import print_tuning, print_tuning_plan
+    from raysim.sweeps.tuning_list import print_tuning, print_tuning_plan, seconds_left
 
     loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
     listed = {cell.name for cell in chosen_cells(loaded, only)}
@@ -148,7 +148,8 @@ def sweep(
             standings = tuning.standings()
             with show_logs(partial(echo, err=True)):
                 trial_costs, notes = costs_of_trials(tuning, standings)
-            before_s, starts = print_tuning_plan(tuning, standings, trial_costs)
+            print_tuning_plan(tuning, standings, trial_costs)
+            before_s, starts = seconds_left(tuning, standings, trial_costs), sum(map(tuning.starts_left, standings))
             loaded = tuning.resolved(loaded, standings)
         estimator, states = Estimator(loaded, notes), [one for one in states_of(loaded) if one.cell.name in listed]
         with show_logs(partial(echo, err=True)):
@@ -219,7 +220,7 @@ SELECT = click.option(
 )
 @SELECT
 @metric(
-    "the first accuracy in --columns. Without --columns: accuracy/all_current with --select val_current, and with "
+    "the first accuracy in --columns. Without one: accuracy/all_current with --select val_current, and with "
     "--select last if the sweep was tuned by an accuracy of current networks; otherwise accuracy/all"
 )
 @click.option(
@@ -294,7 +295,7 @@ def compare(
     found = of(*folders, targets=targets or None, baseline=baseline, select=select, metric=metric, spread=spread)
     shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])
     if shown is not None and metric is None:
-        found = replace(found, main=first_accuracy([column.measure for column in shown], select))
+        found = replace(found, main=first_accuracy([column.measure for column in shown], select) or found.main)
     print_table(found, shown=shown)
     if output is not None:
         from raysim.comparison.pictures import draw, without_clients, write_curves

@@ -27,7 +27,10 @@ HOOKS: Mapping[str, list[str]] = {
 }
 """The methods that the engine calls -> the names of their arguments."""
 
-ATTRIBUTES = ("paper", "profiles", "scheduled", "one_architecture", "public_data", "static_downlink")
+ATTRIBUTES = (
+    *inspect.get_annotations(Algorithm),
+    *(name for name, value in vars(Algorithm).items() if isinstance(value, property)),
+)
 """Class attributes and properties by which an algorithm declares its properties, besides its fields."""
 
 RESERVED = {"name", "profile"}

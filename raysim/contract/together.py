@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raysim.contract.toy import PAIRS, UNEVEN, Toy
+from raysim.contract.toy import PAIRS, UNEVEN, ContractError, Toy
 from raysim.core.algorithm import AnyAlgorithm, ClientId
 from raysim.core.messages import leaves, mapped
 from raysim.grouped.together import ask_to_fit
@@ -38,8 +38,17 @@ def _clients(toy: Toy, t: int, together: bool) -> Toy:
     if together:
         other.trainer = ask_to_fit
     other.watch = _server_in_float32
-    with _default_dtype(torch.float64):
-        return other.round(t, together=together)
+    try:
+        with _default_dtype(torch.float64):
+            return other.round(t, together=together)
+    except ContractError as error:
+        toy.fork().round(t)  # raises if the hook fails in float32 as well
+        problem = str(error).partition(": ")[2].rpartition("; ")[0]
+        raise toy.broken(
+            f"with float64 networks, in which this clause compares results, {problem}",
+            "give new tensors the type of the network's values, for example value.to(logits.dtype) instead of "
+            "value.float()",
+        ) from error
 
 
 @contextmanager

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
@@ -23,13 +22,13 @@ from torch import Tensor, nn
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import quoted
-from raysim.core.data import Batch, Samples
+from raysim.core.client_flops import epoch_flops, sample_flops
+from raysim.core.data import Samples
 from raysim.core.exposed import Exposed
 from raysim.core.fields import check_settings
 from raysim.core.fit import Bounds, FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm, training_only
-from raysim.core.messages import leaves
-from raysim.core.meter import ClientStats, FlopMeter, kind_of
-from raysim.core.torch_workarounds import eval_mode, named_tensors
+from raysim.core.meter import ClientStats, FlopMeter
+from raysim.core.torch_workarounds import eval_mode
 
 ClientId = int
 Down = TypeVar("Down")  # server -> client message
@@ -194,7 +193,7 @@ class Client:
             job = FitJob(self.net, loss, given, batches, self.local, len(data), rates or {}, bounds or {})
             result = self.trainer(job)
             if self.meter is not None:
-                self.stats.flops += epochs * self._epoch_flops(self.meter, loss, given, data, drop_single, two_views)
+                self.stats.flops += epochs * epoch_flops(self, self.meter, loss, given, data, drop_single, two_views)
         self.stats.loss_sum += result.loss_sum
         self.stats.samples += result.samples
         self.stats.apart = self.stats.apart or result.apart
@@ -210,9 +209,7 @@ class Client:
         with eval_mode(self.net):
             output = torch.cat([f(batch.x) for batch in data.in_order(self.local.batch_size)])
             if self.meter is not None:
-                kind = kind_of(f, self._described())
-                key = None if kind is None else (self.arch, kind, "forward")
-                self.stats.flops += len(data) * self.meter.of(key, lambda: f(first(data, 1).x))
+                self.stats.flops += len(data) * sample_flops(self, self.meter, f, data)
         return output
 
     def complete(self, row: Tensor | None, f: Callable[[Tensor], Tensor]) -> Tensor:
@@ -239,47 +236,6 @@ class Client:
         """
         self.stats.values[metric_name(name)] = _number(name, value)
 
-    def _described(self) -> Sequence[tuple[object, Hashable]]:
-        """Return objects that a hook may refer to, each with a short description for `kind_of`.
-
-        The keys of operations already contain the architecture. The round is described, because a hook may do other
-        things in the first rounds.
-        """
-        return (self, self.t), (self.net, "net"), (self.task, "task")
-
-    def _epoch_flops(
-        self, meter: FlopMeter, loss: Loss, given: Any, data: Samples, drop_single: bool, two_views: bool
-    ) -> int:
-        """Return the operations of one epoch of `fit`: its full batches and a smaller last one, if any.
-
-        Counts are cached separately for each set of trained parameters, since the others need no gradient, and for
-        each combination of shapes in `given`. The number of samples is left out of these shapes: a batch uses only its
-        own rows of a tensor with a row per sample.
-        """
-        trained = tuple(tensor.requires_grad for tensor in named_tensors(self.net).values())
-        tensors = [value for value in leaves(given) if isinstance(value, Tensor)]
-        shapes = tuple(value.shape[1:] if value.shape[:1] == (len(data),) else value.shape for value in tensors)
-        others = [value for value in leaves(given) if not isinstance(value, Tensor)]
-        kind = kind_of([loss, others], self._described())
-        key = None if kind is None else (self.arch, kind, given is None, shapes, two_views, trained)
-        full, rest = divmod(len(data), self.local.batch_size)
-        steps = {self.local.batch_size: full, rest: 0 if drop_single else int(rest > 0)}
-        work = partial(self._step, loss, given, data, two_views)
-        return sum(count * meter.of_batch(key, size, work, len(data)) for size, count in steps.items() if count)
-
-    def _step(self, loss: Loss, given: Any, data: Samples, two_views: bool, size: int) -> None:
-        """Run the forward and backward pass of one step and leave the network unchanged."""
-        batch = first(data, size)
-        buffers = {name: value.clone() for name, value in self.net.named_buffers()}
-        try:
-            result = loss(self.net, replace(batch, second=batch.x) if two_views else batch, given)
-            (result[0] if isinstance(result, tuple) else result).backward()
-        finally:
-            with torch.no_grad():
-                for name, value in self.net.named_buffers():
-                    value.copy_(buffers[name])
-            self.net.zero_grad(set_to_none=True)
-
 
 def _refuse_new(one: Client | Server[Any], called: str, name: str, instead: str) -> None:
     """Raise `AttributeError` if a client or server has no attribute of this name. instead: where to keep values."""
@@ -294,11 +250,6 @@ def drops_single(net: nn.Module, data: Samples, local: LocalTraining) -> bool:
     """Return whether training leaves out a last batch of one sample, on which BatchNorm cannot train."""
     # `has_batchnorm` walks through the network, so it comes second.
     return len(data) % local.batch_size == 1 and has_batchnorm(net)
-
-
-def first(data: Samples, size: int) -> Batch:
-    """Return the first `size` samples as one batch."""
-    return next(data.subset(torch.arange(size)).in_order(size))
 
 
 @dataclass
@@ -426,6 +377,9 @@ class Algorithm(ABC, Generic[Down, Up, State]):
     scheduled: ClassVar[bool] = False  # True: the method depends on the total number of rounds
     one_architecture: ClassVar[bool] = False  # True: all clients need one architecture
     public_data: ClassVar[bool] = False  # True: the method needs `task.public`
+    state_of_samples: ClassVar[bool] = False
+    """True: the server's state refers to the clients' samples or classes. A run of this method can then begin with the
+    state of another one (`init`) only if the clients have the same samples in both."""
 
     def __post_init__(self) -> None:
         check_settings(self)

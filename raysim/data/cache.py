@@ -24,7 +24,8 @@ def cache_key(name: str, source: Source, settings: Files | None = None) -> str:
     sha = hashlib.sha256(f"{_VERSION}\n{name}\n{source.format}\n{settings or ''}\n{len(source.train)}\n".encode())
     for path in source.files:  # up to 110,000 of them
         stat = path.stat()
-        sha.update(f"{path}\n{stat.st_size}\n{stat.st_mtime_ns}\n".encode())
+        # RAYSIM_DATA may name a folder whose name is not UTF-8.
+        sha.update(f"{path}\n{stat.st_size}\n{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return f"{name}-{sha.hexdigest()[:16]}"
 
 

@@ -159,7 +159,9 @@ def _of_function(load: Callable[[], Any], name: str, files: Files) -> Dataset:
 
 def missing(name: str, root: str | None = None, format: Format = "auto") -> bool:
     """Whether `load_dataset` would have to download a data set, because no folder that it searches contains it."""
-    spec = spec_for(name)
+    if name not in DATASETS:
+        return False  # a user's own function
+    spec = DATASETS[name]
     formats = _FORMATS if format == "auto" else (format,)
     return bool(spec.folders and spec.train_size) and not any(
         sources.find(spec, base, formats) for base in _bases(root)

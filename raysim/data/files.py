@@ -8,7 +8,7 @@ from pathlib import Path
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import refuse_special
-from raysim.common.text import expanded
+from raysim.common.text import expanded, quoted
 from raysim.data.sources import IMAGE_SUFFIXES, Source, refuse_missing_shards
 from raysim.data.specs import Files
 
@@ -69,6 +69,13 @@ def _listed(kind: str, path: str) -> tuple[Path, ...]:
     named = (file for file in place.rglob("*") if file.suffix.lower() in suffixes)
     if not (files := tuple(sorted(one for one in named if not _hidden(one.relative_to(place)) and _is_regular(one)))):
         raise ScenarioError(f"{path} contains no {what}; give another folder, or another data.name", key="data.path")
+    for file in files:
+        try:
+            str(file.relative_to(place)).encode()
+        except UnicodeEncodeError:
+            raise ScenarioError(
+                f"{quoted(str(file))} has a name that is not UTF-8; rename the file or its folder", key="data.path"
+            ) from None
     return files
 
 
@@ -76,6 +83,10 @@ def _is_regular(path: Path) -> bool:
     if path.is_file():
         return True
     refuse_special(path, "data.path")
+    if path.is_symlink() and not path.exists():
+        raise ScenarioError(
+            f"{path} is a link to a missing file; restore the file, or remove the link", key="data.path"
+        )
     return False
 
 

@@ -46,7 +46,7 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
     """Return each image's id: the folder above its class folder, or column `by` of a metadata.csv above the image."""
     paths, by = source.train + source.test, settings.by
     if by == FOLDER:
-        return np.array([_client_folder(path, settings) for path in paths])
+        return np.array([_client_folder(path, source, settings) for path in paths])
     assert by is not None
     if not source.extra:
         raise ScenarioError(
@@ -74,9 +74,11 @@ def _below(path: Path, settings: Files, has_parts: bool) -> tuple[str, ...]:
     return inside[part_of("images", (*inside[:-1], ""))[1] + 1 :] if has_parts and len(roots) == 1 else inside
 
 
-def _client_folder(path: Path, settings: Files) -> str:
+def _client_folder(path: Path, source: Source, settings: Files) -> str:
     """Return the client of an image at <client>/<class>/<image>, or at this path below the folder of a part."""
-    folders = _below(path, settings, True)
+    # Without a folder for training there are no parts, and test-1 is a client.
+    has_parts = bool(source.test) or part_of("images", path.relative_to(source.folder).parts)[0] == "train"
+    folders = _below(path, settings, has_parts)
     if len(folders) != 3:
         roots = [place_of(root, "data.path") for root in settings.path]
         root = next(root for root in roots if path.is_relative_to(root))
@@ -191,7 +193,7 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
 
 
 def _check_arrays(arrays: Mapping[str, NDArray[Any]], path: Path, settings: Files) -> None:
-    for name in [name for name in arrays if name != "x"]:
+    for name in [name for name in arrays if name != "x" or name == settings.by]:
         array = arrays[name]
         if array.ndim != 1 or array.dtype.kind not in "iuU":
             raise ScenarioError(
@@ -215,7 +217,7 @@ def _samples(x_M: NDArray[Any], path: Path) -> tuple[NDArray[Any], int]:
     """
     if x_M.dtype == np.uint8 and x_M.ndim in (3, 4):
         x_MHWC = x_M if x_M.ndim == 4 else x_M[..., None]
-        if x_MHWC.shape[3] in (1, 3):
+        if x_MHWC.shape[3] in (1, 3) and x_MHWC[0].size:
             return x_MHWC, 0
     elif x_M.dtype.kind in "iu" and x_M.ndim == 2 and x_M.shape[1]:
         return to_tokens(x_M, f"{path}: x")

@@ -9,7 +9,7 @@ Shapes: N clients, C classes, M samples of the data set.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -26,6 +26,13 @@ _HKS_MIN_SAMPLES, _HKS_RETRIES = 10, 100
 Split = Literal["pooled811", "pfedhn", "published", "listed"]
 
 
+class ByShares(Protocol):
+    """A partition that divides each class among the clients: a frozen dataclass, raysim's own or the user's."""
+
+    def shares(self, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats:
+        """Return each client's share of each class: [N, C]. class_count_C: number of samples of each class."""
+
+
 @dataclass(frozen=True)
 class Iid:
     """Samples are divided at random, in equal numbers, so all clients have the same distribution."""
@@ -37,6 +44,10 @@ class Pathological:
 
     classes_per_client: Count
     """Number of different classes that each client holds."""
+
+    def shares(self, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats:
+        """See `ByShares`."""
+        return counts.pathological_shares(num_clients, len(class_count_C), self.classes_per_client, rng)
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,10 @@ class Dirichlet:
     """Maximum number of draws. If none gives every client `min_samples`, the smallest clients of the best draw receive
     samples from the largest clients."""
 
+    def shares(self, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats:
+        """See `ByShares`."""
+        return counts.dirichlet_shares(class_count_C, num_clients, self.alpha, self.min_samples, self.max_retries, rng)
+
 
 @dataclass(frozen=True)
 class Hks:
@@ -59,6 +74,10 @@ class Hks:
 
     alpha: Positive = 1.0
     """Concentration of the Dirichlet draw; smaller is more skewed."""
+
+    def shares(self, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats:
+        """See `ByShares`."""
+        return counts.dirichlet_shares(class_count_C, num_clients, self.alpha, _HKS_MIN_SAMPLES, _HKS_RETRIES, rng)
 
 
 @dataclass(frozen=True)
@@ -305,19 +324,13 @@ def _pools(num_samples: int, num_train: int, split: str, rng: np.random.Generato
     return np.sort(mixed[: _four_fifths(num_train)]), np.sort(mixed[_four_fifths(num_train) :]), test
 
 
-def _shares(
-    setting: PartitionSettings, class_count_C: Ints, num_clients: int, rng: np.random.Generator
-) -> Floats | None:
+def _shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats | None:
     """Return each client's share of each class [N, C]; None if samples are divided regardless of their class."""
-    match setting:
-        case Pathological(classes_per_client):
-            return counts.pathological_shares(num_clients, len(class_count_C), classes_per_client, rng)
-        case Dirichlet(alpha, min_samples, max_retries):
-            return counts.dirichlet_shares(class_count_C, num_clients, alpha, min_samples, max_retries, rng)
-        case Hks(alpha):
-            return counts.dirichlet_shares(class_count_C, num_clients, alpha, _HKS_MIN_SAMPLES, _HKS_RETRIES, rng)
-        case Iid():
-            return None
+    if type(setting) is Iid:
+        return None
+    if type(setting) in PARTITIONS.values():
+        shares: Floats = setting.shares(class_count_C, num_clients, rng)
+        return shares
     return _own_shares(setting, class_count_C, num_clients, rng)
 
 

@@ -101,15 +101,8 @@ def notes_on_data(scenarios: Iterable[ParsedScenario]) -> list[str]:
     """
     given: dict[tuple[str, str], None] = {}
     for one in scenarios:
-        paths = [one.data.path] if isinstance(one.data.path, str) else one.data.path or ()
-        given |= dict.fromkeys(("data.path", path) for path in paths)
-        if one.data.root is not None:
-            given["data.root", one.data.root] = None
-        partition = one.resolved["data"]["partition"]
-        if partition["name"] == "listed":
-            given["data.partition.path", partition["path"]] = None
-        if one.system is not None and one.system.trace is not None:
-            given["system.trace", one.system.trace] = None
+        for key, paths in one.paths.items():
+            given |= dict.fromkeys((key, path) for path in ([paths] if isinstance(paths, str) else paths))
         if one.init is not None:
             given["init.run", one.init.run] = None
     return [

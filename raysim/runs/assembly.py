@@ -32,8 +32,8 @@ from raysim.engine.policies.stopping import StoppingRule
 from raysim.engine.run import Schedule, sample
 from raysim.engine.spec import RunSpec
 from raysim.runs.signals import sigterm_kept
+from raysim.scenario.deciding import DECIDING
 from raysim.scenario.parse import ParsedScenario
-from raysim.scenario.rules import VALIDATED
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.trackers import check_packages
 
@@ -170,7 +170,7 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
     if rounds_left and scenario.resolved["clients"]["selection"]["name"] not in SELECTIONS:
         _try_selection(assembly)
     if rounds_left and not len(partition.val.index):
-        if scenario.stop is not None and scenario.stop.metric in VALIDATED:
+        if scenario.stop is not None and DECIDING[scenario.stop.metric].part == "val":
             raise scenario.origin.error(
                 ("stop", "metric"),
                 f"{scenario.stop.metric} given, but no client has validation samples; give clients more samples, or "

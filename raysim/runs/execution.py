@@ -436,7 +436,7 @@ class Execution:
             "error": self.facts.get("error"),
             "actors": self.facts.get("actors", 0),
             "startup": self.facts.get("startup"),
-            "seconds": {"total": self.facts["seconds"], **progress.seconds},
+            "seconds": {"total": self.facts["seconds"], "before_resume": progress.before_s, **progress.seconds},
         }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from raysim.common.errors import ScenarioError
 from raysim.common.inputs import image
 from raysim.common.suggestions import suggest
-from raysim.data.partition import PARTITIONS, Listed, Natural, check_partition, check_split, given_count
+from raysim.data.partition import PARTITIONS, Listed, Natural, Resample, check_partition, check_split, given_count
 from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files
 from raysim.plugins.references import named
 from raysim.report.units import plural
@@ -34,9 +34,16 @@ class DataFacts(NamedTuple):
 
 def partition_of(parsed: ParsedScenario) -> Any:
     """Return the settings object of the partition, such as a `Dirichlet`. Raises `ScenarioError`."""
-    return named_settings(
-        parsed.data.partition, ("data", "partition"), PARTITIONS, parsed.origin, parsed.own_code, "shares"
-    )
+    key = ("data", "partition")
+    partition = named_settings(parsed.data.partition, key, PARTITIONS, parsed.origin, parsed.own_code, "shares")
+    cls = type(partition)
+    if cls not in PARTITIONS.values() and issubclass(cls, Listed | Natural | Resample):
+        base = next(one.__name__ for one in cls.__mro__ if one in PARTITIONS.values())
+        raise parsed.origin.error(
+            (*key, "name"),
+            f"{cls.__name__} inherits from {base}, which does not divide samples by `shares`; remove this base class",
+        )
+    return partition
 
 
 def with_data(parsed: ParsedScenario, partition: Any, split: str) -> tuple[ParsedScenario, DataFacts]:
@@ -86,8 +93,9 @@ def files_of(parsed: ParsedScenario, partition: Any) -> Files | None:
                 f"use it: {', '.join(takes)})",
                 key=f"data.{key}",
             )
+    by = partition.by if isinstance(partition, Natural) else None
     if own:
-        return Files((), by=getattr(partition, "by", None))
+        return Files((), by=by)
     if not spec.keys:
         return None
     if data.path is None:
@@ -95,7 +103,7 @@ def files_of(parsed: ParsedScenario, partition: Any) -> Files | None:
     path, features = (
         (value,) if isinstance(value, str) else tuple(value or ()) for value in (data.path, data.features)
     )
-    return Files(path, data.label, features, data.size, getattr(partition, "by", None))
+    return Files(path, data.label, features, data.size, by)
 
 
 def read_data(parsed: ParsedScenario, partition: Any) -> Dataset | None:

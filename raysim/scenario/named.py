@@ -13,7 +13,7 @@ from raysim.common.suggestions import suggest
 from raysim.common.text import cause, quoted
 from raysim.plugins.calling import where
 from raysim.plugins.own_code import OwnCode
-from raysim.plugins.references import named
+from raysim.plugins.references import Reference, named
 from raysim.scenario.declaration import Declaration
 from raysim.scenario.declared import declaration_of
 from raysim.scenario.origin import Key, Origin
@@ -38,11 +38,7 @@ def named_settings(
     name, fields = split_name(section, key, origin)
     reference = None if own_code is None or name in classes else named(f"{key[-1]}s", name)
     if own_code is not None and reference is not None:
-        own_code.activate()
-        try:
-            cls = reference.get()
-        except ScenarioError as error:
-            raise origin.error((*key, "name"), error.reason) from None
+        cls = imported(reference, own_code, (*key, "name"), origin)
         if not is_dataclass(cls) or not callable(getattr(cls, hook, None)):
             raise origin.error((*key, "name"), f"{name} is not a dataclass with a method `{hook}`; choose such a class")
         classes = {name: cast(type, cls)}
@@ -50,12 +46,33 @@ def named_settings(
         raise origin.error(
             (*key, "name"), f"unknown name {name!r}{suggest(name, classes)} (available: {', '.join(classes)})"
         )
+    checked = checked_fields(classes[name], name, fields, key, (*key, "name"), origin)
+    return made(classes[name], checked, key, origin)
+
+
+def imported(reference: Reference, own_code: OwnCode, key: Key, origin: Origin) -> Any:
+    """Import the user's class or function that a key names. Raises `ScenarioError`."""
+    own_code.activate()
     try:
-        declaration = declaration_of(classes[name])
+        return reference.get()
+    except ScenarioError as error:
+        raise origin.error(key, error.reason) from None
+
+
+def checked_fields(
+    cls: type, name: str, fields: Mapping[str, Any], key: Key, key_of_name: Key, origin: Origin
+) -> dict[str, Any]:
+    """Return the fields of a section, valid and with defaults, for the dataclass that its `name` chooses.
+
+    key: of the section. key_of_name: for errors about the class itself. Raises `ScenarioError`.
+    """
+    try:
+        declaration = declaration_of(cls)
     except FAILURES as error:
-        raise origin.error((*key, "name"), f"{name}: its fields cannot be read: {cause(error)}") from error
-    settings = validated(model_of(declaration, name, (*key, "name"), origin), fields, origin, key)
-    return made(classes[name], settings.model_dump(), key, origin)
+        raise origin.error(key_of_name, f"{name}: its fields cannot be read: {cause(error)}") from error
+    settings = validated(model_of(declaration, name, key_of_name, origin), fields, origin, key)
+    checked: dict[str, Any] = settings.model_dump()
+    return checked
 
 
 def model_of(declaration: Declaration, name: str, key: Key, origin: Origin) -> type[BaseModel]:

@@ -5,6 +5,7 @@ Only the method's declaration is looked up here; `raysim.scenario.scenario` look
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -93,6 +94,18 @@ class ParsedScenario:
         """The algorithm's fields that count rounds of local training before the method begins, with their values."""
         settings = self.algorithm_settings if self.own is None else vars(self.own)
         return {field.name: settings[field.name] for field in self.declared.fields if field.counts_warmup}
+
+    @property
+    def paths(self) -> dict[str, str | list[str]]:
+        """Key -> the path of data, of a partition or of a trace, as given; without the keys that have none."""
+        partition = self.resolved["data"]["partition"]
+        given: dict[str, str | list[str] | None] = {
+            "data.root": self.data.root,
+            "data.path": self.data.path,
+            "data.partition.path": partition["path"] if partition["name"] == "listed" else None,
+            "system.trace": self.system.trace if self.system else None,
+        }
+        return {key: path for key, path in given.items() if path is not None}
 
     def with_algorithm(self, algorithm: AnyAlgorithm) -> ParsedScenario:
         """Return the same scenario with this algorithm in place of the one that it names."""
@@ -218,7 +231,8 @@ def parse_scenario(
             "sweep --dry-run`"
         )
     places = places or {}
-    overrides = [_parse_set(" ".join(item.split()), places) for item in sets]
+    # In one line, for messages. Other spaces stay, because a path may contain them.
+    overrides = [_parse_set(re.sub(r"\s*[\t\r\n]\s*", " ", item.strip()), places) for item in sets]
     overrides.sort(key=lambda override: _rank(override.path))
     origin = Origin(file, text, {override.path: override.text for override in overrides}, places)
     for override in overrides:

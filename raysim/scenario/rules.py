@@ -13,16 +13,13 @@ from raysim.common.errors import FAILURES, UnavailableError
 from raysim.common.text import expanded, holds_secret
 from raysim.engine.checkpoint.storage import is_process_memory
 from raysim.plugins.calling import where
+from raysim.scenario.deciding import DECIDING, missing_setting
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.trackers import check_trackers
 from raysim.tracking.store import PASSWORD, USER
 
 if TYPE_CHECKING:
     from raysim.scenario.scenario import Scenario
-
-
-VALIDATED = ("accuracy/val", "accuracy/val_current")
-"""Metrics on validation samples."""
 
 
 def refuse_secrets(parsed: ParsedScenario) -> None:
@@ -126,11 +123,9 @@ def refuse_unusable_stop(scenario: Scenario) -> None:
         return
     if stop.patience is None and stop.target is None:
         raise origin.error(("stop",), "give `patience`, `target`, or both")
-    if stop.metric == "accuracy/global" and not scenario.evaluation.global_test:
-        raise origin.error(("stop", "metric"), "accuracy/global needs evaluation.global_test: true; set it")
-    if stop.metric.endswith("_current") and scenario.evaluation.clients != "all":
-        raise origin.error(("stop", "metric"), f"{stop.metric} needs evaluation.clients: all; set it")
-    if stop.metric in VALIDATED and scenario.data.split == "published":
+    if setting := missing_setting(stop.metric, scenario.evaluation):
+        raise origin.error(("stop", "metric"), f"{stop.metric} needs {setting}; set it")
+    if DECIDING[stop.metric].part == "val" and scenario.data.split == "published":
         raise origin.error(
             ("stop", "metric"),
             f"{stop.metric} needs validation samples, but with `data.split: published`, clients have none; choose "

@@ -16,7 +16,7 @@ from raysim.common.files import reason, refuse_special
 from raysim.common.text import expanded
 from raysim.core.fields import Range
 from raysim.core.seeds import seed_for
-from raysim.engine.policies.sampling import SELECTIONS, Participation, cohort_size
+from raysim.engine.policies.sampling import SELECTIONS, Fastest, Participation, cohort_size
 from raysim.engine.policies.system import DISTRIBUTIONS, Floats, System
 from raysim.scenario.named import named_settings
 from raysim.scenario.origin import Key
@@ -49,8 +49,9 @@ def participation_of(parsed: ParsedScenario) -> tuple[Participation, dict[str, A
     }
     for key in (key for key, given in needs.items() if given and system is None):
         raise origin.error(key, "needs virtual time; add the section `system`")
-    if clients.selection["name"] == "fastest" and (system is None or np.isinf(system.flops_per_s).any()):
-        raise origin.error(("clients", "selection", "name"), "'fastest' needs system.flops_per_s; set it")
+    if isinstance(selection, Fastest) and (system is None or np.isinf(system.flops_per_s).any()):
+        name = clients.selection["name"]
+        raise origin.error(("clients", "selection", "name"), f"{name!r} needs system.flops_per_s; set it")
     seed = parsed.seeds.cohorts
     return Participation(selection, seed, clients.oversample, clients.deadline_s, system), section
 

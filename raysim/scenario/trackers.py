@@ -10,17 +10,14 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from raysim.common.errors import FAILURES, RaysimError, RunError, ScenarioError
+from raysim.common.errors import FAILURES, RaysimError, RunError
 from raysim.common.results import ClientRow, RunCard, Status, Tracker
 from raysim.common.suggestions import suggest
-from raysim.common.text import cause
 from raysim.plugins.calling import where
 from raysim.plugins.references import named
-from raysim.scenario.declared import declaration_of
-from raysim.scenario.named import made, model_of, split_name
+from raysim.scenario.named import checked_fields, imported, made, split_name
 from raysim.scenario.origin import Key
 from raysim.scenario.parse import ParsedScenario
-from raysim.scenario.sentences import validated
 from raysim.tracking.tensorboard import TensorBoard
 from raysim.tracking.wandb import Wandb
 
@@ -87,18 +84,9 @@ def _maker(parsed: ParsedScenario, key: Key, entry: Mapping[str, Any]) -> Callab
                 f"unknown tracker {name!r}{suggest(name, TRACKERS)} (available: {known}, or your own, such as "
                 "./mine.py:Name)",
             )
-        parsed.own_code.activate()
-        try:
-            cls = reference.get()
-        except ScenarioError as error:
-            raise origin.error(key, error.reason) from None
+        cls = imported(reference, parsed.own_code, key, origin)
     if isinstance(cls, type) and is_dataclass(cls):
-        try:
-            declaration = declaration_of(cls)
-        except FAILURES as error:
-            raise origin.error(key, f"{name}: its fields cannot be read: {cause(error)}") from error
-        settings = validated(model_of(declaration, name, key, origin), fields, origin, key)
-        fields = settings.model_dump()
+        fields = checked_fields(cls, name, fields, key, key, origin)
     return partial(made, cls, fields, key, origin)
 
 

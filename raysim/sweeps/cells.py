@@ -205,6 +205,11 @@ def written(value: Any) -> str:
     return " ".join(text.removesuffix("...\n").split())
 
 
+def as_json(value: Any) -> str:
+    """Write text, or lists or mappings of text, as JSON for `--set`, in which every character stays as it is."""
+    return json.dumps(value, ensure_ascii=False)  # YAML refuses halves of a character, such as \ud83d\ude80
+
+
 def shown_value(value: Any) -> str:
     """Write a value of a grid for a cell's name; a custom file by its name in runs, without its folder."""
     reference = Reference.of(value) if isinstance(value, str) else None
@@ -246,7 +251,7 @@ def identity(scenario: ParsedScenario) -> str:
 
 def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> ParsedScenario:
     """A cell's scenario, with the sweep's folder for its runs. sets: more overrides, of keys that decide no result."""
-    folder = [f"name={cell.folder_name}", f"output={sweep.output}"]
+    folder = [f"name={cell.folder_name}", f"output={as_json(str(sweep.output))}"]
     return parse_scenario(
         sweep.base,
         [*cell.sets, *folder, *sets],

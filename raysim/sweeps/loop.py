@@ -191,11 +191,11 @@ def _tune(
     decision of each candidate. A cell that fails or is lost is not tried twice; a lost cell leaves its candidate
     without a choice.
     """
-    tried: set[tuple[str, int]] = set()
+    tried: set[tuple[str, int]] = set()  # (folder, rounds): `tpe` may suggest the values of an earlier trial again
     parent: ParentRun | None = None
 
     def ended(state: CellState) -> bool:
-        retried = not retry_failed or (state.cell.id, state.cell.rounds) in tried
+        retried = not retry_failed or (state.cell.folder_name, state.cell.rounds) in tried
         return state.state == "done" or (state.state == "failed" and retried)
 
     with contextlib.ExitStack() as cleanup:
@@ -207,10 +207,10 @@ def _tune(
             trials = replace(tuning.sweep, cells=tuple(cells.values()), trials=trials_card(tuning, standings))
             states = {one.cell.name: one for one in _when_abandoned_cells_have_ended(trials)}
             left = [one for one in states.values() if not ended(one)]
-            left = [one for one in left if (one.cell.id, one.cell.rounds) not in tried]
+            left = [one for one in left if (one.cell.folder_name, one.cell.rounds) not in tried]
             if not left:
                 break
-            tried.update((one.cell.id, one.cell.rounds) for one in left)
+            tried.update((one.cell.folder_name, one.cell.rounds) for one in left)
             _write_card(trials)
             show_whole = _with_others(show, *_rounds_of_others(sweep, tuning, standings, chosen))
             show_whole(Progress(list(states.values()), []))  # MLflow and the workers take seconds to start

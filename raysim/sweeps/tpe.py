@@ -9,6 +9,7 @@ from typing import Any
 import optuna
 
 from raysim.core.seeds import seed_for
+from raysim.engine.policies.stopping import falls
 from raysim.sweeps.space import Domain, Values
 from raysim.sweeps.tuning import Candidate, HasEnded, Standing, Trial, Tuning
 
@@ -23,7 +24,7 @@ def standing_of(tuning: Tuning, candidate: Candidate, ended: HasEnded) -> Standi
     settings = tuning.settings
     seed = seed_for(settings.seed, "tune", candidate.name) % 2**32
     sampler = optuna.samplers.TPESampler(seed=seed)
-    direction = "minimize" if settings.select.startswith("loss/") else "maximize"
+    direction = "minimize" if falls(settings.select) else "maximize"
     study = optuna.create_study(sampler=sampler, direction=direction)
     distributions = {key: _distribution(one) for key, one in candidate.space.items()}
     trials: dict[int, Trial] = {}

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from importlib.util import find_spec
-from typing import Any, get_args
+from typing import Any
 
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import suggest
-from raysim.scenario.rules import VALIDATED
-from raysim.scenario.schema import EarlyStop, decides
+from raysim.scenario.deciding import DECIDING
+from raysim.scenario.schema import decides
 from raysim.scenario.sentences import unknown_key
 from raysim.scenario.yaml_text import shown
 from raysim.sweeps.halving import Halving
@@ -31,11 +31,8 @@ KEYS: Mapping[str, type] = {
 
 SEARCHES = ("grid", "random", "tpe")
 
-METRICS: tuple[str, ...] = get_args(EarlyStop.model_fields["metric"].annotation)
+METRICS = tuple(DECIDING)
 """Metrics that may choose: those that may end a run early."""
-
-WITHOUT_TEST = frozenset({*VALIDATED, "loss/train"})
-"""The metrics among them that use no test sample."""
 
 MOST_TRIALS = 1000
 

@@ -17,17 +17,18 @@ import pyarrow.compute as pc
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.tuned import ChosenValue, CloseDecision, TunedVariant, TuningCard
+from raysim.engine.policies.stopping import falls
 from raysim.report.load import read_partition, read_rounds
 from raysim.report.units import plural
+from raysim.scenario.deciding import DECIDING, missing_setting, rounds_between
 from raysim.scenario.origin import override_key
 from raysim.scenario.parse import ParsedScenario
-from raysim.scenario.rules import VALIDATED
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant, written
 from raysim.sweeps.halving import kept, ranked, sizes, total_rounds
 from raysim.sweeps.space import Space, Values, corners, draws, grid, points
 from raysim.sweeps.state import CellState, state_of
-from raysim.sweeps.tune_settings import WITHOUT_TEST, TuneSettings
+from raysim.sweeps.tune_settings import TuneSettings
 
 FAST_TRIALS = 2
 """Trials per method with `--fast`."""
@@ -39,14 +40,6 @@ FAST_NOTE = f"--fast: at most {FAST_TRIALS} trials per method, on one seed and w
 
 CLOSE = 2
 """Scores that differ by fewer samples than this hardly differ."""
-
-PARTS: Mapping[str, tuple[str, str]] = {
-    "accuracy/val": ("val", "validation"),
-    "accuracy/val_current": ("val", "validation"),
-    "accuracy/all": ("test", "test"),
-    "accuracy/all_current": ("test", "test"),
-}
-"""Metric of all clients -> the part of their samples that measures it, and its name in sentences."""
 
 HasEnded = Callable[[CellState], bool]
 """Whether a cell of a trial has ended for good."""
@@ -101,7 +94,7 @@ class Standing:
     def rounds(self) -> int:
         """The rounds that all cells of the trials have done."""
         states = [state for trial in self.trials for state in trial.states]
-        return sum({state.cell.id: min(state.rounds, state.cell.rounds) for state in states}.values())
+        return sum({state.cell.folder_name: min(state.rounds, state.cell.rounds) for state in states}.values())
 
     @property
     def reason(self) -> str:
@@ -218,13 +211,14 @@ class Tuning:
     def ranked(self, trials: Mapping[int, Trial]) -> list[int]:
         """The trials with a finite score, from the best to the worst; of equal trials, the earlier one first."""
         scores = {number: math.nan if one.score is None else one.score for number, one in trials.items()}
-        return ranked(scores, smaller=self.settings.select.startswith("loss/"))
+        return ranked(scores, smaller=falls(self.settings.select))
 
     def _close(self, last: Trial, first_ended: Trial, until: int) -> list[CloseDecision]:
         """The decision after round `until` between two trials if they hardly differ, else nothing."""
         assert last.score is not None and first_ended.score is not None
-        part, called = PARTS.get(self.settings.select, ("", ""))
-        samples = sum(_samples(state, part) for state in last.states) if part else 0
+        of = DECIDING[self.settings.select]
+        called = "validation" if of.part == "val" else "test"
+        samples = sum(_samples(state, of.part) for state in last.states) if of.of_all else 0
         if abs(last.score - first_ended.score) * samples >= CLOSE or not samples:
             return []
         words = f"{samples:,} {called} samples"
@@ -256,7 +250,7 @@ class Tuning:
         return TuningCard(
             settings.search,
             settings.select,
-            settings.select not in WITHOUT_TEST,
+            DECIDING[settings.select].part == "test",
             self.seeds,
             tuple(map(self.tuned, standings)),
             self.untuned,
@@ -448,13 +442,7 @@ def _steps(settings: TuneSettings, cell: Cell, name: str, fast: bool) -> tuple[i
     if last > scenario.rounds:
         text = f"{last} given, but {name} has {scenario.rounds} rounds; give at most {scenario.rounds}"
         raise ScenarioError(text, key=key, origin=file)
-    every = scenario.evaluation.every
-    if settings.select == "accuracy/global":
-        every = scenario.evaluation.global_every or every
-    elif settings.select.endswith("_current"):
-        every = scenario.evaluation.all_every or every
-    elif settings.select == "loss/train":
-        every = 1
+    every = rounds_between(settings.select, scenario.evaluation)
     if wrong := [t for t in halving.rounds if t % every and t != scenario.rounds]:
         text = (
             f"{wrong[0]} given, but {name} measures {settings.select} every {every} rounds; give multiples of {every}"
@@ -483,13 +471,10 @@ def _check_trials(tuning: Tuning, candidate: Candidate) -> None:
         )
         raise ScenarioError(f"{error}{how}") from None
     scenario = cells[0][0].scenario
-    if settings.select == "accuracy/global" and not scenario.evaluation.global_test:
-        text = "accuracy/global given, but evaluation.global_test is false; set evaluation.global_test: true"
+    if setting := missing_setting(settings.select, scenario.evaluation):
+        text = f"{settings.select} given, but it needs {setting}; set that key"
         raise ScenarioError(text, key="tune.select", origin=settings.file)
-    if settings.select.endswith("_current") and scenario.evaluation.clients != "all":
-        text = f"{settings.select} given, but it needs evaluation.clients: all; set that key"
-        raise ScenarioError(text, key="tune.select", origin=settings.file)
-    if settings.select in VALIDATED and _split(scenario) == "published":
+    if DECIDING[settings.select].part == "val" and _split(scenario) == "published":
         text = (
             f"{settings.select} given, but clients have no validation samples with data.split: published; "
             "choose another metric or, unless the partition is hks, set data.split to pooled811 or pfedhn"

@@ -27,13 +27,25 @@ def print_tuning(tuning: Tuning, standings: Sequence[Standing]) -> None:
             print(f"failed      {candidate.name}: {standing.reason}")
 
 
-def print_tuning_plan(tuning: Tuning, standings: Sequence[Standing], costs: Sequence[Cost]) -> tuple[float, int]:
-    """Print a line per tuned variant with the rounds and seconds of its trials.
+def seconds_left(tuning: Tuning, standings: Sequence[Standing], costs: Sequence[Cost]) -> float:
+    """Return the seconds of the trials' rounds that are left.
 
-    costs: of a cell of each candidate with all its rounds. A full search gives every trial all rounds. Returns the
-    seconds of the rounds that are left, and how often cells still start or resume for them.
+    costs: of a cell of each candidate with all its rounds.
     """
     left_s = 0.0
+    for standing, cost in zip(standings, costs, strict=True):
+        if standing.open and cost.seconds is not None:
+            candidate = standing.candidate
+            rounds = max(tuning.planned_rounds(candidate) - standing.rounds, 0)
+            left_s += cost.seconds / candidate.rounds * rounds
+    return left_s
+
+
+def print_tuning_plan(tuning: Tuning, standings: Sequence[Standing], costs: Sequence[Cost]) -> None:
+    """Print a line per tuned variant with the rounds and seconds of its trials. costs: as in `seconds_left`.
+
+    A full search gives every trial all rounds.
+    """
     for standing, cost in zip(standings, costs, strict=True):
         candidate = standing.candidate
         planned, full = tuning.planned_rounds(candidate), tuning.full_rounds(candidate)
@@ -43,6 +55,3 @@ def print_tuning_plan(tuning: Tuning, standings: Sequence[Standing], costs: Sequ
         state = "tuned" if standing.chosen is not None else "tuning"
         rounds = f"{plural(candidate.trials, 'trial')}, {standing.rounds} of {planned:,} rounds{share}"
         print(f"{state:<11} {shown:>22}  {candidate.name}: {rounds}")
-        if standing.open:
-            left_s += (seconds or 0.0) * max(planned - standing.rounds, 0)
-    return left_s, sum(map(tuning.starts_left, standings))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import secrets
 import time
@@ -21,7 +20,7 @@ from raysim.engine.stop import Stop
 from raysim.report.load import read_summary
 from raysim.runs.find import find_run
 from raysim.runs.signals import interruptible, sigterm_kept
-from raysim.sweeps.cells import Cell, Sweep, placed
+from raysim.sweeps.cells import Cell, Sweep, as_json, placed
 from raysim.sweeps.copies import upload_run
 from raysim.sweeps.state import CellState, note_failure, state_of
 from raysim.sweeps.worker import Outcome, Task, run_cell
@@ -254,22 +253,21 @@ def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> 
     scenario = state.cell.scenario
     tracking = scenario.tracking
     tags = {**tracking.tags, **parent.tags(), "sweep": sweep.name, "cell": state.cell.name}
-    sets = [f"tracking.tags={json.dumps(tags)}", f"tracking.uri={json.dumps(parent.uri)}", f"backend={backend}"]
+    sets = [f"tracking.tags={as_json(tags)}", f"tracking.uri={as_json(parent.uri)}", f"backend={backend}"]
     if tracking.experiment is None:
-        sets.append(f"tracking.experiment={json.dumps(sweep.name)}")
+        sets.append(f"tracking.experiment={as_json(sweep.name)}")
     # A job's workers have another working directory than its driver, so make paths absolute.
-    data = scenario.data
-    places = {"data.root": data.root, "checkpoint.folder": scenario.checkpoint.folder, "data.path": data.path}
-    places["data.partition.path"] = data.partition.get("path")  # of partition `listed`
-    places["system.trace"] = scenario.system.trace if scenario.system else None
+    places = scenario.paths
+    if scenario.checkpoint.folder is not None:
+        places["checkpoint.folder"] = scenario.checkpoint.folder
     if scenario.init is not None:  # the folder of a run, or the id of one below ./runs
         with contextlib.suppress(ScenarioError):  # the cell then fails with this error
             places["init.run"] = str(find_run(scenario.init.run))
     for key, place in places.items():
         if isinstance(place, list):
-            sets.append(f"{key}={json.dumps([str(expanded(one).absolute()) for one in place])}")
-        elif place is not None and "://" not in place:
-            sets.append(f"{key}={json.dumps(str(expanded(place).absolute()))}")
+            sets.append(f"{key}={as_json([str(expanded(one).absolute()) for one in place])}")
+        elif "://" not in place:
+            sets.append(f"{key}={as_json(str(expanded(place).absolute()))}")
     return Task(placed(state.cell, sweep, sets), state.folder if state.resumable else None, state.cell.until)
 
 

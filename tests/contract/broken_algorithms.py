@@ -1087,3 +1087,26 @@ class DeclaresAText(Sound):
 
     def exposed(self, client: Client, up: Header) -> Any:
         return "the header"
+
+
+@dataclass(frozen=True)
+class FixesTheType(Sound):
+    """Its loss has weights in float32, whatever the type of the network."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        client.fit(weighted)
+        return Header(weights(client.net.header))
+
+
+def weighted(net: Any, batch: Batch, given: Any) -> Tensor:
+    logits_BC = net(batch.x)
+    weight_C = torch.ones(logits_BC.shape[1], dtype=torch.float32)
+    return batch.mean(F.cross_entropy(logits_BC, batch.y, weight_C, reduction="none"))
+
+
+@dataclass(frozen=True)
+class DeclaresNothing(Sound):
+    """Says of every parameter that it is not sent."""
+
+    def exposed(self, client: Client, up: Header) -> Any:
+        return UpdateOf(client.net.header, {name: torch.full_like(w, torch.nan) for name, w in up.w.items()})

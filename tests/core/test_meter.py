@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.contract.toy import Toy, toy_model, toy_samples
-from raysim.core import algorithm
+from raysim.core import client_flops
 from raysim.core.algorithm import Client, Task
 from raysim.core.data import Batch
 from raysim.core.fit import LocalTraining
@@ -310,7 +310,7 @@ def test_the_operations_of_bundled_methods_are_counted_once(name: str, monkeypat
         kinds.append(kind_of(value, given))
         return kinds[-1]
 
-    monkeypatch.setattr(algorithm, "kind_of", kept)
+    monkeypatch.setattr(client_flops, "kind_of", kept)
     meter = FlopMeter()
     toy = Toy(algorithm_class(name)(), "test", meter=meter).run(2)
     known = len(meter.counted)

@@ -333,6 +333,14 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     # Arrays
     "no array y": (npz(x=np.zeros((2, 2))), "mine.npz has no array y; its arrays are x"),
+    "ids that are the samples": (
+        lambda: {**npz(x=np.zeros((4, 2)), y=[0, 1, 0, 1])(), "partition": {"name": "natural", "by": "x"}},
+        "array x has type float64 and shape (4, 2); give one whole number or one text per sample",
+    ),
+    "images without pixels": (
+        npz(x=np.zeros((2, 0, 8), np.uint8), y=[0, 1]),
+        "array x has type uint8 and shape (2, 0, 8); give",
+    ),
     "objects": (npz(x=OBJECTS, y=[0, 1]), "array x contains Python objects, which raysim does not load"),
     "more samples than labels": (
         npz(x=np.zeros((3, 2)), y=[0, 1]),
@@ -359,6 +367,16 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "an image that is none": (
         images(lambda folder: (folder / "dog" / "3.png").write_text("woof")),
         "3.png is not a readable PNG or JPEG (the bytes are of neither format)",
+    ),
+    "an image whose name is not UTF-8": (
+        images(lambda folder: (folder / "cat" / "0.jpeg").rename(folder / "cat" / "caf\udce9.jpeg")),
+        "data.path: ",
+        "jpeg' has a name that is not UTF-8; rename the file or its folder",
+    ),
+    "an image that is a link to nothing": (
+        images(lambda folder: (folder / "cat" / "9.png").symlink_to("gone.png")),
+        "data.path: ",
+        "cat/9.png is a link to a missing file; restore the file, or remove the link",
     ),
     "an image outside the classes": (
         images(lambda folder: (folder / "cat" / "0.jpeg").rename("pets/0.png")),

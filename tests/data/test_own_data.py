@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from raysim.inspection.attack import attack
 from raysim.runs.assembly import Assembly, assemble
 from raysim.runs.preview import preview
 from raysim.runs.run import Run, run
+from raysim.scenario.data import files_of
+from raysim.scenario.parse import parse_scenario
 from tests.data import layouts
 from tests.data.own import checked, features, image_folder, leaf, scenario, table
 
@@ -422,6 +425,16 @@ def test_folders_of_clients_in_each_part(workplace: Path) -> None:
         assert made.partition.ids == ("u1", "u2")
 
 
+@pytest.mark.parametrize(
+    ("folders", "ids"), [(("test-1", "val-2"), ("test-1", "val-2")), (("train/u1", "train/u2"), ("u1", "u2"))]
+)
+def test_clients_that_are_called_like_a_part(folders: tuple[str, str], ids: tuple[str, str], workplace: Path) -> None:
+    for folder in folders:
+        image_folder(Path("pets", folder))
+    made = assembled({"name": "images", "path": "pets", "size": 8, "partition": {"name": "natural", "by": "folder"}})
+    assert made.partition.ids == ids
+
+
 def test_images_are_read_again_when_their_ids_change(workplace: Path) -> None:
     image_folder(Path("pets"))
     names = sorted(str(path.relative_to("pets")) for path in Path("pets").rglob("*.*"))
@@ -441,3 +454,14 @@ def test_many_columns_take_time_in_proportion(workplace: Path) -> None:
     started = time.process_time()
     read_tables(Source("parquet", path.parent, (path,), ()), Files((str(path),), features=tuple(names)))
     assert time.process_time() - started < 10
+
+
+def test_only_the_partition_natural_names_a_column_of_ids() -> None:
+    @dataclass(frozen=True)
+    class Mine:
+        by: str = "a"
+
+    parsed = parse_scenario(scenario({"name": "csv", "path": "mine.csv", "partition": {"name": "iid"}}))
+    for partition, by in ((Mine(), None), (Natural("user"), "user")):
+        files = files_of(parsed, partition)
+        assert files is not None and files.by == by

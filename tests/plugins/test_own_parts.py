@@ -129,6 +129,15 @@ class TestData:
         other = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
         assert other.summary["dataset"]["digest"] != result.summary["dataset"]["digest"]
 
+    @pytest.mark.parametrize("command", [("launch",), ("sweep", "--grid", "training.lr=0.1,0.01")])
+    def test_a_dry_run(self, command: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (folder / "evil.py").write_text(OWN_DATA)
+        data = "data={name: './evil.py:load', partition: {name: natural, by: user}}"
+        sets = [data, "clients={count: auto, models: [mlp_s, mlp_m]}", "algorithm.name=fedgh"]
+        words = [word for one in sets for word in ("--set", one)]
+        said = ran(command[0], str(folder / "s.yaml"), *command[1:], "--dry-run", *words, capsys=capsys)
+        assert "is not a known data set" not in said
+
     @pytest.mark.parametrize(
         ("name", "sentence"),
         [
@@ -166,6 +175,22 @@ class TestPartition:
         assert len(table) == 1797
         assert "evil.py" in result.summary["code"]["files"]
         assert "first: 1" in (result.folder / "resolved.yaml").read_text()
+
+    @pytest.mark.parametrize("base", ["Iid", "Dirichlet"])
+    def test_one_that_inherits_from_one_of_raysim(self, base: str, folder: Path) -> None:
+        text = OWN_PARTITION.replace("class Halves:", f"class Halves({base}):")
+        (folder / "evil.py").write_text(f"from raysim.data.partition import {base}\n{text}")
+        sets = ["data.partition={name: './evil.py:Halves', first: 1}", "algorithm.name=fedgh"]
+        result = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
+        table = pq.read_table(result.folder / "partition.parquet").to_pandas()
+        assert sorted(set(table[table.client == 0].label)) == [0, 2, 4, 6, 8]
+
+    def test_one_that_inherits_from_one_without_shares(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        text = OWN_PARTITION.replace("class Halves:", "class Halves(Natural):")
+        (folder / "evil.py").write_text(f"from raysim.data.partition import Natural\n{text}")
+        words = ["--set", "data.partition={name: './evil.py:Halves'}"]
+        said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
+        assert "data.partition.name: Halves inherits from Natural, which does not divide samples by `shares`" in said
 
     @pytest.mark.parametrize(
         ("wrong", "sentence"),

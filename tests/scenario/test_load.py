@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from raysim.algorithms.fedgh import FedGH
 from raysim.common.errors import ScenarioError
+from raysim.common.results import METRICS
 from raysim.data.specs import DATASETS
+from raysim.scenario.deciding import DECIDING
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
+from raysim.scenario.schema import EarlyStop
 from raysim.scenario.yaml_text import Loader, WrittenLoader
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -373,6 +376,14 @@ def test_what_is_written_is_read_the_same_by_the_fast_loader(path: Path):
     assert yaml.load(text, WrittenLoader) == yaml.load(text, Loader)
 
 
+def test_spaces_within_an_override_are_kept():
+    loaded = load(
+        "tracking.experiment=a  b", "data.path=/x/wide\u3000space", "algorithm={name: fedgh,\n\tserver_epochs: 5}"
+    )
+    assert (loaded.tracking.experiment, loaded.data.path) == ("a  b", "/x/wide\u3000space")
+    assert loaded.algorithm_settings["server_epochs"] == 5
+
+
 def test_yes_and_on_are_true_as_in_yaml():
     assert load("data.augment=yes").data.augment is True
     assert load("data.augment=off").data.augment is False
@@ -595,3 +606,8 @@ def test_a_mapping_may_be_merged_into_another(tmp_path: Path):
 def test_a_value_with_hundreds_of_levels_is_refused():
     with pytest.raises(ScenarioError, match=r"^scenario: a value has too many levels of nested lists or mappings; use"):
         parse_scenario(mapping(), [f"data.partition.deep={'[' * 300}{']' * 300}"])
+
+
+def test_every_metric_that_may_decide_is_described() -> None:
+    assert tuple(DECIDING) == get_args(EarlyStop.model_fields["metric"].annotation)
+    assert DECIDING.keys() <= METRICS.keys()

@@ -74,3 +74,28 @@ def test_a_run_folder_that_was_deleted(sweep: Sweep, caplog: pytest.LogCaptureFi
     state = ended(Outcome(Path("/runs/r1")), sweep.cells[0], sweep)
     assert (state.state, said(caplog)) == ("waiting", [f"base: {state.reason}"])
     assert state.reason == "the run folder /runs/r1 does not exist; it was moved or deleted"
+
+
+def test_a_field_called_path_of_ones_own_partition_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fields = "@dataclass(frozen=True)\nclass Mine:\n    path: int = 3\n"
+    code = f"from dataclasses import dataclass\n\n{fields}\n    def shares(self, *given): ...\n"
+    (tmp_path / "mine.py").write_text(code)
+    data = {**digits()["data"], "partition": {"name": "./mine.py:Mine", "path": 4}}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": digits(data=data)}))
+    (state,) = states_of(load_sweep("sweep.yaml"))
+    task = task_of(state, load_sweep("sweep.yaml"), Parent(), "ray")  # type: ignore[arg-type]
+    assert task.scenario.data.partition["path"] == 4
+
+
+@pytest.mark.parametrize("name", ["exp #2", "a: b", "\U0001f680", "two  spaces", "[", "'"])
+def test_a_folder_of_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    scenario = digits(data={**digits()["data"], "root": "data"}, tracking={"tags": {"who": name}}, output="runs")
+    Path("sweep.yaml").write_text(yaml.safe_dump({"base": scenario}, allow_unicode=True))
+    sweep = load_sweep("sweep.yaml")
+    (state,) = states_of(sweep)
+    parsed = task_of(state, sweep, Parent(), "ray").scenario  # type: ignore[arg-type]
+    assert parsed.output == str(sweep.output) == str(tmp_path / name / "runs" / "sweep")
+    assert (parsed.data.root, parsed.tracking.tags["who"]) == (str(tmp_path / name / "data"), name)

@@ -529,7 +529,10 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
             {"select": "accuracy/vall"},
             "tune.select: 'accuracy/vall' given; did you mean 'accuracy/val'\\?; allowed: accuracy/val, ",
         ),
-        ({"select": "accuracy/global"}, "tune.select: accuracy/global given, but evaluation.global_test is false"),
+        (
+            {"select": "accuracy/global"},
+            "tune.select: accuracy/global given, but it needs evaluation.global",
+        ),
         (
             {"select": "accuracy/all_current"},
             "tune.select: accuracy/all_current given, but it needs evaluation.clients: all",
@@ -707,6 +710,19 @@ def test_tpe_suggests_the_same_trials_after_a_kill(workplace: Path, pool: Pool) 
     other = load_sweep(path, sets=[f"output={workplace / 'other'}"])
     run_sweep(other)
     assert [[trial.values for trial in one.trials] for one in tuning(other).standings()] == expected
+
+
+def test_tpe_may_suggest_values_twice(workplace: Path, pool: Pool) -> None:
+    """A list of three values has few points; each trial has a run of its own, and each counts in the budget."""
+    settings = tune(search="tpe", trials=3, halving=None, space={"training.lr": [0.1, 0.05, 0.01]})
+    runs = {"FedGH": ["algorithm.name=fedgh"]}
+    sweep = load_sweep(write(workplace, seeds=[1], set=["rounds=1"], runs=runs, tune=settings))
+    states = run_sweep(sweep)
+    (standing,) = tuning(sweep).standings()
+    rates = [trial.values["training.lr"] for trial in standing.trials]
+    assert len(rates) == 3 and len(set(rates)) < 3
+    assert standing.chosen is not None and standing.rounds == 3
+    assert [one.state for one in states] == ["done"]
 
 
 def suggested(folder: Path, space: dict[str, Any], **changes: Any) -> Standing:
