@@ -400,7 +400,8 @@ def _sweep_of(
     notes, several = [], f"the runs belong to several sweeps ({names}), which differ in"
     for name, option in (("baseline", "--baseline"), ("targets", "--target")):
         if any(getattr(one, name) != getattr(sweep, name) for one in sweeps.values()):
-            notes += [f"{several} {name}, so none is used; set {option}"] if asked[name] else []
+            none = "none is used" if name == "baseline" else "those of papers are used, if there are any for this data"
+            notes += [f"{several} {name}, so {none}; set {option}"] if asked[name] else []
             sweep = replace(sweep, baseline=None) if name == "baseline" else replace(sweep, targets=None)
             asked[name] = False
     if any(one.targets_on != sweep.targets_on for one in sweeps.values()):

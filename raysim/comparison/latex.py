@@ -126,8 +126,8 @@ def _one(number: str, mark: Mark | None, align: str) -> str:
 
 
 def _signed(number: str) -> str:
-    """A number whose sign is not a hyphen."""
-    return re.sub(r"^([+-])(?=\d)", r"$\1$", number)
+    """A number, perhaps with another one in brackets, whose sign is not a hyphen."""
+    return re.sub(r"(^|\()([+-])(?=\d)", r"\1$\2$", number)
 
 
 def _check_unit(comparison: Comparison, column: Column, head: str) -> None:

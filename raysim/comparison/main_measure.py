@@ -87,17 +87,17 @@ def main_measure(metric: str | None, select: str) -> str:
     return OF_METRIC[select][metric]
 
 
-def first_accuracy(measures: Iterable[str], select: str) -> str:
-    """The measure that comes first if a table has these: the first of one accuracy.
+def first_accuracy(measures: Iterable[str], select: str) -> str | None:
+    """The measure that comes first if a table has these: the first of one accuracy; None if there is none.
 
-    Own networks have the measures of how their accuracy spreads over clients; without an accuracy, they come first.
+    A measure of how the accuracy of own networks spreads over clients stands for this accuracy.
     """
     for measure in measures:
         if measure in ORIGINS:
             return measure
         if measure in SPREADS:
-            break
-    return SELECT[select]
+            return SELECT[select]
+    return None
 
 
 def in_words(measure: str) -> str:

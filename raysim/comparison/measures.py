@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 MIB = 2.0**20
 
@@ -15,60 +16,165 @@ TARGETS: Mapping[tuple[str, str], tuple[float, ...]] = {
 }
 """(data set, partition) -> target mean accuracies for which papers report rounds (FedGH, Table 3; FedRAL, Table 4)."""
 
-MEASURES: Mapping[str, str] = {
-    "last": "mean test accuracy of all clients in the last round that measured it; each client counts with the "
-    "latest test accuracy of its own network",
-    "last_pooled": "test accuracy of all clients in the last round that measured it, pooled over samples: the share of "
-    "all clients' test samples that are classified correctly",
-    "last_current_pooled": "`last_pooled`, each client tested after it received the server's current message",
-    "at_best_val": "`last`, but in the round with the greatest `val` instead of the last round",
-    "best": "greatest mean test accuracy of all clients in any round; the test samples choose the round, so this is "
-    "optimistic",
-    "last_current": "mean test accuracy of all clients in the last round that measured it, each client tested after it "
-    "received the server's current message (needs `evaluation.clients: all`)",
-    "at_best_val_current": "`last_current`, but in the round with the greatest `val_current` instead of the last round",
-    "best_current": "greatest mean test accuracy of all clients in any round, each client tested after it received the "
-    "server's current message",
-    "best_participants": "greatest mean test accuracy of the participants in any round; the code released with "
-    "papers often reports this number",
-    "best_global": "greatest mean accuracy of participants' models on the whole published test set, in any round",
-    "last_global": "mean accuracy of participants' models on the whole published test set, in the last round that "
-    "measured it",
-    "worst_decile": "mean test accuracy of the worst tenth of the clients, in the last round that measured it",
-    "worst_decile_current": "mean test accuracy of the worst tenth of the clients in the last round that measured it, "
-    "each client tested after it received the server's current message",
-    "min": "lowest test accuracy of any client, in the last round that measured it",
-    "jain": "Jain's fairness index of the clients' test accuracies in the last round that measured them; 1: all "
-    "clients are equally accurate",
-    "macro_f1": "macro-averaged F1 of each client, averaged over all clients, in the last round that measured it",
-    "std": "standard deviation of the clients' test accuracies, in the last round that measured them",
-    "val": "mean validation accuracy of all clients, in the last round that measured it",
-    "best_val": "greatest mean validation accuracy of all clients in any round",
-    "best_val_round": "first round that reached `best_val`",
-    "val_current": "mean validation accuracy of all clients in the last round that measured it, each client evaluated "
-    "after it received the server's current message",
-    "best_val_current": "greatest mean validation accuracy of all clients in any round, each client evaluated after it "
-    "received the server's current message",
-    "best_val_current_round": "first round that reached `best_val_current`",
-    "up_mib": "MiB that a participant sends per round, on average",
-    "down_mib": "MiB that a participant receives per round, on average",
-    "both_mib": "MiB that a participant sends and receives per round, on average",
-    "total_mib": "MiB that all clients sent and received in all rounds",
-    "gflop": "GFLOP (10^9 floating-point operations) that a participant computes per round, on average",
-    "total_gflop": "GFLOP (10^9 floating-point operations) that clients and server computed in all rounds",
-    "virtual_s": "virtual seconds that all rounds took, if the scenario has a section `system`",
-    "dropped": "how often a selected client dropped out or was late, if the scenario has a section `system`",
-}
-"""Measure -> meaning. `TO_TARGET` adds measures for each target accuracy A, such as `rounds_to_0.5`."""
 
-TO_TARGET: Mapping[str, str] = {
-    "rounds": "number of rounds until the mean test accuracy reaches A; `targets_on` in the sweep file says which "
-    "clients the mean covers",
-    "mib": "MiB that all clients sent and received until the round that reached A",
-    "up_mib": "MiB that one client sends until the accuracy reaches A, if the client takes part in every round",
-    "gflop": "GFLOP (10^9 floating-point operations) that clients and server computed until the round that reached A",
-    "virtual_s": "virtual seconds until the accuracy reached A, if the scenario has a section `system`",
+class Measure(NamedTuple):
+    """How tables and pages show and explain a measure."""
+
+    title: str  # of its columns
+    meaning: str
+    in_per_cent: bool = False  # whether its values are in [0, 1] and tables show them in per cent
+
+
+MEASURES: Mapping[str, Measure] = {
+    "last": Measure(
+        "last",
+        "mean test accuracy of all clients in the last round that measured it; each client counts with the latest test "
+        "accuracy of its own network",
+        in_per_cent=True,
+    ),
+    "last_pooled": Measure(
+        "last pooled",
+        "test accuracy of all clients in the last round that measured it, pooled over samples: the share of all "
+        "clients' test samples that are classified correctly",
+        in_per_cent=True,
+    ),
+    "last_current_pooled": Measure(
+        "last current pooled",
+        "`last_pooled`, each client tested after it received the server's current message",
+        in_per_cent=True,
+    ),
+    "at_best_val": Measure(
+        "at best val.",
+        "`last`, but in the round with the greatest `val` instead of the last round",
+        in_per_cent=True,
+    ),
+    "best": Measure(
+        "best",
+        "greatest mean test accuracy of all clients in any round; the test samples choose the round, so this is "
+        "optimistic",
+        in_per_cent=True,
+    ),
+    "last_current": Measure(
+        "last current",
+        "mean test accuracy of all clients in the last round that measured it, each client tested after it received "
+        "the server's current message (needs `evaluation.clients: all`)",
+        in_per_cent=True,
+    ),
+    "at_best_val_current": Measure(
+        "current at best val.",
+        "`last_current`, but in the round with the greatest `val_current` instead of the last round",
+        in_per_cent=True,
+    ),
+    "best_current": Measure(
+        "best current",
+        "greatest mean test accuracy of all clients in any round, each client tested after it received the server's "
+        "current message",
+        in_per_cent=True,
+    ),
+    "best_participants": Measure(
+        "best part.",
+        "greatest mean test accuracy of the participants in any round; the code released with papers often reports "
+        "this number",
+        in_per_cent=True,
+    ),
+    "best_global": Measure(
+        "best global",
+        "greatest mean accuracy of participants' models on the whole published test set, in any round",
+        in_per_cent=True,
+    ),
+    "last_global": Measure(
+        "last global",
+        "mean accuracy of participants' models on the whole published test set, in the last round that measured it",
+        in_per_cent=True,
+    ),
+    "worst_decile": Measure(
+        "worst 10%",
+        "mean test accuracy of the worst tenth of the clients, in the last round that measured it",
+        in_per_cent=True,
+    ),
+    "worst_decile_current": Measure(
+        "worst 10% current",
+        "mean test accuracy of the worst tenth of the clients in the last round that measured it, each client tested "
+        "after it received the server's current message",
+        in_per_cent=True,
+    ),
+    "min": Measure("min", "lowest test accuracy of any client, in the last round that measured it", in_per_cent=True),
+    "jain": Measure(
+        "Jain",
+        "Jain's fairness index of the clients' test accuracies in the last round that measured them; 1: all clients "
+        "are equally accurate",
+    ),
+    "macro_f1": Measure(
+        "macro F1",
+        "macro-averaged F1 of each client, averaged over all clients, in the last round that measured it",
+        in_per_cent=True,
+    ),
+    "std": Measure(
+        "std clients",
+        "standard deviation of the clients' test accuracies, in the last round that measured them",
+        in_per_cent=True,
+    ),
+    "val": Measure(
+        "val.",
+        "mean validation accuracy of all clients, in the last round that measured it",
+        in_per_cent=True,
+    ),
+    "best_val": Measure("max val.", "greatest mean validation accuracy of all clients in any round", in_per_cent=True),
+    "best_val_round": Measure("max val. round", "first round that reached `best_val`"),
+    "val_current": Measure(
+        "val. current",
+        "mean validation accuracy of all clients in the last round that measured it, each client evaluated after it "
+        "received the server's current message",
+        in_per_cent=True,
+    ),
+    "best_val_current": Measure(
+        "max val. current",
+        "greatest mean validation accuracy of all clients in any round, each client evaluated after it received the "
+        "server's current message",
+        in_per_cent=True,
+    ),
+    "best_val_current_round": Measure("max val. current round", "first round that reached `best_val_current`"),
+    "up_mib": Measure("MiB up", "MiB that a participant sends per round, on average"),
+    "down_mib": Measure("MiB down", "MiB that a participant receives per round, on average"),
+    "both_mib": Measure("MiB each", "MiB that a participant sends and receives per round, on average"),
+    "total_mib": Measure("MiB", "MiB that all clients sent and received in all rounds"),
+    "gflop": Measure(
+        "GFLOP each",
+        "GFLOP (10^9 floating-point operations) that a participant computes per round, on average",
+    ),
+    "total_gflop": Measure(
+        "GFLOP",
+        "GFLOP (10^9 floating-point operations) that clients and server computed in all rounds",
+    ),
+    "virtual_s": Measure("virtual s", "virtual seconds that all rounds took, if the scenario has a section `system`"),
+    "dropped": Measure(
+        "dropped",
+        "how often a selected client dropped out or was late, if the scenario has a section `system`",
+    ),
 }
+"""In the order of tables. `TO_TARGET` adds measures for each target accuracy A, such as `rounds_to_0.5`."""
+
+TO_TARGET: Mapping[str, Measure] = {
+    "rounds": Measure(
+        "rounds",
+        "number of rounds until the mean test accuracy reaches A; `targets_on` in the sweep file says which clients "
+        "the mean covers",
+    ),
+    "mib": Measure("MiB", "MiB that all clients sent and received until the round that reached A"),
+    "up_mib": Measure(
+        "upload MiB",
+        "MiB that one client sends until the accuracy reaches A, if the client takes part in every round",
+    ),
+    "gflop": Measure(
+        "GFLOP",
+        "GFLOP (10^9 floating-point operations) that clients and server computed until the round that reached A",
+    ),
+    "virtual_s": Measure(
+        "virtual s",
+        "virtual seconds until the accuracy reached A, if the scenario has a section `system`",
+    ),
+}
+"""Cost until a target accuracy A is reached -> measure; a column's title ends with A, as in `rounds to 50%`."""
 
 SELECT: Mapping[str, str] = {"last": "last", "val": "at_best_val", "val_current": "at_best_val_current"}
 """What selects a run's round -> the measure that comparisons show first, test, and summarise over tasks.
@@ -82,36 +188,16 @@ CURVES = ("all", "all_current", "participants")
 """Clients whose mean test accuracy must reach a target: all clients with their own networks or with the server's
 current message, or a round's participants."""
 
-ACCURACIES = frozenset(
-    {
-        "last",
-        "last_pooled",
-        "last_current_pooled",
-        "at_best_val",
-        "best",
-        "last_current",
-        "at_best_val_current",
-        "best_current",
-        "best_participants",
-        "best_global",
-        "last_global",
-        "worst_decile",
-        "worst_decile_current",
-        "min",
-        "macro_f1",
-        "std",
-        "val",
-        "best_val",
-        "val_current",
-        "best_val_current",
-    }
-)
+ACCURACIES = frozenset(name for name, measure in MEASURES.items() if measure.in_per_cent)
 """Measures in [0, 1], which tables show in per cent."""
 
 
-_TO_TARGET = re.compile(rf"({'|'.join(TO_TARGET)})_to_0\.\d+")
+_TO_TARGET = re.compile(rf"({'|'.join(TO_TARGET)})_to_(?:0\.\d+|1(?:\.0+)?)")
 
-ALL_MEASURES: Mapping[str, str] = {**MEASURES, **{f"{cost}_to_A": meaning for cost, meaning in TO_TARGET.items()}}
+ALL_MEASURES: Mapping[str, str] = {
+    **{name: measure.meaning for name, measure in MEASURES.items()},
+    **{f"{cost}_to_A": measure.meaning for cost, measure in TO_TARGET.items()},
+}
 """Measure -> meaning. `A` stands for a target accuracy, such as 0.5."""
 
 

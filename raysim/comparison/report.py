@@ -20,7 +20,6 @@ from raysim.comparison.main_measure import ORIGINS, in_words
 from raysim.comparison.measures import ACCURACIES, MEASURES
 from raysim.comparison.pictures import pictures, without_clients
 from raysim.comparison.runs import RunRecord
-from raysim.comparison.scale import title
 from raysim.comparison.tables import Column, columns, legend, rows_of, short_columns, task_rows, tasks_legend
 from raysim.report.figures import save
 from raysim.scenario.yaml_text import opening_comment, read_text, shown
@@ -167,7 +166,7 @@ def report(
     environment = Environment(
         loader=PackageLoader("raysim.comparison"), autoescape=True, undefined=StrictUndefined, finalize=_clean
     )
-    measures = {f"{title(name)} ({name})": meaning.replace("`", "") for name, meaning in MEASURES.items()}
+    measures = {f"{one.title} ({name})": one.meaning.replace("`", "") for name, one in MEASURES.items()}
     name = name or ", ".join(part.name for part in parts)
     page = environment.get_template("report.html").render(parts=parts, measures=measures, live=live, name=name)
     path.parent.mkdir(parents=True, exist_ok=True)

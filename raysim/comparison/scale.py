@@ -7,27 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from raysim.comparison.compare import Comparison
-from raysim.comparison.measures import ACCURACIES, MIB
+from raysim.comparison.measures import ACCURACIES, MEASURES, MIB, TO_TARGET
 from raysim.comparison.statistics import Estimate, Spread
 from raysim.report.figures import OVER
 
 ROUNDING = 1e-12
 """Smaller numbers are errors of rounding: they are shown as 0."""
-
-TITLES = {
-    "last": "last", "last_pooled": "last pooled", "last_current_pooled": "last current pooled",
-    "at_best_val": "at best val.", "best": "best", "best_participants": "best part.",
-    "last_current": "last current", "at_best_val_current": "current at best val.", "best_current": "best current",
-    "best_global": "best global",
-    "last_global": "last global", "worst_decile": "worst 10%",
-    "worst_decile_current": "worst 10% current", "std": "std clients",
-    "min": "min", "jain": "Jain", "macro_f1": "macro F1",
-    "val": "val.", "best_val": "max val.", "best_val_round": "max val. round",
-    "val_current": "val. current", "best_val_current": "max val. current",
-    "best_val_current_round": "max val. current round",
-    "up_mib": "MiB up", "down_mib": "MiB down", "both_mib": "MiB each", "total_mib": "MiB", "gflop": "GFLOP each",
-    "total_gflop": "GFLOP", "virtual_s": "virtual s", "dropped": "dropped",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,11 +42,10 @@ class Scales:
 
 def title(measure: str) -> str:
     """A column's title."""
-    if measure in TITLES:
-        return TITLES[measure]
-    what, target = measure.split("_to_")
-    words = {"rounds": "rounds", "mib": "MiB", "up_mib": "upload MiB", "gflop": "GFLOP", "virtual_s": "virtual s"}
-    return f"{words[what]} to {100 * float(target):g}%"
+    if measure in MEASURES:
+        return MEASURES[measure].title
+    cost, target = measure.split("_to_")
+    return f"{TO_TARGET[cost].title} to {100 * float(target):g}%"
 
 
 def scales_of(comparison: Comparison, measure: str) -> Scales:

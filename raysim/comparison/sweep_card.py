@@ -66,10 +66,15 @@ class SweepCard:
     def write(self, folder: Path) -> None:
         """Write the card. Cells of earlier cards stay before these, as their runs do: of two runs, the last one counts.
 
-        Raises `OSError`, `ScenarioError`.
+        Earlier cells without a run do not stay: the sweep was edited before they began. Raises `OSError`,
+        `ScenarioError`.
         """
         earlier = self.read(folder)
-        others = {name: cell for name, cell in (earlier.cells if earlier else {}).items() if name not in self.cells}
+        others = {
+            name: cell
+            for name, cell in (earlier.cells if earlier else {}).items()
+            if name not in self.cells and any((folder / name).glob("*/summary.json"))
+        }
         card = replace(self, cells={**others, **self.cells})
         content = TypeAdapter(dict).dump_json(asdict(card), indent=1)
         files.replace(folder / SWEEP_CARD, lambda file: file.write(content))

@@ -71,6 +71,20 @@ def watch(
     write = partial(_write, output=output, select=select, metric=metric)
     before: list[str] = []
     watched: dict[Path, Watched] = {}
+
+    def write_what_is_known(refresh_s: int | None) -> None:
+        """Write the page; without the baseline or the chosen accuracy if no run has it yet."""
+        try:
+            write(watched, baseline, refresh_s=refresh_s)
+        except ScenarioError:
+            if baseline is None and metric is None and select == "last":
+                raise
+            # The runs of the baseline may begin later, and so may the rounds that measure the accuracy.
+            try:
+                write(watched, refresh_s=refresh_s)
+            except ScenarioError:
+                _write(watched, output=output, select="last", metric=None, refresh_s=refresh_s)
+
     try:
         while True:
             began_s = time.monotonic()
@@ -82,19 +96,11 @@ def watch(
             before = lines
             if all(one.begun and not one.running for one in watched.values()):
                 return write(watched, baseline)
-            try:
-                write(watched, baseline, refresh_s=round(EVERY_S))
-            except ScenarioError:
-                if baseline is None and metric is None and select == "last":
-                    raise
-                # The runs of the baseline may begin later, and so may the rounds that measure the accuracy.
-                try:
-                    write(watched, refresh_s=round(EVERY_S))
-                except ScenarioError:
-                    _write(watched, output=output, select="last", metric=None, refresh_s=round(EVERY_S))
+            write_what_is_known(round(EVERY_S))
             sleep(max(EVERY_S, 4 * (time.monotonic() - began_s)))
     except KeyboardInterrupt:
-        write(watched)
+        if watched:
+            write_what_is_known(None)
         raise
 
 

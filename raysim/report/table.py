@@ -30,7 +30,8 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
     - `dropped_clients`: number of selected clients that did not count
     - `best_round`, `best_val_round`: the rounds of `accuracy/best` and `accuracy/at_best_val`
     - `up_bytes_per_participant`, `down_bytes_per_participant`: mean bytes per participant and round
-    - `seconds`: "total" of this process; and "train", "aggregate", "evaluate", summed over clients and server, which
+    - `seconds`: "total" of this process; "before_resume", of rounds in earlier processes (missing in runs of an earlier
+      raysim); and "train", "aggregate", "evaluate", summed over clients and server, which
       work at the same time
     """
     from rich.console import Console
@@ -96,7 +97,8 @@ def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
 
 
 def _phases(seconds: Mapping[str, float]) -> str:
-    phases = ", ".join(f"{name} {human_seconds(s)}" for name, s in seconds.items() if name != "total")
+    others = ("total", "before_resume")
+    phases = ", ".join(f"{name} {human_seconds(s)}" for name, s in seconds.items() if name not in others)
     return f"{phases} (summed over clients, which may run in parallel)" if phases else ""
 
 
@@ -191,7 +193,8 @@ def _time(seconds: Mapping[str, float], final: Mapping[str, float]) -> str:
     total, rounds = seconds.get("total"), final.get("time/total_s")
     if total is None or rounds is None:
         return "" if total is None else human_seconds(total)
-    if rounds > total:  # a resumed run: `rounds` includes the rounds before the resume, `total` does not
+    # In a resumed run, `rounds` includes the rounds before the resume, and `total` does not.
+    if seconds.get("before_resume") or rounds > total:
         return f"{human_seconds(total)} since the run was resumed; all its rounds together took {human_seconds(rounds)}"
     rest = human_seconds(total - rounds)
     return f"{human_seconds(total)} ({human_seconds(rounds)} for rounds, {rest} for start and end)"

@@ -22,6 +22,7 @@ from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.comparison.tables import legend, markdown, short_columns, task_rows
+from raysim.comparison.watch import Watched
 from tests.comparison.runs import make_run, variant_rows
 
 
@@ -348,6 +349,14 @@ def test_cells_without_a_run_are_counted(tmp_path: Path) -> None:
     assert not any("no run" in note for note in compare(tmp_path).notes)
     SweepCard("", {"x": CellCard("X"), "y-1": CellCard("Y"), "y-2": CellCard("Y")}).write(tmp_path / "s")
     assert "s: 3 of 7 cells of the sweep have no run: X, Y" in compare(tmp_path).notes
+
+
+def test_cells_that_an_edited_sweep_no_longer_has_are_not_counted(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    SweepCard("", {"never-began": CellCard("Ours"), "z-ours-1": CellCard("Before")}).write(tmp_path / "s")
+    sweep_of(tmp_path / "s")
+    assert not any("no run" in note for note in compare(tmp_path / "s").notes)
+    assert "waiting" not in Watched.of(tmp_path / "s").line
 
 
 def test_cells_that_were_not_given_are_counted_apart_from_those_without_a_run(tmp_path: Path) -> None:

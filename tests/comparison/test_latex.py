@@ -15,7 +15,7 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
-from raysim.comparison.latex import latex
+from raysim.comparison.latex import _signed, latex
 from raysim.comparison.ranking import RULE, direction, marks
 from raysim.comparison.scale import Scale, scales_of
 from raysim.comparison.statistics import Estimate, Spread
@@ -267,3 +267,8 @@ def test_siunitx_compiles(tmp_path: Path) -> None:
     (tmp_path / "t.tex").write_text(f"{preamble}{latex(comparison, siunitx=True)}\\end{{document}}")
     done = subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_a_minus_in_brackets_is_no_hyphen() -> None:
+    assert _signed("52.00 (-2.00)") == "52.00 ($-$2.00)" and _signed("-1.50") == "$-$1.50"
+    assert _signed("1e-5") == "1e-5" and _signed("3-5") == "3-5"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from matplotlib.figure import Figure
 
@@ -13,9 +14,11 @@ from raysim.common.errors import ScenarioError
 from raysim.comparison import pictures as drawn
 from raysim.comparison.compare import compare
 from raysim.comparison.main_measure import OF_METRIC, ORIGINS, first_accuracy, in_words, main_measure, tuned_metric
-from raysim.comparison.measures import ACCURACIES, SELECT
+from raysim.comparison.measures import ACCURACIES, MEASURES, SELECT, TO_TARGET, is_measure
 from raysim.comparison.pictures import pictures, without_clients
 from raysim.comparison.report import report
+from raysim.comparison.runs import RunRecord
+from raysim.comparison.scale import title
 from raysim.comparison.tables import short_columns
 from raysim.report.accuracies import DRAWABLE
 from tests.cli.command import run as command
@@ -172,7 +175,7 @@ def test_every_metric_has_a_measure_and_an_option() -> None:
     assert tuple(DRAWABLE) == METRICS == tuple(OF_METRIC["last"])
     assert OF_METRIC.keys() == SELECT.keys() and ORIGINS.keys() <= ACCURACIES
     for select, measure in SELECT.items():
-        assert first_accuracy((), select) == main_measure(None, select) == measure
+        assert first_accuracy((), select) is None and main_measure(None, select) == measure
         for metric, of_metric in OF_METRIC[select].items():
             assert ORIGINS[of_metric].accuracy.metric == metric and metric.split("/")[0] == "accuracy"
     assert (
@@ -186,6 +189,18 @@ def test_every_measure_of_a_selection_is_of_the_selected_round() -> None:
     for select, of_metric in OF_METRIC.items():
         for metric, measure in of_metric.items():
             assert ORIGINS[measure].round == ("best" if metric == "accuracy/participants" else select)
+
+
+def test_every_measure_of_a_run_is_in_the_table(tmp_path: Path) -> None:
+    """A run that recorded every metric has every measure, and each has a title of its own."""
+    folder = make_run(tmp_path / "run", accuracy=OWN, current=CURRENT, val=VAL, val_current=VAL[::-1], virtual_s=1.0)
+    rounds = pq.read_table(folder / "rounds.parquet")
+    for metric in ("all_current_pooled", "global", "min", "jain", "macro_f1"):
+        rounds = rounds.append_column(f"accuracy/{metric}", rounds["accuracy/all"])
+    pq.write_table(rounds, folder / "rounds.parquet")
+    found = RunRecord.read(folder).measures((0.5,))
+    assert found.keys() == {*MEASURES, *(f"{cost}_to_0.5" for cost in TO_TARGET)} and all(map(is_measure, found))
+    assert len({title(measure) for measure in found}) == len(found)
 
 
 def test_only_tunings_that_all_chose_by_current_networks_change_the_metric() -> None:

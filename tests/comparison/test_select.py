@@ -238,7 +238,7 @@ def test_a_note_tells_tuning_by_another_accuracy(tmp_path: Path, capfd: pytest.C
         "show the accuracy of the same networks, set tune.select: accuracy/val, or use --metric accuracy/all_current"
     )
     assert other in compare(folder, metric="accuracy/all").notes
-    for columns, said in (("last", True), ("last_current", False), ("n", True)):
+    for columns, said in (("last", True), ("last_current", False), ("n", False), ("worst_decile", True)):
         assert (other in " ".join(command(capfd, "compare", str(folder), "--columns", columns)[1].split())) == said
     sentence = (
         "accuracy/val_current chose the tuned values, but --select val chooses rounds by accuracy/val; "

@@ -140,6 +140,13 @@ def test_two_sweeps_keep_their_order_and_what_they_agree_on(tmp_path: Path) -> N
     swept(tmp_path / "two-tuning", "xy", trials=TrialsCard("accuracy/val", [], []))
     with_trials = compare(tmp_path)
     assert text in with_trials.notes and not any(one.name in "xyXY" for one in with_trials.variants)
+    data = {"name": "cifar100", "partition": {"name": "pathological"}}
+    for name, target in (("five", 0.6), ("six", 0.65)):
+        make_run(tmp_path / name / "g" / "run", "m_g", data=data)
+        SweepCard("", {"g": CellCard("G")}, targets=[target]).write(tmp_path / name)
+    found = compare(tmp_path / "five", tmp_path / "six")
+    assert found.targets == [0.5, 0.7]
+    assert any("so those of papers are used, if there are any for this data; set --target" in n for n in found.notes)
 
 
 def test_a_baseline_with_other_clients(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.latex import latex
+from raysim.comparison.measures import canonical, is_measure, meaning_of
 from raysim.comparison.pictures import curves, draw, pictures, swept, write_curves
 from raysim.comparison.scale import Scale
 from raysim.comparison.statistics import Estimate
@@ -298,3 +299,9 @@ def test_accuracy_over_a_swept_key(tmp_path: Path) -> None:
     comparison = compare(tmp_path / "runs")
     assert swept(comparison) == ["algorithm.header_lr"]
     assert "over_algorithm.header_lr.svg" in {path.name for path in draw(comparison, tmp_path / "out")}
+
+
+def test_a_target_of_one_has_measures() -> None:
+    assert canonical("rounds_to_1.0") == canonical("rounds_to_1") == "rounds_to_1"
+    assert is_measure("mib_to_1") and meaning_of("rounds_to_1") == meaning_of("rounds_to_0.5")
+    assert not is_measure("rounds_to_1.5") and not is_measure("rounds_to_10")

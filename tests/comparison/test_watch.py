@@ -116,6 +116,33 @@ def test_ctrl_c_leaves_a_page_that_does_not_refresh(tmp_path: Path) -> None:
     os.close(handle)
 
 
+@pytest.mark.parametrize("metric", [None, "accuracy/all_current"])
+def test_ctrl_c_leaves_the_baseline_and_does_without_a_metric_of_later_rounds(
+    tmp_path: Path, metric: str | None
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    handle = begin(tmp_path / "runs" / "a", [0.1, 0.2])
+    make_run(tmp_path / "runs" / "b", "standalone")
+    with pytest.raises(KeyboardInterrupt):
+        watch([tmp_path / "runs"], tmp_path / "r.html", "standalone", sleep=steps(interrupted), metric=metric)
+    page = (tmp_path / "r.html").read_text()
+    assert REFRESH not in page and ("vs standalone" in page) == (metric is None)
+    os.close(handle)
+
+
+def test_ctrl_c_before_anything_is_known_leaves_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(folder: Path) -> Watched:
+        raise KeyboardInterrupt
+
+    (tmp_path / "r.html").write_text("an earlier report")
+    monkeypatch.setattr(Watched, "of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        watch([tmp_path / "run"], tmp_path / "r.html")
+    assert (tmp_path / "r.html").read_text() == "an earlier report"
+
+
 def test_a_baseline_that_has_not_begun(tmp_path: Path) -> None:
     handle = begin(tmp_path / "runs" / "a", [0.1, 0.2])
     (tmp_path / "runs" / "a" / "summary.json").write_text('{"status": "running"}')

@@ -98,6 +98,12 @@ def test_the_time_of_a_resumed_run():
     text = "10.0 s since the run was resumed; all its rounds together took 40.0 s"
     assert dict(summary_rows(resumed))["time"] == text
     assert dict(summary_rows({**SUMMARY, "final": {}}))["time"] == "43.2 s"
+    longer = {**SUMMARY, "seconds": {"total": 50.0, "before_resume": 15.0, "train": 30.1}}
+    rows = dict(summary_rows(longer))
+    assert rows["time"] == "50.0 s since the run was resumed; all its rounds together took 40.0 s"
+    assert rows["time by phase"].startswith("train 30.1 s (summed")
+    fresh = {**SUMMARY, "seconds": {"total": 43.2, "before_resume": 0.0}}
+    assert dict(summary_rows(fresh))["time"] == "43.2 s (40.0 s for rounds, 3.20 s for start and end)"
 
 
 def test_nothing_known():
