@@ -84,13 +84,28 @@ def _no_picture(*args: Any, **_: Any) -> None:
     next(arg for arg in args if isinstance(arg, Path)).write_bytes(b"")
 
 
+def _no_mlflow(tracker: Any, card: Any) -> None:
+    """In the place of `MlflowTracker.open`: a tracker that was not opened sends nothing, and closes at once."""
+
+
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking_store: str) -> Path:
+def recorded_in_mlflow() -> None:
+    """For tests that look into MLflow: runs in `workplace` are recorded there."""
+
+
+@pytest.fixture
+def workplace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking_store: str, request: pytest.FixtureRequest
+) -> Path:
     """An empty current folder, without the settings of the user who runs the tests; runs draw no pictures.
 
     Drawing takes more than half the time of a tiny run. Real pictures are drawn in `engine/test_run.py` (fixture
     `finished`), `report/test_plots.py`, `data/test_partition.py`, and by every run that is a process or a job.
+    Recording a run in MLflow takes as long as its training, so it is done only for tests with `recorded_in_mlflow`,
+    and in the same other places.
     """
+    if "recorded_in_mlflow" not in request.fixturenames:
+        monkeypatch.setattr("raysim.tracking.mlflow.MlflowTracker.open", _no_mlflow)
     monkeypatch.setattr("raysim.runs.execution.draw_heatmap", _no_picture)
     monkeypatch.setattr("raysim.runs.execution.plot_accuracy", _no_picture)
     monkeypatch.chdir(tmp_path)

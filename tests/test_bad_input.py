@@ -18,6 +18,7 @@ from raysim.common.errors import ScenarioError
 from raysim.runs.assembly import attach
 from raysim.scenario.scenario import Scenario
 from tests.conftest import REPOSITORY
+from tests.data.layouts import fashion_parquet
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
 
@@ -60,12 +61,11 @@ class TestBeforeRay:
         assert "data.root" in told
         assert str(workplace) in told
 
-    def test_a_truncated_file(self, capfd: pytest.CaptureFixture[str], workplace: Path, data_root: str) -> None:
-        folder = workplace / "fashion_mnist"
-        folder.mkdir()
-        for name in ("train-00000-of-00001.parquet", "test-00000-of-00001.parquet"):
-            whole = (Path(data_root) / "fashion_mnist" / name).read_bytes()
-            (folder / name).write_bytes(whole[: len(whole) // 2])
+    def test_a_truncated_file(self, capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
+        fashion_parquet(workplace / "fashion_mnist")
+        for file in (workplace / "fashion_mnist").iterdir():
+            whole = file.read_bytes()
+            file.write_bytes(whole[: len(whole) // 2])
         told = refused(
             capfd, workplace, "data.name=fashion_mnist", f"data.root={workplace}", "clients.models=[fmnist_cnn1]"
         )

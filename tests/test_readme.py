@@ -24,7 +24,12 @@ def blocks(language: str, text: str) -> list[str]:
     return [block for of, block in found if of == language]
 
 
-PAGES = [README, *(path.read_text(encoding="utf-8") for path in sorted((REPOSITORY / "docs").glob("*.md")))]
+PAGES = [
+    path.read_text(encoding="utf-8")
+    for path in (
+        REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "cluster" / "README.md"
+    )
+]  # fmt: skip
 COMMANDS = [
     line.split(" #")[0].strip()
     for page in PAGES
@@ -109,7 +114,7 @@ def test_the_sentence_about_a_typo_is_the_real_one(capfd: pytest.CaptureFixture[
 
 def test_links_lead_somewhere() -> None:
     for page in (REPOSITORY / name for name in files(".md")):
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page}: {target}"
 

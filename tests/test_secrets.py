@@ -71,6 +71,7 @@ def test_a_secret_is_refused_untold(
         assert "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in told.err
 
 
+@pytest.mark.usefixtures("recorded_in_mlflow")
 def test_a_secret_that_was_overridden_is_not_kept(workplace: Path, tracking_store: str) -> None:
     """The scenario's text is kept and uploaded as it was given."""
     scenario = digits(rounds=1, tracking={"uri": f"http://{USER}:{SECRET}@host"})
@@ -115,6 +116,7 @@ def refusing_server() -> Iterator[tuple[str, list[str]]]:
         server.shutdown()
 
 
+@pytest.mark.usefixtures("recorded_in_mlflow")
 def test_a_secret_in_the_variable_goes_to_the_server_alone(
     workplace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

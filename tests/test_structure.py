@@ -46,7 +46,12 @@ def test_named_files_exist(page: str) -> None:
         assert (REPOSITORY / name).exists(), f"{page} names {name}"
 
 
-@pytest.mark.parametrize("page", ["docs/architecture.md", "raysim/README.md"])
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/decisions.md", "raysim/README.md"])
 def test_files_inside_the_package_exist(page: str) -> None:
-    for name in re.findall(r"^(engine/[\w/.]+)", (REPOSITORY / page).read_text(), flags=re.MULTILINE):
-        assert (REPOSITORY / "raysim" / name).exists(), f"{page} names {name}"
+    """Named from the repository, the package or the engine, such as `ray/actors.py`; or at the beginning of a line."""
+    found = re.findall(r"^(engine/[\w/.]+)|`(\w+/[\w/]*\.py)`", (REPOSITORY / page).read_text(), flags=re.MULTILINE)
+    names = {first or second for first, second in found}
+    assert names
+    for name in names:
+        places = (REPOSITORY / folder / name for folder in ("", "raysim", "raysim/engine"))
+        assert any(place.exists() for place in places), f"{page} names {name}"

@@ -18,6 +18,7 @@ from click.shell_completion import BashComplete
 
 from raysim.cli import description
 from raysim.cli.main import cli, main
+from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
 from raysim.comparison.measures import ALL_MEASURES
 from raysim.contract import definition as definition_of_algorithms
@@ -544,6 +545,8 @@ def test_the_schema_rejects_what_the_loader_rejects(checker: Any, key: tuple[str
         section = section[part]
     section[key[-1]] = value
     assert not checker.is_valid(raw)
+    with pytest.raises(ScenarioError):
+        Scenario.load(raw)
 
 
 def test_a_name_of_a_method_and_a_partition_describes_both(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,9 +15,15 @@ from raysim.data.transform import ImageTransform
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.run import run_round
 from raysim.engine.spec import RunSpec
-from raysim.models import build_model
+from raysim.models.cnn import mlp
+from raysim.models.split import SplitNet
 
 KB = 1024
+
+
+def small_net(name: str, num_classes: int) -> SplitNet:
+    """One layer from 3 x 4 x 4 pixels to a representation of CNN-5's width: no message that is measured has others."""
+    return mlp(num_classes, image(3, 4, 4), 500, hidden=())
 
 
 Sizes = list[tuple[int, int, int, int]]
@@ -25,17 +31,17 @@ Sizes = list[tuple[int, int, int, int]]
 
 
 def sizes(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, rounds: int = 1) -> list[Sizes]:
-    """What ten clients with CNN-5 on images of CIFAR's shape send and receive, round by round."""
+    """What ten clients whose representations are as wide as CNN-5's send and receive, round by round."""
     label_M = np.repeat(np.arange(num_classes, dtype=np.int64), 20)
-    raw_M = np.zeros((len(label_M), 32, 32, 3), dtype=np.uint8)
+    raw_M = np.zeros((len(label_M), 4, 4, 3), dtype=np.uint8)
     partition = make_partition(label_M, len(label_M), num_classes, 10, Pathological(classes_per_client), "pooled811", 0)
     spec = RunSpec(
         algorithm=algorithm,
         seed=0,
         num_classes=num_classes,
         feature_dim=500,
-        models=("cnn5",),
-        build_model=partial(build_model, num_classes=num_classes, input_spec=image(3, 32, 32), feature_dim=500),
+        models=("small",),
+        build_model=partial(small_net, num_classes=num_classes),
         transform=ImageTransform.of(DATASETS["cifar10"], augment=False),
         local=LocalTraining(),
         train=partition.train,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from raysim.runs.run import Run, run
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
-from tests.conftest import said
+from tests.conftest import REPOSITORY, said
 from tests.engine.scenarios import FEW, ROUNDS, loaded, of_method, outcome
 from tests.engine.test_recovery import Killable
 
@@ -40,6 +41,13 @@ ASKED_FOR = ("accuracy/participants_before", "accuracy/best_current", "accuracy/
 KILLED = {"fedapen", "fedkd", "fedssa", "hks"}
 """Methods that also lose parts: clients that train as they receive, a server that changes as it sends, messages of each
 client's own, and clients that use the message only to train."""
+
+
+def differing() -> set[str]:
+    """Methods of which the guide says that `accuracy/all_current` differs from `accuracy/all`."""
+    guide = (REPOSITORY / "docs" / "guide.md").read_text(encoding="utf-8")
+    (sentence,) = re.findall(r"^- It differs for (.*?)\)\.$", guide, re.MULTILINE | re.DOTALL)
+    return {name.lower().replace("-", "_") for name in re.findall(r"[A-Z][\w-]+", sentence)}
 
 
 def without_current(rows: Iterable[ClientRow]) -> list[ClientRow]:
@@ -117,6 +125,9 @@ def test_nothing_else_changes(method: str, tmp_path: Path) -> None:
     tested = [row for row in found[1] if row.current_total is not None]
     assert [row.round for row in tested] == [0] * 8 + [4] * 8
     assert all("accuracy/participants_before" in found[2][t] for t in (2, 4))
+    of_own, of_current = (found[2][4][name] for name in ("loss/test", "loss/test_current"))
+    nearest = method in ("fedproto", "fedtgp") and getattr(backend.spec.algorithm, "inference", "") == "nearest"
+    assert (of_current != pytest.approx(of_own)) == (method in differing() or nearest), "docs/guide.md says otherwise"
     if not receives(backend.spec.algorithm):  # the message has no effect before training
         for t in (0, 4):
             for name in ("accuracy/all", "accuracy/val", "loss/test"):

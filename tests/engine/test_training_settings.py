@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import raysim
@@ -17,6 +18,7 @@ from raysim.core.algorithm import Client
 from raysim.core.fit import LocalTraining
 from raysim.core.ops import cross_entropy
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.run import run_round
 from raysim.engine.spec import RunSpec
 from raysim.engine.stragglers import Stragglers
@@ -185,3 +187,23 @@ def test_a_run_from_before_these_keys_is_resumed(workplace: Path) -> None:
     file.write_text(yaml.safe_dump(resolved))
     assert RunRecord.read(two.folder).deciding | {"rounds": 3} == RunRecord.read(three.folder).deciding
     assert two.resume(["rounds=3"], quiet=True).state_digest == three.state_digest
+
+
+def test_a_client_trains_with_as_many_threads_as_its_actor_has_cpus() -> None:
+    """Rounded down, but at least one; in one process, too, so that the bits are those of actors."""
+    seen: dict[int, int] = {}
+
+    class Watched(Standalone):
+        def client_update(self, client: Client, down: None) -> None:
+            seen[client.id] = torch.get_num_threads()
+
+    few = {"models": ["digits_resnet"], "cpus_per_actor": 0.5}
+    resources = {"cpus_per_actor": 2.5, "gpus_per_actor": 0, "overrides": [few]}
+    given = loaded("clients.participation=1.0", resources=resources)
+    assembly = assemble(Scenario.of(given), ClusterResources(8, 0))
+    backend = InProcessBackend()
+    backend.start(replace(assembly.spec, algorithm=Watched()), assembly.raw)
+    run_round(backend, 1, range(8))
+    backend.close()
+    assert seen == {k: 1 if k % 3 == 2 else 2 for k in range(8)}  # client k has architecture k % 3
+    assert torch.get_num_threads() == 1  # as before the run

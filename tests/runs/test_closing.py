@@ -20,6 +20,8 @@ from raysim.tracking.in_memory import MemoryTracker
 from raysim.tracking.mlflow import ARTIFACTS, MlflowTracker
 from tests.engine.scenarios import loaded
 
+pytestmark = pytest.mark.usefixtures("recorded_in_mlflow")
+
 
 def in_mlflow(result: Run, store: str) -> None:
     """MLflow's one run, which must be whole: FINISHED, every round once, every file, and plots as in the folder."""

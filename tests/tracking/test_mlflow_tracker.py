@@ -215,12 +215,12 @@ def test_two_runs_that_add_the_same_data_set_at_once(store, tmp_path, make_card,
 
     def log_inputs(self, run_id, **inputs):
         if errors:
-            time.sleep(1.5)
+            time.sleep(0.5)
             raise errors.pop()
         original(self, run_id, **inputs)
 
     monkeypatch.setattr(MlflowClient, "log_inputs", log_inputs)
-    tracker = MlflowTracker(store, "e", {}, timeout_s=1)
+    tracker = MlflowTracker(store, "e", {}, timeout_s=0.3)
     tracker.open(make_card(tmp_path))
     assert tracker.ready(30)
     tracker.close("finished", {})

@@ -59,9 +59,13 @@ address = ray.get_runtime_context().gcs_address
 join = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]).get_all_node_info(timeout=30.0)"
 clean = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
 guess = {**clean, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
-for visitor, environ in (("owner", dict(os.environ)), ("stranger", clean), ("guesser", guess)):
-    done = subprocess.run([sys.executable, "-c", join, address], env=environ, capture_output=True, text=True)
-    found[visitor] = [done.returncode, done.stdout + done.stderr]
+visits = {
+    visitor: subprocess.Popen([sys.executable, "-c", join, address], env=environ, stdout=-1, stderr=-2, text=True)
+    for visitor, environ in (("owner", dict(os.environ)), ("stranger", clean), ("guesser", guess))
+}
+for visitor, visit in visits.items():
+    text, _ = visit.communicate()
+    found[visitor] = [visit.returncode, text]
 folder = local_cluster._folder
 references, stopped = [ray.put(i) for i in range(10_000)], threading.Event()
 def leave_cycles():  # as any thread may: only the garbage collection frees these references
