@@ -11,7 +11,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -29,6 +29,7 @@ from raysim.common.text import quoted, sentence
 from raysim.plugins import own_code
 
 if TYPE_CHECKING:
+    from raysim.common.results import Summary
     from raysim.scenario.parse import ParsedScenario
 
 LISTS = [
@@ -428,7 +429,7 @@ def _attach(address: str | None) -> None:
         os.environ["RAY_ADDRESS"] = address
 
 
-def _close(summary: Mapping[str, Any], uri: str | None) -> None:
+def _close(summary: Summary, uri: str | None) -> None:
     """Print the closing table of a finished run, and the command to see it in the browser."""
     from raysim.report.table import print_closing_table
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypedDict
 
 Scalar = str | int | float | bool | None
 
@@ -174,8 +174,101 @@ class RunCard:
     num_samples: int
     num_clients: int
     label: str  # method, seed and overridden keys: "fedgh-s1 lr=0.1"
-    facts: Mapping[str, object]  # entries of `summary.json` that are known at the start of the run
+    facts: Summary  # entries of `summary.json` that are known at the start of the run
     first_round: int = 0  # the first round that `log` receives; a resumed run may have logged it and later ones before
+
+
+class Summary(TypedDict, total=False):
+    """The content of `summary.json`. Until the run has ended, it has the entries before `rounds`, and `checkpoint`.
+
+    An earlier raysim wrote fewer entries.
+    """
+
+    scenario: str
+    """name of the scenario"""
+    algorithm: str
+    """name of the algorithm in the scenario: `fedgh`, or `mine.py:Mine` for a custom method"""
+    method: str
+    """name of the algorithm in tables; for a custom method, the name of its class"""
+    run_id: str
+    """name of the run folder"""
+    seed: int
+    """the scenario's seed"""
+    overrides: Mapping[str, Any]
+    """dotted keys and values that `--set` gave"""
+    backend: str
+    """the scenario's backend"""
+    rounds_asked: int
+    """rounds that the scenario asks for"""
+    clients: int
+    """number of clients"""
+    participants_per_round: int
+    """number of clients that a round selects"""
+    dataset: Mapping[str, Any]
+    """name, source and digest of the data set"""
+    public_digest: str
+    """digest of the public data, if it comes from another data set"""
+    partition_digest: str
+    """digest of the positions of every client's samples"""
+    versions: Mapping[str, Any]
+    """version of each software that can change a number; "processor": type of the machine's processor"""
+    code: Mapping[str, Any]
+    """digests of the method's files and of raysim, git commit, and changes in resumed runs"""
+    folder: str
+    """the run folder"""
+    status: str
+    """one of `Status`; or "died", which `read_summary` returns if the run's process was killed"""
+    rounds: int
+    """number of rounds that are done"""
+    ended_early: str | None
+    """why the run ended before its last round"""
+    best_round: int | None
+    """the round of `accuracy/best`"""
+    best_val_round: int | None
+    """the round of `accuracy/at_best_val`"""
+    best_val: float | None
+    """greatest `accuracy/val`"""
+    final: Mapping[str, Any]
+    """metric -> its value in the last round that measured it"""
+    up_bytes_per_participant: float
+    """bytes that a participant sends per round, on average"""
+    down_bytes_per_participant: float
+    """bytes that a participant receives per round, on average"""
+    up_bytes_by_field: Mapping[str, Any]
+    """field of the clients' messages -> bytes in all rounds"""
+    down_bytes_by_field: Mapping[str, Any]
+    """field of the server's messages -> bytes in all rounds"""
+    uploads: int
+    """number of uploads"""
+    rejected_uploads: int
+    """number of uploads that were left out, because they contained NaN or infinity"""
+    diverged_clients: int
+    """number of clients that ended with a loss or an upload that is not finite"""
+    failed_clients: int
+    """how often a participant failed and its round continued without it"""
+    dropped_clients: int
+    """how often a selected client dropped out or was late"""
+    restarts: int
+    """how often the run returned to a checkpoint after an actor or a node died"""
+    checkpoint: Mapping[str, Any] | None
+    """round and folder of the last checkpoint; and `best_val_round`, if `checkpoint.keep` has `best_val`"""
+    state_digest: str | None
+    """SHA-256 over all client and server state; null before the end"""
+    error: str | None
+    """why the run failed"""
+    actors: int
+    """number of client actors"""
+    startup: Mapping[str, Any] | None
+    """number of client actors and seconds that they took to start; null if the run did not start any"""
+    seconds: Mapping[str, Any]
+    """of the last process ("total"); of the rounds in earlier processes ("before_resume"); and of each phase ("train",
+    "aggregate", "evaluate"), summed over clients and server, which work at the same time"""
+    mlflow: str | None
+    """the address to open, or the command to type, to see the run in MLflow"""
+    nothing_to_do: str
+    """only in `Run.summary`: how to add rounds, if all rounds had been done before `resume`"""
+    completed: bool
+    """only in `Run.summary`: true if `resume` only added plots or MLflow data"""
 
 
 def written(overrides: Iterable[tuple[str, object]]) -> list[str]:
@@ -210,4 +303,4 @@ class Tracker(Protocol):
         """Record round `t` (0: before the first round). values: metrics by name, without those not measured."""
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Stop recording: the run ended. summary: the content of `summary.json`."""
+        """Stop recording: the run ended. summary: the content of `summary.json`, a `Summary`."""

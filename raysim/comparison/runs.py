@@ -17,6 +17,7 @@ import pyarrow as pa
 from raysim.common.errors import ScenarioError
 from raysim.common.files import is_locked
 from raysim.common.names import name as clean_name
+from raysim.common.results import Summary
 from raysim.comparison.main_measure import ORIGINS
 from raysim.comparison.measures import MIB, TARGETS
 from raysim.comparison.sweep_card import SWEEP_CARD, SWEEP_LOCK, CellCard, SweepCard
@@ -40,7 +41,7 @@ class RunRecord:
     """A run folder's settings, summary and measures, read once."""
 
     folder: Path
-    summary: Mapping[str, Any]
+    summary: Summary
     keys: Mapping[str, Any]  # the resolved scenario by dotted key
     sweep: SweepCard | None = None  # the sweep that the run belongs to
     cell: CellCard | None = None
@@ -50,7 +51,7 @@ class RunRecord:
     def read(cls, folder: Path, sweep: SweepCard | None = None) -> RunRecord:
         """Read a run folder. Raises `ScenarioError` if it is not a run folder or is damaged."""
         summary = read_summary(folder)
-        summary |= {"rounds": rounds_done(folder, summary)}
+        summary["rounds"] = rounds_done(folder, summary)
         path = folder / "resolved.yaml"
         keys = dict(flatten(parse(read_text(path), str(path), WrittenLoader)))
         # A run from before a key existed has the key's default.
@@ -135,21 +136,15 @@ class RunRecord:
     def failures(self) -> list[str]:
         """Phrases that say which losses or uploads of this run were not finite, and how many clients failed."""
         sentences = [] if self.diverged is None else [f"its loss is NaN or infinite in round {self.diverged}"]
-        names = ("uploads", "rejected_uploads", "diverged_clients", "failed_clients")
-        counts = {name: self.summary.get(name) for name in names}
-        number = {name: value if isinstance(value, int) else 0 for name, value in counts.items()}
-        if number["rejected_uploads"]:
-            of = f" of {number['uploads']}" if number["uploads"] else ""
-            sentences.append(
-                f"uploads that contained NaN or infinity and were left out: {number['rejected_uploads']}{of}"
-            )
-        if number["diverged_clients"]:
-            sentences.append(
-                f"{plural(number['diverged_clients'], 'client')} diverged: the last loss or upload was NaN or infinite"
-            )
-        if number["failed_clients"]:
-            times = plural(number["failed_clients"], "time")
-            sentences.append(f"clients failed {times}; rounds continued without them")
+        if rejected := _count(self.summary.get("rejected_uploads")):
+            uploads = _count(self.summary.get("uploads"))
+            of = f" of {uploads}" if uploads else ""
+            sentences.append(f"uploads that contained NaN or infinity and were left out: {rejected}{of}")
+        if diverged := _count(self.summary.get("diverged_clients")):
+            clients = plural(diverged, "client")
+            sentences.append(f"{clients} diverged: the last loss or upload was NaN or infinite")
+        if failed := _count(self.summary.get("failed_clients")):
+            sentences.append(f"clients failed {plural(failed, 'time')}; rounds continued without them")
         return sentences
 
     @property
@@ -329,6 +324,11 @@ def _below(folder: Path) -> Iterator[Path]:
         if is_run:
             yield inner
         left += sorted(children, reverse=True)
+
+
+def _count(value: object) -> int:
+    """The value of a count in a summary; 0 if it is missing or has another type."""
+    return value if isinstance(value, int) else 0
 
 
 def _at(values: np.ndarray[Any, Any], place: int) -> float | None:

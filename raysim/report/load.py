@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import UnionType
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import is_locked, lock, refuse_special
-from raysim.common.results import LOCK, ClientRow
+from raysim.common.results import LOCK, ClientRow, Summary
 
 
 def read_rounds(folder: Path | str) -> pa.Table:
@@ -98,7 +97,7 @@ def last_measured(clients: pa.Table) -> pa.Table:
     return measured.take(order[is_last])
 
 
-def read_summary(folder: Path | str) -> dict[str, Any]:
+def read_summary(folder: Path | str) -> Summary:
     """Return the run's `summary.json`; its `status` is "running" while it runs, and "died" if its process was killed.
 
     The file has the status "running" in both cases; a run whose folder is not locked has died. In a copy of the folder
@@ -112,12 +111,12 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
     """
     path = Path(folder) / "summary.json"
     try:
-        value = _object(path)
+        value = _summary(path)
         if value.get("status") == "running":
             refuse_special(Path(folder) / LOCK)
             with contextlib.suppress(OSError), (Path(folder) / LOCK).open("rb") as file:
                 lock(file.fileno(), shared=True)  # raises while the run's process holds the lock
-                value = _object(path)  # the run may have ended between the two checks
+                value = _summary(path)  # the run may have ended between the two checks
                 if value.get("status") == "running":
                     value["status"] = "died"
     except FileNotFoundError as error:
@@ -127,7 +126,7 @@ def read_summary(folder: Path | str) -> dict[str, Any]:
     return value
 
 
-def rounds_done(folder: Path | str, summary: Mapping[str, Any]) -> int:
+def rounds_done(folder: Path | str, summary: Summary) -> int:
     """Return the number of finished rounds of a run; `summary.json` has it only once the run has ended.
 
     summary: of `read_summary`. While the run is running, rounds of the last two seconds may be missing.
@@ -159,8 +158,10 @@ _SUMMARY_KINDS: dict[str, type | UnionType] = {
 """Types of the values in a summary; each may be missing."""
 
 
-def _check_summary(value: dict[str, Any]) -> None:
-    """Raise `ValueError` if a value has another type than the one that a run writes."""
+def _check_summary(value: object) -> None:
+    """Raise `ValueError` if the content of `summary.json`, or one of its values, has another type than in a run's."""
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds a {type(value).__name__} instead of an object")
     for name, kind in _SUMMARY_KINDS.items():
         if name in value and not isinstance(value[name], kind):
             raise ValueError(f"{name} is a {type(value[name]).__name__}")
@@ -199,11 +200,9 @@ def _checked(table: pa.Table, kinds: Mapping[str, str], path: Path) -> pa.Table:
     return table
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _summary(path: Path) -> Summary:
     refuse_special(path)
     value = json.loads(path.read_text())
-    if not isinstance(value, dict):
-        raise ValueError(f"it holds a {type(value).__name__} instead of an object")
     _check_summary(value)
     return value
 

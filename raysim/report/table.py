@@ -6,33 +6,16 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO, TypeGuard
 
-from raysim.common.results import Scalar, written
+from raysim.common.results import Scalar, Summary, written
 from raysim.common.text import one_line
 from raysim.report.units import human_bytes, human_count, human_seconds, per_cent
 
 
-def print_closing_table(summary: Mapping[str, object], file: TextIO | None = None) -> None:
+def print_closing_table(summary: Summary, file: TextIO | None = None) -> None:
     """Print a run's summary, by default on standard output, one line per value; long lines are not wrapped, so that
     paths can be copied.
 
-    Keys that are missing or null are not shown. Keys that are read:
-
-    - `scenario`, `method` (or `algorithm`), `status`, `folder`, `mlflow` (the line to print), `state_digest`: text
-    - `seed`; `overrides`: dotted keys and values that `--set` gave
-    - `nothing_to_do`: how to add rounds, if all rounds had been done before; `completed`: true if only plots or MLflow
-      data were added; both print a line on standard error
-    - `rounds`: rounds done; `rounds_asked`: rounds that the scenario asks for
-    - `ended_early`: why the run ended before its last round
-    - `participants_per_round`, `clients`: counts
-    - `final`: metric name to value, of the last round that measured it; accuracies in [0, 1], bytes, seconds
-    - `diverged_clients`: number of clients that ended with a loss or an upload that is not finite
-    - `uploads`: number of uploads; `rejected_uploads`: number of uploads that were left out
-    - `dropped_clients`: number of selected clients that did not count
-    - `best_round`, `best_val_round`: the rounds of `accuracy/best` and `accuracy/at_best_val`
-    - `up_bytes_per_participant`, `down_bytes_per_participant`: mean bytes per participant and round
-    - `seconds`: "total" of this process; "before_resume", of rounds in earlier processes (missing in runs of an earlier
-      raysim); and "train", "aggregate", "evaluate", summed over clients and server, which
-      work at the same time
+    Entries that are missing or null are not shown. `nothing_to_do` and `completed` print a line on standard error.
     """
     from rich.console import Console
     from rich.text import Text
@@ -52,7 +35,7 @@ def print_closing_table(summary: Mapping[str, object], file: TextIO | None = Non
 
 
 def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Return the table's rows as text, each a name and a value. See `print_closing_table` for the keys.
+    """Return the table's rows as text, each a name and a value. See `Summary` for its entries.
 
     A summary may come from a job's log or from another user's folder, so values of an unexpected type are not shown.
     """
@@ -184,7 +167,7 @@ def _in_round(final: Mapping[str, Any], metric: str, t: object, chosen: str) -> 
 
 
 def _per_participant(summary: Mapping[str, object]) -> str:
-    sizes = ((way, summary.get(f"{way}_bytes_per_participant")) for way in ("up", "down"))
+    sizes = (("up", summary.get("up_bytes_per_participant")), ("down", summary.get("down_bytes_per_participant")))
     shown = [f"{human_bytes(size)} {way}" for way, size in sizes if _is_number(size)]
     return f"{', '.join(shown)} per round" if shown else ""
 

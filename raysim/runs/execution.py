@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from raysim.common.errors import RaysimError, RunError
 from raysim.common.logs import show_logs
 from raysim.common.memory import return_freed_memory
-from raysim.common.results import RunCard, Status, Tracker
+from raysim.common.results import RunCard, Status, Summary, Tracker
 from raysim.common.text import cause
 from raysim.data.heatmap import draw_heatmap
 from raysim.engine.backend import Backend
@@ -150,7 +150,7 @@ class Execution:
         last = "no checkpoint was saved" if checkpoint is None else "the last checkpoint is older"
         return f"the results of {plural(rounds, 'round')} are in {folder}; {last}, so a resumed run {start}"
 
-    def complete(self, summary: dict[str, Any]) -> None:
+    def complete(self, summary: Summary) -> None:
         """Finish the interrupted closing of a run that has all its rounds, without Ray. summary: from the folder."""
         self.stop.closing = True
         summary = {**summary, "status": "finished", "folder": str(self.card.folder)}
@@ -324,7 +324,7 @@ class Execution:
             "see the traceback in logs/error.txt there"
         )
 
-    def _close(self, status: Status, summary: dict[str, Any], cleanup: contextlib.ExitStack) -> None:
+    def _close(self, status: Status, summary: Summary, cleanup: contextlib.ExitStack) -> None:
         """Close the folder, stop Ray, draw plots, complete MLflow's run. A step that fails does not stop the others.
 
         The status of a run that has all its rounds is "closing" until every step is done, so `resume` can repeat the
@@ -409,7 +409,7 @@ class Execution:
     def _resume_line(self) -> str:
         return resume_line(self.options.resume_command, self.card.folder)
 
-    def _summary(self, status: Status, progress: Progress, checkpoints: CheckpointManager | None) -> dict[str, Any]:
+    def _summary(self, status: Status, progress: Progress, checkpoints: CheckpointManager | None) -> Summary:
         client_rounds = max(1, progress.client_rounds)
         up, down = sum(progress.up_components.values()), sum(progress.down_components.values())
         return {
@@ -431,7 +431,7 @@ class Execution:
             "failed_clients": progress.failed,
             "dropped_clients": int(progress.totals.get("dropped", 0)),
             "restarts": progress.restarts,
-            "checkpoint": checkpoints and self._checkpoint_facts(checkpoints),
+            "checkpoint": None if checkpoints is None else self._checkpoint_facts(checkpoints),
             "state_digest": self.facts.get("state_digest"),
             "error": self.facts.get("error"),
             "actors": self.facts.get("actors", 0),

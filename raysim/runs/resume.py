@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from raysim.common.errors import ScenarioError
+from raysim.common.results import Summary
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.engine.learning_rate import factor_of
 from raysim.plugins.own_code import OwnCode
@@ -110,7 +111,7 @@ class LostCheckpointsError(ScenarioError):
     """A run cannot be resumed, because it has saved checkpoints but none exists any more."""
 
 
-def refuse_lost_checkpoints(folder: Path, store: CheckpointStore, summary: Mapping[str, Any]) -> None:
+def refuse_lost_checkpoints(folder: Path, store: CheckpointStore, summary: Summary) -> None:
     """Raise `LostCheckpointsError` if a run's summary names a checkpoint but no checkpoint exists.
 
     Otherwise the resumed run would silently start from round 1.

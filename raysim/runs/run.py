@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raysim.common.errors import ScenarioError
-from raysim.common.results import Tracker
+from raysim.common.results import Summary, Tracker
 from raysim.engine.stop import Stop
 from raysim.report.load import (
     class_accuracy,
@@ -55,14 +55,14 @@ class Run:
     def __init__(self, run: Path | str) -> None:
         """Open a run. Raises `ScenarioError` when there is no such folder and no run with this id below ./runs."""
         self.folder = find_run(str(run))
-        self._ending: Mapping[str, Any] = {}  # what `start.resume` returned
+        self._ending: Summary = {}  # what `start.resume` returned
         self._opened: OpenedRun | None = None
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """The content of `summary.json`; for a run in progress: the facts that were known when it began.
 
         After `resume` of a run that had all its rounds, it also has `nothing_to_do`, which says how to add rounds, or

@@ -8,10 +8,9 @@ import secrets
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from raysim.common.errors import ScenarioError
-from raysim.common.results import RunCard, written
+from raysim.common.results import RunCard, Summary, written
 from raysim.engine.checkpoint.storage import local_folder
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.stop import Stop
@@ -75,7 +74,7 @@ def _begin(scenario: Scenario, options: Options) -> Path:
     return run_folder.path
 
 
-def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: bool) -> dict[str, Any]:
+def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: bool) -> Summary:
     """Resume the run in a folder, however it ended, from its last checkpoint, in the same folder and MLflow run.
 
     scenario: that of the run, or one that differs only in settings that do not change the result. code_changed: resume
@@ -89,7 +88,7 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
         return _resume(folder, scenario, options, code_changed)
 
 
-def _resume(folder: Path, scenario: Scenario, options: Options, code_changed: bool) -> dict[str, Any]:
+def _resume(folder: Path, scenario: Scenario, options: Options, code_changed: bool) -> Summary:
     check_local(scenario)
     before = run_scenario(folder, code_changed=code_changed)
     refuse_differences(folder, before, scenario)

@@ -15,7 +15,9 @@ import torch
 
 import raysim
 from raysim.algorithms.standalone import Standalone
+from raysim.common.results import Summary
 from raysim.engine.stop import Stop
+from raysim.report.load import _SUMMARY_KINDS
 from tests.engine.scenarios import digits, loaded
 
 
@@ -67,6 +69,14 @@ def test_classes_that_no_client_has_are_named(workplace: Path, capsys: pytest.Ca
     assert f"digits: no client has training samples of {len(absent)} of the 10 classes: {names}" in printed
     raysim.run(digits(), sets=["rounds=1"])
     assert "no client has training samples" not in capsys.readouterr().err
+
+
+def test_every_entry_of_a_summary_is_declared(workplace: Path) -> None:
+    run = raysim.run(digits(rounds=1), quiet=True)
+    declared = Summary.__annotations__.keys()
+    assert set(run.summary) == declared - {"public_digest", "nothing_to_do", "completed"}
+    assert set(run.resume(quiet=True).summary) == declared - {"public_digest", "completed"}
+    assert declared >= _SUMMARY_KINDS.keys()
 
 
 class Watch:
