@@ -378,8 +378,8 @@ class Algorithm(ABC, Generic[Down, Up, State]):
     one_architecture: ClassVar[bool] = False  # True: all clients need one architecture
     public_data: ClassVar[bool] = False  # True: the method needs `task.public`
     state_of_samples: ClassVar[bool] = False
-    """True: the server's state refers to the clients' samples or classes. A run of this method can then begin with the
-    state of another one (`init`) only if the clients have the same samples in both."""
+    """True: the server's state refers to public samples, or to the clients' samples or classes. A run of this method
+    can then begin with the state of another one (`init`) only if the clients have the same samples in both."""
 
     def __post_init__(self) -> None:
         check_settings(self)

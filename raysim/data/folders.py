@@ -76,9 +76,9 @@ def _below(path: Path, settings: Files, has_parts: bool) -> tuple[str, ...]:
 
 def _client_folder(path: Path, source: Source, settings: Files) -> str:
     """Return the client of an image at <client>/<class>/<image>, or at this path below the folder of a part."""
-    # Without a folder for training there are no parts, and test-1 is a client.
-    has_parts = bool(source.test) or part_of("images", path.relative_to(source.folder).parts)[0] == "train"
-    folders = _below(path, settings, has_parts)
+    folders = _below(path, settings, True)
+    if len(folders) != 3 and not source.test and part_of("images", path.relative_to(source.folder).parts)[0] != "train":
+        folders = _below(path, settings, False)  # without a folder for training, test-1/<class> is a client
     if len(folders) != 3:
         roots = [place_of(root, "data.path") for root in settings.path]
         root = next(root for root in roots if path.is_relative_to(root))

@@ -96,11 +96,18 @@ def send(folder: Path, checkpoints: bool, print_line: Callable[[str], object], l
 
 def main() -> None:
     """Send the folder in the command line, wait for SIGTERM, and empty the log."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    ended = []
+
+    def end(number: int, frame: object) -> None:
+        ended.append(number)
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, end)
     with open(1, "wb", buffering=0, closefd=False) as out:
         try:
             send(Path(sys.argv[1]), "--checkpoints" in sys.argv[2:], lambda line: out.write(line.encode() + b"\n"))
-            time.sleep(WAIT_S)
+            if not ended:  # Python ignores an exit in a finaliser, such as that of a ZipFile
+                time.sleep(WAIT_S)
         finally:
             os.ftruncate(1, 0)
 

@@ -68,8 +68,8 @@ def _taken(folder: Path, init: Init, assembly: Assembly) -> tuple[Initial, tuple
     if same_method and had != have and spec.algorithm.state_of_samples:
         raise ScenarioError(
             f"the clients of {folder} have different samples than the clients of this run, but the server's state of "
-            f"{source.method} refers to the clients' samples or classes; set data, and seed or seeds.data, as in that "
-            "run, or choose a run of another method"
+            f"{source.method} refers to samples or classes; set data, and seed or seeds.data, as in that run, or "
+            "choose a run of another method"
         )
     with source.backend(range(spec.num_clients), checkpoint) as backend:
         states, of, whole = _clients(source, backend, spec, same_method)

@@ -367,7 +367,8 @@ def _parse_set(item: str, places: Mapping[str, str]) -> Override:
         text = "write it as key.key=value, for example training.lr=0.1"
         raise ScenarioError(text, origin=override_source(item, places))
     try:
-        return Override(keys, load_value(text), f"{path}=***" if holds_secret(text) else item)
+        # Spaces that YAML does not know as such, as from a keyboard for Chinese or from a PDF, are no part of a value.
+        return Override(keys, load_value(text.strip()), f"{path}=***" if holds_secret(text) else item)
     except UNREADABLE:
         raise ScenarioError("the value is not valid YAML", origin=override_source(item, places)) from None
 

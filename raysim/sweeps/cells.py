@@ -205,9 +205,9 @@ def written(value: Any) -> str:
     return " ".join(text.removesuffix("...\n").split())
 
 
-def as_json(value: Any) -> str:
-    """Write text, or lists or mappings of text, as JSON for `--set`, in which every character stays as it is."""
-    return json.dumps(value, ensure_ascii=False)  # YAML refuses halves of a character, such as \ud83d\ude80
+def in_quotes(value: Any) -> str:
+    """Write text, or lists or mappings of text, in quotes for `--set`: one line of YAML that keeps every character."""
+    return yaml.dump(value, Dumper=Dumper, default_flow_style=True, default_style='"', width=math.inf).strip()
 
 
 def shown_value(value: Any) -> str:
@@ -227,7 +227,8 @@ def _fast(scenario: ParsedScenario) -> list[str]:
         {**one, "epochs": math.ceil(one["epochs"] / 10)} if one.get("epochs") else one for one in training["overrides"]
     ]
     if overrides != training["overrides"]:
-        sets.append(f"training.overrides={json.dumps(overrides)}")
+        text = yaml.dump(overrides, Dumper=Dumper, default_flow_style=True, width=math.inf).strip()
+        sets.append(f"training.overrides={text}")
     schedule = training["schedule"]
     if schedule["name"] in SCHEDULES and schedule.get("warmup"):  # not of a user's class
         sets.append("training.schedule.warmup=1")
@@ -251,7 +252,7 @@ def identity(scenario: ParsedScenario) -> str:
 
 def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> ParsedScenario:
     """A cell's scenario, with the sweep's folder for its runs. sets: more overrides, of keys that decide no result."""
-    folder = [f"name={cell.folder_name}", f"output={as_json(str(sweep.output))}"]
+    folder = [f"name={cell.folder_name}", f"output={in_quotes(str(sweep.output))}"]
     return parse_scenario(
         sweep.base,
         [*cell.sets, *folder, *sets],

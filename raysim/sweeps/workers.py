@@ -20,7 +20,7 @@ from raysim.engine.stop import Stop
 from raysim.report.load import read_summary
 from raysim.runs.find import find_run
 from raysim.runs.signals import interruptible, sigterm_kept
-from raysim.sweeps.cells import Cell, Sweep, as_json, placed
+from raysim.sweeps.cells import Cell, Sweep, in_quotes, placed
 from raysim.sweeps.copies import upload_run
 from raysim.sweeps.state import CellState, note_failure, state_of
 from raysim.sweeps.worker import Outcome, Task, run_cell
@@ -253,9 +253,9 @@ def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> 
     scenario = state.cell.scenario
     tracking = scenario.tracking
     tags = {**tracking.tags, **parent.tags(), "sweep": sweep.name, "cell": state.cell.name}
-    sets = [f"tracking.tags={as_json(tags)}", f"tracking.uri={as_json(parent.uri)}", f"backend={backend}"]
+    sets = [f"tracking.tags={in_quotes(tags)}", f"tracking.uri={in_quotes(parent.uri)}", f"backend={backend}"]
     if tracking.experiment is None:
-        sets.append(f"tracking.experiment={as_json(sweep.name)}")
+        sets.append(f"tracking.experiment={in_quotes(sweep.name)}")
     # A job's workers have another working directory than its driver, so make paths absolute.
     places = scenario.paths
     if scenario.checkpoint.folder is not None:
@@ -265,9 +265,9 @@ def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> 
             places["init.run"] = str(find_run(scenario.init.run))
     for key, place in places.items():
         if isinstance(place, list):
-            sets.append(f"{key}={as_json([str(expanded(one).absolute()) for one in place])}")
+            sets.append(f"{key}={in_quotes([str(expanded(one).absolute()) for one in place])}")
         elif "://" not in place:
-            sets.append(f"{key}={as_json(str(expanded(place).absolute()))}")
+            sets.append(f"{key}={in_quotes(str(expanded(place).absolute()))}")
     return Task(placed(state.cell, sweep, sets), state.folder if state.resumable else None, state.cell.until)
 
 

@@ -426,7 +426,12 @@ def test_folders_of_clients_in_each_part(workplace: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folders", "ids"), [(("test-1", "val-2"), ("test-1", "val-2")), (("train/u1", "train/u2"), ("u1", "u2"))]
+    ("folders", "ids"),
+    [
+        (("test-1", "val-2"), ("test-1", "val-2")),
+        (("train/u1", "train/u2"), ("u1", "u2")),
+        (("test/u1", "test/u2"), ("u1", "u2")),
+    ],
 )
 def test_clients_that_are_called_like_a_part(folders: tuple[str, str], ids: tuple[str, str], workplace: Path) -> None:
     for folder in folders:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -190,6 +191,21 @@ class TestThroughALog:
         monkeypatch.setattr(archive.os, "ftruncate", lambda file, size: None)
         archive.main()
         assert seen == [(Path("folder"), bool(words))]
+
+    def test_an_exit_that_python_ignores_ends_the_helper_nevertheless(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The signal may arrive while Python runs a finaliser, in which it ignores exceptions."""
+        handlers: list[Callable[[int, None], None]] = []
+        monkeypatch.setattr(archive.sys, "argv", ["-c", "folder"])
+        monkeypatch.setattr(archive.signal, "signal", lambda number, handler: handlers.append(handler))
+        monkeypatch.setattr(archive.os, "ftruncate", lambda file, size: None)
+
+        def send(*given: object) -> None:
+            with contextlib.suppress(SystemExit):
+                handlers[0](signal.SIGTERM, None)
+
+        monkeypatch.setattr(archive, "send", send)
+        monkeypatch.setattr(archive.time, "sleep", lambda seconds: pytest.fail("waits for a second signal"))
+        archive.main()
 
     def test_the_helper_empties_its_log(self, run_folder: Path, tmp_path: Path) -> None:
         """As Ray runs it: from its text, its output appended to a file, a SIGTERM when all was read."""

@@ -212,7 +212,7 @@ def test_a_state_that_refers_to_samples_needs_the_same_samples(workplace: Path, 
     for action in (lambda: preview(Scenario.of(other)), lambda: run(other, quiet=True)):
         with pytest.raises(ScenarioError, match=r"^.*init\.run: the clients of .* have different samples") as caught:
             action()
-        assert f"the server's state of {method} refers to the clients' samples or classes" in str(caught.value)
+        assert f"the server's state of {method} refers to samples or classes" in str(caught.value)
     # With another seed for all but the data, the samples are the same.
     assert run(after(source, method, "seed=6", "seeds.data=5"), quiet=True).summary
 

@@ -384,6 +384,11 @@ def test_spaces_within_an_override_are_kept():
     assert loaded.algorithm_settings["server_epochs"] == 5
 
 
+@pytest.mark.parametrize("space", ["\xa0", "\u202f", "\u3000"])
+def test_a_space_of_another_kind_before_a_value(space: str) -> None:
+    assert parse_scenario("quickstart", [f"rounds={space}5"]).rounds == 5
+
+
 def test_yes_and_on_are_true_as_in_yaml():
     assert load("data.augment=yes").data.augment is True
     assert load("data.augment=off").data.augment is False

@@ -88,12 +88,14 @@ def test_a_field_called_path_of_ones_own_partition_is_no_path(tmp_path: Path, mo
     assert task.scenario.data.partition["path"] == 4
 
 
-@pytest.mark.parametrize("name", ["exp #2", "a: b", "\U0001f680", "two  spaces", "[", "'"])
+@pytest.mark.parametrize(
+    "name", ["exp #2", "a: b", "\U0001f680", "two  spaces", "[", "'", "a\x85b", "a\x7fb", "a\x90b"]
+)
 def test_a_folder_of_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / name)
     scenario = digits(data={**digits()["data"], "root": "data"}, tracking={"tags": {"who": name}}, output="runs")
-    Path("sweep.yaml").write_text(yaml.safe_dump({"base": scenario}, allow_unicode=True))
+    Path("sweep.yaml").write_text(yaml.safe_dump({"base": scenario}))
     sweep = load_sweep("sweep.yaml")
     (state,) = states_of(sweep)
     parsed = task_of(state, sweep, Parent(), "ray").scenario  # type: ignore[arg-type]
