@@ -26,7 +26,7 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
     console.print(
         as_text(
             f"{scenario.name}: {scenario.clients.number} clients, {found.participants} per round, "
-            f"{scenario.rounds} rounds, on {_cluster(machine)}"
+            f"{plural(scenario.rounds, 'round')}, on {_cluster(machine)}"
         )
     )
     data = scenario.dataset
@@ -46,7 +46,9 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
             f"{group.cpus_per_actor:g}",
             f"{group.gpus_per_actor:g}",
         )
-    console.print(actors)
+    alone = scenario.backend == "in_process"  # there are no actors, and one process does all work
+    if not alone:
+        console.print(actors)
     if found.placement:
         nodes = new_table("Nodes", "node", "CPUs taken", "GPUs taken", "holds")
         for one in found.placement:
@@ -59,7 +61,9 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
         name = f"{model.name}, batches of {model.batch_size}" if several else model.name
         models.add_row(name, str(model.clients), f"{model.params:,}", f"{model.step_s * 1e3:.3g} ms")
     console.print(models)
-    memory = found.process_memory_mb * (found.plan.num_actors + 2) + found.client_memory_mb + found.samples_mb
+    count = 1 if alone else found.plan.num_actors + 2
+    who = "This process" if alone else f"Processes ({found.plan.num_actors} client actors, server, driver)"
+    memory = found.process_memory_mb * count + found.client_memory_mb + found.samples_mb
     console.print(
         as_text(
             f"Estimated time on CPUs like this one: {human_seconds(found.round_s)} per round, "
@@ -69,8 +73,7 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
             f"- Not included: {_start(found, scenario)}.\n"
             "- Not included: the server's work, and sending messages.\n"
             f"Estimated memory: at most {memory / 1024:.1f} GiB.\n"
-            f"- Processes ({found.plan.num_actors} client actors, server, driver): up to "
-            f"{found.process_memory_mb:.0f} MiB each.\n"
+            f"- {who}: up to {found.process_memory_mb:.0f} MiB{'' if alone else ' each'}.\n"
             f"- Weights of all clients: {found.client_memory_mb:.0f} MiB.\n"
             f"- Samples: {found.samples_mb:.0f} MiB, once per node."
         )

@@ -137,7 +137,11 @@ def notes_on(variants: Sequence[Variant], spread: Spread = "interval") -> list[s
             notes.append(f"runs in unequal environments: {name} is {' or '.join(sorted(values))}")
     for seed in sorted(every):
         data = {run.pair for run in every_run if run.seed == seed}
-        tasks = {tuple(run.keys.get(key) for key in run.keys if is_task(key)) for run in every_run if run.seed == seed}
+        tasks = {
+            tuple(run.keys.get(key) for key in run.keys if is_task(key) or key == "seeds.data")
+            for run in every_run
+            if run.seed == seed
+        }
         if len(data) > len(tasks):
             notes.append(
                 f"seed {seed}: some runs have equal settings but different data or partitions, so they are not paired "

@@ -5,6 +5,7 @@ Shapes: N clients, C classes, M samples of the data set.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -93,7 +94,9 @@ def draw_heatmap(
         figure.suptitle(names.picture(title, 200), x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
     counts = f"{clients} clients, {classes} classes: {spread}"
     bars.set_title(counts, fontsize=10, color=_INK, loc="left")
-    figure.savefig(path, format="png")
+    with warnings.catch_warnings():  # for characters that the fonts lack
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(path, format="png")
 
 
 def _range(values: Ints) -> str:

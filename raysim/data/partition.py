@@ -342,8 +342,15 @@ def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.ran
     """
     name = type(setting).__name__
     with failing(f"{name}.shares fails", key="data.partition.name"):
-        share_NC = np.asarray(setting.shares(class_count_C, num_clients, rng), dtype=np.float64)
+        given = setting.shares(class_count_C, num_clients, rng)
+        share_NC = np.asarray(given, dtype=np.float64)
     shape = (num_clients, len(class_count_C))
+    if given is None:
+        raise ScenarioError(
+            f"{name}.shares returned None; return an array of shape {shape}, (clients, classes), with finite shares of "
+            "at least 0",
+            key="data.partition.name",
+        )
     if share_NC.shape != shape or not np.isfinite(share_NC).all() or (share_NC < 0).any():
         raise ScenarioError(
             f"{name}.shares returned an array of shape {share_NC.shape} with values from {share_NC.min(initial=0):g} "

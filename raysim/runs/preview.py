@@ -99,7 +99,7 @@ def preview(scenario: Scenario) -> Preview:
         plan = replace(plan, notes=(*plan.notes, text))
     else:
         plan = replace(plan, notes=(*plan.notes, *warm_start(assemble(scenario, machine)).notes))
-    early = () if scenario.stop is None else ("the times are for all rounds, but `stop` may end the run earlier",)
+    early = ("the times are for all rounds, but `stop` may end the run earlier",) if scenario.may_end_early else ()
     half = ("training steps were measured in float32, because float16 is too slow on CPUs",)
     measured = half if scenario.training.precision == "float16" else ()
     plan = replace(plan, notes=(*scenario.warnings, *early, *measured, *plan.notes))
@@ -119,7 +119,7 @@ def preview(scenario: Scenario) -> Preview:
     turn_s = sum(model.step_s * model.steps * model.clients for model in models) / count
     tested = samples * (dataset.train_size - scenario.held_back + dataset.test_size - pool_train) / pool_train
     tests_s = sum(model.test_s * model.clients for model in models) / count * _samples_tested(scenario, tested)
-    lanes = min(plan.num_actors, machine.cpus, scenario.participants)
+    lanes = 1 if scenario.backend == "in_process" else min(plan.num_actors, machine.cpus, scenario.participants)
     total_s = (turn_s * scenario.participants * scenario.rounds + tests_s) / lanes
     return Preview(
         machine=machine,

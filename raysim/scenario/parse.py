@@ -30,7 +30,7 @@ from raysim.scenario.named import made, model_of, split_name
 from raysim.scenario.origin import Key, Origin, override_source
 from raysim.scenario.schema import Settings
 from raysim.scenario.sentences import NAMED_SECTIONS, validated
-from raysim.scenario.yaml_text import UNREADABLE, Dumper, load_value, parse, read_text, short, shown
+from raysim.scenario.yaml_text import UNREADABLE, Dumper, ends_in_comment, load_value, parse, read_text, short, shown
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import AnyAlgorithm
@@ -368,9 +368,13 @@ def _parse_set(item: str, places: Mapping[str, str]) -> Override:
         raise ScenarioError(text, origin=override_source(item, places))
     try:
         # Spaces that YAML does not know as such, as from a keyboard for Chinese or from a PDF, are no part of a value.
-        return Override(keys, load_value(text.strip()), f"{path}=***" if holds_secret(text) else item)
+        value, commented = load_value(text.strip()), ends_in_comment(text.strip())
     except UNREADABLE:
         raise ScenarioError("the value is not valid YAML", origin=override_source(item, places)) from None
+    if commented:
+        problem = "the value contains a #, which begins a comment in YAML; put it in quotes, as in KEY='\"a #1\"'"
+        raise ScenarioError(problem, origin=override_source(item, places))
+    return Override(keys, value, f"{path}=***" if holds_secret(text) else item)
 
 
 def _apply(raw: dict[str, Any], path: Key, value: Any, origin: Origin) -> None:

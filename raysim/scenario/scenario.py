@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,10 +155,22 @@ class Scenario(ParsedScenario):
             texts.append(
                 f"training.schedule.warmup: {schedule.warmup} rounds given, so all {self.rounds} rounds are warm-up"
             )
+        if self.stop is not None and not self.may_end_early:
+            texts.append(f"stop: this section cannot end the run before its last round, {self.rounds}")
         for name, warmup in self.warmup.items():
             if warmup >= self.rounds:
                 texts.append(f"algorithm.{name}: {warmup} rounds given, so all {self.rounds} rounds are warm-up")
         return tuple(texts)
+
+    @property
+    def may_end_early(self) -> bool:
+        """Whether `stop` is checked, and can be fulfilled, before the last round."""
+        if self.stop is None:
+            return False
+        tests = self.evaluation
+        every = lcm(tests.every, tests.global_every or 1, (tests.all_every or 1) if tests.clients == "all" else 1)
+        first = every if self.stop.target is not None else every + (self.stop.patience or 0)
+        return (self.rounds - 1) // every * every >= max(first, self.stop.min_rounds)
 
     @property
     def architectures(self) -> tuple[str, ...]:

@@ -132,6 +132,12 @@ def _loaded(text: str, loader: Any) -> Any:
     return load_value(text, loader)
 
 
+def ends_in_comment(text: str) -> bool:
+    """Whether YAML reads the end of a text as a comment. Raises one of `UNREADABLE`."""
+    node = yaml.compose(text, Loader)
+    return text[node.end_mark.index if node else 0 :].lstrip().startswith("#")
+
+
 def load_value(text: str, loader: Any = Loader) -> Any:
     """Parse YAML into plain values. Raises one of `UNREADABLE`, also when aliases stand for too many entries."""
     value = yaml.load(text, loader)  # a SafeLoader: it creates no Python objects

@@ -96,7 +96,7 @@ def run_sweep(
     uri = check_uri(sweep.cells[0].scenario.tracking.uri)
     for cell in sweep.cells:
         check_packages(cell.scenario)
-    with contextlib.ExitStack() as cleanup:
+    with interruptible(), contextlib.ExitStack() as cleanup:  # SIGTERM ends a sweep before its first cell, too
         lock(sweep, cleanup)
         download(sweep)
         workers = cleanup.enter_context(Workers(parallel))

@@ -256,6 +256,9 @@ def test_a_dry_run_says_what_it_leaves_out(capfd: pytest.CaptureFixture[str], wo
     words = " ".join(out.split())
     assert code == 0 and "Not included: the start (reading the data" in words
     assert ("importing torch" in words) == (backend == "ray")
+    # In one process, there are no actors.
+    assert ("client actors, server, driver): up to" in words) == ("clients per actor" in words) == (backend == "ray")
+    assert ("- This process: up to" in words) == (backend == "in_process")
 
 
 def test_describe_an_algorithm_gives_paper_file_and_fields(capfd: pytest.CaptureFixture[str]):

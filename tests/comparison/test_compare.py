@@ -129,6 +129,12 @@ def test_runs_on_other_data_are_no_pairs(tmp_path: Path, other: dict[str, str]) 
     assert any(sentence in note for note in comparison.notes)
 
 
+def test_another_seed_of_the_data_is_another_setting(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", partition="x")
+    make_run(tmp_path / "b", "standalone", partition="y", seeds={"data": 5})
+    assert not any("some runs have equal settings" in note for note in compare(tmp_path).notes)
+
+
 def test_what_is_unfair_is_said(tmp_path: Path) -> None:
     make_run(tmp_path / "a", seed=1, code_changed=[1, 2])
     make_run(tmp_path / "b", "standalone", 1, accuracy=[0.1, 0.2], version="0.2.0", training={"epochs": 5})

@@ -416,6 +416,15 @@ def test_a_heatmap_names_its_classes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ticks[0] == "healthy" and len(ticks[1]) == 12 and ticks[2] == r"\$x_1"
 
 
+def test_a_heatmap_of_names_that_the_font_lacks(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    from raysim.data.heatmap import draw_heatmap
+
+    label_M, num_train = labels(3, 80, 20)
+    made = make_partition(label_M, num_train, 3, 4, Iid(), "pooled811", 1)
+    draw_heatmap(made, label_M, ["\u732b", "\u72ac", "\U0001f680"], tmp_path / "heat.png")
+    assert not [one for one in recwarn if "Glyph" in str(one.message)]
+
+
 @pytest.mark.parametrize(("clients", "alpha"), [(200, 0.1), (500, 0.3)])
 @pytest.mark.parametrize("split", ["pooled811", "published", "pfedhn"])
 def test_many_clients_of_a_skewed_draw_are_dealt_in_seconds(clients: int, alpha: float, split: str) -> None:

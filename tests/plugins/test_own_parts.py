@@ -79,6 +79,8 @@ class Halves:
         odd_C = np.arange(len(class_count_C)) % 2
         later_N = np.arange(num_clients) >= self.first
         share_NC = (later_N[:, None] == odd_C[None, :]).astype(float)
+        if self.wrong == "nothing":
+            return None
         if self.wrong == "shape":
             return share_NC[1:]
         if self.wrong == "negative":
@@ -195,6 +197,7 @@ class TestPartition:
     @pytest.mark.parametrize(
         ("wrong", "sentence"),
         [
+            ("nothing", "Halves.shares returned None; return an array of shape (4, 10), (clients, classes)"),
             ("shape", "Halves.shares returned an array of shape (3, 10) with values from 0 to 1; return"),
             ("negative", "Halves.shares returned an array of shape (4, 10) with values from -1 to 0; return"),
             ("unheld", "Halves.shares assigned class 0 to no client"),

@@ -21,6 +21,26 @@ def test_a_run_that_is_all_warm_up() -> None:
     assert Scenario.of(loaded("algorithm={name: hks, warmup: 2}")).warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("sets", "may"),
+    [
+        (["stop.patience=2"], True),
+        (["stop.patience=3"], False),
+        (["stop.patience=1", "stop.min_rounds=3"], True),
+        (["stop.patience=1", "stop.min_rounds=4"], False),
+        (["stop.target=0.9"], True),
+        (["stop.target=0.9", "evaluation.every=4"], False),
+        (["stop.target=0.9", "stop.patience=9"], True),
+        (["stop.patience=1", "evaluation.every=2"], False),
+    ],
+)
+def test_a_stop_that_can_never_end_the_run(sets: list[str], may: bool) -> None:
+    """Of four rounds: with patience 2, the run may end after round 3, as the first round sets the value to exceed."""
+    scenario = Scenario.of(loaded("rounds=4", "stop.metric=accuracy/all", *sets))
+    told = "stop: this section cannot end the run before its last round, 4"
+    assert scenario.may_end_early == may and (told in scenario.warnings) != may
+
+
 WAITS = '''"""A method that waits."""
 from dataclasses import dataclass
 from typing import ClassVar

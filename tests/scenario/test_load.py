@@ -389,6 +389,13 @@ def test_a_space_of_another_kind_before_a_value(space: str) -> None:
     assert parse_scenario("quickstart", [f"rounds={space}5"]).rounds == 5
 
 
+@pytest.mark.parametrize("item", ["output=out #2", "data.label=#1", "clients.models=[digits_mlp64] # two"])
+def test_a_comment_in_an_override_is_refused(item: str) -> None:
+    with pytest.raises(ScenarioError, match=r"--set .*: the value contains a #, which begins a comment in YAML; put"):
+        parse_scenario("quickstart", [item])
+    assert parse_scenario("quickstart", ["output='out #2'", "tracking.experiment=a#1"]).output == "out #2"
+
+
 def test_yes_and_on_are_true_as_in_yaml():
     assert load("data.augment=yes").data.augment is True
     assert load("data.augment=off").data.augment is False

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,18 @@ def test_a_cell_that_asks_for_client_actors_has_the_same_bits(workplace: Path) -
     assert ("split", 3) in [one for progress in seen for one in progress.running]
     alone = parse_scenario(digits(training={"batch_size": 64}), ["algorithm.name=standalone"])
     assert digest(states[1]) == run(alone, quiet=True).state_digest
+
+
+def test_sigterm_before_the_first_cell_is_as_ctrl_c(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = sweep_of(workplace, set=["rounds=1"], grid={"algorithm.name": ["standalone"]}, seeds=[1])
+
+    def terminated(sweep: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    monkeypatch.setattr("raysim.sweeps.loop.download", terminated)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(sweep)
 
 
 @pytest.mark.large
