@@ -246,8 +246,8 @@ class Loop:
         self.recovering(self.record.wait)
         complete = None
         if checkpoints is not None and self._saves(checkpoints, t):
-            # After all tests of the round: an actor that does not reach the storage stands still until the recorder's
-            # thread has taken its files, and would not answer.
+            # Save after all tests of the round: an actor that does not reach the storage blocks until the recorder's
+            # thread has taken its files, so it would not answer a test.
             storage = checkpoints.begin()
             files = self.recovering(lambda: self.backend.save(t, storage))
             facts = progress.facts()

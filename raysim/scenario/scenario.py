@@ -156,7 +156,9 @@ class Scenario(ParsedScenario):
                 f"training.schedule.warmup: {schedule.warmup} rounds given, so all {self.rounds} rounds are warm-up"
             )
         if self.stop is not None and not self.may_end_early:
-            texts.append(f"stop: this section cannot end the run before its last round, {self.rounds}")
+            texts.append(
+                f"stop: the run cannot end early: its conditions hold after round {self.rounds} at the earliest"
+            )
         for name, warmup in self.warmup.items():
             if warmup >= self.rounds:
                 texts.append(f"algorithm.{name}: {warmup} rounds given, so all {self.rounds} rounds are warm-up")

@@ -37,7 +37,7 @@ def test_a_run_that_is_all_warm_up() -> None:
 def test_a_stop_that_can_never_end_the_run(sets: list[str], may: bool) -> None:
     """Of four rounds: with patience 2, the run may end after round 3, as the first round sets the value to exceed."""
     scenario = Scenario.of(loaded("rounds=4", "stop.metric=accuracy/all", *sets))
-    told = "stop: this section cannot end the run before its last round, 4"
+    told = "stop: the run cannot end early: its conditions hold after round 4 at the earliest"
     assert scenario.may_end_early == may and (told in scenario.warnings) != may
 
 
