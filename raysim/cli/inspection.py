@@ -48,7 +48,7 @@ def _saved_round(context: click.Context, parameter: click.Parameter, given: str 
     """Parse the number of a round, or best_val."""
     if given is None or given == "best_val":
         return given
-    if not given.isdecimal():
+    if not (given.isascii() and given.isdecimal() and len(given) < 10):  # Python refuses more than 4300 digits
         raise click.BadParameter(f"{given!r} given; give the number of a round, or best_val")
     return int(given)
 

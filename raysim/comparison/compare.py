@@ -146,6 +146,10 @@ class Comparison:
         count = len(self.pairs(variant))
         return Reached(len(self.measured[variant].get(f"rounds_to_{measure.partition('_to_')[2]}", {})), count)
 
+    def is_reached(self, target: float) -> bool:
+        """Whether a run of any variant reaches a target accuracy."""
+        return any(f"rounds_to_{target:g}" in of_variant for of_variant in self.measured.values())
+
     def difference(self, variant: str, measure: str) -> Estimate | None:
         """The paired difference to the baseline on the same task, over the seeds and partitions that both have.
 
@@ -360,9 +364,13 @@ def compare(
     targets_on = sweep.targets_on if sweep is not None else "all"
     if select != "last":
         targets_on = select
-    return Comparison(
+    compared = Comparison(
         variants, chosen, baseline, [*notes, *notes_on(variants, spread)], targets_on, select, main, tunings, spread
     )
+    if targets is not None:  # those of papers are only shown if a run reaches them
+        missed = [f"no run reaches the target {target:g}" for target in chosen if not compared.is_reached(target)]
+        compared = replace(compared, other_notes=[*compared.other_notes, *missed])
+    return compared
 
 
 def _without_trials(runs: list[RunRecord]) -> tuple[list[RunRecord], list[str]]:

@@ -61,7 +61,7 @@ def interruptible(stop: Stop | None = None) -> Iterator[None]:
             return
         if stop.possible and not stop.closing and not stop.requested and not stop.saved_round():
             stop.requested = True
-            _print("the run ends after this round is saved; press Ctrl-C or send SIGTERM again to end immediately")
+            _print("ending after this round is saved; press Ctrl-C or send SIGTERM again to end immediately")
             return
         stop.requested = stop.closing = True
         raise KeyboardInterrupt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,11 @@ def _taken(folder: Path, init: Init, assembly: Assembly) -> tuple[Initial, tuple
     notes = []
     if had != have:
         notes.append(f"init: the clients of the run {folder} have different samples than the clients of this run")
+    if same_method and (differing := _differing_settings(source.spec, spec)):
+        notes.append(
+            f"init: settings of {source.method} differ from those of the run {folder}: {'; '.join(differing)}. What "
+            "the server's state already contains was computed with that run's settings"
+        )
     if server is None and not models and receives(spec.algorithm):
         notes.append(
             f"init: the server of this run begins with new weights, because the server of {folder} ({source.method}) "
@@ -103,6 +108,12 @@ def _refuse_other_clients(source: OpenedRun, spec: RunSpec) -> None:
                 f"client {k} has model {had.arch(k)} in {source.folder}, but {has.arch(k)} in this run; "
                 "set clients.models as in that run"
             )
+
+
+def _differing_settings(source: RunSpec, spec: RunSpec) -> list[str]:
+    """Return how the method's settings differ from those of the source, which has the same method."""
+    had, has = asdict(source.algorithm), asdict(spec.algorithm)
+    return [f"{key}: {has[key]} (there: {had.get(key)})" for key in has if has[key] != had.get(key)]
 
 
 def _checkpoint(source: OpenedRun, init: Init) -> Checkpoint:

@@ -29,7 +29,7 @@ PROPERTIES: Mapping[str, tuple[Range, float]] = {
     "flops_per_s": (Range(gt=0), math.inf),
     "up_mbit_per_s": (Range(gt=0), math.inf),
     "down_mbit_per_s": (Range(gt=0), math.inf),
-    "latency_s": (Range(ge=0), 0.0),
+    "latency_s": (Range(ge=0, lt=math.inf), 0.0),
     "availability": (Range(ge=0, le=1), 1.0),
     "dropout": (Range(ge=0, le=1), 0.0),
 }

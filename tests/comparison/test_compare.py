@@ -287,6 +287,8 @@ def test_a_sweep_brings_names_baseline_targets_and_published_values(tmp_path: Pa
     comparison = compare(tmp_path)
     assert [variant.name for variant in comparison.variants] == ["Ours", "Theirs"]
     assert (comparison.baseline, list(comparison.targets)) == ("fedavg", [0.3])
+    assert not [note for note in comparison.notes if "no run reaches" in note]
+    assert "no run reaches the target 0.9" in compare(tmp_path, targets=[0.3, 0.9]).notes
     difference = comparison.difference("Ours", "last")
     assert difference is not None and (difference.mean, difference.n) == (0.25, 2)
     head, ours, theirs = variant_rows(comparison, ["last"], {"last"})

@@ -254,8 +254,8 @@ def test_a_notice_of_ctrl_c_stays_on_the_screen(monkeypatch, columns):
     shown = {**values(3), "accuracy/all_current": 0.5, "engine/dropped_clients": 3}
     progress.log(3, shown, [])
     progress.print("a notice")  # draws the lines
-    stream.write(notice("the run ends after this round is saved", terminal=True))
+    stream.write(notice("ending after this round is saved", terminal=True))
     progress.log(4, shown, [])
     progress.close("interrupted", {})
-    assert "raysim: the run ends after this round is saved" in screen(stream.getvalue())
+    assert "raysim: ending after this round is saved" in screen(stream.getvalue())
     assert notice("a", terminal=False) == "\nraysim: a\n"

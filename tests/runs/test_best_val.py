@@ -156,8 +156,9 @@ def test_commands_take_the_best_round(workplace: Path, capfd: pytest.CaptureFixt
     assert code == 0, err
     code, out, err = command(capfd, "attack", str(kept.folder), "--round", "best_val", "--pairs", "1", "-o", "a.png")
     assert code == 0 and "round 5, from the state after round 4" in out, err
-    code, _, err = command(capfd, "attack", str(kept.folder), "--round", "best")
-    assert code == 2 and "'best' given; give the number of a round, or best_val" in err
+    for wrong in ("best", "9" * 5000):
+        code, _, err = command(capfd, "attack", str(kept.folder), "--round", wrong)
+        assert code == 2 and f"{wrong[-4:]}' given; give the number of a round, or best_val" in err
 
 
 @pytest.mark.large

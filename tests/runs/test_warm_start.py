@@ -217,6 +217,16 @@ def test_a_state_that_refers_to_samples_needs_the_same_samples(workplace: Path, 
     assert run(after(source, method, "seed=6", "seeds.data=5"), quiet=True).summary
 
 
+def test_other_settings_of_the_same_method_are_noted(workplace: Path) -> None:
+    source = source_of("fedcache", "algorithm.neighbours=3")
+    notes = warm_start(assemble(Scenario.of(after(source, "fedcache", "algorithm.neighbours=2")))).notes
+    assert notes == (
+        f"init: settings of fedcache differ from those of the run {source.folder}: neighbours: 2 (there: 3). What the "
+        "server's state already contains was computed with that run's settings",
+    )
+    assert not warm_start(assemble(Scenario.of(after(source, "fedcache", "algorithm.neighbours=3")))).notes
+
+
 def test_a_source_without_an_intact_state_is_refused(workplace: Path) -> None:
     without = source_of("standalone", "checkpoint.every=0")
     with pytest.raises(ScenarioError, match=r"init\.run: .* has no checkpoint"):

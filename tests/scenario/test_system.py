@@ -56,6 +56,10 @@ def test_values_that_are_too_large_cause_one_sentence_only(recwarn: pytest.Warni
         ScenarioError, match=r"client \d has the availability inf; allowed: a number at least 0 and at most 1"
     ):
         system("system.availability={name: log_normal, median: 1, sigma: 5000}")
+    with pytest.raises(
+        ScenarioError, match=r"client \d has the latency_s inf; allowed: a number at least 0 and less than inf"
+    ):
+        system("system.latency_s={name: log_normal, median: 1, sigma: 5000}")
     assert not recwarn.list
 
 

@@ -143,7 +143,7 @@ def test_sigterm_ends_cells_after_their_round(workplace: Path) -> None:
         process.send_signal(signal.SIGTERM)
         error = process.stderr.read()
     assert process.returncode == 130
-    assert "the run ends after this round" in error
+    assert "ending after this round" in error
     assert "the sweep was stopped; run the same command to resume it" in error
     assert "Traceback" not in error
 

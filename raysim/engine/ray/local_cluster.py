@@ -73,7 +73,10 @@ def start(**options: Any) -> None:
     except BaseException as error:
         stop(remove_logs=True)
         if isinstance(error, Exception):
-            raise RunError(f"Ray did not start on this machine: {[*str(error).splitlines(), ''][0]}") from error
+            raise RunError(
+                f"Ray did not start on this machine: {[*str(error).splitlines(), ''][0]}; `raysim doctor` checks this "
+                "machine, and --set backend=in_process needs no Ray"
+            ) from error
         raise
 
 
