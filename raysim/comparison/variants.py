@@ -14,6 +14,13 @@ from raysim.comparison.runs import RunRecord
 from raysim.comparison.tuned import ChosenValue, TuningCard
 from raysim.plugins.references import Reference
 
+IMPLIED_BY: Mapping[str, Sequence[str]] = {
+    "training.together": ["clients.models"],  # by default, it depends on the architectures
+    "init.round": ["init.run"],
+    "init.digest": ["init.run", "init.round"],  # unless the run in `init.run` was continued in the meantime
+}
+"""Key -> keys whose values imply its value in most comparisons; it is then omitted from the names of variants."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -107,13 +114,7 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
     first = [repeats[0].deciding for repeats in groups]
     keys = dict.fromkeys(key for deciding in first for key in deciding)
     differing = [key for key in keys if len({repr(deciding.get(key)) for deciding in first}) > 1]
-    # By default, `training.together` depends on the architectures: omit it if each list of models implies its value.
-    together = [key for key in differing if key.split(".")[:2] == ["training", "together"]]
-    by_models: dict[str, list[Mapping[str, Any]]] = {}
-    for deciding in first:
-        by_models.setdefault(repr(deciding.get("clients.models")), []).append(deciding)
-    implied = {key for key in together if not any(differs(key, alike) for alike in by_models.values())}
-    differing = [key for key in differing if key not in implied]
+    differing = [key for key in differing if not _implied(key, first)]
     # Omit a key that has one value per method: the method's name already implies that value.
     by_method: dict[Any, list[dict[str, Any]]] = {}
     for deciding in first:
@@ -139,6 +140,17 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
         for deciding, repeats, label, suffix in zip(first, groups, labels, version, strict=True)
     ]
     return named_apart(_named_by_runs(variants))
+
+
+def _implied(key: str, deciding: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the keys in `IMPLIED_BY` imply a key's value in all these settings."""
+    by = next((keys for start, keys in IMPLIED_BY.items() if key == start or key.startswith(f"{start}.")), None)
+    if by is None:
+        return False
+    alike: dict[str, list[Mapping[str, Any]]] = {}
+    for one in deciding:
+        alike.setdefault(repr([one.get(name) for name in by]), []).append(one)
+    return not any(differs(key, ones) for ones in alike.values())
 
 
 def _by_code(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
@@ -254,6 +266,7 @@ def is_task(key: str) -> bool:
 
 
 def _assigned(key: str, value: object) -> str:
-    """`key=value`, with the last part of a dotted key, or the last two parts if the last is `name`."""
+    """`key=value`, with the last part of a dotted key, or the last two if the last is unclear by itself."""
     parts = key.split(".")
-    return f"{'.'.join(parts[-2:]) if parts[-1] == 'name' else parts[-1]}={value!s}"
+    long = parts[-1] == "name" or parts[0] in ("init", "seeds")
+    return f"{'.'.join(parts[-2:]) if long else parts[-1]}={'null' if value is None else value}"

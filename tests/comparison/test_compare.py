@@ -104,6 +104,20 @@ def test_variants_are_named_by_what_differs(tmp_path: Path) -> None:
     assert names == ["fedgh header_lr=0.01", "fedgh header_lr=0.1", "standalone"]
 
 
+def test_runs_after_another_run_are_named_by_it(tmp_path: Path) -> None:
+    after = {"init": {"run": "runs/first", "round": "last", "digest": "0" * 64}}
+    make_run(tmp_path / "a", seeds={"data": None})
+    make_run(tmp_path / "b", seeds={"data": None}, **after)
+    make_run(tmp_path / "c", seeds={"data": 1}, **after)
+    names = [variant.name for variant in compare(tmp_path / "b", tmp_path / "c").variants]
+    assert names == ["seeds.data=null", "seeds.data=1"]
+    assert [variant.name for variant in compare(tmp_path).variants] == [
+        "seeds.data=null",
+        "seeds.data=null init.run=runs/first",
+        "seeds.data=1 init.run=runs/first",
+    ]
+
+
 def test_differences_are_paired(tmp_path: Path) -> None:
     for seed, ours, theirs in ((1, 0.5, 0.4), (2, 0.7, 0.5), (3, 0.6, 0.5)):
         make_run(tmp_path / f"a{seed}", seed=seed, accuracy=[0, ours])
