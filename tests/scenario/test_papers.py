@@ -99,12 +99,12 @@ class Figure:
     """What a figure holds and varies, by hand from the papers' text."""
 
     clients: int
-    methods: set[str]  # without the yardstick
+    methods: set[str]  # without the reference
     varied: str  # a key of the scenario
     values: Mapping[str, Sequence[float]]  # data set -> of this key
     share: float | None = 1.0  # of clients in a round; None: it is what varies
     lr: float = 0.01
-    yardstick: bool = True  # Standalone runs besides
+    reference: bool = True  # whether Standalone is added
 
 
 CLASSES = {"cifar10": (2, 4, 6, 8, 10), "cifar100": (10, 30, 50, 70, 90, 100)}
@@ -118,7 +118,7 @@ OF_FEDGH = {"fedgh", "lg_fedavg", "fedproto"}
 FIGURES: Mapping[str, Figure] = {
     "fedgh/fig3_classes_per_client": Figure(10, OF_FEDGH, HELD, CLASSES),
     "fedgh/fig4_participation": Figure(100, OF_FEDGH, SHARE, SHARES, share=None),
-    "fedgh/fig5_header_lr": Figure(10, {"fedgh"}, "algorithm.header_lr", HEADER_RATES, lr=0.1, yardstick=False),
+    "fedgh/fig5_header_lr": Figure(10, {"fedgh"}, "algorithm.header_lr", HEADER_RATES, lr=0.1, reference=False),
     "dc_pfl/fig2_classes_per_client": Figure(10, OF_FEDGH | {"dc_pfl"}, HELD, CLASSES),
     "dc_pfl/fig3_participation": Figure(100, OF_FEDGH | {"dc_pfl"}, SHARE, SHARES, share=None),
     "fedral/fig6_classes_per_client": Figure(100, {"fedral", "fedtgp"}, HELD, CLASSES, share=0.1),
@@ -222,7 +222,9 @@ def test_a_dry_run_refuses_no_cell(
 ) -> None:
     """The command as users give it, without the measurements, which take minutes."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("raysim.sweeps.estimate.preview", lambda checked: SimpleNamespace(turn_s=1.0, tests_s=0.0))
+    monkeypatch.setattr(
+        "raysim.sweeps.estimate.preview", lambda checked: SimpleNamespace(client_round_s=1.0, tests_s=0.0)
+    )
     monkeypatch.setattr("raysim.sweeps.estimate._probed", lambda checked: 1.0)
     main(["sweep", str(path), "--seeds", "1", "--dry-run"])
     cells, last = re.search(r"^(\d+) waiting\n(.*)", out := capsys.readouterr().out, re.MULTILINE).groups()
@@ -250,10 +252,10 @@ def test_a_figure_has_the_papers_setting(name: str) -> None:
         if figure.varied not in (HELD, DIRICHLET):
             assert key[HELD] == CLASSES_PER_CLIENT[key["data.name"]]
         found.add((key["data.name"], key["algorithm.name"], key[figure.varied]))
-    methods = figure.methods | ({"standalone"} if figure.yardstick else set())
+    methods = figure.methods | ({"standalone"} if figure.reference else set())
     varied = {(data, value) for data, values in figure.values.items() for value in values}
     assert found == {(data, method, value) for data, value in varied for method in methods}
-    assert ("Standalone, which" in sweep_of(name).about.partition("\n\n")[0]) == figure.yardstick
+    assert ("Standalone, which" in sweep_of(name).about.partition("\n\n")[0]) == figure.reference
 
 
 @pytest.mark.parametrize("name", NAMES)
