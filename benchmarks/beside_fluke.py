@@ -40,9 +40,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
+from listed import write_listed
 from torch import Tensor, nn
 
 import raysim
@@ -147,10 +146,7 @@ class Dealt:
 
     def write(self, path: Path) -> None:
         """Write the file that partition `listed` reads."""
-        parts = {"train": self.train, "test": self.test}
-        rows = [(k, name, i) for name, shards in parts.items() for k, shard in enumerate(shards) for i in shard]
-        client, part, sample = zip(*rows, strict=True)
-        pq.write_table(pa.table({"client": client, "part": part, "sample": sample}), path)
+        write_listed(path, self.train, self.test)
 
 
 def deal(clients: int, seed: int) -> Dealt:
@@ -161,7 +157,7 @@ def deal(clients: int, seed: int) -> Dealt:
     dealt = make_partition(data.label_M, data.num_train, num_classes, clients, setting, "pooled811", seed)
 
     def of(shards: Any, k: int) -> list[int]:
-        return [int(i) for i in shards.index[shards.offset[k] : shards.offset[k + 1]]]
+        return shards.of(k).tolist()
 
     # No method here looks at validation samples, so they are tests too.
     test = tuple(tuple(sorted(of(dealt.test, k) + of(dealt.val, k))) for k in range(clients))

@@ -35,10 +35,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 import yaml
+from listed import write_listed
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -119,11 +118,7 @@ def deal(label_M: NDArray[np.integer]) -> list[tuple[Ints, Ints]]:
 
 def write_raysim(folder: Path, parts: list[tuple[Ints, Ints]], root: str | None, rounds: int) -> list[str]:
     """Write raysim's scenario and list of images, and return the command that runs it."""
-    shards = [(k, name, of) for k, both in enumerate(parts) for name, of in zip(("train", "test"), both, strict=True)]
-    client = np.concatenate([np.full(len(of), k) for k, _, of in shards])
-    part = np.concatenate([np.full(len(of), name) for _, name, of in shards])
-    lists = pa.table({"client": client, "part": part, "sample": np.concatenate([of for *_, of in shards])})
-    pq.write_table(lists, folder / "lists.parquet")
+    write_listed(folder / "lists.parquet", *zip(*parts, strict=True))
     content = {
         "name": "beside_flute",
         "rounds": rounds,

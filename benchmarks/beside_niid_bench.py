@@ -20,9 +20,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
+from listed import dirichlet, write_listed
 from numpy.typing import NDArray
 
 import raysim
@@ -56,27 +55,12 @@ def deal(partition: str, label_M: NDArray[np.integer], seed: int) -> list[NDArra
     if partition == "iid":
         order = rng.choice(len(label_M), len(label_M), replace=False)
         return [np.asarray(part, np.int64) for part in np.array_split(order, CLIENTS)]
-    while True:
-        held: list[list[int]] = [[] for _ in range(CLIENTS)]
-        for label in range(int(label_M.max()) + 1):
-            images = np.flatnonzero(label_M == label)
-            rng.shuffle(images)
-            share_K = rng.dirichlet(np.full(CLIENTS, ALPHA))
-            share_K *= [len(mine) < len(label_M) / CLIENTS for mine in held]
-            ends = (np.cumsum(share_K / share_K.sum()) * len(images)).astype(int)[:-1]
-            for mine, part in zip(held, np.split(images, ends), strict=True):
-                mine += part.tolist()
-        if min(map(len, held)) >= FEWEST:
-            return [np.array(mine, np.int64) for mine in held]
+    return dirichlet(label_M, CLIENTS, ALPHA, FEWEST, rng)
 
 
 def write_lists(path: Path, train: list[NDArray[np.int64]], num_train: int, num_images: int) -> None:
     """Write the file of partition `listed`. The published test images are divided equally among the clients."""
-    test = np.array_split(np.arange(num_train, num_images), CLIENTS)
-    shards = [(k, part, shard) for part, of in (("train", train), ("test", test)) for k, shard in enumerate(of)]
-    client = np.concatenate([np.full(len(shard), k) for k, _, shard in shards])
-    part = np.concatenate([np.full(len(shard), part) for _, part, shard in shards])
-    pq.write_table(pa.table({"client": client, "part": part, "sample": np.concatenate([s for *_, s in shards])}), path)
+    write_listed(path, train, np.array_split(np.arange(num_train, num_images), CLIENTS))
 
 
 def study(folder: Path, partitions: list[str], seeds: list[int], rounds: int, root: str | None) -> raysim.Study:

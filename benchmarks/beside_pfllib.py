@@ -40,10 +40,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 from alternate import alternating
+from listed import dirichlet, write_listed
 from numpy.typing import NDArray
 from pfllib_process import EndedError, Theirs, write_images
 from torch import nn
@@ -91,27 +90,12 @@ def fedavg_cnn(num_classes: int, input_spec: InputSpec, feature_dim: int) -> Spl
 def deal(partition: str, label_M: NDArray[np.integer]) -> list[tuple[Ints, Ints]]:
     """Deal M images as PFLlib does with NumPy's seed 1: the positions of each client's training and test images."""
     rng = np.random.RandomState(1)
-    held = (_dirichlet if partition == "dirichlet" else _two_classes)(label_M, rng)
+    held = dirichlet(label_M, CLIENTS, ALPHA, FEWEST, rng) if partition == "dirichlet" else _two_classes(label_M, rng)
     parts = []
     for mine in held:
         order, num_train = mine[rng.permutation(len(mine))], len(mine) * 3 // 4
         parts.append((order[len(mine) - num_train :], order[: len(mine) - num_train]))
     return parts
-
-
-def _dirichlet(label_M: NDArray[np.integer], rng: np.random.RandomState) -> list[Ints]:
-    """Divide each class by a Dirichlet draw among the clients with less than an equal share; repeat if one is small."""
-    while True:
-        held: list[Ints] = [np.empty(0, np.int64)] * CLIENTS
-        for label in range(CLASSES):
-            images = np.flatnonzero(label_M == label)
-            rng.shuffle(images)
-            share_K = rng.dirichlet(np.full(CLIENTS, ALPHA))
-            share_K = share_K * [len(mine) < len(label_M) / CLIENTS for mine in held]
-            ends = (np.cumsum(share_K / share_K.sum()) * len(images)).astype(int)[:-1]
-            held = [np.append(mine, new) for mine, new in zip(held, np.split(images, ends), strict=True)]
-        if min(map(len, held)) >= FEWEST:
-            return held
 
 
 def _two_classes(label_M: NDArray[np.integer], rng: np.random.RandomState) -> list[Ints]:
@@ -126,16 +110,6 @@ def _two_classes(label_M: NDArray[np.integer], rng: np.random.RandomState) -> li
         for k, new in enumerate(np.split(images, np.cumsum(count)), first):
             held[k] = np.append(held[k], new)
     return held
-
-
-def write_lists(path: Path, parts: list[tuple[Ints, Ints]]) -> None:
-    """Write the file of partition `listed`."""
-    shards = [(k, name, of) for k, both in enumerate(parts) for name, of in zip(("train", "test"), both, strict=True)]
-    client = np.concatenate([np.full(len(of), k) for k, _, of in shards])
-    part = np.concatenate([np.full(len(of), name) for _, name, of in shards])
-    pq.write_table(
-        pa.table({"client": client, "part": part, "sample": np.concatenate([of for *_, of in shards])}), path
-    )
 
 
 def scenario(given: argparse.Namespace) -> dict[str, Any]:
@@ -259,7 +233,7 @@ def main() -> None:
     parts = [(images[train], images[test]) for train, test in deal(given.partition, data.label_M[images])]
     given.lists = given.folder / f"{given.partition}-{len(images)}"
     given.lists.mkdir(parents=True, exist_ok=True)
-    write_lists(given.lists / "lists.parquet", parts)
+    write_listed(given.lists / "lists.parquet", *zip(*parts, strict=True))
     if given.theirs:
         write_images(given.lists, data.raw_M, data.label_M, parts)
     if given.speed:

@@ -32,7 +32,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -531,7 +531,7 @@ def main() -> None:
     """Run the selected measurements and print the table."""
     given = _arguments()
     report: dict[str, Any] = {"cores": os.cpu_count(), "load_before": os.getloadavg()}
-    w1 = Workload(**{**W1.__dict__, "root": given.data})
+    w1 = replace(W1, root=given.data)
     if given.memory:  # first, while this process is small
         report["memory"] = measure_memory(W2 if given.memory == "w2" else w1, given.memory_rounds, processes=2)
     if given.checkpoint:

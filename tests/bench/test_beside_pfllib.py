@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import beside_pfllib
 import pfllib_process
+from listed import write_listed
 
 from raysim.common.inputs import image
 from raysim.data.predefined import read_partition
@@ -66,7 +67,7 @@ def test_clients_have_the_images_that_pfllib_gives_them(partition: str, tmp_path
     assert (len(parts[0][0]), sum(len(train) for train, _ in parts)) == (first, all_train)
     assert sorted(np.concatenate([of for both in parts for of in both])) == list(range(70_000))
 
-    beside_pfllib.write_lists(tmp_path / "lists.parquet", parts)
+    write_listed(tmp_path / "lists.parquet", *zip(*parts, strict=True))
     read = read_partition(str(tmp_path / "lists.parquet"), 20, 70_000)
     assert all(np.array_equal(read.train.of(k), np.sort(parts[k][0])) for k in range(20))
     assert all(np.array_equal(read.test.of(k), np.sort(parts[k][1])) for k in range(20))
@@ -91,7 +92,7 @@ def test_the_network_has_pfllibs_layers() -> None:
 
 def test_a_cell_for_each_method(tmp_path: Path) -> None:
     parts = [(np.array([2 * k]), np.array([2 * k + 1])) for k in range(20)]
-    beside_pfllib.write_lists(tmp_path / "lists.parquet", parts)
+    write_listed(tmp_path / "lists.parquet", *zip(*parts, strict=True))
     methods = list(beside_pfllib.METHODS)
     given = Namespace(methods=methods, rounds=1, every=1, folder=tmp_path, lists=tmp_path, root=None)
     study = beside_pfllib.study(given)
