@@ -15,7 +15,7 @@ help:  ## Show this help
 setup: $(READY)  ## Make .venv with raysim and tested versions of everything it needs
 
 $(READY): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "raysim needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (make PYTHON=python3.11 setup)")'
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13) and "raysim needs Python 3.11 to 3.13; this is " + sys.version.split()[0] + " (make PYTHON=python3.13 setup)")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@$(BIN)/raysim list algorithms >/dev/null  # imports every method once; from then on `raysim list` does without
@@ -34,7 +34,7 @@ test-large: setup  ## Run the tests that take minutes or gigabytes: a hundred ac
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m large
 
 test-versions: setup  ## Try the wheel with the lowest and newest versions in range, in environments below build/versions
-	$(BIN)/python -m tests.versions $(VERSIONS) --tests '$(FAST)'
+	$(BIN)/python -m tests.versions $(VERSIONS) --tests '$(FAST) tests/cli tests/comparison tests/inspection tests/sweeps'
 
 check: setup  ## Formatting, lint, types, import arrows
 	$(BIN)/ruff format --check .

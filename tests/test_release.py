@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -120,3 +122,39 @@ def test_tables_of_a_foreign_run_run_no_code_of_it(workplace: Path, capfd: pytes
     assert not marker.exists()
     assert opened.client(0).network is not None
     assert marker.exists()
+
+
+def test_one_behaviour_of_optuna_is_in_range() -> None:
+    """Optuna 4 suggests other trials for the same seed."""
+    (optuna,) = map(Requirement, PROJECT["optional-dependencies"]["tune"])
+    assert not optuna.specifier.contains("4.9.0")
+
+
+def test_every_package_of_the_environment_is_pinned() -> None:
+    """Otherwise `make setup` installs whatever is newest on that day."""
+
+    def key(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    lines = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {key(line.partition("==")[0]) for line in lines if "==" in line}
+    extras = PROJECT["optional-dependencies"]
+    names = ("dev", "tune", "tensorboard", "wandb")
+    texts = [*PROJECT["dependencies"], *(text for name in names for text in extras[name])]
+    left, seen = list(map(Requirement, texts)), {("raysim", frozenset({"tensorboard", "tune", "wandb"}))}
+    while left:
+        one = left.pop()
+        if (known := (key(one.name), frozenset(one.extras))) in seen:
+            continue
+        seen.add(known)
+        for needed in map(Requirement, metadata.requires(one.name) or ()):
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in ("", *one.extras)):
+                left.append(needed)
+    # setuptools belongs to the environment.
+    assert {name for name, _ in seen} - pinned <= {"raysim", "setuptools"}
+
+
+def test_make_and_readme_state_the_tested_versions_of_python() -> None:
+    first, *_, last = versions.PYTHONS
+    for name in ("Makefile", "README.md"):
+        assert f"Python {first} to {last}" in (REPOSITORY / name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What this machine has for a run, and what would be slow or wrong: the findings of `raysim doctor`.
+"""Checks of this machine for problems that make runs slow or fail: the findings of `raysim doctor`.
 
 Each check looks at one thing and returns one finding; `trial` then does what a launch does, in a temporary folder.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from packaging.requirements import Requirement
 from raysim.common.errors import RaysimError
 from raysim.common.memory import available_memory, resource, usable_memory
 from raysim.common.text import expanded
-from raysim.engine.memory import LOW_DISK, gib
+from raysim.engine.resource_monitor import LOW_DISK, gib
 from raysim.report.units import plural
 from raysim.tracking.database import ask, in_words
 from raysim.tracking.store import check_uri, database_path, shown
@@ -94,21 +95,22 @@ def requirements() -> list[Requirement]:
 
 def packages(required: Callable[[], Sequence[Requirement]] = requirements) -> Finding:
     """Whether every dependency is installed, in a version of the supported range."""
-    missing, outside = [], []
+    missing: dict[str, str] = {}
+    outside: dict[str, str] = {}
     for one in required():
         try:
             version = metadata.version(one.name)
         except metadata.PackageNotFoundError:
-            missing.append(one.name)
+            missing[one.name] = _installable(one)
             continue
         if not one.specifier.contains(version, prereleases=True):
-            outside.append(f"{one.name} {version} (supported: {one.specifier})")
+            outside[f"{one.name} {version} (supported: {one.specifier})"] = _installable(one)
     if missing:
-        return Finding(
-            "packages", "problem", f"not installed: {', '.join(missing)}; run pip install {' '.join(missing)}"
-        )
+        remedy = f"run pip install {shlex.join(missing.values())}"
+        return Finding("packages", "problem", f"not installed: {', '.join(missing)}; {remedy}")
     if outside:
-        return Finding("packages", "note", f"outside the supported versions: {', '.join(outside)}")
+        remedy = f"run pip install {shlex.join(outside.values())}"
+        return Finding("packages", "note", f"outside the supported versions: {', '.join(outside)}; {remedy}")
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("ray", "torch", "mlflow"))
     return Finding("packages", "ok", f"{versions}; all dependencies are in the supported ranges")
 
@@ -294,6 +296,12 @@ def trial() -> Finding:
         "ok",
         f"one round of quickstart worked; it took {perf_counter() - began:.0f} s, including the start of Ray",
     )
+
+
+def _installable(one: Requirement) -> str:
+    """A requirement with its extras and versions, for pip."""
+    extras = f"[{','.join(sorted(one.extras))}]" if one.extras else ""
+    return f"{one.name}{extras}{one.specifier}"
 
 
 def _version(package: str) -> str:

@@ -51,11 +51,13 @@ def test_packages() -> None:
     missing = doctor.packages(lambda: [Requirement("no-such-package>=1")])
     assert (missing.verdict, missing.text) == (
         "problem",
-        "not installed: no-such-package; run pip install no-such-package",
+        "not installed: no-such-package; run pip install 'no-such-package>=1'",
     )
+    extra = doctor.packages(lambda: [Requirement("no-such-package[more]>=1,<2")])
+    assert extra.text == "not installed: no-such-package; run pip install 'no-such-package[more]<2,>=1'"
     old = doctor.packages(lambda: [Requirement("click<1"), Requirement("numpy>=1")])
     assert old.verdict == "note" and old.text.startswith("outside the supported versions: click ")
-    assert old.text.endswith(" (supported: <1)")
+    assert old.text.endswith(" (supported: <1); run pip install 'click<1'")
     assert doctor.packages().verdict == "ok"
 
 
