@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,7 +77,20 @@ def ray_session() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tracking_store(tmp_path_factory: pytest.TempPathFactory) -> str:
     """One MLflow store for all tests that do not look into it: making a new one takes seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    if "PYTEST_XDIST_WORKER" in os.environ:  # else MLflow makes it for the first test that records a run
+        shutil.copy(empty_database(tmp_path_factory), path)
+    return f"sqlite:///{path}"
+
+
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow database without runs, made once for all processes of xdist."""
+    from raysim.tracking.database import ensure_database
+
+    base = tmp_path_factory.getbasetemp()
+    path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "empty-mlflow.db"
+    ensure_database(f"sqlite:///{path}")
+    return path
 
 
 def _no_picture(*args: Any, **_: Any) -> None:
@@ -158,10 +172,19 @@ SLOW = (
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that share one Ray in one process; those that start their own stay together by file."""
+    """Keep the tests that share one Ray, or finished runs, in one process; a process would make its own.
+
+    Tests that start a Ray of their own stay together by file.
+    """
     for item in items:
         if item.path.relative_to(REPOSITORY / "tests").as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("ray") and not item.get_closest_marker("xdist_group"):
-            shared = "ray_session" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("ray" if shared else item.path.name))
+        if item.get_closest_marker("xdist_group"):
+            continue
+        fixtures = getattr(item, "fixturenames", ())
+        if item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray" if "ray_session" in fixtures else item.path.name))
+        elif "runs" in fixtures:
+            item.add_marker(pytest.mark.xdist_group("inspection"))
+        elif "finished" in fixtures:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.name}-finished"))

@@ -37,7 +37,7 @@ PRIVATE_TERMS = {
     r"somebody|nobody|whoever|everybody": "the actor, the user, no client ...: name the subject",
     r"again\.py|bring_up": "resume.py, backend_factory.py",
     r"OwnData|_Audience|HostActor|ClientHost|ServerHost|RunCrew": "DatasetHandle, Observers, ClientActor, ClientWorker",
-    r"(?:had|has|its|first|a|of) turns?": "client round",
+    r"(?:had|has|its|first|a|of) turns?|turn_s|\w+_per_turn": "client round",
     r"obeys|mortal": "killable",
 }
 """Regular expression of whole words -> what to say."""
@@ -93,9 +93,10 @@ def private_terms() -> Iterator[tuple[Path, int, str, str]]:
     rules = [
         (re.compile(rf"(?<![A-Za-z])(?:{term})(?![A-Za-z])", re.IGNORECASE), say) for term, say in PRIVATE_TERMS.items()
     ]
+    any_term = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(PRIVATE_TERMS)})(?![A-Za-z])", re.IGNORECASE)
     for path in files(".py", ".md", ".yaml"):
         for number, line in enumerate((REPOSITORY / path).read_text().splitlines(), 1):
-            for rule, say in rules:
+            for rule, say in rules if any_term.search(line) else ():
                 for match in rule.finditer(line):
                     yield path, number, match[0], say
 

@@ -55,3 +55,8 @@ def test_files_inside_the_package_exist(page: str) -> None:
     for name in names:
         places = (REPOSITORY / folder / name for folder in ("", "raysim", "raysim/engine"))
         assert any(place.exists() for place in places), f"{page} names {name}"
+
+
+def test_every_package_has_a_docstring() -> None:
+    for file in sorted((REPOSITORY / "raysim").glob("*/__init__.py")):
+        assert ast.get_docstring(ast.parse(file.read_text())), f"{file.parent.name} has no docstring"

@@ -53,7 +53,7 @@ KINDS = {
     "metrics": "Metrics of a round: the columns of rounds.parquet (except `round`), and the metrics in MLflow. "
     "Accuracies lie between 0 and 1. Methods add `client/<name>` and `server/<name>`.",
     "measures": "Measures of a comparison: the columns of the tables that `raysim compare` writes. Each is computed "
-    "per run, and then averaged over the runs of a method.",
+    "per run, and then averaged over the runs of a variant, which differ only in their seed.",
 }
 FILES = {
     "rounds.parquet": {"round": "round, from 1; 0: before the first round", **METRICS},

@@ -1,7 +1,6 @@
 """The `raysim` command, with its commands to run and check scenarios; the other files of this package have the rest.
 
-Exit codes: 0 done; 1 a run failed after it had begun, or could not be logged to MLflow completely; 2 invalid request;
-70 a defect of raysim; 130 stopped by Ctrl-C.
+docs/guide.md lists the exit codes.
 """
 
 from __future__ import annotations

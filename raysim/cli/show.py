@@ -68,14 +68,15 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
         as_text(
             f"Estimated time on CPUs like this one: {human_seconds(found.round_s)} per round, "
             f"{human_seconds(found.total_s)} in total.\n"
-            f"- Included: training, {found.steps_per_turn:.3g} steps per participant and round.\n"
+            f"- Included: training, {found.steps_per_client_round:.3g} steps per participant and round.\n"
             f"- Included: tests, which take {human_seconds(found.tests_s)} of CPU time in total.\n"
             f"- Not included: {_start(found, scenario)}.\n"
             "- Not included: the server's work, and sending messages.\n"
-            f"Estimated memory: at most {memory / 1024:.1f} GiB.\n"
+            f"Estimated memory: about {memory / 1024:.1f} GiB.\n"
             f"- {who}: up to {found.process_memory_mb:.0f} MiB{'' if alone else ' each'}.\n"
             f"- Weights of all clients: {found.client_memory_mb:.0f} MiB.\n"
-            f"- Samples: {found.samples_mb:.0f} MiB, once per node."
+            f"- Samples: {found.samples_mb:.0f} MiB, once per node.\n"
+            "- Not included: messages, the server's state, and further networks that a method keeps for each client."
         )
     )
     for note in found.plan.notes:

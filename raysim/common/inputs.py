@@ -20,8 +20,9 @@ class InputSpec:
     """
 
     kind: Kind
+    """`image`, `features` or `tokens`."""
     shape: tuple[int, ...]
-    """Images: (channels, height, width); tokens: (number of tokens,)."""
+    """Shape of a sample, without the batch. Images: (channels, height, width); tokens: (number of tokens,)."""
     vocabulary: int = 0
     """Number of distinct tokens, 0 to vocabulary - 1; 0 for images and features."""
 

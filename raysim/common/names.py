@@ -24,7 +24,7 @@ def name(text: object) -> str:
     return one_line(str(text), LONGEST_NAME) or "(no name)"
 
 
-def apart(texts: Iterable[object], clean: Callable[[object], str]) -> list[str]:
+def distinct(texts: Iterable[object], clean: Callable[[object], str]) -> list[str]:
     """Apply `clean` to each text and number duplicates: a second `fedgh` becomes `fedgh-2`."""
     taken: dict[str, None] = {}
     for text in texts:

@@ -80,7 +80,8 @@ METRICS: Mapping[str, str] = {
     "engine/restarts": "how often the run has returned to a checkpoint after an actor or a node died",
     "engine/participants": "clients that took part in this round: without those that dropped out, were late or failed",
     "engine/failed_clients": "participants that failed in this round; the round continued without them",
-    "engine/dropped_clients": "selected clients that dropped out or finished too late, if the scenario sets `system`",
+    "engine/dropped_clients": "selected clients that do not count: they dropped out, missed the deadline, or finished "
+    "after enough others (`clients.oversample`); if the scenario sets `system`",
     "engine/moved_clients": "clients whose state moved to another actor in this round",
     "memory/host_mb": "resident memory of the run's processes, in MiB",
     "memory/gpu_peak_mb": "greatest GPU memory of any actor so far, in MiB",
@@ -163,15 +164,15 @@ class RunCard:
     """The identity of a run and its facts at the start, for trackers."""
 
     name: str  # of the scenario
-    run_id: str
-    folder: Path
+    run_id: str  # the name of the run folder
+    folder: Path  # the run folder, absolute
     parameters: Mapping[str, Scalar]  # the resolved scenario, flat, dotted keys
-    tags: Mapping[str, str]
-    dataset: str
-    dataset_source: str
-    dataset_digest: str
-    partition_digest: str
-    num_samples: int
+    tags: Mapping[str, str]  # method, data set, partition, number of clients, seed, overridden keys, code
+    dataset: str  # `data.name`
+    dataset_source: str  # path or address of the data
+    dataset_digest: str  # SHA-256 of the data set and, if it is another one, of the public data set
+    partition_digest: str  # SHA-256 of the positions of every client's samples
+    num_samples: int  # of the whole data set
     num_clients: int
     label: str  # method, seed and overridden keys: "fedgh-s1 lr=0.1"
     facts: Summary  # entries of `summary.json` that are known at the start of the run
@@ -211,7 +212,7 @@ class Summary(TypedDict, total=False):
     partition_digest: str
     """digest of the positions of every client's samples"""
     versions: Mapping[str, Any]
-    """version of each software that can change a number; "processor": type of the machine's processor"""
+    """versions of raysim, Python, torch and NumPy; "processor": type of the machine's processor"""
     code: Mapping[str, Any]
     """digests of the method's files and of raysim, git commit, and changes in resumed runs"""
     folder: str
@@ -247,7 +248,7 @@ class Summary(TypedDict, total=False):
     failed_clients: int
     """how often a participant failed and its round continued without it"""
     dropped_clients: int
-    """how often a selected client dropped out or was late"""
+    """how often a selected client did not count: see the metric engine/dropped_clients"""
     restarts: int
     """how often the run returned to a checkpoint after an actor or a node died"""
     checkpoint: Mapping[str, Any] | None

@@ -29,7 +29,7 @@ from raysim.comparison.statistics import (
 from raysim.comparison.sweep_card import SweepCard
 from raysim.comparison.tuned import TuningCard
 from raysim.comparison.tuned_runs import without_outdated
-from raysim.comparison.variants import Variant, baselines_of, group_runs, named_apart
+from raysim.comparison.variants import Variant, baselines_of, group_runs, with_distinct_names
 from raysim.report.accuracies import DRAWABLE, Accuracy
 from raysim.report.units import plural
 
@@ -103,6 +103,19 @@ class Comparison:
                     of_variant.setdefault(measure, {})[pair] = value
         return by_variant
 
+    @cached_property
+    def means(self) -> Mapping[str, Mapping[int, Estimate]]:
+        """Variant -> round -> the mean of `accuracy` over its runs, for the rounds that all of them measured."""
+        means = {}
+        for variant in self.variants:
+            runs, by_round = variant.counted.values(), dict[int, list[float]]()
+            for run in runs:
+                for t, value in zip(*run.series(self.accuracy.metric), strict=True):
+                    by_round.setdefault(int(t), []).append(float(value))
+            whole = {t: values for t, values in sorted(by_round.items()) if len(values) == len(runs)}
+            means[variant.name] = {t: estimate(values) for t, values in whole.items()}
+        return means
+
     def pairs(self, variant: str) -> list[tuple[int, str]]:
         """The distinct (seed, partition digest) pairs of a variant's runs."""
         return list(dict.fromkeys(run.pair for run in self._variant(variant).runs))
@@ -113,7 +126,15 @@ class Comparison:
 
     def _variant(self, name: str) -> Variant:
         """The variant with this name, which is unique."""
-        return next(one for one in self.variants if one.name == name)
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Variant]:
+        return {variant.name: variant for variant in self.variants}
+
+    @cached_property
+    def _baselines(self) -> Sequence[Variant]:
+        return [variant for variant in self.variants if variant.is_baseline]
 
     @property
     def by_task(self) -> dict[str, Comparison]:
@@ -121,9 +142,9 @@ class Comparison:
         variants_of: dict[str, list[Variant]] = {}
         for variant in self.variants:
             variants_of.setdefault(" ".join(variant.task), []).append(replace(variant, label=variant.method))
-        return {task: replace(self, variants=named_apart(variants)) for task, variants in variants_of.items()}
+        return {task: replace(self, variants=with_distinct_names(variants)) for task, variants in variants_of.items()}
 
-    @property
+    @cached_property
     def measures(self) -> list[str]:
         """The measures that at least one run or paper has, in the order of tables."""
         available = {measure for of_variant in self.measured.values() for measure in of_variant}
@@ -162,7 +183,7 @@ class Comparison:
     def _pair(self, variant: str, measure: str) -> tuple[Mapping[Any, float], Mapping[Any, float]] | None:
         """A measure's values for a variant and for the baseline: the one on the same task, or the only one."""
         one = self._variant(variant)
-        baselines = [other for other in self.variants if other.is_baseline]
+        baselines = self._baselines
         others = [other for other in baselines if other.task == one.task or len(baselines) == 1]
         if one.is_baseline or not others:
             return None
@@ -335,7 +356,9 @@ def compare(
         if not 0 < target <= 1:
             raise ScenarioError(f"--target: {target:g} given; give an accuracy greater than 0 and at most 1")
     variants = group_runs(measured)
-    notes = [f"{run.folder} is left out: it has no finished round yet" for run in all_runs if run not in measured]
+    notes = [
+        f"{run.folder} is left out: it has no finished round yet" for run in all_runs if not run.summary.get("rounds")
+    ]
     notes += [*without_trials, *sweep_notes]
     baselines: list[Variant] = []
     if baseline is not None:

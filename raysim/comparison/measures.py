@@ -149,7 +149,8 @@ MEASURES: Mapping[str, Measure] = {
     "virtual_s": Measure("virtual s", "virtual seconds that all rounds took, if the scenario has a section `system`"),
     "dropped": Measure(
         "dropped",
-        "how often a selected client dropped out or was late, if the scenario has a section `system`",
+        "how often a selected client did not count, because it dropped out, missed the deadline or finished after "
+        "enough others, if the scenario has a section `system`",
     ),
 }
 """In the order of tables. `TO_TARGET` adds measures for each target accuracy A, such as `rounds_to_0.5`."""

@@ -55,18 +55,20 @@ class Picture(NamedTuple):
         return names.file(f"{self.kind}-{self.task}" if self.task else self.kind)
 
 
-def pictures(comparison: Comparison, width: Width = SCREEN, apart: bool = False) -> list[Picture]:
+def pictures(comparison: Comparison, width: Width = SCREEN, file_per_axis: bool = False) -> list[Picture]:
     """Every figure that the runs have data for; with more variants than colours, one figure per task.
 
-    apart: each panel of the curves is a figure of its own, as papers need them.
+    file_per_axis: each panel of the curves is a figure of its own, as papers need them.
     """
     parts = {"": comparison}
     if len(comparison.variants) > MOST:
         parts = comparison.by_task
     drawn: list[tuple[str, str, Figure | None]] = []
     for task, part in parts.items():
-        panels = [[over] for over in measured_axes(part)] if apart else [measured_axes(part)]
-        drawn += [(f"curves-{shown[0]}" if apart else "curves", task, curves(part, width, shown)) for shown in panels]
+        panels = [[over] for over in measured_axes(part)] if file_per_axis else [measured_axes(part)]
+        drawn += [
+            (f"curves-{shown[0]}" if file_per_axis else "curves", task, curves(part, width, shown)) for shown in panels
+        ]
     for kind, draw_kind in {"clients": boxes, "profile": profile, "architectures": architectures}.items():
         drawn += [(kind, task, draw_kind(part, width)) for task, part in parts.items()]
     drawn += [(f"over_{key}", "", over_key(comparison, key, width)) for key in swept(comparison)]
@@ -91,8 +93,8 @@ def draw(
     files = []
     for in_print in (False, True):
         chosen = [suffix for suffix in suffixes if (suffix == ".pdf") is in_print]
-        drawn = pictures(comparison, width if in_print else SCREEN, apart=in_print) if chosen else []
-        for picture, name in zip(drawn, names.apart((one.name for one in drawn), str), strict=True):
+        drawn = pictures(comparison, width if in_print else SCREEN, file_per_axis=in_print) if chosen else []
+        for picture, name in zip(drawn, names.distinct((one.name for one in drawn), str), strict=True):
             for suffix in chosen:
                 path = folder / f"{name}{suffix}"
                 save(picture.figure, path, format=suffix[1:])
@@ -113,31 +115,21 @@ def curves(comparison: Comparison, width: Width = SCREEN, over: Sequence[str] | 
     """
     axes = measured_axes(comparison) if over is None else over
     accuracy = comparison.accuracy
-    drawn = {key: [_mean_curve(variant, accuracy.metric, key) for variant in comparison.variants] for key in axes}
+    drawn = {key: [_mean_curve(comparison, variant, key) for variant in comparison.variants] for key in axes}
     return draw_curves(drawn, accuracy.mean_label, width)
 
 
-def _mean_curve(variant: Variant, accuracy: str, over: str) -> Curve | None:
-    """The mean curve over the rounds that all runs of a variant measured; None if a run has not measured the axis.
-
-    accuracy: the metric.
-    """
+def _mean_curve(comparison: Comparison, variant: Variant, over: str) -> Curve | None:
+    """The mean curve over the rounds that all runs of a variant measured; None if a run has not measured the axis."""
     metric = OVER[over].metric
     runs = variant.counted.values()
     if metric != "round" and not all(len(run.series(metric)[0]) for run in runs):
         return None
-    by_round: dict[int, list[tuple[float, float]]] = {}
-    for run in runs:
-        t, values = run.series(accuracy)
-        xs = dict(zip(*run.series(metric), strict=True)) if metric != "round" else dict(zip(t, t, strict=True))
-        for one, value in zip(t, values, strict=True):
-            by_round.setdefault(int(one), []).append((float(xs.get(one, 0.0)), float(value)))
+    each = [dict(zip(*run.series(metric), strict=True)) for run in runs] if metric != "round" else []
     points = []
-    for _, at_round in sorted(by_round.items()):
-        if len(at_round) == len(runs):
-            found = estimate([value for _, value in at_round])
-            x = sum(x for x, _ in at_round) / len(at_round)
-            points.append((x, found.mean, *band(found.mean, found.low, found.high)))
+    for t, found in comparison.means[variant.name].items():
+        x = sum(float(xs.get(t, 0.0)) for xs in each) / len(each) if each else float(t)
+        points.append((x, found.mean, *band(found.mean, found.low, found.high)))
     if not points:
         return None
     x, mean, low, high = np.array(points).T.tolist()
@@ -158,7 +150,7 @@ def write_curves(comparison: Comparison, folder: Path) -> Path:
     metric = comparison.accuracy.metric
     for over in measured_axes(comparison):
         for variant in comparison.variants:
-            if curve := _mean_curve(variant, metric, over):
+            if curve := _mean_curve(comparison, variant, over):
                 ends = zip(curve.x, curve.y, curve.low or (), curve.high or (), strict=True)
                 known = len(variant.counted) >= MIN_SEEDS
                 rows += [(variant.name, metric, over, x, y, *((low, high) if known else (None, None)))

@@ -66,10 +66,15 @@ class RunRecord:
         """The table in `rounds.parquet`."""
         return read_rounds(self.folder)
 
-    @cached_property
+    @property
     def clients(self) -> pa.Table:
-        """The table in `clients.parquet`."""
+        """The table in `clients.parquet`, read at each access: those of all runs together may exceed the memory."""
         return read_clients(self.folder)
+
+    @cached_property
+    def _of_clients(self) -> dict[str, pa.Table]:
+        """Measure -> the result of `clients_of`."""
+        return {}
 
     @property
     def place(self) -> int:
@@ -187,15 +192,21 @@ class RunRecord:
         return int(t[value.argmax()]) if len(t) else None
 
     def clients_of(self, measure: str) -> pa.Table:
-        """The row of each client, by id, with its value of a measure of `ORIGINS` in the column `accuracy`.
+        """A row per client, by id: `client`, `model` and, in `accuracy`, its value of a measure of `ORIGINS`.
 
         Empty if clients have no values of their own, or if the round of the measure is not known.
         """
-        accuracy, chosen = ORIGINS[measure]
-        until = self._round_of(accuracy.metric, chosen)
-        if until is None and chosen != "last":
-            return accuracy.of_clients(self.clients.slice(0, 0))
-        return accuracy.of_clients(self.clients, until)
+        if measure not in self._of_clients:
+            accuracy, chosen = ORIGINS[measure]
+            until = self._round_of(accuracy.metric, chosen)
+            clients = self.clients
+            if until is None and chosen != "last":
+                clients = clients.slice(0, 0)
+            found = accuracy.of_clients(clients, until)
+            found = found.select([name for name in ("client", "model", "accuracy") if name in found.column_names])
+            # A slice without rows would keep the whole table in memory.
+            self._of_clients[measure] = found if found.num_rows else found.schema.empty_table()
+        return self._of_clients[measure]
 
     def _round_of(self, metric: str, chosen: str) -> int | None:
         """The round that a measure is chosen by, one of `Chosen`; None: the last one, or not known."""

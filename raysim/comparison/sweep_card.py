@@ -47,7 +47,8 @@ class SweepCard:
         """The cells whose values are those that the tuning chose last; without tuning, all cells."""
         if self.tuning is None:
             return self.cells
-        return {name: cell for name, cell in self.cells.items() if name in self.tuning.cells}
+        chosen = frozenset(self.tuning.cells)
+        return {name: cell for name, cell in self.cells.items() if name in chosen}
 
     @classmethod
     def read(cls, folder: Path) -> SweepCard | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raysim.common.errors import ScenarioError
-from raysim.common.names import apart
+from raysim.common.names import distinct
 from raysim.common.names import name as clean_name
 from raysim.comparison.published import Published
 from raysim.comparison.runs import RunRecord
@@ -24,7 +24,7 @@ IMPLIED_BY: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """Runs with the same settings, apart from their seeds and keys that cannot change a result."""
+    """Runs with the same settings, distinct from their seeds and keys that cannot change a result."""
 
     keys: Mapping[str, Any]  # the keys in which the variants of a comparison differ, and this variant's values
     runs: Sequence[RunRecord]
@@ -104,7 +104,7 @@ class Variant:
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
-    """Group runs with the same settings apart from their seeds, in the order of their first runs."""
+    """Group runs with the same settings distinct from their seeds, in the order of their first runs."""
     by_settings: dict[tuple[Any, ...], list[RunRecord]] = {}
     for run in runs:
         by_settings.setdefault(tuple(sorted(run.deciding.items(), key=str)), []).append(run)
@@ -139,7 +139,7 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
         )
         for deciding, repeats, label, suffix in zip(first, groups, labels, version, strict=True)
     ]
-    return named_apart(_named_by_runs(variants))
+    return with_distinct_names(_named_by_runs(variants))
 
 
 def _implied(key: str, deciding: Sequence[Mapping[str, Any]]) -> bool:
@@ -222,9 +222,9 @@ def _called(runs: Sequence[RunRecord]) -> dict[str, str]:
     return {name: clean_name(f"{of} ({name})") if methods.count(of) > 1 else of for name, of in method_of.items()}
 
 
-def named_apart(variants: Sequence[Variant]) -> list[Variant]:
+def with_distinct_names(variants: Sequence[Variant]) -> list[Variant]:
     """The variants with clean, unique names."""
-    labels = apart((variant.name for variant in variants), clean_name)
+    labels = distinct((variant.name for variant in variants), clean_name)
     return [replace(variant, label=label) for variant, label in zip(variants, labels, strict=True)]
 
 

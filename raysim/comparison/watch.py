@@ -41,7 +41,8 @@ class Watched:
         asked = [int(summary.get("rounds_asked") or 0) for summary in summaries]
         states = Counter(str(summary.get("status")) for summary in summaries)
         card = SweepCard.read(folder)
-        waiting = sum(not any(run.parent.name == cell for run in runs) for cell in card.cells) if card else 0
+        begun = {run.parent.name for run in runs}
+        waiting = sum(cell not in begun for cell in card.cells) if card else 0
         words = [f"{count} {state}" for state, count in states.most_common()]
         if len(runs) == 1 and not waiting:
             words = [*states]

@@ -6,7 +6,7 @@ import ast
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from raysim.contract.compare import differing, fingerprint
-from raysim.contract.source import is_frozen, tree
+from raysim.contract.source import tree
 from raysim.contract.toy import ContractError, Toy, toy_seed
 from raysim.core.algorithm import AnyAlgorithm, ClientId
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, FitResult, fit_one, loss_and_rows
-from raysim.core.messages import counted, nonfinite
+from raysim.core.messages import DECLARE, counted, nonfinite
 
 
 def messages(algorithm: AnyAlgorithm) -> None:
@@ -29,13 +29,8 @@ def messages(algorithm: AnyAlgorithm) -> None:
         if msg is None:
             return
         place = f"the return value of {name} for client {k}"
-        if not is_dataclass(msg) or isinstance(msg, type) or type(msg) not in pytree.SUPPORTED_NODES:
-            raise toy.broken(
-                f"{place} has the type {type(msg).__name__}",
-                "return a dataclass that is declared with @message, or None",
-            )
-        if not is_frozen(type(msg)):
-            raise toy.broken(f"{place} is not a frozen dataclass", "declare its class with @message, which freezes it")
+        if type(msg) not in pytree.SUPPORTED_NODES:  # a subclass of a message that is not declared itself
+            raise toy.broken(f"{place} has the type {type(msg).__name__}", DECLARE)
         leaves = [leaf for leaf in pytree.tree_leaves(msg) if leaf is not None]
         for leaf in leaves:
             if not isinstance(leaf, Tensor | bool | int | float):

@@ -74,7 +74,7 @@ def state_dict_is_all(algorithm: AnyAlgorithm) -> None:
 def server_state_visible(algorithm: AnyAlgorithm) -> None:
     """The server's whole state is in `server.state`, in types that can be stored and restored."""
     toy = Toy(algorithm, "server_state_visible").run(2)
-    apart = serialize(toy.server.state)
+    serialized = serialize(toy.server.state)
     for module in (inner for outer in modules_in(toy.server.state).values() for inner in outer.modules()):
         hidden = {name for name, value in vars(module).items() if isinstance(value, Tensor)}
         hidden |= module._non_persistent_buffers_set
@@ -84,7 +84,7 @@ def server_state_visible(algorithm: AnyAlgorithm) -> None:
                 "register the tensor as a parameter or a persistent buffer",
             )
     second = Toy(algorithm, "server_state_visible").start()
-    stored = Serialized(json.loads(json.dumps(apart.tree)), apart.tensors)
+    stored = Serialized(json.loads(json.dumps(serialized.tree)), serialized.tensors)
     remedy = "create all modules in server_start, and define dataclasses at the top level of the algorithm's file"
     try:
         second.server.state = deserialize(stored, second.server.state, modules_of(algorithm))

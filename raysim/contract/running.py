@@ -41,7 +41,7 @@ def learns(algorithm: AnyAlgorithm) -> None:
 
 def messages_move(algorithm: AnyAlgorithm) -> None:
     """Messages in both directions change from round to round, unless the algorithm declares `static_downlink`."""
-    if getattr(algorithm, "static_downlink", False):
+    if algorithm.static_downlink:
         return
     toy = Toy(algorithm, "messages_move").run(4)
     for k in toy.samples:
@@ -83,7 +83,7 @@ def connected(algorithm: AnyAlgorithm) -> None:
                 problem = f"server_send is overridden, but returned no message in {MAX_ROUNDS} rounds"
                 raise toy.broken(problem, f"return a message within {MAX_ROUNDS} rounds, or remove server_send")
             continue
-        if hook == "client_update" and getattr(algorithm, "static_downlink", False):
+        if hook == "client_update" and algorithm.static_downlink:
             continue
         if hook == "client_update" and not overrides(type(algorithm), "server_update"):
             raise toy.broken(

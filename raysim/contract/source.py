@@ -10,7 +10,6 @@ import ast
 import pickle
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import is_dataclass
 from typing import Any
 
 from raysim.common.modules import imports_of, is_allowed
@@ -31,7 +30,7 @@ def defined(algorithm: AnyAlgorithm) -> None:
 def frozen(algorithm: AnyAlgorithm) -> None:
     """The algorithm is a frozen dataclass, and no hook changes it or its class."""
     cls = type(algorithm)
-    if not is_dataclass(cls) or "__dataclass_fields__" not in vars(cls) or not is_frozen(cls):
+    if "__dataclass_fields__" not in vars(cls):  # with @dataclass it is frozen, or Python refuses it below `Algorithm`
         raise ContractError(
             algorithm,
             "frozen",
@@ -156,10 +155,6 @@ def _check_imports(algorithm: AnyAlgorithm, source: ast.Module, owner: str, of_b
                 f"uses {device} in line {getattr(node, 'lineno', 0)}",
                 "do not name a device: raysim sets the default device of each hook",
             )
-
-
-def is_frozen(cls: type) -> bool:
-    return bool(cls.__dataclass_params__.frozen)  # type: ignore[attr-defined]
 
 
 def tree(algorithm: AnyAlgorithm, clause: str) -> ast.Module:

@@ -412,9 +412,9 @@ class Toy:
 
     def _packed(self, name: str, k: ClientId, msg: Any) -> Any:
         """Return a hook's message as bytes, which later changes by the hook cannot affect."""
-        self.returned(self, name, k, msg)
         if not is_message(msg):
             raise self.broken(f"the return value of {name} for client {k} has the type {type(msg).__name__}", DECLARE)
+        self.returned(self, name, k, msg)
         try:
             return pack(msg)
         except Exception as error:

@@ -124,9 +124,10 @@ class Task:
 
 @dataclass
 class Client:
-    """One client, as its algorithm sees it. No other attribute can be set.
+    """One client, as its algorithm sees it.
 
-    Only `net` is kept between rounds, and of `net` only its parameters and persistent buffers.
+    Only `net` is kept between rounds, and of `net` only its parameters and persistent buffers. Setting an attribute
+    that is not listed below raises `AttributeError`.
 
     >>> from raysim.algorithms.standalone import Standalone
     >>> from raysim.contract.toy import Toy
@@ -184,6 +185,9 @@ class Client:
         use values of Python that change from batch to batch, such as a counter.
 
         For a batch from which nothing is to be learned, return `net(batch.x).sum() * 0`.
+
+        Raises `ValueError` if `rates`, `bounds` or `only` name anything but a parameter of `net`, or if the loss does
+        not depend on the trained parameters.
         """
         data = self.data if data is None else data
         drop_single = drops_single(self.net, data, self.local)
@@ -196,7 +200,7 @@ class Client:
                 self.stats.flops += epochs * epoch_flops(self, self.meter, loss, given, data, drop_single, two_views)
         self.stats.loss_sum += result.loss_sum
         self.stats.samples += result.samples
-        self.stats.apart = self.stats.apart or result.apart
+        self.stats.alone_because = self.stats.alone_because or result.alone_because
         return result.rows
 
     @torch.no_grad()
@@ -232,7 +236,8 @@ class Client:
     def log(self, name: str, value: float) -> None:
         """Log a value of this client's round; the mean over the participants is tracked as `client/<name>`.
 
-        If a name is logged twice in a round, the last value counts.
+        If a name is logged twice in a round, the last value counts. Raises `ValueError` for an invalid name, or a value
+        that is no number.
         """
         self.stats.values[metric_name(name)] = _number(name, value)
 
@@ -254,7 +259,9 @@ def drops_single(net: nn.Module, data: Samples, local: LocalTraining) -> bool:
 
 @dataclass
 class Server(Generic[State]):
-    """The server, as its algorithm sees it. Only `state` is kept between rounds. No other attribute can be set.
+    """The server, as its algorithm sees it. Only `state` is kept between rounds.
+
+    Setting an attribute that is not listed below raises `AttributeError`.
 
     >>> from raysim.algorithms.standalone import Standalone
     >>> from raysim.contract.toy import Toy
@@ -308,7 +315,10 @@ class Server(Generic[State]):
             return torch.cat([(f or net)(batch.x) for batch in data.in_order(self.local.batch_size)])
 
     def log(self, name: str, value: float) -> None:
-        """Log a value of this round, tracked as `server/<name>`; the last value if a name is logged twice."""
+        """Log a value of this round, tracked as `server/<name>`; the last value if a name is logged twice.
+
+        Raises `ValueError` for an invalid name, or a value that is no number.
+        """
         self.values[metric_name(name)] = _number(name, value)
 
 

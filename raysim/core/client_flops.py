@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,8 @@ def sample_flops(client: Client, meter: FlopMeter, f: Callable[[Tensor], Tensor]
     """Return the operations of `f` on one sample."""
     kind = kind_of(f, _described(client))
     key = None if kind is None else (client.arch, kind, "forward")
-    return meter.of(key, lambda: f(_first(data, 1).x))
+    with _generator_kept(client):
+        return meter.of(key, lambda: f(_first(data, 1).x))
 
 
 def epoch_flops(
@@ -45,7 +47,18 @@ def epoch_flops(
     full, rest = divmod(len(data), client.local.batch_size)
     steps = {client.local.batch_size: full, rest: 0 if drop_single else int(rest > 0)}
     work = partial(_one_step, client, loss, given, data, two_views)
-    return sum(count * meter.of_batch(key, size, work, len(data)) for size, count in steps.items() if count)
+    with _generator_kept(client):
+        return sum(count * meter.of_batch(key, size, work, len(data)) for size, count in steps.items() if count)
+
+
+@contextmanager
+def _generator_kept(client: Client) -> Iterator[None]:
+    """Restore `client.rng` after a block; `flops_of` restores torch's global generators only."""
+    before = client.rng.get_state()
+    try:
+        yield
+    finally:
+        client.rng.set_state(before)
 
 
 def _described(client: Client) -> Sequence[tuple[object, Hashable]]:

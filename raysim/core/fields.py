@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Interval
@@ -123,7 +123,7 @@ def field_docs(cls: type) -> Mapping[str, str]:
     docs: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         docs |= _docs_of(base)
-    return MappingProxyType(docs)
+    return docs
 
 
 @cache  # a module is parsed to find a class in it, which takes 20 ms
@@ -156,6 +156,8 @@ def settings_fields(cls: type) -> list[FieldInfo]:
     docs = field_docs(cls)
     infos = []
     for field in dataclasses.fields(cls):
+        if not field.init:  # derived from the settings
+            continue
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
@@ -167,6 +169,8 @@ def check_settings(settings: Any) -> None:
     """Raise `ValueError` naming the first field whose value is outside its range or choices."""
     hints = get_type_hints(type(settings), include_extras=True)
     for field in dataclasses.fields(settings):
+        if not field.init:  # derived from the settings, and not set yet
+            continue
         value, hint = getattr(settings, field.name), hints[field.name]
         if not _fits(value, hint):
             raise ValueError(f"{field.name}: {value!r} given; allowed: {in_words(hint)}")

@@ -71,7 +71,7 @@ class FitResult:
     loss_sum: float  # of per-sample losses over every sample seen
     samples: int  # seen, counted once per epoch
     rows: Tensor | None = None  # [N, ...] the loss's last row for each sample; NaN: sample never seen
-    apart: str = ""  # reason why it could not be trained together with others; empty: none
+    alone_because: str = ""  # why it was not trained together with others; empty: there was no obstacle
 
 
 Trainer = Callable[[FitJob], FitResult]

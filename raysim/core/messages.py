@@ -98,7 +98,10 @@ def mapped(kind: type[Any], change: Callable[[Any], Any], msg: Any) -> Any:
         changed = [mapped(kind, change, value) for value in msg]
         return type(msg)(*changed) if hasattr(msg, "_fields") else type(msg)(changed)
     if hasattr(type(msg), _FIELDS):
-        return type(msg)(*[mapped(kind, change, getattr(msg, name)) for name in getattr(type(msg), _FIELDS)])
+        copy = object.__new__(type(msg))  # without `__post_init__`, which may expect tensors
+        for name in getattr(type(msg), _FIELDS):
+            object.__setattr__(copy, name, mapped(kind, change, getattr(msg, name)))
+        return copy
     return msg
 
 
@@ -321,4 +324,4 @@ def _leaf_bytes(leaf: object) -> int:
         raise TypeError(
             f"an object of the class {name}, which is not a message; put @message above the class instead of @dataclass"
         )
-    raise TypeError(f"a value of type {name}; send only tensors and numbers")
+    raise TypeError(f"a value of type {name}; send only tensors and Python's numbers, such as float(value)")

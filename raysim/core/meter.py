@@ -182,7 +182,7 @@ class ClientStats:
     loss_sum: float = 0.0
     samples: int = 0
     values: dict[str, float] = field(default_factory=dict)  # what the algorithm logged
-    apart: str = ""  # why it was not trained together with others
+    alone_because: str = ""  # why it was not trained together with others
 
     @property
     def train_loss(self) -> float:

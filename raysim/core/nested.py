@@ -2,7 +2,7 @@
 
 These functions are shared by methods in which narrow clients train a part of the widest network.
 
-Shapes: B batch, C classes.
+Shapes: B batch, C classes, N samples of one client.
 """
 
 from __future__ import annotations
@@ -125,15 +125,18 @@ def _mean(
 ) -> Tensor:
     if not old.is_floating_point():
         return next(iter(parts.values()))
-    counts: dict[ClientId, Tensor] = {}
-    for k, part in parts.items():
-        counts[k] = torch.zeros(part.shape, dtype=torch.float64)
-        counts[k][rows[k] if rows is not None and name.startswith("header.") else ...] = weight[k]
+
+    def counts(k: ClientId) -> Tensor:
+        """The client's weight in each entry of its part. Those of all clients together would exceed their uploads."""
+        count = torch.zeros(parts[k].shape, dtype=torch.float64)
+        count[rows[k] if rows is not None and name.startswith("header.") else ...] = weight[k]
+        return count
+
     total = torch.zeros(old.shape, dtype=torch.float64)
-    for count in counts.values():
-        leading(total, count.shape).add_(count)
+    for k, part in parts.items():
+        leading(total, part.shape).add_(counts(k))
     mean = old.double().where(total == 0, 0.0)
     for k, part in parts.items():
-        share = counts[k] / leading(total, part.shape).clamp(min=1)
+        share = counts(k) / leading(total, part.shape).clamp(min=1)
         leading(mean, part.shape).add_(share * part.double())
     return mean.to(old.dtype)

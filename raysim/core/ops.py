@@ -1,6 +1,6 @@
 """Pure functions that several algorithms share; a function moves here when a third algorithm needs it.
 
-Shapes: N samples, B batch, C classes, D representation width, S classes that one client owns.
+Shapes: N samples, B batch, C classes, D representation width, S classes that one client owns, K any of the classes.
 """
 
 from __future__ import annotations

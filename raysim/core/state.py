@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raysim.common.modules import plain_module
+from raysim.common.modules import PACKAGE, plain_module
 
 DEEPEST = 100
 """Greatest nesting depth of a state; the limit detects a state that contains itself."""
@@ -58,7 +58,7 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
         raise TypeError(_unsupported(state, prefix or "its top level"))
     tensors: dict[str, Tensor] = {}
     for name, part in parts:
-        inner = state_tensors(part, f"{prefix}.{name}" if prefix else name)
+        inner = state_tensors(part, _joined(prefix, name))
         if tensors.keys() & inner.keys():
             raise TypeError(
                 f"two values of the state have the same path {min(tensors.keys() & inner.keys())}; rename one of them"
@@ -272,7 +272,26 @@ def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> 
 
 def modules_of(algorithm: object) -> set[str]:
     """Return the names of the Python modules that define an algorithm and may define classes of its server's state."""
-    return {cls.__module__ for cls in type(algorithm).__mro__ if cls.__module__ not in {"builtins", "abc", "typing"}}
+    own = {cls.__module__ for cls in type(algorithm).__mro__ if cls.__module__ not in {"builtins", "abc", "typing"}}
+    # Files that the method's file imports, of the user or of raysim's methods, may define such classes, too.
+    return own | {name for name in sys.modules if name.startswith((f"{PACKAGE}.", "raysim.algorithms."))}
+
+
+def check_classes(state: Any, modules: Collection[str]) -> None:
+    """Raise `ValueError` if a state contains an object of a class that `deserialize` would not create."""
+    if isinstance(state, list | tuple):
+        if hasattr(state, "_fields"):
+            _class_of(_class_name(type(state)), modules)
+        parts: list[Any] = list(state)
+    elif type(state) in LIKE_DICT:
+        parts = list(state.values())
+    elif is_dataclass(state) and not isinstance(state, type):
+        _class_of(_class_name(type(state)), modules)
+        parts = [getattr(state, field.name) for field in fields(state)]
+    else:
+        return
+    for part in parts:
+        check_classes(part, modules)
 
 
 def _mismatch(kind: str, rest: list[Any], cls: type) -> str:
@@ -315,15 +334,15 @@ def _class_of(name: str, modules: Collection[str]) -> Any:
         member = getattr(member, step, None)
     if not isinstance(member, type) or _class_name(member) != name:
         raise ValueError(
-            f"the saved state contains an object of class {name}, but none of the modules "
+            f"the state contains an object of class {name}, but none of the modules "
             f"{', '.join(sorted(modules))} defines this class; define it at the top level of the algorithm's file"
         )
     return member
 
 
-def modules_in(state: Any, path: str = "") -> dict[str, nn.Module]:
+def modules_in(state: Any) -> dict[str, nn.Module]:
     """Return every module inside a state by its path, without the modules inside those."""
-    return {place: part for place, part in _leaves(state, path) if isinstance(part, nn.Module)}
+    return {path: part for path, part in _leaves(state, "") if isinstance(part, nn.Module)}
 
 
 def _unsupported(part: Any, place: str) -> str:

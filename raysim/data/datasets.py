@@ -157,6 +157,11 @@ def _of_function(load: Callable[[], Any], name: str, files: Files) -> Dataset:
     return _read_only(completed(of_files(name), decoded), decoded, name)
 
 
+def forget_functions() -> None:
+    """Call the user's own function again when its samples are needed next: files that it reads may have changed."""
+    _of_function.cache_clear()
+
+
 def missing(name: str, root: str | None = None, format: Format = "auto") -> bool:
     """Whether `load_dataset` would have to download a data set, because no folder that it searches contains it."""
     if name not in DATASETS:
@@ -241,8 +246,7 @@ def _download(spec: DatasetSpec) -> str:
             top = Path(spec.torchvision_folder).parts[0]
             (Path(aside) / top).replace(_download_folder() / top)
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        return f"the download failed ({lines[0]})"
+        return f"the download failed ({sources.first_line(error)})"
     finally:
         socket.setdefaulttimeout(before)
     return ""

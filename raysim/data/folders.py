@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import few, quoted
+from raysim.data.conversions import Images, to_classes, to_features, to_owners, to_tokens
 from raysim.data.files import METADATA, part_of, place_of
-from raysim.data.samples import Images, to_classes, to_features, to_owners, to_tokens
 from raysim.data.sources import Decoded, Source, one_sentence, refuse_too_large
 from raysim.data.specs import Files
 from raysim.plugins.calling import failing, whole_number
@@ -38,7 +38,7 @@ def read_images(source: Source, settings: Files) -> Decoded:
         with one_sentence(path):
             images.add(path.read_bytes(), str(path))
     label_M, names = to_classes([np.array([path.parent.name for path in paths])], source.folder)
-    owner_M, owners = to_owners(_ids(source, settings)) if settings.by else (np.zeros(0, np.int64), ())
+    owner_M, owners = to_owners(_ids(source, settings) if settings.by else None)
     return Decoded(images.raw_MHWC, label_M, len(source.train), names, owner_M=owner_M, owners=owners)
 
 
@@ -143,6 +143,8 @@ def read_function(load: Callable[[], Any], settings: Files, where: Path) -> Deco
     for name in names:
         with failing(f"function {where} returned a value for {name} that is not an array"):
             arrays[name] = np.asarray(returned[name])
+        if arrays[name].dtype == object and all(isinstance(value, str) for value in arrays[name].flat):
+            arrays[name] = arrays[name].astype(str)  # the texts of a pandas column
     _check_arrays(arrays, where, settings)
     num_train = whole_number(returned.get("num_train", len(arrays["y"])))
     if num_train is None or not 1 <= num_train <= len(arrays["y"]):
@@ -157,7 +159,7 @@ def _decoded(parts: Mapping[str, list[NDArray[Any]]], num_train: int, settings: 
     """Convert arrays to a decoded data set. x, y: the paths to name in errors about samples and about labels."""
     raw_M, vocabulary = _samples(np.concatenate(parts["x"]), x)
     label_M, names = to_classes(parts["y"], y)
-    owner_M, owners = to_owners(np.concatenate(parts[settings.by])) if settings.by else (np.zeros(0, np.int64), ())
+    owner_M, owners = to_owners(np.concatenate(parts[settings.by]) if settings.by else None)
     return Decoded(raw_M, label_M, num_train, names, vocabulary, owner_M=owner_M, owners=owners)
 
 

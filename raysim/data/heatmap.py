@@ -26,7 +26,6 @@ def draw_heatmap(
     partition: Partition, label_M: Ints, class_names: Sequence[str], path: str | Path, title: str = ""
 ) -> None:
     """Write a PNG of training samples per class and client, with each client's total above, and a title."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -37,7 +36,6 @@ def draw_heatmap(
     width = float(np.clip(0.38 * clients, 4.5, 13.0))
     height = float(np.clip(min(0.38, max(width / clients, 0.05)) * classes, 2.6, 8.0))
     figure = Figure(figsize=(width + 1.7, height + 2.0), dpi=160, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
     bars, cells = figure.subplots(2, 1, sharex=True, height_ratios=[0.9, height])
 
     blues = LinearSegmentedColormap.from_list("raysim", ["#e3edf7", "#9dc3e2", "#4a8cc3", "#1d5494", "#0b2b5a"])

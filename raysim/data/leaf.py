@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
+from raysim.data.conversions import to_owners
 from raysim.data.files import find_files
-from raysim.data.samples import to_owners
 from raysim.data.sources import Decoded, Source, one_sentence
 from raysim.data.specs import DatasetSpec, Files
 from raysim.data.tables import read_tables, text_pieces

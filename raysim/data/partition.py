@@ -8,6 +8,7 @@ Shapes: N clients, C classes, M samples of the data set.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -136,13 +137,7 @@ def default_split(setting: PartitionSettings) -> Split:
     return "published" if isinstance(setting, Hks) else "listed" if isinstance(setting, Listed) else "pooled811"
 
 
-def check_split(
-    setting: PartitionSettings,
-    split: str,
-    num_train: int | None = None,
-    num_samples: int | None = None,
-    name: str = "the data set",
-) -> None:
+def check_split(setting: PartitionSettings, split: str, num_train: int, num_samples: int, name: str) -> None:
     """Raise ScenarioError, like `check_partition`, for a split that the partition or the data set does not support."""
     if isinstance(setting, Hks) and split != "published":
         raise ScenarioError(
@@ -158,7 +153,7 @@ def check_split(
             "published",
             key="data.split",
         )
-    if split in ("pfedhn", "published") and num_train is not None and num_train == num_samples:
+    if split in ("pfedhn", "published") and num_train == num_samples:
         remedy = "add test data" if isinstance(setting, Hks) else "give pooled811, or add test data"
         raise ScenarioError(
             f"{split} given, but {name} has no test part; {remedy}",
@@ -171,14 +166,14 @@ def check_partition(
     split: str,
     num_classes: int,
     num_clients: int,
-    num_train: int | None = None,
-    num_samples: int | None = None,
-    name: str = "the data set",
+    num_train: int,
+    num_samples: int,
+    name: str,
 ) -> None:
-    """Refuse an impossible partition before any data is loaded. name: the name of the data set in an error.
+    """Refuse an impossible partition before samples are divided. name: the name of the data set in an error.
 
-    num_train, num_samples: numbers of published training samples and of all samples; if None, conditions that depend on
-    them are not checked. Raises ScenarioError, one sentence that begins with the scenario key.
+    num_train, num_samples: numbers of published training samples and of all samples. Raises ScenarioError, one sentence
+    that begins with the scenario key.
     """
     try:
         check_settings(setting)
@@ -193,8 +188,6 @@ def check_partition(
             f"{setting.classes_per_client} given, but {name} has {num_classes} classes; give 1 to {num_classes}",
             key="data.partition.classes_per_client",
         )
-    if num_train is None or num_samples is None:
-        return
     pool = _train_pool(split, num_train, num_samples)
     if isinstance(setting, Resample):
         most = _eight_tenths(pool) if split == "pooled811" else pool
@@ -342,8 +335,16 @@ def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.ran
     """
     name = type(setting).__name__
     with failing(f"{name}.shares fails", key="data.partition.name"):
-        given = setting.shares(class_count_C, num_clients, rng)
+        repeated = copy.deepcopy(rng)
+        given = setting.shares(class_count_C.copy(), num_clients, rng)
         share_NC = np.asarray(given, dtype=np.float64)
+        again_NC = np.asarray(setting.shares(class_count_C.copy(), num_clients, repeated), dtype=np.float64)
+    if not np.array_equal(share_NC, again_NC, equal_nan=True):
+        raise ScenarioError(
+            f"{name}.shares returns other shares when it is called again with the same arguments; draw random numbers "
+            "only from `rng`, and keep no state",
+            key="data.partition.name",
+        )
     shape = (num_clients, len(class_count_C))
     if given is None:
         raise ScenarioError(

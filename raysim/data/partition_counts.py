@@ -1,6 +1,6 @@
 """The arithmetic of partitions: numbers of samples per client and class that add up to the totals.
 
-Shapes: N clients, C classes, P parts (train, validation, test), M samples of a pool.
+Shapes: N clients, C classes, P parts (train, validation, test), M samples of a pool; R rows and K columns of any table.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ Shapes: N clients, C classes, M samples of the data set, I ids, Q samples that c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import refuse_special
@@ -72,6 +74,40 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
     labels of the data set, which are compared with the column label, if there is one.
     """
 
+    def refused(why: str) -> ScenarioError:
+        return ScenarioError(f"{path} {why}", key="data.partition.path")
+
+    client_Q, part_Q, index_Q, label_Q = _columns(path, refused)
+    if not len(client_Q):
+        raise refused("has no rows")
+    if strange := sorted(set(part_Q.tolist()) - set(PARTS)):
+        raise refused(f"contains the part {strange[0][:50]!r}; allowed: {', '.join(PARTS)}")
+    for name, value_Q, most in (("client", client_Q, _MOST_CLIENTS), ("sample", index_Q, num_samples)):
+        if value_Q.min() < 0 or value_Q.max() >= most:
+            wrong = value_Q.min() if value_Q.min() < 0 else value_Q.max()
+            raise refused(f"contains {name} {wrong}; allowed: 0 to {most - 1}")
+    if len(np.unique(client_Q * num_samples + index_Q)) != len(client_Q):
+        raise refused("lists the same sample twice for one client; list each sample of a client once")
+    if label_M is not None and label_Q is not None and (wrong_W := np.flatnonzero(label_M[index_Q] != label_Q)).size:
+        row = int(wrong_W[0])
+        raise refused(
+            f"gives sample {index_Q[row]} the label {label_Q[row]}, but in the data set it has label "
+            f"{label_M[index_Q[row]]}; use a partition of this data set"
+        )
+    count = int(client_Q.max()) + 1 if num_clients is None else num_clients
+    if not (part_Q == "train").any():
+        raise refused("has no training samples; in at least one row, give column `part` the value `train`")
+    masks = [part_Q == part for part in PARTS]
+    return Partition(*(make_shards(index_Q[mask_Q], client_Q[mask_Q], count) for mask_Q in masks))
+
+
+def _columns(
+    path: str, refused: Callable[[str], ScenarioError]
+) -> tuple[Ints, NDArray[Any], Ints, NDArray[Any] | None]:
+    """Return the columns client, part and sample of a Parquet file, and label, if there is one.
+
+    refused: makes the error for a file that cannot be read, or lacks a column, or has gaps or another type.
+    """
     import pyarrow as pa  # here, so that other partitions can be checked without importing Arrow and Pillow
     import pyarrow.parquet as pq
 
@@ -81,9 +117,6 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
     def is_text(kind: Any) -> bool:
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-    def refused(why: str) -> ScenarioError:
-        return ScenarioError(f"{path} {why}", key="data.partition.path")
 
     wanted = {"client": pa.int64(), "part": pa.string(), "sample": pa.int64()}
     file = place_of(path, "data.partition.path")
@@ -116,27 +149,4 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
         client_Q, part_Q, index_Q = (table.column(name).cast(kind).to_numpy() for name, kind in wanted.items())
     except pa.ArrowInvalid as error:  # a number too large for a signed 64-bit integer
         raise refused(f"contains a number that is too large ({first_line(error)})") from None
-    part_Q = part_Q.astype(str)
-    if not len(client_Q):
-        raise refused("has no rows")
-    if strange := sorted(set(part_Q.tolist()) - set(PARTS)):
-        raise refused(f"contains the part {strange[0][:50]!r}; allowed: {', '.join(PARTS)}")
-    for name, value_Q, most in (("client", client_Q, _MOST_CLIENTS), ("sample", index_Q, num_samples)):
-        if value_Q.min() < 0 or value_Q.max() >= most:
-            wrong = value_Q.min() if value_Q.min() < 0 else value_Q.max()
-            raise refused(f"contains {name} {wrong}; allowed: 0 to {most - 1}")
-    if len(np.unique(client_Q * num_samples + index_Q)) != len(client_Q):
-        raise refused("lists the same sample twice for one client; list each sample of a client once")
-    if label_M is not None and "label" in table.column_names:
-        label_Q = table.column("label").to_numpy()
-        if (wrong_W := np.flatnonzero(label_M[index_Q] != label_Q)).size:
-            row = int(wrong_W[0])
-            raise refused(
-                f"gives sample {index_Q[row]} the label {label_Q[row]}, but in the data set it has label "
-                f"{label_M[index_Q[row]]}; use a partition of this data set"
-            )
-    count = int(client_Q.max()) + 1 if num_clients is None else num_clients
-    if not (part_Q == "train").any():
-        raise refused("has no training samples; in at least one row, give column `part` the value `train`")
-    masks = [part_Q == part for part in PARTS]
-    return Partition(*(make_shards(index_Q[mask_Q], client_Q[mask_Q], count) for mask_Q in masks))
+    return client_Q, part_Q.astype(str), index_Q, table.column("label").to_numpy() if label else None

@@ -234,13 +234,18 @@ def _encoded(path: Path, column: str, table: Any) -> Iterator[bytes]:
 
 
 def _class_names(path: Path, schema: Any, column: str, spec: DatasetSpec) -> tuple[str, ...]:
+    names = hub_class_names(schema, column)
+    if names and len(names) != spec.num_classes:
+        raise ScenarioError(f"{path} names {len(names)} classes, but {spec.name} has {spec.num_classes}")
+    return names
+
+
+def hub_class_names(schema: Any, column: str) -> tuple[str, ...]:
+    """Return the names of a column's classes from the metadata of the Hugging Face hub; empty if there are none."""
     try:
-        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]["names"]
+        return tuple(map(str, json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]["names"]))
     except (KeyError, TypeError, ValueError):
         return ()
-    if len(names) != spec.num_classes:
-        raise ScenarioError(f"{path} names {len(names)} classes, but {spec.name} has {spec.num_classes}")
-    return tuple(map(str, names))
 
 
 def one_list(path: Path, known: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
@@ -354,7 +359,7 @@ def _read_folder(spec: DatasetSpec, source: Source) -> Decoded:
     for path in source.extra:
         with one_sentence(path):
             listed = {cell[0]: cell[1] for cell in (line.split("\t") for line in path.read_text().splitlines())}
-    files = source.files[: len(source.train) + len(source.test)]
+    files = source.train + source.test
     number = {name: position for position, name in enumerate(names)}
     label_M = np.empty(len(files), np.int64)
     channels, height, width = spec.input_spec.shape

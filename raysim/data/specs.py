@@ -171,10 +171,7 @@ _ALL = (
         augment=Augment(crop_padding=8),
         folders=("tiny_imagenet", "tiny-imagenet", "tiny-imagenet-200"),
         image_columns=("image", "img"),
-        test_prefixes=(
-            "valid",
-            "val",
-        ),  # `valid-` and `validation-` files; its published test part has no labels
+        test_prefixes=("valid", "val"),  # `valid-` and `validation-` files; its published test part has no labels
         image_folder=True,
     ),
     of_files(

@@ -1,6 +1,6 @@
 """Specification of a data set from its samples: kind, shape, vocabulary, mean and deviation.
 
-Shapes: M samples of one data set.
+Shapes: M samples of one data set, B samples of a piece, H x W pixels, C channels, L = 256 pixel levels, F features.
 """
 
 from __future__ import annotations

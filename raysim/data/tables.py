@@ -5,7 +5,6 @@ Shapes: M samples of one data set, B rows of a piece of a file, F features.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +21,8 @@ from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import few
-from raysim.data.samples import Images, to_classes, to_features, to_owners, to_tokens
-from raysim.data.sources import Decoded, Source, one_list, one_sentence, refuse_too_large
+from raysim.data.conversions import Images, to_classes, to_features, to_owners, to_tokens
+from raysim.data.sources import Decoded, Source, hub_class_names, one_list, one_sentence, refuse_too_large
 from raysim.data.specs import Files
 
 _PIECE = 1 << 24
@@ -122,7 +121,7 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = (), te
     else:
         raw_M = np.concatenate(read.value)
     label_M, names = to_classes(read.label, source.folder, names)
-    owner_M, owners = to_owners(np.concatenate(read.id)) if read.id else (np.zeros(0, np.int64), ())
+    owner_M, owners = to_owners(np.concatenate(read.id) if read.id else None)
     return Decoded(raw_M, label_M, num_train, names, vocabulary, owner_M=owner_M, owners=owners)
 
 
@@ -398,9 +397,4 @@ def _stacked(parts: Sequence[NDArray[Any]], path: Path, name: str) -> tuple[NDAr
 
 def _class_names(schema: Any, label: str) -> tuple[str, ...]:
     """Return the names of the numbered classes from the metadata of the Hugging Face hub; empty if there are none."""
-    try:
-        if not pa.types.is_integer(schema.field(label).type):
-            return ()
-        return tuple(map(str, json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label]["names"]))
-    except (KeyError, TypeError, ValueError):
-        return ()
+    return hub_class_names(schema, label) if pa.types.is_integer(schema.field(label).type) else ()

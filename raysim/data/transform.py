@@ -3,7 +3,8 @@
 Flip, erase and crop act on the normalised image, as in that code, so erased and padded pixels are zero, the mean
 colour. All three are one lookup, which gives for every output pixel an input pixel, or none.
 
-Shapes: B samples of one batch; an image has C channels of H x W pixels.
+Shapes: B samples of one batch, K numbers that describe an augmentation, F features; an image has C channels of H x W
+pixels, R = W * C numbers in a row, and L pixels along one axis.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class Backend(Protocol):
         Returns how long actors took to start; None if there are none, or if one died meanwhile.
         """
 
-    def leaving(self) -> str:
-        """Return a sentence about actors that `recover` would move, because their node is being drained; "" if none."""
+    def drain_reason(self) -> str:
+        """Return why `recover` should move actors, in a sentence about nodes that are being drained; "" if none."""
 
     def recover(self) -> None:
         """Replace dead actors and those on nodes that are being drained, and reset all state, as after `start`."""

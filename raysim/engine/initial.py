@@ -19,6 +19,7 @@ from torch import nn
 from raysim.core.algorithm import ClientId, Task
 from raysim.core.messages import Weights
 from raysim.core.state import Serialized, digest, form_of
+from raysim.engine.tensor_files import contiguous_copies, metadata_of
 
 Packed = NDArray[np.uint8]
 """A state_dict in safetensors format. Ray shares such arrays between the processes of a node, unlike tensors."""
@@ -89,7 +90,7 @@ class Initial:
     def parse(cls, data: bytes) -> Initial:
         """Return the object of a file. Raises `ValueError` for any other file."""
         try:
-            facts = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+            facts = metadata_of(data)
             parts = {name: part.numpy() for name, part in load(data).items()}
             count = sum(name.startswith("state/") for name in parts)
             models = {name.removeprefix("model/"): part for name, part in parts.items() if name.startswith("model/")}
@@ -103,12 +104,7 @@ class Initial:
 
 def packed(state: Weights) -> Packed:
     """Return a state_dict as bytes."""
-    # Copies, since safetensors refuses tensors that share memory, such as tied weights, or are not contiguous.
-    dense = {
-        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, value in state.items()
-    }
-    return np.frombuffer(save(dense), np.uint8)
+    return np.frombuffer(save(contiguous_copies(state)), np.uint8)
 
 
 def unpacked(state: Packed) -> Weights:

@@ -34,8 +34,8 @@ from raysim.engine.records import (
 )
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client import ClientWorker, registers
-from raysim.engine.workers.rows import AUTO, StateFiles, StateLimits
 from raysim.engine.workers.server import ServerWorker
+from raysim.engine.workers.state_files import AUTO, StateFiles, StateLimits
 
 T = TypeVar("T")
 
@@ -54,9 +54,10 @@ class InProcessBackend:
 
     def start(self, spec: RunSpec, raw: Callable[[], NDArray[Any]]) -> None:
         self.spec, self.raw = spec, raw
+        spec.own_code.activate()  # as in an actor: this process may have opened a run with other files of these names
         self._begin()
 
-    def leaving(self) -> str:
+    def drain_reason(self) -> str:
         return ""
 
     def recover(self) -> None:

@@ -36,7 +36,7 @@ class Recorder:
     ) -> None:
         try:
             for tracker in self.trackers:
-                tracker.log(t, values, rows)
+                tracker.log(t, dict(values), list(rows))  # copies: a custom tracker may change them
         except BaseException:
             # The error keeps this frame. It must not keep the files of the checkpoint, which will not be written: an
             # actor that forwards them waits until they are taken or dropped.

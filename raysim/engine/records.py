@@ -87,7 +87,7 @@ class ClientEvaluation:
     local: EvaluationResult  # on its own test samples
     val_correct: int  # on its own validation samples
     val_total: int
-    everyone: EvaluationResult | None  # on the published test set, if tested
+    global_test: EvaluationResult | None  # on the published test set, if tested
     seconds: float
     macro_f1: float | None = None  # on its own test samples
     class_correct: list[int] = field(default_factory=list)  # on its own test samples, by class that occurs in them
@@ -109,7 +109,7 @@ class ClientReport:
     train_s: float
     values: Mapping[str, float]  # what the algorithm logged
     evaluation: ClientEvaluation | None  # if models are tested before they train
-    apart: str = ""  # reason why it was not trained together with its group; empty: none
+    alone_because: str = ""  # why it was not trained together with its group; empty: there was no obstacle
     received_nonfinite: bool = False  # its training loss is not finite, and the message that it received was not either
 
 
@@ -125,7 +125,7 @@ def client_row(
 ) -> ClientRow:
     """Return the row of a client that trained, was evaluated, or both. before, current: see `RoundReport`."""
     current = current if isinstance(current, ClientEvaluation) else None
-    local, everyone = (evaluation.local, evaluation.everyone) if evaluation else (None, None)
+    local, global_test = (evaluation.local, evaluation.global_test) if evaluation else (None, None)
     return ClientRow(
         round=t,
         client=k,
@@ -137,7 +137,7 @@ def client_row(
         loss=local.loss if local else None,
         val_correct=evaluation.val_correct if evaluation else None,
         val_total=evaluation.val_total if evaluation else None,
-        global_accuracy=everyone.accuracy if everyone else None,
+        global_accuracy=global_test.accuracy if global_test else None,
         train_loss=report.train_loss if report else None,
         train_samples=report.train_samples if report else 0,
         up_bytes=report.up.bytes if report else 0,
@@ -194,7 +194,7 @@ class TrainingResult:
         failed = {k: report for k in ids if isinstance(report := reports[k], ClientFailure)}
         return cls(uploads, trained, failed, moved)
 
-    @property
+    @cached_property
     def evaluations(self) -> dict[ClientId, ClientEvaluation]:
         """The tests that ran before clients trained."""
         return {k: report.evaluation for k, report in self.reports.items() if report.evaluation is not None}

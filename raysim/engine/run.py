@@ -13,7 +13,6 @@ from raysim.core.algorithm import ClientId
 from raysim.core.state import combined_digest
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.notices import Notices
 from raysim.engine.policies.metrics import ALL_CLIENTS, CURRENT, Conditions, compute_metrics, round_metrics
 from raysim.engine.policies.sampling import Participation, cohort
 from raysim.engine.policies.stopping import StoppingRule
@@ -30,13 +29,14 @@ from raysim.engine.records import (
     client_row,
 )
 from raysim.engine.recovery import RecoveringBackend
+from raysim.engine.run_warnings import RunWarnings
 from raysim.engine.spec import RunSpec
 from raysim.engine.stop import Stop
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """The number of rounds of a run, when it evaluates, and how many failures it tolerates."""
+class LoopSettings:
+    """Settings of the loop over rounds: number of rounds, participants, intervals of tests, and tolerated failures."""
 
     rounds: int
     participants: int  # K
@@ -86,7 +86,7 @@ class Observers:
 
 def run_rounds(
     backend: Backend,
-    schedule: Schedule,
+    settings: LoopSettings,
     progress: Progress,
     observers: Observers,
     checkpoints: CheckpointManager | None = None,
@@ -99,29 +99,29 @@ def run_rounds(
 
     `progress` is changed in place, so that the caller knows the last round of an interrupted run. After an exception
     it is at the last round that was passed to the trackers, which a tracker may have failed to log. Raises
-    `KeyboardInterrupt` after a round in which `schedule.stop` was requested, and after the round that it names.
+    `KeyboardInterrupt` after a round in which `settings.stop` was requested, and after the round that it names.
     """
     with Recorder(observers.trackers) as record:
-        loop = Loop(backend, schedule, progress, observers, checkpoints, record)
+        loop = Loop(backend, settings, progress, observers, checkpoints, record)
         loop.start(start)
-        for t in range(progress.t + 1, schedule.rounds + 1):
-            if schedule.stop.due(progress.t):
+        for t in range(progress.t + 1, settings.rounds + 1):
+            if settings.stop.due(progress.t):
                 loop.save()
                 raise KeyboardInterrupt
             if loop.ends_early():
                 break
             loop.leave_drained_nodes()
             began = perf_counter()
-            evaluate = schedule.coverage(t)
+            evaluate = settings.coverage(t)
             report = loop.run_round(t, evaluate)
-            loop.notices.check_failures(t, report)
+            loop.warnings.check_failures(t, report)
             rows = loop.client_rows(t, report, evaluate)
             metrics = loop.metrics(t, report, rows, evaluate is not None, began)
             loop.watch(t, metrics)
-            loop.notices.check_round(t, report, progress)
+            loop.warnings.check_round(t, report, progress)
             loop.record_round(t, metrics, rows)
         loop.save()
-        loop.notices.check_run(progress)
+        loop.warnings.check_run(progress)
         return loop.recovering(lambda: state_digest(backend))
 
 
@@ -131,22 +131,17 @@ class Loop:
     def __init__(
         self,
         backend: Backend,
-        schedule: Schedule,
+        settings: LoopSettings,
         progress: Progress,
         observers: Observers,
         checkpoints: CheckpointManager | None,
         record: Recorder,
     ) -> None:
-        self.backend, self.schedule, self.progress, self.observers = backend, schedule, progress, observers
+        self.backend, self.settings, self.progress, self.observers = backend, settings, progress, observers
         self.checkpoints, self.record = checkpoints, record
         self._best_val: tuple[int, Mapping[str, Any]] | None = None  # best round by validation, facts of its checkpoint
-        self.notices = Notices(backend, schedule.max_failed_fraction)
-        self.recovering = RecoveringBackend(backend, self._replay, checkpoints, schedule.max_attempts, record.wait)
-
-    @property
-    def restarts(self) -> int:
-        """Number of times that the run went back to a checkpoint."""
-        return self.recovering.restarts
+        self.warnings = RunWarnings(backend, settings.max_failed_fraction)
+        self.recovering = RecoveringBackend(backend, self._replay, checkpoints, settings.max_attempts, record.wait)
 
     def start(self, start: Callable[[], object]) -> None:
         """Start or resume the backend, and test all clients of unknown accuracy."""
@@ -154,22 +149,22 @@ class Loop:
         self.recovering.at = self.progress.rounds
         self.recovering.restarts += self.progress.restarts
         self._test_unknown()
-        self.notices.diverged = set(self.progress.diverged)
+        self.warnings.diverged = set(self.progress.diverged)
         self.progress.started = perf_counter()
-        self.schedule.stop.possible = True
+        self.settings.stop.possible = True
 
     def leave_drained_nodes(self) -> None:
         """Move actors from nodes that are being drained to other nodes, by a checkpoint of the last round.
 
         Without checkpoints, they stay: moving them would repeat all rounds, as the death of the node does.
         """
-        if self.checkpoints is not None and (why := self.recovering(self.backend.leaving)):
+        if self.checkpoints is not None and (why := self.recovering(self.backend.drain_reason)):
             self.save()
             self.recovering.move(why)
 
     def run_round(self, t: int, evaluate: Coverage | None) -> RoundReport:
         """Run round `t`."""
-        participants = sample(self.backend.spec, self.schedule, t)
+        participants = sample(self.backend.spec, self.settings, t)
         call = partial(
             run_round,
             self.backend,
@@ -178,7 +173,7 @@ class Loop:
             evaluate,
             progress=lambda done: self.observers.within_round(done, len(participants)),
             timing=self._timing(t),
-            all_clients=self.schedule.tests_all(t),
+            all_clients=self.settings.tests_all(t),
         )
         return self.recovering.round(t, call)
 
@@ -204,7 +199,7 @@ class Loop:
             return rows
         progress.latest.update(row for row in rows if row.total is not None)
         progress.stale.clear()
-        if self.schedule.extra(t) and spec.evaluate_when == "after_receive":
+        if self.settings.extra(t) and spec.evaluate_when == "after_receive":
             # These clients were tested before training. If the run is resumed for more rounds, the next test includes
             # them after training, as if it had had these rounds from the start.
             progress.stale |= report.client_reports.keys()
@@ -218,22 +213,22 @@ class Loop:
         evaluated: whether all clients' latest tests are known. began: the start of the round, by `perf_counter`.
         """
         progress, memory = self.progress, self.backend.memory()
-        self.notices.check_memory(memory)
+        self.warnings.check_memory(memory)
         conditions = Conditions(self.backend.spec.local_in(t).lr, perf_counter() - began, memory)
         metrics = round_metrics(report, rows, progress.latest if evaluated else None, conditions)
         progress.add(report, rows, metrics)
-        progress.restarts = self.restarts
+        progress.restarts = self.recovering.restarts
         return metrics | progress.cumulative(evaluated)
 
     def watch(self, t: int, metrics: Mapping[str, Any]) -> None:
         """Update the metric that may end the run early."""
-        rule = self.schedule.stopping
-        if rule is not None and self.schedule.watches(t) and rule.metric in metrics:
+        rule = self.settings.stopping
+        if rule is not None and self.settings.watches(t) and rule.metric in metrics:
             self.progress.watched = rule.watch(self.progress.watched, t, metrics[rule.metric])
 
     def ends_early(self) -> bool:
         """Return whether the run ends after the last round that is done; set `progress.ended_early` to the reason."""
-        rule, watched = self.schedule.stopping, self.progress.watched
+        rule, watched = self.settings.stopping, self.progress.watched
         if rule is not None and watched is not None and watched.round == self.progress.t:
             self.progress.ended_early = rule.reason(watched)
         return bool(self.progress.ended_early)
@@ -286,11 +281,11 @@ class Loop:
             return
         # With evaluation.when: after_receive, a participant's lost row was measured before training. In a resumed run,
         # accuracy/all then counts the client after training.
-        tested = self._test(unknown, "whole" if self.schedule.global_every is None else "own")
+        tested = self._test(unknown, "whole" if self.settings.global_every is None else "own")
         current: CurrentTests = {}
-        if progress.t < 0 and self.schedule.tests_all(0):
+        if progress.t < 0 and self.settings.tests_all(0):
             current = self.recovering(lambda: self.backend.evaluate_current(1).result())
-            self.notices.check_tests(0, current)
+            self.warnings.check_tests(0, current)
         rows = [client_row(spec, progress.rounds, k, None, one, current=current.get(k)) for k, one in tested.items()]
         progress.latest.update(rows)
         if progress.t < 0:
@@ -304,43 +299,43 @@ class Loop:
 
     def _replay(self, t: int, failed: Collection[ClientId]) -> None:
         """Run round `t` again, without the clients that failed in it."""
-        participants = sample(self.backend.spec, self.schedule, t)
+        participants = sample(self.backend.spec, self.settings, t)
         report = run_round(self.backend, t, participants, skip=failed, timing=self._timing(t))
-        self.notices.check_repeated(t, report, failed)
+        self.warnings.check_repeated(t, report, failed)
         checkpoints = self.checkpoints
         if checkpoints and checkpoints.keep_best_val and self._best_val and self._best_val[0] == t:
             # Replayed rounds have no checkpoint, or a damaged one, and no later round restores this state.
             checkpoints.complete(t, self.backend.save(t, checkpoints.begin()), self._best_val[1])
 
     def _timing(self, t: int) -> Callable[[TrainingResult], Timing | None]:
-        return partial(virtual_timing, self.backend.spec, self.schedule, t)
+        return partial(virtual_timing, self.backend.spec, self.settings, t)
 
 
-def sample(spec: RunSpec, schedule: Schedule, t: int) -> Sequence[ClientId]:
+def sample(spec: RunSpec, settings: LoopSettings, t: int) -> Sequence[ClientId]:
     """Return the clients that take part in round `t`: those selected, except those that drop out."""
-    selected, given = _select(spec, schedule, t), schedule.participation
-    return selected if given.system is None else given.system.finishing(_seed(spec, schedule), t, selected)
+    selected, system = _select(spec, settings, t), settings.participation.system
+    return selected if system is None else system.finishing(_seed(spec, settings), t, selected)
 
 
-def virtual_timing(spec: RunSpec, schedule: Schedule, t: int, trained: TrainingResult) -> Timing | None:
+def virtual_timing(spec: RunSpec, settings: LoopSettings, t: int, trained: TrainingResult) -> Timing | None:
     """Return when the participants of round `t` finish in virtual time, and which are late; None without a system."""
-    system = schedule.participation.system
+    system = settings.participation.system
     if system is None:
         return None
     seconds = {k: system.seconds(k, one.flops, one.up.bytes, one.down.bytes) for k, one in trained.reports.items()}
     failed = len(trained.failed)
-    dropped = len(_select(spec, schedule, t)) - len(seconds) - failed
-    return time_round(seconds, schedule.participants, schedule.participation.deadline_s, dropped, failed)
+    dropped = len(_select(spec, settings, t)) - len(seconds) - failed
+    return time_round(seconds, settings.participants, settings.participation.deadline_s, dropped, failed)
 
 
-def _select(spec: RunSpec, schedule: Schedule, t: int) -> Sequence[ClientId]:
-    given = schedule.participation
-    return cohort(_seed(spec, schedule), t, spec.eligible, schedule.participants, spec.num_samples, given)
+def _select(spec: RunSpec, settings: LoopSettings, t: int) -> Sequence[ClientId]:
+    seed, size = _seed(spec, settings), settings.participants
+    return cohort(seed, t, spec.eligible, size, spec.num_samples, settings.participation)
 
 
-def _seed(spec: RunSpec, schedule: Schedule) -> int:
+def _seed(spec: RunSpec, settings: LoopSettings) -> int:
     """Return the seed of cohorts."""
-    return spec.seed if schedule.participation.seed is None else schedule.participation.seed
+    return spec.seed if settings.participation.seed is None else settings.participation.seed
 
 
 def run_round(

@@ -173,9 +173,9 @@ class RunSpec:
         return found_U if 2 * len(found_U) * len(self.task.architectures) <= seen else None
 
     @cached_property
-    def eligible(self) -> list[ClientId]:
+    def eligible(self) -> tuple[ClientId, ...]:
         """Clients with training samples; all others never take part."""
-        return [k for k, count in self.num_samples.items() if count]
+        return tuple(k for k, count in self.num_samples.items() if count)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def in_lockstep(works: Sequence[Callable[[], T]], answer: Answer) -> list[T]:
             asked = dict(zip(questions, replies, strict=True))
     finally:
         for let in lets:
-            if let and not let.dead:
+            if let:  # it has begun, but not ended
                 let.throw()
         set_random_state(before)
     return [results[i] for i in range(len(works))]

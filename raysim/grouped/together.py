@@ -3,7 +3,8 @@
 Every call of torch has a fixed cost of some microseconds, and a step of a small network makes a hundred calls.
 `torch.func.vmap` makes each call once for all clients: the loss is written for one client, torch computes all.
 
-Shapes: G clients, M of them with a batch in this step, B samples in the largest of these batches.
+Shapes: G clients, M of them with a batch in this step, B samples in the largest of these batches, N samples of the
+client with the most.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ TOLERANCE = 1e-4
 """Greatest relative difference that padding with weight 0 may make to a loss; rounding gives 1e-6."""
 
 
-class ApartError(Exception):
+class CannotGroupError(Exception):
     """These clients cannot be trained by one call; the message gives the reason."""
 
 
@@ -62,13 +63,14 @@ def fit_all(jobs: Sequence[FitJob]) -> list[FitResult | str]:
 def ask_to_fit(job: FitJob) -> FitResult:
     """Train a client inside `in_lockstep(..., fit_all)`: together with others if possible, else alone."""
     result = ask(job)
-    return result if isinstance(result, FitResult) else replace(fit_one(job), apart=result)
+    return result if isinstance(result, FitResult) else replace(fit_one(job), alone_because=result)
 
 
 def fit_together(jobs: Sequence[FitJob]) -> list[FitResult]:
     """Train networks of one architecture on their batches; each result equals that of `fit_one`, up to rounding.
 
-    Raises `ApartError`, or an exception of torch or the loss, if that is not possible; the networks are then unchanged.
+    Raises `CannotGroupError`, or an exception of torch or the loss, if that is not possible; the networks then stay
+    unchanged.
     """
     # Clients with the most batches come first, so that the clients still training are the first M of the stack.
     order = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].batches))
@@ -95,9 +97,9 @@ class Stack:
         # Batches contain the epochs, and some clients may have more batches than others.
         settings = [(replace(job.local, epochs=1), job.rates, job.bounds) for job in jobs]
         if any(one != settings[0] for one in settings):
-            raise ApartError("the training settings of the clients differ")
+            raise CannotGroupError("the training settings of the clients differ")
         if first.local.precision == "float16":
-            raise ApartError("with float16, each client needs its own loss scaling")
+            raise CannotGroupError("with float16, each client needs its own loss scaling")
         check_names(first, self.tensors[0])
         self.whole = {name: self._stacked(name) for name in self.tensors[0]}
         trained = {name: stacked for name, stacked in self.whole.items() if self.tensors[0][name].requires_grad}
@@ -129,7 +131,7 @@ class Stack:
     def step(self, batch: Batch, sizes: Sequence[int]) -> None:
         """Train every active client for one step on its part of `batch`. sizes: number of real samples per client."""
         if batch.weight is not None and self.norm_by_batch:
-            raise ApartError("BatchNorm needs equal batch sizes, but those of the clients differ")
+            raise CannotGroupError("BatchNorm needs equal batch sizes, but those of the clients differ")
         loss_M, kept_MB = self._losses(batch)
         if batch.weight is not None and not self.padding_checked:
             self._check_padding(batch, sizes)
@@ -167,9 +169,9 @@ class Stack:
         try:
             each = [one[name] for one in self.tensors]
         except KeyError:
-            raise ApartError("the networks of the clients differ") from None
+            raise CannotGroupError("the networks of the clients differ") from None
         if any(one.requires_grad != each[0].requires_grad or one.shape != each[0].shape for one in each):
-            raise ApartError("the networks of the clients differ")
+            raise CannotGroupError("the networks of the clients differ")
         return torch.stack(each)
 
     def _losses(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
@@ -194,7 +196,7 @@ class Stack:
 
     @torch.no_grad()
     def _check_padding(self, batch: Batch, sizes: Sequence[int]) -> None:
-        """Raise `ApartError` if samples of weight 0 change the loss.
+        """Raise `CannotGroupError` if samples of weight 0 change the loss.
 
         Distinct samples of the largest batch get weight 0 here: padding repeats one sample, and a plain mean
         over copies of a single sample is that sample's loss. Parameters are perturbed first, since a header of zeros
@@ -217,7 +219,7 @@ class Stack:
 
         alone = loss(Batch(full.x[:real], full.y[:real], full.index[:real], None, cut))
         if abs(loss(full) - alone) > TOLERANCE * (1 + abs(alone)):
-            raise ApartError(
+            raise CannotGroupError(
                 "the clients' batch sizes differ, and the loss would count the padding of smaller batches; average the "
                 "loss with batch.mean"
             )
@@ -253,7 +255,7 @@ class Given:
         each = [pytree.tree_flatten(job.given) for job in jobs]
         self.leaves, self.tree = each[0]
         if any(tree != self.tree for _, tree in each):
-            raise ApartError("the loss arguments of the clients differ in structure")
+            raise CannotGroupError("the loss arguments of the clients differ in structure")
         sizes = [job.num_samples for job in jobs]
         self.stacked: dict[int, Tensor] = {}
         for i, first in enumerate(self.leaves):
@@ -261,7 +263,7 @@ class Given:
             if isinstance(first, Tensor) and any(value is not first for value in values):
                 self.stacked[i] = _stacked_given(values, sizes)
             elif any(value is not first and not _equal_numbers(value, first) for value in values):
-                raise ApartError("the loss arguments of the clients differ in values that are not tensors")
+                raise CannotGroupError("the loss arguments of the clients differ in values that are not tensors")
 
     def of_one(self, stacked: Mapping[int, Tensor]) -> Any:
         """Return one client's `given`, with its part of the stacked tensors."""
@@ -293,7 +295,7 @@ def _attempt(jobs: Sequence[FitJob]) -> Sequence[FitResult | str]:
     except FAILURES as error:
         for one, state in zip(shuffled, states, strict=True):
             one.rng.set_state(state)
-        text = str(error) if isinstance(error, ApartError) else cause(error)
+        text = str(error) if isinstance(error, CannotGroupError) else cause(error)
         return [text] * len(jobs)
 
 
@@ -386,7 +388,7 @@ def _stacked_given(values: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     if len(shapes) == 1:
         return torch.stack(list(values))
     if any(value.dim() == 0 or len(value) != size for value, size in zip(values, sizes, strict=True)):
-        raise ApartError("the loss arguments of the clients differ in shape")
+        raise CannotGroupError("the loss arguments of the clients differ in shape")
     return nn.utils.rnn.pad_sequence(list(values), batch_first=True)
 
 

@@ -1,1 +1,1 @@
-"""Inspection of a run: t-SNE of representations, gradient inversion of uploads, and HKS's trees of clusters."""
+"""Inspection of runs: `raysim plot`, t-SNE of representations, gradient inversion of uploads, trees of HKS."""

@@ -19,11 +19,9 @@ Image = NDArray[np.float32]
 
 def make_figure(rows: int, columns: int, width: float, height: float) -> tuple[Figure, NDArray[Any]]:
     """Make a figure and its axes, [rows, columns], without the global state of matplotlib's pyplot."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 

@@ -99,7 +99,7 @@ def labels(runs: Sequence[PlottedRun]) -> list[str]:
     keys = dict.fromkeys(key for run in runs for key in run.parts)
     differing = [key for key in keys if len({run.parts.get(key) for run in runs}) > 1 and key]
     texts = (" ".join(run.parts[key] for key in ["", *differing] if key in run.parts) for run in runs)
-    return names.apart(texts, names.name)
+    return names.distinct(texts, names.name)
 
 
 def _missing(metric: str, rows: Sequence[Mapping[str, Any]], accuracy: Accuracy) -> str:

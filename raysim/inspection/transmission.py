@@ -40,8 +40,6 @@ architecture with the fewest parameters, freshly initialised. Both know what the
 class Transmission:
     """The observed part of a client's upload after training on one image, and the attacker's model of it."""
 
-    client: ClientId
-    sample: int  # position of the image in the client's training samples
     seen_E: Tensor  # the observed numbers
     send: Callable[[Tensor, Tensor], Tensor]  # (normalised image [B, C, H, W], label [B, C] in [0, 1]) -> [E]
     uses_label: bool  # whether `send` reads the label
@@ -71,12 +69,12 @@ def attackable(opened: OpenedRun, checkpoint: Checkpoint) -> list[ClientId]:
         if has_batchnorm(spec.algorithm.client_model(spec.task.model(arch), spec.task))
     }
     tried = {spec.arch(k): k for k in reversed(spec.eligible) if spec.arch(k) in normed}
-    clients = [k for k in spec.eligible if spec.arch(k) not in normed]
+    fits: set[str] = set()
     if tried:
         with opened.backend(tried.values(), checkpoint, spec) as backend:
             uploads = {arch: _upload_of(backend, t, k, 0) for arch, k in tried.items()}
             fits = {arch for arch, one in uploads.items() if one and isinstance(one.exposed(one.before), OutputOf)}
-        clients = [k for k in spec.eligible if spec.arch(k) not in normed or spec.arch(k) in fits]
+    clients = [k for k in spec.eligible if spec.arch(k) not in normed or spec.arch(k) in fits]
     if not clients:
         raise ScenarioError(
             f"{_name(spec.algorithm)} cannot be attacked in round {t}: the networks of all clients with samples "
@@ -98,8 +96,8 @@ def transmit(backend: InProcessBackend, t: int, k: ClientId, sample: int, knowle
             "uploads"
         )
     if isinstance(upload.exposed(upload.before), OutputOf):
-        return _output(spec, upload, sample, knowledge)
-    return _update(spec, upload, sample, knowledge)
+        return _output(spec, upload, knowledge)
+    return _update(spec, upload, knowledge)
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,7 @@ def _for_one_sample(down: Any, sample: int, count: int, others: Any, other_count
 # -- outputs -----------------------------------------------------------------------------------------
 
 
-def _output(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -> Transmission:
+def _output(spec: RunSpec, upload: _Upload, knowledge: Knowledge) -> Transmission:
     client = upload.client
 
     def model(net: nn.Module) -> OutputOf:
@@ -191,20 +189,20 @@ def _output(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -
 
     seen_E = model(upload.before).value.flatten()
     if knowledge == "blind":
-        return Transmission(client.id, sample, seen_E, sender(_stranger(spec)), uses_label=False)
+        return Transmission(seen_E, sender(_substitute(spec)), uses_label=False)
 
     def miss(send: Callable[[Tensor, Tensor], Tensor]) -> float:
         return float((send(client.data.x, client.data.y).detach() - seen_E).square().sum())
 
     # Some methods send an output from before the step, others from after it: take the network that fits better.
     send = min((sender(upload.before), sender(client.net)), key=miss)
-    return Transmission(client.id, sample, seen_E, send, uses_label=False)
+    return Transmission(seen_E, send, uses_label=False)
 
 
 # -- updates -----------------------------------------------------------------------------------------
 
 
-def _update(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -> Transmission:
+def _update(spec: RunSpec, upload: _Upload, knowledge: Knowledge) -> Transmission:
     net, job = _training(upload)
     exposed = _update_of(upload, net)
     shared = _shared(exposed)
@@ -219,7 +217,7 @@ def _update(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -
     rate_E = sent({name: torch.full_like(w, rates[name]) for name, w in shared.items()})
     seen_E = (sent({name: w.detach() for name, w in shared.items()}) - sent(exposed.after)) / rate_E
     if knowledge == "blind" and len(shared) < len(of_net):
-        net = _stranger(spec)
+        net = _substitute(spec)
         known = {name: w for name, w in exposed.part.state_dict().items() if name in exposed.after}
         part = _update_of(upload, net).part
         part.load_state_dict(known, strict=False)
@@ -234,7 +232,7 @@ def _update(spec: RunSpec, upload: _Upload, sample: int, knowledge: Knowledge) -
         gradients = _step_gradients(value, list(shared.values()))
         return sent(dict(zip(shared, gradients, strict=True)))
 
-    return Transmission(upload.client.id, sample, seen_E, send, uses_label=True)
+    return Transmission(seen_E, send, uses_label=True)
 
 
 def _training(upload: _Upload) -> tuple[nn.Module, FitJob]:
@@ -269,8 +267,8 @@ def _places_sent(after: Tensor) -> Tensor | slice:
     return slice(None) if bool(known_E.all()) else known_E.nonzero().flatten()
 
 
-def _stranger(spec: RunSpec) -> nn.Module:
-    """A fresh network, which an attacker without the private weights uses instead of them."""
+def _substitute(spec: RunSpec) -> nn.Module:
+    """Return the fresh network that an attacker without the client's private weights uses in their place."""
     with global_seed(spec.seed, "attack"):
         return spec.algorithm.client_model(spec.fresh_model(spec.task.smallest(), "attack"), spec.task)
 

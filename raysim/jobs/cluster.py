@@ -132,7 +132,7 @@ class Cluster:
             if not isinstance(error, AuthenticationError):
                 raise
             raise RunError(
-                f"{shown(self.address)} no longer accepts the token in {_token_origin()}; put the cluster's present "
+                f"{shown(self.address)} no longer accepts the token in {_token_origin()}; put the cluster's current "
                 "token there"
             ) from None
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from itertools import pairwise
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import ScenarioError
 from raysim.common.inputs import InputSpec, Kind, image
+from raysim.common.suggestions import suggest
 from raysim.plugins.calling import failing
 from raysim.plugins.references import Reference, named
 
@@ -270,9 +270,8 @@ def _spec(name: str) -> ModelSpec:
         return MODELS[name]
     if (reference := named("models", name)) is not None:
         return ModelSpec(name, "a model of the user's own", None, partial(_own, reference))
-    near = get_close_matches(name, MODELS, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "`raysim list models` shows all models"
-    raise ScenarioError(f"unknown model {name!r}: {hint}")
+    hint = suggest(name, MODELS) or "; `raysim list models` shows all models"
+    raise ScenarioError(f"unknown model {name!r}{hint}")
 
 
 def _own(reference: Reference, num_classes: int, input_spec: InputSpec, feature_dim: int) -> SplitNet:

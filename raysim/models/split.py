@@ -3,7 +3,7 @@
 Heterogeneous clients have nothing in common inside the extractor. They can exchange representations (all of the same
 width D), the header that reads them, and logits.
 
-Shapes: B samples, D representation width, K classes.
+Shapes: B samples, C classes, D representation width.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SplitNet(nn.Module):
     """
 
     def __init__(self, extractor: nn.Module, header: nn.Linear, cuts: Sequence[int] = ()) -> None:
-        """Join an extractor, which maps samples [B, ...] to [B, D], and a header, which maps [B, D] to [B, K].
+        """Join an extractor, which maps samples [B, ...] to [B, D], and a header, which maps [B, D] to [B, C].
 
         cuts: positions in a sequential extractor at which it can be divided into stages, ascending.
         """
@@ -53,7 +53,7 @@ class SplitNet(nn.Module):
         return self.extractor(x_B)
 
     def forward(self, x_B: Tensor) -> Tensor:
-        """Return the logits [B, K]."""
+        """Return the logits [B, C]."""
         return self.header(self.extractor(x_B))
 
 

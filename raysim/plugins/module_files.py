@@ -18,10 +18,21 @@ def own_modules(module: str) -> dict[str, Path]:
     Left out are raysim (except its algorithms), the standard library and installed packages (in site-packages), except
     the package of the module itself.
     """
-    package = module.partition(".")[0]
+    return _reached([module], module.partition(".")[0])
+
+
+def imported_by(source: bytes) -> dict[str, Path]:
+    """Return the same for all modules that a file with this content imports by absolute names."""
+    absolute = [one for one in _imports(source) if not one.module.startswith(".")]
+    names = [name for one in absolute for name in (one.module, *(f"{one.module}.{part}" for part in one.names))]
+    return _reached(names, "")
+
+
+def _reached(names: Sequence[str], package: str) -> dict[str, Path]:
+    """Return the files of modules and of all modules that they import. package: the only installed one to include."""
     files: dict[str, Path] = {}
     seen: set[str] = set()
-    rest = [module]
+    rest = list(names)
     while rest:
         name = rest.pop()
         file = None if name in seen else _file(name, installed=name.partition(".")[0] == package)

@@ -95,6 +95,10 @@ class OwnCode:
         place = name.replace(".", "/")
         return self.module(name) is None and any(file.startswith(f"{place}/") for file in self.files)
 
+    def holds(self, other: OwnCode) -> bool:
+        """Return whether these files include those of `other`, with the same content."""
+        return all(name in self.files and self.files[name].text == file.text for name, file in other.files.items())
+
     def activate(self) -> None:
         """Announce these files, and make them importable below `raysim_own` in this process."""
         known = _FINDER.code.files
@@ -103,10 +107,17 @@ class OwnCode:
         announce(self.paths)
         if all(known.get(name, file).text == file.text for name, file in self.files.items()):
             _FINDER.code = OwnCode({**known, **self.files})
-        else:  # a file of this name with another content is known: drop all modules, since they may have imported it
-            for name in [name for name, module in sys.modules.items() if _is_own(module)]:
+        else:
+            # A file of this name with another content is known: put all modules aside, since they may have imported it.
+            modules = {name: module for name, module in sys.modules.items() if _is_own(module)}
+            for name in modules:
                 del sys.modules[name]
-            _FINDER.code = self
+            _aside.append((_FINDER.code, modules))
+            # The modules of an earlier run are used again, so that its objects keep their classes.
+            found = next((one for one in reversed(_aside) if one[0].holds(self)), (self, {}))
+            _aside[:] = [one for one in _aside if one is not found]
+            _FINDER.code = found[0]
+            sys.modules.update(found[1])
         if _FINDER not in sys.meta_path:
             sys.meta_path.insert(0, _FINDER)
 
@@ -202,6 +213,9 @@ class _Finder(MetaPathFinder):
 
 
 _FINDER = _Finder()
+
+_aside: list[tuple[OwnCode, dict[str, ModuleType]]] = []
+"""Other code of this process, and its modules, which are not in `sys.modules` now."""
 
 
 def active_paths() -> list[str]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import suggest
-from raysim.plugins.calling import where
+from raysim.plugins.calling import failing
 from raysim.plugins.references import installed, named
 
 if TYPE_CHECKING:
@@ -47,10 +47,8 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
     """
     if algorithm_file(name) is not None:
         place, attribute = f"algorithms/{name}.py", ""
-        try:
+        with failing(f"{place}: cannot be imported"):
             module = importlib.import_module(f"raysim.algorithms.{name}")
-        except Exception as error:
-            raise ScenarioError(f"{place}: cannot be imported: {where(error)}") from error
     elif (reference := named("algorithms", name)) is not None:
         place, attribute = reference.place, reference.attribute
         module = reference.load()

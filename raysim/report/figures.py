@@ -81,11 +81,9 @@ def make_figure(
 
     height: in inches. options: of `Figure.subplots`. What is drawn into it needs the `style`, too.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(INCHES[width], height), dpi=200, layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(rows, columns, squeeze=False, **options)
     for axes in panels.flat:
         axes.spines[["top", "right"]].set_visible(False)

@@ -1,1 +1,1 @@
-"""The Python interface to runs: start one, open one, read its results, resume it, look at its clients."""
+"""`Run`: start, resume, open and verify runs; `--dry-run` and `raysim doctor`; the identity of a run, and signals."""

@@ -29,7 +29,7 @@ from raysim.engine.initial import Initial
 from raysim.engine.policies.placement import ClusterResources, Plan, make_plan
 from raysim.engine.policies.sampling import SELECTIONS
 from raysim.engine.policies.stopping import StoppingRule
-from raysim.engine.run import Schedule, sample
+from raysim.engine.run import LoopSettings, sample
 from raysim.engine.spec import RunSpec
 from raysim.runs.signals import sigterm_kept
 from raysim.scenario.deciding import DECIDING
@@ -118,14 +118,14 @@ class Assembly:
         )
 
     @property
-    def schedule(self) -> Schedule:
-        """The schedule of the run; see `run_schedule`."""
-        return run_schedule(self.scenario)
+    def loop_settings(self) -> LoopSettings:
+        """The settings of the loop over rounds; see the function `loop_settings`."""
+        return loop_settings(self.scenario)
 
 
-def run_schedule(scenario: Scenario) -> Schedule:
-    """Return the schedule of a run: rounds, participants, evaluations and tolerated failures."""
-    return Schedule(
+def loop_settings(scenario: Scenario) -> LoopSettings:
+    """Return the settings of the loop over rounds: their number, participants, tests and tolerated failures."""
+    return LoopSettings(
         scenario.rounds,
         scenario.participants,
         scenario.evaluation.every,
@@ -223,7 +223,13 @@ def refuse_float16_on_cpu(scenario: Scenario, plan: Plan) -> None:
 def _try_selection(assembly: Assembly) -> None:
     """Check that a custom selection policy works for round 1. Raises `ScenarioError`."""
     try:
-        sample(assembly.spec, assembly.schedule, 1)
+        first, again = (list(sample(assembly.spec, assembly.loop_settings, 1)) for _ in range(2))
+        if first != again:
+            name = type(assembly.scenario.participation.selection).__name__
+            raise RunError(
+                f"round 1: {name}.select returns other clients when it is called again with the same arguments; draw "
+                "random numbers only from `rng`, and keep no state"
+            )
     except RunError as error:
         raise assembly.scenario.origin.error(("clients", "selection"), str(error)) from error
 
@@ -331,6 +337,7 @@ def check_local(scenario: Scenario) -> None:
         raise ScenarioError(
             f"the current working directory {here} has a name that is not UTF-8; change to another directory"
         ) from None
+    scenario.own_code.activate()  # since the scenario was loaded, another one may have been
     _ = scenario.algorithm  # raises if a user's own file cannot be imported
     check_packages(scenario)
     has = psutil.virtual_memory().total

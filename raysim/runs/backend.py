@@ -27,7 +27,7 @@ from raysim.engine.policies.placement import (
     make_plan,
     place_actors,
 )
-from raysim.engine.workers.rows import StateLimits
+from raysim.engine.workers.state_files import StateLimits
 from raysim.report.units import plural
 from raysim.runs.assembly import Assembly
 from raysim.scenario.scenario import Scenario
@@ -88,6 +88,11 @@ def make_backend(
     started = session.connect(plan.cpus)
     if started:
         cleanup.callback(lambda: local_cluster.stop(remove_logs=succeeded()))
+    elif local_cluster.is_running():
+        raise RunError(
+            "another run in this process has started the Ray that is running here, and stops it when it ends; start "
+            "the runs in separate processes, or run `ray start --head` and set RAY_ADDRESS=auto for both"
+        )
     nodes = session.nodes(resources.head)
     growth = growth_notes(scenario, plan, None if started else session.growth(resources.head))
     for text in (*plan.notes, *growth, *(one.sentence for one in placement(scenario, plan, nodes))):

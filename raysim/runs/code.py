@@ -18,7 +18,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.modules import plain_module
 from raysim.common.text import one_line
 from raysim.core.algorithm import AnyAlgorithm
-from raysim.plugins.module_files import own_modules
+from raysim.plugins.module_files import imported_by, own_modules
 from raysim.plugins.own_code import OwnCode
 
 PARTS = ("common", "core", "data", "engine", "grouped", "models", "plugins")
@@ -46,10 +46,8 @@ class Code:
         """
         module = type(algorithm).__module__
         digests = dict(own_code.digests) if own_code else {}
-        if own_code and own_code.module(plain_module(module)):
-            return cls({**digests, RAYSIM: _of_raysim()}, *checkout())
         try:
-            for name, file in own_modules(module).items():
+            for name, file in _files_of(module, own_code).items():
                 place = name.removeprefix("raysim.").replace(".", "/")
                 place += f"/{file.name}" if file.stem == "__init__" else file.suffix
                 digests[place] = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -87,12 +85,22 @@ class Code:
         ]
 
 
+def _files_of(module: str, own_code: OwnCode | None) -> dict[str, Path]:
+    """Return the files of a method's module and of all that it imports, by module name, except the user's own files."""
+    if own_code is None or not own_code.module(plain_module(module)):
+        return own_modules(module)
+    files: dict[str, Path] = {}
+    for name in own_code.digests:
+        files |= imported_by(own_code.files[name].text)
+    return {name: file for name, file in files.items() if not own_code.module(name)}
+
+
 _first: weakref.WeakKeyDictionary[ModuleType, str] = weakref.WeakKeyDictionary()
 """The SHA-256 of each module's file at the time when a run of this process first used it."""
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of all software that can change a number, and this machine's `processor`."""
+    """Return the versions of raysim, Python, torch and NumPy, and this machine's `processor`."""
     import numpy
     import torch
 

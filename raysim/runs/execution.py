@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import shlex
 import time
@@ -25,8 +26,8 @@ from raysim.data.heatmap import draw_heatmap
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.store import CheckpointStore
-from raysim.engine.memory import ResourceMonitor
 from raysim.engine.progress import Progress
+from raysim.engine.resource_monitor import ResourceMonitor
 from raysim.engine.run import Observers, run_rounds
 from raysim.engine.stop import Stop
 from raysim.engine.workers.hooks import HookError
@@ -41,6 +42,7 @@ from raysim.runs.identity import Identity
 from raysim.runs.initial import FILE as INITIAL
 from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.scenario.parse import CODE
+from raysim.scenario.trackers import NamedTracker
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
 
@@ -132,6 +134,9 @@ class Execution:
                     self._close(status, self._summary(status, progress, checkpoints), cleanup)
 
     def _say_how_to_resume(self, progress: Progress, checkpoints: CheckpointManager | None) -> None:
+        if not (self.card.folder / "run.json").exists():
+            logger.info("the run had not begun, so it cannot be resumed; launch the scenario again")
+            return
         if self.restored:
             logger.info(self._saved(progress.rounds, checkpoints.saved_round if checkpoints else None))
         logger.info(f"resume with:  {self._resume_line}")
@@ -260,7 +265,7 @@ class Execution:
             )
         self.facts["state_digest"] = run_rounds(
             backend,
-            replace(assembly.schedule, stop=self.stop),
+            replace(assembly.loop_settings, stop=self.stop),
             progress,
             Observers(self.trackers, self.display.within, self._after_round, self._logs_at_once),
             checkpoints,
@@ -275,7 +280,8 @@ class Execution:
 
         Such a tracker may draw itself, or open the run and thereby build networks.
         """
-        foreign = [one for one in self.trackers if not type(one).__module__.startswith("raysim.")]
+        called = [one.tracker if isinstance(one, NamedTracker) else one for one in self.trackers]
+        foreign = [one for one in called if not type(one).__module__.startswith("raysim.")]
         return self.assembly.scenario.backend == "in_process" and bool(foreign)
 
     def _start(self, backend: Backend, progress: Progress, checkpoints: CheckpointManager | None) -> None:
@@ -351,7 +357,7 @@ class Execution:
                 attempt(self._shut_down, cleanup)
                 for tracker in self.trackers:
                     if tracker is not self.folder and tracker is not self.mlflow:
-                        attempt(tracker.close, status, summary)
+                        attempt(tracker.close, status, copy.deepcopy(summary))  # a custom tracker may change it
                 attempt(self._draw)
                 attempt(self.mlflow.close, status, summary)
                 for text in self.mlflow.warnings:

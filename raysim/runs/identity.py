@@ -20,6 +20,9 @@ from raysim.scenario.schema import short_overrides
 
 _RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
+INSIDE = "checkpoints"
+"""The address of checkpoints that are in the run folder."""
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -102,7 +105,7 @@ class Identity:
         """Return the identity of a run that is resumed after round `t` with the code as it is now."""
         changes = self.code.changes(now)
         noted = [*self.code_changes, {"after_round": t, "files": changes}] if changes else self.code_changes
-        # Without a checkpoint, all rounds are computed again with the present code.
+        # Without a checkpoint, all rounds are computed again with the current code.
         return replace(self, code=now, code_changes=noted if t >= 0 else ())
 
     def code_facts(self) -> dict[str, Any]:
@@ -129,7 +132,7 @@ class Identity:
 
 def _is_of_run(checkpoints: str, run_id: str) -> bool:
     """Whether an address of checkpoints is in the run folder, or a folder that belongs to this run alone."""
-    if checkpoints == "checkpoints":
+    if checkpoints == INSIDE:
         return True
     parts = checkpoints.split("/")
     whole = checkpoints.startswith("/") or "://" in checkpoints

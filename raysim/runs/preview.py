@@ -28,8 +28,8 @@ from raysim.runs.assembly import (
     bytes_of_models,
     check_local,
     find_machine,
+    loop_settings,
     refuse_float16_on_cpu,
-    run_schedule,
 )
 from raysim.runs.backend import Placement, growth_notes, placement
 from raysim.runs.warm_start import warm_start
@@ -62,8 +62,8 @@ class Preview:
     models: tuple[ModelCost, ...]
     participants: int
     samples_per_client: float
-    steps_per_turn: float
-    turn_s: float  # estimate of one client's local training, on one thread of this machine's CPU
+    steps_per_client_round: float
+    client_round_s: float  # estimate of one client's local training, on one thread of this machine's CPU
     tests_s: float  # estimate of all tests of the run, on one thread of this machine's CPU
     round_s: float  # estimate of an average round, on this machine's CPU
     total_s: float
@@ -116,11 +116,11 @@ def preview(scenario: Scenario) -> Preview:
     models = tuple(
         _measure(scenario, name, local, clients, samples) for (name, local), clients in _kinds(scenario).items()
     )
-    turn_s = sum(model.step_s * model.steps * model.clients for model in models) / count
+    client_round_s = sum(model.step_s * model.steps * model.clients for model in models) / count
     tested = samples * (dataset.train_size - scenario.held_back + dataset.test_size - pool_train) / pool_train
     tests_s = sum(model.test_s * model.clients for model in models) / count * _samples_tested(scenario, tested)
     lanes = 1 if scenario.backend == "in_process" else min(plan.num_actors, machine.cpus, scenario.participants)
-    total_s = (turn_s * scenario.participants * scenario.rounds + tests_s) / lanes
+    total_s = (client_round_s * scenario.participants * scenario.rounds + tests_s) / lanes
     return Preview(
         machine=machine,
         plan=plan,
@@ -128,8 +128,8 @@ def preview(scenario: Scenario) -> Preview:
         models=models,
         participants=scenario.participants,
         samples_per_client=samples,
-        steps_per_turn=sum(model.steps * model.clients for model in models) / count,
-        turn_s=turn_s,
+        steps_per_client_round=sum(model.steps * model.clients for model in models) / count,
+        client_round_s=client_round_s,
         tests_s=tests_s,
         round_s=total_s / scenario.rounds,
         total_s=total_s,
@@ -149,16 +149,16 @@ def check_code(scenario: Scenario) -> None:
 
 def _samples_tested(scenario: Scenario, own: float) -> float:
     """Return the number of samples that all tests of a run evaluate. own: test and validation samples of a client."""
-    schedule = run_schedule(scenario)
+    settings = loop_settings(scenario)
     seen = {None: 0.0, "own": own, "whole": own}
     if scenario.evaluation.global_test:
         seen["whole"] += scenario.dataset.test_size
-    before_round_1 = scenario.clients.number * seen["whole" if schedule.global_every is None else "own"]
-    rounds = range(1, schedule.rounds + 1)
-    after_training = scenario.participants * sum(seen[schedule.coverage(t)] for t in rounds)
-    evaluated = sum(schedule.coverage(t) is not None for t in rounds)
+    before_round_1 = scenario.clients.number * seen["whole" if settings.global_every is None else "own"]
+    rounds = range(1, settings.rounds + 1)
+    after_training = scenario.participants * sum(seen[settings.coverage(t)] for t in rounds)
+    evaluated = sum(settings.coverage(t) is not None for t in rounds)
     before_training = scenario.participants * own * evaluated if scenario.evaluation.when == "both" else 0.0
-    all_clients = scenario.clients.number * own * sum(schedule.tests_all(t) for t in (0, *rounds))
+    all_clients = scenario.clients.number * own * sum(settings.tests_all(t) for t in (0, *rounds))
     return before_round_1 + after_training + before_training + all_clients
 
 

@@ -1,6 +1,6 @@
 """`Run`: one run folder, whether its run is finished, still running, interrupted or damaged.
 
-Every property reads the folder on each access, so a `Run` of a run in progress shows its present state.
+Every property reads the folder on each access, so a `Run` of a run in progress shows its current state.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from raysim.runs import start
 from raysim.runs.execution import RESUME, Options
 from raysim.runs.find import find_run
 from raysim.runs.resume import run_scenario
-from raysim.scenario.parse import ParsedScenario, parse_scenario
-from raysim.scenario.scenario import Scenario
+from raysim.scenario.parse import ParsedScenario
+from raysim.scenario.scenario import Scenario, forget_data
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,6 +130,7 @@ class Run:
         Raises `ScenarioError` when the run cannot be resumed, `RunError` when it fails.
         """
         if scenario is None:
+            forget_data()
             scenario = run_scenario(self.folder, sets, code_changed=code_changed)
         options = Options(quiet, trackers, resume_command, stop or Stop())
         self._ending = start.resume(self.folder, checked(scenario), options, code_changed=code_changed)
@@ -148,7 +149,8 @@ class Run:
         """Return the input of the headers: each client's own samples of one part, read by its own network.
 
         The arrays are `value_ND` float32 [N, D], `label_N` int64 [N] and `client_N` int64 [N]. part: train, val or
-        test. round: as in `RunClient.network_after`.
+        test. round: as in `RunClient.network_after`. Raises `ScenarioError` for an unknown client, part or round, and
+        if none of the clients has samples of the part.
         """
         return self._open().representations(clients, part, round)
 
@@ -157,6 +159,7 @@ class Run:
         from raysim.runs.opened import OpenedRun
 
         if self._opened is None:
+            forget_data()
             self._opened = OpenedRun.of(self.folder)
         else:
             self._opened.look_again()
@@ -234,8 +237,8 @@ class RunClient:
         """Test the client's network on its own samples of one part: train, val or test.
 
         current: test `current_network` instead of `network`.
-        Returns one row per sample: `sample` (its place in the data set), `label`, `predicted`, and `probability` of the
-        predicted class (softmax of the logits).
+        Returns one row per sample: `sample` (its position in the data set), `label`, `predicted`, and `probability` of
+        the predicted class (softmax of the logits). Raises `ScenarioError` for an unknown part.
         """
         import pandas as pd
 
@@ -270,7 +273,7 @@ def run(
     ('finished', 0.1)
     """
     if not isinstance(scenario, ParsedScenario):
-        scenario = parse_scenario(scenario, sets)
+        scenario = Scenario.load(scenario, sets)
     elif sets:
         raise ScenarioError(
             f"sets: {list(sets)} given, but the scenario is already loaded; pass the overrides to Scenario.load"

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
-from raysim.common.results import RunCard, Summary, written
+from raysim.common.results import LOCK, RunCard, Summary, written
 from raysim.engine.checkpoint.storage import local_folder
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.stop import Stop
@@ -20,7 +20,7 @@ from raysim.runs.assembly import Assembly, assemble, check_local, checkpoint_sto
 from raysim.runs.backend import only_in_process
 from raysim.runs.code import Code, versions
 from raysim.runs.execution import Execution, Options, Resumed, resume_line
-from raysim.runs.identity import Identity, label
+from raysim.runs.identity import INSIDE, Identity, label
 from raysim.runs.initial import initial_of
 from raysim.runs.resume import (
     how_to_continue,
@@ -31,7 +31,7 @@ from raysim.runs.resume import (
 )
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.scenario import Scenario
-from raysim.scenario.trackers import trackers_of
+from raysim.scenario.trackers import HOOKS, trackers_of
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.store import VARIABLE, check_recorded, check_uri
 
@@ -53,7 +53,7 @@ def _begin(scenario: Scenario, options: Options) -> Path:
     assembly = warm_start(assemble(scenario))
     scenario = assembly.scenario
     run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    checkpoints = "checkpoints"
+    checkpoints = INSIDE
     if folder := scenario.checkpoint.folder:
         checkpoints = f"{local_folder(folder) or folder.rstrip('/')}/{scenario.name}/{run_id}"
         if scenario.checkpoint.every != 0:
@@ -107,6 +107,8 @@ def _resume(folder: Path, scenario: Scenario, options: Options, code_changed: bo
             read_rounds(folder)
             closing = True
     identity = Identity.of(folder)
+    if status == "running" and identity.checkpoints != INSIDE:
+        _refuse_copy(folder, identity.checkpoints)
     code = Code.of(scenario.algorithm, scenario.own_code)
     if not code_changed and not closing:
         identity.refuse_other_code(folder, code)
@@ -132,8 +134,25 @@ def _resume(folder: Path, scenario: Scenario, options: Options, code_changed: bo
     return {}
 
 
+def _refuse_copy(folder: Path, checkpoints: str) -> None:
+    """Refuse a run folder without its lock file: a copy, made while the original was running.
+
+    Both would write checkpoints to the same place, and each would remove those of the other.
+    """
+    if not (folder / LOCK).exists():
+        raise ScenarioError(
+            f"{folder} is a copy of a run that had not ended, and the original may still write its checkpoints to "
+            f"{checkpoints}. Stop the original; then create the empty file {folder / LOCK}, and resume the copy"
+        )
+
+
 def _with_trackers(options: Options, scenario: Scenario) -> Options:
-    """Add the trackers that the scenario names. Raises `ScenarioError` if one cannot be created."""
+    """Add the trackers that the scenario names. Raises `ScenarioError` if one cannot be created or lacks a method."""
+    for tracker in options.trackers:
+        if missing := [hook for hook in HOOKS if not callable(getattr(tracker, hook, None))]:
+            raise ScenarioError(
+                f"trackers: {type(tracker).__name__} lacks the method {missing[0]!r} of a tracker; add it"
+            )
     return replace(options, trackers=[*options.trackers, *trackers_of(scenario)])
 
 

@@ -124,7 +124,7 @@ def _traced(given: ParsedScenario, variation: Variation, most: int, cleanup: con
     scenario = Scenario.of(parse_scenario(given.resolved, sets, folders=given.own_code.folders))
     machine = None if variation.actors is None else _start_ray(scenario, most, cleanup)
     assembly = warm_start(assemble(scenario, machine))
-    spec, schedule = assembly.spec, assembly.schedule
+    spec, settings = assembly.spec, assembly.loop_settings
     trace = Trace(variation)
     began = perf_counter()
     with temporary_folder("verify-") as folder, contextlib.ExitStack() as closing:
@@ -142,20 +142,20 @@ def _traced(given: ParsedScenario, variation: Variation, most: int, cleanup: con
         memory, progress = MemoryTracker(), Progress()
 
         def fingerprint(t: int) -> None:
-            members = sample(spec, schedule, t)
-            clients, server = backend.fingerprints(members)
-            trace.rounds.append({**{f"client {k}": clients[k] for k in members}, "the server": server})
+            participants = sample(spec, settings, t)
+            clients, server = backend.fingerprints(participants)
+            trace.rounds.append({**{f"client {k}": clients[k] for k in participants}, "the server": server})
 
-        within = _killer(backend, schedule.rounds, progress) if variation.kill else lambda done, of: None
+        within = _killer(backend, settings.rounds, progress) if variation.kill else lambda done, of: None
         checkpoints = CheckpointManager(
             CheckpointStore(open_storage(folder)),
             2,
-            schedule.rounds,
+            settings.rounds,
             keep_best_val="best_val" in scenario.checkpoint.keep,
         )
         trace.digest = run_rounds(
             backend,
-            schedule,
+            settings,
             progress,
             Observers([memory], within_round=within, after_round=fingerprint),
             checkpoints,

@@ -46,7 +46,7 @@ def warm_start(assembly: Assembly) -> Assembly:
         raise scenario.origin.error(
             ("init", "run"),
             f"{folder} has changed: its state has the digest {digest[:12]}, but init.digest is {init.digest}; restore "
-            "the run, or remove init.digest to begin with the present state",
+            "the run, or remove init.digest to begin with the current state of that run",
         )
     filled = init.model_copy(update={"run": str(folder), "digest": digest})
     scenario = replace(

@@ -1,4 +1,4 @@
-"""What a settings class or an algorithm declares: its documentation, fields, messages and facts."""
+"""The declaration of a settings class or an algorithm: documentation, fields, messages and facts."""
 
 from __future__ import annotations
 

@@ -51,6 +51,35 @@ def feature_dim_of(parsed: ParsedScenario, dataset: DatasetSpec) -> int:
     return feature_dim
 
 
+def _built(name: str, dataset: DatasetSpec, feature_dim: int) -> Any:
+    """Return a network of a custom model. Raises `ScenarioError` if its weights do not follow from torch's generator.
+
+    Every process builds a client's network by itself, so the network must be the same everywhere.
+    """
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    from raysim.core.messages import PackedTensor
+
+    nets = []
+    for _ in range(2):
+        torch.default_generator.manual_seed(0)
+        nets.append(builder(dataset, feature_dim)(name))
+    states = [net.state_dict() for net in nets]
+    for key, value in states[0].items():
+        if is_lazy(value):
+            raise ScenarioError(
+                f"{name}: {key} has no shape before the first batch, because its layer is lazy; use a layer with a "
+                "given size, or pass the network a batch at the end of its constructor"
+            )
+        if isinstance(value, torch.Tensor) and not PackedTensor.of(value).holds(states[1][key]):
+            raise ScenarioError(
+                f"{name}: {key} differs between two networks that are built with the same seed; draw its values with "
+                "torch only, and leave none uninitialised"
+            )
+    return nets[0]
+
+
 def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
     """Check that a custom model can be built, with outputs and a header as required. Raises `ScenarioError`."""
     import torch
@@ -58,7 +87,7 @@ def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
     from raysim.models.split import example
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        net = builder(dataset, feature_dim)(name)
+        net = _built(name, dataset, feature_dim)
         x_B = example(dataset.input_spec, 2)
         parts = (("representation", "features", feature_dim), ("logits", "header", dataset.num_classes))
         for what, part, width in parts:

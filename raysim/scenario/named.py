@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, is_dataclass
-from typing import Any, cast
+from types import NoneType
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, is_typeddict
 
 from pydantic import BaseModel, PydanticUserError, ValidationError
 
@@ -81,6 +82,12 @@ def model_of(declaration: Declaration, name: str, key: Key, origin: Origin) -> t
     Raises `ScenarioError` when a field has a type or default that a scenario cannot contain.
     """
     for field in declaration.fields:
+        if (foreign := _foreign(field.hint)) is not None:
+            raise origin.error(
+                key,
+                f"{name}: field {field.name} has a type that a scenario cannot contain ({quoted(foreign)}); use int, "
+                "float, bool, str, Literal, list, tuple, dict with text as keys, or a union of these with None",
+            )
         if field.default is not MISSING and not _is_plain(field.default):
             kind = type(field.default)  # NumPy 1 shows a number of its own like a plain one
             named = "" if kind.__module__ == "builtins" else f" of type {kind.__module__}.{kind.__qualname__}"
@@ -104,6 +111,20 @@ def model_of(declaration: Declaration, name: str, key: Key, origin: Origin) -> t
         why = str(error).splitlines()[0] if isinstance(error, PydanticUserError) else cause(error)
         raise origin.error(key, f"{name}: a field has a type that a scenario cannot contain ({why})") from None
     return model
+
+
+def _foreign(hint: Any) -> Any:
+    """Return the part of an annotation whose values YAML cannot give, such as an enum; None: there is none."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return None
+    if origin is Annotated:
+        return _foreign(args[0])
+    if isinstance(origin, type) and issubclass(origin, Mapping) and args[0] not in (str, Any):
+        return None if get_origin(args[0]) is Literal else hint
+    if isinstance(hint, type) and origin is None and not is_typeddict(hint):
+        return None if hint in (int, float, bool, str, list, tuple, dict, object, NoneType) else hint
+    return next((found for arg in args if (found := _foreign(arg)) is not None), None)
 
 
 def _is_plain(value: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raysim.engine.policies.placement import parse_ranges
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.schema import Selected
 
@@ -39,3 +38,18 @@ def clients_of(parsed: ParsedScenario, section: str, overrides: Sequence[Selecte
         chosen_by.append([k for k in left if k in chosen])
         left = [k for k in left if k not in chosen]
     return [*chosen_by, left]
+
+
+def parse_ranges(text: str, count: int) -> set[int]:
+    """Parse ranges of ids below `count`: `"0-9,12"` -> {0, ..., 9, 12}. Raises `ValueError` for any other text."""
+    ids: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError('write ranges of ids such as "0-9,12"')
+        if last and int(last) < int(first):
+            raise ValueError(f"{part.strip()} is in descending order")
+        if max(int(first), int(last or first)) >= count:
+            raise ValueError(f"there is no client {max(int(first), int(last or first))}")
+        ids |= set(range(int(first), int(last or first) + 1))
+    return ids

@@ -237,6 +237,7 @@ def parse_scenario(
     origin = Origin(file, text, {override.path: override.text for override in overrides}, places)
     for override in overrides:
         _apply(raw, override.path, override.value, origin)
+    _refuse_other_keys(raw, (), origin)
     own_code = _own_code(raw, origin, [*folders, *beside])
     trust(own_code)
     settings = validated(Settings, raw, origin, ())
@@ -269,6 +270,16 @@ def parse_scenario(
     if declaration.checks:
         _ = parsed.algorithm  # raises
     return parsed
+
+
+def _refuse_other_keys(value: Any, key: Key, origin: Origin) -> None:
+    """Refuse keys of mappings that are not text: in resolved.yaml they would be, so a resumed run would differ."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for at, inner in entries:
+        path = (*key, str(at))
+        if isinstance(value, dict) and not isinstance(at, str):
+            raise origin.error(path, "keys must be text; put this key in quotes")
+        _refuse_other_keys(inner, path, origin)
 
 
 def _plain(settings: BaseModel, origin: Origin) -> dict[str, Any]:

@@ -66,6 +66,7 @@ class Scenario(ParsedScenario):
         YAML.
         Raises `ScenarioError`, one sentence naming the file or override, the key, what was given and what is allowed.
         """
+        forget_data()
         return cls.of(parse_scenario(source, sets))
 
     @classmethod
@@ -200,6 +201,13 @@ class Scenario(ParsedScenario):
         """Which clients do not finish their epochs; None: all finish them."""
         given = self.training.stragglers
         return None if given is None else Stragglers(given.share, self.seed_of("cohorts"))
+
+
+def forget_data() -> None:
+    """Call a user's own data function again for the next scenario: files that it reads may have changed."""
+    from raysim.data.datasets import forget_functions
+
+    forget_functions()
 
 
 def _local(training: Training) -> LocalTraining:

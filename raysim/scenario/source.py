@@ -33,6 +33,9 @@ ROOT = {
 }
 """Full names of the class from which all algorithms inherit; the first one is a name that the file does not import."""
 
+_EMPTY = {*ROOT, "abc.ABC", "ABC", "typing.Generic", "Generic", "typing.Protocol", "Protocol", "object"}
+"""Full names of bases without fields and checks."""
+
 Modules = Callable[[str], bytes | None]
 """Name of a module -> the text of its file; None: a module whose classes are not read."""
 
@@ -158,7 +161,14 @@ def _declaration(file: File, cls: ast.ClassDef) -> Declaration:
     checks = _has_checks(cls)
     down, up = _read_messages(file.tree, cls)
     paper_of = ""
-    bases = [found for base in cls.bases if (found := file.base(base, cls)) is not None]
+    bases = []
+    for named in cls.bases:
+        found = file.base(named, cls)
+        if found is not None:
+            bases.append(found)
+        elif file.full_name(named) not in _EMPTY:
+            text = cut(_text(named))
+            raise UnreadableError(f"the base class {text} of {cls.name} was not found in text that is read")
     if sum(bool(other.algorithm_bases(base)) for other, base in bases) > 1:
         raise UnreadableError(f"{cls.name} inherits from several algorithms")
     for other, base in bases:

@@ -24,7 +24,7 @@ from raysim.tracking.wandb import Wandb
 TRACKERS: Mapping[str, type] = {"tensorboard": TensorBoard, "wandb": Wandb}
 """raysim's own trackers; each needs the package, and raysim's extra, of the same name."""
 
-_HOOKS = ("open", "log", "close")
+HOOKS = ("open", "log", "close")
 
 
 def check_trackers(parsed: ParsedScenario) -> None:
@@ -54,7 +54,7 @@ def trackers_of(parsed: ParsedScenario) -> list[Tracker]:
     trackers: list[Tracker] = []
     for (key, entry), make in zip(_entries(parsed), _makers(parsed), strict=True):
         tracker = make()
-        if missing := [hook for hook in _HOOKS if not callable(getattr(tracker, hook, None))]:
+        if missing := [hook for hook in HOOKS if not callable(getattr(tracker, hook, None))]:
             raise parsed.origin.error(key, f"{entry['name']}: lacks the method {missing[0]!r} of a tracker; add it")
         trackers.append(NamedTracker(str(entry["name"]), tracker))
     return trackers

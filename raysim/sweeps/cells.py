@@ -82,6 +82,7 @@ class Sweep:
     tuned: TuningCard | None = None  # the values that were chosen so far
     trials: TrialsCard | None = None  # of a sweep of trials
     address: str = ""  # where `copies` has a copy of the folder `output`, if the scenario's `output` is an address
+    folders: tuple[Path, ...] = ()  # where cells look for the user's own files: the folder of the sweep file
 
     def card(self) -> SweepCard:
         """The facts that the comparison of the cells needs, without pending cells."""
@@ -256,6 +257,17 @@ def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> ParsedScenario
     return parse_scenario(
         sweep.base,
         [*cell.sets, *folder, *sets],
-        folders=cell.scenario.own_code.folders,
+        folders=[*sweep.folders, *cell.scenario.own_code.folders],
         places=cell.scenario.origin.places,
     )
+
+
+def refuse_edited(cell: Cell, sweep: Sweep) -> None:
+    """Raise `ScenarioError` if a cell would now be another run, because its base or the user's code was edited."""
+    folders = [*sweep.folders, *cell.scenario.own_code.folders]
+    now = parse_scenario(sweep.base, cell.sets, folders=folders, places=cell.scenario.origin.places)
+    if identity(now) != cell.id:
+        raise ScenarioError(
+            "the base scenario, or code that the cell runs, was edited after the sweep began; run the same command "
+            "again, which makes a new cell of the present files"
+        )

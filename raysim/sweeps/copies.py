@@ -188,6 +188,7 @@ def _download_run(fs: Any, root: str, output: Path, run: PurePosixPath, files: I
         for name in names:
             (new / name).parent.mkdir(parents=True, exist_ok=True)
         (new / LOCK).parent.mkdir(exist_ok=True)
+        (new / LOCK).touch()  # not locked: without the file, a run that was killed would count as running
         fs.get([f"{root}/{run}/{name}" for name in names], [str(new / name) for name in names])
         if place.exists():
             shutil.rmtree(place)

@@ -21,8 +21,8 @@ from raysim.scenario.bundled import bundled_file, bundled_names, scenario_file
 from raysim.scenario.origin import override_key
 from raysim.scenario.yaml_text import opening_comment, parse, read_text, shown
 from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant
-from raysim.sweeps.claims import claimed, read_claims
 from raysim.sweeps.copies import check_address
+from raysim.sweeps.published_values import published_for, read_published
 from raysim.sweeps.tune_settings import TuneSettings
 from raysim.sweeps.tuning import tuning_of
 
@@ -99,7 +99,7 @@ def load_sweep(
     if number > MOST_CELLS:
         text = f"{path}: the sweep has {number:,} cells, more than the maximum of {MOST_CELLS:,}; split the sweep"
         raise ScenarioError(text)
-    claims = read_claims(raw.get("published"), path)
+    published = read_published(raw.get("published"), path)
     if fast:
         chosen = chosen[:1]
     tune = _tune(raw.get("tune"), path)
@@ -118,7 +118,7 @@ def load_sweep(
                 if named.setdefault(cell.name, cell.id) != cell.id:
                     text = f"two cells are called {cell.name!r}; give each cell a different name"
                     raise ScenarioError(text, key="runs", origin=str(path))
-                cells[cell.id] = replace(cell, published=claimed(claims, variant.labels))
+                cells[cell.id] = replace(cell, published=published_for(published, variant.labels))
                 variants[-1][1].append((seed, cells[cell.id]))
             elif not fast:
                 text = f"{path}: the cells {same.name!r} and {cell.name!r} are the same run; remove one of them"
@@ -134,7 +134,7 @@ def load_sweep(
     sweep = Sweep(
         name, base, tuple(cells.values()), folder, raw.get("baseline"),
         targets and tuple(targets), _about(text, base), (FAST_NOTE,) if fast else (), raw.get("targets_on", "all"),
-        address=address,
+        address=address, folders=(path.parent,),
     )  # fmt: skip
     return sweep if tune is None else tuning_of(tune, maker, variants, sweep)
 

@@ -93,7 +93,8 @@ class Estimator:
                         shown = preview(scenario)
                     except FAILURES:  # the cell itself reports why it fails
                         continue
-                    self._seconds[key] = shown.turn_s * scenario.participants * scenario.rounds + shown.tests_s
+                    training_s = shown.client_round_s * scenario.participants * scenario.rounds
+                    self._seconds[key] = training_s + shown.tests_s
                 if key in self._seconds:
                     found[cell.name] = self._seconds[key] / cell.scenario.rounds
         return found
@@ -111,8 +112,8 @@ class Estimator:
             without_method = _key(cell, "algorithm")
             if without_method not in self._seconds:
                 shown = preview(scenario)
-                turns = scenario.participants * scenario.rounds
-                self._seconds[without_method] = shown.turn_s * turns + shown.tests_s
+                client_rounds = scenario.participants * scenario.rounds
+                self._seconds[without_method] = shown.client_round_s * client_rounds + shown.tests_s
             return Cost(self._seconds[without_method], _probed(scenario))
         except RaysimError as error:
             if isinstance(error, ScenarioError) and not isinstance(error, UnavailableError):
@@ -167,7 +168,7 @@ def _probed(scenario: Scenario) -> float | None:
         return None
     assembly = assemble(scenario)
     rounds = sorted({1, scenario.rounds // 2 + 1, scenario.rounds})
-    cohorts = {t: sample(assembly.spec, assembly.schedule, t)[:PROBED] for t in rounds}
+    cohorts = {t: sample(assembly.spec, assembly.loop_settings, t)[:PROBED] for t in rounds}
     first, *later = _bytes_per_client(assembly, cohorts)
     return scenario.participants * (first + sum(later) / max(1, len(later)) * (scenario.rounds - 1))
 

@@ -28,10 +28,10 @@ from raysim.sweeps.cells import Sweep
 from raysim.sweeps.copies import download, upload
 from raysim.sweeps.large import is_large
 from raysim.sweeps.only import chosen_cells
+from raysim.sweeps.run_cell import Outcome, run_cell
 from raysim.sweeps.state import CellState, states_of
 from raysim.sweeps.trials_card import trials_card
 from raysim.sweeps.tuning import Standing, Tuning
-from raysim.sweeps.worker import run_cell
 from raysim.sweeps.workers import Workers, ended, run_in_workers, task_of
 from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import check_uri
@@ -277,7 +277,12 @@ def _run_with_actors(
 
         report(-1)
         with interruptible(before):
-            outcome = run_cell(task_of(state, sweep, parent, "ray"), stop, report)
+            try:
+                task = task_of(state, sweep, parent, "ray")
+            except ScenarioError as error:  # the cell waits until the cause is gone
+                outcome = Outcome(None, str(error), died=True)
+            else:
+                outcome = run_cell(task, stop, report)
         states[name] = ended(outcome, state.cell, sweep)
         show(Progress(list(states.values()), []))
         if stop.requested or before.requested:
@@ -309,7 +314,10 @@ def _when_abandoned_cells_have_ended(sweep: Sweep) -> list[CellState]:
         if not running:
             return states
         if time.monotonic() > until:
-            text = f"{running[0].folder}: another process is running this cell; wait for that process, or end it"
+            text = (
+                f"{running[0].folder}: another process is running this cell; wait for that process, or end it. If "
+                "there is none, because this is a copy or the file system has no locks, `raysim resume` this folder"
+            )
             raise ScenarioError(text)
         time.sleep(0.5)
 
@@ -345,7 +353,7 @@ def _compare(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> No
             comparison = compare(*folders)
             files = [*write_tables(comparison, place), *draw(comparison, place)]
             variants = [variant.name for variant in comparison.variants]
-            for variant, called in zip(variants, names.apart(variants, names.mlflow), strict=True):
+            for variant, called in zip(variants, names.distinct(variants, names.mlflow), strict=True):
                 for measure in comparison.measures:
                     if (estimate := comparison.estimate(variant, measure)) is not None:
                         metrics[f"{measure}/{called}"] = estimate.mean

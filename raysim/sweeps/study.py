@@ -170,7 +170,10 @@ class Study:
         metric: str | None = None,
         spread: Spread = "interval",
     ) -> Comparison:
-        """Compare the runs so far; the arguments are those of `raysim.compare`, the defaults those of the file."""
+        """Compare the runs so far; the arguments are those of `raysim.compare`, the defaults those of the file.
+
+        Raises `ScenarioError` as `raysim.compare` does, and if no cell has run yet.
+        """
         from raysim.comparison.compare import compare
 
         self._check_begun()
@@ -179,7 +182,11 @@ class Study:
     def report(
         self, output: Path | str, *, baseline: str | None = None, select: str = "last", metric: str | None = None
     ) -> Path:
-        """Write the comparison of the runs so far as one HTML file and return its path."""
+        """Write the comparison of the runs so far as one HTML file and return its path.
+
+        The arguments are those of `compare`. Raises `ScenarioError` as `compare` does, `OSError` if the file cannot be
+        written.
+        """
         from raysim.comparison.report import report
 
         self._check_begun()

@@ -17,9 +17,10 @@ optuna.logging.set_verbosity(logging.WARNING)
 
 
 def standing_of(tuning: Tuning, candidate: Candidate, ended: HasEnded) -> Standing:
-    """How far a candidate is: the search is repeated from the run folders, up to the first trial that is not done.
+    """Return the progress of a candidate: repeat the search from the run folders, up to the first trial not done.
 
-    Suggestions depend on the seed, the space and the scores so far, so the repetition suggests the same trials.
+    Suggestions depend on the seed, the space, the scores so far and the release of Optuna, so the repetition suggests
+    the same trials with the same release.
     """
     settings = tuning.settings
     seed = seed_for(settings.seed, "tune", candidate.name) % 2**32

@@ -1,4 +1,4 @@
-"""What a sweep writes about its trials for `raysim compare`."""
+"""The record of a sweep's trials in `sweep.json`, which `raysim compare` reads."""
 
 from __future__ import annotations
 

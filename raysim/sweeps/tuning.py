@@ -81,7 +81,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Standing:
-    """How far the tuning of a candidate is."""
+    """The progress of a candidate's tuning: its trials, the cells that must run next, and the choice, if it is made."""
 
     candidate: Candidate
     trials: tuple[Trial, ...]  # those that are known: without those that Optuna has not suggested yet
@@ -179,11 +179,11 @@ class Tuning:
         return len(self.seeds) * candidate.trials * candidate.rounds
 
     def standings(self, ended: HasEnded = has_ended) -> list[Standing]:
-        """How far every candidate is, from the run folders."""
+        """Return the progress of every candidate, derived from the run folders."""
         return [self.standing(candidate, ended) for candidate in self.candidates]
 
     def standing(self, candidate: Candidate, ended: HasEnded = has_ended) -> Standing:
-        """How far a candidate is. ended: decides whether a cell has ended for good."""
+        """Return the progress of a candidate. ended: decides whether a cell has ended for good."""
         if self.settings.search == "tpe":
             from raysim.sweeps.tpe import standing_of  # imports Optuna
 
@@ -347,7 +347,9 @@ def tuning_of(
         )
     output = sweep.output.with_name(f"{sweep.output.name}-tuning")
     address = sweep.address and f"{sweep.address}-tuning"
-    trials_sweep = Sweep(f"{sweep.name}-tuning", sweep.base, (), output, about=sweep.about, address=address)
+    trials_sweep = Sweep(
+        f"{sweep.name}-tuning", sweep.base, (), output, about=sweep.about, address=address, folders=sweep.folders
+    )
     tuning = Tuning(settings, tuple(candidates), tuple(untuned), trials_sweep, maker)
     for candidate in candidates:
         _check_trials(tuning, candidate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,10 +21,10 @@ from raysim.engine.stop import Stop
 from raysim.report.load import read_summary
 from raysim.runs.find import find_run
 from raysim.runs.signals import interruptible, sigterm_kept
-from raysim.sweeps.cells import Cell, Sweep, in_quotes, placed
+from raysim.sweeps.cells import Cell, Sweep, in_quotes, placed, refuse_edited
 from raysim.sweeps.copies import upload_run
+from raysim.sweeps.run_cell import Outcome, Task, run_cell
 from raysim.sweeps.state import CellState, note_failure, state_of
-from raysim.sweeps.worker import Outcome, Task, run_cell
 from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import database_path
 
@@ -114,6 +115,9 @@ def _marker(sweep: Sweep) -> Iterator[Path]:
     try:
         for old in sweep.output.glob(f"{MARKER}*"):  # of a driver that was killed
             old.unlink(missing_ok=True)
+        for old in sweep.output.glob("*/.received-*"):
+            if not (old / "before").exists():  # else it holds the only copy of a run
+                shutil.rmtree(old, ignore_errors=True)
         marker = sweep.output / f"{MARKER}{secrets.token_hex(8)}"
         marker.touch()
     except OSError as error:
@@ -149,12 +153,26 @@ class _Queue:
         pool = self.workers.pool
         while self.left and pool.has_room:
             state = self.left.pop(0)
-            task = replace(task_of(state, self.sweep, self.parent, "in_process"), marker=self.marker)
-            if self.workers.own_disks and task.resumed is not None:
-                from raysim.engine.ray.folders import send
+            try:
+                task = self._task(state)
+            except ScenarioError as error:
+                why = str(error)
+            except OSError as error:
+                why = f"{state.folder} cannot be sent to another node ({reason(error)})"
+            else:
+                pool.start(state.cell.name, task)
+                continue
+            # The cell did not fail: it waits until the cause is gone.
+            self.states[state.cell.name] = ended(Outcome(None, why, died=True), state.cell, self.sweep)
 
-                task = replace(task, sent=send(task.resumed))
-            pool.start(state.cell.name, task)
+    def _task(self, state: CellState) -> Task:
+        """The task of a cell, with its run folder if workers do not see the driver's disk."""
+        task = replace(task_of(state, self.sweep, self.parent, "in_process"), marker=self.marker)
+        if self.workers.own_disks and task.resumed is not None:
+            from raysim.engine.ray.folders import send
+
+            task = replace(task, sent=send(task.resumed))
+        return task
 
     def clear(self) -> None:
         """Start no more cells."""
@@ -249,7 +267,11 @@ def _saved_round(state: CellState) -> int | None:
 
 
 def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> Task:
-    """The task of a cell's worker, which means the same in any working directory."""
+    """The task of a cell's worker, which means the same in any working directory.
+
+    Raises `ScenarioError` if the cell cannot be made from the present files, or would be another run.
+    """
+    refuse_edited(state.cell, sweep)
     scenario = state.cell.scenario
     tracking = scenario.tracking
     tags = {**tracking.tags, **parent.tags(), "sweep": sweep.name, "cell": state.cell.name}

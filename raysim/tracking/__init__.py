@@ -1,0 +1,1 @@
+"""Trackers: the run folder, MLflow, TensorBoard, Weights & Biases."""

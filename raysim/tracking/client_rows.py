@@ -166,7 +166,7 @@ def _batch(rows: Sequence[ClientRow]) -> pa.RecordBatch:
 
 
 def _of_today(batch: Any) -> Any:
-    """Return rows with the present columns: null in columns that the version which wrote the rows did not have.
+    """Return rows with the current columns: null in columns that the version which wrote the rows did not have.
 
     Raises `KeyError` or `pyarrow.ArrowException` for damaged rows, because Arrow may crash on them later.
     """

@@ -202,9 +202,13 @@ class RunFolder:
 
     def why_missing(self) -> str:
         """Return a sentence about a folder that was moved or deleted while the run was running; else an empty text."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        try:
             if _inode(self.path) == self._inode:
                 return ""
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError:  # a network disk that does not answer; a write will say so
+            return ""
         with contextlib.suppress(OSError):  # for example on a system without /proc
             now = Path(f"/proc/self/fd/{self._lock}").readlink().parent.parent
             if _inode(now) == self._inode:

@@ -291,7 +291,7 @@ def test_an_unknown_small_model_is_refused() -> None:
     build = lambda name, *key: build_model(name, num_classes=10, input_spec=image(3, 32, 32), feature_dim=500)  # noqa: E731
     task = Task(10, 500, ("cnn1",), build)
     FedAPEN(small="cnn5").check(task)
-    with pytest.raises(ValueError, match=r"^small: unknown model 'cn5': did you mean 'cnn5'"):
+    with pytest.raises(ValueError, match=r"^small: unknown model 'cn5'; did you mean 'cnn5'"):
         FedAPEN(small="cn5").check(task)
     with pytest.raises(ValueError, match=r"^adaptability: 1\.0 given"):
         FedAPEN(adaptability=1.0)

@@ -14,6 +14,7 @@ from raysim.algorithms.fedgen import Broadcast, FedGen, Generator, Upload, alike
 from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task, Weights
 from raysim.core.messages import wire_params
+from raysim.core.meter import FlopMeter
 from raysim.core.seeds import seeded
 
 TASK = Task(4, 8, ("flat",), toy_model)
@@ -255,3 +256,30 @@ def test_more_numbers_than_fit_are_refused(settings: dict[str, int]) -> None:
         ValueError, match=rf"{next(iter(settings))}.* GiB, but at most 1 GiB is allowed; reduce one of these keys"
     ):
         FedGen(**settings).check(TASK)
+
+
+def test_fedgen_trains_its_generator_as_the_round_says(monkeypatch: pytest.MonkeyPatch):
+    algorithm = FedGen(decay=0.5, generator_lr=0.08, generator_steps=3, generator_batch=4, generator_decay=0.25)
+    trained: list[tuple[LocalTraining, int]] = []
+    monkeypatch.setattr(
+        Server, "fit", lambda self, net, loss, given, *, data, local: trained.append((local, len(data)))
+    )
+    server: Server[Broadcast] = Server(TASK, torch.Generator().manual_seed(0), {0: 1, 2: 3}, t=3)
+    server.state = algorithm.server_start(server, {})
+    algorithm.server_update(server, UPS)
+    assert trained == [(LocalTraining(1, 4, "adam", 0.02, weight_decay=0.25), 12)]  # 0.08 * 0.5^2; 3 steps of 4
+
+
+@pytest.mark.parametrize(("beta", "flops"), [(0.0, 72_240), (1.0, 144_480)])
+def test_fedgen_counts_what_its_clients_generate(beta: float, flops: int):
+    # Three samples; 12,040 weights: 36 * 256 + 256 of the hidden layer, 512 of the norm, 256 * 8 + 8 of the last.
+    algorithm = FedGen(beta=beta)
+    server, client = server_after(algorithm), client_of(algorithm)
+    client.meter = FlopMeter()
+    algorithm.generated(client, server.state)
+    assert client.stats.flops == flops
+
+
+def test_uniform_noise_is_between_0_and_1():
+    noise_N = FedGen(noise="uniform").draw(torch.empty(1000), torch.Generator().manual_seed(0))
+    assert 0 <= noise_N.min() < 0.02 and 0.98 < noise_N.max() < 1

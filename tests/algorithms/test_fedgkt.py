@@ -224,7 +224,7 @@ def test_the_server_trains_the_rest_of_the_largest_or_of_another():
             "server_model: heterofl_cnn_a does not consist of several stages; choose a network that does, such as "
             "hks_resnet8",
         ),
-        (("hks_resnet8",), "hks_resnet21", "server_model: unknown model 'hks_resnet21': did you mean 'hks_resnet20'?"),
+        (("hks_resnet8",), "hks_resnet21", "server_model: unknown model 'hks_resnet21'; did you mean 'hks_resnet20'?"),
         (("hks_resnet8",), "cnn1", "server_model: cnn1 needs 3x32x32 images, not 1x28x28 images"),
         (
             ("hks_resnet16", "hks_resnet8"),

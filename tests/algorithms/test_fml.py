@@ -144,7 +144,7 @@ def test_a_small_model_that_cannot_be_is_refused():
     model = lambda name, *key: build_model(name, num_classes=10, input_spec=image(3, 32, 32), feature_dim=500)  # noqa: E731
     task = Task(10, 500, ("cnn1",), model)
     FML(small="cnn5").check(task)
-    with pytest.raises(ValueError, match=r"^small: unknown model 'cnn55': did you mean 'cnn5'\?$"):
+    with pytest.raises(ValueError, match=r"^small: unknown model 'cnn55'; did you mean 'cnn5'\?$"):
         FML(small="cnn55").check(task)
     with pytest.raises(ValueError, match=r"^small: fmnist_cnn5 needs 1x28x28 images, not 3x32x32 images$"):
         FML(small="fmnist_cnn5").check(task)

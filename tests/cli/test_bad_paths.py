@@ -16,6 +16,7 @@ import raysim
 from raysim.common.errors import ScenarioError
 from tests.choices import first
 from tests.cli.command import run
+from tests.conftest import _no_mlflow, _no_picture
 from tests.engine.scenarios import digits
 
 LONG = "a" * 300
@@ -103,7 +104,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> P
     """The folder of a run of two rounds."""
     place = tmp_path_factory.mktemp("finished")
     scenario = {**digits(), "output": str(place), "tracking": {"uri": tracking_store}}
-    return raysim.run(scenario, sets=["rounds=2", "backend=in_process"], quiet=True).folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raysim.tracking.mlflow.MlflowTracker.open", _no_mlflow)
+        patch.setattr("raysim.runs.execution.draw_heatmap", _no_picture)
+        patch.setattr("raysim.runs.execution.plot_accuracy", _no_picture)
+        return raysim.run(scenario, sets=["rounds=2", "backend=in_process"], quiet=True).folder
 
 
 def change_summary(folder: Path, **changes: Any) -> None:

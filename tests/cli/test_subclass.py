@@ -41,7 +41,7 @@ def test_a_subclass_of_every_method_runs_in_its_scenario(name: str) -> None:
     assembly, backend, progress = assemble(scenario), InProcessBackend(), Progress()
     try:
         backend.start(assembly.spec, assembly.raw)
-        run_rounds(backend, assembly.schedule, progress, Observers())
+        run_rounds(backend, assembly.loop_settings, progress, Observers())
     finally:
         backend.close()
     assert progress.t == 1

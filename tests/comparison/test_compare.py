@@ -581,3 +581,15 @@ def test_a_run_that_ended_early_is_not_called_unfinished(tmp_path: Path) -> None
     (early / "summary.json").write_text(json.dumps({**summary, "status": "finished", "ended_early": reason}))
     (note,) = [note for note in compare(tmp_path).notes if "of 3 rounds" in note]
     assert note.endswith("seed 3: ended early after 2 of 3 rounds")
+
+
+def test_rows_of_clients_are_not_kept(tmp_path: Path) -> None:
+    """A run of 10,000 clients has millions of rows, and a comparison holds many runs."""
+    make_run(tmp_path / "a")
+    (run,) = find_runs([tmp_path])
+    assert run.clients_of("last").column_names == ["client", "model", "accuracy"]
+    assert run.clients_of("last") is run.clients_of("last")
+    kept = [value for value in vars(run).values() if isinstance(value, pa.Table)]
+    assert all("client" not in table.column_names for table in kept)  # only rounds.parquet
+    assert run.clients_of("last_current").num_rows == 0
+    assert run.clients_of("last_current").nbytes == 0

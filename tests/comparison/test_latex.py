@@ -195,6 +195,13 @@ def test_numbers() -> None:
     ]  # fmt: skip
 
 
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`compare` writes its tables only: drawing takes seconds."""
+    monkeypatch.setattr("raysim.comparison.pictures.draw", lambda *_, **__: [])
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_columns_are_chosen_by_name(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     compared(tmp_path / "runs", {"fedgh": A, "fd": B})
     words = ["compare", str(tmp_path / "runs"), "--baseline", "fd", "-o", str(tmp_path / "out")]
@@ -219,6 +226,7 @@ def test_columns_are_chosen_by_name(capfd: pytest.CaptureFixture[str], tmp_path:
         chosen_columns(compare(tmp_path / "runs", targets=[0.5]), ["rounds_to_0.5.difference"])
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_titles_of_columns_can_be_replaced(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     compared(tmp_path / "runs", {"fedgh": A, "fd": B})
     words = ["compare", str(tmp_path / "runs"), "--baseline", "fd", "-o", str(tmp_path / "out")]

@@ -14,7 +14,7 @@ from raysim.common.errors import ScenarioError
 from raysim.comparison import pictures as drawn
 from raysim.comparison.compare import compare
 from raysim.comparison.main_measure import OF_METRIC, ORIGINS, first_accuracy, in_words, main_measure, tuned_metric
-from raysim.comparison.measures import ACCURACIES, MEASURES, SELECT, TO_TARGET, is_measure
+from raysim.comparison.measures import ACCURACIES, MEASURES, SELECT, TARGETS, TO_TARGET, is_measure
 from raysim.comparison.pictures import pictures, without_clients
 from raysim.comparison.report import report
 from raysim.comparison.runs import RunRecord
@@ -195,10 +195,12 @@ def test_every_measure_of_a_run_is_in_the_table(tmp_path: Path) -> None:
     """A run that recorded every metric has every measure, and each has a title of its own."""
     folder = make_run(tmp_path / "run", accuracy=OWN, current=CURRENT, val=VAL, val_current=VAL[::-1], virtual_s=1.0)
     rounds = pq.read_table(folder / "rounds.parquet")
-    for metric in ("all_current_pooled", "global", "min", "jain", "macro_f1"):
-        rounds = rounds.append_column(f"accuracy/{metric}", rounds["accuracy/all"])
+    for number, metric in enumerate(("all_current_pooled", "global", "min", "jain", "macro_f1"), 1):
+        rounds = rounds.append_column(f"accuracy/{metric}", pa.array([number / 100] * len(rounds)))
     pq.write_table(rounds, folder / "rounds.parquet")
     found = RunRecord.read(folder).measures((0.5,))
+    own = {"last_current_pooled": 0.01, "last_global": 0.02, "best_global": 0.02, "min": 0.03, "jain": 0.04}
+    assert {name: found[name] for name in own} == own and found["macro_f1"] == 0.05
     assert found.keys() == {*MEASURES, *(f"{cost}_to_0.5" for cost in TO_TARGET)} and all(map(is_measure, found))
     assert len({title(measure) for measure in found}) == len(found)
 
@@ -230,3 +232,11 @@ def test_values_of_clients() -> None:
     assert values("accuracy/all_current") == {1: 0.6} and values("accuracy/all_current", 1) == {0: 0.4, 1: 0.5}
     assert values("accuracy/val") == {0: 0.25, 1: 0.75}
     assert values("accuracy/participants") == values("accuracy/val_current") == {}
+
+
+def test_targets_are_those_of_the_papers() -> None:
+    """FedGH, Table 3 (CIFAR-10: 90 %; CIFAR-100: 50 % and 70 %); FedRAL, Table 4 (Dirichlet: 40 % and 9 %)."""
+    assert TARGETS == {
+        ("cifar10", "pathological"): (0.9,), ("cifar100", "pathological"): (0.5, 0.7),
+        ("cifar10", "dirichlet"): (0.4,), ("cifar100", "dirichlet"): (0.09,),
+    }  # fmt: skip

@@ -191,7 +191,7 @@ def test_a_name_of_which_nothing_is_left() -> None:
 
 
 def test_mlflow(comparison: Comparison) -> None:
-    found = names.apart((variant.name for variant in comparison.variants), names.mlflow)
+    found = names.distinct((variant.name for variant in comparison.variants), names.mlflow)
     assert len(set(found)) == len(HOSTILE)
     for name in found:
         _validate_metric_name(f"last/{name}")

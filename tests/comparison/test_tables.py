@@ -298,7 +298,7 @@ def test_accuracy_over_a_swept_key(tmp_path: Path) -> None:
         make_run(tmp_path / "runs" / f"{rate}", algorithm={"header_lr": rate})
     comparison = compare(tmp_path / "runs")
     assert swept(comparison) == ["algorithm.header_lr"]
-    assert "over_algorithm.header_lr.svg" in {path.name for path in draw(comparison, tmp_path / "out")}
+    assert "over_algorithm.header_lr.svg" in {path.name for path in draw(comparison, tmp_path / "out", (".svg",))}
 
 
 def test_a_target_of_one_has_measures() -> None:

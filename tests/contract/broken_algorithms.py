@@ -135,6 +135,18 @@ class SendsAPlainDataclass(Sound):
         return PlainDataclass(super().client_update(client, down).w)
 
 
+class Renamed(Header):
+    """A subclass of a message that is not declared with @message: torch cannot look inside it."""
+
+
+@dataclass(frozen=True)
+class SendsASubclass(Sound):
+    """A subclass of a message that is no message."""
+
+    def client_update(self, client: Client, down: Header | None) -> Any:
+        return Renamed(super().client_update(client, down).w)
+
+
 @message
 class Named:
     """A header with a text."""

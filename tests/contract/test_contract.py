@@ -113,6 +113,7 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (broken.HoldsALambda(factor=lambda x: x), "picklable", "the algorithm cannot be pickled"),
     (broken.UnequalCopy(thing=broken.Opaque({})), "picklable", "the algorithm is not equal to its pickled copy"),
     (broken.SendsADict(), "messages", "client_update for client 0 has the type dict"),
+    (broken.SendsASubclass(), "messages", "client_update for client 0 has the type Renamed; return a dataclass that"),
     (broken.SendsAPlainDataclass(), "messages", "client_update for client 0 has the type PlainDataclass"),
     (broken.SendsText(), "messages", "contains a value of type str"),
     (broken.SendsNaN(), "messages", "client_update for client 0 contains NaN or infinity, although"),

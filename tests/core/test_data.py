@@ -117,3 +117,23 @@ def test_shards_know_their_clients():
     assert [shards.of(k).tolist() for k in range(3)] == [[3, 8], [], [1, 2, 9]]
     assert shards.size_N.tolist() == [2, 0, 3]
     assert shards.owner.tolist() == [0, 0, 2, 2, 2]
+
+
+def test_drawing_in_parts_changes_no_batch(monkeypatch: pytest.MonkeyPatch):
+    """An epoch of 13 images in seven batches, drawn three batches at a time, as one of more than 4,096 images is."""
+    raw = torch.randint(0, 256, (13, 8, 8, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    data = Samples(raw, torch.arange(13) % 3, ImageTransform((0.5,), (0.2,), Augment(crop_padding=2)))
+    whole = list(data.shuffled(2, 2, torch.Generator().manual_seed(3)))
+    monkeypatch.setattr("raysim.core.data.DRAWN_AT_ONCE", 6)
+    parts = list(data.shuffled(2, 2, torch.Generator().manual_seed(3)))
+    assert len(whole) == len(parts) == 14
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.equal(one.index, other.index) and torch.equal(one.x, other.x)
+
+
+@pytest.mark.parametrize(
+    ("count", "drop_single", "batches"), [(6, False, 4), (7, False, 6), (7, True, 4), (8, True, 6), (1, True, 0)]
+)
+def test_the_length_is_the_number_of_batches(count: int, drop_single: bool, batches: int):
+    shuffled = samples(count).shuffled(3, 2, seeded(1, "x"), drop_single=drop_single)
+    assert len(shuffled) == len(list(shuffled)) == batches

@@ -404,3 +404,16 @@ def test_only_some_parameters_are_trained():
     assert all(parameter.requires_grad for parameter in net.parameters())
     with pytest.raises(ValueError, match=r"^only: 2\.w is not a parameter of the network; give a name"):
         client.fit(loss, only=["0.w", "2.w"])
+
+
+def test_frozen_parameters_stay_frozen_after_only():
+    net = nn.Sequential(One(), One(), One())
+    net[2].w.requires_grad_(False)
+
+    def loss(n: Any, batch: Batch, given: Any) -> Tensor:
+        return batch.mean((n[0].w.square() + n[1].w.square()).expand(len(batch.y)) / 2)
+
+    task = Task(2, 1, ("one",), toy_model)
+    client = Client(0, task, toy_samples([0, 1], 0), net, LocalTraining(lr=0.1), torch.Generator())
+    client.fit(loss, only=["1.w"])
+    assert [parameter.requires_grad for parameter in net.parameters()] == [True, True, False]

@@ -158,6 +158,11 @@ def test_nonfinite_sees_nan_and_infinity_anywhere(dtype: torch.dtype):
         assert nonfinite(fine | {"x": bad})
 
 
+def test_large_sums_are_finite_and_complex_numbers_are_looked_at():
+    assert not nonfinite({"w": torch.full((2,), 3e38)})  # their sum is infinite
+    assert nonfinite({"w": torch.tensor([complex(0.0, math.nan)])})
+
+
 def test_weights_are_a_detached_copy_with_buffers():
     layer = nn.BatchNorm1d(2)
     copied = weights(layer)

@@ -420,3 +420,20 @@ def test_a_loss_that_fails_on_few_samples_is_counted_size_by_size_and_leaves_no_
         each.local = LocalTraining(1, 6)
         each.fit(five_nearest)
     assert one.stats.flops > 0 and digest(one.net) == digest(other.net)
+
+
+def test_counting_draws_nothing_from_the_generator_of_a_client() -> None:
+    after = []
+    for meter in (None, FlopMeter()):
+        one = client("flat", [0, 1, 2, 3, 0, 1], meter)
+
+        def loss(net: Any, batch: Batch, given: Any, rng: torch.Generator = one.rng) -> Tensor:
+            return cross_entropy(net, batch, None) * torch.rand((), generator=rng)
+
+        def noisy(x: Tensor, rng: torch.Generator = one.rng) -> Tensor:
+            return x + torch.rand(1, generator=rng)
+
+        one.fit(loss)
+        one.outputs(noisy)
+        after.append(torch.rand(1, generator=one.rng).item())
+    assert after[0] == after[1]

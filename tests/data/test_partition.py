@@ -434,3 +434,23 @@ def test_many_clients_of_a_skewed_draw_are_dealt_in_seconds(clients: int, alpha:
     made = make_partition(label_M, num_train, 10, clients, Dirichlet(alpha), split, 0)
     assert time.process_time() - started < 5
     assert min(sum(np.bincount(one.owner, minlength=clients) for one in made.parts.values())) >= 10
+
+
+@pytest.mark.parametrize(
+    ("setting", "split", "clients"),
+    [
+        (Dirichlet(), "pooled811", 6000),
+        (Dirichlet(min_samples=600), "pooled811", 100),
+        (Iid(), "published", 10_000),
+        (Resample(48_000), "pooled811", 5),
+        (Pathological(100), "pooled811", 10),
+    ],
+)
+def test_the_largest_possible_is_accepted(setting, split, clients):
+    check_partition(setting, split, 100, clients, 50_000, 60_000, "cifar100")
+
+
+def test_four_fifths_are_rounded():
+    label_M, num_train = labels(2, 101, 10)  # 202 published training samples: 161.6 of them are for training
+    made = make_partition(label_M, num_train, 2, 4, Iid(), "pfedhn", 1)
+    assert (len(made.train.index), len(made.val.index)) == (162, 40)

@@ -14,7 +14,7 @@ from raysim.core.state import state_tensors
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
-from raysim.engine.run import Observers, Schedule, run_rounds
+from raysim.engine.run import LoopSettings, Observers, run_rounds
 from raysim.engine.spec import RunSpec
 from raysim.plugins.registry import algorithm_names
 from raysim.runs.assembly import assemble
@@ -86,6 +86,12 @@ def loaded(*sets: str, **changes: Any) -> ParsedScenario:
     return parse_scenario(digits(**changes), sets)
 
 
+def plain(*sets: str, **changes: Any) -> ParsedScenario:
+    """Like `loaded`, with one small network for all clients: half the time, for tests that do not look at networks."""
+    clients = {"count": 8, "participation": 0.5, "models": ["digits_mlp64"]}
+    return loaded(*sets, **{"clients": clients, **changes})
+
+
 def states_of(backend: InProcessBackend) -> tuple[dict[ClientId, Weights], Weights]:
     """A copy of the state of every client that has trained, and the server's."""
     clients = {k: weights(backend.worker.net(k)) for k in sorted(backend.worker.states.held)}
@@ -110,14 +116,14 @@ def outcome(
     backend: InProcessBackend,
     checkpoints: CheckpointManager | None = None,
     progress: Progress | None = None,
-    **schedule: Any,
+    **settings: Any,
 ) -> Outcome:
     """(state digest, client rows, round values), without timings and what the engine says of itself."""
     spec, images, participants = spec_for(given)
     memory = MemoryTracker()
     try:
         backend.start(spec, images)
-        plan = Schedule(ROUNDS, participants, evaluate_every=2, **schedule)
+        plan = LoopSettings(ROUNDS, participants, evaluate_every=2, **settings)
         digest = run_rounds(backend, plan, progress or Progress(), Observers([memory]), checkpoints)
     finally:
         backend.close()

@@ -14,13 +14,15 @@ import torch
 from raysim.algorithms.lg_fedavg import Header, LGFedAvg
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import Algorithm, Client, ClientId, Server
+from raysim.core.messages import unpack
 from raysim.core.ops import cross_entropy
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
-from raysim.engine.run import Observers, Schedule, run_rounds
+from raysim.engine.records import TrainingResult
+from raysim.engine.run import LoopSettings, Observers, run_rounds
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import HookError
 from raysim.engine.workers.server import receives
@@ -66,7 +68,7 @@ def rounds_of(given: ParsedScenario, **changes: Any) -> tuple[InProcessBackend, 
     assembly = assemble(Scenario.of(given))
     backend, memory = InProcessBackend(), MemoryTracker()
     backend.start(replace(assembly.spec, **changes), assembly.raw)
-    digest = run_rounds(backend, assembly.schedule, Progress(), Observers([memory]))
+    digest = run_rounds(backend, assembly.loop_settings, Progress(), Observers([memory]))
     return backend, memory, digest
 
 
@@ -206,21 +208,23 @@ def test_rounds_of_their_own(workplace: Path) -> None:
 
 
 def test_which_rounds() -> None:
-    schedule = Schedule(10, 4, evaluate_every=2, all_every=4)
-    assert [t for t in range(11) if schedule.tests_all(t)] == [0, 4, 8, 10]
-    assert [t for t in range(11) if schedule.watches(t)] == [0, 4, 8]
-    assert not any(Schedule(3, 4).tests_all(t) for t in range(4))
+    settings = LoopSettings(10, 4, evaluate_every=2, all_every=4)
+    assert [t for t in range(11) if settings.tests_all(t)] == [0, 4, 8, 10]
+    assert [t for t in range(11) if settings.watches(t)] == [0, 4, 8]
+    assert not any(LoopSettings(3, 4).tests_all(t) for t in range(4))
 
 
 def test_stopping_takes_only_rounds_that_test_all_that_the_last_one_tests() -> None:
     # Multiples of 2, of 3 * 2 (the published test set) and of 4 (current networks).
-    schedule = Schedule(13, 4, evaluate_every=2, global_every=6, all_every=4)
-    assert [t for t in range(1, 14) if schedule.watches(t)] == [12]
-    assert [t for t in range(1, 14) if schedule.extra(t)] == [13] and not Schedule(12, 4, evaluate_every=2).extra(12)
+    settings = LoopSettings(13, 4, evaluate_every=2, global_every=6, all_every=4)
+    assert [t for t in range(1, 14) if settings.watches(t)] == [12]
+    assert [t for t in range(1, 14) if settings.extra(t)] == [13] and not LoopSettings(12, 4, evaluate_every=2).extra(
+        12
+    )
     # In the last round, all are tested with everything; else the published set is due in rounds 6 and 12 alone.
-    assert [schedule.coverage(t) for t in (1, 2, 6, 8, 12, 13)] == [None, "own", "whole", "own", "whole", "whole"]
+    assert [settings.coverage(t) for t in (1, 2, 6, 8, 12, 13)] == [None, "own", "whole", "own", "whole", "whole"]
     # Round 9 of a schedule that tests current networks every third round and evaluates every second is no test.
-    assert [t for t in range(1, 11) if Schedule(10, 4, evaluate_every=2, all_every=3).tests_all(t)] == [6, 10]
+    assert [t for t in range(1, 11) if LoopSettings(10, 4, evaluate_every=2, all_every=3).tests_all(t)] == [6, 10]
 
 
 def test_more_rounds_later_and_all_at_once(workplace: Path) -> None:
@@ -273,3 +277,18 @@ class ChangesTheMessage(LGFedAvg):
 def test_a_client_that_changes_the_message() -> None:
     with pytest.raises(Exception, match="changed the server's message in place"):
         rounds_of(loaded(ALL), algorithm=ChangesTheMessage())
+
+
+def test_the_current_message_is_what_the_next_round_sends() -> None:
+    backend, _, _ = rounds_of(loaded("rounds=2"), algorithm=ChangesWhenItSends())
+    server = backend.server
+    current, sent = (ask(3) for ask in (server.current, lambda t: server.send(t, server.spec.eligible)))
+    assert current.of == sent.of and len(sent.messages) == 8
+    for one, other in zip(unpack(list(current.messages)), unpack(list(sent.messages)), strict=True):
+        assert torch.equal(one.w["bias"], other.w["bias"])
+
+
+def test_the_tests_before_training_are_collected_once() -> None:
+    """Once per access took seconds of a round of 10,000 participants."""
+    trained = TrainingResult([], {}, {})
+    assert trained.evaluations is trained.evaluations

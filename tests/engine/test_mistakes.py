@@ -72,7 +72,7 @@ def run_of(method: AnyAlgorithm, *sets: str) -> MemoryTracker:
     assembly = assemble(Scenario.of(given))
     backend, memory = InProcessBackend(), MemoryTracker()
     backend.start(assembly.spec, assembly.raw)
-    run_rounds(backend, assembly.schedule, Progress(), Observers([memory]))
+    run_rounds(backend, assembly.loop_settings, Progress(), Observers([memory]))
     return memory
 
 

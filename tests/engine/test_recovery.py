@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +34,30 @@ from raysim.engine.records import (
     SavedFiles,
     ServerReport,
 )
-from raysim.engine.run import Observers, Schedule, run_rounds
+from raysim.engine.run import LoopSettings, Observers, run_rounds
 from raysim.engine.stop import Stop
 from raysim.engine.workers.hooks import HookError
 from raysim.scenario.parse import ParsedScenario
 from raysim.tracking.in_memory import MemoryTracker
 from tests.conftest import said
 from tests.engine import scenarios
-from tests.engine.scenarios import FEW, ROUNDS, of_method, outcome, spec_for
+from tests.engine.scenarios import FEW, ROUNDS, Outcome, of_method, outcome, spec_for
+
+pytestmark = pytest.mark.xdist_group("recovery")  # one process makes the runs of `undisturbed`
 
 
 def loaded(*sets: str) -> ParsedScenario:
     """The tiny scenario with large batches: a few steps a round, a short last batch among them, show a lost bit too."""
     return scenarios.loaded("training.batch_size=64", *sets)
+
+
+@cache
+def undisturbed(*sets: str) -> Outcome:
+    """What a run of these settings ends with if nothing dies."""
+    return outcome(loaded(*sets), InProcessBackend())
+
+
+STANDALONE = "algorithm={name: standalone}"
 
 
 class Killable(InProcessBackend):
@@ -235,8 +247,8 @@ def test_the_end_is_asked_for_once_the_round_is_saved(tmp_path: Path) -> None:
 
     backend.start(spec, images)
     with pytest.raises(KeyboardInterrupt):
-        schedule = Schedule(ROUNDS, participants, stop=stop)
-        run_rounds(backend, schedule, progress, Observers([memory], within_round=ask), checkpoints)
+        settings = LoopSettings(ROUNDS, participants, stop=stop)
+        run_rounds(backend, settings, progress, Observers([memory], within_round=ask), checkpoints)
     backend.close()
     assert [values["round"] for values in memory.rounds] == [0, 1, 2]
     assert checkpoints.saved_round == 2
@@ -244,7 +256,7 @@ def test_the_end_is_asked_for_once_the_round_is_saved(tmp_path: Path) -> None:
 
 def test_a_run_may_be_ended_after_a_round_that_is_known_before(tmp_path: Path) -> None:
     given = loaded()
-    expected, *_ = outcome(given, InProcessBackend())
+    expected, *_ = undisturbed()
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 100, ROUNDS)
     with pytest.raises(KeyboardInterrupt):
         outcome(given, InProcessBackend(), checkpoints, stop=Stop(after=3))
@@ -266,7 +278,7 @@ FAILING = 0
 
 def failing() -> ParsedScenario:
     global FAILING
-    rows = outcome(loaded("algorithm={name: standalone}"), InProcessBackend())[1]
+    rows = undisturbed(STANDALONE)[1]
     FAILING = next(row.client for row in rows if row.round == 2 and row.participated)
     return loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.3").with_algorithm(Picky())
 
@@ -298,7 +310,7 @@ class Unlucky(Standalone):
 
 
 def test_a_client_that_failed_is_left_out_when_its_round_is_repeated() -> None:
-    rows = outcome(loaded("algorithm={name: standalone}"), InProcessBackend())[1]
+    rows = undisturbed(STANDALONE)[1]
     failing = next(row.client for row in rows if row.round == 2 and row.participated)
     given = loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.3")
     expected, found = (
@@ -324,7 +336,7 @@ class Later(Standalone):
 
 
 def test_a_client_that_fails_only_when_its_round_is_repeated_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    rows = outcome(loaded("algorithm={name: standalone}"), InProcessBackend())[1]
+    rows = undisturbed(STANDALONE)[1]
     client = next(row.client for row in rows if row.round == 2 and row.participated)
     given = loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.3").with_algorithm(Later(client))
     caplog.clear()
@@ -336,7 +348,7 @@ def test_a_full_disk_is_no_failure_of_a_client(monkeypatch: pytest.MonkeyPatch) 
     def full(*args: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("raysim.engine.workers.rows.os.pwrite", full)
+    monkeypatch.setattr("raysim.engine.workers.state_files.os.pwrite", full)
     given = loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.9")
     with pytest.raises(RunError, match=r"^cannot store the client states in memory \(no space left on device\)"):
         outcome(given, InProcessBackend(), max_failed_fraction=0.9)
@@ -391,7 +403,7 @@ def test_what_a_lost_round_had_in_hand_is_not_kept_while_it_is_repeated() -> Non
             assert all(uploads() is None for uploads in held)  # `start` recovers, too
             super().recover()
 
-    assert outcome(loaded(), Dying()) == outcome(loaded(), InProcessBackend())
+    assert outcome(loaded(), Dying()) == undisturbed()
 
 
 def test_a_death_in_a_callback_after_a_round_is_recovered() -> None:
@@ -410,7 +422,7 @@ def test_a_death_in_a_callback_after_a_round_is_recovered() -> None:
             seen.append((t, backend.fingerprints(range(spec.num_clients))))
 
         backend.start(spec, images)
-        digest = run_rounds(backend, Schedule(3, participants), progress, Observers(after_round=after_round))
+        digest = run_rounds(backend, LoopSettings(3, participants), progress, Observers(after_round=after_round))
         backend.close()
         return digest, seen, progress.restarts
 
@@ -426,7 +438,7 @@ class Drained(InProcessBackend):
         self.trained: list[int] = []
         self.left = 0
 
-    def leaving(self) -> str:
+    def drain_reason(self) -> str:
         return "node a is being drained" if len(self.trained) == 2 and not self.left else ""
 
     def train(self, t: int, *args: Any) -> Pending[Any]:
@@ -447,6 +459,6 @@ def test_a_drained_node_is_left_without_repeating_a_round(
     backend, progress = Drained(), Progress()
     # No checkpoint is due before the last round. Without checkpoints the run stays: leaving would repeat all rounds.
     checkpoints = CheckpointManager(store, 100, ROUNDS) if saves else None
-    assert outcome(loaded(), backend, checkpoints, progress) == outcome(loaded(), InProcessBackend())
+    assert outcome(loaded(), backend, checkpoints, progress) == undisturbed()
     assert (backend.trained, backend.left, progress.restarts) == ([1, 2, 3, 4], int(saves), 0)
     assert ("node a is being drained" in caplog.messages) is saves

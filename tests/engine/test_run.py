@@ -29,10 +29,10 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.records import RoundReport, ServerReport
-from raysim.engine.run import Schedule
+from raysim.engine.run import LoopSettings
 from raysim.engine.workers.client import ClientWorker
 from raysim.engine.workers.hooks import HookError
-from raysim.engine.workers.rows import StateLimits
+from raysim.engine.workers.state_files import StateLimits
 from raysim.models import MODELS, ModelSpec
 from raysim.models.split import SplitNet
 from raysim.report.load import class_accuracy
@@ -279,6 +279,8 @@ def test_global_test_set(workplace: Path) -> None:
     assert 0 < values["accuracy/global"] <= 1
     rows = [row for row in memory.clients if row.round == 3]
     assert values["accuracy/global"] == pytest.approx(np.mean([row.global_accuracy for row in rows]))
+    # By default the initial networks are tested on it, too.
+    assert all(row.global_accuracy is not None for row in memory.clients if row.round == 0)
     # 360 published test images: every accuracy on them is a multiple of 1/360.
     assert all(math.isclose(row.global_accuracy * 360, round(row.global_accuracy * 360)) for row in rows)
 
@@ -286,7 +288,7 @@ def test_global_test_set(workplace: Path) -> None:
 @pytest.mark.parametrize("when", ["after_update", "after_receive"])
 @pytest.mark.parametrize("together", first([2, 1]))
 def test_the_global_test_set_has_rounds_of_its_own(when: str, together: int, workplace: Path) -> None:
-    """It is tested before round 1, after every other round and after the last; nothing else of a result changes."""
+    """It is tested after every other round and after the last, not before round 1; nothing else of a result changes."""
     sets = ["data.split=published", "evaluation.global_test=true", "data.partition={name: iid}"]
     sets += [f"evaluation.when={when}", f"training.together={together}"]
     every, all_rounds = quiet_run(*sets)
@@ -304,8 +306,8 @@ def test_the_global_test_set_has_rounds_of_its_own(when: str, together: int, wor
 
 
 def test_the_global_test_set_is_tested_in_every_round_by_default() -> None:
-    assert [Schedule(4, 1).coverage(t) for t in (1, 2, 3, 4)] == ["whole"] * 4
-    seldom = Schedule(5, 1, evaluate_every=2)
+    assert [LoopSettings(4, 1).coverage(t) for t in (1, 2, 3, 4)] == ["whole"] * 4
+    seldom = LoopSettings(5, 1, evaluate_every=2)
     assert [seldom.coverage(t) for t in (1, 2, 3, 4, 5)] == [None, "whole", None, "whole", "whole"]
 
 
@@ -346,7 +348,7 @@ def test_what_is_no_message_is_told_with_its_hook(
         "dict": f"the hook returned a dict; {declare}",
         "array": f"the hook returned a ndarray; {declare}",
         "undeclared": "the class Plain, which is not a message; put @message above the class",
-        "of text": "the field x of a message contains a value of type str; send only tensors and numbers",
+        "of text": "the field x of a message contains a value of type str; send only tensors and Python's numbers",
     }
     with pytest.raises(HookError, match=rf"Standalone.{hook}.* failed in round 1\b.*{told[what]}"):
         quiet_run("algorithm={name: standalone}")

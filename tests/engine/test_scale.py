@@ -20,7 +20,7 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.metrics import Latest
 from raysim.engine.progress import Progress
 from raysim.engine.records import client_row
-from raysim.engine.run import Observers, Schedule, run_rounds
+from raysim.engine.run import LoopSettings, Observers, run_rounds
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client import ClientWorker
 from raysim.runs.assembly import assemble
@@ -83,7 +83,7 @@ def cost(clients: int, folder: Path) -> Cost:
     found = Cost(3, 4)
     checkpoints = CheckpointManager(CheckpointStore(open_storage(folder / str(clients))), None, 5)
     observers = Observers(after_round=found.after_round)
-    run_rounds(backend, Schedule(5, 4), progress, observers, checkpoints, lambda: backend.start(spec, raw))
+    run_rounds(backend, LoopSettings(5, 4), progress, observers, checkpoints, lambda: backend.start(spec, raw))
     backend.close()
     return found
 

@@ -40,8 +40,8 @@ def rounds_on(backend: Backend, given: ParsedScenario, folder: Path | None = Non
     backend.start(assembly.spec, assembly.raw)
     memory = MemoryTracker()
     checkpoints = folder and CheckpointManager(CheckpointStore(open_storage(folder)), 2, 3)
-    schedule = replace(assembly.schedule, max_attempts=50)
-    digest = run_rounds(backend, schedule, Progress(), Observers([memory]), checkpoints)
+    settings = replace(assembly.loop_settings, max_attempts=50)
+    digest = run_rounds(backend, settings, Progress(), Observers([memory]), checkpoints)
     if isinstance(backend, InProcessBackend):
         backend.close()
     rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
@@ -93,7 +93,7 @@ def test_who_is_late_stays_as_it_was() -> None:
     backend = InProcessBackend()
     backend.start(assembly.spec, assembly.raw)
     for t in (1, 2):
-        everyone = sample(assembly.spec, assembly.schedule, t)
+        everyone = sample(assembly.spec, assembly.loop_settings, t)
         run_round(backend, t, everyone, skip={*everyone} - counted[t - 1].keys())
     expected = state_digest(backend)
     backend.close()
@@ -110,7 +110,7 @@ def test_the_first_to_finish_count(workplace: Path) -> None:
     _, rows, values = rounds_on(backend, given)
     assembly = assemble(Scenario.of(given))
     for t in (1, 2, 3):
-        selected = sample(assembly.spec, assembly.schedule, t)
+        selected = sample(assembly.spec, assembly.loop_settings, t)
         assert len(selected) == 4 and values[t]["engine/dropped_clients"] == 2
         assert participants(rows, t).keys() < {*selected}
         assert len(participants(rows, t)) == values[t]["engine/participants"] == 2
@@ -192,7 +192,7 @@ def test_seeds_of_their_own() -> None:
     def facts(*sets: str) -> tuple[Any, Any, Any]:
         assembly = assemble(Scenario.of(loaded(*sets)))
         weight = assembly.spec.fresh_model("digits_mlp64").header.weight
-        drawn = [sample(assembly.spec, assembly.schedule, t) for t in range(1, 9)]
+        drawn = [sample(assembly.spec, assembly.loop_settings, t) for t in range(1, 9)]
         return assembly.partition.digest, weight, drawn
 
     def same(one: Any, other: Any) -> list[bool]:
@@ -209,7 +209,7 @@ def test_seeds_of_their_own() -> None:
 def test_dropout_follows_the_seed_of_cohorts() -> None:
     def drawn(*sets: str) -> list[Any]:
         assembly = assemble(Scenario.of(loaded("clients.participation=1", "system={dropout: 0.5}", *sets)))
-        return [sample(assembly.spec, assembly.schedule, t) for t in range(1, 9)]
+        return [sample(assembly.spec, assembly.loop_settings, t) for t in range(1, 9)]
 
     base = drawn()  # seed 5
     assert base == drawn("seed=6", "seeds={data: 5, weights: 5, cohorts: 5}")

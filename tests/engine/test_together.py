@@ -33,7 +33,7 @@ def rounds_of(*sets: str, algorithm: Any = None) -> MemoryTracker:
     spec = assembly.spec if algorithm is None else replace(assembly.spec, algorithm=algorithm)
     backend, memory = InProcessBackend(), MemoryTracker()
     backend.start(spec, assembly.raw)
-    run_rounds(backend, assembly.schedule, Progress(), Observers([memory]))
+    run_rounds(backend, assembly.loop_settings, Progress(), Observers([memory]))
     backend.close()
     return memory
 

@@ -143,7 +143,7 @@ def test_clients_of_one_group_may_have_different_epochs(caplog: pytest.LogCaptur
     sets = ["clients.models=[digits_mlp64]", "training.epochs=3", "training.stragglers={share: 0.7}"]
     together, alone = (reports_of(*sets, f"training.together={most}") for most in (8, 1))
     assert len({report.values["epochs"] for report in alone.values()}) > 1
-    assert not any(report.apart for report in together.values())
+    assert not any(report.alone_because for report in together.values())
     for k, report in together.items():
         assert report.train_loss == pytest.approx(alone[k].train_loss, rel=1e-4)
         assert (report.train_samples, report.flops) == (alone[k].train_samples, alone[k].flops)

@@ -44,7 +44,7 @@ def curves(method: str) -> dict[str, Any]:
     assembly = assemble(checked)
     backend, memory = InProcessBackend(), MemoryTracker()
     backend.start(assembly.spec, assembly.raw)
-    run_rounds(backend, assembly.schedule, Progress(), Observers([memory]))
+    run_rounds(backend, assembly.loop_settings, Progress(), Observers([memory]))
     digest = state_digest(backend)
     backend.close()
     rounds = [{name: row[name] for name in KEPT if name in row} for row in memory.rounds]

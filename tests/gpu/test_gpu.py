@@ -32,7 +32,7 @@ def on(device: str, method: str, *sets: str) -> tuple[str, list[float]]:
     assembly = assemble(checked)
     backend, memory = InProcessBackend(device), MemoryTracker()
     backend.start(assembly.spec, assembly.raw)
-    run_rounds(backend, assembly.schedule, Progress(), Observers([memory]))
+    run_rounds(backend, assembly.loop_settings, Progress(), Observers([memory]))
     digest = state_digest(backend)
     backend.close()
     return digest, [float(v) for v in memory.series("loss/test")]

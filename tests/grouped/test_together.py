@@ -344,7 +344,7 @@ from tests.grouped.test_together import UNEVEN, jobs_of
 
 for clip in (None, 1.0):
     flops_of(lambda: fit_one(jobs_of(UNEVEN, clip=clip)[0]))
-    assert not any(one.apart for one in fit_all(jobs_of(UNEVEN, clip=clip)))
+    assert not any(one.alone_because for one in fit_all(jobs_of(UNEVEN, clip=clip)))
 jobs = jobs_of((4, 4))
 outputs_together([job.net for job in jobs], jobs[0].batches.data.x.expand(2, -1, -1))
 print(*sorted({"sympy", "triton", "torch._dynamo", "torch._inductor"} & sys.modules.keys()))

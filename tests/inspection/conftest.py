@@ -13,9 +13,9 @@ from tests.conftest import _no_mlflow, _no_picture
 from tests.engine.scenarios import digits
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> Callable[..., Run]:
-    """Runs of the tiny scenario, once per module: `runs("fedgh", rounds=2)`."""
+    """Runs of the tiny scenario, once per session: `runs("fedgh", rounds=2)`."""
     folder = tmp_path_factory.mktemp("runs")
     made: dict[str, Run] = {}
 

@@ -467,11 +467,12 @@ def test_refusals_are_one_sentence() -> None:
         ("cnn_1", "did you mean 'cnn1'"),
         ("resnet_18", "did you mean 'resnet18'"),
         ("hks-resnet16", "did you mean 'hks_resnet16'"),
+        ("CNN1", "did you mean 'cnn1'"),
         ("zzz", "`raysim list models` shows all models"),
     ],
 )
 def test_unknown_names_get_the_nearest_one(wrong: str, hint: str) -> None:
-    with pytest.raises(ValueError, match=f"^unknown model '{wrong}': {hint}"):
+    with pytest.raises(ValueError, match=f"^unknown model '{wrong}'; {hint}"):
         build_model(wrong, num_classes=10, input_spec=CIFAR, feature_dim=500)
     with pytest.raises(ValueError, match="unknown model"):
         incompatibility(wrong, CIFAR)

@@ -9,10 +9,12 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import raysim
+from raysim.engine.workers import client as client_worker
 from raysim.plugins import references
 from raysim.plugins.references import Reference
 from raysim.runs.verify import verify
@@ -58,6 +60,32 @@ class TestRuns:
         assert sys.modules["raysim_own.my_helper"].SCALE == 2.0
         assert before.own_code.digests != after.own_code.digests
 
+    def test_each_run_has_its_own_version_of_a_file(self, folder: Path) -> None:
+        """As in a notebook that compares a run with one before an edit, and in `raysim tsne A B`."""
+        first = raysim.run(folder / "s.yaml", quiet=True)
+        (folder / "nets.py").write_text(NETS.replace("nn.ReLU()", "nn.Tanh()"))
+        second = raysim.run(folder / "s.yaml", quiet=True)
+        last = [type(run.client(k).network.extractor[-1]).__name__ for k in (1, 3) for run in (first, second)]
+        assert last == ["ReLU", "Tanh", "ReLU", "Tanh"]
+
+    def test_a_run_that_begins_with_another_one_has_its_own_code(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = raysim.run(folder / "s.yaml", quiet=True)
+        (folder / "nets.py").write_text(NETS.replace("nn.ReLU()", "nn.Tanh()"))
+        built: list[str] = []
+        new_network = client_worker.new_network
+
+        def noted(spec: Any, task: Any, device: Any, arch: str, *key: int) -> Any:
+            net = new_network(spec, task, device, arch, *key)
+            if arch == "nets.py:Small":
+                built.append(type(net.extractor[-1]).__name__)
+            return net
+
+        monkeypatch.setattr(client_worker, "new_network", noted)
+        raysim.run(folder / "s.yaml", sets=[f"init={{run: '{first.folder}'}}"], quiet=True)
+        assert built[0] == "ReLU" and built[-1] == "Tanh"
+
     @pytest.mark.parametrize("edited", [False, True])
     def test_beside_the_users_own_modules(self, edited: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A notebook that has imported its own files runs them, resumes the run, looks into it, and keeps its own."""
@@ -98,6 +126,7 @@ class TestRuns:
     def test_a_subclass_of_a_bundled_method(self, folder: Path) -> None:
         """FedProx as FedAvg and a term: FedAvg's bits without the term, other bits with it."""
         (folder / "mine.py").write_text(FEDPROX)
+        sets = ["algorithm={name: ./mine.py}", "clients.models=[digits_mlp64]", "rounds=1"]
         digests = [
             raysim.run(
                 folder / "s.yaml", sets=[f"algorithm={algorithm}", "clients.models=[digits_mlp64]"], quiet=True
@@ -105,6 +134,28 @@ class TestRuns:
             for algorithm in ("{name: fedavg}", "{name: ./mine.py, mu: 0}", "{name: ./mine.py, mu: 1}")
         ]
         assert digests[0] == digests[1] != digests[2]
+        code = raysim.run(folder / "s.yaml", sets=sets, quiet=True).summary["code"]
+        assert {"mine.py", "algorithms/fedavg.py"} < code["files"].keys()
+
+    def test_a_state_whose_class_is_in_another_file(self, folder: Path) -> None:
+        (folder / "my_helper.py").write_text(
+            "from dataclasses import dataclass\nfrom typing import Any\n\n@dataclass\nclass State:\n    value: Any\n"
+        )
+        kept = FEDPROX.replace("from raysim.algorithms", "from my_helper import State\nfrom raysim.algorithms", 1)
+        kept += """
+    def server_start(self, server, registrations):
+        return State(super().server_start(server, registrations))
+
+    def server_send(self, server, to):
+        return Model(server.state.value)
+
+    def server_update(self, server, ups):
+        server.state = State(ups[min(ups)].w)
+"""
+        (folder / "mine.py").write_text(kept)
+        result = raysim.run(folder / "s.yaml", sets=["rounds=1", "clients.models=[digits_mlp64]"], quiet=True)
+        assert len(result.client(0).network.header.weight) == 10
+        assert result.resume(["rounds=2"], quiet=True).status == "finished"
 
     def test_a_sweep(self, folder: Path) -> None:
         from raysim.sweeps.definition import load_sweep
@@ -289,6 +340,8 @@ def test_a_setting_that_is_a_tuple(folder: Path, capsys: pytest.CaptureFixture[s
     assert again.algorithm.sizes == (3, 4) and again.algorithm.stages == ((1, 2), (3, 4))
     given = raysim.Scenario.load(folder / "s.yaml", ["algorithm.named={a: [[1, 2.5]]}"])
     assert given.algorithm.named == {"a": [(1, 2.5)]}
+    given = raysim.Scenario.load(folder / "s.yaml", ["algorithm.named={'0': [[1, 2.5]]}"])
+    assert given.algorithm.named == {"0": [(1, 2.5)]}
     assert result.resume(["rounds=3"], quiet=True).summary["rounds"] == 3
     assert raysim.run(folder / "s.yaml", quiet=True).scenario.algorithm.sizes == (1, 2)
     for wrong, sentence in (
@@ -297,11 +350,49 @@ def test_a_setting_that_is_a_tuple(folder: Path, capsys: pytest.CaptureFixture[s
         ("pair=[1]", "algorithm.pair: [1] given; give a list with more entries"),
         ("pair=[1, 2.5, 3]", "algorithm.pair: [1, 2.5, 3] given; allowed: at most 2 entries"),
         ("stages=[[1, 2], [3]]", "algorithm.stages.1: [3] given; give a list with more entries"),
+        ("named={0: [[1, 2.5]]}", "algorithm.named.0: keys must be text; put this key in quotes"),
     ):
         said = ran(
             "validate", "--run-code", str(folder / "s.yaml"), "--set", f"algorithm.{wrong}", capsys=capsys, code=2
         )
         assert sentence in said
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (
+            "nn.Sequential(nn.Flatten(), nn.LazyLinear(feature_dim))",
+            "nets.py:Small: extractor.1.weight has no shape before the first batch, because its layer is lazy",
+        ),
+        (
+            "nn.Sequential(nn.Flatten(), nn.Linear(input_spec.size, feature_dim)); body.register_buffer('noise', "
+            "__import__('torch').from_numpy(__import__('numpy').random.rand(4)))",
+            "nets.py:Small: extractor.noise differs between two networks that are built with the same seed; draw its",
+        ),
+    ],
+)
+def test_a_model_that_every_process_would_build_differently(
+    folder: Path, body: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    former = "nn.Sequential(nn.Flatten(), nn.Linear(input_spec.size, feature_dim), nn.ReLU())"
+    (folder / "nets.py").write_text(NETS.replace(former, body))
+    for words in (("launch",), ("launch", "--dry-run")):
+        assert sentence in ran(*words, str(folder / "s.yaml"), capsys=capsys, code=2)
+
+
+def test_a_value_that_is_derived_from_the_settings(folder: Path) -> None:
+    derived = "    scale: float = field(init=False)\n"
+    method = HELPED.replace("from dataclasses import dataclass", "from dataclasses import dataclass, field")
+    method = re.sub(r"(class Mine.*\n    \"\"\".*\n)", rf"\1{derived}", method)
+    method += """
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "scale", 2 * self.header_lr)
+"""
+    (folder / "mine.py").write_text(method)
+    scenario = raysim.Scenario.load(folder / "s.yaml", ["algorithm.header_lr=0.5"])
+    assert scenario.algorithm.scale == 1.0 and "scale" not in scenario.resolved["algorithm"]
 
 
 @pytest.mark.parametrize(

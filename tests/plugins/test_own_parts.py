@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -12,6 +13,8 @@ from tests.plugins.own import ran
 
 SELECTS = """import numpy as np
 from dataclasses import dataclass
+
+KEPT = []
 
 @dataclass(frozen=True)
 class Mine:
@@ -33,7 +36,11 @@ class TestSelection:
         ("returned", "sentence"),
         [
             ("None", "returned None; it must return the ids of 2 different clients among the 4 candidates"),
-            ("1 / 0", "fails: ZeroDivisionError: division by zero (evil.py, line 7)"),
+            ("1 / 0", "fails: ZeroDivisionError: division by zero (evil.py, line 9)"),
+            (
+                "[3, len(KEPT.append(0) or KEPT) % 2]",
+                "returns other clients when it is called again with the same arguments; draw random numbers only from",
+            ),
         ],
     )
     def test_refused_before_the_run(
@@ -89,6 +96,10 @@ class Halves:
             return share_NC * odd_C
         if self.wrong == "error":
             raise KeyError("oops")
+        if self.wrong == "random":
+            return share_NC * 0 + np.random.dirichlet(np.ones(num_clients))[:, None]
+        if self.wrong == "changed":
+            class_count_C *= 0
         return share_NC
 """
 
@@ -100,6 +111,13 @@ def load():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 6)).astype("float32")
     return {"x": x, "y": (x[:, 0] > 0).astype(int), "user": np.arange(200) % 5, "num_train": 150}
+
+def of_a_file():
+    return {**load(), "x": np.load("x.npy")}
+
+def a_column():
+    texts = np.array(["a", "b"], dtype=object)
+    return {**load(), "y": texts[load()["y"]]}
 
 def not_arrays():
     return {"x": [1.0]}
@@ -130,6 +148,25 @@ class TestData:
         (folder / "evil.py").write_text(OWN_DATA.replace("default_rng(0)", "default_rng(1)"))
         other = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
         assert other.summary["dataset"]["digest"] != result.summary["dataset"]["digest"]
+
+    def test_a_file_that_the_function_reads_is_read_again(self, folder: Path) -> None:
+        """As in a notebook: `evil.py` is the same, but not its data."""
+        (folder / "evil.py").write_text(OWN_DATA)
+        sets = ["data={name: './evil.py:of_a_file', partition: {name: iid}}", "clients={count: 2, models: [mlp_s]}"]
+        digests = []
+        for _ in range(2):
+            np.save("x.npy", np.random.default_rng(len(digests)).normal(size=(200, 6)).astype("float32"))
+            result = raysim.run(folder / "s.yaml", sets=[*sets, "algorithm.name=fedgh", "rounds=1"], quiet=True)
+            digests.append(result.summary["dataset"]["digest"])
+        assert digests[0] != digests[1]
+
+    def test_labels_of_a_pandas_column(self, folder: Path) -> None:
+        (folder / "evil.py").write_text(OWN_DATA)
+        scenario = raysim.Scenario.load(
+            folder / "s.yaml",
+            ["data={name: './evil.py:a_column', partition: {name: iid}}", "clients.models=[mlp_s]"],
+        )
+        assert scenario.dataset.num_classes == 2
 
     @pytest.mark.parametrize("command", [("launch",), ("sweep", "--grid", "training.lr=0.1,0.01")])
     def test_a_dry_run(self, command: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,6 +215,12 @@ class TestPartition:
         assert "evil.py" in result.summary["code"]["files"]
         assert "first: 1" in (result.folder / "resolved.yaml").read_text()
 
+    def test_one_that_changes_the_counts_that_it_receives(self, folder: Path) -> None:
+        (folder / "evil.py").write_text(OWN_PARTITION)
+        sets = ["data.partition={name: './evil.py:Halves', wrong: changed}", "algorithm.name=fedgh"]
+        result = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
+        assert len(pq.read_table(result.folder / "partition.parquet")) == 1797
+
     @pytest.mark.parametrize("base", ["Iid", "Dirichlet"])
     def test_one_that_inherits_from_one_of_raysim(self, base: str, folder: Path) -> None:
         text = OWN_PARTITION.replace("class Halves:", f"class Halves({base}):")
@@ -202,6 +245,7 @@ class TestPartition:
             ("negative", "Halves.shares returned an array of shape (4, 10) with values from -1 to 0; return"),
             ("unheld", "Halves.shares assigned class 0 to no client"),
             ("error", "Halves.shares fails: KeyError: 'oops' (evil.py, line "),
+            ("random", "Halves.shares returns other shares when it is called again with the same arguments; draw"),
         ],
     )
     def test_shares_that_are_none(

@@ -145,6 +145,8 @@ class TestNothingRunsUnannounced:
             ("extra: [int] = 1", "a field has a type that a scenario cannot contain"),
             ("extra: Pattern = 1", "a field has a type that a scenario cannot contain"),
             ("extra: Optional[List] = None", ""),
+            ("extra: Optional[dict[str, list[int]]] = None", ""),
+            ("extra: Optional[dict[int, float]] = None", "field extra has a type that a scenario cannot contain"),
             ("extra: int = 'a'", "field extra has the default 'a'; allowed: a whole number"),
             ("extra: Annotated[float, Range(gt=0)] = 0.0", "field extra has the default 0.0; allowed: greater than 0"),
             ('extra: int = 1\n    """\\x1b]0;title\\x07 red \\x1b[31m"""', ""),

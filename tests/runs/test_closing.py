@@ -18,7 +18,7 @@ from raysim.tracking.database import load_mlflow
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.in_memory import MemoryTracker
 from raysim.tracking.mlflow import ARTIFACTS, MlflowTracker
-from tests.engine.scenarios import loaded
+from tests.engine.scenarios import plain as loaded
 
 pytestmark = pytest.mark.usefixtures("recorded_in_mlflow")
 

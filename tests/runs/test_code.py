@@ -26,7 +26,8 @@ from raysim.runs.run import Run, run
 from raysim.scenario.parse import parse_scenario
 from raysim.tracking.in_memory import MemoryTracker
 from tests.conftest import REPOSITORY
-from tests.engine.scenarios import digits, loaded
+from tests.engine.scenarios import digits
+from tests.engine.scenarios import plain as loaded
 
 METHOD = '''"""Trains alone, with a loss from a file of its own."""
 from dataclasses import dataclass

@@ -190,7 +190,7 @@ def test_how_a_run_stood_has_its_types(changes: dict[str, Any]) -> None:
     ],
 )
 def test_a_servers_state_makes_no_other_objects(tree: Any, why: str) -> None:
-    with pytest.raises(ValueError, match=f"the saved state contains an object of class {tree[1]},? {why}"):
+    with pytest.raises(ValueError, match=f"state contains an object of class {tree[1]},? {why}"):
         deserialize(Serialized(tree, {}), None, ["raysim.algorithms.fedgh"])
     kept = serialize({"a": torch.ones(2)})
     assert torch.equal(deserialize(kept, None, [])["a"], torch.ones(2))

@@ -41,7 +41,9 @@ def test_tests_are_in_the_estimate() -> None:
     per_sample_s = sum(model.test_s * model.clients for model in found.models) / 4
     # Of the 1,437 training samples each client has a quarter, and a quarter of the 360 published test samples.
     assert found.tests_s == pytest.approx(per_sample_s * (4 + 2 * 3) * (90 + PUBLISHED))
-    assert found.total_s == pytest.approx(found.turn_s * 2 * 5 + found.tests_s)  # in one process, one after another
+    assert found.total_s == pytest.approx(
+        found.client_round_s * 2 * 5 + found.tests_s
+    )  # in one process, one after another
 
 
 def test_overrides_and_stragglers_are_in_the_estimate() -> None:
@@ -53,8 +55,10 @@ def test_overrides_and_stragglers_are_in_the_estimate() -> None:
     steps = {16: (4 + 2.5) / 2 * math.ceil(samples / 16), 8: (2 + 1.5) / 2 * math.ceil(samples / 8)}
     assert {model.batch_size: model.steps for model in found.models} == pytest.approx(steps)
     assert [(model.name, model.clients) for model in found.models] == [("digits_mlp64", 2), ("digits_cnn_s", 2)]
-    assert found.steps_per_turn == pytest.approx(sum(steps.values()) / 2)
-    assert found.turn_s == pytest.approx(sum(model.step_s * steps[model.batch_size] for model in found.models) / 2)
+    assert found.steps_per_client_round == pytest.approx(sum(steps.values()) / 2)
+    assert found.client_round_s == pytest.approx(
+        sum(model.step_s * steps[model.batch_size] for model in found.models) / 2
+    )
     part = preview(Scenario.load(QUICKSTART, [*TINY, *two, "training.overrides=[{clients: 0-2, batch_size: 8}]"]))
     assert [(model.name, model.batch_size, model.clients) for model in part.models] == [
         ("digits_cnn_s", 16, 1),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shlex
 import shutil
@@ -16,8 +18,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.common.results import Status
-from raysim.engine.checkpoint.storage import local_folder, open_storage
+from raysim.common.results import LOCK, Status
+from raysim.engine.checkpoint.storage import Storage, local_folder, open_storage
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointError, CheckpointStore
 from raysim.engine.progress import FACTS, Progress
 from raysim.engine.records import CheckpointFile
@@ -31,7 +33,9 @@ from raysim.tracking.in_memory import MemoryTracker
 from raysim.tracking.mlflow import MlflowTracker
 from tests.choices import first
 from tests.cli.command import run as command
-from tests.engine.scenarios import loaded, of_method
+from tests.engine.scenarios import loaded as mixed
+from tests.engine.scenarios import of_method
+from tests.engine.scenarios import plain as loaded
 
 
 def test_never_means_no_checkpoint(workplace: Path) -> None:
@@ -60,9 +64,9 @@ class Cut(MemoryTracker):
 @pytest.mark.parametrize("method", first(["hks", "fedgh", "fedcache", "dc_pfl", "fedmd", "fedgkt"]))
 def test_a_run_that_was_cut_off_goes_on_with_the_same_bits(workplace: Path, method: str) -> None:
     sets = [*of_method(method), "rounds=4", "checkpoint.every=2", "evaluation.every=3"]
-    whole = run(loaded(*sets), quiet=True)
+    whole = run(mixed(*sets), quiet=True)
     with pytest.raises(KeyboardInterrupt):
-        run(loaded(*sets), quiet=True, trackers=[Cut(3)])
+        run(mixed(*sets), quiet=True, trackers=[Cut(3)])
     (folder,) = set((workplace / "runs" / "tiny").iterdir()) - {whole.folder}
     result = Run(folder).resume(quiet=True)
     assert result.folder == folder
@@ -75,8 +79,8 @@ def test_a_run_that_was_cut_off_goes_on_with_the_same_bits(workplace: Path, meth
 
 
 def test_going_on_with_more_rounds_is_as_if_there_had_always_been_so_many(workplace: Path) -> None:
-    whole = run(loaded("rounds=5"), quiet=True)
-    short = run(loaded("rounds=2"), quiet=True)
+    whole = run(mixed("rounds=5"), quiet=True)
+    short = run(mixed("rounds=2"), quiet=True)
     longer = Run(short.folder).resume(sets=["rounds=5"], quiet=True)
     assert longer.state_digest == whole.state_digest
     assert of_results(longer.folder)[1].equals(of_results(whole.folder)[1])
@@ -88,8 +92,8 @@ def test_going_on_with_more_rounds_is_as_if_there_had_always_been_so_many(workpl
 def test_the_additional_test_of_the_last_round_is_not_kept(workplace: Path, when: str) -> None:
     """Round 3 is tested only because it is the last one; rounds 4 and 8 do not show that it was."""
     sets = ["evaluation.every=4", f"evaluation.when={when}", "clients.participation=0.25"]
-    whole = run(loaded(*sets, "rounds=8"), quiet=True)
-    longer = run(loaded(*sets, "rounds=3"), quiet=True)
+    whole = run(mixed(*sets, "rounds=8"), quiet=True)
+    longer = run(mixed(*sets, "rounds=3"), quiet=True)
     longer.resume(sets=["rounds=8"], quiet=True)
     for name in ("accuracy/all", "accuracy/val", "loss/test"):
         longer_T, whole_T = longer.rounds[name], whole.rounds[name]
@@ -153,9 +157,9 @@ def test_a_run_of_an_earlier_version_goes_on(workplace: Path, monkeypatch: pytes
             client_rows, "CLIENT_SCHEMA", pa.schema([f for f in client_rows.CLIENT_SCHEMA if f.name not in new])
         )
         patch.setattr("raysim.engine.progress.FACTS", tuple(name for name in FACTS if "best_val" not in name))
-        short = run(loaded("rounds=2"), quiet=True)
+        short = run(mixed("rounds=2"), quiet=True)
     assert not set(new) & set(read_clients(short.folder).column_names)
-    whole = run(loaded("rounds=3"), quiet=True)
+    whole = run(mixed("rounds=3"), quiet=True)
     longer = Run(short.folder).resume(sets=["rounds=3"], quiet=True)
     assert longer.state_digest == whole.state_digest
     ours, theirs = read_clients(longer.folder), read_clients(whole.folder)
@@ -422,8 +426,8 @@ def test_damaged_reports_do_not_cost_the_checkpoint(workplace: Path) -> None:
 def test_a_damaged_checkpoint_does_not_prevent_resuming_from_an_older_one(
     workplace: Path, capfd: pytest.CaptureFixture[str], part: str, damaged: list[str]
 ) -> None:
-    whole = run(loaded("rounds=6"), quiet=True)
-    short = run(loaded("rounds=4", "checkpoint.every=2"), quiet=True)
+    whole = run(mixed("rounds=6"), quiet=True)
+    short = run(mixed("rounds=4", "checkpoint.every=2"), quiet=True)
     for t in damaged:
         file = next((short.folder / "checkpoints").glob(f"{part}-{t}*"))
         data = file.read_bytes()
@@ -488,3 +492,53 @@ def test_a_folder_of_checkpoints_that_is_deleted_is_not_made_again_without_them(
 def test_an_unknown_address(workplace: Path) -> None:
     with pytest.raises(ScenarioError, match=r"checkpoint.folder: nonsense://x.* cannot be used"):
         run(loaded("checkpoint.folder='nonsense://x'"), quiet=True)
+
+
+@pytest.mark.parametrize("step", ["size", "read"])
+def test_checkpoints_that_cannot_be_read_now_cost_no_results(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """For example, because the nodes of another cluster have no credentials."""
+    short = run(loaded("rounds=4", "checkpoint.every=2"), quiet=True)
+    whole = getattr(Storage, step)
+
+    def refused(self: Storage, name: str) -> Any:
+        if name.endswith(".json"):
+            return whole(self, name)
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), f"{self.where}/{name}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, step, refused)
+        with pytest.raises(RunError, match=r"cannot be read \(permission denied\); nothing was changed"):
+            Run(short.folder).resume(sets=["rounds=6"], quiet=True)
+    assert read_rounds(short.folder)["round"].to_pylist() == [0, 1, 2, 3, 4]
+    longer = Run(short.folder).resume(sets=["rounds=6"], quiet=True)
+    assert longer.state_digest == run(loaded("rounds=6"), quiet=True).state_digest
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_copy_of_a_run_that_may_still_run_leaves_its_checkpoints_alone(workplace: Path) -> None:
+    result = run(loaded("checkpoint={every: 1, folder: 'elsewhere://far'}"), quiet=True)
+    summary = {**json.loads((result.folder / "summary.json").read_text()), "status": "running"}
+    (result.folder / "summary.json").write_text(json.dumps(summary))
+    (result.folder / LOCK).unlink()  # as `raysim fetch` leaves it
+    with pytest.raises(ScenarioError, match="is a copy of a run that had not ended"):
+        Run(result.folder).resume(sets=["rounds=4"], quiet=True)
+    (result.folder / LOCK).touch()
+    assert Run(result.folder).resume(sets=["rounds=4"], quiet=True).summary["rounds"] == 4
+
+
+def test_a_run_that_had_not_begun_is_not_to_be_resumed(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("raysim.data.shards.Partition.table", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(loaded())
+    output = capfd.readouterr().err
+    assert "launch the scenario again" in output and "resume with" not in output
+    (folder,) = (workplace / "runs" / "tiny").iterdir()
+    with pytest.raises(ScenarioError, match="launch the scenario again"):
+        Run(folder).resume(quiet=True)

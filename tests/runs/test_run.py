@@ -169,6 +169,19 @@ def test_a_tracker_that_draws_changes_no_result(workplace: Path) -> None:
     assert len(digests) == 1
 
 
+def test_a_named_tracker_that_draws_changes_no_result(workplace: Path) -> None:
+    (workplace / "draws.py").write_text(
+        "import time\nimport torch\n\nclass Draws:\n    def open(self, card): ...\n"
+        "    def close(self, status, summary): ...\n"
+        "    def log(self, t, values, clients):\n        time.sleep(0.03)\n        torch.rand(7)\n"
+    )
+    digests = set()
+    for also in ("[]", "[./draws.py:Draws]"):
+        given = loaded("rounds=4", "algorithm={name: standalone}", f"tracking.also={also}").with_algorithm(Noisy())
+        digests.add(raysim.run(given, quiet=True).state_digest)
+    assert len(digests) == 1
+
+
 def test_a_second_run_in_another_thread_is_refused(workplace: Path) -> None:
     """Before anything is written, and for as long as the trackers of the first run are open."""
     refused = []

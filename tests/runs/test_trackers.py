@@ -19,7 +19,7 @@ from raysim.sweeps.cells import identity
 from raysim.sweeps.loop import run_sweep
 from tests.cli.command import run as command
 from tests.conftest import REPOSITORY
-from tests.engine.scenarios import loaded
+from tests.engine.scenarios import plain as loaded
 from tests.runs.test_resume import Cut
 from tests.sweeps.test_loop import sweep_of
 
@@ -262,3 +262,29 @@ def test_the_page(workplace: Path) -> None:
 def test_list_and_describe(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
     assert "tensorboard" in command(capfd, "list", "trackers")[1]
     assert "project" in command(capfd, "describe", "wandb")[1]
+
+
+def test_a_tracker_may_change_what_it_receives(place: Path) -> None:
+    class Changes(Cut):
+        def log(self, t: int, values: Any, clients: Any) -> None:
+            values["mine"] = t
+            values.pop("accuracy/all", None)
+            clients.clear()
+
+        def close(self, status: Any, summary: Any) -> None:
+            summary.clear()
+
+    result = run(loaded("rounds=2"), quiet=True, trackers=[Changes(9)])
+    assert "mine" not in result.rounds and result.rounds["accuracy/all"].notna().all() and len(result.clients)
+    assert "mine" not in result.summary["final"] and result.summary["status"] == "finished"
+
+
+def test_a_tracker_without_a_method_is_refused_before_the_run(place: Path) -> None:
+    class NoClose:
+        def open(self, card: Any) -> None: ...
+
+        def log(self, t: int, values: Any, clients: Any) -> None: ...
+
+    with pytest.raises(ScenarioError, match=r"trackers: NoClose lacks the method 'close' of a tracker; add it"):
+        run(loaded("rounds=1"), quiet=True, trackers=[NoClose()])  # type: ignore[list-item]
+    assert not Path("runs").exists()

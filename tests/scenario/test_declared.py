@@ -178,6 +178,11 @@ def test_ways_to_inherit(imports: str, base: str, line: str, tmp_path: Path) -> 
         ("from raysim.algorithms.fedavg import *", "FedAvg", "the base class FedAvg of Mine was not found in raysim"),
         ("from a import Base", "Base", "the base class Base of Mine was not found in raysim.algorithms"),
         (
+            "from a import Private\nfrom raysim.core import Algorithm",
+            "Private, Algorithm",
+            "the base class Private of Mine was not found in text that is read",
+        ),
+        (
             "from raysim.core import Algorithm\nclass A(Algorithm):\n    a: int = 1 + 1",
             "A",
             "the value of a is computed",

@@ -99,7 +99,7 @@ def test_the_selection_policy_that_docs_show(workplace: Path) -> None:
     assert example
     Path("few_samples.py").write_text(example[1])
     assembly = assemble(Scenario.of(loaded("clients.selection={name: ./few_samples.py:Smallest, largest: 184}")))
-    drawn = [sample(assembly.spec, assembly.schedule, t) for t in range(1, 9)]
+    drawn = [sample(assembly.spec, assembly.loop_settings, t) for t in range(1, 9)]
     assert all({*ids} <= {0, 2, 4, 6, 7} for ids in drawn) and len({*drawn}) > 1  # the others have 199 and more
 
 

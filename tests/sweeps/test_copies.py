@@ -149,3 +149,14 @@ def test_addresses_that_are_refused(workplace: Path) -> None:
         ScenarioError, match=r"output: odd://x/sweep cannot be read \(protocol not known: odd\); correct"
     ):
         download(sweep_of(workplace, "output=odd://x"))
+
+
+def test_a_run_that_was_killed_is_interrupted_on_another_machine(pool: Pool, workplace: Path) -> None:
+    sweep = sweep_of(workplace, f"output=file://{workplace}/bucket", grid={})
+    run_sweep(sweep)
+    (folder,) = run_folders(sweep)
+    summary = workplace / "bucket" / folder.relative_to(workplace / "runs") / "summary.json"
+    summary.write_text(json.dumps({**json.loads(summary.read_text()), "status": "running"}))
+    shutil.rmtree(sweep.output)
+    download(sweep)
+    assert states_of(sweep)[0].state == "interrupted"

@@ -56,7 +56,7 @@ def test_bytes_of_the_middle_and_the_last_round_stand_for_all_but_the_first(monk
 
 def test_seconds_are_those_of_turns_and_tests(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """4 participants in 3 rounds take 2 s each, and the tests of all rounds 5 s: 29 s."""
-    monkeypatch.setattr(estimate, "preview", lambda scenario: SimpleNamespace(turn_s=2.0, tests_s=5.0))
+    monkeypatch.setattr(estimate, "preview", lambda scenario: SimpleNamespace(client_round_s=2.0, tests_s=5.0))
     monkeypatch.setattr(estimate, "_probed", lambda scenario: 7.0)
     sweep = sweep_of(workplace, grid={}, set=["rounds=3"])
     (cell,) = sweep.cells

@@ -20,8 +20,8 @@ from raysim.algorithms.fedproto import FedProto
 from raysim.engine.stop import Stop
 from raysim.scenario.parse import parse_scenario
 from raysim.sweeps.loop import ComparisonError, Progress, run_sweep
+from raysim.sweeps.run_cell import Outcome, Task, run_cell
 from raysim.sweeps.state import counts
-from raysim.sweeps.worker import Outcome, Task, run_cell
 from raysim.tracking.mlflow import MlflowTracker
 from tests.cli.command import run
 from tests.conftest import REPOSITORY, said
@@ -167,7 +167,7 @@ def test_a_defect_in_a_cell_leaves_its_traceback_in_a_file(tmp_path: Path, monke
     def fail(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("raysim.sweeps.worker.run", fail)
+    monkeypatch.setattr("raysim.sweeps.run_cell.run", fail)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     scenario = parse_scenario(REPOSITORY / "scenarios" / "quickstart.yaml")
     outcome = run_cell(Task(scenario, None, None), Stop(), lambda t: None)

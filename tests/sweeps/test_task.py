@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
+from raysim.common.errors import ScenarioError
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.definition import load_sweep
+from raysim.sweeps.run_cell import Outcome
 from raysim.sweeps.state import CellState, states_of
-from raysim.sweeps.worker import Outcome
 from raysim.sweeps.workers import ended, task_of
-from tests.conftest import said
+from tests.conftest import REPOSITORY, said
 from tests.engine.scenarios import digits
 
 
@@ -101,3 +102,29 @@ def test_a_folder_of_any_name(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     parsed = task_of(state, sweep, Parent(), "ray").scenario  # type: ignore[arg-type]
     assert parsed.output == str(sweep.output) == str(tmp_path / name / "runs" / "sweep")
     assert (parsed.data.root, parsed.tracking.tags["who"]) == (str(tmp_path / name / "data"), name)
+
+
+def test_a_cell_is_not_begun_after_its_base_was_edited(tmp_path: Path) -> None:
+    """Its folder and its id are those of the run that the sweep began with."""
+    base = tmp_path / "base.yaml"
+    base.write_text(yaml.safe_dump(digits()))
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": "base.yaml"}))
+    sweep = load_sweep(tmp_path / "sweep.yaml")
+    (state,) = states_of(sweep)
+    base.write_text("# a comment\n" + yaml.safe_dump(digits()))
+    task_of(state, sweep, Parent(), "ray")  # type: ignore[arg-type]
+    base.write_text(yaml.safe_dump(digits(training={"lr": 0.7})))
+    with pytest.raises(ScenarioError, match="was edited after the sweep began"):
+        task_of(state, sweep, Parent(), "ray")  # type: ignore[arg-type]
+
+
+def test_a_method_in_a_folder_of_the_sweep_runs_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "studies" / "methods").mkdir(parents=True)
+    template = (REPOSITORY / "raysim" / "cli" / "templates" / "algorithm.py").read_text()
+    (tmp_path / "studies" / "methods" / "mine.py").write_text(template.replace("NewMethod", "Mine"))
+    content = {"base": digits(), "runs": {"mine": ["algorithm.name=./methods/mine.py"]}}
+    (tmp_path / "studies" / "sweep.yaml").write_text(yaml.safe_dump(content))
+    monkeypatch.chdir(tmp_path)
+    sweep = load_sweep("studies/sweep.yaml")
+    (state,) = states_of(sweep)
+    assert task_of(state, sweep, Parent(), "ray").scenario.algorithm_name == "mine.py"  # type: ignore[arg-type]

@@ -30,9 +30,9 @@ from raysim.sweeps.cells import Sweep
 from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.display import PlainProgress
 from raysim.sweeps.loop import Progress, lock, run_sweep
+from raysim.sweeps.run_cell import Task, run_cell
 from raysim.sweeps.state import CellState, counts, states_of
 from raysim.sweeps.tuning import Candidate, HasEnded, Standing, Trial, Tuning, score, with_choices
-from raysim.sweeps.worker import Task, run_cell
 from tests.conftest import REPOSITORY, said
 from tests.engine.scenarios import digits
 
@@ -106,6 +106,24 @@ class Pool:
         return [one for one in self.rounds if one[1] >= 1]  # before round 1, clients are only tested
 
 
+class Unrecorded:
+    """In the place of `ParentRun`: a sweep that MLflow knows nothing of."""
+
+    def __init__(self, uri: str, sweep: str, folder: Path) -> None:
+        self.uri = uri
+
+    def tags(self) -> dict[str, str]:
+        return {}
+
+    def close(self, finished: bool, metrics: object, files: object) -> None:
+        pass
+
+    def interrupted(self) -> None:
+        pass
+
+    failed = interrupted
+
+
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> Pool:
     """Cells run one after another in this process, not in Ray's."""
@@ -118,6 +136,7 @@ def pool(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> Pool:
 
     monkeypatch.setattr(task_pool, "task_pool", in_process)
     monkeypatch.setattr("raysim.sweeps.loop.draw", lambda comparison, folder: [])  # takes a second
+    monkeypatch.setattr("raysim.sweeps.loop.ParentRun", Unrecorded)
     return pool
 
 
@@ -572,7 +591,7 @@ def test_a_number_beyond_64_bits(workplace: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_tracker_whose_name_is_a_list(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tracker_whose_name_is_a_list(workplace: Path, pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
     path = write(workplace, set=["tracking.also=[{name: [a]}]"], seeds=[1])
     raw = yaml.safe_load(path.read_text())
     del raw["tune"]

@@ -23,8 +23,8 @@ from raysim.runs.run import run
 from raysim.scenario.parse import parse_scenario
 from raysim.sweeps import workers
 from raysim.sweeps.cells import Sweep
+from raysim.sweeps.run_cell import Task, run_cell
 from raysim.sweeps.state import CellState, counts, states_of
-from raysim.sweeps.worker import Task, run_cell
 from raysim.sweeps.workers import run_in_workers
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
@@ -263,3 +263,11 @@ def test_two_of_four_nodes_die(workplace: Path, monkeypatch: pytest.MonkeyPatch,
         for name, seed in (("fedgh", 1), ("standalone", 12))
     ]
     assert ended.stdout.split()[-2:] == [one.state_digest for one in alone]
+
+
+def test_folders_that_a_killed_driver_was_receiving_are_removed(sweep: Sweep, tracking_store: str) -> None:
+    cell = sweep.output / sweep.cells[0].folder_name
+    (cell / ".received-abc" / "content").mkdir(parents=True)
+    (cell / ".received-xyz" / "before").mkdir(parents=True)
+    run_all(sweep, Pool(), tracking_store)
+    assert [path.name for path in cell.glob(".received-*")] == [".received-xyz"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from raysim.common.results import ClientRow, RunCard
+from tests.conftest import empty_database
 
 
 @pytest.fixture(autouse=True)
@@ -74,20 +75,7 @@ def make_rows() -> Callable[[int, int], list[ClientRow]]:
     return make
 
 
-@pytest.fixture(scope="session")
-def _template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty MLflow database, made once: that takes seconds."""
-    from raysim.tracking.database import load_mlflow
-
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    load_mlflow("")
-    from mlflow.tracking import MlflowClient
-
-    MlflowClient(f"sqlite:///{path}").get_experiment_by_name("none")
-    return path
-
-
 @pytest.fixture
-def store(_template: Path, tmp_path: Path) -> str:
-    shutil.copy(_template, tmp_path / "mlflow.db")
+def store(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> str:
+    shutil.copy(empty_database(tmp_path_factory), tmp_path / "mlflow.db")
     return f"sqlite:///{tmp_path / 'mlflow.db'}"

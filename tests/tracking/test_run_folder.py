@@ -192,3 +192,16 @@ def _full_disk(*args, **kwargs):
 
 def _forbidden(*args, **kwargs):
     raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_a_disk_that_does_not_answer_is_not_a_missing_folder(tmp_path, monkeypatch):
+    folder = RunFolder.create(tmp_path, "r1")
+
+    def stale(path: Path) -> tuple[int, int]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+
+    monkeypatch.setattr("raysim.tracking.folder._inode", stale)
+    assert folder.why_missing() == ""
+    monkeypatch.setattr("raysim.tracking.folder.replace", lambda path, write: stale(path))
+    with pytest.raises(RunError, match=r"could not be written \(stale file handle\)"):
+        folder.write_text("run.json", "{}")

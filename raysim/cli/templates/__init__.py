@@ -1,1 +1,1 @@
-"""What `raysim new` writes: files that run as they are, to be changed."""
+"""The templates that `raysim new` copies. They run unchanged, and users modify them."""

@@ -1,1 +1,1 @@
-"""The state of a run on disk: file format, storage, checkpoints, recovery."""
+"""Checkpoints of a run, in a folder or at an address: file format, storage, manifests, when to save."""

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -18,8 +17,9 @@ from raysim.common.files import reason
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights
 from raysim.core.state import Serialized
-from raysim.engine.checkpoint.storage import Storage
+from raysim.engine.checkpoint.storage import UNREADABLE, Storage, is_lost
 from raysim.engine.records import CheckpointFile
+from raysim.engine.tensor_files import contiguous_copies, metadata_of
 
 MIN_FILE_BYTES = 1 << 20
 """Clients smaller than this share a file: a hundred files for a hundred clients would cost a hundred fsyncs."""
@@ -47,12 +47,7 @@ def client_files(t: int, states: Iterable[tuple[ClientId, Weights]]) -> Iterator
 
 
 def _client_file(t: int, held: Mapping[str, Tensor], clients: Sequence[ClientId]) -> tuple[CheckpointFile, bytes]:
-    # Copies, since safetensors refuses tensors that share memory, such as tied weights, or are not contiguous.
-    dense = {
-        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in held.items()
-    }
-    data = save(dense)
+    data = save(contiguous_copies(held))
     name = f"clients-{t:06d}-{clients[0]:05d}.safetensors"
     return CheckpointFile(name, len(data), zlib.crc32(data), tuple(clients)), data
 
@@ -74,11 +69,17 @@ def server_file(t: int, serialized: Serialized, facts: Mapping[str, Any]) -> tup
 
 
 def read_file(storage: Storage, file: CheckpointFile) -> bytes:
-    """Return the content of a file. Raises `DamageError` if it cannot be read, or differs from what was written."""
+    """Return the content of a file.
+
+    Raises `DamageError` if it is missing or differs from what was written, `RunError` if it may be readable later.
+    """
     try:
         data = storage.read(file.name)
     except OSError as error:
-        raise DamageError(f"{storage.where}/{file.name} cannot be read ({reason(error)})") from error
+        text = f"{storage.where}/{file.name} cannot be read ({reason(error)})"
+        if is_lost(error):
+            raise DamageError(text) from error
+        raise RunError(f"{text}; {UNREADABLE}") from error
     if len(data) != file.size or zlib.crc32(data) != file.checksum:
         raise DamageError(f"{storage.where}/{file.name} is damaged: its content has changed")
     return data
@@ -98,8 +99,7 @@ def read_clients(data: bytes, wanted: Collection[ClientId]) -> dict[ClientId, We
 def read_server(data: bytes) -> tuple[Serialized, dict[str, Any]]:
     """Return the content of a file of `server_file`: (state, facts). Raises `DamageError` for any other file."""
     with _malformed():
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        metadata = header["__metadata__"]
+        metadata = metadata_of(data)
         return Serialized(json.loads(metadata["tree"]), load(data)), json.loads(metadata["facts"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -74,9 +75,8 @@ class Storage:
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
-        with self._errors(name) as (fs, path):
-            if fs.exists(path):
-                fs.rm_file(path)
+        with self._errors(name) as (fs, path), contextlib.suppress(FileNotFoundError):
+            fs.rm_file(path)
 
     @contextlib.contextmanager
     def _errors(self, *name: str) -> Iterator[tuple[Any, str]]:
@@ -86,6 +86,8 @@ class Storage:
             yield fs, "/".join((root, *name))
         except Exception as error:  # each protocol has its own errors
             number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
+            if isinstance(error, FileNotFoundError):  # some protocols raise it without a number
+                number = errno.ENOENT
             place = "/".join((self.where, *name))
             raise OSError(number, text or str(error) or type(error).__name__, place) from error
 
@@ -99,10 +101,8 @@ class LocalStorage(Storage):
     def location(self) -> tuple[Any, str]:
         from fsspec.implementations.local import LocalFileSystem
 
-        return (
-            LocalFileSystem(),
-            self.where,
-        )  # `url_to_fs` would read "::" in a folder's name as a chain of addresses
+        # `url_to_fs` would read "::" in a folder's name as a chain of addresses.
+        return LocalFileSystem(), self.where
 
     def names(self) -> list[str]:
         if not Path(self.where).is_dir():
@@ -125,6 +125,15 @@ class LocalStorage(Storage):
     def publish(self, name: str, data: bytes) -> None:
         replace(Path(self.where, name), lambda file: file.write(data))
         sync_folder(Path(self.where))
+
+
+def is_lost(error: OSError) -> bool:
+    """Whether a file is missing or its disk is broken, so that it stays unreadable, unlike after a lost connection."""
+    return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EIO)
+
+
+UNREADABLE = "nothing was changed; make the checkpoints readable from every node, then resume the run"
+"""What an error says after a file that `is_lost` does not call lost."""
 
 
 def local_folder(address: str) -> Path | None:

@@ -16,6 +16,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,12 +24,14 @@ from raysim.common.errors import RunError
 from raysim.common.files import reason
 from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.format import DamageError
-from raysim.engine.checkpoint.storage import Storage
+from raysim.engine.checkpoint.storage import UNREADABLE, Storage, is_lost
 from raysim.engine.records import CheckpointFile, LostError, SavedFiles
 
 FORMAT = 3
 KEPT = 2
 """Number of latest checkpoints that are kept, so that a damaged one has a predecessor."""
+REQUESTS = 32
+"""Files that are examined or removed at the same time: an object store takes tens of milliseconds for each."""
 
 _OURS = re.compile(r"\.?(?:checkpoint|clients|server)-(\d{6,})")
 """Beginning of the names of checkpoint files, with the round."""
@@ -107,7 +110,8 @@ class CheckpointStore:
 
     def problem(self, checkpoint: Checkpoint) -> str | None:
         """Return why a checkpoint cannot be used: a missing file, or one of another size. None: it may be usable."""
-        return next((problem for file in checkpoint.files if (problem := self._problem(file))), None)
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            return next(filter(None, pool.map(self._problem, checkpoint.files)), None)
 
     def take_damage(self) -> list[str]:
         """Return the sentences in `damage` and clear it."""
@@ -153,8 +157,11 @@ class CheckpointStore:
         }
         # Files of later rounds may belong to the next checkpoint, which is already being written.
         old = [name for name in self.storage.names() if (match := _OURS.match(name)) and int(match[1]) <= t]
-        for name in sorted(set(old) - needed, key=lambda name: (not name.startswith("checkpoint-"), name)):
-            self.storage.remove(name)
+        others = sorted(set(old) - needed)
+        manifests = [name for name in others if name.startswith("checkpoint-")]
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            for names in (manifests, [name for name in others if name not in manifests]):
+                list(pool.map(self.storage.remove, names))
 
     def restore(self, checkpoint: Checkpoint, read: Callable[[SavedFiles, Storage], None]) -> None:
         """Call `read` to read and check a checkpoint's files.
@@ -180,13 +187,19 @@ class CheckpointStore:
         return CheckpointError(f"the checkpoint of round {t} could not be written to {place} ({reason(error)}); {last}")
 
     def _problem(self, file: CheckpointFile) -> str | None:
-        """Return the reason why a file cannot be used, or None."""
+        """Return the reason why a file cannot be used, or None.
+
+        Raises `CheckpointError` if the file may be readable later.
+        """
         try:
             size = self.storage.size(file.name)
             if size != file.size:
                 return f"{self.storage.where}/{file.name} has {size} bytes instead of {file.size}"
         except OSError as error:
-            return f"{self.storage.where}/{file.name} cannot be read ({reason(error)})"
+            text = f"{self.storage.where}/{file.name} cannot be read ({reason(error)})"
+            if is_lost(error):
+                return text
+            raise CheckpointError(f"{text}; {UNREADABLE}") from error
         return None
 
 

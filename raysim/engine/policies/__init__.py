@@ -1,1 +1,1 @@
-"""Pure functions for decisions, without side effects: cohorts, placement of actors, virtual time, metrics."""
+"""Decisions and metrics, without Ray, files and logs: cohorts, placement of actors, virtual time, early stopping."""

@@ -48,5 +48,5 @@ class CostModel:
 
 def _own_s(one: ClientEvaluation) -> float:
     """Return the seconds of a test without the share of the published test set, which few rounds may include."""
-    own, everyone = one.local.total + one.val_total, one.everyone.total if one.everyone else 0
-    return one.seconds * own / (own + everyone) if everyone else one.seconds
+    own, published = one.local.total + one.val_total, one.global_test.total if one.global_test else 0
+    return one.seconds * own / (own + published) if published else one.seconds

@@ -82,8 +82,8 @@ class Sum:
         return self.total / self.count if self.count else None
 
 
-class Spread:
-    """The distribution of values as counts of distinct values: many clients share few different accuracies."""
+class ValueCounts:
+    """How often each distinct value occurs, and statistics of all values: many clients share few accuracies."""
 
     def __init__(self, values: Iterable[float] = ()) -> None:
         self.times = Counter(values)
@@ -168,7 +168,7 @@ class Latest:
 
     def __init__(self, rows: Iterable[ClientRow] = ()) -> None:
         self.measured: dict[int, Measured] = {}
-        self.accuracy = Spread()
+        self.accuracy = ValueCounts()
         self.macro_f1, self.loss, self.validation = Sum(), Sum(), Sum()
         self.without_validation = self.correct = self.total = 0
         self.update(rows)
@@ -182,7 +182,7 @@ class Latest:
             self._count(measured, 1)
 
     def _count(self, measured: Measured, times: int) -> None:
-        sums: tuple[tuple[Sum | Spread, float | None], ...] = (
+        sums: tuple[tuple[Sum | ValueCounts, float | None], ...] = (
             (self.accuracy, measured.accuracy),
             (self.macro_f1, measured.macro_f1),
             (self.loss, measured.loss),
@@ -210,7 +210,7 @@ def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[fl
 
 
 class Conditions(NamedTuple):
-    """What a round's report does not say about it."""
+    """Learning rate, duration and memory of a round, which its report does not contain."""
 
     lr: float  # the clients' learning rate
     seconds: float  # of the whole round, tests included
@@ -308,8 +308,8 @@ def compute_metrics(functions: Mapping[str, Callable[[T], float | int | None]], 
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _current(rows: Rows) -> Spread:
-    return Spread(row.current_accuracy for row in rows if row.current_accuracy is not None)
+def _current(rows: Rows) -> ValueCounts:
+    return ValueCounts(row.current_accuracy for row in rows if row.current_accuracy is not None)
 
 
 def _logged(report: RoundReport) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Literal
 
 from raysim.common.errors import ScenarioError
@@ -146,22 +147,9 @@ def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, pa
     for request in requests:
         gpus = _gpus_per_actor(request, machine, notes)
         count = len(request.clients)
-        if request.clients_per_actor is not None:
-            needed = math.ceil(count / request.clients_per_actor)
-            if request.actors is not None and request.actors < needed:
-                raise ScenarioError(
-                    f"{request.key}.actors: {request.actors} given, but {count} clients with "
-                    f"clients_per_actor={request.clients_per_actor} need {needed} actors; set {needed} or more, or auto"
-                )
-            actors = min(request.actors or needed, count)
-        elif request.actors is not None:
-            actors = min(request.actors, count)
-        else:
-            by_cpu = min(machine.cpus / request.cpus_per_actor / len(requests), 1e9)
-            by_gpu = machine.gpus / gpus / len(requests) if gpus and not machine.unlimited else math.inf
-            # The mean number of participants of this group in a round, rounded up.
-            busy = count if participants is None else max(1, math.ceil(participants * count / total))
-            actors = max(1, min(int(by_cpu + 1e-9), int(min(by_gpu + 1e-9, 1e9)), busy))
+        # The mean number of participants of this group in a round, rounded up.
+        busy = count if participants is None else max(1, math.ceil(participants * count / total))
+        actors = _num_actors(request, machine, gpus, len(requests), busy)
         pinned = request.clients_per_actor is not None
         automatic = request.actors is None and not pinned
         groups.append(ActorGroup(request.clients, actors, request.cpus_per_actor, gpus, pinned, automatic))
@@ -173,24 +161,13 @@ def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, pa
         for g in sharing:
             groups[g] = replace(groups[g], gpus_per_actor=share)
     plan = Plan(tuple(groups))
-    largest = " at the maximum size of its autoscaler" if machine.growing else ""
-    if plan.gpus > machine.gpus + 1e-6 and not machine.unlimited:
-        raise ScenarioError(
-            f"resources.gpus_per_actor: the actors need {plan.gpus:g} GPUs ({_recipe(groups)}), but only "
-            f"{machine.gpus:g} are available{largest and f' in the cluster{largest}'}; request fewer actors or less "
-            "GPU per actor, or set gpus_per_actor to 0 or auto"
-        )
+    _refuse_too_large(plan, machine)
     if plan.cpus > machine.cpus + 1e-6:
-        if not machine.oversubscribable:
-            raise ScenarioError(
-                f"resources.cpus_per_actor: the actors need {plan.cpus:g} CPUs ({_recipe(groups)}), but the cluster "
-                f"has only {machine.cpus:g}{largest}; request fewer actors or fewer CPUs per actor"
-            )
         notes.append(
             f"the actors need {plan.cpus:g} CPUs, but the machine has {machine.cpus:g}: rounds take longer, but the "
             "results stay the same"
         )
-    return Plan(plan.groups, tuple(dict.fromkeys(notes)))
+    return replace(plan, notes=tuple(dict.fromkeys(notes)))
 
 
 def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], order: NodeOrder = "spread") -> list[list[Node]]:
@@ -282,35 +259,24 @@ def assign(
     base = 0
     for group in groups:
         load = dict.fromkeys(range(base, base + group.actors), 0.0)
+        least = [(0.0, actor) for actor in load]  # a heap, which also holds earlier loads
         here = sorted((one for one in cohort if one[0] in group.place), key=lambda one: (-total[one], one))
         slack = MIN_GAIN * sum(total[members] for members in here)
         for members in here:
             if group.pinned:
                 actor = base + group.place[members[0]] % group.actors
             else:
-                actor = min(load, key=lambda a: (load[a], a))
+                while least[0][0] != load[least[0][1]]:
+                    heappop(least)
+                actor = least[0][1]
                 (current, _), *_ = Counter(owner.get(k) for k in members).most_common(1)
                 if current in load and load[current] <= load[actor] + slack:
                     actor = current
             load[actor] += total[members]
+            heappush(least, (load[actor], actor))
             lists.setdefault(actor, []).append(members)
         base += group.actors
     return lists
-
-
-def parse_ranges(text: str, count: int) -> set[int]:
-    """Parse ranges of ids below `count`: `"0-9,12"` -> {0, ..., 9, 12}. Raises `ValueError` for any other text."""
-    ids: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError('write ranges of ids such as "0-9,12"')
-        if last and int(last) < int(first):
-            raise ValueError(f"{part.strip()} is in descending order")
-        if max(int(first), int(last or first)) >= count:
-            raise ValueError(f"there is no client {max(int(first), int(last or first))}")
-        ids |= set(range(int(first), int(last or first) + 1))
-    return ids
 
 
 def _gpus_per_actor(request: ResourceRequest, machine: ClusterResources, notes: list[str]) -> float:
@@ -325,6 +291,44 @@ def _gpus_per_actor(request: ResourceRequest, machine: ClusterResources, notes: 
             f"{request.key}.gpus_per_actor: {request.gpus_per_actor:g} given, but no GPU was found; set it to 0 or auto"
         )
     return request.gpus_per_actor
+
+
+def _num_actors(request: ResourceRequest, machine: ClusterResources, gpus: float, groups: int, busy: int) -> int:
+    """Return the number of actors of a group: as requested or, with `auto`, what its share of the machine can hold.
+
+    gpus: GPUs of each actor. groups: number of groups, which share the machine equally. busy: the most actors that have
+    work in a round. Raises `ScenarioError` if the scenario requests too few actors for its clients per actor.
+    """
+    count = len(request.clients)
+    if request.clients_per_actor is not None:
+        needed = math.ceil(count / request.clients_per_actor)
+        if request.actors is not None and request.actors < needed:
+            raise ScenarioError(
+                f"{request.key}.actors: {request.actors} given, but {count} clients with "
+                f"clients_per_actor={request.clients_per_actor} need {needed} actors; set {needed} or more, or auto"
+            )
+        return min(request.actors or needed, count)
+    if request.actors is not None:
+        return min(request.actors, count)
+    by_cpu = min(machine.cpus / request.cpus_per_actor / groups, 1e9)
+    by_gpu = machine.gpus / gpus / groups if gpus and not machine.unlimited else math.inf
+    return max(1, min(int(by_cpu + 1e-9), int(min(by_gpu + 1e-9, 1e9)), busy))
+
+
+def _refuse_too_large(plan: Plan, machine: ClusterResources) -> None:
+    """Raise `ScenarioError` if the actors need more GPUs, or on a cluster more CPUs, than there are."""
+    largest = " at the maximum size of its autoscaler" if machine.growing else ""
+    if plan.gpus > machine.gpus + 1e-6 and not machine.unlimited:
+        raise ScenarioError(
+            f"resources.gpus_per_actor: the actors need {plan.gpus:g} GPUs ({_recipe(plan.groups)}), but only "
+            f"{machine.gpus:g} are available{largest and f' in the cluster{largest}'}; request fewer actors or less "
+            "GPU per actor, or set gpus_per_actor to 0 or auto"
+        )
+    if plan.cpus > machine.cpus + 1e-6 and not machine.oversubscribable:
+        raise ScenarioError(
+            f"resources.cpus_per_actor: the actors need {plan.cpus:g} CPUs ({_recipe(plan.groups)}), but the cluster "
+            f"has only {machine.cpus:g}{largest}; request fewer actors or fewer CPUs per actor"
+        )
 
 
 def _share_of_a_gpu(actors: int, gpus: float) -> float:

@@ -36,7 +36,7 @@ def selected_size(size: int, oversample: float) -> int:
 class Candidates:
     """The clients that can be selected in a round, and the facts that a selection may use."""
 
-    ids: Sequence[ClientId]  # ascending; more than the selection size
+    ids: tuple[ClientId, ...]  # ascending; more than the selection size
     num_samples: Mapping[ClientId, int]  # n_k: training samples
     system: System | None = None  # their devices and connections, if the scenario describes them
 
@@ -103,23 +103,25 @@ def cohort(
     eligible: Sequence[ClientId],
     size: int,
     num_samples: Mapping[ClientId, int] | None = None,
-    given: Participation | None = None,
+    participation: Participation | None = None,
 ) -> tuple[ClientId, ...]:
     """Return the clients that are selected in round `t`, in id order: `size` clients, or more with `oversample`.
 
     If fewer eligible clients are available, return all of them. The default draws uniformly, without replacement.
-    eligible: ascending ids. given: how to select; default: `Participation()`.
+    eligible: ascending ids. participation: the selection policy and its settings; default: `Participation()`.
     """
-    given = given or Participation()
-    size = selected_size(size, given.oversample)
-    ids = eligible if given.system is None else given.system.available(seed, t, eligible)
+    participation = participation or Participation()
+    size = selected_size(size, participation.oversample)
+    system = participation.system
+    # A tuple, which a custom policy cannot change; of the run's tuple of eligible clients, this is no copy.
+    ids = tuple(eligible if system is None else system.available(seed, t, eligible))
     if size >= len(ids):
-        return tuple(ids)
+        return ids
     rng = np.random.default_rng(seed_for(seed, "cohort", t))
-    name = f"round {t}: {type(given.selection).__name__}.select"
-    candidates = Candidates(ids, num_samples or {}, given.system)
+    name = f"round {t}: {type(participation.selection).__name__}.select"
+    candidates = Candidates(ids, num_samples or {}, system)
     try:
-        selected: Any = given.selection.select(candidates, size, rng)
+        selected: Any = participation.selection.select(candidates, size, rng)
         # At most one more than allowed, since user code may return an endless generator.
         drawn = list(islice(selected, size + 1)) if isinstance(selected, Iterable) else None
     except FAILURES as error:

@@ -1,6 +1,7 @@
-"""The backend on Ray: the pool of actors, calls to them, the session, checkpoints.
+"""The backend on Ray: the pool of actors, calls to them, the session, checkpoints; also the workers of sweeps.
 
-This file sets the one environment variable that Ray reads when it is imported; `session.connect` sets all others.
+This file sets the one environment variable that Ray reads when it is imported. `session.connect` sets those of every
+run, and `local_cluster.start` those of a Ray that raysim starts.
 """
 
 import os

@@ -18,7 +18,7 @@ import psutil
 import ray
 
 from raysim.common.memory import return_freed_memory, without_collection
-from raysim.engine.workers.rows import Handles, StateFiles, StateLimits
+from raysim.engine.workers.state_files import Handles, StateFiles, StateLimits
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId

@@ -21,7 +21,7 @@ from raysim.engine.policies.cost_model import CostModel
 from raysim.engine.policies.placement import Group, Plan, assign
 from raysim.engine.ray.actors import STREAM_S, WorkReport, WorkResult, private_mb
 from raysim.engine.ray.calls import uninterrupted
-from raysim.engine.ray.pool import ActorPool, Worker
+from raysim.engine.ray.pool import ActorPool, ActorRecord
 from raysim.engine.ray.saving import begin_save, restore
 from raysim.engine.records import (
     CheckpointFile,
@@ -56,7 +56,7 @@ class RayBackend:
 
     def __init__(self, pool: ActorPool) -> None:
         self.pool, self.calls = pool, pool.calls
-        self.owner: dict[ClientId, Worker] = {}
+        self.owner: dict[ClientId, ActorRecord] = {}
         self.raw_ref: Any = None  # samples and spec in the object store
         self.spec_ref: Any = None
 
@@ -66,13 +66,14 @@ class RayBackend:
         return self.pool.plan
 
     def start(self, spec: RunSpec, raw: Callable[[], NDArray[Any]]) -> Startup | None:
+        spec.own_code.activate()  # so that classes of the user's files are sent by their names
         self.spec, self.raw, self.cost_model = spec, raw, CostModel(spec)
         self._share()
         self._begin()
         return self.pool.startup
 
-    def leaving(self) -> str:
-        return self.pool.leaving()
+    def drain_reason(self) -> str:
+        return self.pool.drain_reason()
 
     def recover(self) -> None:
         self.calls.wait_for_gcs("going back")
@@ -88,7 +89,7 @@ class RayBackend:
 
     def restore(self, files: SavedFiles, storage: Storage) -> None:
         clients, server = files
-        parts: dict[Worker, list[CheckpointFile]] = {worker: [] for worker in self.pool.clients}
+        parts: dict[ActorRecord, list[CheckpointFile]] = {worker: [] for worker in self.pool.clients}
         for file in clients:
             default_owner = self.pool.default_owner(file.clients)
             # Each file is read once: by the owner of its first client, which gets the group's other clients, too.
@@ -120,12 +121,13 @@ class RayBackend:
         cost_s = {k: self.cost_model.expected_s(t, k) for group in cohort for k in group}
         work_lists = self._work_lists(cohort, cost_s)
         lists = {worker: [k for group in groups for k in group] for worker, groups in work_lists.items()}
-        moves: dict[tuple[Worker, Worker], list[ClientId]] = {}  # (old worker, new worker) -> clients
+        moves: dict[tuple[ActorRecord, ActorRecord], list[ClientId]] = {}  # (old worker, new worker) -> clients
         for worker, ids in lists.items():
             for k in ids:
                 if self.owner.get(k, worker) is not worker:
                     moves.setdefault((self.owner[k], worker), []).append(k)
-        work: dict[Any, tuple[Worker, WorkResult | None]] = {}  # answer -> (worker, result; None: a stream of results)
+        # answer -> (worker, result; None: a stream of results)
+        work: dict[Any, tuple[ActorRecord, WorkResult | None]] = {}
         with uninterrupted():
             # Old owners release clients before any new work is queued.
             released = {
@@ -246,10 +248,10 @@ class RayBackend:
             registrations = [worker.actor.register.remote(ids) for worker, ids in everyone.items()]
         self.calls.get(self.pool.server.actor.start.remote(*registrations), "round 0")
 
-    def _own(self, lists: Mapping[Worker, Iterable[ClientId]]) -> None:
+    def _own(self, lists: Mapping[ActorRecord, Iterable[ClientId]]) -> None:
         self.owner |= {k: worker for worker, ids in lists.items() for k in ids}
 
-    def _work_lists(self, cohort: Sequence[Group], cost_s: Mapping[ClientId, float]) -> dict[Worker, list[Group]]:
+    def _work_lists(self, cohort: Sequence[Group], cost_s: Mapping[ClientId, float]) -> dict[ActorRecord, list[Group]]:
         """Return worker -> the groups that it trains. cost_s: expected seconds of each client."""
         number = {worker: i for i, worker in enumerate(self.pool.clients)}
         owner = {k: number[self.owner[k]] for k in cost_s if k in self.owner}
@@ -257,7 +259,7 @@ class RayBackend:
         return {self.pool.clients[i]: groups for i, groups in lists.items()}
 
     def _collect(
-        self, work: dict[Any, tuple[Worker, WorkResult | None]], where: str, progress: Callable[[int], None]
+        self, work: dict[Any, tuple[ActorRecord, WorkResult | None]], where: str, progress: Callable[[int], None]
     ) -> tuple[list[Any], dict[ClientId, ClientReport | ClientFailure]]:
         """Return references to uploads, and reports, in the order of the actors' answers; nothing is summed here."""
         uploads: list[Any] = []
@@ -295,16 +297,16 @@ class RayBackend:
         answers = {k: one for part in self.calls.get(parts, where) for k, one in part.items()}
         return {k: answers[k] for k in sorted(answers)}
 
-    def _spread(self, ids: Iterable[ClientId]) -> dict[Worker, list[ClientId]]:
+    def _spread(self, ids: Iterable[ClientId]) -> dict[ActorRecord, list[ClientId]]:
         """Return clients by the worker that holds them, or that would hold them in their first round."""
-        parts: dict[Worker, list[ClientId]] = {}
+        parts: dict[ActorRecord, list[ClientId]] = {}
         ids = list(ids)
         default_owner = self.pool.default_owner(k for k in ids if k not in self.owner)
         for k in ids:
             parts.setdefault(self.owner[k] if k in self.owner else default_owner[k], []).append(k)
         return parts
 
-    def _spread_thin(self, ids: Iterable[ClientId]) -> dict[Worker, list[ClientId]]:
+    def _spread_thin(self, ids: Iterable[ClientId]) -> dict[ActorRecord, list[ClientId]]:
         """Return clients by worker as `_spread` does, but give clients that never took part to initial workers.
 
         Unless each client has separate initial weights, these clients' models equal their architecture's template,

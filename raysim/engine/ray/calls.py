@@ -13,7 +13,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from raysim.common.errors import RaysimError, RunError
 from raysim.engine.ray import local_cluster
@@ -76,14 +76,19 @@ class ActorCalls:
     def get(self, refs: Any, context: str) -> Any:
         """Call `ray.get`. context: the activity, such as "round 3", with which error messages begin."""
         pending = list(refs) if isinstance(refs, list | tuple) else [refs]
+        left, values = list(pending), dict[Any, Any]()
 
         def poll() -> tuple[bool, Any]:
-            try:
-                return True, ray.get(refs, timeout=POLL_S)
-            except GetTimeoutError:
-                return False, None
+            nonlocal left
+            # Not `ray.get` with a timeout: when it ends, Ray drops the part of a remote object that has arrived, so an
+            # object that takes longer would never arrive.
+            ready, left = ray.wait(left, num_returns=len(left), timeout=POLL_S, fetch_local=False)
+            values.update(zip(ready, ray.get(ready), strict=True))
+            return not left, None
 
-        return self._wait(poll, pending, context)
+        self._wait(poll, pending, context)
+        found = [values[ref] for ref in pending]
+        return found if isinstance(refs, list | tuple) else found[0]
 
     def wait_any(self, refs: Sequence[Any], context: str) -> Any:
         """Return the first reference with a call that ended, with a result or an error."""

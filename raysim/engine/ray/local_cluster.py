@@ -175,7 +175,5 @@ def set_environment(values: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    # Releases of Ray before 2.52 have no tokens.
-    if loader := getattr(ray._raylet, "AuthenticationTokenLoader", None):
-        ray._raylet.Config.initialize("")
-        loader.instance().reset_cache()
+    ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()

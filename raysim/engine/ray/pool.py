@@ -30,7 +30,7 @@ from raysim.engine.ray.calls import RECOVERY_DEADLINE_S, ActorCalls, gcs_answers
 from raysim.engine.ray.session import draining, growth, head_id, nodes
 from raysim.engine.ray.starting import START_TIMEOUT_S, NodeWait, wait_until_started
 from raysim.engine.records import LostError, MemoryReport, Startup
-from raysim.engine.workers.rows import AUTO, Handles, StateLimits
+from raysim.engine.workers.state_files import AUTO, Handles, StateLimits
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ NODE_CHECK_S = 5.0
 
 
 @dataclass(eq=False)
-class Worker:
-    """An actor of the run: a client actor or the server actor."""
+class ActorRecord:
+    """The driver's record of an actor, of clients or of the server: its handle, location and memory."""
 
     actor: Any  # handle of Ray
     group: int = 0  # position in the plan
@@ -106,8 +106,8 @@ class ActorPool:
         self._checked_s = perf_counter() if growing is None else -NODE_CHECK_S  # time of the last check for new nodes
         self._asked_s = 0.0  # time of the last check for nodes that are being drained
         self._staying: set[str] = set()  # ids of nodes that are being drained, but whose actors fit on no other node
-        self.starting: list[tuple[Worker, Any]] = []  # actors starting on new nodes: (worker, its first answer)
-        self.clients: list[Worker] = []
+        self.starting: list[tuple[ActorRecord, Any]] = []  # actors starting on new nodes: (worker, its first answer)
+        self.clients: list[ActorRecord] = []
         for g, placed in enumerate(self._place()):
             self.clients += [self._new_client(g, *placed[i : i + 1]) for i in range(self.plan.groups[g].actors)]
         self.server = self._new_server()
@@ -115,19 +115,19 @@ class ActorPool:
             worker.actor.preload.remote()
 
     @property
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[ActorRecord]:
         """The client actors, then the server's."""
         return [*self.clients, self.server]
 
     @property
-    def initial_workers(self) -> list[Worker]:
+    def initial_workers(self) -> list[ActorRecord]:
         """Client actors with work before round 1: one per participant in groups with pinned clients, else all."""
-        chosen: list[Worker] = []
+        chosen: list[ActorRecord] = []
         for group, workers in self._groups():
             chosen += workers[: self.participants] if group.pinned else workers
         return chosen
 
-    def default_owner(self, ids: Iterable[ClientId], initial: bool = False) -> dict[ClientId, Worker]:
+    def default_owner(self, ids: Iterable[ClientId], initial: bool = False) -> dict[ClientId, ActorRecord]:
         """Return the actor for each client that has not trained yet: round-robin over the actors of its group.
 
         initial: only over those among `initial_workers`.
@@ -183,7 +183,7 @@ class ActorPool:
             if any(len(placed) < group.actors for group, placed in zip(self.plan.groups, self._place(), strict=True)):
                 self._replace_dead()
 
-    def leaving(self) -> str:
+    def drain_reason(self) -> str:
         """Return a sentence about nodes with actors that are being drained; "" if none, or if the actors must stay.
 
         Asks Ray every `NODE_CHECK_S`.
@@ -225,7 +225,7 @@ class ActorPool:
                 ray.kill(worker.actor)
         self.starting, self._inputs = [], ()
 
-    def _groups(self) -> list[tuple[ActorGroup, list[Worker]]]:
+    def _groups(self) -> list[tuple[ActorGroup, list[ActorRecord]]]:
         """Return the groups of the plan, each with its client actors."""
         return [(group, [one for one in self.clients if one.group == g]) for g, group in enumerate(self.plan.groups)]
 
@@ -233,7 +233,7 @@ class ActorPool:
         """Return the state files of a node's first actor, which all its actors share: moves on a node copy nothing."""
         return next((one.location for one in self.clients if one.node == location.node), location).files
 
-    def _new_client(self, g: int, node: Node | None = None) -> Worker:
+    def _new_client(self, g: int, node: Node | None = None) -> ActorRecord:
         """Start a client actor of group `g` on `node`; None: on any node that Ray chooses.
 
         Another program may have taken the resources meanwhile, so the node is a preference, unless the head node must
@@ -251,13 +251,13 @@ class ActorPool:
             num_cpus=group.cpus_per_actor, num_gpus=group.gpus_per_actor, **chosen
         )
         requested_s = perf_counter()
-        return Worker(options.remote(), g, requested_s)
+        return ActorRecord(options.remote(), g, requested_s)
 
-    def _new_server(self) -> Worker:
+    def _new_server(self) -> ActorRecord:
         # The server works while the clients wait, so it takes no CPU away from them.
-        return Worker(ray.remote(ServerActor).options(num_cpus=0).remote())
+        return ActorRecord(ray.remote(ServerActor).options(num_cpus=0).remote())
 
-    def _worker(self, actor_id: str) -> Worker | None:
+    def _worker(self, actor_id: str) -> ActorRecord | None:
         return next((one for one in self.workers if one.actor._actor_id.hex() == actor_id), None)
 
     def _name(self, actor_id: str) -> str | None:
@@ -290,7 +290,7 @@ class ActorPool:
         self.calls.wait_for_gcs("placing actors")
         return place_actors(self.plan.groups, nodes(self.head), self.order)
 
-    def _drained(self) -> list[Worker]:
+    def _drained(self) -> list[ActorRecord]:
         """Return the actors on nodes that are being drained; none if some group of actors fits on no other node."""
         leaving = draining()
         found = [worker for worker in self.workers if worker.node in leaving]
@@ -316,7 +316,7 @@ class ActorPool:
         self.starting = []
         # Nodes without an actor count as new for `add_new_actors`.
         self._known_nodes = {worker.node for worker in self.clients if worker in alive}
-        clients: list[Worker] = []
+        clients: list[ActorRecord] = []
         groups: list[ActorGroup] = []
         for g, ((group, workers), placed) in enumerate(zip(self._groups(), self._place(), strict=True)):
             left = [worker for worker in workers if worker in alive]
@@ -363,7 +363,7 @@ class ActorPool:
                 worker = self._new_client(g, *placed[i : i + 1])
                 self.starting.append((worker, worker.actor.pid.remote()))
 
-    def _add_actor(self, worker: Worker) -> None:
+    def _add_actor(self, worker: ActorRecord) -> None:
         """Add an actor to its group, unless it has died since it started, or fails to start."""
         g, groups = worker.group, list(self.plan.groups)
         setup, where = worker.actor.setup.remote(self._inputs, groups[g].gpus_per_actor, self.limits), "adding an actor"

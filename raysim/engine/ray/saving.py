@@ -11,7 +11,7 @@ import ray
 from raysim.common.errors import RaysimError
 from raysim.engine.checkpoint.format import read_file
 from raysim.engine.checkpoint.storage import Storage
-from raysim.engine.ray.pool import ActorPool, Worker
+from raysim.engine.ray.pool import ActorPool, ActorRecord
 from raysim.engine.records import CheckpointFile, LostError, Pending, SavedFiles
 
 
@@ -80,7 +80,7 @@ class Forwarded:
 
 
 def restore(
-    clients: Mapping[Worker, Sequence[CheckpointFile]], server: CheckpointFile, storage: Storage, pool: ActorPool
+    clients: Mapping[ActorRecord, Sequence[CheckpointFile]], server: CheckpointFile, storage: Storage, pool: ActorPool
 ) -> None:
     """Let every actor load its files; the driver reads them for an actor that does not reach the storage.
 
@@ -104,6 +104,6 @@ def restore(
     calls.get(loading, where)
 
 
-def reaches(pool: ActorPool, worker: Worker, storage: Storage) -> bool:
+def reaches(pool: ActorPool, worker: ActorRecord, storage: Storage) -> bool:
     """Return whether an actor reaches a storage: other machines cannot reach a folder of the driver's machine."""
     return storage.is_shared or worker.node == pool.driver_node

@@ -128,9 +128,11 @@ class TaskPool:
     def _end(self, worker: _Worker) -> Ended:
         """The result of a worker that has answered. A worker that died is removed."""
         name, worker.name = worker.name, None
+        # Not kept: a result may refer to a whole run folder in the object store.
+        answer, worker.answer = worker.answer, None
         assert name is not None
         try:
-            return Ended(name, ray.get(worker.answer))
+            return Ended(name, ray.get(answer))
         except ray.exceptions.RayError as error:
             self._release(worker)  # one that only cannot be reached may still run
             return Ended(name, None, _death(error), isinstance(error, ray.exceptions.OutOfMemoryError))

@@ -31,7 +31,7 @@ from raysim.engine.workers import migration, saving
 from raysim.engine.workers.client_samples import ClientSamples
 from raysim.engine.workers.evaluation import Evaluation
 from raysim.engine.workers.networks import new_network
-from raysim.engine.workers.rows import StateFiles
+from raysim.engine.workers.state_files import StateFiles
 from raysim.engine.workers.states import ClientStates
 from raysim.engine.workers.training import Training
 

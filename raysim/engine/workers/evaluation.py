@@ -1,6 +1,7 @@
 """Tests of clients' networks: on their own test and validation samples, and on the published test set.
 
-Shapes: G clients of a group, M samples of its largest client, C classes, U samples that all clients share.
+Shapes: G clients of a group, M samples of its largest client, B of these samples, C classes, U samples that all clients
+share.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from raysim.core.seeds import seeded
 from raysim.core.state import (
     Form,
     Serialized,
+    check_classes,
     check_savable,
     check_shared,
     deserialize,
@@ -180,6 +181,7 @@ class ServerWorker:
 
     def _check_names(self) -> None:
         state_tensors(self.server.state)  # raises if two values have one path, or one cannot be saved
+        check_classes(self.server.state, modules_of(self.spec.algorithm))
         check_shared(self.server.state)
 
     def _check_state(self) -> None:

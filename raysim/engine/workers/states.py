@@ -21,7 +21,7 @@ from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights
 from raysim.core.state import form_of
 from raysim.core.torch_workarounds import count_hooks
-from raysim.engine.workers.rows import LARGE, PAGE, Row, Rows, StateFiles
+from raysim.engine.workers.state_files import LARGE, PAGE, Row, Rows, StateFiles
 
 ALIGNMENT = 64  # bytes, as torch aligns tensors: another alignment may select another kernel
 

@@ -15,41 +15,37 @@ class ClientTimeoutError(RunError):
     """A client's part of a round exceeded its time limit."""
 
 
-def limit(seconds: float | None, sentence: str) -> contextlib.AbstractContextManager[None]:
-    """Raise `ClientTimeoutError(sentence)` inside the block once it has run for `seconds` (above 0); `None`: no limit.
+class limit(contextlib.AbstractContextManager[None]):
+    """Raise `ClientTimeoutError(sentence)` inside the block once it has run for `seconds`, above 0.
 
     The system's interval timer fires in the main thread, also of a Ray actor, between two Python instructions: it
     interrupts a sleep or a lock, but a call into C (one operation of torch) ends first. Outside the main thread the
     block is not interrupted. Then, or if the block catches the exception, it is raised at the end of the block. The
-    block must not `yield`: the exception would reach other code.
+    block must not `yield`: the exception would reach other code. The methods of this class are never interrupted, so
+    handler and timer are always restored.
 
     sentence: the message, such as "client 7 took longer than failure.client_timeout_s (60 s)".
     """
-    return contextlib.nullcontext() if seconds is None else _Limit(seconds, sentence)
-
-
-class _Limit(contextlib.AbstractContextManager[None]):
-    """The context manager of `limit`. Its methods are never interrupted, so handler and timer are always restored."""
 
     def __init__(self, seconds: float, sentence: str) -> None:
         self.seconds = seconds
         self.sentence = sentence
         # Windows has no such timer: there the block is never interrupted.
-        self.rings = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
+        self.uses_timer = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
         self.inside = False  # whether the timer may raise
 
     def __enter__(self) -> None:
         self.began = monotonic()
-        if self.rings:
+        if self.uses_timer:
             self.inside = True
-            self.handler = signal.signal(signal.SIGALRM, self._ring)
+            self.handler = signal.signal(signal.SIGALRM, self._on_alarm)
             # The timer repeats, because Python drops an exception that is raised while an object is deleted.
             signal.setitimer(signal.ITIMER_REAL, self.seconds, self.seconds)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.inside = False
         seconds = monotonic() - self.began
-        if self.rings:
+        if self.uses_timer:
             signal.setitimer(signal.ITIMER_REAL, 0)
             if seconds >= self.seconds:  # a late signal must not reach the old handler
                 sleep(0.001)
@@ -57,7 +53,7 @@ class _Limit(contextlib.AbstractContextManager[None]):
         if error is None and seconds > self.seconds:
             raise ClientTimeoutError(self.sentence)
 
-    def _ring(self, number: int, frame: FrameType | None) -> None:
-        own = frame is not None and frame.f_code in (_Limit.__enter__.__code__, _Limit.__exit__.__code__)
+    def _on_alarm(self, number: int, frame: FrameType | None) -> None:
+        own = frame is not None and frame.f_code in (limit.__enter__.__code__, limit.__exit__.__code__)
         if self.inside and not own:
             raise ClientTimeoutError(self.sentence)

@@ -7,6 +7,7 @@ affect it only by rounding, and only those of its group, which train by the same
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -35,7 +36,7 @@ from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client_samples import ClientSamples
 from raysim.engine.workers.evaluation import Evaluation
 from raysim.engine.workers.hooks import hook, set_threads
-from raysim.engine.workers.rows import Row, StatesError
+from raysim.engine.workers.state_files import Row, StatesError
 from raysim.engine.workers.states import ClientStates
 from raysim.engine.workers.time_limit import limit
 from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
@@ -89,15 +90,12 @@ class Training:
         skip: Collection[ClientId] = (),
     ) -> Iterator[tuple[ClientId, Any, ClientReport | ClientFailure]]:
         """See `ClientWorker.train`."""
-        received: dict[int | None, Received] = {None: NOTHING}
+        message_of = self._messages(broadcast)
         ids = [k for group in groups for k in group]
         self.states.read_ahead(ids)
         self.before = {k: self.states.row(k) for k in ids} if self.spec.may_discard else {}
         for group in groups:
-            for position in {broadcast.of[k] for k in group} - received.keys():
-                assert position is not None
-                received[position] = self._received(broadcast.messages[position])
-            downs = {k: received[broadcast.of[k]] for k in group}
+            downs = {k: message_of(k) for k in group}
             k = group[0]
             if len(group) == 1 and k in skip:
                 yield k, ClientFailure("it failed before"), ClientFailure("it failed before")
@@ -105,7 +103,7 @@ class Training:
                 yield self._train_tolerating(k, t, downs[k], evaluate_before)
             else:
                 yield from self._train_group(t, downs, evaluate_before)
-        self.rounds_received += len(received) > 1
+        self.rounds_received += any(broadcast.of[k] is not None for k in ids)
 
     def evaluate_current(
         self, t: int, ids: Iterable[ClientId], broadcast: Broadcast
@@ -177,14 +175,21 @@ class Training:
         self._deliver(client, received)
 
     def _messages(self, broadcast: Broadcast) -> Callable[[ClientId], Received]:
-        """Return a function from a client to its message, which is unpacked once for all clients that receive it."""
+        """Return a function from a client to its message, which is unpacked once for all clients that receive it.
+
+        A message to a single client is not kept: those to 10,000 clients may exceed the memory.
+        """
         received: dict[int | None, Received] = {None: NOTHING}
+        receivers = Counter(broadcast.of.values())
 
         def message_of(k: ClientId) -> Received:
             position = broadcast.of[k]
-            if position is not None and position not in received:
-                received[position] = self._received(broadcast.messages[position])
-            return received[position]
+            if position is None or position in received:
+                return received[position]
+            message = self._received(broadcast.messages[position])
+            if receivers[position] > 1:
+                received[position] = message
+            return message
 
         return message_of
 
@@ -286,7 +291,7 @@ class Training:
         train_loss = stats.train_loss if stats.samples else None
         diverged = train_loss is not None and not math.isfinite(train_loss)
         return ClientReport(
-            train_loss, stats.samples, up, down.size, stats.flops, train_s, stats.values, test, stats.apart,
+            train_loss, stats.samples, up, down.size, stats.flops, train_s, stats.values, test, stats.alone_because,
             received_nonfinite=diverged and nonfinite(down.message),
         )  # fmt: skip
 

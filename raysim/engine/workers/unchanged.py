@@ -17,7 +17,7 @@ class ChangedMessageError(RunError):
 
 
 class Unchanged:
-    """Knows whether a message is still as it arrived.
+    """Detects whether a hook changed a received message in place.
 
     `holds` compares keys, lengths and torch's counts of in-place operations, which costs microseconds. Changes through
     `.data`, NumPy or a parameter that shares the message's memory do not raise the count: they are detected only if
@@ -31,7 +31,7 @@ class Unchanged:
         self.packed = [] if packed is None else leaves(packed)
 
     def holds(self) -> bool:
-        """Return whether the message is still as it arrived."""
+        """Return whether the message is unchanged."""
         if _signature(self.message) != self.before:
             return False
         pairs = zip(self.leaves, self.packed, strict=True) if self.packed else ()

@@ -14,7 +14,7 @@ from raysim.engine.checkpoint.store import KEPT, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.records import LostError, Pending, SavedFiles
-from raysim.engine.run import Observers, Schedule, run_rounds, state_digest
+from raysim.engine.run import LoopSettings, Observers, run_rounds, state_digest
 from tests.choices import first
 from tests.engine.scenarios import loaded, spec_for
 from tests.engine.test_recovery import Killable
@@ -42,7 +42,7 @@ def run(
     try:
         digest = run_rounds(
             used,
-            Schedule(ROUNDS, participants, evaluate_every=every, max_attempts=100),
+            LoopSettings(ROUNDS, participants, evaluate_every=every, max_attempts=100),
             progress,
             Observers(after_round=lambda t: after_round(used, t)),
             checkpoints,

@@ -28,3 +28,10 @@ def test_tests_on_the_whole_test_set_are_left_out(everyone: EvaluationResult | N
     model.learn(1, {3: SimpleNamespace(train_s=6.0)}, {3: tested})  # type: ignore[dict-item]
     assert model.expected_s(1, 3) == pytest.approx(expected_s)
     assert model.expected_s(2, 3) == pytest.approx(expected_s * (2 * 80 + 12) / (80 + 12))  # twice the epochs
+
+
+def test_the_newest_measurement_counts_as_much_as_it_should() -> None:
+    model = CostModel(spec())
+    for train_s in (9.2, 18.4):  # 92 samples in round 1: 0.1 and 0.2 s each
+        model.learn(1, {3: SimpleNamespace(train_s=train_s)}, {})  # type: ignore[dict-item]
+    assert model.expected_s(1, 3) == pytest.approx(92 * 0.13)  # seven tenths of the old, three of the new

@@ -25,8 +25,8 @@ from raysim.engine.policies.metrics import (
     TESTS,
     Conditions,
     Latest,
-    Spread,
     Sum,
+    ValueCounts,
     by_class,
     compute_metrics,
     mean,
@@ -44,13 +44,13 @@ from raysim.engine.policies.placement import (
     check_fits,
     first_actors,
     make_plan,
-    parse_ranges,
     place_actors,
 )
 from raysim.engine.policies.sampling import cohort, cohort_size
 from raysim.engine.policies.stopping import Watched
 from raysim.engine.progress import CUMULATIVE, Progress
 from raysim.engine.records import ClientReport, MemoryReport, RoundReport, ServerReport, Timing
+from raysim.scenario.overrides import parse_ranges
 
 
 def group_of(
@@ -339,20 +339,20 @@ def test_the_best_rounds_by_hand() -> None:
 
 
 def test_spread() -> None:
-    assert Spread([1.0, 1.0]).std == 0.0
-    assert Spread().std is None
-    assert Spread([0.5, 0.1, 0.9]).worst_decile == 0.1  # at least one
-    assert Spread(k / 20 for k in range(20)).worst_decile == 0.025  # the two worst: 0 and 1/20
+    assert ValueCounts([1.0, 1.0]).std == 0.0
+    assert ValueCounts().std is None
+    assert ValueCounts([0.5, 0.1, 0.9]).worst_decile == 0.1  # at least one
+    assert ValueCounts(k / 20 for k in range(20)).worst_decile == 0.025  # the two worst: 0 and 1/20
     some = ([0.5, 0.5], [0.0, 0.8], [0.0, 0.0], [])
-    assert [Spread(values).jain for values in some] == [1.0, 0.5, 1.0, None]
-    assert Spread([0.2, 0.4, 0.6]).jain == pytest.approx(1.2**2 / (3 * 0.56))
-    assert [Spread(k / 10 for k in range(11)).quantile(share) for share in (0.1, 0.5, 0.9)] == [0.1, 0.5, 0.9]
-    assert Spread([0.2, 0.4]).quantile(0.5) == pytest.approx(0.3) and Spread().quantile(0.5) is None
+    assert [ValueCounts(values).jain for values in some] == [1.0, 0.5, 1.0, None]
+    assert ValueCounts([0.2, 0.4, 0.6]).jain == pytest.approx(1.2**2 / (3 * 0.56))
+    assert [ValueCounts(k / 10 for k in range(11)).quantile(share) for share in (0.1, 0.5, 0.9)] == [0.1, 0.5, 0.9]
+    assert ValueCounts([0.2, 0.4]).quantile(0.5) == pytest.approx(0.3) and ValueCounts().quantile(0.5) is None
 
 
 @given(st.lists(st.integers(0, 7).map(lambda k: k / 7), min_size=1, max_size=50), st.sampled_from([0.1, 0.5, 0.9]))
 def test_a_spread_has_the_bits_of_its_values(values: list[float], share: float) -> None:
-    spread, middle = Spread(values), math.fsum(values) / len(values)
+    spread, middle = ValueCounts(values), math.fsum(values) / len(values)
     assert spread.mean == middle
     assert spread.std == math.sqrt(math.fsum((v - middle) ** 2 for v in values) / len(values))
     worst = sorted(values)[: math.ceil(len(values) / 10)]
@@ -543,3 +543,35 @@ def test_what_only_fits_packed_is_refused_spread_alone() -> None:
     check_fits(plan, nodes, order="pack")  # 3 + 3 and 2 + 2 + 2
     with pytest.raises(ScenarioError, match=r"only 2 of 3 actors \(2 CPU .* fit"):  # 3 + 2 and 3 + 2
         check_fits(plan, nodes)
+
+
+def test_every_metric_of_all_clients_by_hand() -> None:
+    """Accuracies k^2 / 100 for k = 0 to 10; the last client has twice as many samples."""
+    samples = [(k * k, 100) for k in range(10)] + [(200, 200)]
+    rows = [
+        replace(row(k, correct, total, val=(3, 4)), macro_f1=k / 20, loss=float(k))
+        for k, (correct, total) in enumerate(samples)
+    ]
+    expected = {
+        "accuracy/all": 0.35, "accuracy/all_std": math.sqrt(0.1078), "accuracy/all_pooled": 485 / 1200,
+        "accuracy/worst_decile": 0.005, "accuracy/min": 0.0, "accuracy/decile_1": 0.01, "accuracy/median": 0.25,
+        "accuracy/decile_9": 0.81, "accuracy/jain": 3.85**2 / (11 * 2.5333), "accuracy/macro_f1": 0.25,
+        "accuracy/val": 0.75, "loss/test": 5.0,
+    }  # fmt: skip
+    assert compute_metrics(ALL_CLIENTS, Latest(rows)) == pytest.approx(expected)
+
+
+def test_up_is_not_down_and_testing_is_not_training() -> None:
+    rows = [row(0, 1, 2), row(1, 3, 4)]  # 2 parameters up and 1 down; 0.25 s of training and 0.5 s of testing, each
+    found = compute_metrics(PARTICIPANTS, rows) | compute_metrics(TESTS, rows)
+    assert (found["comm/up_params"], found["comm/down_params"]) == (4, 2)
+    assert (found["time/train_s"], found["time/evaluate_s"]) == (0.5, 1.0)
+    conditions = Conditions(lr=0.1, seconds=1.5, memory=MemoryReport(100.0, 7.0))
+    assert compute_metrics(CONDITIONS, conditions)["memory/gpu_peak_mb"] == 7.0
+
+
+def test_best_values_are_of_their_own_metric_and_the_earlier_round_stays() -> None:
+    progress = Progress()
+    for t, (everyone, participants) in enumerate([(0.5, 0.9), (0.7, 0.2), (0.7, 0.4)], start=1):
+        progress.take_best(t, {"accuracy/all": everyone, "accuracy/participants": participants})
+    assert progress.best == {"accuracy/best": 0.7, "accuracy/best_participants": 0.9} and progress.best_round == 2

@@ -21,6 +21,7 @@ from raysim.engine.policies.sampling import (
 )
 from raysim.engine.policies.system import LogNormal, System, Uniform, time_round
 from raysim.engine.records import Timing
+from raysim.engine.stragglers import Stragglers
 
 
 def system_of(clients: int, **given: Any) -> System:
@@ -97,6 +98,7 @@ def test_distributions() -> None:
     for distribution in (Uniform(1.0, 3.0), LogNormal(5.0, 0.5)):
         assert draw(distribution, 4).tolist() == draw(distribution, 9)[:4].tolist()
     assert np.median(draw(LogNormal(5.0, 0.5), 9999)) == pytest.approx(5.0, rel=0.03)
+    assert np.log(draw(LogNormal(5.0, 0.5), 9999)).std() == pytest.approx(0.5, rel=0.02)
     found = draw(Uniform(1.0, 3.0), 9999)
     assert 1.0 <= found.min() < 1.01 < 2.99 < found.max() < 3.0
 
@@ -104,13 +106,13 @@ def test_distributions() -> None:
 @pytest.mark.parametrize(("size", "factor", "selected"), [(10, 1.3, 13), (10, 1.0, 10), (3, 1.3, 4), (3, 2.0, 6)])
 def test_oversampling(size: int, factor: float, selected: int) -> None:
     assert selected_size(size, factor) == selected
-    assert len(cohort(1, 1, range(100), size, given=Participation(oversample=factor))) == selected
+    assert len(cohort(1, 1, range(100), size, participation=Participation(oversample=factor))) == selected
 
 
 def test_only_the_available_are_selected() -> None:
     system = system_of(4)
     system.availability[:] = [1, 0, 1, 0]
-    assert cohort(1, 1, range(4), 3, given=Participation(system=system)) == (0, 2)
+    assert cohort(1, 1, range(4), 3, participation=Participation(system=system)) == (0, 2)
 
 
 def test_more_samples_are_selected_more_often() -> None:
@@ -128,7 +130,7 @@ def test_a_selection_that_is_none_ends_the_run() -> None:
         RunError,
         match=r"round 2: Twice.select returned 4 clients, \[3, 3, 0, 1\]; it must return the ids of 4 different",
     ):
-        cohort(1, 2, range(8), 4, given=Participation(Twice()))
+        cohort(1, 2, range(8), 4, participation=Participation(Twice()))
 
 
 class Returns:
@@ -145,7 +147,7 @@ class Returns:
     ids=["int64", "uint8", "torch", "set", "generator"],
 )
 def test_ids_of_any_kind_become_whole_numbers(found: Any) -> None:
-    chosen = cohort(1, 1, range(8), 2, given=Participation(Returns(found)))
+    chosen = cohort(1, 1, range(8), 2, participation=Participation(Returns(found)))
     assert chosen == (2, 5)
     assert [type(k) for k in chosen] == [int, int]
 
@@ -173,7 +175,7 @@ def test_ids_of_any_kind_become_whole_numbers(found: Any) -> None:
 )
 def test_what_is_no_selection(found: Any, told: str) -> None:
     with pytest.raises(RunError) as caught:
-        cohort(1, 3, range(8), 2, given=Participation(Returns(found)))
+        cohort(1, 3, range(8), 2, participation=Participation(Returns(found)))
     said = " ".join(str(caught.value).split())
     assert said.startswith(f"round 3: Returns.select returned {told}")
     assert said.endswith("; it must return the ids of 2 different clients among the 8 candidates")
@@ -182,11 +184,38 @@ def test_what_is_no_selection(found: Any, told: str) -> None:
 def test_the_fastest_of_those_that_are_drawn() -> None:
     system = system_of(6)
     system.flops_per_s[:] = [1, 6, 2, 5, 5, 3]
-    assert cohort(1, 1, range(6), 3, given=Participation(Fastest(10.0), system=system)) == (1, 3, 4)
-    assert cohort(1, 1, range(6), 2, given=Participation(Fastest(3.0), system=system)) == (
+    assert cohort(1, 1, range(6), 3, participation=Participation(Fastest(10.0), system=system)) == (1, 3, 4)
+    assert cohort(1, 1, range(6), 2, participation=Participation(Fastest(3.0), system=system)) == (
         1,
         3,
     )  # of equal ones the lower
-    drawn = [cohort(1, t, range(6), 1, given=Participation(Fastest(2.0), system=system))[0] for t in range(600)]
+    drawn = [cohort(1, t, range(6), 1, participation=Participation(Fastest(2.0), system=system))[0] for t in range(600)]
     # Client 1 is one of two in a third of all rounds; client 0, the slowest, never wins.
     assert drawn.count(1) == pytest.approx(200, abs=35) and 0 not in drawn
+
+
+def test_a_selection_cannot_change_the_list_of_candidates() -> None:
+    """It is the run's own list of eligible clients, and the next round selects from it again."""
+
+    class Shuffles(UniformSelection):
+        def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Any:
+            rng.shuffle(candidates.ids)  # type: ignore[arg-type]
+            return candidates.ids[:size]
+
+    for given in (Participation(Shuffles()), Participation(Shuffles(), system=system_of(8))):
+        with pytest.raises(RunError, match=r"^round 1: Shuffles\.select fails: TypeError: "):
+            cohort(1, 1, tuple(range(8)), 3, participation=given)
+
+
+def test_draws_stay_as_they_are() -> None:
+    """Results of earlier versions must come out again."""
+    everyone = range(12)
+    system = system_of(12, availability=0.5, dropout=0.5)
+    assert system.available(7, 3, everyone) == [0, 1, 2, 4, 7, 8, 9, 10, 11]
+    assert system.finishing(7, 3, everyone) == [2, 3, 7]
+    assert cohort(7, 3, everyone, 4) == (3, 7, 9, 11)
+    assert cohort(7, 3, everyone, 4, {k: k + 1 for k in everyone}, Participation(BySamples())) == (4, 7, 9, 10)
+    speeds = system_of(12)
+    speeds.flops_per_s[:] = [(k * 5) % 12 for k in everyone]
+    assert cohort(7, 3, everyone, 4, participation=Participation(Fastest(2.0), system=speeds)) == (2, 4, 6, 9)
+    assert [Stragglers(0.5, seed=7).epochs(9, 3, k) for k in everyone] == [9, 2, 9, 6, 9, 9, 9, 2, 5, 9, 9, 9]

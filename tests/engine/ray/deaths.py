@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raysim.engine.ray.backend import RayBackend
-from raysim.engine.ray.pool import Worker
+from raysim.engine.ray.pool import ActorRecord
 
 GIVEN = "algorithm={name: fedgh}"
 """The `--set` of the runs in which actors die."""
@@ -32,7 +32,7 @@ class Killing:
         return self.collect(streams, where, progress)
 
 
-def kill(worker: Worker) -> None:
+def kill(worker: ActorRecord) -> None:
     import ray
 
     # Ray knows the pid; the actor itself is busy.
@@ -44,7 +44,7 @@ def kill(worker: Worker) -> None:
     assert ray.is_initialized()
 
 
-def wait_until_dead(worker: Worker) -> None:
+def wait_until_dead(worker: ActorRecord) -> None:
     """Wait until Ray has ended an actor."""
     import ray
 

@@ -16,7 +16,7 @@ from raysim.engine.ray import calls, local_cluster
 from raysim.engine.ray.actors import Location
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls, GcsDiedError
-from raysim.engine.ray.pool import ActorPool, Worker
+from raysim.engine.ray.pool import ActorPool, ActorRecord
 from raysim.engine.records import MemoryReport
 
 
@@ -123,9 +123,9 @@ def test_memory_usage_does_not_ask_the_gcs(monkeypatch: pytest.MonkeyPatch) -> N
     pool = ActorPool.__new__(ActorPool)
     pool.calls = ActorCalls(lambda actor_id: None)
     pool.clients = [
-        Worker(None, location=Location("a", "10.0.0.1", 1), usage=MemoryReport(10.0, 3.0)),
-        Worker(None, location=Location("a", "10.0.0.1", 2), usage=MemoryReport(20.0, 4.0)),
+        ActorRecord(None, location=Location("a", "10.0.0.1", 1), usage=MemoryReport(10.0, 3.0)),
+        ActorRecord(None, location=Location("a", "10.0.0.1", 2), usage=MemoryReport(20.0, 4.0)),
     ]
-    pool.server = Worker(None)
+    pool.server = ActorRecord(None)
     found = RayBackend(pool).memory()
     assert (found.resident_mb > 30.0, found.gpu_peak_mb) == (True, 4.0)

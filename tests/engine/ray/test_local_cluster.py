@@ -28,6 +28,9 @@ import psutil, ray
 from ray._common.usage.usage_lib import usage_stats_enabled
 from raysim.engine.ray import local_cluster, session
 
+# To set a constant that Ray does not read has no effect.
+constants = "ENABLE_RAY_CLUSTER", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
+renamed = [name for name in constants if not hasattr(ray._private.ray_constants, name)]
 before = dict(os.environ)
 assert session.connect(1.0)
 @ray.remote
@@ -49,7 +52,7 @@ commands = [" ".join(p.info["cmdline"] or []) for p in running if p.pid in child
 found = {
     "ips": sorted({c.laddr.ip for c in psutil.net_connections("inet") if c.status == psutil.CONN_LISTEN}),
     "mode": stat.S_IMODE(local_cluster._folder.stat().st_mode),
-    "renamed": [name for owner, name, _ in local_cluster.REPLACED if not hasattr(owner, name)],
+    "renamed": [name for owner, name, _ in local_cluster.REPLACED if not hasattr(owner, name)] + renamed,
     "restored": all(getattr(owner, name) is not instead for owner, name, instead in local_cluster.REPLACED),
     "unused": [c for c in commands if "monitor.py" in c and "log_monitor.py" not in c or "dashboard.py" in c],
     "usage": usage_stats_enabled(),

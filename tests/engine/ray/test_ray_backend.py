@@ -25,7 +25,7 @@ from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.run import Observers, run_rounds, state_digest
 from raysim.engine.workers.hooks import HookError
-from raysim.engine.workers.rows import AUTO, StateLimits
+from raysim.engine.workers.state_files import AUTO, StateLimits
 from raysim.plugins.registry import algorithm_names
 from raysim.runs.assembly import assemble
 from raysim.runs.run import Run, run
@@ -91,7 +91,7 @@ def rounds_on(backend: Backend, given: ParsedScenario) -> tuple[str, list[Client
     assembly = assemble(checked, ClusterResources(8, 2))
     memory = MemoryTracker()
     backend.start(assembly.spec, assembly.raw)
-    run_rounds(backend, assembly.schedule, Progress(), Observers([memory]))
+    run_rounds(backend, assembly.loop_settings, Progress(), Observers([memory]))
     rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
     varying = ("time/", "memory/", "engine/")
     values = [{k: v for k, v in row.items() if not k.startswith(varying)} for row in memory.rounds]
@@ -255,3 +255,11 @@ def test_an_actor_that_dies_again_and_again_ends_the_run_with_a_sentence(workpla
         run(given, quiet=True)
     (folder,) = (workplace / "runs" / "tiny").iterdir()
     assert pq.read_table(folder / "rounds.parquet")["round"].to_pylist() == [0, 1]
+
+
+def test_a_run_does_not_use_the_ray_of_another_run_of_this_process(
+    ray_session: None, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("raysim.engine.ray.local_cluster.is_running", lambda: True)  # as in another thread's run
+    with pytest.raises(RunError, match="another run in this process has started the Ray"):
+        run(loaded("backend=ray", "rounds=1"), quiet=True)

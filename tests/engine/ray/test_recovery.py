@@ -26,8 +26,8 @@ from raysim.engine.ray.at_work import at_work, at_work_here
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool
-from raysim.engine.run import Observers, Schedule, run_round, run_rounds
-from raysim.engine.workers.rows import StateLimits
+from raysim.engine.run import LoopSettings, Observers, run_round, run_rounds
+from raysim.engine.workers.state_files import StateLimits
 from tests.conftest import REPOSITORY, said
 from tests.engine.ray.deaths import GIVEN, Killing, kill
 from tests.engine.scenarios import ROUNDS, loaded, outcome, spec_for
@@ -113,7 +113,7 @@ def test_samples_that_cannot_be_shared_end_the_run_in_a_sentence(
     with pytest.raises(RunError, match=r"sharing the samples: OutOfDiskError.*because it recovered 1 time in a row"):
         run_rounds(
             backend,
-            Schedule(ROUNDS, participants, max_attempts=1),
+            LoopSettings(ROUNDS, participants, max_attempts=1),
             Progress(),
             Observers(),
             None,
@@ -268,7 +268,7 @@ from raysim.engine.ray.session import nodes
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.manager import CheckpointManager
 from tests.engine.scenarios import ROUNDS, loaded, outcome
-from raysim.engine.workers.rows import StateLimits
+from raysim.engine.workers.state_files import StateLimits
 from tests.engine.ray.deaths import GIVEN, Killing
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
@@ -314,3 +314,21 @@ def test_a_node_dies_in_the_middle_of_a_round(tmp_path: Path) -> None:
     # On a busy machine its processes may live long enough to finish round 3.
     assert re.search(r"going back to the checkpoint of round [23]\b", notes)
     assert "only 2 of 3 actors fit on the nodes that are available now; the run continues with these" in notes
+
+
+def test_an_answer_is_fetched_in_one_piece(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray drops what has arrived of an object of another node when a `ray.get` with a timeout ends."""
+    import ray
+
+    fetch, timeouts = ray.get, []
+
+    def get(refs: Any, *, timeout: float | None = None) -> Any:
+        timeouts.append(timeout)
+        return fetch(refs, timeout=timeout)
+
+    calls, refs = ActorCalls(lambda actor_id: None), [ray.put(1), ray.put(2)]
+    monkeypatch.setattr(ray, "get", get)
+    assert calls.get(refs, "round 1") == [1, 2]
+    assert calls.get(refs[1], "round 1") == 2
+    assert calls.get([], "round 1") == []
+    assert timeouts and set(timeouts) == {None}

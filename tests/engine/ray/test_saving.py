@@ -24,10 +24,10 @@ from raysim.engine.ray import saving
 from raysim.engine.ray.actors import Location
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls
-from raysim.engine.ray.pool import ActorPool, Worker
+from raysim.engine.ray.pool import ActorPool, ActorRecord
 from raysim.engine.ray.saving import begin_save
 from raysim.engine.records import CheckpointFile
-from raysim.engine.run import Observers, Schedule, run_round, run_rounds, sample, state_digest
+from raysim.engine.run import LoopSettings, Observers, run_round, run_rounds, sample, state_digest
 from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.ray.deaths import GIVEN, sleep, wait_until_dead
 from tests.engine.scenarios import loaded, outcome, spec_for
@@ -77,9 +77,9 @@ def test_forwarded_files_are_taken_before_other_answers(tmp_path: Path) -> None:
 
     made = {cls: ray.remote(cls).options(num_cpus=0) for cls in (Near, Far, Server)}
     near, far = (
-        Worker(made[cls].remote(tmp_path / "taken"), location=Location(cls.__name__, "", 0)) for cls in (Near, Far)
+        ActorRecord(made[cls].remote(tmp_path / "taken"), location=Location(cls.__name__, "", 0)) for cls in (Near, Far)
     )
-    server = Worker(made[Server].remote(), location=Location("Near", "", 0))
+    server = ActorRecord(made[Server].remote(), location=Location("Near", "", 0))
     pool: Any = SimpleNamespace(
         clients=[near, far],
         server=server,
@@ -108,8 +108,8 @@ def test_all_forwarded_files_are_taken_even_if_one_cannot_be_written(tmp_path: P
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
 
     made = {cls: ray.remote(cls).options(num_cpus=0) for cls in (Far, Server)}
-    far = Worker(made[Far].remote(tmp_path / "taken"), location=Location("Far", "", 0))
-    server = Worker(made[Server].remote(), location=Location("Near", "", 0))
+    far = ActorRecord(made[Far].remote(tmp_path / "taken"), location=Location("Far", "", 0))
+    server = ActorRecord(made[Server].remote(), location=Location("Near", "", 0))
     calls = ActorCalls(lambda actor: None)
     pool: Any = SimpleNamespace(clients=[far], server=server, driver_node="Near", calls=calls)
     files = begin_save(1, Full(str(tmp_path)), pool)
@@ -218,9 +218,9 @@ def test_a_damaged_file_is_found_where_it_is_read(
     monkeypatch.setattr(saving, "reaches", lambda pool, worker, storage: reached)
     spec, images, participants = spec_for(loaded(GIVEN))
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, 4)
-    schedule, store = Schedule(4, participants), checkpoints.store
+    settings, store = LoopSettings(4, participants), checkpoints.store
     backend.start(spec, images)
-    digest = run_rounds(backend, schedule, Progress(), Observers(), checkpoints)
+    digest = run_rounds(backend, settings, Progress(), Observers(), checkpoints)
     file = next(tmp_path.glob("clients-000004-*"))
     data = file.read_bytes()
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -235,7 +235,7 @@ def test_a_damaged_file_is_found_where_it_is_read(
     assert before is not None and before.round == 3
     backend.recover()
     store.restore(before, backend.restore)
-    run_round(backend, 4, sample(spec, schedule, 4))
+    run_round(backend, 4, sample(spec, settings, 4))
     assert state_digest(backend) == digest
 
 
@@ -257,9 +257,9 @@ def forwarding(monkeypatch: pytest.MonkeyPatch) -> RayBackend:
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("schedule", [{}, {"all_every": 2}], ids=["clients that missed a test", "all clients"])
+@pytest.mark.parametrize("settings", [{}, {"all_every": 2}], ids=["clients that missed a test", "all clients"])
 def test_tests_do_not_wait_for_forwarded_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: dict[str, int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, int]
 ) -> None:
     """An actor that does not reach the storage stands still until its files are taken: no test may be queued behind."""
     backend = forwarding(monkeypatch)
@@ -267,7 +267,7 @@ def test_tests_do_not_wait_for_forwarded_files(
     found: list[Any] = []
 
     def run() -> None:
-        found.append(outcome(loaded(GIVEN), backend, checkpoints, **schedule))  # type: ignore[arg-type]
+        found.append(outcome(loaded(GIVEN), backend, checkpoints, **settings))  # type: ignore[arg-type]
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -275,7 +275,7 @@ def test_tests_do_not_wait_for_forwarded_files(
     backend.close()
     assert found, "the driver waits for a test, and the actor for the driver"
     assert len(list(tmp_path.glob("clients-*"))) >= 5  # more than the actor forwards without waiting
-    assert found == [outcome(loaded(GIVEN), InProcessBackend(), **schedule)]
+    assert found == [outcome(loaded(GIVEN), InProcessBackend(), **settings)]
 
 
 @pytest.mark.large
@@ -297,7 +297,7 @@ def test_an_error_of_a_tracker_ends_the_run_although_files_are_forwarded(
 
     def run() -> None:
         try:
-            run_rounds(backend, Schedule(8, participants), Progress(), Observers([Full()]), checkpoints)
+            run_rounds(backend, LoopSettings(8, participants), Progress(), Observers([Full()]), checkpoints)
         except OSError as error:
             found.append(error)
 

@@ -15,7 +15,7 @@ from raysim.common.errors import RunError
 from raysim.core.messages import Weights, weights
 from raysim.engine.records import Broadcast
 from raysim.engine.workers.client import ClientWorker
-from raysim.engine.workers.rows import StateFiles, StateLimits
+from raysim.engine.workers.state_files import StateFiles, StateLimits
 from raysim.engine.workers.states import ClientStates
 from tests.engine.scenarios import loaded, spec_for
 

@@ -52,13 +52,6 @@ def test_a_quick_block() -> None:
     assert done
 
 
-def test_no_limit_sets_nothing() -> None:
-    handler = signal.getsignal(signal.SIGALRM)
-    with limit(None, WHAT):
-        assert signal.getsignal(signal.SIGALRM) is handler
-        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
 def test_an_exception_inside_passes() -> None:
     with pytest.raises(KeyError, match="mine"), limit(10, WHAT):
         raise KeyError("mine")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def run_of(algorithm: Any, *sets: str) -> None:
     backend = InProcessBackend()
     backend.start(replace(assembly.spec, algorithm=algorithm), assembly.raw)
     try:
-        run_rounds(backend, assembly.schedule, Progress(), Observers())
+        run_rounds(backend, assembly.loop_settings, Progress(), Observers())
     finally:
         backend.close()
 
@@ -167,3 +168,26 @@ def test_a_hook_may_read_copy_and_load_the_message() -> None:
 
     run_of(Reads(), *ONE_BY_ONE)
     run_of(Reads(), *TOGETHER)
+
+
+@dataclass(frozen=True)
+class Personal(LGFedAvg):
+    """Sends each client a message of its own."""
+
+    alive: ClassVar[list[weakref.ref[Header]]] = []
+    most: ClassVar[list[int]] = []
+
+    def server_send(self, server: Server[Any], to: ClientId) -> Header:
+        return Header({name: w.clone() for name, w in server.state.w.items()})
+
+    def client_receive(self, client: Client, down: Header) -> None:
+        super().client_receive(client, down)
+        self.alive.append(weakref.ref(down))
+        self.most.append(sum(one() is not None for one in self.alive))
+
+
+@pytest.mark.parametrize("sets", [(), ("evaluation.clients=all",)])
+def test_a_message_to_one_client_is_dropped_after_it(sets: tuple[str, ...]) -> None:
+    Personal.alive.clear(), Personal.most.clear()
+    run_of(Personal(), *ONE_BY_ONE, "clients.count=6", *sets)
+    assert max(Personal.most) <= 2  # the present one and, until it is replaced, the one before

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from raysim.common.errors import RunError
-from raysim.engine.workers.rows import PAGE, Row, Rows, StateFiles, StateLimits, usable_memory
+from raysim.engine.workers.state_files import PAGE, Row, Rows, StateFiles, StateLimits, usable_memory
 from tests.engine.scenarios import loaded
 
 SIZE = 16 * PAGE
@@ -77,7 +77,7 @@ def test_another_process_joins() -> None:
     script = f"""
 import os, sys
 import numpy as np
-from raysim.engine.workers.rows import Handle, StateFiles
+from raysim.engine.workers.state_files import Handle, StateFiles
 handles = tuple(Handle(*one) for one in {[tuple(one) for one in ours.handles]})
 theirs, own = StateFiles(), StateFiles()
 theirs.join(handles)

@@ -17,7 +17,7 @@ KEYS: Mapping[str, type] = {"file": str, "rows": dict, "measures": dict}
 
 
 @dataclass(frozen=True)
-class Claims:
+class PublishedEntry:
     """One entry of `published:`: rows of a file of published values, and the measures to compare them with."""
 
     rows: Sequence[Row]
@@ -26,7 +26,7 @@ class Claims:
     origin: str  # the sweep file
 
     @classmethod
-    def read(cls, raw: Mapping[str, Any], path: Path, place: str) -> Claims:
+    def read(cls, raw: Mapping[str, Any], path: Path, place: str) -> PublishedEntry:
         """Parse the mapping at the key `place` of a sweep file. Raises `ScenarioError`."""
         if unknown := sorted(str(key) for key in raw if key not in KEYS):
             text = f"unknown key{suggest(unknown[0], KEYS)}; allowed: {', '.join(KEYS)}"
@@ -70,28 +70,28 @@ class Claims:
         return values
 
 
-def read_claims(raw: Any, path: Path) -> list[Claims]:
+def read_published(raw: Any, path: Path) -> list[PublishedEntry]:
     """Parse a sweep file's `published:`, a mapping or a list of mappings. Raises `ScenarioError`."""
     if raw is None:
         return []
     if not isinstance(raw, list):
-        return [Claims.read(raw, path, "published")]
+        return [PublishedEntry.read(raw, path, "published")]
     for i, one in enumerate(raw):
         if not isinstance(one, dict):
             text = f"{shown(one)} given; give a mapping"
             raise ScenarioError(text, key=f"published.{i}", origin=str(path))
-    return [Claims.read(one, path, f"published.{i}") for i, one in enumerate(raw)]
+    return [PublishedEntry.read(one, path, f"published.{i}") for i, one in enumerate(raw)]
 
 
-def claimed(claims: Sequence[Claims], labels: Mapping[str, str]) -> tuple[Published, ...]:
+def published_for(entries: Sequence[PublishedEntry], labels: Mapping[str, str]) -> tuple[Published, ...]:
     """The values of all entries for a cell with these labels.
 
     Raises `ScenarioError` if a value is not a number, or a measure has two values.
     """
-    values = tuple(value for one in claims for value in one.of(labels))
+    values = tuple(value for one in entries for value in one.of(labels))
     measures = [one.measure for one in values if one.measure is not None]
     if twice := next((measure for measure in measures if measures.count(measure) > 1), None):
         cell = f"the cell {' '.join(labels.values())!r}"
         text = f"{cell} has more than one published value for the measure {twice}; let `rows` select only one of them"
-        raise ScenarioError(text, key="published", origin=claims[0].origin)
+        raise ScenarioError(text, key="published", origin=entries[0].origin)
     return values

@@ -2,7 +2,7 @@
 
 Every problem raises a ScenarioError of one sentence that names the file.
 
-Shapes: M samples of one data set, H x W pixels, C channels.
+Shapes: M samples of one data set, H x W pixels, C channels, L tokens, K distinct ids.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def to_classes(
     return label_M.astype(np.int64).reshape(-1), names
 
 
-def to_owners(id_M: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return each sample's position among the ids, and the ids as text, ascending."""
+def to_owners(id_M: NDArray[Any] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return each sample's position among the ids, and the ids as text, ascending. None: samples have no ids."""
+    if id_M is None:
+        return np.zeros(0, np.int64), ()
     id_K, owner_M = np.unique(id_M.astype(str), return_inverse=True)
     return owner_M.astype(np.int64).reshape(-1), tuple(id_K.tolist())

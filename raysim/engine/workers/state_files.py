@@ -142,9 +142,8 @@ class Rows:
         if not written:
             raise StatesError("cannot store the client states: the disk is full; free some space, and resume the run")
         if self.cached is not None and len(row) >= LARGE:
-            os.posix_fadvise(
-                self.file.fileno(), begin, len(row), os.POSIX_FADV_DONTNEED
-            )  # starts writing; the row stays in memory
+            # Starts writing; the row stays in memory.
+            os.posix_fadvise(self.file.fileno(), begin, len(row), os.POSIX_FADV_DONTNEED)
         self._note(begin, len(row))
 
     def read_ahead(self, spans: Iterable[tuple[int, int]]) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from raysim.engine.memory import ResourceMonitor
+from raysim.engine.resource_monitor import ResourceMonitor
 
 GIB = 2**30
 

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from raysim.common.text import few
 from raysim.core.algorithm import ClientId
 from raysim.engine.backend import Backend
 from raysim.engine.progress import Progress
@@ -18,8 +19,8 @@ logger = logging.getLogger(__name__)
 _REMEDY = "try a smaller training.lr, or set training.clip"
 
 
-class Notices:
-    """Checks rounds and warns of failures, divergence and limits; once of each lasting condition.
+class RunWarnings:
+    """Checks rounds, and warns of failures, divergence and limits; of a lasting condition only once.
 
     Attributes:
         diverged: the clients whose divergence was reported.
@@ -118,9 +119,9 @@ class Notices:
 def _apart(spec: RunSpec, report: RoundReport) -> Iterator[str]:
     """Yield a warning for each client that could not be trained together with others, with the reason."""
     for k, one in report.client_reports.items():
-        if one.apart:
+        if one.alone_because:
             clients = f"clients with model {spec.arch(k)}"
-            yield f"{clients} are trained one by one, in spite of training.together: {one.apart}"
+            yield f"{clients} are trained one by one, in spite of training.together: {one.alone_because}"
 
 
 def _on_disk(memory: MemoryReport) -> Iterator[str]:
@@ -141,5 +142,4 @@ def _endless(progress: Progress) -> Iterator[str]:
 
 def _named(clients: Sequence[ClientId]) -> str:
     """Return text with the ids of the first ten clients and the number of the others."""
-    more = f" and {len(clients) - 10} more" if len(clients) > 10 else ""
-    return f"{'client' if len(clients) == 1 else 'clients'} {', '.join(map(str, clients[:10]))}{more}"
+    return f"{'client' if len(clients) == 1 else 'clients'} {few([*map(str, clients)])}"
