@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from raysim.cli.options import ADDRESS, SETS, SWEEP_FILES, WIDTH, ScenarioFile, folders_of, metric
+from raysim.cli.options import ADDRESS, SETS, SWEEP_FILES, WIDTH, ScenarioFile, attach, folders_of, metric
 from raysim.cli.output import echo
 from raysim.common.logs import show_logs
 
 if TYPE_CHECKING:
     from raysim.comparison.statistics import Spread
     from raysim.report.figures import Width
+    from raysim.sweeps.cells import Sweep
+    from raysim.sweeps.tuning import Tuning
 
 
 def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, list[Any]]:
@@ -116,14 +119,14 @@ def sweep(
         raysim sweep quickstart --grid algorithm.name=fedgh,fedproto,standalone --seeds 1..5
         raysim sweep sweeps/digits --only fedgh
     """
-    if address is not None:
-        os.environ["RAY_ADDRESS"] = address
+    attach(address)
     from raysim.sweeps.copies import download
     from raysim.sweeps.definition import load_sweep
-    from raysim.sweeps.display import print_states, run_and_show
+    from raysim.sweeps.display import run_and_show
+    from raysim.sweeps.listing import print_states
     from raysim.sweeps.only import chosen_cells
     from raysim.sweeps.state import states_of
-    from raysim.sweeps.tuning_list import print_tuning, print_tuning_plan, seconds_left
+    from raysim.sweeps.tuning_list import print_tuning
 
     loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
     listed = {cell.name for cell in chosen_cells(loaded, only)}
@@ -137,32 +140,44 @@ def sweep(
         print_states([one for one in states_of(loaded) if one.cell.name in listed], every=every)
         return
     if dry_run:
-        from raysim.common.errors import ScenarioError
-        from raysim.report.units import plural
-        from raysim.sweeps.display import print_plan
-        from raysim.sweeps.estimate import Estimator, costs_of_trials
-
-        before_s, starts = 0.0, 0
-        notes: list[str] = []
-        if tuning is not None:
-            standings = tuning.standings()
-            with show_logs(partial(echo, err=True)):
-                trial_costs, notes = costs_of_trials(tuning, standings)
-            print_tuning_plan(tuning, standings, trial_costs)
-            before_s, starts = seconds_left(tuning, standings, trial_costs), sum(map(tuning.starts_left, standings))
-            loaded = tuning.resolved(loaded, standings)
-        estimator, states = Estimator(loaded, notes), [one for one in states_of(loaded) if one.cell.name in listed]
-        with show_logs(partial(echo, err=True)):
-            costs = estimator.of(states)
-        print_plan(states, costs, parallel or os.cpu_count() or 1, every=every, before_s=before_s, starts=starts)
-        for note in (*loaded.notes, *estimator.notes):
-            echo(f"note: {note}")
-        if refused := estimator.refused:
-            (name, why), others = next(iter(refused.items())), len(refused) - 1
-            more = f"; {plural(others, 'more variant')} cannot run either, see the notes" if others else ""
-            raise ScenarioError(f"{file}: the cell {name!r} can never run: {why}{more}")
+        _dry_run(file, loaded, tuning, listed, parallel, every)
         return
     sys.exit(run_and_show(loaded, parallel, retry_failed, only, every))
+
+
+def _dry_run(
+    file: str, loaded: Sweep, tuning: Tuning | None, listed: Collection[str], parallel: int | None, every: bool
+) -> None:
+    """Print the cells in `listed` with their states and estimated costs, and the time left.
+
+    tuning: of these cells. Raises `ScenarioError`, after printing, if one of them can never run.
+    """
+    from raysim.common.errors import ScenarioError
+    from raysim.report.units import plural
+    from raysim.sweeps.estimate import Estimator, costs_of_trials
+    from raysim.sweeps.listing import print_plan
+    from raysim.sweeps.state import states_of
+    from raysim.sweeps.tuning_list import print_tuning_plan, seconds_left
+
+    before_s, starts = 0.0, 0
+    notes: list[str] = []
+    if tuning is not None:
+        standings = tuning.standings()
+        with show_logs(partial(echo, err=True)):
+            trial_costs, notes = costs_of_trials(tuning, standings)
+        print_tuning_plan(tuning, standings, trial_costs)
+        before_s, starts = seconds_left(tuning, standings, trial_costs), sum(map(tuning.starts_left, standings))
+        loaded = tuning.resolved(loaded, standings)
+    estimator, states = Estimator(loaded, notes), [one for one in states_of(loaded) if one.cell.name in listed]
+    with show_logs(partial(echo, err=True)):
+        costs = estimator.of(states)
+    print_plan(states, costs, parallel or os.cpu_count() or 1, every=every, before_s=before_s, starts=starts)
+    for note in (*loaded.notes, *estimator.notes):
+        echo(f"note: {note}")
+    if refused := estimator.refused:
+        (name, why), others = next(iter(refused.items())), len(refused) - 1
+        more = f"; {plural(others, 'more variant')} cannot run either, see the notes" if others else ""
+        raise ScenarioError(f"{file}: the cell {name!r} can never run: {why}{more}")
 
 
 def _refuse_for_trials(folder: Path) -> None:
@@ -190,6 +205,12 @@ def _heads(context: click.Context, parameter: click.Parameter, given: tuple[str,
     return {name.strip(): title for name, _, title in parts}
 
 
+BASELINE = click.option(
+    "--baseline",
+    metavar="METHOD",
+    help="Also show paired differences to this method, or to the runs with this name. Default: `baseline` of the sweep "
+    "file, if the runs have one.",
+)
 SELECT = click.option(
     "--select",
     default="last",
@@ -212,12 +233,7 @@ SELECT = click.option(
     "--select val or val_current, the validation accuracy must reach it. May be repeated. Default: `targets` of the "
     "sweep file, or the targets of papers for this data.",
 )
-@click.option(
-    "--baseline",
-    metavar="METHOD",
-    help="Also show paired differences to this method, or to the runs with this name. Default: `baseline` of the sweep "
-    "file, if the runs have one.",
-)
+@BASELINE
 @SELECT
 @metric(
     "the first accuracy in --columns. Without one: accuracy/all_current with --select val_current, and with "
@@ -310,12 +326,7 @@ def compare(
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
-@click.option(
-    "--baseline",
-    metavar="METHOD",
-    help="Also show paired differences to this method, or to the runs with this name. Default: `baseline` of the sweep "
-    "file, if the runs have one.",
-)
+@BASELINE
 @SELECT
 @metric(
     "accuracy/all_current with --select val_current, and with --select last if the sweep was tuned by an accuracy of "

@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from raysim.cli.options import ScenarioFile
+from raysim.cli.options import SETS, ScenarioFile
 from raysim.cli.output import echo
 from raysim.common.logs import show_logs
 
 if TYPE_CHECKING:
     from raysim.jobs.cluster import Cluster
+    from raysim.jobs.job_log import JobLog
     from raysim.jobs.watch import Job
 
 
@@ -44,13 +45,7 @@ CODE_CHANGED = click.option(
 
 @click.command()
 @click.argument("scenario", type=ScenarioFile(), required=False)
-@click.option(
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a key of the scenario, as for `raysim launch`. May be repeated.",
-)
+@SETS
 @ADDRESS
 @click.option(
     "--wait",
@@ -314,7 +309,7 @@ def _print_end(cluster: Cluster, job: Job) -> None:
         echo(f"raysim: {job.id}: {job.state}: {'stopped' if job.state == 'STOPPED' else why(job, report)}", err=True)
 
 
-def _status_rows(job: Job, report: Any) -> list[tuple[str, str]]:
+def _status_rows(job: Job, report: JobLog) -> list[tuple[str, str]]:
     from raysim.jobs.watch import why
     from raysim.report.table import summary_rows
     from raysim.report.units import human_seconds

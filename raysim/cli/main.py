@@ -19,7 +19,7 @@ from raysim.cli.comparison import COMMANDS as COMPARISON_COMMANDS
 from raysim.cli.inspection import COMMANDS as INSPECTION_COMMANDS
 from raysim.cli.jobs import CODE_CHANGED
 from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
-from raysim.cli.options import ADDRESS, SCENARIO, SETS, complete_folders
+from raysim.cli.options import ADDRESS, SCENARIO, SETS, attach, complete_folders
 from raysim.cli.output import echo, show_error
 from raysim.cli.starting import COMMANDS as STARTING_COMMANDS
 from raysim.common.errors import RaysimError, ScenarioError
@@ -131,7 +131,7 @@ def launch(
         raysim launch quickstart --set 'algorithm={name: fedgh, server_epochs: 5}'
         raysim launch quickstart --set backend=in_process   # without Ray, to step through
     """
-    _attach(address)
+    attach(address)
     from raysim.scenario.parse import parse_scenario
 
     parsed = parse_scenario(scenario, sets)
@@ -177,7 +177,7 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
         raysim resume runs/quickstart/20261121-101500-ab12
         raysim resume 20261121-101500-ab12 --set resources.actors=4
     """
-    _attach(address)
+    attach(address)
     from raysim.runs.resume import run_scenario
     from raysim.runs.run import Run
 
@@ -420,12 +420,6 @@ def completion(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     echo(found(cli, {}, "raysim", "_RAYSIM_COMPLETE").source())
-
-
-def _attach(address: str | None) -> None:
-    """Make this command join a running Ray. Call it before Ray is imported, because Ray reads settings on import."""
-    if address is not None:
-        os.environ["RAY_ADDRESS"] = address
 
 
 def _close(summary: Summary, uri: str | None) -> None:

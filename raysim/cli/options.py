@@ -61,6 +61,14 @@ ADDRESS = click.option(
     help="Connect to a running Ray: `auto` for the one on this machine, or HOST:PORT. Default: the environment "
     "variable RAY_ADDRESS. If it is not set, the run starts its own Ray.",
 )
+
+
+def attach(address: str | None) -> None:
+    """Make this command join a running Ray. Call it before Ray is imported, because Ray reads settings on import."""
+    if address is not None:
+        os.environ["RAY_ADDRESS"] = address
+
+
 WIDTH = click.option(
     "--width",
     default="one-column",

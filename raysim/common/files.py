@@ -61,6 +61,11 @@ def replace(path: Path, write: Callable[[IO[bytes]], object], fsync: bool = True
     file.close()
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace `path` atomically by this content."""
+    replace(path, lambda file: file.write(content))
+
+
 def refuse_special(path: Path, key: str = "", origin: str = "") -> None:
     """Raise `ScenarioError` if `path` is a pipe, a socket or a device: reading one may never end.
 

@@ -334,19 +334,9 @@ def compare(
         raise ScenarioError("compare: no run given; give run folders, or folders that contain runs")
     measured = _in_order([run for run in all_runs if run.summary.get("rounds")])
     if not measured:
-        others = f" and {plural(len(all_runs) - 1, 'other run')}" if len(all_runs) > 1 else ""
-        text = f"compare: no run has finished a round ({all_runs[0].folder}{others}); give runs with results"
+        text = f"compare: no run has finished a round ({_folders(all_runs)}); give runs with results"
         raise ScenarioError(text)
-    if select != "last" and (without := [run for run in measured if not len(run.series(f"accuracy/{select}")[0])]):
-        others = f" and {plural(len(without) - 1, 'other run')}" if len(without) > 1 else ""
-        what = "validation accuracy" if select == "val" else "accuracy/val_current (it needs evaluation.clients: all)"
-        leave = f"leave out {'these runs' if others else 'this run'}, or " if len(without) < len(measured) else ""
-        raise ScenarioError(
-            f"--select: {select} given, but {without[0].folder}{others} measured no {what}; {leave}use --select last"
-        )
-    if metric is not None and not any(len(run.series(metric)[0]) for run in measured):
-        text = f"--metric: {metric} given, but no run measured this metric; choose a run {DRAWABLE[metric].needs}"
-        raise ScenarioError(text)
+    _refuse_unmeasured(measured, select, metric)
     sweep, sweep_notes = _sweep_of(measured, baseline, targets)
     if targets is None and sweep is not None:
         targets = sweep.targets
@@ -359,19 +349,8 @@ def compare(
     notes = [
         f"{run.folder} is left out: it has no finished round yet" for run in all_runs if not run.summary.get("rounds")
     ]
-    notes += [*without_trials, *sweep_notes]
-    baselines: list[Variant] = []
-    if baseline is not None:
-        baseline, baselines = baselines_of(variants, baseline)
-    elif sweep is not None and sweep.baseline is not None:
-        try:
-            baseline, baselines = baselines_of(variants, sweep.baseline)
-        except ScenarioError:
-            notes.append(
-                f"no differences are shown: the baseline in the sweep file is {sweep.baseline}, but must name "
-                "exactly one of the compared methods: "
-                f"{', '.join(dict.fromkeys(variant.method for variant in variants))}"
-            )
+    baseline, baselines, no_baseline = _baseline_of(variants, baseline, sweep)
+    notes += [*without_trials, *sweep_notes, *no_baseline]
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
     notes += missing_cells(measured)
@@ -396,6 +375,48 @@ def compare(
     return compared
 
 
+def _folders(runs: Sequence[RunRecord]) -> str:
+    """Name the folder of the first of these runs, and say how many others there are."""
+    others = f" and {plural(len(runs) - 1, 'other run')}" if len(runs) > 1 else ""
+    return f"{runs[0].folder}{others}"
+
+
+def _refuse_unmeasured(runs: Sequence[RunRecord], select: str, metric: str | None) -> None:
+    """Raise `ScenarioError` if a run lacks the accuracy that should select its round, or all lack the metric."""
+    if select != "last" and (without := [run for run in runs if not len(run.series(f"accuracy/{select}")[0])]):
+        what = "validation accuracy" if select == "val" else "accuracy/val_current (it needs evaluation.clients: all)"
+        these = "these runs" if len(without) > 1 else "this run"
+        leave = f"leave out {these}, or " if len(without) < len(runs) else ""
+        raise ScenarioError(
+            f"--select: {select} given, but {_folders(without)} measured no {what}; {leave}use --select last"
+        )
+    if metric is not None and not any(len(run.series(metric)[0]) for run in runs):
+        text = f"--metric: {metric} given, but no run measured this metric; choose a run {DRAWABLE[metric].needs}"
+        raise ScenarioError(text)
+
+
+def _baseline_of(
+    variants: Sequence[Variant], given: str | None, sweep: SweepCard | None
+) -> tuple[str | None, list[Variant], list[str]]:
+    """Return the baseline's name and variants, and a note if the sweep file's baseline cannot be used.
+
+    given: by the user, in place of the sweep's. Raises `ScenarioError` if it names no method.
+    """
+    if given is not None:
+        return (*baselines_of(variants, given), [])
+    if sweep is None or sweep.baseline is None:
+        return None, [], []
+    try:
+        return (*baselines_of(variants, sweep.baseline), [])
+    except ScenarioError:
+        methods = ", ".join(dict.fromkeys(variant.method for variant in variants))
+        note = (
+            f"no differences are shown: the baseline in the sweep file is {sweep.baseline}, but must name exactly one "
+            f"of the compared methods: {methods}"
+        )
+        return None, [], [note]
+
+
 def _without_trials(runs: list[RunRecord]) -> tuple[list[RunRecord], list[str]]:
     """The runs without trials of a tuning, and a note on these; if all are trials, all runs."""
     trials = [run for run in runs if run.sweep and run.sweep.trials]
@@ -407,7 +428,7 @@ def _without_trials(runs: list[RunRecord]) -> tuple[list[RunRecord], list[str]]:
 
 def _in_order(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Sort runs: sweep by sweep, in the order of their first runs, and within a sweep in the order of its file."""
-    sweeps = [run.folder.resolve().parent.parent if run.sweep else None for run in runs]
+    sweeps = [run.cell_folder.parent if run.sweep else None for run in runs]
     order = {sweep: place for place, sweep in enumerate(dict.fromkeys(sweeps))}
     pairs = sorted(zip(runs, sweeps, strict=True), key=lambda pair: (order[pair[1]], pair[0].place))
     return [run for run, _ in pairs]
@@ -420,7 +441,7 @@ def _sweep_of(
 
     baseline, targets: those that the user gave, in place of the sweep's.
     """
-    sweeps = {run.folder.resolve().parent.parent: run.sweep for run in runs if run.sweep}
+    sweeps = {run.cell_folder.parent: run.sweep for run in runs if run.sweep}
     if not sweeps:
         return None, []
     asked = {
@@ -443,8 +464,7 @@ def _sweep_of(
     outside = [run for run in runs if not run.sweep]
     if not outside or not what:
         return sweep, notes
-    more = f" and {plural(len(outside) - 1, 'other run')}" if len(outside) > 1 else ""
-    belong = f"{outside[0].folder}{more} {'belong' if more else 'belongs'} to no sweep"
+    belong = f"{_folders(outside)} {'belong' if len(outside) > 1 else 'belongs'} to no sweep"
     return sweep, [*notes, f"{belong}; the {what} of {names} {'is' if what == 'baseline' else 'are'} used for all runs"]
 
 

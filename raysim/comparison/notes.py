@@ -44,7 +44,7 @@ def missing_cells(runs: Sequence[RunRecord]) -> list[str]:
     cards: dict[Path, SweepCard] = {}
     for run in runs:
         if run.sweep is not None:
-            cell = run.folder.resolve().parent
+            cell = run.cell_folder
             begun.setdefault(cell.parent, set()).add(cell.name)
             cards[cell.parent] = run.sweep
     notes = []
@@ -81,68 +81,109 @@ def _same_results(variants: Sequence[Variant]) -> list[str]:
     ]
 
 
-def notes_on(variants: Sequence[Variant], spread: Spread = "interval") -> list[str]:
+def notes_on(variants: Sequence[Variant], spread: Spread) -> list[str]:
     """One sentence for each reason why the comparison is less fair or less certain than it looks."""
+    runs = [run for variant in variants for run in variant.runs]
+    return [
+        *_unequal_budgets(runs),
+        *_not_tuned(variants),
+        *_unequal_settings(variants),
+        *_same_results(variants),
+        *(note for variant in variants for note in _on_runs(variant)),
+        *_same_settings(variants),
+        *_missing_seeds(variants),
+        *_few_seeds(variants, spread),
+        *_unequal_environments(runs),
+        *_unpaired(runs),
+    ]
+
+
+def _unequal_budgets(runs: Sequence[RunRecord]) -> list[str]:
+    """A sentence for each key in `BUDGET` of which runs have different values."""
     notes = []
     for key in BUDGET:
-        values = {str(run.keys.get(key)) for variant in variants for run in variant.runs}
+        values = {str(run.keys.get(key)) for run in runs}
         if len(values) > 1:
             notes.append(f"unequal budgets: {key} is {' or '.join(sorted(values))}")
-    notes += _not_tuned(variants)
-    notes += _unequal_settings(variants)
-    notes += _same_results(variants)
-    for variant in variants:
-        cut = [run for run in variant.counted.values() if run.summary.get("rounds", 0) < run.rounds_asked]
-        for run in cut:
-            done, asked = run.summary.get("rounds"), run.rounds_asked
+    return notes
+
+
+def _on_runs(variant: Variant) -> list[str]:
+    """Sentences on a variant's runs that ended early, failed, changed their code, or have the same seed."""
+    notes = []
+    for run in variant.counted.values():
+        done, asked = run.summary.get("rounds"), run.rounds_asked
+        if run.summary.get("rounds", 0) < asked:
             how = "ended early" if run.summary.get("ended_early") else run.summary.get("status")
             notes.append(f"{variant.name}, seed {run.seed}: {how} after {done} of {asked} rounds")
-        for run in variant.counted.values():
-            notes += [f"{variant.name}, seed {run.seed}: {text}" for text in run.failures]
-            notes += [f"{variant.name}, seed {run.seed}: its code changed after round {t}" for t in run.code_changes]
-        if changed := _unequal_code(list(variant.counted.values())):
-            notes.append(
-                f"{variant.name}: its runs used different code ({', '.join(changed)}); run the older runs again"
-            )
-        for pair, counted in sorted(variant.counted.items()):
-            same = [run for run in variant.runs if run.pair == pair]
-            which = "last finished" if counted.is_finished else "last"
-            if len(same) > 1:
-                notes.append(f"{variant.name}, seed {counted.seed}: {len(same)} runs; only the {which} run counts")
-        for seed, runs in sorted(Counter(seed for seed, _ in variant.counted).items()):
-            if runs > 1:
-                different = "with different data or partitions; all of them count"
-                notes.append(f"{variant.name}, seed {seed}: {runs} runs {different}")
+    for run in variant.counted.values():
+        notes += [f"{variant.name}, seed {run.seed}: {text}" for text in run.failures]
+        notes += [f"{variant.name}, seed {run.seed}: its code changed after round {t}" for t in run.code_changes]
+    if changed := _unequal_code(list(variant.counted.values())):
+        notes.append(f"{variant.name}: its runs used different code ({', '.join(changed)}); run the older runs again")
+    for pair, counted in sorted(variant.counted.items()):
+        same = [run for run in variant.runs if run.pair == pair]
+        which = "last finished" if counted.is_finished else "last"
+        if len(same) > 1:
+            notes.append(f"{variant.name}, seed {counted.seed}: {len(same)} runs; only the {which} run counts")
+    for seed, number in sorted(Counter(seed for seed, _ in variant.counted).items()):
+        if number > 1:
+            different = "with different data or partitions; all of them count"
+            notes.append(f"{variant.name}, seed {seed}: {number} runs {different}")
+    return notes
+
+
+def _same_settings(variants: Sequence[Variant]) -> list[str]:
+    """A sentence for variants that differ only in their code."""
     by_settings: dict[str, list[Variant]] = {}
     for variant in variants:
         by_settings.setdefault(repr(sorted(variant.runs[0].deciding.items(), key=str)), []).append(variant)
+    notes = []
     for alike in by_settings.values():
         if len(alike) > 1 and (changed := _unequal_code([run for one in alike for run in one.runs])):
             called = " and ".join(one.name for one in alike)
             notes.append(f"{called} have the same settings, but different code ({', '.join(changed)})")
+    return notes
+
+
+def _missing_seeds(variants: Sequence[Variant]) -> list[str]:
+    """A sentence for each variant without a seed that another variant has."""
     every = {run.seed for variant in variants for run in variant.runs}
+    notes = []
     for variant in variants:
         if missing := every - {run.seed for run in variant.runs}:
             notes.append(f"{variant.name}: no run with seed {', '.join(map(str, sorted(missing)))}")
+    return notes
+
+
+def _few_seeds(variants: Sequence[Variant], spread: Spread) -> list[str]:
+    """A sentence on the variants with too few seeds for the number after ±."""
     what, least = ("standard deviations", 2) if spread == "std" else ("confidence intervals", MIN_SEEDS)
-    if few := [variant.name for variant in variants if len({run.seed for run in variant.runs}) < least]:
-        if len(few) == len(variants):
-            notes.append(f"no {what}: every variant has fewer than {least} seeds")
-        else:
-            notes.append(f"no {what} for {', '.join(few)}: fewer than {least} seeds")
-    every_run = [run for variant in variants for run in variant.runs]
+    few = [variant.name for variant in variants if len({run.seed for run in variant.runs}) < least]
+    if not few:
+        return []
+    if len(few) == len(variants):
+        return [f"no {what}: every variant has fewer than {least} seeds"]
+    return [f"no {what} for {', '.join(few)}: fewer than {least} seeds"]
+
+
+def _unequal_environments(runs: Sequence[RunRecord]) -> list[str]:
+    """A sentence for each library, and for the processor, of which runs had different ones."""
+    notes = []
     for name in ("raysim", "python", "torch", "numpy", "processor"):
-        values = {str(run.summary.get("versions", {}).get(name, "unknown")) for run in every_run}
+        values = {str(run.summary.get("versions", {}).get(name, "unknown")) for run in runs}
         if len(values) > 1:
             notes.append(f"runs in unequal environments: {name} is {' or '.join(sorted(values))}")
-    for seed in sorted(every):
-        data = {run.pair for run in every_run if run.seed == seed}
-        tasks = {
-            tuple(run.keys.get(key) for key in run.keys if is_task(key) or key == "seeds.data")
-            for run in every_run
-            if run.seed == seed
-        }
-        if len(data) > len(tasks):
+    return notes
+
+
+def _unpaired(runs: Sequence[RunRecord]) -> list[str]:
+    """A sentence for each seed of which runs of one task have different data."""
+    notes = []
+    for seed in sorted({run.seed for run in runs}):
+        of_seed = [run for run in runs if run.seed == seed]
+        tasks = {tuple(run.keys.get(key) for key in run.keys if is_task(key) or key == "seeds.data") for run in of_seed}
+        if len({run.pair for run in of_seed}) > len(tasks):
             notes.append(
                 f"seed {seed}: some runs have equal settings but different data or partitions, so they are not paired "
                 "with each other"

@@ -44,6 +44,6 @@ def _runs_of(text: str) -> Sequence[NamedRun]:
     if not measured:
         raise ScenarioError(f"{path}: no run has finished a round; give runs with results")
     current, _ = without_outdated(measured)
-    counted = {run.folder.resolve().parent if run.cell else run.folder: run for run in current}
+    counted = {run.cell_folder if run.cell else run.folder: run for run in current}
     in_order = sorted(counted.values(), key=lambda run: run.place)
     return [NamedRun(run.folder.absolute(), run.cell.label if run.cell else "") for run in in_order]

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from raysim.common import names
 from raysim.common.errors import ScenarioError
-from raysim.common.files import refuse_special, replace
+from raysim.common.files import refuse_special, write_bytes
 from raysim.common.text import printable
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.main_measure import ORIGINS, in_words
@@ -170,7 +170,7 @@ def report(
     name = name or ", ".join(part.name for part in parts)
     page = environment.get_template("report.html").render(parts=parts, measures=measures, live=live, name=name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace(path.resolve(), lambda file: file.write(page.encode()))
+    write_bytes(path.resolve(), page.encode())
     return path
 
 

@@ -77,15 +77,20 @@ class RunRecord:
         return {}
 
     @property
+    def cell_folder(self) -> Path:
+        """The folder that contains the run folder; in a sweep, that of the cell, in the folder of the sweep."""
+        return self.folder.resolve().parent
+
+    @property
     def place(self) -> int:
         """The run's position in its sweep; 0 without a sweep."""
-        return list(self.sweep.cells).index(self.folder.resolve().parent.name) if self.sweep else 0
+        return list(self.sweep.cells).index(self.cell_folder.name) if self.sweep else 0
 
     @property
     def rounds_asked(self) -> int:
         """The rounds that the run should have; of a trial of a tuning, those until it was last compared."""
         trials = self.sweep.trials if self.sweep else None
-        until = trials.rounds_of(self.folder.resolve().parent.name) if trials else None
+        until = trials.rounds_of(self.cell_folder.name) if trials else None
         return int(self.keys.get("rounds", 0)) if until is None else until
 
     @property
@@ -224,7 +229,7 @@ class RunRecord:
         values = {
             **{measure: self._in(accuracy.metric, chosen) for measure, (accuracy, chosen) in ORIGINS.items()},
             # As recorded; its round is the best of those that measured the accuracy and the validation accuracy.
-            "at_best_val": _at(self.series("accuracy/at_best_val")[1], -1),
+            "at_best_val": _last(self.series("accuracy/at_best_val")[1]),
             "last_pooled": self._in("accuracy/all_pooled", "last"),
             "last_current_pooled": self._in("accuracy/all_current_pooled", "last"),
             "worst_decile": self._in("accuracy/worst_decile", self.select),
@@ -260,7 +265,7 @@ class RunRecord:
     def _in(self, metric: str, chosen: str) -> float | None:
         """The value of a metric in the round that a measure is chosen by, one of `Chosen`; None if it is not known."""
         rounds, values = self.series(metric)
-        return _at(values if chosen == "last" else values[rounds == self._round_of(metric, chosen)], -1)
+        return _last(values if chosen == "last" else values[rounds == self._round_of(metric, chosen)])
 
     @cached_property
     def took_part(self) -> Mapping[int, int]:
@@ -342,5 +347,5 @@ def _count(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _at(values: np.ndarray[Any, Any], place: int) -> float | None:
-    return float(values[place]) if len(values) else None
+def _last(values: np.ndarray[Any, Any]) -> float | None:
+    return float(values[-1]) if len(values) else None

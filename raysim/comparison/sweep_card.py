@@ -78,4 +78,4 @@ class SweepCard:
         }
         card = replace(self, cells={**others, **self.cells})
         content = TypeAdapter(dict).dump_json(asdict(card), indent=1)
-        files.replace(folder / SWEEP_CARD, lambda file: file.write(content))
+        files.write_bytes(folder / SWEEP_CARD, content)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from raysim.common import names
 from raysim.common.errors import ScenarioError
-from raysim.common.files import replace
+from raysim.common.files import write_bytes
 from raysim.common.suggestions import suggest
 from raysim.comparison.compare import Comparison
 from raysim.comparison.main_measure import in_words
@@ -349,17 +348,13 @@ def markdown(comparison: Comparison, shown: Sequence[Column] | None = None) -> s
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
     """Write a table as CSV. Raises `OSError`."""
-    replace(path, partial(_write, _csv(frame)))
+    write_bytes(path, _csv(frame).encode())
 
 
 def _csv(frame: pd.DataFrame) -> str:
     """Convert a table to CSV, escaping text that a spreadsheet would read as a formula."""
     cells = frame.map(lambda cell: names.spreadsheet(cell) if isinstance(cell, str) else cell)
     return str(cells.rename(columns=names.spreadsheet).to_csv(index=False))
-
-
-def _write(text: str, file: IO[bytes]) -> None:
-    file.write(text.encode())
 
 
 def write_tables(
@@ -386,5 +381,5 @@ def write_tables(
         "runs.csv": _csv(pd.DataFrame(comparison.runs)),
     }
     for name, content in texts.items():
-        replace(folder / name, partial(_write, content))
+        write_bytes(folder / name, content.encode())
     return [folder / name for name in texts]

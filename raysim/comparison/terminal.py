@@ -38,12 +38,12 @@ def print_table(comparison: Comparison, file: TextIO | None = None, shown: Seque
         console.print(Text(f"note: {names.plain(note)}"))
 
 
-def print_trials(trials: TrialsCard, file: TextIO | None = None) -> None:
+def print_trials(trials: TrialsCard) -> None:
     """Print the table of a tuning's trials for a terminal."""
-    _print_rows(_console(file), trials.rows, trials.legend)
+    _print_rows(_console(), trials.rows, trials.legend)
 
 
-def _console(file: TextIO | None) -> Console:
+def _console(file: TextIO | None = None) -> Console:
     console = Console(file=file)
     if not console.is_terminal:
         console.width = 10_000  # a pipe has no width

@@ -25,4 +25,4 @@ def without_outdated(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[s
 
 
 def _is_outdated(run: RunRecord) -> bool:
-    return run.sweep is not None and run.folder.resolve().parent.name not in run.sweep.current
+    return run.sweep is not None and run.cell_folder.name not in run.sweep.current

@@ -24,7 +24,7 @@ IMPLIED_BY: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True)
 class Variant:
-    """Runs with the same settings, distinct from their seeds and keys that cannot change a result."""
+    """Runs with the same settings, apart from their seeds and keys that cannot change a result."""
 
     keys: Mapping[str, Any]  # the keys in which the variants of a comparison differ, and this variant's values
     runs: Sequence[RunRecord]
@@ -104,7 +104,7 @@ class Variant:
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
-    """Group runs with the same settings distinct from their seeds, in the order of their first runs."""
+    """Group runs with the same settings apart from their seeds, in the order of their first runs."""
     by_settings: dict[tuple[Any, ...], list[RunRecord]] = {}
     for run in runs:
         by_settings.setdefault(tuple(sorted(run.deciding.items(), key=str)), []).append(run)

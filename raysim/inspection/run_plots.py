@@ -119,7 +119,7 @@ def _curves(runs: Runs, width: Width, accuracy: Accuracy) -> Figure:
     (run,) = runs.values()
     run.series("round", accuracy)
     label = f"{accuracy.whose}, ± one std"
-    curves = [replace(spread_curve(run.rounds, "round", accuracy), label=label)]
+    curves = [replace(spread_curve(run.rounds, accuracy), label=label)]
     for metric, name in ((accuracy.worst_decile, "worst tenth of them"), ("accuracy/participants", "participants")):
         curves.append(Curve(name, *series_of(run.rounds, "round", metric)))
     return draw_curves({"round": curves}, f"mean {accuracy.kind}", width)

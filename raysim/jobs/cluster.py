@@ -192,9 +192,8 @@ def connect(address: Address) -> Cluster:
             client = JobSubmissionClient(address.url, headers=headers)
         except (OSError, RuntimeError) as error:
             raise address.error(f"gives an unexpected answer ({_reason(error)})") from None
-        except (
-            AuthenticationError
-        ):  # the cluster needs no token, but with RAY_AUTH_MODE=token Ray's client looks for one
+        except AuthenticationError:
+            # The cluster needs no token, but with RAY_AUTH_MODE=token, Ray's client looks for one.
             text = "RAY_AUTH_MODE is `token`, but no token was found; this cluster needs none, so unset RAY_AUTH_MODE"
             raise ScenarioError(text) from None
     return Cluster(address.url, version, client, notes)

@@ -183,10 +183,8 @@ def _submit_when_ready(cluster: Cluster, **job: Any) -> None:
             cluster.call("submit_job", **job)
             return
         except NotReadyError as error:
-            failure, why = (
-                RunError(f"{error} (after {READY_S:.0f} s of attempts); run `ray status` to see what is wrong"),
-                "accepts no jobs yet",
-            )
+            text = f"{error} (after {READY_S:.0f} s of attempts); run `ray status` to see what is wrong"
+            failure, why = RunError(text), "accepts no jobs yet"
         except NoAnswerError as error:
             failure, why, broken = error, "broke the connection", True
         except RunError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass, fields
-from importlib import metadata
+
+from raysim.common.requirements import fits, installed, requirements
 
 VARIABLE = "RAYSIM_CLIENT_VERSIONS"
 """Environment variable of a job: the client's versions in the form of `Versions.text`."""
@@ -36,14 +37,6 @@ class Versions:
     def text(self) -> str:
         """Format the versions for an environment variable: "python=3.11 ray=2.60.0 torch=2.12.1 raysim=0.1.0"."""
         return " ".join(f"{name}={version}" for name, version in asdict(self).items())
-
-
-def installed(package: str) -> str:
-    """The version of a package without importing it; "" if it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def release(version: str) -> str:
@@ -94,14 +87,5 @@ def warning(client: Versions, cluster: Versions) -> str:
 
 def missing() -> list[str]:
     """The requirements of raysim that this process lacks, such as "mlflow<4,>=3.7"."""
-    from packaging.requirements import Requirement  # comes with Ray
-
-    lacking = []
-    for text in metadata.requires("raysim") or []:
-        needed = Requirement(text)
-        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
-            continue
-        version = installed(needed.name)
-        if not version or not needed.specifier.contains(version, prereleases=True):
-            lacking.append(f"{needed.name}{needed.specifier}")
-    return lacking
+    lacking = [one for one in requirements() if not (version := installed(one.name)) or not fits(one, version)]
+    return [f"{one.name}{one.specifier}" for one in lacking]

@@ -12,10 +12,10 @@ from types import UnionType
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import is_locked, lock, refuse_special
+from raysim.common.parquet import read_parquet
 from raysim.common.results import LOCK, ClientRow, Summary
 
 
@@ -210,9 +210,7 @@ def _summary(path: Path) -> Summary:
 def _parquet(folder: Path, name: str) -> pa.Table:
     refuse_special(folder / name)
     try:
-        with (folder / name).open("rb") as file:
-            # Without read-ahead: its threads may outlive the interpreter, and the process then aborts at exit.
-            return pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
+        return read_parquet(folder / name)
     except FileNotFoundError as error:
         raise ScenarioError(f"{folder} has no {name}: it is not a run folder, or no round is done yet.") from error
     except (OSError, pa.ArrowInvalid) as error:

@@ -20,7 +20,6 @@ from raysim.report.figures import (
     LINE,
     OVER,
     Over,
-    Unit,
     Width,
     area_look,
     band,
@@ -94,7 +93,7 @@ def draw_curves(
     for axes in panels[len(curves) :]:
         axes.set_axis_off()
     for place, (axes, (over, drawn)) in enumerate(zip(panels, curves.items(), strict=False)):
-        draw_panel(axes, OVER[over], drawn, width)
+        _draw_panel(axes, OVER[over], drawn, width)
         per_cent_axis(axes.yaxis)
         if place % per_row == 0:
             axes.set_ylabel(label)
@@ -111,8 +110,8 @@ def _legend_rows(curves: Mapping[str, Sequence[Curve | None]], width: Width) -> 
     return -(-len(labels) // legend_columns(labels, INCHES[width]))
 
 
-def draw_panel(axes: Axes, over: Over, curves: Sequence[Curve | None], width: Width) -> Unit:
-    """Draw curves into a panel, with the axis in a unit that fits; returns the unit."""
+def _draw_panel(axes: Axes, over: Over, curves: Sequence[Curve | None], width: Width) -> None:
+    """Draw curves into a panel, with the axis in a unit that fits."""
     unit = over.unit(value for one in curves if one for value in one.x)
     axes.set_xlabel(over.title(unit))
     plain_numbers(axes, whole=over.metric == "round", ticks=4)
@@ -124,7 +123,6 @@ def draw_panel(axes: Axes, over: Over, curves: Sequence[Curve | None], width: Wi
         axes.plot(x, one.y, label=names.picture(one.label, longest_label(width)), **look)
         if one.low is not None and one.high is not None:
             axes.fill_between(x, one.low, one.high, color=look["color"], alpha=0.15, linewidth=0)
-    return unit
 
 
 @style()
@@ -299,13 +297,13 @@ def series_of(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[f
     return [a for a, _ in known], [b for _, b in known]
 
 
-def spread_curve(rows: Sequence[Mapping[str, Any]], over: str, accuracy: Accuracy = OWN) -> Curve:
-    """A mean accuracy of a run over an axis, with a standard deviation over clients on both sides.
+def spread_curve(rows: Sequence[Mapping[str, Any]], accuracy: Accuracy = OWN) -> Curve:
+    """A mean accuracy of a run over rounds, with a standard deviation over clients on both sides.
 
     accuracy: one with `std`.
     """
-    x, y = series_of(rows, over, accuracy.metric)
-    spread = dict(zip(*series_of(rows, over, accuracy.std), strict=True))
+    x, y = series_of(rows, "round", accuracy.metric)
+    spread = dict(zip(*series_of(rows, "round", accuracy.std), strict=True))
     ends = [band(mean, mean - spread.get(at, 0.0), mean + spread.get(at, 0.0)) for at, mean in zip(x, y, strict=True)]
     return Curve("", x, y, [low for low, _ in ends], [high for _, high in ends])
 
@@ -318,7 +316,7 @@ def _top(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _band(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    one = spread_curve([row for row in rows if row.get("accuracy/all_std") is not None], "round")
+    one = spread_curve([row for row in rows if row.get("accuracy/all_std") is not None])
     if len(one.x) < 2 or one.low is None or one.high is None:
         return
     axes.fill_between(one.x, one.low, one.high, color=LINES["accuracy/all"][1], alpha=0.13, linewidth=0, zorder=1)

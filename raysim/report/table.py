@@ -51,7 +51,7 @@ def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("rounds", _rounds(summary)),
         ("ended early", str(summary.get("ended_early") or "")),
         ("clients", _clients(summary)),
-        ("accuracy, all clients", _spread(final)),
+        ("accuracy, all clients", _all(final)),
         ("accuracy, current", _current(final)),
         ("accuracy, worst tenth", _one(final, "accuracy/worst_decile", per_cent)),
         ("accuracy, participants", _one(final, "accuracy/participants", per_cent)),
@@ -122,20 +122,21 @@ def _clients(summary: Mapping[str, object]) -> str:
     return _joined(count, each)
 
 
-def _spread(final: Mapping[str, Any]) -> str:
-    std = final.get("accuracy/all_std")
-    text = _one(final, "accuracy/all", per_cent)
-    spread = f"{text} ± {100 * std:.1f} (mean ± std)" if std is not None else text
-    return f"{spread}, each client as it was last tested" if text else ""
+def _mean(final: Mapping[str, Any], metric: str) -> str:
+    """A mean accuracy over clients, with its standard deviation if that is known; empty if it was not measured."""
+    mean, std = _one(final, metric, per_cent), final.get(f"{metric}_std")
+    return f"{mean} ± {100 * std:.1f} (mean ± std)" if mean and std is not None else mean
+
+
+def _all(final: Mapping[str, Any]) -> str:
+    mean = _mean(final, "accuracy/all")
+    return f"{mean}, each client as it was last tested" if mean else ""
 
 
 def _current(final: Mapping[str, Any]) -> str:
-    std, pooled = final.get("accuracy/all_current_std"), _one(final, "accuracy/all_current_pooled", per_cent)
-    text = _one(final, "accuracy/all_current", per_cent)
-    if not text:
-        return ""
-    spread = f"{text} ± {100 * std:.1f} (mean ± std)" if std is not None else text
-    return _joined(spread, pooled and f"{pooled} pooled", "each client after it received the server's current message")
+    mean, pooled = _mean(final, "accuracy/all_current"), _one(final, "accuracy/all_current_pooled", per_cent)
+    how = "each client after it received the server's current message"
+    return _joined(mean, pooled and f"{pooled} pooled", how) if mean else ""
 
 
 def _diverged(summary: Mapping[str, object]) -> str:

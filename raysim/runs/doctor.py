@@ -19,17 +19,19 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
-
-from packaging.requirements import Requirement
+from typing import TYPE_CHECKING, Literal
 
 from raysim.common.errors import RaysimError
 from raysim.common.memory import available_memory, resource, usable_memory
+from raysim.common.requirements import fits, installed, requirements
 from raysim.common.text import expanded
 from raysim.engine.resource_monitor import LOW_DISK, gib
 from raysim.report.units import plural
 from raysim.tracking.database import ask, in_words
 from raysim.tracking.store import check_uri, database_path, shown
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 Verdict = Literal["ok", "note", "problem"]
 """`note`: a run works, but something is slow, unsupported or missing. `problem`: a launch cannot work."""
@@ -87,23 +89,15 @@ def python(version: tuple[int, int] = sys.version_info[:2]) -> Finding:
     return Finding("Python", "ok", text)
 
 
-def requirements() -> list[Requirement]:
-    """raysim's dependencies, without those of its extras."""
-    every = [Requirement(text) for text in metadata.requires("raysim") or ()]
-    return [one for one in every if one.marker is None or one.marker.evaluate({"extra": ""})]
-
-
 def packages(required: Callable[[], Sequence[Requirement]] = requirements) -> Finding:
     """Whether every dependency is installed, in a version of the supported range."""
     missing: dict[str, str] = {}
     outside: dict[str, str] = {}
     for one in required():
-        try:
-            version = metadata.version(one.name)
-        except metadata.PackageNotFoundError:
+        version = installed(one.name)
+        if not version:
             missing[one.name] = _installable(one)
-            continue
-        if not one.specifier.contains(version, prereleases=True):
+        elif not fits(one, version):
             outside[f"{one.name} {version} (supported: {one.specifier})"] = _installable(one)
     if missing:
         remedy = f"run pip install {shlex.join(missing.values())}"
@@ -111,7 +105,7 @@ def packages(required: Callable[[], Sequence[Requirement]] = requirements) -> Fi
     if outside:
         remedy = f"run pip install {shlex.join(outside.values())}"
         return Finding("packages", "note", f"outside the supported versions: {', '.join(outside)}; {remedy}")
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("ray", "torch", "mlflow"))
+    versions = ", ".join(f"{name} {installed(name)}" for name in ("ray", "torch", "mlflow"))
     return Finding("packages", "ok", f"{versions}; all dependencies are in the supported ranges")
 
 
@@ -121,11 +115,12 @@ def torch() -> Finding:
         try:
             importlib.import_module(name)
         except Exception as error:
-            versions = " and ".join(f"{name} {_version(name)}" for name in ("torch", "torchvision"))
+            found = {name: installed(name) or "(not installed)" for name in ("torch", "torchvision")}
+            versions = " and ".join(f"{name} {version}" for name, version in found.items())
             wrong = "torch cannot be imported" if name == "torch" else "torchvision cannot be imported with this torch"
             text = f"{versions}: {wrong} ({_line(error)}); install both with one command, from the same index"
             return Finding("torch", "problem", text)
-    return Finding("torch", "ok", f"{_version('torch')}, fits torchvision {_version('torchvision')}")
+    return Finding("torch", "ok", f"{installed('torch')}, fits torchvision {installed('torchvision')}")
 
 
 def processors() -> Finding:
@@ -302,13 +297,6 @@ def _installable(one: Requirement) -> str:
     """A requirement with its extras and versions, for pip."""
     extras = f"[{','.join(sorted(one.extras))}]" if one.extras else ""
     return f"{one.name}{extras}{one.specifier}"
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 def _line(error: object) -> str:

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Summary
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
@@ -21,6 +19,7 @@ from raysim.runs.identity import Identity
 from raysim.scenario.parse import CODE, ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import FREE, decides
+from raysim.scenario.yaml_text import short, shown
 
 _FOLDERS = ("logs", "plots", "checkpoints", CODE)
 _FILES = (
@@ -163,4 +162,5 @@ def _free(key: str, before: ParsedScenario, now: Scenario) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()
+    """Return a value of `flat`, whose lists are text, for a sentence."""
+    return short(value) if isinstance(value, str) else shown(value)

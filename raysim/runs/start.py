@@ -31,7 +31,7 @@ from raysim.runs.resume import (
 )
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.scenario import Scenario
-from raysim.scenario.trackers import HOOKS, trackers_of
+from raysim.scenario.trackers import lacks, trackers_of
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.store import VARIABLE, check_recorded, check_uri
 
@@ -149,10 +149,8 @@ def _refuse_copy(folder: Path, checkpoints: str) -> None:
 def _with_trackers(options: Options, scenario: Scenario) -> Options:
     """Add the trackers that the scenario names. Raises `ScenarioError` if one cannot be created or lacks a method."""
     for tracker in options.trackers:
-        if missing := [hook for hook in HOOKS if not callable(getattr(tracker, hook, None))]:
-            raise ScenarioError(
-                f"trackers: {type(tracker).__name__} lacks the method {missing[0]!r} of a tracker; add it"
-            )
+        if problem := lacks(tracker):
+            raise ScenarioError(f"trackers: {type(tracker).__name__} {problem}")
     return replace(options, trackers=[*options.trackers, *trackers_of(scenario)])
 
 

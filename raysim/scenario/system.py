@@ -47,7 +47,7 @@ def participation_of(parsed: ParsedScenario) -> tuple[Participation, dict[str, A
         ("clients", "deadline_s"): clients.deadline_s is not None,
         ("clients", "oversample"): clients.oversample > 1,
     }
-    for key in (key for key, given in needs.items() if given and system is None):
+    if system is None and (key := next((key for key, given in needs.items() if given), None)):
         raise origin.error(key, "needs virtual time; add the section `system`")
     if isinstance(selection, Fastest) and (system is None or np.isinf(system.flops_per_s).any()):
         name = clients.selection["name"]
@@ -80,7 +80,7 @@ def read_system(parsed: ParsedScenario) -> tuple[System | None, dict[str, Any] |
     section = {**parsed.resolved["system"]}
     trace: Mapping[str, Floats] = {}
     if given.trace is not None:
-        trace, section["trace_sha256"] = _trace(parsed, given.trace)
+        trace, section["trace_sha256"] = _trace(parsed, given.trace, given.trace_sha256)
         section["trace"] = str(expanded(given.trace).absolute())
     properties: dict[str, Floats] = {}
     for name, (allowed, absent) in PROPERTIES.items():
@@ -108,11 +108,12 @@ def read_system(parsed: ParsedScenario) -> tuple[System | None, dict[str, Any] |
     return System(**properties), section
 
 
-def _trace(parsed: ParsedScenario, name: str) -> tuple[dict[str, Floats], str]:
-    """Read a trace file: a mapping of properties to each client's value, and the file's SHA-256."""
+def _trace(parsed: ParsedScenario, name: str, digest: str | None) -> tuple[dict[str, Floats], str]:
+    """Read a trace file: a mapping of properties to each client's value, and the file's SHA-256.
+
+    digest: the SHA-256 that the scenario asks for.
+    """
     origin, key, path = parsed.origin, ("system", "trace"), expanded(name)
-    given = parsed.system
-    assert given is not None
     refuse_special(path, ".".join(key), origin.of(key))
     try:
         sha = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -122,11 +123,11 @@ def _trace(parsed: ParsedScenario, name: str) -> tuple[dict[str, Floats], str]:
     except ValueError as error:  # pyarrow's own, too
         wrong = " ".join(str(error).split())
         raise origin.error(key, f"{name} cannot be read ({wrong}); give a CSV or Parquet file") from None
-    if given.trace_sha256 not in (None, sha):
+    if digest not in (None, sha):
         raise origin.error(
             key,
-            f"{name} has the SHA-256 {sha[:12]}, but system.trace_sha256 is {given.trace_sha256}; restore the file, or "
-            "remove system.trace_sha256",
+            f"{name} has the SHA-256 {sha[:12]}, but system.trace_sha256 is {digest}; restore the file, or remove "
+            "system.trace_sha256",
         )
     try:
         return _columns(table, parsed.clients.number), sha
@@ -136,11 +137,9 @@ def _trace(parsed: ParsedScenario, name: str) -> tuple[dict[str, Floats], str]:
 
 def _table(path: Path) -> pa.Table:
     if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
+        from raysim.common.parquet import read_parquet  # imports Arrow
 
-        with path.open("rb") as file:
-            # Without read-ahead, as in `raysim.report.load`.
-            return pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
+        return read_parquet(path)
     from pyarrow import csv
 
     return csv.read_csv(path, csv.ReadOptions(use_threads=False))

@@ -54,10 +54,16 @@ def trackers_of(parsed: ParsedScenario) -> list[Tracker]:
     trackers: list[Tracker] = []
     for (key, entry), make in zip(_entries(parsed), _makers(parsed), strict=True):
         tracker = make()
-        if missing := [hook for hook in HOOKS if not callable(getattr(tracker, hook, None))]:
-            raise parsed.origin.error(key, f"{entry['name']}: lacks the method {missing[0]!r} of a tracker; add it")
+        if problem := lacks(tracker):
+            raise parsed.origin.error(key, f"{entry['name']}: {problem}")
         trackers.append(NamedTracker(str(entry["name"]), tracker))
     return trackers
+
+
+def lacks(tracker: object) -> str:
+    """Return which method of a tracker an object lacks, and the remedy; empty if it has all of them."""
+    missing = [hook for hook in HOOKS if not callable(getattr(tracker, hook, None))]
+    return f"lacks the method {missing[0]!r} of a tracker; add it" if missing else ""
 
 
 def _entries(parsed: ParsedScenario) -> list[tuple[Key, Mapping[str, Any]]]:

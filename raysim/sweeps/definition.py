@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from raysim.scenario.origin import override_key
 from raysim.scenario.yaml_text import opening_comment, parse, read_text, shown
 from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant
 from raysim.sweeps.copies import check_address
-from raysim.sweeps.published_values import published_for, read_published
+from raysim.sweeps.published_values import PublishedEntry, published_for, read_published
 from raysim.sweeps.tune_settings import TuneSettings
 from raysim.sweeps.tuning import tuning_of
 
@@ -76,19 +76,8 @@ def load_sweep(
     of_scenario = not is_sweep(raw)
     if of_scenario:
         raw = {"base": path.name}
-    for key, value in raw.items():
-        if key not in KEYS:
-            text = f"unknown key{suggest(str(key), KEYS)}; allowed: {', '.join(KEYS)}"
-            raise ScenarioError(text, key=str(key), origin=str(path))
-        if not isinstance(value, KEYS[key]) or isinstance(value, bool):
-            raise ScenarioError(f"{shown(value)} given; give {_kind(key)}", key=key, origin=str(path))
-    name = raw.get("name", path.stem)
-    if not of_scenario and not is_name(name):
-        text = (
-            f"{name!r} given; give at most 100 letters, digits, dots, dashes and underscores, beginning with a letter "
-            "or digit"
-        )
-        raise ScenarioError(text, key="name", origin=str(path))
+    else:
+        _check_keys(raw, path)
     _check_overrides(raw.get("set", []), "set", str(path))
     base, common = _base(raw, path), (*raw.get("set", []), *sets)
     chosen = _seeds(raw.get("seeds"), "seeds", str(path)) if seeds is None else _seeds(seeds, "--seeds", "")
@@ -107,36 +96,69 @@ def load_sweep(
     of_seed = "`seeds`" if seeds is None else "--seeds"
     axis_places = {"seed": of_seed, **dict.fromkeys(axes, "`grid`"), **dict.fromkeys(grid or (), "--grid")}
     maker = CellMaker(base, common, path, fast, axes, places, axis_places)
-    cells: dict[str, Cell] = {}
-    named: dict[str, str] = {}  # a cell's name -> its id
-    variants: list[tuple[Variant, list[tuple[int | None, Cell]]]] = []
-    for variant in _variants(runs, axes, str(path)):
-        variants.append((variant, []))
-        for seed in chosen:
-            cell = maker.cell(variant, seed)
-            if (same := cells.get(cell.id)) is None:
-                if named.setdefault(cell.name, cell.id) != cell.id:
-                    text = f"two cells are called {cell.name!r}; give each cell a different name"
-                    raise ScenarioError(text, key="runs", origin=str(path))
-                cells[cell.id] = replace(cell, published=published_for(published, variant.labels))
-                variants[-1][1].append((seed, cells[cell.id]))
-            elif not fast:
-                text = f"{path}: the cells {same.name!r} and {cell.name!r} are the same run; remove one of them"
-                raise ScenarioError(text)
-    _check_comparison(raw, list(cells.values()), str(path))
+    variants = _make_cells(maker, _variants(runs, axes, str(path)), chosen, published)
+    cells = tuple(cell for _, made in variants for _, cell in made)
+    _check_comparison(raw, cells, str(path))
     targets = raw.get("targets")
-    first = next(iter(cells.values())).scenario
-    name = (f"{first.name}-sweep" if of_scenario else name) + ("-fast" if fast else "")
+    first = cells[0].scenario
+    name = (f"{first.name}-sweep" if of_scenario else raw.get("name", path.stem)) + ("-fast" if fast else "")
     folder, address = first.settings.results_folder(name), ""
     if "://" in first.output:
         folder, address = Path("runs", name).absolute(), f"{first.output.rstrip('/')}/{name}"
         check_address(first, folder)
     sweep = Sweep(
-        name, base, tuple(cells.values()), folder, raw.get("baseline"),
+        name, base, cells, folder, raw.get("baseline"),
         targets and tuple(targets), _about(text, base), (FAST_NOTE,) if fast else (), raw.get("targets_on", "all"),
         address=address, folders=(path.parent,),
     )  # fmt: skip
     return sweep if tune is None else tuning_of(tune, maker, variants, sweep)
+
+
+def _check_keys(raw: Mapping[str, Any], path: Path) -> None:
+    """Check the keys of a sweep file, the types of their values, and its name. Raises `ScenarioError`."""
+    for key, value in raw.items():
+        if key not in KEYS:
+            text = f"unknown key{suggest(str(key), KEYS)}; allowed: {', '.join(KEYS)}"
+            raise ScenarioError(text, key=str(key), origin=str(path))
+        if not isinstance(value, KEYS[key]) or isinstance(value, bool):
+            raise ScenarioError(f"{shown(value)} given; give {_kind(key)}", key=key, origin=str(path))
+    name = raw.get("name", path.stem)
+    if not is_name(name):
+        text = (
+            f"{name!r} given; give at most 100 letters, digits, dots, dashes and underscores, beginning with a letter "
+            "or digit"
+        )
+        raise ScenarioError(text, key="name", origin=str(path))
+
+
+def _make_cells(
+    maker: CellMaker,
+    variants: Iterable[Variant],
+    seeds: Sequence[int | None],
+    published: Sequence[PublishedEntry],
+) -> list[tuple[Variant, list[tuple[int | None, Cell]]]]:
+    """Make the cells of each variant, with their seeds. With `--fast`, cells that are the same run are made once.
+
+    Raises `ScenarioError` if a cell has an invalid scenario, if two have one name, or if two are the same run.
+    """
+    cells: dict[str, Cell] = {}
+    named: dict[str, str] = {}  # a cell's name -> its id
+    made = []
+    for variant in variants:
+        of_variant: list[tuple[int | None, Cell]] = []
+        for seed in seeds:
+            cell = maker.cell(variant, seed)
+            if (same := cells.get(cell.id)) is None:
+                if named.setdefault(cell.name, cell.id) != cell.id:
+                    text = f"two cells are called {cell.name!r}; give each cell a different name"
+                    raise ScenarioError(text, key="runs", origin=str(maker.file))
+                cells[cell.id] = replace(cell, published=published_for(published, variant.labels))
+                of_variant.append((seed, cells[cell.id]))
+            elif not maker.fast:
+                text = f"{maker.file}: the cells {same.name!r} and {cell.name!r} are the same run; remove one of them"
+                raise ScenarioError(text)
+        made.append((variant, of_variant))
+    return made
 
 
 def _keys_of(overrides: Sequence[str], place: str) -> dict[str, str]:

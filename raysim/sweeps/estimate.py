@@ -90,11 +90,9 @@ class Estimator:
                 if key not in self._seconds and time.monotonic() - began_s < within_s:
                     try:
                         scenario = Scenario.of(placed(cell, self.sweep, ["backend=in_process"]))
-                        shown = preview(scenario)
+                        self._seconds[key] = preview(scenario).total_s
                     except FAILURES:  # the cell itself reports why it fails
                         continue
-                    training_s = shown.client_round_s * scenario.participants * scenario.rounds
-                    self._seconds[key] = training_s + shown.tests_s
                 if key in self._seconds:
                     found[cell.name] = self._seconds[key] / cell.scenario.rounds
         return found
@@ -111,9 +109,7 @@ class Estimator:
             scenario = Scenario.of(placed(cell, self.sweep, ["backend=in_process"]))
             without_method = _key(cell, "algorithm")
             if without_method not in self._seconds:
-                shown = preview(scenario)
-                client_rounds = scenario.participants * scenario.rounds
-                self._seconds[without_method] = shown.client_round_s * client_rounds + shown.tests_s
+                self._seconds[without_method] = preview(scenario).total_s
             return Cost(self._seconds[without_method], _probed(scenario))
         except RaysimError as error:
             if isinstance(error, ScenarioError) and not isinstance(error, UnavailableError):

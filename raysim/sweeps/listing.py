@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from raysim.common.text import one_line
-from raysim.report.units import human_bytes, human_seconds
-from raysim.sweeps.estimate import Cost
-from raysim.sweeps.state import ORDER, CellState
+from raysim.report.units import human_bytes, human_seconds, plural
+from raysim.sweeps.estimate import CELL_S, START_S, Cost
+from raysim.sweeps.state import ORDER, CellState, counts
 
 LONG = 20
 """The most cells of a list with a line for each; longer ones are collapsed."""
@@ -61,6 +61,66 @@ def _mean_cost(costs: Sequence[Cost]) -> str:
     sent = [cost.sent for cost in costs if cost.sent is not None]
     shown_s = human_seconds(sum(seconds) / len(seconds)) if seconds else "?"
     return f"{shown_s}, {human_bytes(sum(sent) / len(sent)) if sent else '?'}"
+
+
+def print_states(states: Sequence[CellState], file: TextIO | None = None, every: bool = False) -> None:
+    """Print titles, and a line per cell with its state, rounds and, if known, why it is not done; then the counts.
+
+    every: also in a long list, which otherwise has a line per variant.
+    """
+    short = every or not is_long(states)
+    if short:
+        print(f"{'state':<11} {'rounds':>9}  cell", file=file)
+    else:
+        print_collapsed(states, file=file)
+    for one in states if short else ():
+        rounds = f"{one.rounds}/{one.cell.rounds}"
+        reason = f"  {one_line(one.reason)}" if one.reason else ""
+        print(f"{one.state:<11} {rounds:>9}  {one.cell.name}{reason}", file=file)
+    print(counts(states), file=file)
+
+
+def print_plan(
+    states: Sequence[CellState],
+    costs: Sequence[Cost],
+    parallel: int,
+    *,
+    every: bool = False,
+    before_s: float = 0.0,
+    starts: int = 0,
+) -> None:
+    """Print a line per cell as `print_states` does, with its seconds and bytes; then the time left.
+
+    before_s, starts: seconds of the rounds of trials that are left, and how often their cells still start or resume.
+    """
+    short = every or not is_long(states)
+    if short:
+        print(f"{'state':<11} {'rounds':>9} {'time':>12} {'sent':>9}  cell")
+    else:
+        print_collapsed(states, costs)
+    tunes = starts > 0
+    left_s, longest_s, unknown = before_s, 0.0, 0
+    for one, cost in zip(states, costs, strict=True):
+        asked = one.cell.rounds
+        seconds = "?" if cost.seconds is None else human_seconds(cost.seconds)
+        sent = "?" if cost.sent is None else human_bytes(cost.sent)
+        reason = f"  {one_line(one.reason)}" if one.reason else ""
+        if short:
+            print(f"{one.state:<11} {f'{one.rounds}/{asked}':>9} {seconds:>12} {sent:>9}  {one.cell.name}{reason}")
+        if one.state != "done":
+            unknown += cost.seconds is None
+            rest_s = (cost.seconds or 0.0) * (1 - one.rounds / asked)
+            left_s, longest_s, starts = left_s + rest_s, max(longest_s, rest_s), starts + 1
+    print(counts(states))
+    if any(one.state != "done" for one in states):
+        rounds_s, start_s = max(left_s / parallel, longest_s), START_S + CELL_S * starts / parallel
+        run = f"{plural(parallel, 'cell')} {'runs' if parallel == 1 else 'run'} at a time"
+        started = f"{starts} cells or tuning steps" if tunes else plural(starts, "cell")
+        besides = f" Not included: {plural(unknown, 'cell')} of unknown length." if unknown else ""
+        print(
+            f"estimated time, if {run} on an idle machine: about {human_seconds(rounds_s + start_s)}. This includes "
+            f"{human_seconds(start_s)} to start the processes (once) and {started}.{besides}"
+        )
 
 
 def print_collapsed(

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from raysim.common import names
 from raysim.common.errors import RaysimError, RunError, ScenarioError
-from raysim.common.files import hold, reason, refuse_special
-from raysim.common.files import replace as replace_file
+from raysim.common.files import hold, reason, refuse_special, write_bytes
 from raysim.comparison.compare import compare
 from raysim.comparison.pictures import draw
 from raysim.comparison.sweep_card import SWEEP_CARD, SWEEP_LOCK
@@ -360,6 +359,6 @@ def _compare(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> No
         parent.close(len(folders) == len(states), metrics, files)
         if folders:
             text = json.dumps(_inputs(sweep, folders), indent=1)
-            replace_file(place / COMPARED, lambda file: file.write(text.encode()))
+            write_bytes(place / COMPARED, text.encode())
     except OSError as error:
         raise RunError(f"{place} cannot be written ({reason(error)})") from error

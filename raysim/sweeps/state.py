@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import is_locked, refuse_special, replace
+from raysim.common.files import is_locked, refuse_special, write_bytes
 from raysim.common.results import LOCK
 from raysim.report.load import read_summary, rounds_done
 from raysim.sweeps.cells import Cell, Sweep
@@ -89,7 +89,7 @@ def note_failure(cell: Cell, sweep: Sweep, reason: str) -> None:
     """Record why a cell without a run folder failed. Raises `OSError`."""
     folder = sweep.output / cell.folder_name
     folder.mkdir(parents=True, exist_ok=True)
-    replace(folder / FAILURE, lambda file: file.write(json.dumps({"reason": reason}).encode()))
+    write_bytes(folder / FAILURE, json.dumps({"reason": reason}).encode())
 
 
 def counts(states: Iterable[CellState]) -> str:

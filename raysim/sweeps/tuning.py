@@ -74,9 +74,7 @@ class Trial:
     number: int
     values: Mapping[str, Any]  # key -> value of the tuned keys
     states: tuple[CellState, ...]  # of its cells, until the last round that was asked of them
-    score: float | None = (
-        None  # mean of the metric over the seeds; NaN if the trial failed or diverged, None until it is done
-    )
+    score: float | None = None  # mean of the metric over the seeds; NaN: it failed or diverged; None: it is not done
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raysim.common.files import replace, replacing, sync_folder
+from raysim.common.parquet import read_parquet
 from raysim.common.results import ClientRow
 
 _TYPES = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_()}
@@ -199,8 +200,7 @@ def _parquet(path: Path) -> _Batches:
 
 
 def _last_round(path: Path) -> int:
-    # Without read-ahead, as in `_parquet`.
-    rounds = pq.ParquetFile(path, pre_buffer=False).read(["round"], use_threads=False)["round"]
+    rounds = read_parquet(path, ["round"])["round"]
     return pc.max(rounds).as_py() if len(rounds) else -1
 
 

@@ -22,13 +22,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.common.files import hold, holder, reason, remove_leftovers, replace, set_aside, sync_folder
+from raysim.common.files import hold, holder, reason, remove_leftovers, set_aside, sync_folder, write_bytes
 from raysim.common.results import LOCK, ClientRow, RunCard, Status
 from raysim.common.text import redacted
-from raysim.tracking.client_rows import CLIENT_SCHEMA, ClientRows, MissingRowsError
+from raysim.tracking.client_rows import ClientRows, MissingRowsError
 from raysim.tracking.rounds import RoundRows
-
-__all__ = ["CLIENT_SCHEMA", "RunFolder"]
 
 ROUNDS_EVERY_S = 2.0
 """Minimum time between two writes of `rounds.parquet` while rounds are logged, in seconds."""
@@ -146,7 +144,7 @@ class RunFolder:
         """Write a file into the folder or a sub-folder. Raises `RunError` when that fails."""
         with self._writing(self.path / name):
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-            replace(self.path / name, lambda file: file.write(content))
+            write_bytes(self.path / name, content)
 
     def open(self, card: RunCard) -> None:
         """Write the status "running", and open the files. Raises `ScenarioError` when that fails."""
@@ -261,8 +259,7 @@ class RunFolder:
 
     def _write_summary(self, status: Status, summary: Mapping[str, object]) -> None:
         known = {} if self._card is None else self._card.facts
-        text = summary_text(status, {**known, **summary})
-        replace(self.path / "summary.json", lambda file: file.write(text.encode()))
+        write_bytes(self.path / "summary.json", summary_text(status, {**known, **summary}).encode())
 
     def _check_summary(self) -> None:
         path = self.path / "summary.json"

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raysim.common.files import replace
+from raysim.common.parquet import read_parquet
 from raysim.common.results import METRICS
 
 
@@ -59,9 +60,7 @@ class RoundRows:
         self._packed, self._latest = _table([]), []
         if t < 0:
             return 0
-        with self.parquet.open("rb") as file:
-            # Without read-ahead, as in `raysim.report.load`.
-            table = pq.ParquetFile(file, pre_buffer=False).read(use_threads=False)
+        table = read_parquet(self.parquet)
         table.validate(full=True)
         rounds = [number for number in table["round"].to_pylist() if number <= t]
         if rounds != sorted({*rounds} & {*range(t + 1)}):

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import reason
@@ -23,16 +24,11 @@ _STARTS_WITHIN_S = 120.0
 _MOST_PAGES = 10
 
 
-def ui_command(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> list[str]:
-    """Return the command line of the MLflow server for a `sqlite:` store; run it with `ui_environment()`.
+def ui_command(resolved: str, database: Path, host: str, port: int) -> list[str]:
+    """Return the command line of the MLflow server for a database; run it with `ui_environment()`.
 
-    Raises:
-        ScenarioError: the store cannot be used, or is a server, which serves its own pages.
+    resolved: the address of the database, a `sqlite:` store.
     """
-    resolved = check_uri(uri, "--uri")
-    database = database_path(resolved)
-    if database is None:
-        raise ScenarioError(f"--uri: {shown(resolved)} is a server: open it in a browser.")
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", resolved]
     # Without this, the server would create a folder for artifacts in its working directory.
     command += ["--artifacts-destination", str(database.parent / "mlartifacts")]
@@ -62,14 +58,15 @@ def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
         ScenarioError: the store cannot be used, or the port is taken.
     """
     resolved = check_uri(uri, "--uri")
-    if database_path(resolved) is None:
+    database = database_path(resolved)
+    if database is None:
         print(f"MLflow is at {shown(resolved)}")
         _print_pages(shown(resolved))
         return 0
-    command = ui_command(resolved, host, port)
+    command = ui_command(resolved, database, host, port)
     _refuse_taken_port(host, port)
     if is_new(resolved):
-        print(f"{database_path(resolved)} contains no run yet; new runs will appear here", flush=True)
+        print(f"{database} contains no run yet; new runs will appear here", flush=True)
         try:
             ensure_database(resolved)
         except Exception as error:

@@ -33,7 +33,7 @@ from raysim.comparison.terminal import print_table
 from raysim.report.plots import plot_accuracy
 from raysim.sweeps import loop
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.display import print_states
+from raysim.sweeps.listing import print_states
 from raysim.sweeps.state import states_of
 from tests.comparison.runs import make_run
 from tests.engine.scenarios import digits

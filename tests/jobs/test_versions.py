@@ -7,7 +7,6 @@ from importlib import metadata
 
 import pytest
 
-from raysim.jobs import versions
 from raysim.jobs.versions import Versions, incompatibility, missing, warning
 
 HERE = Versions.here()
@@ -62,7 +61,7 @@ def test_requirements_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
             raise metadata.PackageNotFoundError(name)
         return "0.1" if name == "pyarrow" else real(name)
 
-    monkeypatch.setattr(versions.metadata, "version", version)
+    monkeypatch.setattr(metadata, "version", version)
     message = incompatibility(HERE, HERE)
     (arrow,) = [text for text in metadata.requires("raysim") or () if text.startswith("pyarrow")]
     assert message.startswith(f"the cluster lacks {arrow}, mlflow")
@@ -80,6 +79,6 @@ def test_which_requirements_are_missing(monkeypatch: pytest.MonkeyPatch) -> None
             return "3.8.0rc1"
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(versions.metadata, "requires", lambda name: needed)
-    monkeypatch.setattr(versions.metadata, "version", version)
+    monkeypatch.setattr(metadata, "requires", lambda name: needed)
+    monkeypatch.setattr(metadata, "version", version)
     assert missing() == ["absent>=1", "here"]

@@ -232,6 +232,10 @@ def test_a_run_without_a_checkpoint_begins_anew_in_its_folder(workplace: Path) -
         ),
         (["rounds=1"], r"different settings: rounds \(3 before, 1 now\)"),
         (
+            [f"clients.models=[{', '.join(['digits_mlp64', 'digits_cnn_s', 'digits_resnet'] * 3)}]"],
+            r"different settings: clients.models \(\[.*\] before, \[digits_mlp64, .*\.\.\. now\)",
+        ),
+        (
             ["algorithm.name=fedproto"],
             r"different settings: algorithm.name \(fedgh before, fedproto now\); .*; to run .* use `raysim launch`$",
         ),

@@ -20,9 +20,9 @@ from raysim.jobs.job_log import read_log
 from raysim.report.load import read_summary
 from raysim.sweeps.cells import Cell, Sweep, placed
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.display import PlainProgress, print_plan, print_states
+from raysim.sweeps.display import PlainProgress
 from raysim.sweeps.estimate import Cost, Estimator
-from raysim.sweeps.listing import LONG, collapsed, is_long
+from raysim.sweeps.listing import LONG, collapsed, is_long, print_plan, print_states
 from raysim.sweeps.loop import Progress
 from raysim.sweeps.only import chosen_cells
 from raysim.sweeps.state import CellState, counts, state_of, states_of

@@ -18,8 +18,8 @@ from raysim.scenario.scenario import Scenario
 from raysim.sweeps import estimate
 from raysim.sweeps.cells import Cell, Sweep, placed
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.display import print_plan
 from raysim.sweeps.estimate import FEW, PHASES, Cost, Estimator
+from raysim.sweeps.listing import print_plan
 from raysim.sweeps.state import CellState, states_of
 from tests.conftest import said
 from tests.engine.scenarios import digits
@@ -54,9 +54,12 @@ def test_bytes_of_the_middle_and_the_last_round_stand_for_all_but_the_first(monk
     assert asked == [1, 4, 7]
 
 
-def test_seconds_are_those_of_turns_and_tests(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 participants in 3 rounds take 2 s each, and the tests of all rounds 5 s: 29 s."""
-    monkeypatch.setattr(estimate, "preview", lambda scenario: SimpleNamespace(client_round_s=2.0, tests_s=5.0))
+def test_seconds_are_those_of_a_run_in_one_process(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def previewed(scenario: Scenario) -> SimpleNamespace:
+        assert scenario.backend == "in_process"
+        return SimpleNamespace(total_s=29.0)
+
+    monkeypatch.setattr(estimate, "preview", previewed)
     monkeypatch.setattr(estimate, "_probed", lambda scenario: 7.0)
     sweep = sweep_of(workplace, grid={}, set=["rounds=3"])
     (cell,) = sweep.cells

@@ -17,7 +17,8 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.common.results import METRICS, ClientRow
 from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.tracking import folder as folder_module
-from raysim.tracking.folder import CLIENT_SCHEMA, RunFolder
+from raysim.tracking.client_rows import CLIENT_SCHEMA
+from raysim.tracking.folder import RunFolder
 from raysim.tracking.in_memory import MemoryTracker
 
 
@@ -202,6 +203,6 @@ def test_a_disk_that_does_not_answer_is_not_a_missing_folder(tmp_path, monkeypat
 
     monkeypatch.setattr("raysim.tracking.folder._inode", stale)
     assert folder.why_missing() == ""
-    monkeypatch.setattr("raysim.tracking.folder.replace", lambda path, write: stale(path))
+    monkeypatch.setattr("raysim.tracking.folder.write_bytes", lambda path, content: stale(path))
     with pytest.raises(RunError, match=r"could not be written \(stale file handle\)"):
         folder.write_text("run.json", "{}")

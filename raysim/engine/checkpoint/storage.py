@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from raysim.common.files import replace, sync_folder
+from raysim.common.files import sync_folder, write_bytes
 from raysim.common.text import expanded
 
 
@@ -123,7 +123,7 @@ class LocalStorage(Storage):
         sync_folder(Path(self.where))
 
     def publish(self, name: str, data: bytes) -> None:
-        replace(Path(self.where, name), lambda file: file.write(data))
+        write_bytes(Path(self.where, name), data)
         sync_folder(Path(self.where))
 
 
