@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +112,9 @@ def _refuse_other_clients(source: OpenedRun, spec: RunSpec) -> None:
 
 def _differing_settings(source: RunSpec, spec: RunSpec) -> list[str]:
     """Return how the method's settings differ from those of the source, which has the same method."""
-    had, has = asdict(source.algorithm), asdict(spec.algorithm)
-    return [f"{key}: {has[key]} (there: {had.get(key)})" for key in has if has[key] != had.get(key)]
+    settings = [field.name for field in fields(spec.algorithm) if field.init]  # without derived fields
+    had, has = ({key: getattr(one, key, None) for key in settings} for one in (source.algorithm, spec.algorithm))
+    return [f"{key}: {has[key]} (there: {had[key]})" for key in settings if has[key] != had[key]]
 
 
 def _checkpoint(source: OpenedRun, init: Init) -> Checkpoint:

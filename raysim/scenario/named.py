@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, is_dataclass
 from types import NoneType
 from typing import Annotated, Any, Literal, cast, get_args, get_origin, is_typeddict
@@ -120,10 +120,14 @@ def _foreign(hint: Any) -> Any:
         return None
     if origin is Annotated:
         return _foreign(args[0])
-    if isinstance(origin, type) and issubclass(origin, Mapping) and args[0] not in (str, Any):
-        return None if get_origin(args[0]) is Literal else hint
+    if args and isinstance(origin, type) and issubclass(origin, Mapping):
+        if args[0] not in (str, Any) and get_origin(args[0]) is not Literal:
+            return hint
+        args = args[1:]
     if isinstance(hint, type) and origin is None and not is_typeddict(hint):
-        return None if hint in (int, float, bool, str, list, tuple, dict, object, NoneType) else hint
+        # `Any` is a class since Python 3.11.
+        allowed = (int, float, bool, str, list, tuple, dict, object, NoneType, Any, Mapping, Sequence)
+        return None if hint in allowed else hint
     return next((found for arg in args if (found := _foreign(arg)) is not None), None)
 
 

@@ -370,6 +370,11 @@ def test_a_setting_that_is_a_tuple(folder: Path, capsys: pytest.CaptureFixture[s
             "__import__('torch').from_numpy(__import__('numpy').random.rand(4)))",
             "nets.py:Small: extractor.noise differs between two networks that are built with the same seed; draw its",
         ),
+        (
+            "nn.Sequential(nn.Flatten(), nn.Linear(input_spec.size, feature_dim)); body.add_module('relu', nn.PReLU()) "
+            "if not body.register_buffer(f'b{id(body)}', nn.Linear(1, 1).weight.detach()) else None",
+            " is a weight of only one of two networks that are built one after the other; give layers the same names",
+        ),
     ],
 )
 def test_a_model_that_every_process_would_build_differently(
@@ -382,17 +387,19 @@ def test_a_model_that_every_process_would_build_differently(
 
 
 def test_a_value_that_is_derived_from_the_settings(folder: Path) -> None:
-    derived = "    scale: float = field(init=False)\n"
+    derived = "    scale: Tensor = field(init=False)\n"
     method = HELPED.replace("from dataclasses import dataclass", "from dataclasses import dataclass, field")
     method = re.sub(r"(class Mine.*\n    \"\"\".*\n)", rf"\1{derived}", method)
     method += """
     def __post_init__(self):
         super().__post_init__()
-        object.__setattr__(self, "scale", 2 * self.header_lr)
+        object.__setattr__(self, "scale", torch.full((2,), 2 * self.header_lr))
 """
     (folder / "mine.py").write_text(method)
     scenario = raysim.Scenario.load(folder / "s.yaml", ["algorithm.header_lr=0.5"])
-    assert scenario.algorithm.scale == 1.0 and "scale" not in scenario.resolved["algorithm"]
+    assert scenario.algorithm.scale.tolist() == [1.0, 1.0] and "scale" not in scenario.resolved["algorithm"]
+    first = raysim.run(folder / "s.yaml", sets=["rounds=1"], quiet=True)
+    assert raysim.run(folder / "s.yaml", sets=["rounds=1", f"init={{run: '{first.folder}'}}"], quiet=True).summary
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import typing
+from collections import abc
 from collections.abc import Iterator
+from enum import Enum
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
 
 from raysim import algorithms
 from raysim.algorithms.standalone import Standalone
 from raysim.common.errors import ScenarioError
+from raysim.core.fields import Range
 from raysim.plugins.registry import algorithm_class, algorithm_file, algorithm_names
 from raysim.scenario import declared as module
 from raysim.scenario.declared import declaration_of, declared
+from raysim.scenario.named import _foreign
 from raysim.scenario.source import UnreadableError, bundled, read
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "scenarios" / "quickstart.yaml")
@@ -346,3 +352,24 @@ def test_a_cache_that_cannot_be_written_is_only_slower(mine: Path, monkeypatch: 
     monkeypatch.setenv("RAYSIM_CACHE", str(mine.parent / "file"))
     assert again().name == again().name == "Mine"
     assert imported()
+
+
+@pytest.mark.parametrize(
+    ("hint", "accepted"),
+    [
+        (Any, True),
+        (dict[str, Any] | None, True),
+        (list[Any], True),
+        (typing.Dict, True),  # noqa: UP006
+        (typing.Mapping, True),
+        (abc.Sequence, True),
+        (dict[Literal["a"], tuple[int, ...]], True),
+        (Annotated[float, Range(gt=0)] | None, True),
+        (dict[int, float] | None, False),
+        (dict[Literal["a"], Path], False),
+        (list[Enum], False),
+        (Path, False),
+    ],
+)
+def test_types_of_which_a_scenario_has_no_values(hint: Any, accepted: bool) -> None:
+    assert (_foreign(hint) is None) is accepted

@@ -223,7 +223,7 @@ def test_a_dry_run_refuses_no_cell(
     """The command as users give it, without the measurements, which take minutes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        "raysim.sweeps.estimate.preview", lambda checked: SimpleNamespace(client_round_s=1.0, tests_s=0.0)
+        "raysim.sweeps.estimate.preview", lambda checked: SimpleNamespace(total_s=1.0)
     )
     monkeypatch.setattr("raysim.sweeps.estimate._probed", lambda checked: 1.0)
     main(["sweep", str(path), "--seeds", "1", "--dry-run"])
