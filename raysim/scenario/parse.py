@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -250,6 +251,7 @@ def parse_scenario(
     given = _preset(declaration, profile, origin) | fields
     model = model_of(declaration, algorithm, ("algorithm", "name"), origin)
     algorithm_settings = validated(model, given, origin, ("algorithm",))
+    _refuse_other_types(algorithm_settings.model_dump(), ("algorithm",), origin)
     resolved = _plain(settings, origin)
     chosen = {"profile": profile} if declaration.profiles else {}
     resolved["algorithm"] = {"name": algorithm, **chosen, **_plain(algorithm_settings, origin)}
@@ -280,6 +282,15 @@ def _refuse_other_keys(value: Any, key: Key, origin: Origin) -> None:
         if isinstance(value, dict) and not isinstance(at, str):
             raise origin.error(path, "keys must be text; put this key in quotes")
         _refuse_other_keys(inner, path, origin)
+
+
+def _refuse_other_types(value: Any, key: Key, origin: Origin) -> None:
+    """Refuse values without a type in JSON, which fields without a type accept: resolved.yaml would have others."""
+    if isinstance(value, date | set | bytes):
+        raise origin.error(key, f"{shown(value)} given, a {type(value).__name__}; put it in quotes to give text")
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for at, inner in entries:
+        _refuse_other_types(inner, (*key, str(at)), origin)
 
 
 def _plain(settings: BaseModel, origin: Origin) -> dict[str, Any]:

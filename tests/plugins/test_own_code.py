@@ -332,7 +332,7 @@ def test_a_setting_that_is_a_tuple(folder: Path, capsys: pytest.CaptureFixture[s
     """YAML has only lists, so a list sets it; the run can be resumed and repeated from its resolved.yaml."""
     tuples = "    sizes: tuple[int, ...] = (1, 2)\n    pair: tuple[int, float] | None = None\n"
     tuples += "    stages: tuple[tuple[int, int], ...] = ((1, 2), (3, 4))\n"
-    tuples += "    named: dict[str, list[tuple[int, float]]] | None = None\n"
+    tuples += "    named: dict[str, list[tuple[int, float]]] | None = None\n    free: dict | None = None\n"
     (folder / "mine.py").write_text(re.sub(r"(class Mine.*\n    \"\"\".*\n)", rf"\1{tuples}", HELPED))
     result = raysim.run(folder / "s.yaml", sets=["algorithm.sizes=[3, 4]", "algorithm.pair=[1, 0.5]"], quiet=True)
     assert (result.scenario.algorithm.sizes, result.scenario.algorithm.pair) == ((3, 4), (1, 0.5))
@@ -351,6 +351,7 @@ def test_a_setting_that_is_a_tuple(folder: Path, capsys: pytest.CaptureFixture[s
         ("pair=[1, 2.5, 3]", "algorithm.pair: [1, 2.5, 3] given; allowed: at most 2 entries"),
         ("stages=[[1, 2], [3]]", "algorithm.stages.1: [3] given; give a list with more entries"),
         ("named={0: [[1, 2.5]]}", "algorithm.named.0: keys must be text; put this key in quotes"),
+        ("free={a: 2026-01-01}", "algorithm.free.a: 2026-01-01 given, a date; put it in quotes to give text"),
     ):
         said = ran(
             "validate", "--run-code", str(folder / "s.yaml"), "--set", f"algorithm.{wrong}", capsys=capsys, code=2
