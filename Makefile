@@ -34,7 +34,7 @@ test-large: setup  ## Run the tests that take minutes or gigabytes: a hundred ac
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m large
 
 test-versions: setup  ## Try the wheel with the lowest and newest versions in range, in environments below build/versions
-	$(BIN)/python -m tests.versions $(VERSIONS) --tests '$(FAST) tests/cli tests/comparison tests/inspection tests/sweeps'
+	$(BIN)/python -m tests.versions $(VERSIONS) --tests '$(FAST)'
 
 check: setup  ## Formatting, lint, types, import arrows
 	$(BIN)/ruff format --check .

@@ -25,7 +25,7 @@ def imported_by(source: bytes) -> dict[str, Path]:
     """Return the same for all modules that a file with this content imports by absolute names."""
     absolute = [one for one in _imports(source) if not one.module.startswith(".")]
     names = [name for one in absolute for name in (one.module, *(f"{one.module}.{part}" for part in one.names))]
-    return _reached(names, "")
+    return _reached(names, "raysim")  # its algorithms, also where raysim is installed
 
 
 def _reached(names: Sequence[str], package: str) -> dict[str, Path]:
