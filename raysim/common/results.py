@@ -81,7 +81,7 @@ METRICS: Mapping[str, str] = {
     "engine/participants": "clients that took part in this round: without those that dropped out, were late or failed",
     "engine/failed_clients": "participants that failed in this round; the round continued without them",
     "engine/dropped_clients": "selected clients that do not count: they dropped out, missed the deadline, or finished "
-    "after enough others (`clients.oversample`); if the scenario sets `system`",
+    "after enough other clients (`clients.oversample`); if the scenario sets `system`",
     "engine/moved_clients": "clients whose state moved to another actor in this round",
     "memory/host_mb": "resident memory of the run's processes, in MiB",
     "memory/gpu_peak_mb": "greatest GPU memory of any actor so far, in MiB",

@@ -150,7 +150,7 @@ MEASURES: Mapping[str, Measure] = {
     "dropped": Measure(
         "dropped",
         "how often a selected client did not count, because it dropped out, missed the deadline or finished after "
-        "enough others, if the scenario has a section `system`",
+        "enough other clients, if the scenario has a section `system`",
     ),
 }
 """In the order of tables. `TO_TARGET` adds measures for each target accuracy A, such as `rounds_to_0.5`."""

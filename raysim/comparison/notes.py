@@ -157,7 +157,7 @@ def _missing_seeds(variants: Sequence[Variant]) -> list[str]:
 
 
 def _few_seeds(variants: Sequence[Variant], spread: Spread) -> list[str]:
-    """A sentence on the variants with too few seeds for the number after ±."""
+    """A sentence that names the variants with too few seeds for an interval or standard deviation."""
     what, least = ("standard deviations", 2) if spread == "std" else ("confidence intervals", MIN_SEEDS)
     few = [variant.name for variant in variants if len({run.seed for run in variant.runs}) < least]
     if not few:

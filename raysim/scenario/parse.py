@@ -285,7 +285,7 @@ def _refuse_other_keys(value: Any, key: Key, origin: Origin) -> None:
 
 
 def _refuse_other_types(value: Any, key: Key, origin: Origin) -> None:
-    """Refuse values without a type in JSON, which fields without a type accept: resolved.yaml would have others."""
+    """Refuse dates, sets and bytes, which untyped fields accept: resolved.yaml would contain text or lists instead."""
     if isinstance(value, date | set | bytes):
         raise origin.error(key, f"{shown(value)} given, a {type(value).__name__}; put it in quotes to give text")
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()

@@ -315,7 +315,7 @@ def _when_abandoned_cells_have_ended(sweep: Sweep) -> list[CellState]:
         if time.monotonic() > until:
             text = (
                 f"{running[0].folder}: another process is running this cell; wait for that process, or end it. If "
-                "there is none, because this is a copy or the file system has no locks, `raysim resume` this folder"
+                "there is none (the folder is a copy, or its file system has no locks), run `raysim resume` on it"
             )
             raise ScenarioError(text)
         time.sleep(0.5)

@@ -246,10 +246,10 @@ def test_500_rounds_of_10_epochs() -> None:
     rises = sorted(late[name] - early[name] for name in rounds)
     assert f"300 more rounds raise the methods by {rises[0]:.1f} to {rises[-1]:.1f} points." in words
     rise = "{}'s from {:.2f} (round {}) to {:.2f} (round {})".format
-    told = [
+    rises_of_best = [
         rise(name, *(100 * best_200[name][0], best_200[name][1], 100 * best[name][0], best[name][1])) for name in rounds
     ]
-    assert f"**The best rounds rise more**: {', '.join(told)}." in words
+    assert f"**The best rounds rise more**: {', '.join(rises_of_best)}." in words
     assert all(best[name][0] - best_200[name][0] > (late[name] - early[name]) / 100 for name in rounds)
     for name in rounds:
         if name != "Standalone":
