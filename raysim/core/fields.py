@@ -183,4 +183,6 @@ def _fits(value: Any, hint: Any) -> bool:
         return value in args
     if origin in (Union, UnionType):
         return value is None or any(_fits(value, arg) for arg in args if arg is not NoneType)
-    return all(extra.holds(value) for extra in args[1:] if isinstance(extra, Range)) if origin is Annotated else True
+    if origin is Annotated:
+        return all(extra.holds(value) for extra in args[1:] if isinstance(extra, Range))
+    return True

@@ -97,18 +97,21 @@ class _Replay:
         expected = self.seen[shape] * (self.steps - self.done) / max(self.done, 1)
         self.seen[shape] += 1
         self.done += 1
-        if shape in self.recorded:
-            for place, value in zip(_parts(self.recorded[shape].batch), _parts(batch), strict=True):
+        recorded = self.recorded.get(shape)
+        if recorded is not None:
+            for place, value in zip(_parts(recorded.batch), _parts(batch), strict=True):
                 if place is not None and value is not None:
                     place.copy_(value)
-        elif self.refused or self.seen[shape] < BEFORE or (self.seen[shape] > BEFORE and expected < WORTH):
-            return self.step(batch)
-        elif self.seen[shape] == BEFORE:
-            return self._watched(batch)
         else:
-            self.recorded[shape] = self._record(batch)
-        self.recorded[shape].graph.replay()
-        return self.recorded[shape].rows
+            if self.refused or self.seen[shape] < BEFORE:
+                return self.step(batch)
+            if self.seen[shape] == BEFORE:
+                return self._watched(batch)
+            if expected < WORTH:
+                return self.step(batch)
+            recorded = self.recorded[shape] = self._record(batch)
+        recorded.graph.replay()
+        return recorded.rows
 
     def _watched(self, batch: Batch) -> Tensor | None:
         """Run a step, and check whether such steps may be recorded."""

@@ -84,25 +84,25 @@ def preview(scenario: Scenario) -> Preview:
     check_local(scenario)
     machine, nodes = find_machine(scenario), []
     plan = make_plan(scenario.requests, machine, scenario.participants)
+    notes = list(plan.notes)
     refuse_float16_on_cpu(scenario, plan)
     if attach(scenario):
         from raysim.engine.ray import session
 
         nodes, growth = session.nodes(scenario.resources.head), session.growth(scenario.resources.head)
         check_fits(plan, nodes, scenario.resources.placement, growth)
-        plan = replace(plan, notes=(*plan.notes, *growth_notes(scenario, plan, growth)))
+        notes += growth_notes(scenario, plan, growth)
     data = scenario.data
     if missing(data.name, data.root, data.format):
         if data.root is not None or not scenario.dataset.torchvision or data.format not in ("auto", "torchvision"):
             load_dataset(data.name, data.root, data.format, download=False)  # raises the same error as a run
-        text = f"the data set {data.name} is not on this machine; a run will try to download it"
-        plan = replace(plan, notes=(*plan.notes, text))
+        notes.append(f"the data set {data.name} is not on this machine; a run will try to download it")
     else:
-        plan = replace(plan, notes=(*plan.notes, *warm_start(assemble(scenario, machine)).notes))
+        notes += warm_start(assemble(scenario, machine)).notes
     early = ("the times are for all rounds, but `stop` may end the run earlier",) if scenario.may_end_early else ()
     half = ("training steps were measured in float32, because float16 is too slow on CPUs",)
     measured = half if scenario.training.precision == "float16" else ()
-    plan = replace(plan, notes=(*scenario.warnings, *early, *measured, *plan.notes))
+    plan = replace(plan, notes=(*scenario.warnings, *early, *measured, *notes))
     count = scenario.clients.number
     dataset = scenario.dataset
     pool = (

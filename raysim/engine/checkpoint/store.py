@@ -140,8 +140,9 @@ class CheckpointStore:
             self.storage.publish(_name(t), _manifest_bytes(checkpoint))
         except OSError as error:
             raise self.failure(t, error) from error
-        older, recent = self.kept[: 1 - KEPT], self.kept[1 - KEPT :]
-        self.kept = [*(c for c in older if c.round in keep), *recent, checkpoint]
+        every = [*self.kept, checkpoint]
+        latest = len(every) - KEPT  # position of the first of the latest
+        self.kept = [one for i, one in enumerate(every) if i >= latest or one.round in keep]
         try:
             self._remove_others(t)
         except OSError as error:

@@ -21,8 +21,8 @@ from raysim.engine.records import MemoryReport, RoundReport
 Rows = Sequence[ClientRow]
 Labels = NDArray[np.int64]
 T = TypeVar("T")
-_UNIT_BITS = 1074
-"""Every float is an integer multiple of 2^-1074."""
+_UNITS = 1 << 1074
+"""Every float is an integer multiple of 1 / 2^1074, and its denominator divides this number."""
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -53,7 +53,7 @@ class Sum:
 
     def __init__(self) -> None:
         self.count = 0
-        self._units = 0  # of 2^-1074
+        self._units = 0  # each is 1 / _UNITS
         self._nonfinite: Counter[str] = Counter()  # "inf", "-inf" or "nan" -> how often
 
     def add(self, value: float, times: int = 1) -> None:
@@ -63,7 +63,7 @@ class Sum:
             self._nonfinite[str(value)] += times
             return
         numerator, denominator = value.as_integer_ratio()
-        self._units += times * numerator << _UNIT_BITS + 1 - denominator.bit_length()
+        self._units += times * numerator * (_UNITS // denominator)
 
     @property
     def total(self) -> float:
@@ -72,7 +72,7 @@ class Sum:
         if nonfinite:
             return exact_sum(nonfinite)
         try:
-            return self._units / (1 << _UNIT_BITS)
+            return self._units / _UNITS
         except OverflowError:
             return math.inf if self._units > 0 else -math.inf
 
@@ -137,8 +137,10 @@ class ValueCounts:
     @property
     def jain(self) -> float | None:
         """Jain's index, (sum)^2 / (n * sum of squares): 1 if all are equal, 1/n if one has all; None without values."""
+        if not self.times:
+            return None
         squares = self.total(lambda v: v * v)
-        return self.total() ** 2 / (len(self) * squares) if squares else 1.0 if self.times else None
+        return self.total() ** 2 / (len(self) * squares) if squares else 1.0
 
 
 class Measured(NamedTuple):

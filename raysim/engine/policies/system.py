@@ -117,7 +117,9 @@ def time_round(
 
     order = sorted(seconds, key=lambda k: (seconds[k], k))
     counted = [k for k in order if deadline_s is None or seconds[k] <= deadline_s][:size]
-    last_s = seconds[counted[-1]] if counted else 0.0
     late = sorted(order[len(counted) :])
-    waits = deadline_s is not None and len(counted) < size and dropped + failed + len(late) > 0
-    return Timing(seconds, late, deadline_s if waits and deadline_s else last_s, dropped + len(late))
+    if deadline_s is not None and len(counted) < size and dropped + failed + len(late) > 0:
+        round_s = deadline_s
+    else:
+        round_s = seconds[counted[-1]] if counted else 0.0
+    return Timing(seconds, late, round_s, dropped + len(late))

@@ -161,9 +161,12 @@ class Rows:
             begin, size = self.used.popleft()
             self.used_bytes -= size
             first = begin // PAGE * PAGE  # whole pages, since partial pages would stay
-            os.posix_fadvise(
-                self.file.fileno(), first, -(-(begin + size - first) // PAGE) * PAGE, os.POSIX_FADV_DONTNEED
-            )
+            os.posix_fadvise(self.file.fileno(), first, padded(begin + size - first, PAGE), os.POSIX_FADV_DONTNEED)
+
+
+def padded(size: int, to: int) -> int:
+    """Return `size`, rounded up to a multiple of `to`."""
+    return -(-size // to) * to
 
 
 def _memory_file() -> IO[bytes]:

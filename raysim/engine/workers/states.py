@@ -21,7 +21,7 @@ from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights
 from raysim.core.state import form_of
 from raysim.core.torch_workarounds import count_hooks
-from raysim.engine.workers.state_files import LARGE, PAGE, Row, Rows, StateFiles
+from raysim.engine.workers.state_files import LARGE, PAGE, Row, Rows, StateFiles, padded
 
 ALIGNMENT = 64  # bytes, as torch aligns tensors: another alignment may select another kernel
 
@@ -57,7 +57,7 @@ class Shell:
         self.grads = [(tensor, tensor.requires_grad) for tensor in tensors if isinstance(tensor, nn.Parameter)]
         kept = _storages(value for value in self.net.state_dict().values() if isinstance(value, Tensor))
         storages = kept | _storages(tensors)
-        ends = [0, *accumulate(_padded(storage.nbytes(), ALIGNMENT) for storage in storages.values())]
+        ends = [0, *accumulate(padded(storage.nbytes(), ALIGNMENT) for storage in storages.values())]
         self.block: Row = torch.empty(ends[-1], dtype=torch.uint8, device="cpu").numpy()
         self.row = self.block[: ends[len(kept)]]
         self.remote: list[tuple[Tensor, Tensor]] = []  # on a GPU: (bytes there, the same bytes in `block`)
@@ -289,10 +289,12 @@ class ClientStates:
     @cached_property
     def sizes(self) -> list[int]:
         """Size of a row in bytes, by position in `models`."""
-        used = self.models[: self.clients]
+        used, size = self.models[: self.clients], {}
         for arch in dict.fromkeys(used):
-            self.free[arch].append(self._shell(arch))
-        return [len(self.free[arch][0].row) for arch in used]
+            shell = self._shell(arch)
+            size[arch] = len(shell.row)
+            self.free[arch].append(shell)
+        return [size[arch] for arch in used]
 
     @cached_property
     def begins(self) -> list[int]:
@@ -303,11 +305,7 @@ class ClientStates:
 
 def _stride(size: int) -> int:
     """Return the distance between rows. Large rows share no page, so that each can leave memory separately."""
-    return _padded(size, PAGE if size >= LARGE else ALIGNMENT)
-
-
-def _padded(size: int, to: int) -> int:
-    return -(-size // to) * to
+    return padded(size, PAGE if size >= LARGE else ALIGNMENT)
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, UntypedStorage]:

@@ -243,10 +243,13 @@ class Training:
         for client in clients:
             self._deliver(client, downs[client.id])
         tests = {k: self.evaluation.evaluate_one(k, evaluate_before) for k in downs} if evaluate_before else {}
-        updates = [partial(self._update, client, downs[client.id], len(clients) > 1) for client in clients]
-        # Device contexts are per thread, but the hooks of a group exit in another order than they entered.
-        with nullcontext() if self.device.type == "cpu" or len(updates) == 1 else self.device:
-            uploads = in_lockstep(updates, fit_all) if len(updates) > 1 else [updates[0]()]
+        if len(clients) == 1:
+            uploads = [self._update(clients[0], downs[clients[0].id], in_group=False)]
+        else:
+            updates = [partial(self._update, client, downs[client.id], in_group=True) for client in clients]
+            # Device contexts are per thread, but the hooks of a group exit in another order than they entered.
+            with nullcontext() if self.device.type == "cpu" else self.device:
+                uploads = in_lockstep(updates, fit_all)
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
         train_s = (perf_counter() - start - sum(test.seconds for test in tests.values())) / len(clients)
