@@ -81,7 +81,7 @@ Optimizer = Sgd | torch.optim.Adam | torch.optim.AdamW
 
 
 def make_optimizers(named: Mapping[str, Tensor], local: LocalTraining, rates: Mapping[str, float]) -> list[Optimizer]:
-    """Return new optimizers, one per learning rate. No momentum outlives a client's round."""
+    """Return new optimizers, one per learning rate. No momentum outlives a local training."""
     of_rate: dict[float, list[Tensor]] = {}
     for name, parameter in named.items():
         of_rate.setdefault(rates.get(name, local.lr), []).append(parameter)

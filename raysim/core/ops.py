@@ -1,4 +1,4 @@
-"""Pure functions that several algorithms share; a function moves here when a third algorithm needs it.
+"""Functions that several algorithms share. All but `header_step` leave their arguments unchanged.
 
 Shapes: N samples, B batch, C classes, D representation width, S classes that one client owns, K any of the classes.
 """
@@ -77,8 +77,7 @@ def header_step(
 def class_means(value_ND: Tensor, label_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the mean of the rows of each class that occurs.
 
-    Returns (class_S int64 ascending, mean_SD in value_ND's type, count_S int64). Exact sums over samples in
-    float64, so that the result does not depend on batching.
+    Returns (class_S int64 ascending, mean_SD in value_ND's type, count_S int64). Sums over samples are in float64.
 
     >>> class_S, mean_SD, count_S = class_means(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([2, 2, 0]))
     >>> class_S.tolist(), mean_SD.tolist(), count_S.tolist()

@@ -37,8 +37,8 @@ def as_float32(value: Tensor) -> Tensor:
 class Backward:
     """The backward pass and the step after it. A float16 loss is scaled up, so that small gradients are not zero.
 
-    The scale begins anew in each client round, as the optimizer's state does. A step whose gradients exceed float16 is
-    left out, and the scale is halved.
+    The scale begins anew in each local training, as the optimizer's state does. A step whose gradients exceed float16
+    is left out, and the scale is halved.
     """
 
     def __init__(self, precision: Precision, device: torch.device) -> None:

@@ -174,7 +174,7 @@ class Serialized:
 
 
 def serialize(state: Any) -> Serialized:
-    """Split a state for storage; `deserialize` restores it bit for bit, including strides.
+    """Split a state for storage; `deserialize` restores it bit for bit, with the strides of tensors without gaps.
 
     A tensor at several places is restored as one tensor; other shared memory is not (`check_shared`). Supports the same
     types as `state_tensors`. Raises `TypeError` with the path of any other object.

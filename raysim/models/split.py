@@ -49,7 +49,7 @@ class SplitNet(nn.Module):
         return tuple(self.extractor[begin:end] for begin, end in pairwise(ends))
 
     def features(self, x_B: Tensor) -> Tensor:
-        """Return the representation [B, D], which is never negative in raysim's networks (the last layer is a ReLU)."""
+        """Return the representation [B, D]; never negative in raysim's networks, which end in a ReLU or its mean."""
         return self.extractor(x_B)
 
     def forward(self, x_B: Tensor) -> Tensor:
