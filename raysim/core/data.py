@@ -1,7 +1,7 @@
 """The samples of a client, and the batches that a loss receives.
 
-Samples keep their stored format in the place where they were loaded (one array per node, shared by every actor). A
-batch is gathered, normalised and augmented as tensors on the client's device.
+The data set stays as stored where it was loaded (one array per node, shared by every actor). In each round, a client's
+samples are copied from it to the client's device, as stored; batches are normalised and augmented there.
 
 Shapes: N samples of one client, B samples of one batch; an image has C channels of H x W pixels.
 """
@@ -192,7 +192,7 @@ class Shuffled:
         for _ in range(self.epochs):
             order = torch.randperm(size, generator=self.rng, device="cpu").to(self.data.y.device)
             batches = order.split(self.batch_size) if size > self.batch_size else (order,)
-            yield [index for index in batches if not (self.drop_single and len(index) == 1)]
+            yield [index for index in batches if len(index) > self.drop_single]
 
 
 class AsGiven:

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from operator import is_
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -196,13 +197,23 @@ class Sgd:
 
 
 Place = tuple[dict[str, Tensor | None], str]
-_places: WeakKeyDictionary[nn.Module, dict[str, list[Place]]] = WeakKeyDictionary()
 
 
-def _places_of(net: nn.Module) -> dict[str, list[Place]]:
-    """Map each parameter name, then each buffer name, to the places that hold it: several if it is shared."""
-    if net not in _places:
-        places: dict[str, list[Place]] = {}
+class _Structure:
+    """The modules of a network, without the network itself, and the places that hold its tensors.
+
+    Attributes:
+        inner: the modules inside the network.
+        overrides_train: whether a module overrides `train` and so decides for those inside it.
+        places: parameter names, then buffer names -> the places that hold the tensor: several if it is shared.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        modules = [*net.modules()]
+        self.inner = modules[1:]
+        self.overrides_train = any(type(one).train is not nn.Module.train for one in modules)
+        self._children = [(one._modules, [*one._modules.values()]) for one in modules]
+        self.places: dict[str, list[Place]] = {}
         names: dict[int, str] = {}
         for kind in ("_parameters", "_buffers"):
             for prefix, module in net.named_modules():
@@ -210,18 +221,33 @@ def _places_of(net: nn.Module) -> dict[str, list[Place]]:
                 for name, value in held.items():
                     if value is not None:
                         full = names.setdefault(id(value), f"{prefix}.{name}" if prefix else name)
-                        places.setdefault(full, []).append((held, name))
-        _places[net] = places
-    return _places[net]
+                        self.places.setdefault(full, []).append((held, name))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no module was assigned or removed since, for example by `client.net.header = ...` in a hook."""
+        return all(len(now) == len(before) and all(map(is_, now.values(), before)) for now, before in self._children)
+
+
+_structures: WeakKeyDictionary[nn.Module, _Structure] = WeakKeyDictionary()
+
+
+def _structure_of(net: nn.Module) -> _Structure:
+    known = _structures.get(net)
+    if known is None or not known.is_current:
+        known = _structures[net] = _Structure(net)
+    return known
 
 
 def named_tensors(net: nn.Module) -> dict[str, Tensor]:
     """Return a network's parameters, then its buffers, by name, each once.
 
     Reason: torch walks through all modules at every call, which takes as long as a step of a small network. Here the
-    walk is done once per network. Delete when: `named_parameters` of a perceptron takes a few microseconds.
+    walk is done once, and again after a module was assigned. Delete when: `named_parameters` of a perceptron takes a
+    few microseconds.
     """
-    return {full: value for full, [(held, name), *_] in _places_of(net).items() if (value := held[name]) is not None}
+    places = _structure_of(net).places
+    return {full: value for full, [(held, name), *_] in places.items() if (value := held[name]) is not None}
 
 
 @contextmanager
@@ -232,7 +258,7 @@ def tensors_replaced(net: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[
     step of a small network, and does not restore a module that the network uses twice. Delete when: none of this
     is true.
     """
-    places = _places_of(net)
+    places = _structure_of(net).places
     before = named_tensors(net)
     try:
         for full, value in tensors.items():
@@ -257,28 +283,17 @@ def count_hooks(modules: Iterable[nn.Module]) -> int:
     )  # fmt: skip
 
 
-_inner: WeakKeyDictionary[nn.Module, tuple[list[nn.Module], bool]] = WeakKeyDictionary()
-
-
-def _inner_of(net: nn.Module) -> tuple[list[nn.Module], bool]:
-    """Return the modules inside a network, and whether one overrides `train` and so decides for those inside it."""
-    if net not in _inner:
-        modules = [*net.modules()]
-        _inner[net] = modules[1:], any(type(one).train is not nn.Module.train for one in modules)
-    return _inner[net]
-
-
 def set_training(net: nn.Module, training: bool) -> None:
     """Do what `net.train(training)` does, faster.
 
     Reason: torch walks through all modules, and sets the attribute through `nn.Module.__setattr__`, which takes a
     noticeable part of a small model's round. Delete when: `nn.Module.train` does neither.
     """
-    inner, is_overridden = _inner_of(net)
-    if is_overridden:
+    structure = _structure_of(net)
+    if structure.overrides_train:
         net.train(training)
         return
-    for module in (net, *inner):
+    for module in (net, *structure.inner):
         if module.training is not training:
             object.__setattr__(module, "training", training)
 
@@ -286,7 +301,7 @@ def set_training(net: nn.Module, training: bool) -> None:
 @contextmanager
 def eval_mode(net: nn.Module) -> Iterator[None]:
     """Set a network to eval mode, and afterwards each of its modules to the mode that it had before."""
-    before = [(module, module.training) for module in (net, *_inner_of(net)[0])]
+    before = [(module, module.training) for module in (net, *_structure_of(net).inner)]
     set_training(net, False)
     try:
         yield

@@ -310,7 +310,10 @@ def _kind(job: FitJob) -> Hashable:
     if not isinstance(function, FunctionType):
         return (*key, id(function))
     # A function defined inside a hook is a new object for each client, but the same loss if its closure is the same.
-    closed = [cell.cell_contents for cell in function.__closure__ or ()]
+    try:
+        closed = [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:  # a variable without a value so far
+        return (*key, id(function))
     named = [part for item in (function.__kwdefaults__ or {}).items() for part in item]
     held = [*closed, *(function.__defaults__ or ()), *named]
     # The text of a number tells 0.0 from -0.0, and 1 from True.

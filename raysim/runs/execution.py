@@ -126,12 +126,19 @@ class Execution:
                 self.stop.closing = True
                 self.facts["seconds"] = time.perf_counter() - began
                 try:
-                    if status != "finished" and not self.folder.why_missing():
-                        self._say_how_to_resume(progress, checkpoints)
-                finally:  # a log handler of the user may raise
                     if status != "finished":
-                        self._shut_down(cleanup)  # first: actors may still work on a round that was cut off
+                        self._end_early(progress, checkpoints, cleanup)
+                finally:  # after another Ctrl-C, too, the folder has to be unlocked, so that the run can be resumed
                     self._close(status, self._summary(status, progress, checkpoints), cleanup)
+
+    def _end_early(
+        self, progress: Progress, checkpoints: CheckpointManager | None, cleanup: contextlib.ExitStack
+    ) -> None:
+        try:
+            if not self.folder.why_missing():
+                self._say_how_to_resume(progress, checkpoints)
+        finally:  # a log handler of the user may raise
+            self._shut_down(cleanup)  # before the folder is closed: actors may still work on a round that was cut off
 
     def _say_how_to_resume(self, progress: Progress, checkpoints: CheckpointManager | None) -> None:
         if not (self.card.folder / "run.json").exists():
@@ -313,7 +320,8 @@ class Execution:
         if failure is not error:
             return failure
         if isinstance(error, HookError) and error.trace:
-            self.folder.write_text("logs/error.txt", error.trace)
+            with contextlib.suppress(RunError):  # of a full disk, which must not replace the error of the hook
+                self.folder.write_text("logs/error.txt", error.trace)
             self.own_code_failed = bool(self.assembly.scenario.own_code.files)
         if self.resumed and isinstance(error, Exception) and not isinstance(error, RaysimError):
             return self._incompatible(error)

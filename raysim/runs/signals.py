@@ -41,8 +41,9 @@ def sigterm_kept() -> Iterator[None]:
 def interruptible(stop: Stop | None = None) -> Iterator[None]:
     """Let Ctrl-C and SIGTERM end a run after its round, or at once for the second signal or if nothing is to be saved.
 
-    While a run is being closed, SIGTERM and the first Ctrl-C are ignored. The second Ctrl-C ends the closing, and
-    `raysim resume` completes it later. stop: receives the request to end; default: there is nothing to save.
+    While a run is being closed, SIGTERM is ignored, and so is the first Ctrl-C, unless signals have ended the run. The
+    next Ctrl-C ends the closing, and `raysim resume` completes it later. stop: receives the request to end; default:
+    there is nothing to save.
 
     Python allows signal handlers only in the main thread; in other threads, this changes nothing.
     """
@@ -74,7 +75,7 @@ def interruptible(stop: Stop | None = None) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not installed from Python
 
 
 def _print(text: str) -> None:

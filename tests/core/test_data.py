@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raysim.common.shards import Shards
 from raysim.contract.toy import ToyTransform
-from raysim.core.data import Augmentation, Batch, Samples
+from raysim.core.data import Augmentation, Batch, Samples, tensors
 from raysim.core.seeds import seeded
 from raysim.data.specs import Augment
 from raysim.data.transform import ImageTransform
@@ -137,3 +137,9 @@ def test_drawing_in_parts_changes_no_batch(monkeypatch: pytest.MonkeyPatch):
 def test_the_length_is_the_number_of_batches(count: int, drop_single: bool, batches: int):
     shuffled = samples(count).shuffled(3, 2, seeded(1, "x"), drop_single=drop_single)
     assert len(shuffled) == len(list(shuffled)) == batches
+
+
+@pytest.mark.parametrize("drop_single", [False, True])
+def test_no_samples_are_no_batches(drop_single: bool) -> None:
+    batches = tensors(torch.zeros(0, 2)).shuffled(4, 3, torch.Generator(), drop_single)
+    assert (len(batches), list(batches), list(batches.places())) == (0, [], [])

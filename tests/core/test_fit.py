@@ -16,6 +16,7 @@ from raysim.core.algorithm import Client, Server, Task
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, FitResult, LocalTraining, fit_one, has_batchnorm, make_optimizers
 from raysim.core.ops import cross_entropy
+from raysim.core.torch_workarounds import eval_mode
 
 
 class One(nn.Module):
@@ -417,3 +418,19 @@ def test_frozen_parameters_stay_frozen_after_only():
     client = Client(0, task, toy_samples([0, 1], 0), net, LocalTraining(lr=0.1), torch.Generator())
     client.fit(loss, only=["1.w"])
     assert [parameter.requires_grad for parameter in net.parameters()] == [True, True, False]
+
+
+def test_a_module_that_was_assigned_after_a_training_is_trained() -> None:
+    """As by `client.net.header = ...` in a hook."""
+    net = nn.ModuleList([One(), nn.Identity()])
+
+    def loss(net: Any, batch: Batch, given: Any) -> Tensor:
+        return square(net[0], batch, given)
+
+    fit(net, loss, lr=0.1)
+    net[0], net[1] = One(2.0), nn.Dropout()
+    fit(net, loss, lr=0.1)
+    assert net[0].w.item() == pytest.approx(1.62)  # 2 - 0.2 = 1.8; 1.8 - 0.18
+    with eval_mode(net):
+        assert not net[1].training
+    assert net[1].training

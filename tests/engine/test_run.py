@@ -39,6 +39,7 @@ from raysim.report.load import class_accuracy
 from raysim.runs.assembly import assemble
 from raysim.runs.run import Run, run
 from raysim.scenario.scenario import Scenario
+from raysim.tracking.folder import RunFolder
 from raysim.tracking.in_memory import MemoryTracker
 from tests.choices import first
 from tests.engine.scenarios import loaded, outcome
@@ -392,6 +393,19 @@ def test_a_failing_hook_says_where_and_keeps_what_was_done(workplace: Path, monk
     assert summary["rounds"] == 1
     assert pq.read_table(folder / "rounds.parquet")["round"].to_pylist() == [0, 1]
     assert "KeyError" in (folder / "logs" / "error.txt").read_text()
+
+
+def test_a_full_disk_does_not_hide_the_error_of_a_hook(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: RunFolder, name: str, text: str) -> None:
+        if name == "logs/error.txt":
+            raise RunError("No space left on device")
+        write_text(self, name, text)
+
+    write_text = RunFolder.write_text
+    monkeypatch.setattr(RunFolder, "write_text", full)
+    monkeypatch.setattr(Standalone, "client_update", lambda *_: {}["oh"])
+    with pytest.raises(HookError, match="KeyError: 'oh'"):
+        quiet_run("algorithm={name: standalone}")
 
 
 def test_a_disk_that_fills_up(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

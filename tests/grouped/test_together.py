@@ -356,3 +356,16 @@ def test_training_imports_no_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, cwd=REPOSITORY, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+def test_a_loss_with_a_variable_that_has_no_value_is_trained_alone() -> None:
+    def job() -> FitJob:
+        def loss(net: nn.Module, batch: Batch, given: Any) -> Tensor:
+            return cross_entropy(net, batch, given) if given is None else later
+
+        made = jobs_of((4,), loss=loss)
+        if not made:
+            later = torch.zeros(())  # never: so `later` is a variable without a value
+        return made[0]
+
+    assert fit_all([job(), job()]) == ["", ""]

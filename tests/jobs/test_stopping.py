@@ -252,3 +252,10 @@ class TestHandlers:
         with pytest.raises(KeyboardInterrupt), interruptible(Stop()):
             signal.raise_signal(signal.SIGTERM)
             pytest.fail("it did not end")
+
+    def test_a_handler_of_a_program_that_embeds_python_is_no_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        installed: list[Any] = []
+        monkeypatch.setattr(signal, "signal", lambda number, handler: installed.append(handler))  # returns None
+        with interruptible(Stop()):
+            pass
+        assert None not in installed and installed[-1] == signal.SIG_DFL

@@ -192,3 +192,29 @@ def test_a_run_that_is_not_whole_can_have_more_rounds(
     result = Run(folder).resume(sets=["rounds=3"], quiet=True)
     in_mlflow(result, tracking_store)
     assert result.state_digest == run(loaded(), quiet=True).state_digest
+
+
+def test_ctrl_c_while_actors_end_leaves_a_run_that_can_be_resumed(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shut_down, calls = Execution._shut_down, []
+
+    def interrupted(self: Execution, cleanup: Any) -> None:
+        calls.append(cleanup)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        shut_down(self, cleanup)
+
+    class Ends(MemoryTracker):
+        def log(self, t: int, *given: Any) -> None:
+            if t == 1:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Execution, "_shut_down", interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            run(loaded(), quiet=True, trackers=[Ends()])
+    (folder,) = (workplace / "runs" / "tiny").iterdir()
+    assert read_summary(folder)["status"] == "interrupted"
+    assert Run(folder).resume(quiet=True).status == "finished"  # although `caught` still refers to the frames
+    assert caught

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import math
 import os
@@ -67,10 +68,11 @@ def keep_freed_memory() -> None:
             libc.mallopt(mmap_threshold, 1 << 25)  # the maximum of older versions
 
 
+@functools.cache  # once: later, it would also exempt what an earlier worker has left behind
 def freeze_imports() -> None:
     """Exempt imported modules from garbage collection: a visit of torch's 200,000 objects takes 0.2 s each time.
 
-    Call this in actors only, not in a user's process.
+    All objects of the process are exempted. Call this in actors only, and before they create a worker.
     """
     gc.freeze()
 
@@ -154,9 +156,9 @@ class ClientActor:
                 accelerator.use_deterministic_kernels()
                 if self.gpu_share < 1:
                     accelerator.limit_memory(device, self.gpu_share)
+            freeze_imports()  # before the worker exists, which a recovery replaces
             spec, raw_M = ray.get(list(self.inputs))
             self._worker = ClientWorker(spec, raw_M, device or "cpu", self.files)
-            freeze_imports()
         return self._worker
 
     def register(self, ids: Sequence[ClientId]) -> dict[ClientId, Any]:
@@ -281,8 +283,8 @@ class ServerActor:
         """Reset to the state before round 1."""
         from raysim.engine.workers.server import ServerWorker
 
-        self.worker = ServerWorker(spec)
         freeze_imports()
+        self.worker = ServerWorker(spec)
         return location()
 
     def start(self, *registrations: Mapping[ClientId, Any]) -> None:

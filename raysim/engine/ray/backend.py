@@ -151,6 +151,7 @@ class RayBackend:
 
         def result() -> TrainingResult:
             uploads, reports = self._collect(work, f"round {t}", progress)
+            self.calls.inputs = ()  # the object store need not hold this broadcast beside the next one
             trained = TrainingResult.of(cohort, uploads, reports, sum(map(len, moves.values())))
             self.cost_model.learn(t, trained.reports, trained.evaluations)
             return trained
@@ -178,7 +179,12 @@ class RayBackend:
                 for worker, ids in self._spread_thin(range(self.spec.num_clients)).items()
             ]
 
-        return Pending(lambda: self._joined(parts, "the evaluation of all clients"))
+        def result() -> CurrentTests:
+            tests = self._joined(parts, "the evaluation of all clients")
+            self.calls.inputs = ()
+            return tests
+
+        return Pending(result)
 
     def discard(self, ids: Collection[ClientId]) -> Pending[None]:
         with uninterrupted():

@@ -164,9 +164,7 @@ class ActorCalls:
 
     def _awaited(self, pending: Sequence[Any]) -> list[str]:
         """Return Ray's ids of the actors without an answer; while inputs are missing, of the actors that make them."""
-        _, inputs = ray.wait(list(self.inputs), num_returns=len(self.inputs), timeout=0) if self.inputs else ([], [])
-        _, left = ray.wait(list(pending), num_returns=len(pending), timeout=0, fetch_local=False)
-        return list(dict.fromkeys(_actor_of(ref) for ref in inputs or left))
+        return list(dict.fromkeys(_actor_of(ref) for ref in _missing(self.inputs) or _missing(pending)))
 
     def _stall_message(self, idle: Sequence[str], context: str, waited_s: float) -> str:
         """Return the warning about idle actors without an answer: which, for how long, and the remedy."""
@@ -204,6 +202,14 @@ def gcs_answers() -> bool:
     except OSError:
         return True
     return True
+
+
+def _missing(refs: Sequence[Any]) -> Sequence[Any]:
+    """Return the references to results that do not exist yet on any node; none is fetched."""
+    if not refs:
+        return ()
+    _, missing = ray.wait(list(refs), num_returns=len(refs), timeout=0, fetch_local=False)
+    return missing
 
 
 def _actor_of(ref: Any) -> str:

@@ -43,20 +43,23 @@ class ClientWorker:
         self, spec: RunSpec, raw_M: NDArray[Any], device: torch.device | str = "cpu", files: StateFiles | None = None
     ) -> None:
         """files: where to keep the clients' states; default: new files."""
-        self.device, task = torch.device(device), spec.task
+        self.device = place = torch.device(device)
+        task = spec.task
         if task.public is not None:
-            task = replace(task, public=task.public.to(self.device))
+            task = replace(task, public=task.public.to(place))
 
+        # These functions do not refer to `self`: a worker in a reference cycle would keep its networks in memory, also
+        # after a recovery has replaced it, until the garbage collection finds it.
         def initial(arch: str) -> nn.Module:
-            return new_network(spec, task, self.device, arch)
+            return new_network(spec, task, place, arch)
 
         def own(k: ClientId) -> nn.Module:
-            net = new_network(spec, task, self.device, spec.arch(k), *((k,) if spec.independent_init else ()))
+            net = new_network(spec, task, place, spec.arch(k), *((k,) if spec.independent_init else ()))
             if spec.initial is not None:
                 spec.initial.load(k, net)
             return net
 
-        samples = ClientSamples(spec, raw_M, self.device)
+        samples = ClientSamples(spec, raw_M, place)
         self.states = ClientStates(spec.models, spec.num_clients, initial, own if spec.separate_init else None, files)
         self.evaluation = Evaluation(spec, self.states, samples)
         self.training = Training(spec, task, self.states, samples, self.evaluation)

@@ -171,8 +171,12 @@ class Evaluation:
 
     def _stacked_outputs(self, nets: Sequence[nn.Module], position_GM: Ints) -> Tensor:
         """Return the outputs of several clients by one call."""
-        x_GM = self.samples.at(position_GM.ravel()).x.unflatten(0, position_GM.shape)
-        return torch.cat([outputs_together(nets, x_GB) for x_GB in x_GM.split(EVALUATION_BATCH, 1)], 1)
+        outputs = []
+        for begin in range(0, max(1, position_GM.shape[1]), EVALUATION_BATCH):
+            position_GB = position_GM[:, begin : begin + EVALUATION_BATCH]
+            x_GB = self.samples.at(position_GB.ravel()).x.unflatten(0, position_GB.shape)
+            outputs.append(outputs_together(nets, x_GB))
+        return torch.cat(outputs, 1)
 
 
 def _filled(each: Sequence[Ints]) -> Ints:

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -129,3 +130,18 @@ def test_memory_usage_does_not_ask_the_gcs(monkeypatch: pytest.MonkeyPatch) -> N
     pool.server = ActorRecord(None)
     found = RayBackend(pool).memory()
     assert (found.resident_mb > 30.0, found.gpu_peak_mb) == (True, 4.0)
+
+
+def test_a_stall_fetches_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broadcast is large and on another node: whether it exists is asked, and it is not fetched for that."""
+    asked: list[Any] = []
+
+    def wait(refs: Sequence[Any], *, fetch_local: bool = True, **options: Any) -> tuple[Sequence[Any], list[Any]]:
+        asked.append(fetch_local)
+        return refs, []
+
+    monkeypatch.setattr(ray, "wait", wait)
+    waiting = ActorCalls(lambda actor_id: None)
+    waiting.inputs = ["broadcast"]
+    assert waiting._awaited(["answer"]) == []
+    assert asked == [False, False]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +232,19 @@ def test_clients_move_between_workers(tmp_path: Path) -> None:
     assert one.fingerprints([0])[0] == far.fingerprints([0])[0] != expected[0]  # as made again
     for worker in (one, far):
         worker.states.files.close()
+
+
+def test_a_worker_leaves_memory_without_garbage_collection() -> None:
+    """A recovery replaces workers in actors, which exempt their objects from garbage collection."""
+    spec, raw, _ = spec_for(loaded("algorithm={name: standalone}"))
+    worker = ClientWorker(spec, raw())
+    list(worker.train(1, [(0,)], Broadcast((), {0: None}), None))
+    nets = [shell.net for free in worker.states.free.values() for shell in free]
+    left = [weakref.ref(one) for one in (worker, *nets)]
+    worker.states.files.close()
+    gc.disable()
+    try:
+        del worker, nets
+        assert [one() for one in left] == [None] * len(left)
+    finally:
+        gc.enable()
