@@ -103,6 +103,29 @@ def _no_mlflow(tracker: Any, card: Any) -> None:
 
 
 @pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of comparisons are made and put into files, but not drawn: that takes most of the time of a report."""
+
+    def save(figure: Any, file: Any, **_: Any) -> None:
+        if isinstance(file, Path):
+            file.write_bytes(b"not drawn")
+        else:
+            file.write("<svg/>")
+
+    monkeypatch.setattr("raysim.comparison.pictures.save", save)
+    monkeypatch.setattr("raysim.comparison.report.save", save)
+
+
+def plain_runs(patch: pytest.MonkeyPatch, store: str, recorded: bool = False) -> None:
+    """From now on, runs draw no pictures, and MLflow's store is `store`; they are recorded in it only if asked for."""
+    if not recorded:
+        patch.setattr("raysim.tracking.mlflow.MlflowTracker.open", _no_mlflow)
+    patch.setattr("raysim.runs.execution.draw_heatmap", _no_picture)
+    patch.setattr("raysim.runs.execution.plot_accuracy", _no_picture)
+    patch.setenv("MLFLOW_TRACKING_URI", store)
+
+
+@pytest.fixture
 def recorded_in_mlflow() -> None:
     """For tests that look into MLflow: runs in `workplace` are recorded there."""
 
@@ -118,12 +141,8 @@ def workplace(
     Recording a run in MLflow takes as long as its training, so it is done only for tests with `recorded_in_mlflow`,
     and in the same other places.
     """
-    if "recorded_in_mlflow" not in request.fixturenames:
-        monkeypatch.setattr("raysim.tracking.mlflow.MlflowTracker.open", _no_mlflow)
-    monkeypatch.setattr("raysim.runs.execution.draw_heatmap", _no_picture)
-    monkeypatch.setattr("raysim.runs.execution.plot_accuracy", _no_picture)
+    plain_runs(monkeypatch, tracking_store, recorded="recorded_in_mlflow" in request.fixturenames)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_store)
     monkeypatch.setenv("RAY_ADDRESS", "")  # makes pytest remove what a command's --address sets
     monkeypatch.delenv("RAY_ADDRESS")
     return tmp_path

@@ -99,7 +99,8 @@ class TestBeforeRay:
     def test_a_place_for_checkpoints_of_an_unknown_protocol(
         self, capfd: pytest.CaptureFixture[str], workplace: Path
     ) -> None:
-        assert "checkpoint.folder: foo://x" in refused(capfd, workplace, "checkpoint.folder=foo://x")
+        told = refused(capfd, workplace, "checkpoint.folder=foo://x")
+        assert "checkpoint.folder: foo://x" in told and "cannot be used" in told
         assert not (workplace / "runs").exists()
 
 

@@ -17,7 +17,7 @@ from raysim.cli.main import main
 from raysim.jobs.submit import environment
 from raysim.runs.run import run
 from raysim.scenario.parse import parse_scenario
-from tests.engine.scenarios import digits
+from tests.engine.scenarios import plain_digits as digits
 
 SECRET = "hunter2"
 USER = "ada"

@@ -10,21 +10,15 @@ from torch.testing import assert_close
 
 from raysim.algorithms.apfl import APFL, Mixture, joint_loss
 from raysim.algorithms.fedavg import FedAvg
-from raysim.algorithms.standalone import Standalone
 from raysim.contract.toy import Toy, toy_model
 from raysim.core import Batch, Client, LocalTraining, Model, Server, Task, weights
 from raysim.core.data import tensors
 from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
+from tests.algorithms.nets import Alone
 
 TASK = Task(4, 8, ("norm",), toy_model)
 ONE = Batch(torch.ones(1, 1), torch.tensor([0]), torch.tensor([0]))
-
-
-class Alone(Standalone):
-    """Standalone in a federation of one architecture."""
-
-    one_architecture = True
 
 
 class Scale(nn.Module):

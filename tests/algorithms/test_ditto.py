@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.testing import assert_close
 
 from raysim.algorithms.ditto import Ditto, PersonalAndShared, shared_loss
 from raysim.algorithms.fedavg import FedAvg
-from raysim.algorithms.standalone import Standalone
 from raysim.contract.toy import Toy, toy_model
 from raysim.core import Batch, Client, LocalTraining, Model, Server, Task, weights
 from raysim.core.data import tensors
 from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
+from tests.algorithms.nets import Alone, Constant
 
 TASK = Task(4, 8, ("norm",), toy_model)
 ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
-
-
-class Alone(Standalone):
-    """Standalone in a federation of one architecture."""
-
-    one_architecture = True
-
-
-class Constant(nn.Module):
-    """A model whose two logits are its only parameters."""
-
-    def __init__(self, *logits: float) -> None:
-        super().__init__()
-        self.logits_1C = nn.Parameter(torch.tensor([logits]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.logits_1C
 
 
 def pair(personal: tuple[float, float], shared: tuple[float, float]) -> PersonalAndShared:

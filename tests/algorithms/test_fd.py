@@ -23,6 +23,7 @@ from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import class_means, cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
+from tests.algorithms.nets import same_weights
 from tests.engine.sizes import KB, one_round
 
 HAND = {0: [3.0, 0.0], 1: [1.0, 2.0], 2: [2.0, 1.0]}
@@ -249,10 +250,6 @@ def test_a_sample_that_batchnorm_left_out_is_measured_afterwards(labels: list[in
 
 
 # -- whole rounds ------------------------------------------------------------------------------------
-
-
-def same_weights(one: Toy, other: Toy) -> bool:
-    return all(digest(weights(net)) == digest(weights(other.nets[k])) for k, net in one.nets.items())
 
 
 @pytest.mark.parametrize("settings", [{}, {"collect": "last_epoch"}, {"leave_one_out": False}], ids=str)

@@ -177,13 +177,6 @@ def test_the_loss_is_the_sum_of_three(prox: Any, distance: float) -> None:
 # -- rounds ------------------------------------------------------------------------------------------
 
 
-def test_the_server_weighs_headers_by_sample_counts() -> None:
-    server: Server[Header] = Server(Task(4, 8, ("flat",), toy_model), seeded(1, "server_update", 1), {5: 1, 9: 3}, 1)
-    ups = {k: Header({"weight": torch.full((1, 1), w), "bias": torch.full((1,), w)}) for k, w in ((5, 0.0), (9, 4.0))}
-    FedClassAvg().server_update(server, ups)
-    assert server.state.w["weight"].tolist() == [[3.0]] and server.state.w["bias"].tolist() == [3.0]
-
-
 @pytest.mark.parametrize("classes", [10, 100])
 def test_bytes_are_those_of_lg_fedavg(classes: int) -> None:
     server: Server[Header] = Server(Task(classes, 500, ("flat",), toy_model), seeded(1, "server_start", 0), {0: 1}, 1)

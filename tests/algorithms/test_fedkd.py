@@ -27,9 +27,9 @@ from raysim.algorithms.fedkd import (
 from raysim.contract.toy import Toy, toy_model, toy_samples
 from raysim.core import Batch, Client, LocalTraining, Server, Task
 from raysim.core.messages import nonfinite, wire_bytes, wire_params
-from raysim.core.meter import FlopMeter
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
+from tests.algorithms.nets import flops
 
 TASK = Task(4, 8, ("deep", "norm", "flat"), toy_model, num_rounds=4)
 ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
@@ -228,13 +228,6 @@ def test_the_mentor_predicts():
     x = torch.rand(3, 1, 4, 4)
     assert torch.equal(net(x), toy_model("deep")(x))
     assert net.projection.weight.shape == (8, 8) and net.projection.bias is None
-
-
-def flops(net: nn.Module, loss: Any) -> float:
-    client = Client(0, TASK, toy_samples([0, 1, 2], 0), net, LocalTraining(), seeded(1, "client", 1, 0), 1, "x")
-    client.meter = FlopMeter()
-    client.fit(loss)
-    return client.stats.flops
 
 
 def test_mentee_and_projection_are_counted():

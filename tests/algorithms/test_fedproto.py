@@ -19,6 +19,7 @@ from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import class_means, cross_entropy
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
+from tests.algorithms.nets import Seen, same_weights
 from tests.engine.sizes import KB, one_round
 
 
@@ -45,22 +46,6 @@ def sent(method: FedProto, server: Server[Table], to: int) -> dict[int, list[flo
         return {}
     assert found.class_K is not None
     return dict(zip(found.class_K.tolist(), found.prototype_KD.tolist(), strict=True))
-
-
-class Seen(nn.Module):
-    """A network whose representation is the image itself, and whose header gives equal logits."""
-
-    def __init__(self, num_classes: int = 3, width: int = 2) -> None:
-        super().__init__()
-        self.header = nn.Linear(width, num_classes)
-        nn.init.zeros_(self.header.weight)
-        nn.init.zeros_(self.header.bias)
-
-    def features(self, x: Tensor) -> Tensor:
-        return x
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.header(self.features(x))
 
 
 def batch_of(rows: list[list[float]], labels: list[int], weight: list[float] | None = None) -> Batch:
@@ -252,14 +237,6 @@ def test_all_known_classes_are_sent_to_be_searched_and_are_shared():
 
 
 # -- whole rounds ------------------------------------------------------------------------------------
-
-
-def same_weights(one: Toy, other: Toy) -> bool:
-    """Of the clients' own models."""
-    return all(
-        digest(weights(getattr(net, "model", net))) == digest(weights(getattr(other.nets[k], "model", other.nets[k])))
-        for k, net in one.nets.items()
-    )
 
 
 @pytest.mark.parametrize(

@@ -6,28 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.testing import assert_close
 
 from raysim.algorithms.fedavg import FedAvg
 from raysim.algorithms.fedprox import FedProx
 from raysim.contract.toy import Toy, toy_model
-from raysim.core import Batch, LocalTraining, Model, Server, Task
+from raysim.core import Batch, LocalTraining
 from raysim.core.fit import FitJob, fit_one
 from raysim.core.messages import wire_bytes
+from tests.algorithms.nets import Constant
 
 ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
-
-
-class Constant(nn.Module):
-    """A model whose two logits are its only parameters."""
-
-    def __init__(self, *logits: float) -> None:
-        super().__init__()
-        self.logits_1C = nn.Parameter(torch.tensor([logits]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.logits_1C
 
 
 def test_the_loss_by_hand():
@@ -62,12 +51,6 @@ def test_without_the_term_it_is_fedavg_bit_for_bit(settings: dict[str, bool]):
     average, without = Toy(FedAvg(**settings), "-").run(3), Toy(FedProx(mu=0.0, **settings), "-").run(3)
     assert average.states() == without.states()
     assert average.states() != Toy(FedProx(**settings), "-").run(3).states()
-
-
-def test_the_server_weighs_by_sample_counts():
-    server = Server(Task(4, 8, ("norm",), toy_model), torch.Generator(), {5: 1, 9: 3}, 1, {})
-    FedProx().server_update(server, {5: Model({"w": torch.tensor([0.0])}), 9: Model({"w": torch.tensor([4.0])})})
-    assert server.state["w"].tolist() == [3.0]  # (1 * 0 + 3 * 4) / 4
 
 
 def test_the_whole_model_travels():

@@ -191,10 +191,6 @@ def test_where_nothing_rolls_it_is_heterofl(settings: dict[str, Any], one_width:
     assert found.states() == expected.states()
 
 
-def test_rolling_matters():
-    assert after(FedRolex()).states() != after(HeteroFL()).states()
-
-
 @pytest.mark.parametrize(
     ("server_model", "says"),
     [

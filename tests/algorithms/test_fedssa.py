@@ -164,24 +164,6 @@ def test_each_class_with_one_owner_is_standalone_bit_for_bit():
     assert not torch.equal(shared.nets[0].header.weight, other.nets[0].header.weight)
 
 
-def test_the_literal_sum_grows_and_the_convex_one_does_not():
-    # With each class at one owner, rows are multiplied by 1 + mu in every round.
-    def norm(fusion: str) -> float:
-        header = header_of([[3.0, 4.0]])
-        method, server = FedSSA(fusion=fusion, mu0=1.0, t_stable=10), server_of(header, {0: [0]})
-        own = rows_of(header, torch.tensor([0]))
-        for t in range(1, 11):
-            mu = method.mu(t)
-            fused = header.weight.detach() + mu * own.weight_SD
-            own = Rows(fused / (1 + mu) if fusion == "convex" else fused, own.bias_S)
-            method.server_update(server, {0: own})
-        return server.values["header_norm"]
-
-    grown = math.prod(1 + FedSSA(mu0=1.0, t_stable=10).mu(t) for t in range(1, 11))
-    assert norm("sum") == pytest.approx(5 * grown, rel=1e-5) and grown > 100
-    assert norm("convex") == pytest.approx(5)
-
-
 @given(st.permutations([0, 1, 2]))
 def test_the_mean_does_not_depend_on_the_order_of_clients(order: list[int]):
     # Multiples of 1/3 are exact enough in float64 for every order to round to the same float32.

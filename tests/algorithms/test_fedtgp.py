@@ -31,10 +31,10 @@ from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
 from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
-from raysim.core.state import digest
 from raysim.engine.workers.server import ServerWorker
 from raysim.runs.assembly import assemble
 from raysim.scenario.scenario import Scenario
+from tests.algorithms.nets import Seen, same_weights
 from tests.engine.scenarios import loaded, of_method
 from tests.engine.sizes import KB, one_round
 
@@ -59,22 +59,6 @@ def client_of(labels: list[int]) -> Client:
     """A client that trains two epochs in batches of two, by plain SGD at 0.1."""
     task, local = Task(C, D, ("deep",), toy_model), LocalTraining(epochs=2, batch_size=2, lr=0.1)
     return Client(0, task, toy_samples(labels, 0), toy_model("deep"), local, seeded(1, "client", 1, 0), 1, "deep")
-
-
-class Seen(nn.Module):
-    """A network whose representation is the image itself, and whose header gives equal logits."""
-
-    def __init__(self, num_classes: int = 3, width: int = 2) -> None:
-        super().__init__()
-        self.header = nn.Linear(width, num_classes)
-        nn.init.zeros_(self.header.weight)
-        nn.init.zeros_(self.header.bias)
-
-    def features(self, x: Tensor) -> Tensor:
-        return x
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.header(self.features(x))
 
 
 # -- the parts ---------------------------------------------------------------------------------------
@@ -286,14 +270,6 @@ def test_the_nearest_prototype_of_any_class_wins():
 
 
 # -- whole rounds ------------------------------------------------------------------------------------
-
-
-def same_weights(one: Toy, other: Toy) -> bool:
-    """Of the clients' own models."""
-    return all(
-        digest(weights(getattr(net, "model", net))) == digest(weights(getattr(other.nets[k], "model", other.nets[k])))
-        for k, net in one.nets.items()
-    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"inference": "nearest"}], ids=str)

@@ -10,13 +10,12 @@ from torch.testing import assert_close
 from raysim.algorithms.fml import FML, Pair
 from raysim.algorithms.standalone import Standalone
 from raysim.common.inputs import image
-from raysim.contract.toy import Toy, toy_model, toy_samples
-from raysim.core import Batch, Client, LocalTraining, Model, Server, Task, Weights
+from raysim.contract.toy import Toy, toy_model
+from raysim.core import Batch, Model, Server, Task, Weights
 from raysim.core.messages import wire_bytes, wire_params
-from raysim.core.meter import FlopMeter
 from raysim.core.ops import cross_entropy
-from raysim.core.seeds import seeded
 from raysim.models import build_model
+from tests.algorithms.nets import flops
 
 TASK = Task(4, 8, ("deep", "norm", "flat"), toy_model)
 FLAT = 16 * 8 + 8 + 8 * 4 + 4  # parameters of the smallest of the toy architectures
@@ -150,13 +149,6 @@ def test_a_small_model_that_cannot_be_is_refused():
         FML(small="fmnist_cnn5").check(task)
     with pytest.raises(ValueError, match=r"^a: 2 given"):
         FML(a=2)
-
-
-def flops(net: nn.Module, loss: object) -> float:
-    client = Client(0, TASK, toy_samples([0, 1, 2], 0), net, LocalTraining(), seeded(1, "client", 1, 0), 1, "x")
-    client.meter = FlopMeter()
-    client.fit(loss)  # type: ignore[arg-type]
-    return client.stats.flops
 
 
 def test_the_small_models_operations_are_counted():

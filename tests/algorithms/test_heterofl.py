@@ -225,13 +225,6 @@ def test_with_one_width_it_is_fedavg():
             assert found.nets[k].state_dict()[name].equal(w), (k, name)
 
 
-@pytest.mark.parametrize("other", [{"masked": True}, {"agg": "uniform"}])
-def test_what_was_switched_off_matters(other: dict[str, Any]):
-    expected = after(FedAvg()).server.state
-    found = after(OneWidth(**{"agg": "weighted", "masked": False, **other})).server.state["norm"].w
-    assert any(not found[name].equal(w) for name, w in expected.items())
-
-
 def test_widths_share_and_an_absent_client_gets_the_latest():
     # The toy's clients have 3, 5, 2 and 3 channels. Client 1 is absent, so the channels that it alone has stay.
     toy = after(HeteroFL(), ([0, 2, 3], [2]))

@@ -10,7 +10,6 @@ import csv
 import json
 import os
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, chdir, contextmanager, suppress
 from pathlib import Path
@@ -22,9 +21,6 @@ import yaml
 from tests.attacks.harness import Outcome, limited, run_command, snapshot
 from tests.comparison.runs import make_run
 from tests.data.own import image_folder, scenario, table
-
-MOST_S = 60
-"""Seconds of the processor that a mutant may take."""
 
 NAMES = [
     "", " ", ".", "..", "...", "/", "//", "a/b", "../x", "a/../../x", "\\", "a\\b", "C:\\x", "-", "--", "-rf", "--help",
@@ -76,7 +72,7 @@ class NamesAttack:
         """One mutant."""
         rng = random.Random(f"names {number}")
         here = root / "here"
-        before, began = snapshot(root, here), time.process_time()
+        before = snapshot(root, here)
         kind = KINDS[number % len(KINDS)]
         environment = {"MLFLOW_TRACKING_URI": self.store, "RAYSIM_CACHE": str(here / "cache")}
         with ExitStack() as stack:
@@ -93,8 +89,6 @@ class NamesAttack:
         check_outputs(here)
         if snapshot(root, here) != before:
             raise AssertionError(f"{kind.__name__}: something outside of the folder changed")
-        if (took := time.process_time() - began) > MOST_S:
-            raise AssertionError(f"{kind.__name__}: took {took:.0f} s")
 
 
 class _InProcess:

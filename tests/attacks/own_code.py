@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, chdir
 from pathlib import Path
@@ -18,9 +17,6 @@ from unittest.mock import patch
 
 from tests.attacks.harness import Outcome, run_command, snapshot
 from tests.conftest import REPOSITORY
-
-MOST_S = 60.0
-"""Seconds of a processor that the commands of one mutant may take together."""
 
 # A method's and a network's exceptions are shown with their traceback, see README.md.
 SHOWN = re.compile(
@@ -179,7 +175,7 @@ class OwnCodeAttack:
         (here / "mine.py").write_bytes(mutated(FILES[kind], rng))
         (here / "s.yaml").write_text(SCENARIO)
         sets = [word for one in SETS[kind] for word in ("--set", one)]
-        before, began = snapshot(root, here), time.process_time()
+        before = snapshot(root, here)
         with ExitStack() as stack:
             stack.enter_context(chdir(here))
             stack.enter_context(patch.dict(os.environ, {"MLFLOW_TRACKING_URI": self.store}))
@@ -188,8 +184,6 @@ class OwnCodeAttack:
                 run_command(outcome, f"{kind}: {' '.join(words)}", *words, shown=SHOWN)
         if snapshot(root, here) != before:
             raise AssertionError("something outside of the folder changed")
-        if (took := time.process_time() - began) > MOST_S:
-            raise AssertionError(f"{kind}: took {took:.0f} s")
 
     def _commands(self, kind: str, sets: list[str]) -> Iterator[tuple[str, ...]]:
         if kind == "method":

@@ -8,13 +8,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-# The benchmark is a script, not a part of the package: its folder is its own import path.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 import handwritten
 import overhead
+import pytest
 
 import raysim
 

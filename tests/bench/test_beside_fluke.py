@@ -7,14 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import beside_fluke
 import numpy as np
 import pytest
 import torch
-
-# The benchmark is a script, not a part of the package: its folder is its own import path.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import beside_fluke
 from beside_fluke import METHODS, Pair, Row, Setting
 
 from raysim.core.data import AsGiven, Samples

@@ -5,15 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import beside_flute
 import numpy as np
 import pytest
 import torch
 import yaml
-
-# The benchmark is a script, not a part of the package: its folder is its own import path.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import beside_flute
 
 import raysim
 from raysim.common.inputs import image

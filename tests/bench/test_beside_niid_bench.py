@@ -6,14 +6,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-import pyarrow.parquet as pq
-import pytest
-
-# The benchmark is a script, not a part of the package: its folder is its own import path.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 import beside_niid_bench
+import numpy as np
+import pytest
 
 from raysim.common.inputs import image
 from raysim.data.predefined import read_partition
@@ -26,10 +21,7 @@ COUNTS = {
 
 
 @pytest.fixture
-def data(data_root: str) -> SimpleNamespace:
-    """The labels of Fashion-MNIST; decoding its images would take seconds."""
-    files = [next(Path(data_root, "fashion_mnist").glob(f"{part}-*.parquet")) for part in ("train", "test")]
-    label_M = np.concatenate([pq.read_table(file, columns=["label"])["label"].to_numpy() for file in files])
+def data(label_M: np.ndarray) -> SimpleNamespace:
     return SimpleNamespace(label_M=label_M, num_train=60_000)
 
 

@@ -6,16 +6,11 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+import beside_pfllib
 import numpy as np
-import pyarrow.parquet as pq
+import pfllib_process
 import pytest
 import torch
-
-# The benchmark is a script, not a part of the package: its folder is its own import path.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import beside_pfllib
-import pfllib_process
 from listed import write_listed
 
 from raysim.common.inputs import image
@@ -50,13 +45,6 @@ class FD:
 """,
 }
 """Files of a checkout with the parts of PFLlib that the process needs."""
-
-
-@pytest.fixture
-def label_M(data_root: str) -> np.ndarray:
-    """The labels of Fashion-MNIST; decoding its images would take seconds."""
-    files = [next(Path(data_root, "fashion_mnist").glob(f"{part}-*.parquet")) for part in ("train", "test")]
-    return np.concatenate([pq.read_table(file, columns=["label"])["label"].to_numpy() for file in files])
 
 
 @pytest.mark.parametrize("partition", COUNTS)

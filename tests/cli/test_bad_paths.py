@@ -16,7 +16,7 @@ import raysim
 from raysim.common.errors import ScenarioError
 from tests.choices import first
 from tests.cli.command import run
-from tests.conftest import _no_mlflow, _no_picture
+from tests.conftest import plain_runs
 from tests.engine.scenarios import digits
 
 LONG = "a" * 300
@@ -105,9 +105,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> P
     place = tmp_path_factory.mktemp("finished")
     scenario = {**digits(), "output": str(place), "tracking": {"uri": tracking_store}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raysim.tracking.mlflow.MlflowTracker.open", _no_mlflow)
-        patch.setattr("raysim.runs.execution.draw_heatmap", _no_picture)
-        patch.setattr("raysim.runs.execution.plot_accuracy", _no_picture)
+        plain_runs(patch, tracking_store)
         return raysim.run(scenario, sets=["rounds=2", "backend=in_process"], quiet=True).folder
 
 
@@ -149,6 +147,7 @@ def test_numbers_beyond_floats_are_compared(copy: Path, capfd: pytest.CaptureFix
     assert run(capfd, "compare", "copy")[0] == 0
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_is_printed_moves_no_cursor(workplace: Path, copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
     hostile = "\x1b[2J\u2066x.html"
     code, out, _ = run(capfd, "report", "copy", "-o", hostile)

@@ -31,6 +31,8 @@ def test_commands_on_finished_runs_do_not_import_torch(workplace: Path) -> None:
     code = f"""
 import sys
 from raysim.cli.main import main
+from raysim.comparison import pictures
+pictures.draw = lambda *_, **__: []  # `plot` and `report` draw
 for args in {commands!r}:
     main(args)
     found = {{"torch", "ray", "mlflow"}} & set(sys.modules)
@@ -111,7 +113,7 @@ def test_bad_sweeps(capfd: pytest.CaptureFixture[str], workplace: Path, words: l
     assert not list(workplace.iterdir())
 
 
-def test_compare(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_compare(capfd: pytest.CaptureFixture[str], tmp_path: Path, undrawn: None) -> None:
     for seed in (1, 2, 3):
         make_run(tmp_path / "runs" / f"a{seed}", seed=seed)
         make_run(tmp_path / "runs" / f"b{seed}", "standalone", seed, accuracy=[0.1, 0.2, 0.3, 0.4 + 0.01 * seed])

@@ -66,11 +66,6 @@ def values(tree: Any, key: str) -> Iterator[Any]:
 # ---------------------------------------------------------------------------------------------- all files
 
 
-@pytest.mark.parametrize("name", YAMLS)
-def test_yaml_loads(name: str) -> None:
-    assert all(isinstance(document, dict) for document in load(name))
-
-
 @pytest.mark.parametrize("name", STARTS_RAY)
 def test_ray_reports_no_usage_statistics(name: str) -> None:
     """By the flag where the file starts a head node itself, otherwise by the environment of its containers."""

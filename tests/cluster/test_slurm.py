@@ -157,7 +157,7 @@ def test_all_have_the_token_and_only_they(slurm: Slurm) -> None:
     assert len(first) == 1 and first.isdisjoint({call.token for call in slurm.calls()})
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 130])
+@pytest.mark.parametrize("code", [1, 130])
 def test_exit_code_is_raysims(slurm: Slurm, code: int) -> None:
     assert slurm.run("s.yaml", RUN_CODE=str(code))[0] == code
     slurm.assert_clean()

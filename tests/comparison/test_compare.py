@@ -486,6 +486,7 @@ def test_a_method_with_the_baselines_results_is_compared(tmp_path: Path) -> None
     assert [row[-1] for row in task_rows(compare(tmp_path, baseline="standalone"))[1:]] == ["0.50", "-"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_p_values_are_corrected_for_all_variants(tmp_path: Path) -> None:
     """The differences of fd and fml are significant by themselves, that of fml no more for one of four."""
     against = [0.5, 0.6, 0.7]

@@ -45,8 +45,8 @@ def made(folder: Path, **changes: object) -> Path:
     return folder
 
 
-def figure(folder: Path, kind: str, metric: str | None = None, select: str = "last") -> Figure:
-    found = {one.kind: one.figure for one in pictures(compare(folder, metric=metric, select=select))}
+def figure(folder: Path, kind: str, metric: str | None = None) -> Figure:
+    found = {one.kind: one.figure for one in pictures(compare(folder, metric=metric))}
     return found[kind]
 
 
@@ -79,15 +79,14 @@ def test_curves_show_the_metric_and_name_it(
 def test_figures_of_clients_show_the_metric_in_the_selected_round(
     tmp_path: Path, metric: str, select: str, median: float, label: str
 ) -> None:
-    made(tmp_path)
-    axes = figure(tmp_path, "clients", metric, select).axes[0]
-    assert axes.get_ylabel() == label
-    assert axes.get_xlabel() == "each box: 2 clients × 3 seeds; dot: mean"
-    found = compare(tmp_path, metric=metric, select=select)
+    found = compare(made(tmp_path), metric=metric, select=select)
+    axes = {one.kind: one.figure.axes[0] for one in pictures(found)}
+    assert axes["clients"].get_ylabel() == label
+    assert axes["clients"].get_xlabel() == "each box: 2 clients × 3 seeds; dot: mean"
     values = drawn._of_clients(found.variants[0], found.main)
     assert sorted(values)[2:4] == pytest.approx([median] * 2, abs=0.11) and values.mean() == pytest.approx(median)
-    assert figure(tmp_path, "profile", metric, select).axes[0].get_xlabel() == label.replace("\n", " ") + ", x"
-    assert figure(tmp_path, "architectures", metric, select).axes[0].get_ylabel() == found.accuracy.mean_label
+    assert axes["profile"].get_xlabel() == label.replace("\n", " ") + ", x"
+    assert axes["architectures"].get_ylabel() == found.accuracy.mean_label
 
 
 def test_of_two_runs_with_one_seed_figures_show_the_last(tmp_path: Path) -> None:
@@ -129,7 +128,7 @@ def test_the_metric_is_tested_against_the_baseline_and_summarised_over_tasks(tmp
 
 
 def test_a_metric_without_values_of_clients_is_shown_without_their_figures(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], undrawn: None
 ) -> None:
     made(tmp_path / "runs")
     comparison = compare(tmp_path / "runs", metric="accuracy/participants")

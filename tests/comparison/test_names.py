@@ -62,6 +62,9 @@ def sweep_of(folder: Path, labels: Sequence[str]) -> Comparison:
     return compare(folder, targets=[0.5])
 
 
+pytestmark = pytest.mark.xdist_group("hostile_names")  # one process makes the runs
+
+
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return sweep_of(tmp_path_factory.mktemp("hostile") / "$runs", HOSTILE)

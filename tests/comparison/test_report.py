@@ -19,15 +19,19 @@ from tests.comparison.runs import make_run
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
-@pytest.fixture
-def page(tmp_path: Path) -> Path:
+pytestmark = pytest.mark.xdist_group("report")  # one process makes the page
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report on two folders with two methods and three seeds each."""
+    place = tmp_path_factory.mktemp("report")
     for part in ("first", "second"):
         for seed in (1, 2, 3):
             for method in ("fedgh", "standalone"):
-                folder = make_run(tmp_path / part / f"{method}{seed}", method, seed, accuracy=[0.1, 0.4 + seed / 10])
+                folder = make_run(place / part / f"{method}{seed}", method, seed, accuracy=[0.1, 0.4 + seed / 10])
                 (folder / "scenario.yaml").write_text("# What <this> is.\n# yaml-language-server: x\nname: made\n")
-    return report(tmp_path / "first", tmp_path / "second", output=tmp_path / "out" / "r.html", baseline="standalone")
+    return report(place / "first", place / "second", output=place / "out" / "r.html", baseline="standalone")
 
 
 class Elements(HTMLParser):
@@ -100,8 +104,8 @@ def test_a_browser_opens_it_without_a_network(page: Path, tmp_path: Path, width:
     assert "CONSOLE" not in done.stderr
 
 
-def test_an_output_that_is_a_link_or_a_pipe(page: Path, tmp_path: Path) -> None:
-    source = tmp_path / "first"
+def test_an_output_that_is_a_link_or_a_pipe(page: Path, tmp_path: Path, undrawn: None) -> None:
+    source = page.parents[1] / "first"
     (tmp_path / "served.html").write_text("")
     (tmp_path / "link.html").symlink_to("served.html")
     report(source, output=tmp_path / "link.html")
@@ -113,9 +117,9 @@ def test_an_output_that_is_a_link_or_a_pipe(page: Path, tmp_path: Path) -> None:
         assert not special.is_file()
 
 
-def test_bad_outputs(page: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_bad_outputs(page: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path, undrawn: None) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(SystemExit) as end:
-        main(["report", str(tmp_path / "first"), "-o", str(tmp_path / "file" / "r.html")])
+        main(["report", str(page.parents[1] / "first"), "-o", str(tmp_path / "file" / "r.html")])
     assert end.value.code == 1
     assert capfd.readouterr().err.startswith(f"raysim: -o: {tmp_path / 'file' / 'r.html'} cannot be written: ")

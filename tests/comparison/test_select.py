@@ -124,6 +124,7 @@ def test_a_run_that_has_not_yet_measured_validation_lacks_the_measures(tmp_path:
     print_table(comparison)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_commands_take_the_option(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     made(tmp_path / "runs")
     code, out, _ = command(

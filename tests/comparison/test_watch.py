@@ -19,6 +19,8 @@ from raysim.comparison.watch import EVERY_S, SWEEP_LOCK, Watched, watch
 from tests.cli.command import run
 from tests.comparison.runs import make_run
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 REFRESH = f'<meta http-equiv="refresh" content="{round(EVERY_S)}">'
 
 

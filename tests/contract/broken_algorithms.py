@@ -333,24 +333,10 @@ class StateInTheModule(Sound):
 
 
 class Opaque:
-    """A container that state_tensors does not know."""
+    """An object that is equal only to itself."""
 
     def __init__(self, w: Weights) -> None:
         self.w = w
-
-
-@dataclass(frozen=True)
-class OpaqueServerState(Sound):
-    """Server state that cannot be stored."""
-
-    def server_start(self, server: Server[Any], registrations: Mapping[ClientId, Any]) -> Any:
-        return Opaque(super().server_start(server, registrations).w)
-
-    def server_send(self, server: Server[Any], to: ClientId) -> Header:
-        return Header(server.state.w)
-
-    def server_update(self, server: Server[Any], ups: Mapping[ClientId, Header]) -> None:
-        server.state = Opaque(weighted_mean((server.num_samples[k], up.w) for k, up in ups.items()))
 
 
 @dataclass(frozen=True)
@@ -506,15 +492,16 @@ class ForwardGivesAPair(Sound):
 
 @dataclass(frozen=True)
 class TouchesTheAbsent(TrainsTheOthers):
-    """The server resets every network, those of absent clients too."""
+    """The server resets the networks of clients that take no part in a round."""
 
     def client_update(self, client: Client, down: Header | None) -> Any:
         return Sound.client_update(self, client, down)
 
     def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
         super().server_update(server, ups)
-        for net in NETS:
-            net.header.load_state_dict(server.state.w)
+        for k, net in enumerate(NETS):
+            if k not in ups:
+                net.header.load_state_dict(server.state.w)
 
 
 @dataclass(frozen=True)

@@ -157,9 +157,8 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
         "a torch hook, such as a forward hook, remains on the network of client 0, but clients of one architecture",
     ),
     (broken.StateInTheModule(), "state_dict_is_all", "if the run restarts from the clients' state_dicts"),
-    (broken.OpaqueServerState(), "server_state_visible", "server.state cannot be saved"),
     (broken.KeepsAViewOfItsState(), "server_state_visible", "at row and w.weight of the state share memory"),
-    (broken.KeepsAnOptimizer(), "server_state_visible", "the state contains a Adam at adam"),
+    (broken.KeepsAnOptimizer(), "server_state_visible", "cannot be saved: the state contains a Adam at adam"),
     (broken.StateBesideServerState(), "runs", "server.latest cannot be set, because raysim would not keep it between"),
     (broken.StateBesideClientState(), "runs", "client.latest cannot be set, because raysim would not keep it between"),
     (broken.KeepsADefaultDict(), "server_state_visible", "the state contains a defaultdict at its top level; use a"),
@@ -172,7 +171,7 @@ BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
         "logits",
         "the network from client_model outputs a value of type tuple for a batch of size 1; return",
     ),
-    (broken.TouchesTheAbsent(), "own_state_only", "server_update changes the state of client "),
+    (broken.TouchesTheAbsent(), "own_state_only", "server_update changes the state of client 2; change only"),
     (broken.ForgetsBatchMean(), "losses", "the loss function loss changes when a batch is padded"),
     (broken.LossPastItsNet(), "losses", "reads trained parameters from client.net instead of its argument"),
     (broken.TrainsNothing(), "learns", "in 8 rounds the loss must fall by more than 10% and"),
@@ -397,17 +396,11 @@ def test_a_class_variable_replaces_an_inherited_field():
     assert not settings_fields(broken.FixesAnInheritedField)
 
 
-def test_a_subclass_of_a_bundled_method_keeps_the_contract(tmp_path: Path):
-    """FedProx as FedAvg and a term, in a file of its own."""
-    algorithm = method_of(tmp_path, FEDPROX)
-    check_algorithm(algorithm)
-
-
 @pytest.mark.parametrize("name", algorithm_names())
 def test_any_bundled_method_can_be_subclassed(tmp_path: Path, name: str):
     base = algorithm_class(name)
-    text = FEDPROX.replace("FedAvg", base.__name__).replace("raysim.algorithms.fedavg", base.__module__)
-    algorithm = method_of(tmp_path, text[: text.index("    mu: ")])
+    text = SUBCLASS.replace("FedAvg", base.__name__).replace("raysim.algorithms.fedavg", base.__module__)
+    algorithm = method_of(tmp_path, text)
     for clause in ("defined", "documented", "imports"):
         CLAUSES[clause](algorithm)
 
@@ -415,9 +408,9 @@ def test_any_bundled_method_can_be_subclassed(tmp_path: Path, name: str):
 def test_the_files_of_base_classes_are_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "base_on_a_gpu.py").write_text(GOOD.replace("client.fit(", "client.net.cuda()\n        client.fit("))
     monkeypatch.syspath_prepend(tmp_path)
-    text = FEDPROX.replace("FedAvg", "Method").replace("raysim.algorithms.fedavg", "base_on_a_gpu")
+    text = SUBCLASS.replace("FedAvg", "Method").replace("raysim.algorithms.fedavg", "base_on_a_gpu")
     with pytest.raises(ContractError, match=r"the file of its base class Method uses \.cuda in line 18"):
-        CLAUSES["imports"](method_of(tmp_path, text[: text.index("    mu: ")]))
+        CLAUSES["imports"](method_of(tmp_path, text))
 
 
 def test_a_draw_from_the_generator_of_a_client_is_on_the_cpu(tmp_path: Path):
@@ -429,7 +422,7 @@ def test_a_draw_from_the_generator_of_a_client_is_on_the_cpu(tmp_path: Path):
 
 
 def test_another_bundled_method_is_no_library(tmp_path: Path):
-    text = FEDPROX.replace("from typing", "from raysim.algorithms import fedgh\nfrom typing")
+    text = SUBCLASS.replace("from typing", "from raysim.algorithms import fedgh\nfrom typing")
     with pytest.raises(ContractError, match=r"imports raysim\.algorithms\.fedgh in line 7"):
         CLAUSES["imports"](method_of(tmp_path, text))
 
@@ -472,7 +465,7 @@ class Method(Algorithm[None, None, None]):
 '''
 
 
-FEDPROX = '''"""FedProx: FedAvg with a proximal term.
+SUBCLASS = '''"""FedProx: FedAvg with a proximal term.
 
 Li et al. MLSys 2020. https://arxiv.org/abs/1812.06127
 """
@@ -481,8 +474,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from raysim.algorithms.fedavg import FedAvg
-from raysim.core import Model, NonNegative
-from raysim.core.ops import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -490,17 +481,6 @@ class Method(FedAvg):
     """Local training stays near the server's model."""
 
     paper: ClassVar[str] = "Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127"
-
-    mu: NonNegative = 0.1
-    """Weight of the proximal term."""
-
-    def client_update(self, client, down):
-        client.fit(self.loss, down.w)
-        return Model(self._shared(client.net))
-
-    def loss(self, net, batch, given):
-        away = sum((value - given[name]).square().sum() for name, value in net.named_parameters())
-        return cross_entropy(net, batch, None) + self.mu / 2 * away
 '''
 
 

@@ -46,9 +46,9 @@ def test_specs_are_complete():
         assert spec.train_size > spec.test_size and spec.summary.endswith(".")
 
 
-def test_real_fashion_mnist_cold_and_cached(real_data, monkeypatch, tmp_path):
+def test_real_fashion_mnist_cold_and_cached(data_root, monkeypatch, tmp_path):
     monkeypatch.setenv("RAYSIM_CACHE", str(tmp_path))
-    monkeypatch.setenv("RAYSIM_DATA", real_data)
+    monkeypatch.setenv("RAYSIM_DATA", data_root)
     cold = load_dataset("fashion_mnist", download=False)
     monkeypatch.setattr("raysim.data.sources._decode", lambda *_: pytest.fail("decoded again"))
     preload = load_dataset("fashion_mnist", download=False)
@@ -60,8 +60,8 @@ def test_real_fashion_mnist_cold_and_cached(real_data, monkeypatch, tmp_path):
     assert "Parquet files in" in preload.source
 
 
-def test_real_cifar100_test_file(real_data, alone):
-    whole = pq.ParquetFile(f"{real_data}/cifar100/test-00000-of-00001.parquet")
+def test_real_cifar100_test_file(data_root, alone):
+    whole = pq.ParquetFile(f"{data_root}/cifar100/test-00000-of-00001.parquet")
     table = whole.read_row_group(0)
     whole.close()
     for part in ("train", "test"):

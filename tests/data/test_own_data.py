@@ -23,7 +23,7 @@ from raysim.data.files import find_files
 from raysim.data.leaf import CHARACTERS
 from raysim.data.partition import Natural, make_partition
 from raysim.data.predefined import kept_ids
-from raysim.data.sources import Source
+from raysim.data.sources import Decoded, Source
 from raysim.data.specs import Files
 from raysim.data.tables import read_tables
 from raysim.inspection.attack import attack
@@ -100,28 +100,26 @@ def test_parts_of_tables(tmp_path: Path) -> None:
     assert sorted(path.name for path in source.test) == sorted(names[4:6])
 
 
-def test_names_of_text_labels_may_be_in_any_order(workplace: Path) -> None:
+def of_the_hub(folder: Path, labels: list[Any]) -> Decoded:
+    """A training and a test file with these labels, whose metadata name the classes in different orders."""
     for part, names in (("train", ["cat", "dog"]), ("test", ["dog", "cat"])):
-        features = {"label": {"names": names, "_type": "ClassLabel"}}
-        table = pa.table({"x": [1.0, 2.0], "label": ["cat", "dog"]})
-        hub = json.dumps({"info": {"features": features}})
-        pq.write_table(table.replace_schema_metadata({"huggingface": hub}), workplace / f"{part}.parquet")
-    source = Source("parquet", workplace, (workplace / "train.parquet",), (workplace / "test.parquet",))
-    read = read_tables(source, Files(("train.parquet", "test.parquet")))
+        hub = json.dumps({"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}})
+        table = pa.table({"x": [1.0, 2.0], "label": labels}).replace_schema_metadata({"huggingface": hub})
+        pq.write_table(table, folder / f"{part}.parquet")
+    source = Source("parquet", folder, (folder / "train.parquet",), (folder / "test.parquet",))
+    return read_tables(source, Files(("train.parquet", "test.parquet")))
+
+
+def test_names_of_text_labels_may_be_in_any_order(workplace: Path) -> None:
+    read = of_the_hub(workplace, ["cat", "dog"])
     assert read.label_M.tolist() == [0, 1, 0, 1] and read.class_names == ("cat", "dog")
 
 
 def test_class_names_that_differ_between_files(workplace: Path) -> None:
-    for part, names in (("train", ["cat", "dog"]), ("test", ["dog", "cat"])):
-        features = {"label": {"names": names, "_type": "ClassLabel"}}
-        table = pa.table({"x": [1.0, 2.0], "label": [0, 1]})
-        hub = json.dumps({"info": {"features": features}})
-        pq.write_table(table.replace_schema_metadata({"huggingface": hub}), workplace / f"{part}.parquet")
-    source = Source("parquet", workplace, (workplace / "train.parquet",), (workplace / "test.parquet",))
     with pytest.raises(
         ScenarioError, match=r"test\.parquet has the class names dog, cat, but .* before it have cat, dog"
     ):
-        read_tables(source, Files(("train.parquet", "test.parquet")))
+        of_the_hub(workplace, [0, 1])
 
 
 def test_labels_that_are_text_in_one_csv_file(workplace: Path) -> None:
@@ -356,15 +354,6 @@ def test_shakespeare_of_the_hub(workplace: Path) -> None:
     assert data.raw_M.shape == (3, 80) and data.decoded.owners == ("MACBETH", "SEYTON")
     assert [data.class_names[y] for y in data.label_M] == ["w", '"', "n"]
     assert data.raw_M[1, -1] == len(CHARACTERS) and CHARACTERS[data.raw_M[2, 78]] == "\n"  # an unknown character
-
-
-def test_validate_is_fast_the_second_time(workplace: Path) -> None:
-    table(workplace / "mine.csv", 20_000)
-    given = {"name": "csv", "path": "mine.csv", "features": "[abc]"}
-    checked(given)
-    began = time.perf_counter()
-    checked(given)
-    assert time.perf_counter() - began < 0.5
 
 
 def test_unknown_ids_and_counts_are_refused(workplace: Path) -> None:

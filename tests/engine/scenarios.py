@@ -86,10 +86,24 @@ def loaded(*sets: str, **changes: Any) -> ParsedScenario:
     return parse_scenario(digits(**changes), sets)
 
 
-def plain(*sets: str, **changes: Any) -> ParsedScenario:
-    """Like `loaded`, with one small network for all clients: half the time, for tests that do not look at networks."""
+def plain_digits(**changes: Any) -> dict[str, Any]:
+    """Like `digits`, with one small network for all clients: half the time, for tests that do not look at networks."""
     clients = {"count": 8, "participation": 0.5, "models": ["digits_mlp64"]}
-    return loaded(*sets, **{"clients": clients, **changes})
+    return digits(**{"clients": clients, **changes})
+
+
+def plain(*sets: str, **changes: Any) -> ParsedScenario:
+    """`plain_digits`, validated, with `--set` overrides."""
+    return parse_scenario(plain_digits(**changes), sets)
+
+
+def rounds_of(given: ParsedScenario, **changes: Any) -> tuple[InProcessBackend, MemoryTracker, str]:
+    """Run a scenario in this process, without a folder. changes: fields of the `RunSpec`."""
+    assembly = assemble(Scenario.of(given))
+    backend, memory = InProcessBackend(), MemoryTracker()
+    backend.start(replace(assembly.spec, **changes), assembly.raw)
+    digest = run_rounds(backend, assembly.loop_settings, Progress(), Observers([memory]))
+    return backend, memory, digest
 
 
 def states_of(backend: InProcessBackend) -> tuple[dict[ClientId, Weights], Weights]:

@@ -16,7 +16,9 @@ from raysim.engine.learning_rate import Constant, Cosine, RateSchedule, Step, fa
 from raysim.runs.assembly import assemble
 from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
-from tests.engine.scenarios import ROUNDS, Outcome, digits, loaded, outcome
+from tests.engine.scenarios import ROUNDS, Outcome, outcome
+from tests.engine.scenarios import plain as loaded
+from tests.engine.scenarios import plain_digits as digits
 
 BY_HAND = [
     (Constant(), [1, 1, 1, 1, 1]),

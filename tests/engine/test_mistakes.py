@@ -26,12 +26,8 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.progress import Progress
-from raysim.engine.run import Observers, run_rounds
-from raysim.runs.assembly import assemble
-from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
-from tests.engine.scenarios import ROUNDS, loaded, outcome
+from tests.engine.scenarios import ROUNDS, loaded, outcome, plain, rounds_of
 from tests.engine.test_recovery import Killable
 
 
@@ -68,12 +64,8 @@ class Mistaken(Algorithm[Any, Any, Any]):
 
 
 def run_of(method: AnyAlgorithm, *sets: str) -> MemoryTracker:
-    given = loaded("algorithm={name: standalone}", "rounds=1", *sets).with_algorithm(method)
-    assembly = assemble(Scenario.of(given))
-    backend, memory = InProcessBackend(), MemoryTracker()
-    backend.start(assembly.spec, assembly.raw)
-    run_rounds(backend, assembly.loop_settings, Progress(), Observers([memory]))
-    return memory
+    given = plain("algorithm={name: standalone}", "rounds=1", "training.together=1", *sets)
+    return rounds_of(given.with_algorithm(method))[1]
 
 
 def disconnected(net: Any, batch: Batch, given: Any) -> Tensor:

@@ -57,7 +57,7 @@ def undisturbed(*sets: str) -> Outcome:
     return outcome(loaded(*sets), InProcessBackend())
 
 
-STANDALONE = "algorithm={name: standalone}"
+STANDALONE, FEDPROTO = "algorithm={name: standalone}", "algorithm={name: fedproto}"
 
 
 class Killable(InProcessBackend):
@@ -131,9 +131,8 @@ def test_deaths_change_nothing(method: str, tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_without_checkpoints_it_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
-    given = loaded("algorithm={name: fedgh}")
     killable = Killable(seed=3, rate=0.25)
-    assert outcome(given, killable, None, max_attempts=50) == outcome(given, InProcessBackend())
+    assert outcome(loaded(), killable, None, max_attempts=50) == undisturbed()
     assert killable.deaths >= 1
     assert any("going back to the start and repeating" in text for text in caplog.messages)
 
@@ -164,14 +163,13 @@ class Dies(InProcessBackend):
 
 def test_attempts_count_anew_after_each_round() -> None:
     """Three deaths in three rounds are fine with one attempt each."""
-    given, backend = loaded("algorithm={name: standalone}"), Dies(1, 2, 3)
-    assert outcome(given, backend, max_attempts=1) == outcome(given, InProcessBackend())
+    backend = Dies(1, 2, 3)
+    assert outcome(loaded(STANDALONE), backend, max_attempts=1) == undisturbed(STANDALONE)
     assert not backend.left
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    given = loaded("algorithm={name: fedproto}")
-    expected = outcome(given, InProcessBackend())
+    expected = undisturbed(FEDPROTO)
 
     class Once(Killable):
         def digests(self) -> tuple[dict[ClientId, str], str]:
@@ -185,7 +183,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_used(tmp_path: Path, ca
                 super()._perhaps(part)
 
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, ROUNDS)
-    assert outcome(given, Once(1, 0.0), checkpoints) == expected
+    assert outcome(loaded(FEDPROTO), Once(1, 0.0), checkpoints) == expected
     assert "server-000004.safetensors has 0 bytes" in caplog.messages[0]
     assert "going back to the checkpoint of round 3 and repeating 1 round" in caplog.messages[1]
 
@@ -200,16 +198,13 @@ def test_a_damaged_checkpoint_is_no_attempt(tmp_path: Path) -> None:
                 path.write_bytes(path.read_bytes()[:-1] + b"?")
             super().recover()
 
-    given, backend = loaded("algorithm={name: fedproto}"), Damaging(4)
+    backend = Damaging(4)
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, ROUNDS)
-    assert outcome(given, backend, checkpoints, max_attempts=1) == outcome(given, InProcessBackend())
+    assert outcome(loaded(FEDPROTO), backend, checkpoints, max_attempts=1) == undisturbed(FEDPROTO)
     assert not backend.left
 
 
 def test_a_checkpoint_that_builds_on_a_lost_one_is_not_made(tmp_path: Path) -> None:
-    given = loaded("algorithm={name: fedgh}")
-    expected = outcome(given, InProcessBackend())
-
     class Twice(Killable):
         """The checkpoint of round 2 is lost while all live on; all die in round 4."""
 
@@ -231,7 +226,7 @@ def test_a_checkpoint_that_builds_on_a_lost_one_is_not_made(tmp_path: Path) -> N
 
     killable = Twice(1, 0.0)
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, ROUNDS)
-    assert outcome(given, killable, checkpoints) == expected
+    assert outcome(loaded(), killable, checkpoints) == undisturbed()
     assert killable.deaths == 2
 
 

@@ -55,7 +55,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> R
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("finished"))
         patch.setenv("MLFLOW_TRACKING_URI", tracking_store)
-        return quiet_run()[0]
+        return quiet_run("checkpoint.every=2")[0]
 
 
 def test_the_run_folder_is_complete(finished: Run) -> None:
@@ -253,14 +253,13 @@ def test_flops_are_those_of_the_layers(workplace: Path) -> None:
     assert rows[0].flops == rows[0].train_samples * (3 * forward - first)
 
 
-def test_evaluation_every_second_round_and_the_last(workplace: Path) -> None:
-    _, every = quiet_run()
+def test_evaluation_every_second_round_and_the_last(workplace: Path, finished: Run) -> None:
     _, seldom = quiet_run("evaluation.every=2")
     by_round = {int(values["round"]): values for values in seldom.rounds}
     assert "accuracy/all" not in by_round[1]
     # Clients that changed unseen in round 1 are measured in round 2, so both agree from there on.
     for t in (2, 3):
-        assert by_round[t]["accuracy/all"] == every.rounds[t]["accuracy/all"]
+        assert by_round[t]["accuracy/all"] == finished.rounds["accuracy/all"][t]
 
 
 def test_measuring_before_training(workplace: Path) -> None:
@@ -291,7 +290,7 @@ def test_global_test_set(workplace: Path) -> None:
 def test_the_global_test_set_has_rounds_of_its_own(when: str, together: int, workplace: Path) -> None:
     """It is tested after every other round and after the last, not before round 1; nothing else of a result changes."""
     sets = ["data.split=published", "evaluation.global_test=true", "data.partition={name: iid}"]
-    sets += [f"evaluation.when={when}", f"training.together={together}"]
+    sets += [f"evaluation.when={when}", f"training.together={together}", "clients.models=[digits_mlp64]"]
     every, all_rounds = quiet_run(*sets)
     seldom, some_rounds = quiet_run(*sets, "evaluation.global_every=2")
     assert seldom.state_digest == every.state_digest
@@ -312,13 +311,6 @@ def test_the_global_test_set_is_tested_in_every_round_by_default() -> None:
     assert [seldom.coverage(t) for t in (1, 2, 3, 4, 5)] == [None, "whole", None, "whole", "whole"]
 
 
-def test_seeds_matter_and_repeat(workplace: Path) -> None:
-    again, _ = quiet_run()
-    same, _ = quiet_run()
-    other, _ = quiet_run("seed=6")
-    assert again.state_digest == same.state_digest != other.state_digest
-
-
 def test_shared_and_independent_initial_weights(workplace: Path) -> None:
     shared, _ = quiet_run("rounds=1")
     apart, b = quiet_run("rounds=1", "clients.independent_init=true")
@@ -327,8 +319,11 @@ def test_shared_and_independent_initial_weights(workplace: Path) -> None:
     assert len(set(loss.values())) == len(loss) == 3
 
 
-@pytest.mark.parametrize("hook", ["client_update", "server_send"])
-@pytest.mark.parametrize("what", ["text", "dict", "array", "undeclared", "of text"])
+@pytest.mark.parametrize(
+    ("hook", "what"),
+    [*(("client_update", what) for what in ("dict", "undeclared", "of text")), ("server_send", "dict"),
+     ("server_send", "undeclared")],
+)  # fmt: skip
 def test_what_is_no_message_is_told_with_its_hook(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, hook: str, what: str
 ) -> None:
@@ -340,14 +335,11 @@ def test_what_is_no_message_is_told_with_its_hook(
     class OfText:
         x: str = "text"
 
-    sent: dict[str, Any] = {"text": "text", "dict": {"w": torch.ones(2)}, "array": np.ones(2)}
-    sent |= {"undeclared": Plain(), "of text": OfText()}
+    sent = {"dict": {"w": torch.ones(2)}, "undeclared": Plain(), "of text": OfText()}
     monkeypatch.setattr(Standalone, hook, lambda *_: sent[what])
     declare = "return a dataclass that is declared with @message, or None"
     told = {
-        "text": f"the hook returned a str; {declare}",
         "dict": f"the hook returned a dict; {declare}",
-        "array": f"the hook returned a ndarray; {declare}",
         "undeclared": "the class Plain, which is not a message; put @message above the class",
         "of text": "the field x of a message contains a value of type str; send only tensors and Python's numbers",
     }
@@ -425,7 +417,7 @@ def test_a_disk_that_fills_up(workplace: Path, monkeypatch: pytest.MonkeyPatch) 
     assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
 
 
-def test_nan_uploads_are_left_out_and_named(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_uploads_are_left_out_and_named(workplace: Path, finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from raysim.algorithms.lg_fedavg import LGFedAvg
     from raysim.core import Header
 
@@ -437,7 +429,7 @@ def test_nan_uploads_are_left_out_and_named(workplace: Path, monkeypatch: pytest
             up.w["bias"][0] = float("nan")
         return up
 
-    poison = next(row.client for row in quiet_run("rounds=1")[1].clients if row.round == 1)
+    poison = int(finished.clients.query("round == 1 and participated")["client"].iloc[0])
     monkeypatch.setattr(LGFedAvg, "client_update", poisoned)
     result, memory = quiet_run("algorithm={name: lg_fedavg}")
     assert result.summary["rejected_uploads"] == 1
@@ -485,13 +477,13 @@ def test_a_client_that_recovers_is_not_counted_as_diverged() -> None:
     assert again.diverged == {1, 3}
 
 
-def test_checkpoints_hold_every_state(workplace: Path) -> None:
-    result, memory = quiet_run("checkpoint.every=2")
-    store = CheckpointStore.open(open_storage(result.folder / "checkpoints"))
+def test_checkpoints_hold_every_state(finished: Run) -> None:
+    store = CheckpointStore.open(open_storage(finished.folder / "checkpoints"))
     assert [checkpoint.round for checkpoint in store.kept] == [2, 3]
     checkpoint = store.latest()
     assert checkpoint is not None
-    took_part = sorted({row.client for row in memory.clients if row.participated})
+    rows = finished.clients
+    took_part = sorted(map(int, rows.query("participated")["client"].unique()))
     states = {
         k: state
         for file in checkpoint.client_files
@@ -504,7 +496,7 @@ def test_checkpoints_hold_every_state(workplace: Path) -> None:
     host = ClientWorker(assembly.spec, assembly.raw())
     for k, state in states.items():
         host.net(k).load_state_dict(state)
-    latest = {row.client: row.correct for row in memory.clients}
+    latest = rows.groupby("client")["correct"].last()
     assert {k: one.local.correct for k, one in host.evaluate([(k,) for k in took_part]).items()} == {
         k: latest[k] for k in took_part
     }

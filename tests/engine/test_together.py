@@ -14,28 +14,17 @@ from raysim.common.errors import RunError
 from raysim.core.algorithm import Client
 from raysim.core.data import Batch
 from raysim.core.ops import cross_entropy
-from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.progress import Progress
-from raysim.engine.run import Observers, run_rounds
 from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import HookError
-from raysim.runs.assembly import assemble
-from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
+from tests.engine import scenarios
 from tests.engine.scenarios import loaded, of_method, spec_for
 
 EVERYONE = ("clients.models=[digits_mlp64]", "clients.participation=1.0", "rounds=2")
 
 
-def rounds_of(*sets: str, algorithm: Any = None) -> MemoryTracker:
-    given = loaded(*sets)
-    assembly = assemble(Scenario.of(given))
-    spec = assembly.spec if algorithm is None else replace(assembly.spec, algorithm=algorithm)
-    backend, memory = InProcessBackend(), MemoryTracker()
-    backend.start(spec, assembly.raw)
-    run_rounds(backend, assembly.loop_settings, Progress(), Observers([memory]))
-    backend.close()
-    return memory
+def rounds_of(*sets: str, **changes: Any) -> MemoryTracker:
+    return scenarios.rounds_of(loaded(*sets), **changes)[1]
 
 
 def test_groups_are_clients_of_one_architecture_in_id_order() -> None:

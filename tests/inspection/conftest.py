@@ -9,7 +9,7 @@ import pytest
 
 import raysim
 from raysim.runs.run import Run
-from tests.conftest import _no_mlflow, _no_picture
+from tests.conftest import plain_runs
 from tests.engine.scenarios import digits
 
 
@@ -24,10 +24,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> Calla
         if key not in made:
             given = digits(algorithm={"name": method}, output=str(folder), **changes)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("raysim.tracking.mlflow.MlflowTracker.open", _no_mlflow)
-                patch.setattr("raysim.runs.execution.draw_heatmap", _no_picture)
-                patch.setattr("raysim.runs.execution.plot_accuracy", _no_picture)
-                patch.setenv("MLFLOW_TRACKING_URI", tracking_store)
+                plain_runs(patch, tracking_store)
                 made[key] = raysim.run(given, sets=sets, quiet=True)
         return made[key]
 

@@ -124,16 +124,9 @@ class TestRuns:
             assert type(loaded.algorithm).__module__ == "raysim_own.mine"
 
     def test_a_subclass_of_a_bundled_method(self, folder: Path) -> None:
-        """FedProx as FedAvg and a term: FedAvg's bits without the term, other bits with it."""
+        """The file of the base class is recorded, too. Its results: `tests/test_pages.py`."""
         (folder / "mine.py").write_text(FEDPROX)
         sets = ["algorithm={name: ./mine.py}", "clients.models=[digits_mlp64]", "rounds=1"]
-        digests = [
-            raysim.run(
-                folder / "s.yaml", sets=[f"algorithm={algorithm}", "clients.models=[digits_mlp64]"], quiet=True
-            ).state_digest
-            for algorithm in ("{name: fedavg}", "{name: ./mine.py, mu: 0}", "{name: ./mine.py, mu: 1}")
-        ]
-        assert digests[0] == digests[1] != digests[2]
         code = raysim.run(folder / "s.yaml", sets=sets, quiet=True).summary["code"]
         assert {"mine.py", "algorithms/fedavg.py"} < code["files"].keys()
 

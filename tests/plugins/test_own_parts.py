@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
 import raysim
+from raysim.runs.assembly import assemble
 from tests.plugins.own import ran
 
 SELECTS = """import numpy as np
@@ -200,6 +202,12 @@ class TestData:
         assert sentence in ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
 
 
+def dealt(folder: Path, sets: list[str]) -> pd.DataFrame:
+    """The samples of every client, as a run would write them."""
+    assembly = assemble(raysim.Scenario.load(folder / "s.yaml", sets))
+    return assembly.partition.table(assembly.data.label_M).to_pandas()
+
+
 class TestPartition:
     def test_ones_own(self, folder: Path) -> None:
         (folder / "evil.py").write_text(OWN_PARTITION)
@@ -218,16 +226,13 @@ class TestPartition:
     def test_one_that_changes_the_counts_that_it_receives(self, folder: Path) -> None:
         (folder / "evil.py").write_text(OWN_PARTITION)
         sets = ["data.partition={name: './evil.py:Halves', wrong: changed}", "algorithm.name=fedgh"]
-        result = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
-        assert len(pq.read_table(result.folder / "partition.parquet")) == 1797
+        assert len(dealt(folder, sets)) == 1797
 
     @pytest.mark.parametrize("base", ["Iid", "Dirichlet"])
     def test_one_that_inherits_from_one_of_raysim(self, base: str, folder: Path) -> None:
         text = OWN_PARTITION.replace("class Halves:", f"class Halves({base}):")
         (folder / "evil.py").write_text(f"from raysim.data.partition import {base}\n{text}")
-        sets = ["data.partition={name: './evil.py:Halves', first: 1}", "algorithm.name=fedgh"]
-        result = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
-        table = pq.read_table(result.folder / "partition.parquet").to_pandas()
+        table = dealt(folder, ["data.partition={name: './evil.py:Halves', first: 1}", "algorithm.name=fedgh"])
         assert sorted(set(table[table.client == 0].label)) == [0, 2, 4, 6, 8]
 
     def test_one_that_inherits_from_one_without_shares(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -216,20 +216,22 @@ class TestNothingRunsUnannounced:
         assert said.startswith(f"raysim: running code from {kept / 'mine.py'}, ")
         assert mark.exists()
 
-    def test_a_run_that_noted_no_code(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_link_in_a_runs_code_and_a_run_that_noted_none(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         result = raysim.run(folder / "s.yaml", quiet=True)
+        mine = result.folder / "code" / "mine.py"
+        mine.rename(folder / "kept.py")
+        mine.symlink_to(folder / "mine.py")
+        assert "is a link" in ran("resume", str(result.folder), "--set", "rounds=3", capsys=capsys, code=2)
+        mine.unlink()
+        (folder / "kept.py").rename(mine)
         identity = result.folder / "run.json"
         facts = json.loads(identity.read_text())
         facts["code"]["files"] = {}
         identity.write_text(json.dumps(facts))
         said = ran("resume", str(result.folder), "--set", "rounds=3", capsys=capsys, code=2)
         assert "mine.py (none before, " in said
-
-    def test_a_link_in_a_runs_code(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        result = raysim.run(folder / "s.yaml", quiet=True)
-        (result.folder / "code" / "mine.py").unlink()
-        (result.folder / "code" / "mine.py").symlink_to(folder / "mine.py")
-        assert "is a link" in ran("resume", str(result.folder), "--set", "rounds=3", capsys=capsys, code=2)
 
 
 LEAVES = """

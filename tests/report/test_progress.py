@@ -190,11 +190,6 @@ def test_the_remaining_time_is_in_minutes_above_59_seconds(monkeypatch):
     assert lines[5].endswith("1 min 40 s left") and lines[8].endswith("  40 s left")
 
 
-def test_dumb_terminals_get_plain_lines(monkeypatch):
-    monkeypatch.setenv("TERM", "dumb")
-    assert "\x1b" not in run(Terminal())
-
-
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
 def test_terminals_that_cannot_move_the_cursor_get_plain_lines(monkeypatch, term):
     # rich writes no control sequences there either, but then it shows no line before the end.

@@ -15,12 +15,22 @@ from raysim.runs.run import Run, run
 from raysim.runs.verify import verify
 from tests.choices import first
 from tests.cli.command import run as command
+from tests.conftest import plain_runs
 from tests.engine.checkpoint.test_best_val import PEAK
 from tests.engine.scenarios import loaded
 from tests.runs.test_resume import Cut, of_results
 
 KEEP = (*PEAK, "rounds=8", "checkpoint={every: 1, keep: [last, best_val]}")
 """The best round by validation is round 4."""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> Run:
+    """The run of `KEEP`, which must not be changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        plain_runs(patch, tracking_store)
+        patch.chdir(tmp_path_factory.mktemp("finished"))
+        return run(loaded(*KEEP), quiet=True)
 
 
 def states(of: Run) -> list[dict[str, torch.Tensor]]:
@@ -32,9 +42,8 @@ def assert_same(ours: list[dict[str, torch.Tensor]], theirs: list[dict[str, torc
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_networks_after_the_best_round_are_opened(workplace: Path) -> None:
-    plain = run(loaded(*PEAK, "rounds=8"), quiet=True)
-    kept = run(loaded(*KEEP), quiet=True)
+def test_the_networks_after_the_best_round_are_opened(workplace: Path, finished: Run) -> None:
+    plain, kept = run(loaded(*PEAK, "rounds=8"), quiet=True), finished
     assert kept.state_digest == plain.state_digest
     assert of_results(kept.folder)[0].equals(of_results(plain.folder)[0])
     summary = kept.summary
@@ -57,23 +66,21 @@ def test_the_networks_after_the_best_round_are_opened(workplace: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", first([7, 5]))
-def test_a_kill_between_the_best_round_and_the_end_loses_nothing(workplace: Path, cut: int) -> None:
-    whole = run(loaded(*KEEP), quiet=True)
+def test_a_kill_between_the_best_round_and_the_end_loses_nothing(workplace: Path, finished: Run, cut: int) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(loaded(*KEEP, "checkpoint.every=3"), quiet=True, trackers=[Cut(cut)])
-    (folder,) = set((workplace / "runs" / "tiny").iterdir()) - {whole.folder}
+    (folder,) = (workplace / "runs" / "tiny").iterdir()
     resumed = Run(folder).resume(quiet=True)
-    assert resumed.state_digest == whole.state_digest
-    assert (resumed.summary["best_val_round"], resumed.summary["best_val"]) == (4, whole.summary["best_val"])
+    assert resumed.state_digest == finished.state_digest
+    assert (resumed.summary["best_val_round"], resumed.summary["best_val"]) == (4, finished.summary["best_val"])
     assert resumed.summary["checkpoint"]["best_val_round"] == 4
-    assert_same(states(resumed), states(whole))
+    assert_same(states(resumed), states(finished))
 
 
 @pytest.mark.large
-def test_a_run_that_is_resumed_for_more_rounds_keeps_its_best(workplace: Path) -> None:
-    whole = run(loaded(*KEEP), quiet=True)
+def test_a_run_that_is_resumed_for_more_rounds_keeps_its_best(workplace: Path, finished: Run) -> None:
     short = run(loaded(*KEEP, "rounds=6"), quiet=True)
-    assert_same(states(short.resume(["rounds=8"], quiet=True)), states(whole))
+    assert_same(states(short.resume(["rounds=8"], quiet=True)), states(finished))
 
 
 def test_a_best_round_that_is_not_kept_says_why(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -110,8 +117,8 @@ def test_clients_without_validation_samples_cannot_have_a_best_round(workplace: 
     assert not Path("runs").exists()
 
 
-def test_lost_files_of_the_best_round_are_named(workplace: Path) -> None:
-    kept = run(loaded(*KEEP), quiet=True)
+def test_lost_files_of_the_best_round_are_named(workplace: Path, finished: Run) -> None:
+    kept = Run(shutil.copytree(finished.folder, workplace / "kept"))
     place = kept.folder / "checkpoints"
     shutil.copytree(place, workplace / "whole")
 
@@ -150,8 +157,8 @@ def test_a_run_that_lost_the_best_state_is_resumed(workplace: Path) -> None:
 
 
 @pytest.mark.large
-def test_commands_take_the_best_round(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    kept = run(loaded(*KEEP), quiet=True)
+def test_commands_take_the_best_round(workplace: Path, finished: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    kept = finished
     code, _, err = command(capfd, "tsne", str(kept.folder), "--round", "best_val", "--clients", "0,1", "-o", "t.png")
     assert code == 0, err
     code, out, err = command(capfd, "attack", str(kept.folder), "--round", "best_val", "--pairs", "1", "-o", "a.png")

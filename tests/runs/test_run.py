@@ -18,7 +18,8 @@ from raysim.algorithms.standalone import Standalone
 from raysim.common.results import Summary
 from raysim.engine.stop import Stop
 from raysim.report.load import _SUMMARY_KINDS
-from tests.engine.scenarios import digits, loaded
+from tests.engine.scenarios import plain as loaded
+from tests.engine.scenarios import plain_digits as digits
 
 
 def test_a_run_is_opened_by_folder_and_by_id(workplace: Path) -> None:
@@ -164,22 +165,17 @@ class Noisy(Standalone):
 
 
 def test_a_tracker_that_draws_changes_no_result(workplace: Path) -> None:
-    given = loaded("rounds=4", "algorithm={name: standalone}").with_algorithm(Noisy())
-    digests = {raysim.run(given, quiet=True, trackers=trackers).state_digest for trackers in ([], [Draws(Stop())])}
-    assert len(digests) == 1
-
-
-def test_a_named_tracker_that_draws_changes_no_result(workplace: Path) -> None:
+    """Neither one that Python code gives, nor one that a scenario names."""
     (workplace / "draws.py").write_text(
         "import time\nimport torch\n\nclass Draws:\n    def open(self, card): ...\n"
         "    def close(self, status, summary): ...\n"
         "    def log(self, t, values, clients):\n        time.sleep(0.03)\n        torch.rand(7)\n"
     )
-    digests = set()
-    for also in ("[]", "[./draws.py:Draws]"):
+    digests = []
+    for also, trackers in (("[]", []), ("[]", [Draws(Stop())]), ("[./draws.py:Draws]", [])):
         given = loaded("rounds=4", "algorithm={name: standalone}", f"tracking.also={also}").with_algorithm(Noisy())
-        digests.add(raysim.run(given, quiet=True).state_digest)
-    assert len(digests) == 1
+        digests.append(raysim.run(given, quiet=True, trackers=trackers).state_digest)
+    assert len({*digests}) == 1, digests
 
 
 def test_a_second_run_in_another_thread_is_refused(workplace: Path) -> None:

@@ -11,9 +11,9 @@ from raysim.common.errors import ScenarioError
 from raysim.report.table import summary_rows
 from raysim.runs.run import Run, run
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.database import load_mlflow
 from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import loaded
+from tests.runs.test_closing import recorded
 
 STOP = "stop={metric: accuracy/all, patience: 2}"
 
@@ -41,12 +41,7 @@ def test_a_run_that_ends_early_is_a_shorter_run(workplace: Path, tracking_store:
     assert short.summary["ended_early"] == dict(summary_rows(short.summary))["ended early"] == reason
     same = run(loaded(f"rounds={t}"), quiet=True)
     assert same.state_digest == short.state_digest and "ended early" not in dict(summary_rows(same.summary))
-    load_mlflow(tracking_store)
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(tracking_store)
-    experiment = client.get_experiment_by_name("tiny")
-    (found,) = client.search_runs([experiment.experiment_id], f"tags.`raysim.run_id` = '{short.folder.name}'")
+    _, found = recorded(tracking_store, short.folder.name)
     assert found.info.status == "FINISHED" and found.data.tags["ended_early"] == reason
 
 
@@ -62,12 +57,7 @@ def test_a_run_that_ended_early_goes_on_when_it_may(workplace: Path, tracking_st
         Run(short.folder).resume(["stop.patience=1"], quiet=True)
     whole = Run(short.folder).resume(["stop=null"], quiet=True)
     assert whole.summary["rounds"] == 12 and whole.summary["ended_early"] is None
-    load_mlflow(tracking_store)
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(tracking_store)
-    experiment = client.get_experiment_by_name("tiny")
-    (found,) = client.search_runs([experiment.experiment_id], f"tags.`raysim.run_id` = '{short.folder.name}'")
+    _, found = recorded(tracking_store, short.folder.name)
     assert found.info.status == "FINISHED" and "ended_early" not in found.data.tags
     assert whole.state_digest == run(loaded("rounds=12"), quiet=True).state_digest
 

@@ -14,7 +14,7 @@ from raysim.runs import verify as module
 from raysim.runs.verify import Trace, Variation, difference
 from raysim.scenario.parse import ParsedScenario
 from tests.conftest import REPOSITORY
-from tests.engine.scenarios import loaded
+from tests.engine.scenarios import plain as loaded
 
 HERE = Variation(None)
 

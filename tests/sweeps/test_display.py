@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import yaml
 
-from raysim.common.errors import ScenarioError
 from raysim.common.files import hold
 from raysim.jobs.job_log import read_log
 from raysim.report.load import read_summary
@@ -29,7 +28,7 @@ from raysim.sweeps.state import CellState, counts, state_of, states_of
 from raysim.sweeps.time_left import PLAN_AFTER_S, TimeLeft
 from tests.cli.command import run
 from tests.comparison.runs import make_run
-from tests.engine.scenarios import digits
+from tests.engine.scenarios import plain_digits as digits
 
 
 def sweep_of(folder: Path, *sets: str, **content: Any) -> Sweep:
@@ -347,5 +346,3 @@ def test_the_rounds_of_a_running_cell(tmp_path: Path) -> None:
     (state,) = states_of(sweep)
     assert (state.state, state.rounds) == ("interrupted", 2)  # no process holds the lock
     assert placed(cell, sweep).rounds == 3
-    with pytest.raises(ScenarioError):
-        chosen_cells(sweep, ["nothing"])

@@ -9,26 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from raysim.common.shards import Shards
 from raysim.runs.assembly import Assembly, assemble
 from raysim.runs.run import run
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps import estimate
-from raysim.sweeps.cells import Cell, Sweep, placed
-from raysim.sweeps.definition import load_sweep
+from raysim.sweeps.cells import Cell, placed
 from raysim.sweeps.estimate import FEW, PHASES, Cost, Estimator
 from raysim.sweeps.listing import print_plan
 from raysim.sweeps.state import CellState, states_of
 from tests.conftest import said
-from tests.engine.scenarios import digits
-
-
-def sweep_of(folder: Path, **content: Any) -> Sweep:
-    path = folder / "sweep.yaml"
-    path.write_text(yaml.safe_dump({"base": digits(output=str(folder / "runs")), **content}))
-    return load_sweep(path)
+from tests.engine.scenarios import plain_digits as digits
+from tests.sweeps.test_display import sweep_of
 
 
 def test_bytes_are_those_of_a_run(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:

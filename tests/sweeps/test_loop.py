@@ -24,7 +24,7 @@ from raysim.sweeps.loop import Progress, run_sweep
 from raysim.sweeps.state import CellState, counts, states_of
 from raysim.tracking.parent import SWEEP_TAG
 from tests.conftest import said
-from tests.engine.scenarios import digits
+from tests.engine.scenarios import plain_digits as digits
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 

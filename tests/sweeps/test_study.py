@@ -12,7 +12,7 @@ import yaml
 import raysim
 from raysim.sweeps.study import Runs
 from tests.conftest import REPOSITORY
-from tests.engine.scenarios import digits
+from tests.engine.scenarios import plain_digits as digits
 
 
 def test_a_study_that_was_not_run(workplace: Path) -> None:

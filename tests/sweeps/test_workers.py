@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,8 +28,9 @@ from raysim.sweeps.run_cell import Task, run_cell
 from raysim.sweeps.state import CellState, counts, states_of
 from raysim.sweeps.workers import run_in_workers
 from tests.conftest import REPOSITORY
-from tests.engine.scenarios import digits
+from tests.engine.scenarios import plain_digits as digits
 from tests.sweeps.test_loop import digest, run_folders, sweep_of
+from tests.sweeps.test_tuning import Unrecorded
 
 DEATH = "its node died"
 
@@ -80,21 +82,12 @@ class Pool:
     def end(self) -> None: ...
 
 
-class Parent:
-    """Of a sweep in MLflow."""
-
-    def __init__(self, uri: str) -> None:
-        self.uri = uri
-
-    def tags(self) -> dict[str, str]:
-        return {}
-
-
 def run_all(sweep: Sweep, pool: Pool, store: str) -> dict[str, CellState]:
     sweep.output.mkdir(parents=True, exist_ok=True)
     states = {one.cell.name: one for one in states_of(sweep)}
     left = [one for one in states.values() if one.state != "done"]
-    run_in_workers(left, states, sweep, Parent(store), pool, lambda running, stopping: None)  # type: ignore[arg-type]
+    parent: Any = Unrecorded(store, sweep.name, sweep.output)
+    run_in_workers(left, states, sweep, parent, pool, lambda running, stopping: None)  # type: ignore[arg-type]
     assert not list(sweep.output.glob(".driver-*"))
     return states
 

@@ -93,7 +93,7 @@ def the_run(client, experiment="e"):
     return run
 
 
-@pytest.mark.parametrize(("sent", "done"), [(0, -1), (0, 4), (2, 0), (2, 2), (5, -1), (5, 2)])
+@pytest.mark.parametrize(("sent", "done"), [(0, 4), (2, 2), (5, -1), (5, 2)])
 def test_every_round_is_there_once(client, begin, sent, done):
     killed = begin()
     tell(killed, 0, sent)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from raysim.engine.run import LoopSettings, Observers, run_rounds, state_digest
 from tests.choices import first
 from tests.engine.scenarios import loaded, spec_for
 from tests.engine.test_recovery import Killable
+
+pytestmark = pytest.mark.xdist_group("checkpoint-best_val")  # one process makes the run of `undisturbed`
 
 PEAK = ("training.lr=0.6", "seed=7")
 """Settings of the tiny scenario whose validation accuracy is greatest after round 4 of 8."""
@@ -50,6 +54,13 @@ def run(
     finally:
         used.close()
     return progress, digest, checkpoints and digest_of_best(checkpoints, spec, images)
+
+
+@cache
+def undisturbed() -> tuple[Progress, str, str | None]:
+    """What `run` gives if nothing dies and each round has a checkpoint."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run(checkpoints=manager(Path(folder)))
 
 
 def digest_of_best(checkpoints: CheckpointManager, spec: Any, images: Any) -> str | None:
@@ -102,7 +113,7 @@ def test_it_costs_at_most_one_more_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.large) for seed in (1, 2, 3))])
 def test_deaths_change_neither_the_run_nor_the_kept_state(tmp_path: Path, seed: int) -> None:
-    expected = run(checkpoints=manager(tmp_path / "whole"))
+    expected = undisturbed()
     killable = Killable(seed, 0.2)
     progress, *digests = run(checkpoints=manager(tmp_path / "deaths", 3), backend=killable)
     assert killable.deaths
@@ -112,7 +123,7 @@ def test_deaths_change_neither_the_run_nor_the_kept_state(tmp_path: Path, seed: 
 
 @pytest.mark.large
 def test_a_best_checkpoint_that_is_lost_in_writing_is_saved_when_its_round_is_repeated(tmp_path: Path) -> None:
-    expected = run(checkpoints=manager(tmp_path / "whole"))
+    expected = undisturbed()
 
     class Losing(InProcessBackend):
         saved: list[int] = []  # noqa: RUF012
@@ -136,7 +147,7 @@ def test_a_best_checkpoint_that_is_lost_in_writing_is_saved_when_its_round_is_re
 
 
 def test_a_damaged_best_checkpoint_is_made_again_when_its_round_is_repeated(tmp_path: Path) -> None:
-    expected = run(checkpoints=manager(tmp_path / "whole"))
+    expected = undisturbed()
 
     class Damaging(InProcessBackend):
         died = False

@@ -16,7 +16,7 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.report.load import read_rounds
 from raysim.runs.run import Run, run
 from raysim.tracking.in_memory import MemoryTracker
-from tests.engine.scenarios import loaded
+from tests.engine.scenarios import plain as loaded
 
 ON_RAY = [pytest.mark.ray, pytest.mark.large, pytest.mark.xdist_group("ray")]
 """In the process that has the Ray of all tests, which this file asks for late."""

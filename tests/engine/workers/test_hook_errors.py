@@ -11,7 +11,7 @@ import pytest
 from raysim import run
 from raysim.algorithms.standalone import Standalone
 from raysim.engine.workers.hooks import HookError, errors_from
-from tests.engine.scenarios import loaded
+from tests.engine.scenarios import plain as loaded
 
 
 @pytest.mark.parametrize("error", [StopIteration, GeneratorExit], ids=lambda error: error.__name__)

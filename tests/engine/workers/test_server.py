@@ -6,7 +6,8 @@ import pytest
 
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.workers import server
-from tests.engine.scenarios import loaded, outcome
+from tests.engine.scenarios import outcome
+from tests.engine.scenarios import plain as loaded
 
 
 def test_few_operation_counts_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

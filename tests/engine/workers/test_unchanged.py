@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -14,26 +14,15 @@ import torch
 from raysim.algorithms.lg_fedavg import LGFedAvg
 from raysim.common.errors import RunError
 from raysim.core import Client, ClientId, Header, Server, message, weights
-from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.progress import Progress
-from raysim.engine.run import Observers, run_rounds
 from raysim.engine.workers.unchanged import ChangedMessageError
-from raysim.runs.assembly import assemble
-from raysim.scenario.scenario import Scenario
-from tests.engine.scenarios import loaded
+from tests.engine.scenarios import loaded, rounds_of
 
 ONE_BY_ONE = ("clients.models=[digits_mlp64]", "clients.count=3", "clients.participation=1.0", "rounds=2")
 TOGETHER = (*ONE_BY_ONE, "training.together=3")
 
 
 def run_of(algorithm: Any, *sets: str) -> None:
-    assembly = assemble(Scenario.of(loaded(*sets)))
-    backend = InProcessBackend()
-    backend.start(replace(assembly.spec, algorithm=algorithm), assembly.raw)
-    try:
-        run_rounds(backend, assembly.loop_settings, Progress(), Observers())
-    finally:
-        backend.close()
+    rounds_of(loaded(*sets), algorithm=algorithm)
 
 
 @dataclass(frozen=True)
