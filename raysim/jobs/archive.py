@@ -23,7 +23,9 @@ from pathlib import Path
 
 BEGIN, END, REFUSED = "raysim-archive-begin ", "raysim-archive-end", "raysim-archive-refused "
 WIDTH = 48 * 1024  # bytes per line, 64 Ki as base64; Ray forwards a log in pieces of about that size
-WAIT_S = 300.0
+WAIT_S = 3600.0
+"""How long the program waits for the end of the download before it empties its log, in seconds."""
+
 LIMIT = 4 << 30
 """The largest folder to send, in bytes: its text is in the log of a job, on the disk of the head node."""
 

@@ -40,9 +40,8 @@ HELPER = "raysim-fetch"
 START_S = 60.0
 """The longest pause in a helper job's output, in seconds."""
 
-LONGEST_S = 900.0
-"""The time limit of a download, in seconds. The helper job itself ends at most `archive.WAIT_S` after it has printed
-the folder."""
+LONGEST_S = archive.WAIT_S
+"""The time limit of a download, in seconds: the helper job empties its log `archive.WAIT_S` after it has printed it."""
 
 LINE = archive.WIDTH * 4 // 3
 """The most characters per line of an archive."""
@@ -198,7 +197,10 @@ async def _receive(cluster: Cluster, helper: str, receiver: Receiver) -> None:
                 raise RunError(_cut(receiver, "the connection broke")) from None
             receiver.feed(piece)
             if time.monotonic() > until:
-                raise RunError(_cut(receiver, f"the download was not complete after {LONGEST_S / 60:.0f} min"))
+                raise RunError(
+                    f"the run folder was not received within {LONGEST_S / 60:.0f} min; copy it from the head node with "
+                    "scp or rsync"
+                )
 
 
 def _cut(receiver: Receiver, reason: str) -> str:

@@ -85,6 +85,11 @@ def environment(variables: Mapping[str, str], cluster: str) -> tuple[dict[str, s
             )
         else:
             sent[MLFLOW] = server
+            if is_loopback(server):
+                notes.append(
+                    f"the job gets {MLFLOW}={server}, which there is the address of a server on the head node; if you "
+                    f"mean this machine's server, add --env {MLFLOW}= to submit without it"
+                )
             if server != uri:
                 notes.append(
                     f"the job does not get the user name and password in {MLFLOW}, because other users could read "

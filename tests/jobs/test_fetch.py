@@ -18,7 +18,7 @@ import pytest
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs import archive
-from raysim.jobs.fetch import Receiver, fetch, unpack
+from raysim.jobs.fetch import LONGEST_S, Receiver, fetch, unpack
 from raysim.jobs.job_log import PREFIX
 from tests.jobs.fakes import cluster, details
 
@@ -226,6 +226,10 @@ class TestThroughALog:
             helper.kill()
             helper.wait()
         assert log.read_text() == ""
+
+    def test_the_helper_keeps_its_log_as_long_as_a_download_may_take(self) -> None:
+        """The log is written as fast as a disk, and read as fast as a network."""
+        assert archive.WAIT_S >= LONGEST_S >= 3600.0
 
 
 def packed(*names: str, content: bytes = b"x", compression: int = zipfile.ZIP_DEFLATED) -> io.BytesIO:

@@ -137,7 +137,9 @@ class TestEnvironment:
         sent, notes = environment({}, "http://head:8265")
         assert "MLFLOW_TRACKING_URI" not in sent
         assert "because only this machine can reach this address; to log to MLflow" in notes[0]
-        assert "MLFLOW_TRACKING_URI" in environment({}, HERE)[0]
+        sent, notes = environment({}, HERE)  # through a tunnel, or a cluster on this machine
+        assert sent["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:5000"
+        assert "which there is the address of a server on the head node" in notes[0]
 
     def test_given(self) -> None:
         assert parse_env(["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}

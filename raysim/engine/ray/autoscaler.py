@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,9 @@ import yaml
 from ray.exceptions import RaySystemError
 
 from raysim.engine.policies.placement import ClusterResources, Growth, Node
+
+OWN_HOSTS = "local.cluster.node"
+"""The type of all nodes that `ray up` starts on own hosts: all of them at once, none later."""
 
 
 class NodeType(NamedTuple):
@@ -92,8 +96,12 @@ def _configuration() -> Mapping[str, Any]:
 def _runs() -> bool:
     """Return whether an autoscaler has started nodes of this cluster; KubeRay's does not tell its node types.
 
-    On a cluster without an autoscaler, Ray calls the type of each node "node_" and its id.
+    On a cluster without an autoscaler, Ray calls the type of each node "node_" and its id. But KubeRay names the types
+    of all nodes; if it runs an autoscaler, it switches off that of Ray in the command of the head node.
     """
+    command = os.environ.get("KUBERAY_GEN_RAY_START_CMD")
+    if command is not None and "--no-monitor" not in command:
+        return False
     types: set[str] = set()
     with contextlib.suppress(ImportError, AttributeError, RaySystemError, ValueError):
         from ray.autoscaler.v2.sdk import get_cluster_status
@@ -105,4 +113,4 @@ def _runs() -> bool:
             types = {node.ray_node_type_name for node in (*status.active_nodes, *status.idle_nodes)}
         elif text := _internal_kv_get("__autoscaling_status"):
             types = set(json.loads(text).get("autoscaler_report", {}).get("active_nodes", {}))
-    return any(not name.startswith("node_") for name in types)
+    return any(not name.startswith("node_") for name in types - {OWN_HOSTS})

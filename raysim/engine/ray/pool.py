@@ -27,7 +27,7 @@ from raysim.engine.policies.placement import (
 from raysim.engine.ray.actors import ClientActor, Location, ServerActor
 from raysim.engine.ray.at_work import at_work
 from raysim.engine.ray.calls import RECOVERY_DEADLINE_S, ActorCalls, gcs_answers, succeeded
-from raysim.engine.ray.session import draining, growth, head_id, nodes
+from raysim.engine.ray.session import HEAD, draining, growth, head_id, nodes
 from raysim.engine.ray.starting import START_TIMEOUT_S, NodeWait, wait_until_started
 from raysim.engine.records import LostError, MemoryReport, Startup
 from raysim.engine.workers.state_files import AUTO, Handles, StateLimits
@@ -254,8 +254,9 @@ class ActorPool:
         return ActorRecord(options.remote(), g, requested_s)
 
     def _new_server(self) -> ActorRecord:
-        # The server works while the clients wait, so it takes no CPU away from them.
-        return ActorRecord(ray.remote(ServerActor).options(num_cpus=0).remote())
+        # The server works while the clients wait, so it takes no CPU away from them. Ray places an actor without any
+        # resource on a random node, which may have another kind of CPU; only the head node has this resource.
+        return ActorRecord(ray.remote(ServerActor).options(num_cpus=0, resources={HEAD: 0.001}).remote())
 
     def _worker(self, actor_id: str) -> ActorRecord | None:
         return next((one for one in self.workers if one.actor._actor_id.hex() == actor_id), None)

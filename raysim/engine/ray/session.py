@@ -42,6 +42,10 @@ def connect(local_cpus: float | None = None) -> bool:
     # Ray's C++ handler would print a stack on SIGTERM and abort 3 s later, and at shutdown set the default handler.
     # Ray read the environment variable of this name at its import, so this disables the handler in this process only.
     ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
+    # Below `uv run`, Ray would copy the working directory to every node and start each actor by `uv run` in the copy,
+    # which installs the project again, perhaps with other versions. Ray read this variable at its import, too.
+    if "RAY_ENABLE_UV_RUN_RUNTIME_ENV" not in os.environ:
+        ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
     # Ray would print the pending calls of a dead actor, but raysim reports the death in one line.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     # Without it, Ray warns of a coming change, which does not affect actors without a GPU.

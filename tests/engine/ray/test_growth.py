@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from raysim.engine.policies.placement import Node
@@ -57,3 +59,28 @@ def test_the_node_types_of_a_configuration(monkeypatch: pytest.MonkeyPatch) -> N
     assert found == {"gpu": 4, "many": 10, "any": 10}
     monkeypatch.setattr(autoscaler, "_configuration", dict)
     assert autoscaler._configured_types() == []
+
+
+@pytest.mark.parametrize(
+    ("command", "node_type", "runs"),
+    [
+        (None, "gpu", True),
+        (None, "node_0f3a", False),  # no autoscaler
+        (None, "local.cluster.node", False),  # `ray up` on own hosts starts all of them
+        ("ray start --head  --block  --num-cpus=0 ", "gpu", False),  # KubeRay names types also without an autoscaler
+        ("ray start --head  --block  --no-monitor  --num-cpus=0 ", "gpu", True),
+    ],
+)
+def test_names_of_node_types_alone_are_no_autoscaler(
+    command: str | None, node_type: str, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.autoscaler.v2 import sdk, utils
+
+    monkeypatch.delenv("KUBERAY_GEN_RAY_START_CMD", raising=False)
+    if command is not None:
+        monkeypatch.setenv("KUBERAY_GEN_RAY_START_CMD", command)
+    status = SimpleNamespace(active_nodes=[SimpleNamespace(ray_node_type_name=node_type)], idle_nodes=[])
+    monkeypatch.setattr(utils, "is_autoscaler_v2", lambda: True)
+    monkeypatch.setattr(sdk, "get_cluster_status", lambda address: status)
+    monkeypatch.setattr(autoscaler.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:1"))
+    assert autoscaler._runs() is runs

@@ -29,7 +29,7 @@ from ray._common.usage.usage_lib import usage_stats_enabled
 from raysim.engine.ray import local_cluster, session
 
 # To set a constant that Ray does not read has no effect.
-constants = "ENABLE_RAY_CLUSTER", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
+constants = "ENABLE_RAY_CLUSTER", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 renamed = [name for name in constants if not hasattr(ray._private.ray_constants, name)]
 before = dict(os.environ)
 assert session.connect(1.0)
@@ -171,3 +171,24 @@ def test_a_start_removes_folders_of_killed_processes_alone(tmp_path: Path, monke
     os.close(living)
     remove_abandoned(tmp_path)
     assert not (tmp_path / "raysim-living").exists()
+
+
+BELOW_UV = """
+import ray
+from ray._private.runtime_env import uv_runtime_env_hook
+from raysim.engine.ray import local_cluster, session
+
+uv_runtime_env_hook._get_uv_run_cmdline = lambda: ["uv", "run", "raysim"]  # Ray looks at the ancestors of this process
+assert session.connect(1.0)
+print(ray.get_runtime_context().get_runtime_env_string())
+local_cluster.stop(remove_logs=True)
+"""
+
+
+def test_below_uv_run_actors_use_this_environment(tmp_path: Path) -> None:
+    """By default, Ray would start them by `uv run` in a copy of the working directory."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"PYTHONPATH": str(REPOSITORY)}
+    code = [sys.executable, "-c", BELOW_UV]
+    done = subprocess.run(code, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "{}"

@@ -113,6 +113,10 @@ with show_logs(warnings.append):
 assert warnings == []
 until(lambda: len(pool.clients) == 2)  # recovery started it again
 assert away() == [True, True] and pool.plan.num_actors == 2
+for _ in range(5):  # Ray would choose a random node
+    assert pool.server.node == pool.driver_node
+    kill(pool.server)
+    backend.recover()
 backend.close()
 ray.shutdown()
 cluster.shutdown()
