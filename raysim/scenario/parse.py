@@ -5,6 +5,7 @@ Only the method's declaration is looked up here; `raysim.scenario.scenario` look
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -285,9 +286,11 @@ def _refuse_other_keys(value: Any, key: Key, origin: Origin) -> None:
 
 
 def _refuse_other_types(value: Any, key: Key, origin: Origin) -> None:
-    """Refuse dates, sets and bytes, which untyped fields accept: resolved.yaml would contain text or lists instead."""
+    """Refuse values that untyped fields accept, but that resolved.yaml would contain as text, as lists or as null."""
     if isinstance(value, date | set | bytes):
         raise origin.error(key, f"{shown(value)} given, a {type(value).__name__}; put it in quotes to give text")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise origin.error(key, f"{shown(value)} given; allowed: a finite number")
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for at, inner in entries:
         _refuse_other_types(inner, (*key, str(at)), origin)

@@ -345,6 +345,7 @@ def test_a_setting_that_is_a_tuple(folder: Path, capsys: pytest.CaptureFixture[s
         ("stages=[[1, 2], [3]]", "algorithm.stages.1: [3] given; give a list with more entries"),
         ("named={0: [[1, 2.5]]}", "algorithm.named.0: keys must be text; put this key in quotes"),
         ("free={a: 2026-01-01}", "algorithm.free.a: 2026-01-01 given, a date; put it in quotes to give text"),
+        ("free={a: [.inf]}", "algorithm.free.a.0: .inf given; allowed: a finite number"),
     ):
         said = ran(
             "validate", "--run-code", str(folder / "s.yaml"), "--set", f"algorithm.{wrong}", capsys=capsys, code=2
