@@ -220,7 +220,7 @@ def test_500_rounds_of_10_epochs() -> None:
         assert cells[:4] == [f"{values(FOLDER / f'{name}.csv', variant, one)['1']:.2f}" for one in measures]
         assert cells[-1] == published[variant]
         command = "raysim sweep scenarios/sweeps/cifar100_published.yaml --set rounds=500"
-        assert re.search(rf"{command}( --only \S+)* --only {variant} ", words)
+        assert re.search(rf"{command}( --only \S+| \\)* --only {variant} ", words)
     rounds = {variant: [row for row in every_round(name) if row["variant"] == variant] for variant, *_ in tables(name)}
     assert f"So far, {NUMBERS[len(rounds)]} of the twelve methods have been run" in words
     for variant, of_all in rounds.items():
@@ -258,13 +258,22 @@ def test_500_rounds_of_10_epochs() -> None:
             paper = float(published[name]) - float(published["Standalone"])
             if gain < before:
                 shrink.append(name)
-            claim = rf"Over rounds 151 to 200, it is {before:.2f} above. \S+ papers? prints? a gain of {paper:.2f}\."
+            claim = rf"Over rounds 151 to 200, it is {side(before, '')}. \S+ papers? prints? a gain of {paper:.2f}\."
             assert re.search(rf"\*\*{name}\*\* is [^*]* {claim}", words)
-    assert shrink == ["FedSSA", "FedProto"]
-    assert "So the gains of FedSSA and FedProto over Standalone shrink; that of LG-FedAvg does not." in words
+    assert shrink == ["FedSSA", "FedProto", "FedRAL"] and late["FedRAL"] < late["Standalone"]
+    text = (
+        "So the gains of FedSSA and FedProto over Standalone shrink, and FedRAL falls further behind; LG-FedAvg's gain"
+    )
+    assert f"{text} does not shrink." in words
     below = [100 * (best["FedProto"][0] - best["FedSSA"][0]), late["FedProto"] - late["FedSSA"]]
     assert "It is below FedProto by {:.2f} points (best round) and {:.2f} (last 50 rounds)".format(*below) in words
     assert "{:.2f} and {:.2f} compared with FedProto |".format(*(-one for one in below)) in PAGE
+    for name in ("FedSSA", "FedRAL"):
+        gap, end = 100 * (best[name][0] - best["Standalone"][0]), late[name] - late["Standalone"]
+        summary = next(
+            line for line in PAGE.splitlines() if line.startswith(f"| {name} | ") and "above Standalone" in line
+        )
+        assert f"After 500 rounds of 10 epochs: {gap:+.2f} (best round) and {end:+.2f} (last 50 rounds)" in summary
     distances = (
         f"{name} {100 * best[name][0] - float(published[name]):+.1f} and {last[name] - float(published[name]):+.1f}"
         for name in rounds
