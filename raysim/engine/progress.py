@@ -131,9 +131,10 @@ class Progress:
                 self.best[best] = values[source]
                 if best == "accuracy/best":
                     self.best_round = t
-        if "accuracy/all" in values and values.get("accuracy/val", -1.0) > self.best_val:
+        if values.get("accuracy/val", -1.0) > self.best_val:
             self.best_val, self.best_val_round = values["accuracy/val"], t
-            self.best["accuracy/at_best_val"] = values["accuracy/all"]
+            if "accuracy/all" in values:  # no client may have test samples
+                self.best["accuracy/at_best_val"] = values["accuracy/all"]
 
     def elapsed_s(self) -> float:
         """Return the seconds since the first round began, without the time between processes."""

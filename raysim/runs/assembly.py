@@ -169,19 +169,28 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
     assembly = Assembly(scenario, plan, data, partition, public, notes=notes)
     if rounds_left and scenario.resolved["clients"]["selection"]["name"] not in SELECTIONS:
         _try_selection(assembly)
-    if rounds_left and not len(partition.val.index):
-        if scenario.stop is not None and DECIDING[scenario.stop.metric].part == "val":
+    if rounds_left:
+        _refuse_unmeasured(scenario, partition)
+    return assembly
+
+
+def _refuse_unmeasured(scenario: Scenario, partition: Partition) -> None:
+    """Raise `ScenarioError` if a metric that decides needs samples of a part of which no client has any."""
+    if scenario.stop is not None:
+        metric, deciding = scenario.stop.metric, DECIDING[scenario.stop.metric]
+        of_clients = deciding.part != "train" and deciding.needs != "global_test"
+        if of_clients and not len(partition.parts[deciding.part].index):
+            samples = {"val": "validation", "test": "test"}[deciding.part]
             raise scenario.origin.error(
                 ("stop", "metric"),
-                f"{scenario.stop.metric} given, but no client has validation samples; give clients more samples, or "
-                "set another metric",
+                f"{metric} given, but no client has {samples} samples; give clients {samples} samples, or set another "
+                "metric",
             )
-        if "best_val" in scenario.checkpoint.keep:
-            raise scenario.origin.error(
-                ("checkpoint", "keep"),
-                "best_val given, but no client has validation samples; give clients more samples, or give [last]",
-            )
-    return assembly
+    if "best_val" in scenario.checkpoint.keep and not len(partition.val.index):
+        raise scenario.origin.error(
+            ("checkpoint", "keep"),
+            "best_val given, but no client has validation samples; give clients more samples, or give [last]",
+        )
 
 
 def absent_classes(partition: Partition, data: Dataset) -> tuple[str, ...]:

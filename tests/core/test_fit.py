@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from raysim.contract.toy import toy_model, toy_samples
 from raysim.core.algorithm import Client, Server, Task
-from raysim.core.data import Batch
+from raysim.core.data import Batch, tensors
 from raysim.core.fit import FitJob, FitResult, LocalTraining, fit_one, has_batchnorm, make_optimizers
 from raysim.core.ops import cross_entropy
 from raysim.core.torch_workarounds import eval_mode
@@ -434,3 +434,19 @@ def test_a_module_that_was_assigned_after_a_training_is_trained() -> None:
     with eval_mode(net):
         assert not net[1].training
     assert net[1].training
+
+
+def test_a_sample_left_out_of_the_last_epoch_keeps_its_row_of_an_earlier_one() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    data, seen = tensors(torch.randn(9, 3), torch.tensor([0, 1] * 4 + [0])), []
+
+    def loss(net: Any, batch: Batch, given: Any) -> tuple[Tensor, Tensor]:
+        logits_BC = net(batch.x)
+        seen.append(dict(zip(batch.index.tolist(), logits_BC.detach(), strict=True)))
+        return batch.mean(nn.functional.cross_entropy(logits_BC, batch.y, reduction="none")), logits_BC
+
+    batches = data.shuffled(8, 2, torch.Generator().manual_seed(1), drop_single=True)
+    rows = fit_one(FitJob(net, loss, None, batches, LocalTraining(batch_size=8, lr=0.1, epochs=2), 9)).rows
+    (left_out,) = set(range(9)) - seen[1].keys()
+    assert left_out in seen[0] and rows is not None and torch.equal(rows[left_out], seen[0][left_out])

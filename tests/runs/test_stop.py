@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from raysim.common.errors import ScenarioError
@@ -131,3 +133,13 @@ def test_only_rounds_that_test_all_that_the_last_one_tests_count(workplace: Path
 def test_what_is_refused(sets: list[str], sentence: str) -> None:
     with pytest.raises(ScenarioError, match=sentence):
         Scenario.of(loaded(*sets))
+
+
+@pytest.mark.parametrize("metric", ["accuracy/all", "accuracy/participants", "loss/test"])
+def test_clients_without_test_samples_cannot_end_a_run(workplace: Path, metric: str) -> None:
+    parts = {"client": [0, 0, 1, 1], "part": ["train", "val"] * 2, "sample": [0, 1, 2, 3]}
+    pq.write_table(pa.table(parts), "untested.parquet")
+    untested = ["clients.count=2", "data.partition={name: listed, path: untested.parquet}", "data.augment=false"]
+    with pytest.raises(ScenarioError, match=rf"stop\.metric: {metric} given, but no client has test samples"):
+        run(loaded(*untested, f"stop={{metric: {metric}, patience: 1}}"), quiet=True)
+    assert not Path("runs").exists()

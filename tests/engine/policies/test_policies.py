@@ -337,6 +337,11 @@ def test_the_best_rounds_by_hand() -> None:
     without.take_best(1, {"accuracy/all": 0.5})
     assert without.best == {"accuracy/best": 0.5} and without.best_val_round is None
 
+    untested = Progress()  # no client has test samples
+    for t, val in enumerate((0.2, 0.4, 0.3), start=1):
+        untested.take_best(t, {"accuracy/val": val})
+    assert (untested.best_val_round, untested.best_val, untested.best) == (2, 0.4, {})
+
 
 def test_spread() -> None:
     assert ValueCounts([1.0, 1.0]).std == 0.0
