@@ -1,7 +1,7 @@
 """The samples of a client, and the batches that a loss receives.
 
-The data set stays as stored where it was loaded (one array per node, shared by every actor). In each round, a client's
-samples are copied from it to the client's device, as stored; batches are normalised and augmented there.
+The data set is one array per node in its stored format, which all actors of the node share. In each round, a client's
+samples are copied to the client's device in the same format. Batches are normalised and augmented on this device.
 
 Shapes: N samples of one client, B samples of one batch; an image has C channels of H x W pixels.
 """

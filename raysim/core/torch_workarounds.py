@@ -200,7 +200,7 @@ Place = tuple[dict[str, Tensor | None], str]
 
 
 class _Structure:
-    """The modules of a network, without the network itself, and the places that hold its tensors.
+    """The modules inside a network, and the places that hold its tensors. It does not refer to the network itself.
 
     Attributes:
         inner: the modules inside the network.
@@ -225,7 +225,7 @@ class _Structure:
 
     @property
     def is_current(self) -> bool:
-        """Whether no module was assigned or removed since, for example by `client.net.header = ...` in a hook."""
+        """Whether the network still has these modules; a hook can assign one, as in `client.net.header = ...`."""
         return all(len(now) == len(before) and all(map(is_, now.values(), before)) for now, before in self._children)
 
 

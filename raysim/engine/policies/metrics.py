@@ -22,7 +22,7 @@ Rows = Sequence[ClientRow]
 Labels = NDArray[np.int64]
 T = TypeVar("T")
 _UNITS = 1 << 1074
-"""Every float is an integer multiple of 1 / 2^1074, and its denominator divides this number."""
+"""The denominator of every float divides this number, so every float is an integer multiple of 1 / 2^1074."""
 
 
 def mean(values: Sequence[float]) -> float | None:

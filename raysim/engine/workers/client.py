@@ -48,8 +48,8 @@ class ClientWorker:
         if task.public is not None:
             task = replace(task, public=task.public.to(place))
 
-        # These functions do not refer to `self`: a worker in a reference cycle would keep its networks in memory, also
-        # after a recovery has replaced it, until the garbage collection finds it.
+        # These functions must not refer to `self`, because the worker would then be in a reference cycle: after a
+        # recovery has replaced the worker, its networks would stay in memory until the next garbage collection.
         def initial(arch: str) -> nn.Module:
             return new_network(spec, task, place, arch)
 
