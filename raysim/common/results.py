@@ -262,8 +262,9 @@ class Summary(TypedDict, total=False):
     startup: Mapping[str, Any] | None
     """number of client actors and seconds that they took to start; null if the run did not start any"""
     seconds: Mapping[str, Any]
-    """of the last process ("total"); of the rounds in earlier processes ("before_resume"); and of each phase ("train",
-    "aggregate", "evaluate"), summed over clients and server, which work at the same time"""
+    """of the last process, from the start of its backend to its last checkpoint, without data, plots and MLflow
+    ("total"); of the rounds in earlier processes ("before_resume"); and of each phase ("train", "aggregate",
+    "evaluate"), summed over clients and server, which work at the same time"""
     mlflow: str | None
     """the address to open, or the command to type, to see the run in MLflow"""
     nothing_to_do: str

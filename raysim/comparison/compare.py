@@ -351,6 +351,8 @@ def compare(
     ]
     baseline, baselines, no_baseline = _baseline_of(variants, baseline, sweep)
     notes += [*without_trials, *sweep_notes, *no_baseline]
+    if baseline is not None and all(baseline not in (one.name, one.method) for one in baselines):
+        notes.append(f"the baseline {baseline} is {', '.join(one.name for one in baselines)}")
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
     notes += missing_cells(measured)
@@ -471,4 +473,5 @@ def _sweep_of(
 def _command(folder: Path) -> str:
     """The command that repeats a run, with results and MLflow's record in the current folder."""
     scenario = shlex.quote(str(folder.absolute() / "resolved.yaml"))
-    return f"raysim launch {scenario} --set output=repeated --set tracking.uri=null"
+    # Without the tags of a sweep, with which MLflow would show the run as another cell of the sweep.
+    return f"raysim launch {scenario} --set output=repeated --set 'tracking={{}}'"

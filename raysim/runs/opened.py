@@ -117,8 +117,8 @@ class OpenedRun:
                     "checkpoint.every: 0, it will save none"
                 )
             raise ScenarioError(
-                f"{self.folder} has no checkpoint: with checkpoint.every: 0, a run saves none, and `raysim fetch` "
-                "copies checkpoints only with --checkpoints"
+                f"{self.folder} has no checkpoint: with checkpoint.every: 0, a run saves none, `raysim fetch` copies "
+                "checkpoints only with --checkpoints, and a run may fail before it saves its first one"
             )
         if t == BEST_VAL:
             return self._best_val(latest, kept)

@@ -31,6 +31,7 @@ from raysim.runs.resume import (
 )
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.scenario import Scenario
+from raysim.scenario.schema import decides
 from raysim.scenario.trackers import lacks, trackers_of
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.store import VARIABLE, check_recorded, check_uri
@@ -165,8 +166,9 @@ def _execution(
 def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:
     scenario, data = assembly.scenario, assembly.data
     public = assembly.public.digest if assembly.public else ""
-    tagged = ("algorithm.name", "seed")  # these have their own tags
-    overridden = " ".join(written(item for item in identity.overrides.items() if item[0] not in tagged))
+    tagged = ("algorithm.name", "seed")  # these have their own tags; a sweep overrides many keys that decide no result
+    deciding = [(key, value) for key, value in identity.overrides.items() if key not in tagged and decides(key)]
+    overridden = " ".join(written(deciding))
     return RunCard(
         name=scenario.name,
         run_id=identity.run_id,

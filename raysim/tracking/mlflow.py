@@ -289,18 +289,14 @@ class MlflowTracker:
             self._client.log_batch(self.run_id, params=params[i : i + _PER_BATCH])
         if self._existing and self._existing.inputs.dataset_inputs:
             return
-        profile = {
-            "num_samples": card.num_samples,
-            "num_clients": card.num_clients,
-            "partition_digest": card.partition_digest,
-        }
         remote = re.match("https?://", card.dataset_source)
         dataset = entities.Dataset(
             name=card.dataset[:500],
             digest=card.dataset_digest[:36],
             source_type="http" if remote else "local",
             source=json.dumps({"url" if remote else "uri": card.dataset_source}),
-            profile=json.dumps(profile),
+            # Runs of an experiment share a data set, so its profile must not describe a single run.
+            profile=json.dumps({"num_samples": card.num_samples}),
         )
         context = entities.InputTag("mlflow.data.context", "training")
         self._client.log_inputs(self.run_id, datasets=[entities.DatasetInput(dataset, [context])])
@@ -312,6 +308,7 @@ class MlflowTracker:
             "raysim.version": importlib.metadata.version("raysim"),
             "raysim.run_id": card.run_id,
             "raysim.folder": str(card.folder),
+            "raysim.partition": card.partition_digest,
         }
 
     def _find_experiment(self) -> str:
@@ -327,8 +324,10 @@ class MlflowTracker:
         """Set the existing run to running again, with these tags; return its id."""
         from mlflow.entities import RunTag
 
+        assert self._card is not None
         run_id = str(self._existing.info.run_id)
-        self._client.update_run(run_id, status=_STATUS["running"])
+        ours = str(self._existing.info.run_name).endswith(f" {self._card.run_id}")  # not a name given in MLflow's pages
+        self._client.update_run(run_id, _STATUS["running"], f"{self._card.label} {self._card.run_id}" if ours else None)
         there = frozenset(m.step for name in _EVERY_ROUND for m in self._client.get_metric_history(run_id, name))
         if "ended_early" in self._existing.data.tags:  # the run may now do all its rounds
             self._client.delete_tag(run_id, "ended_early")

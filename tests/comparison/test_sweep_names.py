@@ -157,3 +157,12 @@ def test_a_baseline_with_other_clients(tmp_path: Path) -> None:
     SweepCard("", cells).write(tmp_path)
     difference = compare(tmp_path, baseline="half").difference("all", "last")
     assert difference is not None and difference.mean == 0.25
+
+
+def test_a_note_says_which_row_the_baseline_is_if_rows_are_not_named_as_in_the_sweep(tmp_path: Path) -> None:
+    swept(tmp_path / "study", "ba", baseline="B")
+    assert not any("the baseline B is" in note for note in compare(tmp_path / "study").notes)
+    make_run(tmp_path / "study" / "again" / "run", "m_c")
+    found = compare(tmp_path / "study")
+    (row,) = [one.name for one in found.variants if one.is_baseline]
+    assert found.baseline == "B" != row and f"the baseline B is {row}" in found.notes

@@ -167,7 +167,7 @@ def test_markdown_and_csv(comparison: Comparison, tmp_path: Path) -> None:
     assert list(zip(runs["variant"], runs["seed"], strict=True)) == [
         (v, s) for v in ("fedgh", "fd_x") for s in (1, 2, 3)
     ]
-    repeat = "--set output=repeated --set tracking.uri=null"
+    repeat = "--set output=repeated --set 'tracking={}'"
     assert runs["command"][0] == f"raysim launch {tmp_path / 'runs' / 'a1' / 'resolved.yaml'} {repeat}"
     assert {"variant", "measure", "n", "std", "low", "high", "difference", "seeds", "values"} < set(frame.columns)
 

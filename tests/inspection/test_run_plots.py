@@ -211,7 +211,7 @@ def test_labels_have_only_what_differs(tmp_path: Path) -> None:
     ("kind", "sentence"),
     [
         ("virtual-time", "this run has no virtual time; choose a run whose scenario has a section `system`"),
-        ("confusion", "has no checkpoint: with checkpoint.every: 0, a run saves none, and `raysim fetch` "),
+        ("confusion", "has no checkpoint: with checkpoint.every: 0, a run saves none, `raysim fetch` "),
     ],
 )
 def test_a_run_that_lacks_the_data(

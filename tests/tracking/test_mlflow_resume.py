@@ -253,3 +253,16 @@ def test_without_resume_a_run_is_a_new_one(client, begin):
         end(tracker)
     found = client.search_runs([tracker.experiment_id])
     assert len(found) == 2 and not any("raysim.resumed" in run.data.tags for run in found)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "fedgh-s1 rounds=7 r1"), ("mine", "mine")])
+def test_the_name_follows_the_overrides_unless_the_user_gave_one(client, begin, given, expected):
+    killed = begin(label="fedgh-s1 rounds=4")
+    tell(killed, 0, 4)
+    kill(killed)
+    if given is not None:
+        client.update_run(killed.run_id, name=given)
+    tracker = begin(4, label="fedgh-s1 rounds=7")
+    tell(tracker, 5, LAST)
+    end(tracker)
+    assert the_run(client).info.run_name == expected

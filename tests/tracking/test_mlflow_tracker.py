@@ -89,7 +89,8 @@ def test_a_finished_run(store, tmp_path, make_card, make_rows, monkeypatch, capf
     assert run.data.tags["raysim.version"]
     (given,) = run.inputs.dataset_inputs
     assert (given.dataset.name, given.dataset.digest) == ("digits", "d" * 36)
-    assert json.loads(given.dataset.profile)["partition_digest"] == "p" * 64
+    assert json.loads(given.dataset.profile) == {"num_samples": 1797}  # MLflow shows it for all runs with this data
+    assert run.data.tags["raysim.partition"] == "p" * 64
     names = {f.path for f in client.list_artifacts(tracker.run_id)}
     assert names == {"scenario.yaml", "rounds.parquet", "clients.parquet", "summary.json", "plots"}
     assert (tmp_path / "mlartifacts" / tracker.run_id / "artifacts" / "plots" / "accuracy.png").is_file()
