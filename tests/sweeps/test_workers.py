@@ -264,3 +264,22 @@ def test_folders_that_a_killed_driver_was_receiving_are_removed(sweep: Sweep, tr
     (cell / ".received-xyz" / "before").mkdir(parents=True)
     run_all(sweep, Pool(), tracking_store)
     assert [path.name for path in cell.glob(".received-*")] == [".received-xyz"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "nodes", "share"),
+    [
+        (None, [Node("a", 8.0, 2.0)], 0.25),
+        (2, [Node("a", 8.0, 2.0)], 1.0),
+        (3, [Node("a", 8.0, 2.0)], 0.5),  # 2/3 fits once on a GPU
+        (None, [Node("a", 8.0, 2.0), Node("b", 8.0, 1.0)], 0.125),
+        (None, [Node("head", 0.0, 0.0), Node("a", 4.0, 1.0)], 0.25),  # no worker runs on a head node without CPUs
+        (None, [Node("a", 8.0, 2.0), Node("b", 8.0, 0.0)], 0.0),
+        (None, [], 0.0),
+    ],
+)
+def test_workers_share_the_gpus_of_a_node(
+    limit: int | None, nodes: list[Node], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_pool.session, "nodes", lambda: nodes)
+    assert TaskPool(run_cell, limit)._gpu_share() == share

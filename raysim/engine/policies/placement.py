@@ -157,7 +157,7 @@ def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, pa
     if machine.gpus and sharing and not machine.unlimited:
         # One share for all of them: shares of several sizes may leave gaps on GPUs into which no actor fits.
         taken = sum(group.actors * group.gpus_per_actor for g, group in enumerate(groups) if g not in sharing)
-        share = _share_of_a_gpu(sum(groups[g].actors for g in sharing), machine.gpus - taken)
+        share = share_of_a_gpu(sum(groups[g].actors for g in sharing), machine.gpus - taken)
         for g in sharing:
             groups[g] = replace(groups[g], gpus_per_actor=share)
     plan = Plan(tuple(groups))
@@ -331,7 +331,7 @@ def _refuse_too_large(plan: Plan, machine: ClusterResources) -> None:
         )
 
 
-def _share_of_a_gpu(actors: int, gpus: float) -> float:
+def share_of_a_gpu(actors: int, gpus: float) -> float:
     """Return the largest equal share with which all actors fit: 3 actors on 2 GPUs get 1/2 each, since 2/3 fits once.
 
     An actor computes on one GPU, so its share is at most 1. If no GPU is left, the plan will be refused.

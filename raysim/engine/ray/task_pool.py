@@ -7,6 +7,7 @@ gives no access to busy actors, which here report progress and can be stopped ea
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import ray
 
+from raysim.engine.policies.placement import share_of_a_gpu
 from raysim.engine.ray import local_cluster, session
 from raysim.engine.stop import Stop
 
@@ -96,11 +98,23 @@ class TaskPool:
         worker = next((one for one in self._workers if one.name is None), None)
         if worker is None:
             # Two threads: one works, one answers. SPREAD: distribute over the nodes.
-            options = {"num_cpus": 1, "max_concurrency": 2, "scheduling_strategy": "SPREAD"}
-            worker = _Worker(ray.remote(TaskWorker).options(**options).remote(self.function))
+            options = {"num_cpus": 1, "num_gpus": self._gpu_share(), "max_concurrency": 2}
+            actor = ray.remote(TaskWorker).options(**options, scheduling_strategy="SPREAD").remote(self.function)
+            worker = _Worker(actor)
             self._workers.append(worker)
         worker.name, worker.done, worker.asked = name, -1, None
         worker.answer = worker.actor.run.remote(task)
+
+    def _gpu_share(self) -> float:
+        """The share of a GPU for each worker, so that Ray distributes the workers over all GPUs of a node.
+
+        0 if there are nodes without GPUs, which would get no workers.
+        """
+        found = [node for node in session.nodes() if node.cpus]
+        if not found or not all(node.gpus for node in found):
+            return 0.0
+        most = math.inf if self.limit is None else math.ceil(self.limit / len(found))  # workers on a node
+        return min(share_of_a_gpu(int(max(1, min(node.cpus, most))), node.gpus) for node in found)
 
     def wait(self) -> list[Ended]:
         """Wait until a task ends, at most for `POLL_S`, and return the tasks that ended."""
