@@ -170,8 +170,9 @@ class Client:
 
         epochs: replaces the scenario's. data: replaces `client.data`. two_views: fill `batch.second` with another
         augmentation of the same samples. rates: learning rates of some parameters of `net`, by name; the others use
-        the scenario's. bounds: least and greatest value of some parameters after every step, by name. only: names of
-        the parameters to train; the others stay unchanged.
+        the scenario's; for all, `dict.fromkeys(dict(client.net.named_parameters()), 0.1)`. bounds: least and greatest
+        value of some parameters after every step, by name. only: names of the parameters to train; the others stay
+        unchanged.
 
         If the loss returns (scalar, rows) with rows [B, ...], `fit` returns each sample's last row: [N, ...] in data
         order, detached; NaN for samples that the loss never saw (with BatchNorm, a last batch of one sample is left
@@ -201,6 +202,7 @@ class Client:
         self.stats.loss_sum += result.loss_sum
         self.stats.samples += result.samples
         self.stats.alone_because = self.stats.alone_because or result.alone_because
+        self.stats.single_sample = self.stats.single_sample or (drop_single and len(data) == 1)
         return result.rows
 
     @torch.no_grad()

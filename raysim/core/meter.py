@@ -183,6 +183,7 @@ class ClientStats:
     samples: int = 0
     values: dict[str, float] = field(default_factory=dict)  # what the algorithm logged
     alone_because: str = ""  # why it was not trained together with others
+    single_sample: bool = False  # whether a training had only one sample, on which BatchNorm cannot train
 
     @property
     def train_loss(self) -> float:

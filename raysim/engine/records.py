@@ -111,6 +111,7 @@ class ClientReport:
     evaluation: ClientEvaluation | None  # if models are tested before they train
     alone_because: str = ""  # why it was not trained together with its group; empty: there was no obstacle
     received_nonfinite: bool = False  # its training loss is not finite, and the message that it received was not either
+    single_sample: bool = False  # a training had only one sample, on which BatchNorm cannot train
 
 
 def client_row(

@@ -85,6 +85,7 @@ class RunWarnings:
         """Warn of failed tests, clients trained one by one, new divergence, and an overflow of virtual time."""
         self.check_tests(t, report.current)
         self._once(_apart(self.backend.spec, report))
+        self._once(_single_sample(self.backend.spec, report))
         clients = sorted(progress.diverged - self.diverged)
         received = [k for k in clients if k in report.client_reports and report.client_reports[k].received_nonfinite]
         if received:
@@ -122,6 +123,16 @@ def _apart(spec: RunSpec, report: RoundReport) -> Iterator[str]:
         if one.alone_because:
             clients = f"clients with model {spec.arch(k)}"
             yield f"{clients} are trained one by one, in spite of training.together: {one.alone_because}"
+
+
+def _single_sample(spec: RunSpec, report: RoundReport) -> Iterator[str]:
+    """Yield a warning for each client whose training was skipped because it had only one sample."""
+    for k, one in report.client_reports.items():
+        if one.single_sample:
+            yield (
+                f"clients with model {spec.arch(k)} are not trained on a single sample, because BatchNorm needs two; "
+                "give each client at least two training samples, or choose networks without BatchNorm"
+            )
 
 
 def _on_disk(memory: MemoryReport) -> Iterator[str]:

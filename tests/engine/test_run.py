@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -42,7 +43,7 @@ from raysim.scenario.scenario import Scenario
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.in_memory import MemoryTracker
 from tests.choices import first
-from tests.engine.scenarios import loaded, outcome
+from tests.engine.scenarios import loaded, outcome, rounds_of
 
 
 def quiet_run(*sets: str, **changes: Any) -> tuple[Run, MemoryTracker]:
@@ -511,3 +512,18 @@ def test_states_on_disk_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> 
     ]
     outcome(given, InProcessBackend())
     assert len(caplog.messages) == 1
+
+
+def test_clients_that_batchnorm_keeps_from_training_are_warned_of_once(
+    workplace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = {"client": [0, 0, 1, 1], "part": ["train", "test"] * 2, "sample": [0, 1, 2, 3]}
+    pq.write_table(pa.table(parts), "single.parquet")
+    sets = ["data.partition={name: listed, path: single.parquet}", "data.augment=false", "algorithm.name=standalone"]
+    for model, warnings in (("digits_resnet", 1), ("digits_mlp64", 0)):
+        caplog.clear()
+        clients = {"count": 2, "models": [model]}
+        _, memory, _ = rounds_of(loaded(*sets, clients=clients))
+        said = [text for text in caplog.messages if "are not trained on a single sample" in text]
+        assert len(said) == warnings
+        assert all(("loss/train" in one) == (not warnings) for one in memory.rounds[1:])

@@ -295,7 +295,7 @@ class Training:
         diverged = train_loss is not None and not math.isfinite(train_loss)
         return ClientReport(
             train_loss, stats.samples, up, down.size, stats.flops, train_s, stats.values, test, stats.alone_because,
-            received_nonfinite=diverged and nonfinite(down.message),
+            received_nonfinite=diverged and nonfinite(down.message), single_sample=stats.single_sample,
         )  # fmt: skip
 
     def _check_net(self, client: Client) -> None:
