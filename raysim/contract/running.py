@@ -35,7 +35,8 @@ def learns(algorithm: AnyAlgorithm) -> None:
         raise toy.broken(
             f"in 8 rounds the loss must fall by more than 10% and the accuracy must rise, but the loss went from "
             f"{loss_before:.3g} to {loss:.3g} and the accuracy from {accuracy_before:.0%} to {accuracy:.0%}",
-            "check that client_update calls client.fit, and that the loss trains the network (is its sign right?)",
+            "check that client_update calls client.fit, and that the loss trains the network (is its sign right?); if "
+            "only the settings are too slow for this task, pass others, as in check_algorithm(MyMethod(rate=0.1))",
         )
 
 

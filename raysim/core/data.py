@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Protocol
 
 import torch
@@ -111,7 +112,13 @@ class Samples:
         return self.transform.plain(self.raw_N)
 
     def subset(self, index: Tensor) -> Samples:
-        """The samples at these positions, in this order."""
+        """The samples at these positions, in this order. For a mask, pass `mask.nonzero()[:, 0]`."""
+        if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
+            kind = f"a tensor of type {index.dtype}" if isinstance(index, Tensor) else f"a {type(index).__name__}"
+            raise TypeError(
+                f"subset: {kind} given; pass positions as a tensor of whole numbers, such as torch.tensor([0, 2]), or "
+                "mask.nonzero()[:, 0] for a mask"
+            )
         index = index.to(self.y.device)
         return Samples(self.raw_N.index_select(0, index), self.y[index], self.transform)
 
@@ -135,6 +142,8 @@ class Samples:
 
         drop_single: leave out a last batch of one sample, which BatchNorm cannot train on. two_views: fill `second`.
         """
+        if not isinstance(epochs, Integral) or epochs < 0:
+            raise ValueError(f"epochs: {epochs!r} given; allowed: a whole number of at least 0")
         return Shuffled(self, batch_size, epochs, rng, drop_single, two_views)
 
     def to(self, device: torch.device | str) -> Samples:

@@ -210,9 +210,10 @@ def check_partition(
             )
         fewest, least = least, setting.min_samples
     if num_clients * least > pool:
-        remedy = f"give at most {pool // least}"
+        remedies = [f"give at most {pool // least}"] if pool >= least else []
         if isinstance(setting, Dirichlet) and num_clients * fewest <= pool:
-            remedy += f", or set data.partition.min_samples to at most {pool // num_clients}"
+            remedies.append(f"set data.partition.min_samples to at most {pool // num_clients}")
+        remedy = ", or ".join(remedies) or "these are too few samples for this partition; use more data"
         raise ScenarioError(
             f"{num_clients} given, but each client needs at least {least} sample{'s' if least > 1 else ''}, and with "
             f"split {split}, {name} has {pool} samples; {remedy}",
@@ -369,6 +370,12 @@ def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.ran
 
 
 def _check_holders(class_count_C: Ints, holders_C: Ints, num_clients: int, name: str) -> None:
+    if (empty_E := np.flatnonzero((class_count_C == 0) & (holders_C > 0))).size:
+        raise ScenarioError(
+            f"pathological given, but class {empty_E[0]} of {name} has no samples for training; number the classes "
+            "from 0 without gaps, or choose another partition, such as dirichlet",
+            key="data.partition.name",
+        )
     if (holders_C > class_count_C).any():
         worst = int((holders_C - class_count_C).argmax())
         raise ScenarioError(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import suggest
+from raysim.common.text import few
 from raysim.plugins.calling import failing
 from raysim.plugins.references import installed, named
 
@@ -53,8 +54,9 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
         place, attribute = reference.place, reference.attribute
         module = reference.load()
     else:
-        if name.isidentifier() and os.path.isfile(f"{name}.py"):  # noqa: PTH113  # False if the name is too long
-            raise ScenarioError(f"algorithm.name: unknown algorithm {name!r}; did you mean ./{name}.py?")
+        stem = name.removeprefix("./")
+        if stem.isidentifier() and os.path.isfile(f"{stem}.py"):  # noqa: PTH113  # False if the name is too long
+            raise ScenarioError(f"algorithm.name: unknown algorithm {name!r}; did you mean ./{stem}.py?")
         names = algorithm_names()
         if os.path.isdir(name):  # noqa: PTH112
             raise ScenarioError(f"algorithm.name: {name} given, which is a folder; give the method's file in it")
@@ -69,15 +71,18 @@ def _only_algorithm(module: ModuleType, place: str, attribute: str) -> type[AnyA
     from raysim.contract.definition import first_slip
     from raysim.core.algorithm import Algorithm  # imported here, since it imports torch
 
-    classes = [
-        member
-        for name, member in inspect.getmembers(module, inspect.isclass)
-        if issubclass(member, Algorithm)
-        and (name == attribute or (not attribute and member.__module__ == module.__name__))
-    ]
+    found = {name: one for name, one in inspect.getmembers(module, inspect.isclass) if issubclass(one, Algorithm)}
+    own = {name: one for name, one in found.items() if one.__module__ == module.__name__}
+    chosen = found if attribute else own
+    classes = [one for name, one in chosen.items() if attribute in ("", name)]
     if len(classes) != 1:
         called = f" called {attribute}" if attribute else ""
-        remedy = f"write {place}:Name to choose one" if classes else "add one"
+        if classes:
+            remedy = f"write {place}:Name to choose one"
+        elif own:
+            remedy = f"it contains {few(list(own))}"
+        else:
+            remedy = "add one"
         count = len(classes) or "no"
         raise ScenarioError(f"{place}: contains {count} subclasses of raysim.Algorithm{called}; {remedy}")
     (cls,) = classes

@@ -8,7 +8,7 @@ from typing import Any, TextIO, TypeGuard
 
 from raysim.common.results import Scalar, Summary, written
 from raysim.common.text import one_line
-from raysim.report.units import human_bytes, human_count, human_seconds, per_cent
+from raysim.report.units import human_bytes, human_flops, human_seconds, per_cent
 
 
 def print_closing_table(summary: Summary, file: TextIO | None = None) -> None:
@@ -64,7 +64,7 @@ def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ),
         ("sent per participant", _per_participant(summary)),
         ("total communication", _one(final, "comm/total_bytes", human_bytes)),
-        ("total computation", _one(final, "compute/total_flops", lambda n: f"{human_count(n)}FLOP")),
+        ("total computation", _one(final, "compute/total_flops", _computation)),
         ("virtual time", _one(final, "time/virtual_total_s", human_seconds)),
         ("time", _time(seconds, final)),
         ("time by phase", _phases(seconds)),
@@ -77,6 +77,12 @@ def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("MLflow", str(summary.get("mlflow") or "")),
     ]
     return [(name, one_line(value, 5000)) for name, value in entries if value]
+
+
+def _computation(flops: float) -> str:
+    # A method whose hooks train by loops of their own, such as one over `client.data.shuffled`, has 0 operations.
+    uncounted = "" if flops else "; those of client hooks outside fit, outputs and add_flops are not counted"
+    return f"{human_flops(flops)}{uncounted}"
 
 
 def _phases(seconds: Mapping[str, float]) -> str:
@@ -180,8 +186,8 @@ def _time(seconds: Mapping[str, float], final: Mapping[str, float]) -> str:
     # In a resumed run, `rounds` includes the rounds before the resume, and `total` does not.
     if seconds.get("before_resume") or rounds > total:
         return f"{human_seconds(total)} since the run was resumed; all its rounds together took {human_seconds(rounds)}"
-    rest = human_seconds(total - rounds)
-    return f"{human_seconds(total)} ({human_seconds(rounds)} for rounds, {rest} for start and end)"
+    rest = f"{human_seconds(total - rounds)} before and after them"
+    return f"{human_seconds(total)} ({human_seconds(rounds)} for rounds, {rest}), without data, plots and MLflow"
 
 
 def _restarts(final: Mapping[str, Any]) -> str:

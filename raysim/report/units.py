@@ -8,9 +8,9 @@ def human_bytes(n: float) -> str:
     return _scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
 
 
-def human_count(n: float) -> str:
-    """Format `n` in powers of 1000, such as "1.23 G"; without a unit below a thousand."""
-    return _scaled(n, 1000, ("", "k", "M", "G", "T", "P", "E"))
+def human_flops(n: float) -> str:
+    """Format `n` operations in powers of 1000: "7 FLOP", "1.23 GFLOP"."""
+    return _scaled(n, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
 
 
 def human_seconds(s: float) -> str:

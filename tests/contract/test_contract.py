@@ -558,3 +558,8 @@ def test_an_algorithm_without_a_source_file_is_told_to_have_one(monkeypatch: pyt
 def test_the_page_lists_every_clause_in_order():
     page = Path(__file__).parents[2] / "docs" / "contract.md"
     assert re.findall(r"^\| `(\w+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE) == list(CLAUSES)
+
+
+def test_settings_that_are_too_slow_for_the_toy_task_are_a_possible_cause():
+    with pytest.raises(ContractError, match=r"pass others, as in check_algorithm\(MyMethod\(rate=0\.1\)\)"):
+        CLAUSES["learns"](broken.TrainsNothing())

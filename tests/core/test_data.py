@@ -143,3 +143,15 @@ def test_the_length_is_the_number_of_batches(count: int, drop_single: bool, batc
 def test_no_samples_are_no_batches(drop_single: bool) -> None:
     batches = tensors(torch.zeros(0, 2)).shuffled(4, 3, torch.Generator(), drop_single)
     assert (len(batches), list(batches), list(batches.places())) == (0, [], [])
+
+
+@pytest.mark.parametrize("index", [[0, 1], np.array([0, 1]), torch.tensor([True, False, True, False, False])])
+def test_a_subset_by_anything_but_positions_is_told(index):
+    with pytest.raises(TypeError, match=r"^subset: a .* given; pass positions as a tensor of whole numbers"):
+        samples(5).subset(index)
+
+
+@pytest.mark.parametrize("epochs", [1.5, -1, "2"])
+def test_wrong_epochs_are_named(epochs):
+    with pytest.raises(ValueError, match=r"^epochs: .* given; allowed: a whole number of at least 0"):
+        samples(5).shuffled(2, epochs, torch.Generator())

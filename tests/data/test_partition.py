@@ -454,3 +454,16 @@ def test_four_fifths_are_rounded():
     label_M, num_train = labels(2, 101, 10)  # 202 published training samples: 161.6 of them are for training
     made = make_partition(label_M, num_train, 2, 4, Iid(), "pfedhn", 1)
     assert (len(made.train.index), len(made.val.index)) == (162, 40)
+
+
+def test_no_remedy_asks_for_zero_clients():
+    with pytest.raises(ScenarioError, match=r"has 2 samples; these are too few samples for this partition; use more"):
+        check_partition(Dirichlet(), "pooled811", 2, 4, 2, 2, "mine")
+    with pytest.raises(ScenarioError, match=r"has 5 samples; set data.partition.min_samples to at most 2"):
+        check_partition(Dirichlet(), "pooled811", 2, 2, 5, 5, "mine")
+
+
+def test_a_class_without_samples_cannot_be_dealt_by_fewer_clients():
+    label_M = np.repeat([0, 2], 20)
+    with pytest.raises(ScenarioError, match=r"partition.name: pathological given, but class 1 of .* has no samples"):
+        make_partition(label_M, 40, 3, 3, Pathological(1), "pooled811", 1)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from raysim.algorithms.fedavg import FedAvg
 from raysim.algorithms.lg_fedavg import Header, LGFedAvg
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import Algorithm, Client, ClientId, Server
@@ -279,3 +280,17 @@ def test_the_tests_before_training_are_collected_once() -> None:
     """Once per access took seconds of a round of 10,000 participants."""
     trained = TrainingResult([], {}, {})
     assert trained.evaluations is trained.evaluations
+
+
+def test_a_method_may_fine_tune_the_message_that_it_receives(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fine-tuned networks are tested and dropped, so the run stays as it is."""
+
+    def tunes(self: FedAvg, client: Client, down: Any) -> None:
+        client.net.load_state_dict(down.w)
+        client.fit(cross_entropy, epochs=1)
+
+    monkeypatch.setattr(FedAvg, "client_receive", tunes)
+    base = ("algorithm={name: fedavg}", "clients.models=[digits_cnn_s]", "rounds=2")
+    without, tested = (run(plain(*base, *more), quiet=True) for more in ((), (ALL,)))
+    assert tested.state_digest == without.state_digest
+    assert tested.rounds["accuracy/all_current"].notna().all()

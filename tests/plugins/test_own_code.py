@@ -195,7 +195,7 @@ class TestRuns:
         (
             "algorithm.name=./mine.py:Nope",
             {},
-            "mine.py: contains no subclasses of raysim.Algorithm called Nope; add one",
+            "mine.py: contains no subclasses of raysim.Algorithm called Nope; it contains ",
         ),
         (
             "algorithm.name=./random.py",
@@ -279,6 +279,8 @@ def test_a_method_given_without_its_path(folder: Path, capsys: pytest.CaptureFix
     Path("near.py").write_text("")
     said = ran("validate", str(folder / "s.yaml"), "--set", "algorithm.name=near", capsys=capsys, code=2)
     assert said.endswith("algorithm.name: unknown algorithm 'near'; did you mean ./near.py?")
+    said = ran("validate", str(folder / "s.yaml"), "--set", "algorithm.name=./near", capsys=capsys, code=2)
+    assert said.endswith("algorithm.name: unknown algorithm './near'; did you mean ./near.py?")
     Path("folder").mkdir()
     said = ran("validate", str(folder / "s.yaml"), "--set", "algorithm.name=./folder", capsys=capsys, code=2)
     assert said.endswith("algorithm.name: ./folder given, which is a folder; give the method's file in it")

@@ -68,13 +68,19 @@ def test_all_rows():
         "sent per participant": "1.00 MiB up, 2.00 MiB down per round",
         "total communication": "600 MiB",
         "total computation": "15.0 TFLOP",
-        "time": "43.2 s (40.0 s for rounds, 3.20 s for start and end)",
+        "time": "43.2 s (40.0 s for rounds, 3.20 s before and after them), without data, plots and MLflow",
         "time by phase": "train 30.1 s, aggregate 0.20 s, evaluate 9.00 s "
         "(summed over clients, which may run in parallel)",
         "state": "a1b2c3d4e5f6",
         "results": "/a/runs/quickstart/r1",
         "MLflow": "mlflow ui --backend-store-uri sqlite:////a/mlflow.db",
     }
+
+
+def test_operations_that_are_not_counted_are_told():
+    rows = dict(summary_rows({**SUMMARY, "final": {**SUMMARY["final"], "compute/total_flops": 0.0}}))
+    told = "0 FLOP; those of client hooks outside fit, outputs and add_flops are not counted"
+    assert rows["total computation"] == told
 
 
 def test_a_run_that_stopped_early():
@@ -103,7 +109,8 @@ def test_the_time_of_a_resumed_run():
     assert rows["time"] == "50.0 s since the run was resumed; all its rounds together took 40.0 s"
     assert rows["time by phase"].startswith("train 30.1 s (summed")
     fresh = {**SUMMARY, "seconds": {"total": 43.2, "before_resume": 0.0}}
-    assert dict(summary_rows(fresh))["time"] == "43.2 s (40.0 s for rounds, 3.20 s for start and end)"
+    text = "43.2 s (40.0 s for rounds, 3.20 s before and after them), without data, plots and MLflow"
+    assert dict(summary_rows(fresh))["time"] == text
 
 
 def test_nothing_known():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raysim.report.units import human_bytes, human_count, human_seconds, per_cent, plural
+from raysim.report.units import human_bytes, human_flops, human_seconds, per_cent, plural
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,11 @@ def test_bytes(n, text):
     assert human_bytes(n) == text
 
 
-@pytest.mark.parametrize(("n", "text"), [(7, "7"), (999, "999"), (1234, "1.23 k"), (1.5e13, "15.0 T")])
-def test_counts(n, text):
-    assert human_count(n) == text
+@pytest.mark.parametrize(
+    ("n", "text"), [(0, "0 FLOP"), (999, "999 FLOP"), (1234, "1.23 kFLOP"), (1.5e13, "15.0 TFLOP")]
+)
+def test_operations(n, text):
+    assert human_flops(n) == text
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_three_digits_and_a_sign():
     # 9.6, 9.996, 99.6 and 99.96 KiB: two decimals below 9.995, one below 99.95, else none.
     found = [human_bytes(n * 1024) for n in (9.6, 9.996, 99.6, 99.96)]
     assert found == ["9.60 KiB", "10.0 KiB", "99.6 KiB", "100 KiB"]
-    assert human_count(-1234) == "-1.23 k"
+    assert human_flops(-1234) == "-1.23 kFLOP"
     assert per_cent(0.5434) == "54.3%"
 
 

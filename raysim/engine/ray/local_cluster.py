@@ -75,7 +75,7 @@ def start(**options: Any) -> None:
         if isinstance(error, Exception):
             raise RunError(
                 f"Ray did not start on this machine: {[*str(error).splitlines(), ''][0]}; `raysim doctor` checks this "
-                "machine, and --set backend=in_process needs no Ray"
+                "machine, and `raysim launch` needs no Ray with --set backend=in_process"
             ) from error
         raise
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from dataclasses import FrozenInstanceError
 
 import torch
 from greenlet import GreenletExit
@@ -73,6 +74,13 @@ def hook(
     return errors_from(place, None if device.type == "cpu" else device)
 
 
+FROZEN = (
+    "; methods and messages cannot be changed: keep values in buffers of client.net or in server.state, and create a "
+    "new message"
+)
+"""The remedy for an assignment to a frozen object."""
+
+
 class errors_from:
     """Context manager that converts exceptions to a `HookError` that begins with `place()`.
 
@@ -98,7 +106,8 @@ class errors_from:
         # `contextlib.contextmanager` would raise a StopIteration instead of the error that it caused.
         cause = None if isinstance(error, StopIteration) else error
         text = "".join(traceback.format_exception(error))
-        raise HookError(f"{self.place()}: {described(error)}{own_line(error)}", text) from cause
+        remedy = FROZEN if isinstance(error, FrozenInstanceError) else ""
+        raise HookError(f"{self.place()}: {described(error)}{own_line(error)}{remedy}", text) from cause
 
 
 def _ends_process(error: BaseException) -> bool:

@@ -150,11 +150,11 @@ class ServerWorker:
             guard = Unchanged(dict(ups))  # a copy: the hook may remove uploads from its mapping
             with self._hook("server_update", t, next(iter(ups.values()))):
                 if key in self._flops:
-                    self.spec.algorithm.server_update(self.server, ups)
+                    self._update(ups)
                 else:
                     if len(self._flops) == MOST_COUNTS:
                         del self._flops[next(iter(self._flops))]
-                    self._flops[key] = flops_of(lambda: self.spec.algorithm.server_update(self.server, ups))
+                    self._flops[key] = flops_of(lambda: self._update(ups))
                     self._check_names()  # only here, since it takes long
                 self._check_state()
             if not guard.holds():
@@ -203,6 +203,15 @@ class ServerWorker:
         """Return the SHA-256 of the server's state."""
         with self._visible():
             return digest(self.server.state)
+
+    def _update(self, ups: Mapping[ClientId, Any]) -> None:
+        algorithm: Any = self.spec.algorithm  # `Any`: the hook is declared to return nothing
+        returned = algorithm.server_update(self.server, ups)
+        if returned is not None:
+            raise TypeError(
+                f"the hook returned a {type(returned).__name__}, which raysim ignores; assign the new state to "
+                "server.state, and return nothing"
+            )
 
     @contextmanager
     def _visible(self) -> Iterator[None]:

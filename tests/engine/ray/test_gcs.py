@@ -76,7 +76,7 @@ def test_a_ray_that_does_not_start_is_one_sentence(ray_session: None, monkeypatc
         local_cluster.start()
     assert str(caught.value) == (
         "Ray did not start on this machine: The current node timed out during startup.; `raysim doctor` checks this "
-        "machine, and --set backend=in_process needs no Ray"
+        "machine, and `raysim launch` needs no Ray with --set backend=in_process"
     )
     assert dict(os.environ) == before
     assert not local_cluster.is_running()

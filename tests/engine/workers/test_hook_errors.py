@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from raysim import run
+from raysim.algorithms.fedavg import FedAvg
 from raysim.algorithms.standalone import Standalone
 from raysim.engine.workers.hooks import HookError, errors_from
 from tests.engine.scenarios import plain as loaded
@@ -60,3 +61,20 @@ def test_server_state_that_no_checkpoint_can_hold(workplace: Path, monkeypatch: 
     monkeypatch.setattr(Standalone, "server_start", lambda self, server, registrations: state)
     with pytest.raises(HookError, match=rf"Standalone.server_start failed in round 0.*{type(state).__name__}"):
         run(loaded("algorithm={name: standalone}"), quiet=True)
+
+
+def test_an_assignment_to_the_method_says_where_values_are_kept(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keeps(self: Standalone, client: Any, down: None) -> None:
+        self.previous = client.t  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Standalone, "client_update", keeps)
+    with pytest.raises(HookError, match=r"field 'previous'.*: keep values in buffers of client\.net or in"):
+        run(loaded("algorithm={name: standalone}"), quiet=True)
+
+
+def test_a_state_that_server_update_returns_is_refused(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FedAvg, "server_update", lambda self, server, ups: {"w": 1})
+    with pytest.raises(HookError, match=r"server_update failed in round 1.*returned a dict, which raysim ignores"):
+        run(loaded("algorithm={name: fedavg}", "clients.models=[digits_cnn_s]"), quiet=True)
