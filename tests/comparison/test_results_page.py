@@ -52,9 +52,9 @@ def section(sweep: str) -> str:
     return found
 
 
-def tables(sweep: str) -> list[list[str]]:
-    """The cells of the table in the sweep's section, without its header."""
-    rows = [line for line in section(sweep).splitlines() if line.startswith("| ")][2:]
+def table(sweep: str, number: int = 0) -> list[list[str]]:
+    """The cells of a table in the sweep's section, without its header."""
+    rows = re.findall(r"(?:^\| .*\n)+", section(sweep), re.MULTILINE)[number].splitlines()[2:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
@@ -89,7 +89,7 @@ def expected(path: Path, variant: str, alone: str, measures: list[str]) -> list[
 
 def test_digits() -> None:
     path = FOLDER / "digits.csv"
-    found = tables("digits")
+    found = table("digits")
     assert len(found) == 16
     for method, *cells in found:
         assert cells == [
@@ -103,7 +103,7 @@ def test_digits_after_correction() -> None:
     path = FOLDER / "digits.csv"
     compared = {
         f"{method} {count}": tuple(values(path, f"{name}{CLASSES}{count}", "last") for name in (method, "standalone"))
-        for method, *_ in tables("digits")
+        for method, *_ in table("digits")
         if method != "standalone"
         for count in (2, 3, 5)
     }
@@ -121,7 +121,7 @@ def test_digits_tuned() -> None:
     path = FOLDER / "digits_tuned.csv"
     with path.open(encoding="utf-8", newline="") as file:
         chosen = {row["variant"]: row["tuned"] for row in csv.DictReader(file)}
-    found = [row for row in tables("digits_tuned") if row[0] not in ("method", "---")]
+    found = [row for number in range(3) for row in table("digits_tuned", number)]
     assert len(found) == len(chosen) == 48
     compared = {}
     for i, (method, tuned, *cells) in enumerate(found):
@@ -184,7 +184,7 @@ def test_digits_tuned() -> None:
     ],
 )
 def test_the_others(sweep: str, count: int, measures: list[str]) -> None:
-    rows = tables(sweep)
+    rows = table(sweep)
     assert len(rows) == count
     for variant, *cells in rows:
         alone = ALONE.get(variant, "Standalone" if not variant.startswith("Standalone") else variant)
@@ -213,75 +213,54 @@ def test_every_round(sweep: str, last: int) -> None:
 
 def test_500_rounds_of_10_epochs() -> None:
     name = "cifar100_published_500"
-    measures = ["best_participants", "last", "at_best_val", "total_mib"]
     words = " ".join(section(name).split())
-    published = {row[0]: row[-1] for row in tables("cifar100_published")}
-    for variant, *cells in tables(name):
+    measures = ["best_participants", "last", "at_best_val", "total_mib"]
+    for variant, *cells in table(name):
         assert cells[:4] == [f"{values(FOLDER / f'{name}.csv', variant, one)['1']:.2f}" for one in measures]
-        assert cells[-1] == published[variant]
         command = "raysim sweep scenarios/sweeps/cifar100_published.yaml --set rounds=500"
         assert re.search(rf"{command}( --only \S+| \\)* --only {variant} ", words)
-    rounds = {variant: [row for row in every_round(name) if row["variant"] == variant] for variant, *_ in tables(name)}
-    assert f"So far, {NUMBERS[len(rounds)]} of the twelve methods have been run" in words
-    for variant, of_all in rounds.items():
+    of = {variant: [row for row in every_round(name) if row["variant"] == variant] for variant, *_ in table(name)}
+    assert f"So far, {NUMBERS[len(of)]} of the twelve methods have been run" in words
+    for variant, rows in of.items():
         short = [row for row in every_round("cifar100_published") if row["variant"] == variant]
-        assert of_all[:200] == short, "the text says that they are equal"
-    late, early, best, best_200, last = {}, {}, {}, {}, {}
-    for variant, of_all in rounds.items():
-        late[variant], early[variant] = (
-            fmean(100 * float(row["all"]) for row in some) for some in (of_all[-50:], of_all[150:200])
-        )
-        best[variant], best_200[variant] = (
-            max((float(row["participants"]), row["round"]) for row in some) for some in (of_all, of_all[:200])
-        )
-        last[variant] = 100 * float(of_all[-1]["all"])
-    raised = [f"{name} has {early[name]:.2f} and {late[name]:.2f}" for name in rounds if name != "Standalone"]
-    raised.insert(
-        0,
-        "Standalone has {:.2f} on average in rounds 151 to 200 and {:.2f} in rounds 451 to 500".format(
-            early["Standalone"], late["Standalone"]
-        ),
-    )
-    assert f"By the mean of all clients, {'; '.join(raised)}." in words
-    rises = sorted(late[name] - early[name] for name in rounds)
-    assert f"300 more rounds raise the methods by {rises[0]:.1f} to {rises[-1]:.1f} points." in words
-    rise = "{}'s from {:.2f} (round {}) to {:.2f} (round {})".format
-    rises_of_best = [
-        rise(name, *(100 * best_200[name][0], best_200[name][1], 100 * best[name][0], best[name][1])) for name in rounds
-    ]
-    assert f"**The best rounds rise more**: {', '.join(rises_of_best)}." in words
-    assert all(best[name][0] - best_200[name][0] > (late[name] - early[name]) / 100 for name in rounds)
-    shrink = []
-    for name in rounds:
-        if name != "Standalone":
-            gain, before = (end[name] - end["Standalone"] for end in (late, early))
-            paper = float(published[name]) - float(published["Standalone"])
-            if gain < before:
-                shrink.append(name)
-            claim = rf"Over rounds 151 to 200, it is {side(before, '')}. \S+ papers? prints? a gain of {paper:.2f}\."
-            assert re.search(rf"\*\*{name}\*\* is [^*]* {claim}", words)
-    assert shrink == ["FedSSA", "FedProto", "FedRAL"] and late["FedRAL"] < late["Standalone"]
-    text = (
-        "So the gains of FedSSA and FedProto over Standalone shrink, and FedRAL falls further behind; LG-FedAvg's gain"
-    )
+        assert rows[:200] == short, "the text says that they are equal"
+    early, late = ({variant: mean_of_all(rows[slice(*some)]) for variant, rows in of.items()}
+                   for some in ((150, 200), (450, 500)))  # fmt: skip
+    best_200, best = ({variant: best_round(rows[:count]) for variant, rows in of.items()} for count in (200, 500))
+    for variant, *cells in table(name, 1):
+        gains = [f"{mean[variant] - mean['Standalone']:+.2f}" for mean in (early, late)]
+        assert cells == [
+            f"{early[variant]:.2f}", f"{late[variant]:.2f}", *(gains if variant != "Standalone" else "--"),
+            *("{:.2f} (round {})".format(*one[variant]) for one in (best_200, best)),
+        ]  # fmt: skip
+    assert [variant for variant, *_ in table(name, 1)] == list(of)
+    rises = sorted(late[variant] - early[variant] for variant in of)
+    assert f"**The means rise by {rises[0]:.1f} to {rises[-1]:.1f} points.**" in words
+    rises_of_best = sorted(best[variant][0] - best_200[variant][0] for variant in of)
+    assert f"**The best rounds rise more**, by {rises_of_best[0]:.1f} to {rises_of_best[-1]:.1f} points." in words
+    assert all(best[variant][0] - best_200[variant][0] > late[variant] - early[variant] for variant in of)
+    assert f"So all {NUMBERS[len(of)]} are above all values that the papers print in this column" in words
+    smaller = [variant for variant in of if late[variant] - late["Standalone"] < early[variant] - early["Standalone"]]
+    assert smaller == ["FedSSA", "FedProto", "FedRAL"] and late["FedRAL"] < late["Standalone"]
+    text = "The gains of FedSSA and FedProto over Standalone shrink, and FedRAL falls further behind; LG-FedAvg's gain"
     assert f"{text} does not shrink." in words
-    below = [100 * (best["FedProto"][0] - best["FedSSA"][0]), late["FedProto"] - late["FedSSA"]]
-    assert "It is below FedProto by {:.2f} points (best round) and {:.2f} (last 50 rounds)".format(*below) in words
+    below = [best["FedProto"][0] - best["FedSSA"][0], late["FedProto"] - late["FedSSA"]]
+    assert "below FedProto** by {:.2f} points (best round) and {:.2f} (last 50 rounds)".format(*below) in words
     assert "{:.2f} and {:.2f} compared with FedProto |".format(*(-one for one in below)) in PAGE
-    for name in ("FedSSA", "FedRAL"):
-        gap, end = 100 * (best[name][0] - best["Standalone"][0]), late[name] - late["Standalone"]
+    for variant in ("FedSSA", "FedRAL"):
+        gap, end = best[variant][0] - best["Standalone"][0], late[variant] - late["Standalone"]
         summary = next(
-            line for line in PAGE.splitlines() if line.startswith(f"| {name} | ") and "above Standalone" in line
+            line for line in PAGE.splitlines() if line.startswith(f"| {variant} | ") and "above Standalone" in line
         )
         assert f"After 500 rounds of 10 epochs: {gap:+.2f} (best round) and {end:+.2f} (last 50 rounds)" in summary
-    distances = (
-        f"{name} {100 * best[name][0] - float(published[name]):+.1f} and {last[name] - float(published[name]):+.1f}"
-        for name in rounds
-        if published[name] != "-"
-    )
-    assert f"after the last round, minus the published value: {', '.join(distances)}." in words
-    highest = max(float(value) for value in published.values() if value != "-")
-    assert min(100 * best[name][0] for name in rounds) > highest == 58.70
+    published = {variant: float(cells[-1]) for variant, *cells in table(name) if cells[-1] != "-"}
+    above = sorted(best[variant][0] - value for variant, value in published.items())
+    assert f"The best rounds are {above[0]:.1f} to {above[-1]:.1f} points above the published values." in words
+    apart = sorted(100 * float(of[variant][-1]["all"]) - value for variant, value in published.items())
+    text = f"are between {-apart[0]:.1f} points below and {apart[-1]:.1f} above them"
+    assert f"The means of all clients after the last round {text}." in words
+    highest = max(float(cells[-1]) for _, *cells in table("cifar100_published") if cells[-1] != "-")
+    assert min(one for one, _ in best.values()) > highest == 58.70
 
 
 def test_how_much_the_instructions_change() -> None:
@@ -308,7 +287,7 @@ def test_readings_of_fedral() -> None:
         of.setdefault(row["variant"], []).append(100 * float(row["all"]))
     assert {len(rounds) for rounds in of.values()} == {30}
     ends = {}
-    rows = tables("fedral_choices")
+    rows = table("fedral_choices")
     for name, *cells in rows:
         alone = of["Standalone, own first weights" if name == "own first weights" else "Standalone"]
         after, ends[name] = of[name][-1] - alone[-1], fmean(of[name][-10:]) - fmean(alone[-10:])
@@ -360,13 +339,20 @@ def test_how_the_gain_of_fedssa_and_the_accuracy_of_fml_change() -> None:
     for row in every_round("cifar100_published"):
         of.setdefault(row["variant"], []).append(100 * float(row["all"]))
     early, end = (of["FedSSA"][t - 1] - of["Standalone"][t - 1] for t in (40, 200))
-    assert f"the gain falls from {early:.1f} after round 40 to {end:.1f} after round 200" in WORDS
-    assert f"still rises, by {of['FML'][199] - of['FML'][149]:.1f} points in the last 50 rounds" in WORDS
+    assert f"by the mean of all clients, from {early:.1f} after round 40 to {end:.1f} after round 200" in WORDS
+    assert (
+        f"still rises: the mean of all clients by {of['FML'][199] - of['FML'][149]:.1f} points in the last 50" in WORDS
+    )
 
 
-def side(gap: float, unit: str = "points ") -> str:
-    """A gap in words, such as "1.27 points above"."""
-    return f"{abs(gap):.2f} {unit}{'above' if gap > 0 else 'below'}"
+def mean_of_all(rows: list[dict[str, str]]) -> float:
+    """The mean accuracy of all clients over these rounds, in per cent."""
+    return fmean(100 * float(row["all"]) for row in rows)
+
+
+def best_round(rows: list[dict[str, str]]) -> tuple[float, str]:
+    """The greatest mean accuracy of a round's participants, in per cent, and its round."""
+    return max((100 * float(row["participants"]), row["round"]) for row in rows)
 
 
 def last_50(sweep: str) -> dict[str, float]:
@@ -397,15 +383,14 @@ def test_words_on_every_method(sweep: str) -> None:
     """The section of a sweep on CIFAR-100 says what each method gains, and how its order agrees with the papers'."""
     of, words = measured(sweep), " ".join(section(sweep).split())
     end = last_50(sweep)
-    cells = {row[0]: row[5:7] for row in tables(sweep)}
-    assert cells.pop("Standalone") == ["-", "-"]
-    for name, shown in cells.items():
+    published = {name: float(cells[-1]) for name, *cells in table(sweep) if cells[-1] != "-"}
+    shown = {row[0]: row[5:8] for row in table(sweep)}
+    assert shown.pop("Standalone") == ["-", "-", "-"]
+    for name, cells in shown.items():
         best = of[name]["best_participants"] - of["Standalone"]["best_participants"]
         late = end[name] - end["Standalone"]
-        assert shown == [f"{best:+.2f}", f"{late:+.2f}"]
-        claim = f"**{name}** is {side(best)} Standalone by its best round, and {side(late, '')} over the last 50 rounds"
-        assert claim in words
-    published = {name: float(cells[-1]) for name, *cells in tables(sweep) if cells[-1] != "-"}
+        paper = f"{published[name] - published['Standalone']:+.2f}" if name in published else "-"
+        assert cells == [f"{best:+.2f}", f"{late:+.2f}", paper]
     if len(published) < 4:
         return  # a correlation of so few values would say nothing
     rank, p = spearmanr(list(published.values()), [of[name]["best_participants"] for name in published])
@@ -463,7 +448,7 @@ def test_words_on_the_published_budget() -> None:
     words = "the processor changes a best round by up to {:.1f} points, and a last round by up to {:.1f}"
     assert words.format(*changed) in WORDS
     assert f"On the other processor, the gain was {best[1] - best[0]:.1f} by the best round" in WORDS
-    published = {name: float(cells[-1]) for name, *cells in tables("cifar100_published") if cells[-1] != "-"}
+    published = {name: float(cells[-1]) for name, *cells in table("cifar100_published") if cells[-1] != "-"}
     above = {name: of[name]["best_participants"] - value for name, value in published.items()}
     assert sum(gap > 0 for gap in above.values()) == 7 and len(above) == 8
     words = "Seven of the eight, Standalone included, are above their published value by their best round; FedRAL is"
@@ -478,12 +463,9 @@ def test_words_on_the_published_budget() -> None:
     words = "is {:.1f} points above the mean of its participants over the last 50 rounds ({:.2f}), FedSSA's {:.1f} "
     assert (words + "({:.2f}).").format(*shown) in WORDS
     over = [of["FedProto"][measure] - of["FedSSA"][measure] for measure in ("best_participants", "last")]
-    assert "above FedSSA, by {:.1f} points (best round) and {:.1f} (last round)".format(*over) in WORDS
-    over = [of["FedProto"][measure] - of["DC-PFL"][measure] for measure in ("best_participants", "last")]
-    words = f"FedProto's best round is {over[0]:.1f} higher, and its mean of all clients after the last round"
-    assert f"{words} {-over[1]:.1f} lower" in WORDS
+    assert "above FedSSA**, by {:.1f} points (best round) and {:.1f} (last round)".format(*over) in WORDS
     assert of["FedSSA"]["total_mib"] / of["FD"]["total_mib"] == pytest.approx(5, abs=0.5)
-    assert "It sends a fifth of FedSSA's bytes" in WORDS
+    assert "**FD** sends a fifth of FedSSA's bytes" in WORDS
     sole = comb(10, 1) * comb(90, 9) / comb(100, 10)  # one of 10 clients with the class, and 9 of 90 without
     assert f"with a probability of {100 * sole:.0f} % exactly one of the 10 participants has it" in WORDS
     assert f"sends {of['DC-PFL']['total_mib'] / of['FedSSA']['total_mib']:.0f} times as many bytes as FedSSA" in WORDS
@@ -504,7 +486,7 @@ def test_the_averaged_small_models_of_fml_and_fedkd() -> None:
     names, of = ("FML", "FedKD"), measured("cifar100_published")
     own = [of[name]["last"] for name in names]
     averaged = [values(FOLDER / "small_model.csv", name, "averaged")["1"] for name in names]
-    published = [float(cells[-1]) for name, *cells in tables("cifar100_published") if name in names]
+    published = [float(cells[-1]) for name, *cells in table("cifar100_published") if name in names]
     words = "FML's averaged small model has an accuracy of {:.2f} on the clients' test samples, and FedKD's {:.2f}."
     assert words.format(*averaged) in WORDS
     words = "The published values, {:.2f} and {:.2f}, are closer to these than to the accuracies of the clients' own"
@@ -578,7 +560,7 @@ def test_what_is_reproduced() -> None:
     assert f"the highest of the {NUMBERS[len(variants(short))]} methods measured there" in row["DC-PFL"]
     size = {name: values(published, name, "total_mib")["1"] for name in variants(published)}
     assert size["FML"] == size["FedAPEN"] == max(size.values())
-    assert f"FedKD sends {size['FedKD'] / size['FedSSA']:.0f} times as many bytes as FedSSA, but a third" in WORDS
+    assert f"**FedKD** sends {size['FedKD'] / size['FedSSA']:.0f} times as many bytes as FedSSA, but a third" in WORDS
     assert size["FedKD"] / size["DC-PFL"] == pytest.approx(2 / 3, abs=0.01)
     assert f"largest, {100 * (size['FML'] / size['DC-PFL'] - 1):.0f} % larger than DC-PFL's" in WORDS
     for name, method in (("FedGH", "fedgh"), ("DC-PFL", "dc_pfl")):
@@ -612,9 +594,9 @@ def test_which_values_are_close_to_published_ones() -> None:
     """On one processor, only the two that the page's first sentences name lie within half a point."""
     close = set()
     for sweep in ("cifar100", "cifar100_published"):
-        close |= {(name, cells[0], cells[-1]) for name, *cells in tables(sweep)
+        close |= {(name, cells[0], cells[-1]) for name, *cells in table(sweep)
                   if cells[-1] != "-" and abs(float(cells[0]) - float(cells[-1])) < 0.5}  # fmt: skip
-    for name, *cells in tables("hks_table1"):
+    for name, *cells in table("hks_table1"):
         pairs = (cells[0], cells[2]), (cells[1], cells[3])
         close |= {(name, mine, paper) for mine, paper in pairs
                   if paper != "-" and abs(float(mine) - float(paper)) < 0.5}  # fmt: skip
@@ -631,13 +613,13 @@ def test_which_values_are_close_to_published_ones() -> None:
     ]
     assert words + "another type of processor, they are {:.2f} and {:.2f}.".format(*other) in WORDS
     sweeps = ("cifar100", "cifar100_published", "cifar100_published_500")
-    beside = sum(cells[-1] != "-" for sweep in sweeps for cells in tables(sweep))
-    beside += sum(paper != "-" for _, *cells in tables("hks_table1") for paper in cells[2:4])
+    beside = sum(cells[-1] != "-" for sweep in sweeps for cells in table(sweep))
+    beside += sum(paper != "-" for _, *cells in table("hks_table1") for paper in cells[2:4])
     assert f"In all, the tables below show {beside} values beside published ones." in WORDS
 
 
 def test_hks_with_all_rounds() -> None:
-    path, rows = FOLDER / "hks_table1.csv", {name: cells for name, *cells in tables("hks_table1")}
+    path, rows = FOLDER / "hks_table1.csv", {name: cells for name, *cells in table("hks_table1")}
     of = {name: [values(path, name, measure)["1"] for measure in ("best", "last_global")] for name in variants(path)}
     assert {name: cells[:2] for name, cells in rows.items()} == {
         name: [f"{value:.2f}" for value in pair] for name, pair in of.items()
@@ -747,7 +729,7 @@ def test_beside_niid_bench(monkeypatch: pytest.MonkeyPatch) -> None:
         expected.append(
             [name, accuracies[0], row["round"], accuracies[1], f"{mean:.2f} ± {deviation:.2f}", f"{away:+.2f}"]
         )
-    assert tables("beside_niid_bench") == expected
+    assert table("beside_niid_bench") == expected
     assert "by {:.1f} and {:.1f} of the reported deviations".format(*beyond) in WORDS
     cost, theirs = best["iid"] - best["dirichlet"], reported["iid"][0] - reported["dirichlet"][0]
     assert max(abs(best[name] - reported[name][0]) for name in best) < 0.8 and WORDS.count("within 0.8 points") == 2
