@@ -140,13 +140,19 @@ def sweep(
         print_states([one for one in states_of(loaded) if one.cell.name in listed], every=every)
         return
     if dry_run:
-        _dry_run(file, loaded, tuning, listed, parallel, every)
+        _dry_run(file, loaded, tuning, listed, parallel, every, retry_failed)
         return
     sys.exit(run_and_show(loaded, parallel, retry_failed, only, every))
 
 
 def _dry_run(
-    file: str, loaded: Sweep, tuning: Tuning | None, listed: Collection[str], parallel: int | None, every: bool
+    file: str,
+    loaded: Sweep,
+    tuning: Tuning | None,
+    listed: Collection[str],
+    parallel: int | None,
+    every: bool,
+    retry_failed: bool,
 ) -> None:
     """Print the cells in `listed` with their states and estimated costs, and the time left.
 
@@ -171,7 +177,8 @@ def _dry_run(
     estimator, states = Estimator(loaded, notes), [one for one in states_of(loaded) if one.cell.name in listed]
     with show_logs(partial(echo, err=True)):
         costs = estimator.of(states)
-    print_plan(states, costs, parallel or os.cpu_count() or 1, every=every, before_s=before_s, starts=starts)
+    at_once = parallel or os.cpu_count() or 1
+    print_plan(states, costs, at_once, every=every, before_s=before_s, starts=starts, retry_failed=retry_failed)
     for note in (*loaded.notes, *estimator.notes):
         echo(f"note: {note}")
     if refused := estimator.refused:

@@ -131,15 +131,11 @@ def load_dataset(
             else f"the folder {place} does not exist"
         )
         raise ScenarioError(f"{problem}; choose a folder that contains {wanted}", key="data.root")
-    downloadable = spec.torchvision and "torchvision" in formats
-    problem = (
-        "it was not downloaded, because `download` is False"
-        if downloadable
-        else "it cannot be downloaded automatically"
-    )
-    if download and downloadable:
-        problem = _download(spec)
-        if not problem and (source := sources.find(spec, _download_folder(), ("torchvision",))):
+    problem = "it cannot be downloaded automatically"
+    if downloadable := spec.torchvision and "torchvision" in formats:
+        problem = _download(spec) if download else "it was not downloaded, because `download` is False"
+        # Even after a problem: another process may have downloaded it meanwhile.
+        if source := sources.find(spec, _download_folder(), ("torchvision",)):
             return _load(spec, source)
     variable = os.environ.get("RAYSIM_DATA")
     in_variable = f" in the folder {variable} (RAYSIM_DATA)" if variable else ""

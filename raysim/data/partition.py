@@ -144,13 +144,15 @@ def check_split(setting: PartitionSettings, split: str, num_train: int, num_samp
             f"{split} given, but the partition `hks` supports only the split `published`; give published",
             key="data.split",
         )
-    if isinstance(setting, Listed) != (split == "listed"):
+    if isinstance(setting, Listed) and split != "listed":
         raise ScenarioError(
             f"{split} given, but with the partition `listed`, a file says which samples are for training and which for "
-            "testing; give listed"
-            if isinstance(setting, Listed)
-            else "listed given, but this split needs the partition of the same name; give pooled811, pfedhn or "
-            "published",
+            "testing; give listed",
+            key="data.split",
+        )
+    if split == "listed" and not isinstance(setting, Listed):
+        raise ScenarioError(
+            "listed given, but this split needs the partition of the same name; give pooled811, pfedhn or published",
             key="data.split",
         )
     if split in ("pfedhn", "published") and num_train == num_samples:

@@ -27,8 +27,8 @@ def kept_ids(min_samples: int, owner_M: Ints, num_train: int, split: str) -> Int
     """Return the positions of the ids that have enough samples, ascending. Raises ScenarioError if none has."""
     total_I = np.bincount(owner_M)
     train_I = np.bincount(owner_M[:num_train], minlength=len(total_I))
-    tested_I = total_I > 1 if split == "pooled811" else total_I > train_I
-    kept = np.flatnonzero((total_I >= min_samples) & (train_I > 0 if split != "pooled811" else True) & tested_I)
+    usable_I = total_I > 1 if split == "pooled811" else (train_I > 0) & (total_I > train_I)  # to train and to test
+    kept = np.flatnonzero((total_I >= min_samples) & usable_I)
     if not len(kept):
         raise ScenarioError(
             f"{min_samples} given, but with split {split}, no id has a training sample, a test sample and at least "

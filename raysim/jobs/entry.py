@@ -1,6 +1,6 @@
 """Program of a job, on the head node: checks versions, then acts as `raysim launch`, `resume` or `sweep`.
 
-    python -m raysim.jobs.entry [SCENARIO] [--set KEY=VALUE]... [--resume RUN [--code-changed]]
+    python -m raysim.jobs.entry [SCENARIO] [--set KEY=VALUE]... [--sweep | --resume RUN [--code-changed]]
 
 Ray runs it in the folder that `submit` shipped, and removes that folder some time after the job. So relative paths
 (the scenario's `output`, `data.root` and SQLite store; the run to resume) are relative to `~/raysim`.
@@ -108,7 +108,7 @@ def _sweep(file: str, sets: Sequence[str], closing: Callable[[], None]) -> int:
     try:
         path = Path(file).absolute()
         os.chdir(home())
-        sweep = load_sweep(path, sets=sets)
+        sweep = load_sweep(path, sets=sets, in_job=True)
         report_sweep(sweep.output, sweep.name)
         return run_and_show(sweep)
     except RaysimError as error:

@@ -30,7 +30,11 @@ def find_run(cluster: Cluster, run: str) -> tuple[str, Mapping[str, str]]:
     job = Job.of(known_jobs[run])
     if not job.ended:
         raise ScenarioError(f"--resume: job {run} has not ended ({job.state}); stop it first with `raysim stop {run}`")
-    folder = read_log(cluster.log(run)).run_folder
+    log = read_log(cluster.log(run))
+    if log.sweep:
+        text = f"--resume: job {run} runs a sweep; to continue it, submit the sweep again without --resume"
+        raise ScenarioError(text)
+    folder = log.run_folder
     if not folder:
         raise ScenarioError(
             f"--resume: job {run} ended ({job.state}) before it created a run folder; submit its scenario again"

@@ -1,4 +1,4 @@
-"""Fills the folder that a job ships: raysim, its algorithms, and the scenario or sweep; no data, results or history."""
+"""Fills the folder that a job ships: raysim with its algorithms and scenarios, and the scenario or sweep; no data."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from raysim.common.errors import ScenarioError
 from raysim.plugins.own_code import OwnCode
 from raysim.runs.code import SHIPPED, checkout
+from raysim.scenario.bundled import FOLDER
 from raysim.scenario.parse import CODE
 
 PACKAGES = ("raysim", "raysim.algorithms")
@@ -29,8 +30,12 @@ def stage(files: Sequence[Path], folder: Path, own_code: OwnCode | None = None) 
             # If a package has several folders, `import` uses the first that has a file: copy that one last.
             for source in reversed([*importlib.import_module(name).__path__]):
                 shutil.copytree(source, folder / name.replace(".", "/"), ignore=_others, dirs_exist_ok=True)
+        for scenario in FOLDER.rglob("*.yaml"):  # the base of a sweep may be one of them
+            place = folder / "raysim" / "scenarios" / scenario.relative_to(FOLDER)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(scenario, place)
         _identity(folder)
-        places = [file.resolve().parent / file.name for file in files]  # a link keeps its name
+        places = [file.parent.resolve() / file.name for file in files]  # a link stays where it is
         common = Path(os.path.commonpath([place.parent for place in places])) if places else folder
         names = [place.relative_to(common).as_posix() for place in places]
         for file, shipped in zip(files, names, strict=True):

@@ -57,7 +57,7 @@ class Identity:
             raise ScenarioError(f"{folder / 'run.json'} cannot be read ({error})") from None
         if not _RUN_ID.fullmatch(identity.run_id):
             raise ScenarioError(f"{folder / 'run.json'}: run_id: {identity.run_id!r} is not a run id")
-        if not _is_of_run(identity.checkpoints, identity.run_id):
+        if not is_of_run(identity.checkpoints, identity.run_id):
             raise ScenarioError(
                 f"{folder / 'run.json'}: checkpoints: {identity.checkpoints!r} given; allowed: 'checkpoints', "
                 f"which stands for {folder / 'checkpoints'}, or an absolute path or address that ends in "
@@ -98,7 +98,8 @@ class Identity:
                 f"files in {folder / CODE}"
                 if inspecting
                 else f"{folder} cannot be resumed: its code has changed: {', '.join(changes)}; to "
-                "resume it with the new code, give --code-changed (code_changed=True in Python)"
+                "resume it with the new code, give `raysim resume` the option --code-changed (code_changed=True in "
+                "Python); a sweep starts the run again if you delete this folder"
             )
 
     def with_code(self, now: Code, t: int) -> Identity:
@@ -130,7 +131,7 @@ class Identity:
         return texts if self.code.files else [*texts, UNKNOWN]
 
 
-def _is_of_run(checkpoints: str, run_id: str) -> bool:
+def is_of_run(checkpoints: str, run_id: str) -> bool:
     """Whether an address of checkpoints is in the run folder, or a folder that belongs to this run alone."""
     if checkpoints == INSIDE:
         return True

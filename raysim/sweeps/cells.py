@@ -88,8 +88,9 @@ class Sweep:
         """The facts that the comparison of the cells needs, without pending cells."""
         known = [cell for cell in self.cells if not cell.pending]
         cells = {cell.folder_name: CellCard(cell.label, cell.published, cell.runs) for cell in known}
-        about, baseline, targets, notes = self.about, self.baseline, self.targets, self.notes
-        return SweepCard(about, cells, baseline, targets, notes, self.targets_on, self.tuned, self.trials)
+        return SweepCard(
+            self.about, cells, self.baseline, self.targets, self.notes, self.targets_on, self.tuned, self.trials
+        )
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def upload_run(sweep: Sweep, folder: Path) -> None:
 
 
 def upload(sweep: Sweep) -> None:
-    """Upload all files of the sweep's folder that are missing at the address, or have another size there.
+    """Upload the comparison, the files beside it, and all others that are missing there or have another size.
 
     Raises `RunError`. Does nothing if the sweep has no address.
     """

@@ -60,12 +60,14 @@ def load_sweep(
     seeds: str | Sequence[int] | None = None,
     sets: Sequence[str] = (),
     fast: bool = False,
+    in_job: bool = False,
 ) -> Sweep:
     """Read a sweep file, or make a sweep from a scenario file.
 
     grid: key -> values, added to the file's grid. seeds: replace the file's, such as "1..5" or [1, 2]. sets: overrides
     of the base for every cell. fast: cut rounds, participants and epochs, and use only the first seed, to try a sweep
-    in minutes; this is a separate sweep, with a name that ends in "-fast".
+    in minutes; this is a separate sweep, with a name that ends in "-fast". in_job: whether the user's own files that
+    `sets` name were shipped with the sweep file, so that they are not in the current folder.
 
     Raises:
         ScenarioError: a wrong key or value, a cell with an invalid scenario, two cells that are the same run.
@@ -92,7 +94,8 @@ def load_sweep(
     if fast:
         chosen = chosen[:1]
     tune = _tune(raw.get("tune"), path)
-    places = {**_keys_of(raw.get("set", []), "`set`"), **_keys_of(sets, "--set")}
+    # `Origin.of_shell` searches files of an option in the current folder first.
+    places = {**_keys_of(raw.get("set", []), "`set`"), **_keys_of(sets, "`--set`" if in_job else "--set")}
     of_seed = "`seeds`" if seeds is None else "--seeds"
     axis_places = {"seed": of_seed, **dict.fromkeys(axes, "`grid`"), **dict.fromkeys(grid or (), "--grid")}
     maker = CellMaker(base, common, path, fast, axes, places, axis_places)
@@ -178,15 +181,18 @@ def _about(text: str, base: Path | Mapping[str, Any]) -> str:
 def files_of(path: Path) -> list[Path]:
     """The files that a sweep file needs: first itself, then its base and published values; empty for a scenario file.
 
-    Raises `ScenarioError` if the file cannot be read.
+    A bundled scenario is not among them. Raises `ScenarioError` if the file cannot be read.
     """
     raw = parse(read_text(path), str(path))
     if not is_sweep(raw):
         return []
-    published = raw.get("published", [])
+    base, published = raw.get("base"), raw.get("published", [])
     claims = published if isinstance(published, list) else [published]
-    needed = [raw.get("base"), *(claim.get("file") for claim in claims if isinstance(claim, dict))]
-    return [path, *dict.fromkeys(path.parent / name for name in needed if isinstance(name, str))]
+    names = [claim.get("file") for claim in claims if isinstance(claim, dict)]
+    needed = [path.parent / name for name in names if isinstance(name, str)]
+    if isinstance(base, str) and (file := _base_file(base, path)) != bundled_file(base):
+        needed.insert(0, file)
+    return [path, *dict.fromkeys(needed)]
 
 
 def is_sweep(raw: Mapping[str, Any]) -> bool:
@@ -208,9 +214,7 @@ def _base(raw: Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
     base = raw["base"]
     if isinstance(base, Mapping):
         return base
-    file = path.parent / base
-    if not os.path.lexists(file):
-        file = bundled_file(base) or file
+    file = _base_file(base, path)
     refuse_special(file, "base", str(path))
     if not file.is_file():
         near = suggest(str(base), bundled_names())
@@ -224,6 +228,15 @@ def _base(raw: Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
         if not {"base", "grid"} & content.keys():
             return file
     raise ScenarioError(f"{base} given, but that is a sweep file; give a scenario file", key="base", origin=str(path))
+
+
+def _base_file(base: str, path: Path) -> Path:
+    """The file of a sweep's base: beside the sweep file, or else the bundled scenario of this name.
+
+    As in `scenario_file`, a folder does not hide a bundled scenario.
+    """
+    own = path.parent / base
+    return own if os.path.lexists(own) and not own.is_dir() else bundled_file(base) or own
 
 
 def _seeds(raw: Any, key: str, file: str) -> list[int | None]:

@@ -68,10 +68,11 @@ class PlainProgress:
         if not state.cell.values or tuning is None:
             return _accuracy(state)
         values = ", ".join(f"{key}={written(value)}" for key, value in state.cell.values)
-        reached = score(state, tuning.settings.select)
         metric = tuning.settings.select
-        judged = f"{metric} {reached:.4g} after round {state.cell.rounds}"
-        if not math.isfinite(reached):
+        reached = score(state, metric)
+        if math.isfinite(reached):
+            judged = f"{metric} {reached:.4g} after round {state.cell.rounds}"
+        else:
             judged = f"ranks last, because {metric} was not measured or a loss was NaN or infinite"
         return f"  {judged}; {values}"
 

@@ -16,7 +16,8 @@ from raysim.sweeps.cells import Cell
 def is_large(cell: Cell, parallel: int | None) -> bool:
     """Whether a cell asks for client actors, or exceeds a worker's share of this machine's memory.
 
-    parallel: number of workers on this machine; default: one per CPU.
+    parallel: number of workers on this machine, or on all nodes of the cluster at RAY_ADDRESS, of which this machine is
+    taken to have at most one per CPU; default: one per CPU.
     """
     scenario = cell.scenario
     if scenario.backend == "in_process":
@@ -27,8 +28,9 @@ def is_large(cell: Cell, parallel: int | None) -> bool:
         checked = Scenario.of(scenario)
     except ScenarioError:
         return False  # the worker reports why it cannot run
-    share_mb = psutil.virtual_memory().total / 2**20 / (parallel or os.cpu_count() or 1)
-    return client_memory_mb(checked) + samples_mb(checked) > share_mb
+    cpus = os.cpu_count() or 1
+    workers = min(parallel or cpus, cpus) if os.environ.get("RAY_ADDRESS") else parallel or cpus  # of this machine
+    return client_memory_mb(checked) + samples_mb(checked) > psutil.virtual_memory().total / 2**20 / workers
 
 
 def asks_for_actors(scenario: ParsedScenario) -> bool:

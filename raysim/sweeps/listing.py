@@ -68,15 +68,14 @@ def print_states(states: Sequence[CellState], file: TextIO | None = None, every:
 
     every: also in a long list, which otherwise has a line per variant.
     """
-    short = every or not is_long(states)
-    if short:
-        print(f"{'state':<11} {'rounds':>9}  cell", file=file)
-    else:
+    if is_long(states) and not every:
         print_collapsed(states, file=file)
-    for one in states if short else ():
-        rounds = f"{one.rounds}/{one.cell.rounds}"
-        reason = f"  {one_line(one.reason)}" if one.reason else ""
-        print(f"{one.state:<11} {rounds:>9}  {one.cell.name}{reason}", file=file)
+    else:
+        print(f"{'state':<11} {'rounds':>9}  cell", file=file)
+        for one in states:
+            rounds = f"{one.rounds}/{one.cell.rounds}"
+            reason = f"  {one_line(one.reason)}" if one.reason else ""
+            print(f"{one.state:<11} {rounds:>9}  {one.cell.name}{reason}", file=file)
     print(counts(states), file=file)
 
 
@@ -88,10 +87,12 @@ def print_plan(
     every: bool = False,
     before_s: float = 0.0,
     starts: int = 0,
+    retry_failed: bool = False,
 ) -> None:
     """Print a line per cell as `print_states` does, with its seconds and bytes; then the time left.
 
     before_s, starts: seconds of the rounds of trials that are left, and how often their cells still start or resume.
+    retry_failed: whether failed cells run again.
     """
     short = every or not is_long(states)
     if short:
@@ -107,12 +108,12 @@ def print_plan(
         reason = f"  {one_line(one.reason)}" if one.reason else ""
         if short:
             print(f"{one.state:<11} {f'{one.rounds}/{asked}':>9} {seconds:>12} {sent:>9}  {one.cell.name}{reason}")
-        if one.state != "done":
+        if one.state != "done" and (retry_failed or one.state != "failed"):
             unknown += cost.seconds is None
             rest_s = (cost.seconds or 0.0) * (1 - one.rounds / asked)
             left_s, longest_s, starts = left_s + rest_s, max(longest_s, rest_s), starts + 1
     print(counts(states))
-    if any(one.state != "done" for one in states):
+    if starts:
         rounds_s, start_s = max(left_s / parallel, longest_s), START_S + CELL_S * starts / parallel
         run = f"{plural(parallel, 'cell')} {'runs' if parallel == 1 else 'run'} at a time"
         started = f"{starts} cells or tuning steps" if tunes else plural(starts, "cell")

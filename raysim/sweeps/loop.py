@@ -31,7 +31,7 @@ from raysim.sweeps.run_cell import Outcome, run_cell
 from raysim.sweeps.state import CellState, states_of
 from raysim.sweeps.trials_card import trials_card
 from raysim.sweeps.tuning import Standing, Tuning
-from raysim.sweeps.workers import Workers, ended, run_in_workers, task_of
+from raysim.sweeps.workers import Workers, run_in_workers, state_after, task_of
 from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import check_uri
 
@@ -282,7 +282,7 @@ def _run_with_actors(
                 outcome = Outcome(None, str(error), died=True)
             else:
                 outcome = run_cell(task, stop, report)
-        states[name] = ended(outcome, state.cell, sweep)
+        states[name] = state_after(outcome, state.cell, sweep)
         show(Progress(list(states.values()), []))
         if stop.requested or before.requested:
             raise KeyboardInterrupt

@@ -111,8 +111,8 @@ def _run_here(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
     try:
         try:
             if task.resumed is not None:
-                sets = [f"backend={task.scenario.backend}"]  # the run may have begun with another backend
-                Run(task.resumed).resume(sets, quiet=True, trackers=[rounds], stop=stop)
+                # Not with the run's own scenario: the data, MLflow and the backend may be others than when it began.
+                Run(task.resumed).resume(scenario=task.scenario, quiet=True, trackers=[rounds], stop=stop)
                 return Outcome(rounds.folder)
         except LostCheckpointsError as error:
             note = f"the cell begins again, because its checkpoints are lost: {error}"

@@ -134,7 +134,7 @@ def domain(raw: Any, key: str, file: str) -> Domain:
     raise ScenarioError(f"{shown(raw)} given; give a list of values, or a range: {ranges}", key=key, origin=file)
 
 
-def points(space: Space) -> float:
+def number_of_points(space: Space) -> float:
     """The number of different points of a space; infinite if a key has a wide range of real numbers."""
     return math.prod(one.size for one in space.values())
 

@@ -35,11 +35,10 @@ class Runs(dict[str, Run]):
         self._waiting = waiting
 
     def __missing__(self, name: str) -> Run:
-        if name in self._waiting or not self:
-            which = (
-                f"the cell {name!r} has not begun" if name in self._waiting else f"no run {name!r}: no cell has begun"
-            )
-            raise ScenarioError(f"{which}; call `run()` first")
+        if name in self._waiting:
+            raise ScenarioError(f"the cell {name!r} has not begun; call `run()` first")
+        if not self:
+            raise ScenarioError(f"no run {name!r}: no cell has begun; call `run()` first")
         rest = f" and {len(self) - LISTED} more" if len(self) > LISTED else ""
         raise ScenarioError(f"no run {name!r}{suggest(str(name), self)}; allowed: {', '.join([*self][:LISTED])}{rest}")
 

@@ -15,7 +15,7 @@ from raysim.scenario.schema import decides
 from raysim.scenario.sentences import unknown_key
 from raysim.scenario.yaml_text import shown
 from raysim.sweeps.halving import Halving
-from raysim.sweeps.space import Range, Space, domain, points
+from raysim.sweeps.space import Range, Space, domain, number_of_points
 
 KEYS: Mapping[str, type] = {
     "seeds": list,
@@ -95,7 +95,7 @@ class TuneSettings:
 
     def number_of_trials(self, space: Space, name: str) -> int:
         """The trials of a method with this space, called `name`. Raises `ScenarioError` if they do not fit."""
-        size = points(space)
+        size = number_of_points(space)
         if self.search == "grid":
             if ranges := [key for key, one in space.items() if isinstance(one, Range)]:
                 text = f"grid needs lists of values, but {ranges[0]} of {name} is a range; use random, or give a list"

@@ -26,7 +26,7 @@ from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant, written
 from raysim.sweeps.halving import kept, ranked, sizes, total_rounds
-from raysim.sweeps.space import Space, Values, corners, draws, grid, points
+from raysim.sweeps.space import Space, Values, corners, draws, grid, number_of_points
 from raysim.sweeps.state import CellState, state_of
 from raysim.sweeps.tune_settings import TuneSettings
 
@@ -141,6 +141,11 @@ class Tuning:
         if key not in self._made:
             self._made[key] = tuple(self.maker.cell(candidate.variant, seed, values, number) for seed in self.seeds)
         return tuple(replace(cell, until=None if until == cell.scenario.rounds else until) for cell in self._made[key])
+
+    @property
+    def scenarios(self) -> list[ParsedScenario]:
+        """The scenarios of the trials that were made so far: after `tuning_of`, they have all values of all lists."""
+        return [cell.scenario for cells in self._made.values() for cell in cells]
 
     @property
     def seeds(self) -> Sequence[int]:
@@ -374,7 +379,7 @@ def _few_trials(candidates: Sequence[Candidate]) -> tuple[str, ...]:
         one
         for one in candidates
         if one.trials < FEW_TRIALS
-        and one.trials < points(one.space)
+        and one.trials < number_of_points(one.space)
         and sum(of.size > 1 for of in one.space.values()) > 1
     ]
     if not few:

@@ -52,6 +52,6 @@ def print_tuning_plan(tuning: Tuning, standings: Sequence[Standing], costs: Sequ
         seconds = None if cost.seconds is None else cost.seconds / candidate.rounds
         shown = "?" if seconds is None else human_seconds(seconds * planned)
         share = f" (without halving: {full:,})" if planned < full else ""
-        state = "tuned" if standing.chosen is not None else "tuning"
+        state = "tuned" if standing.chosen is not None else "tuning" if standing.open else "failed"
         rounds = f"{plural(candidate.trials, 'trial')}, {standing.rounds} of {planned:,} rounds{share}"
         print(f"{state:<11} {shown:>22}  {candidate.name}: {rounds}")

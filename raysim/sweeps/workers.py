@@ -163,7 +163,7 @@ class _Queue:
                 pool.start(state.cell.name, task)
                 continue
             # The cell did not fail: it waits until the cause is gone.
-            self.states[state.cell.name] = ended(Outcome(None, why, died=True), state.cell, self.sweep)
+            self.states[state.cell.name] = state_after(Outcome(None, why, died=True), state.cell, self.sweep)
 
     def _task(self, state: CellState) -> Task:
         """The task of a cell, with its run folder if workers do not see the driver's disk."""
@@ -197,7 +197,7 @@ class _Queue:
             return
         if outcome.note:
             logger.info(f"{cell.name}: {outcome.note}")
-        self.states[one.name] = ended(outcome, cell, self.sweep)
+        self.states[one.name] = state_after(outcome, cell, self.sweep)
 
     def _received(self, outcome: Outcome) -> Outcome:
         """Write the run folder that a worker sent, if any. Raises `LostError` if it did not arrive."""
@@ -231,7 +231,7 @@ class _Queue:
             self.states[cell.name] = state
         elif final or deaths >= DEATHS:
             often = "" if final else f", {DEATHS} times without a new round"
-            self.states[cell.name] = ended(Outcome(None, f"{death}{often}", died=True), cell, self.sweep)
+            self.states[cell.name] = state_after(Outcome(None, f"{death}{often}", died=True), cell, self.sweep)
         else:
             saved = _saved_round(state)
             again = "begins again" if saved is None else f"is resumed after round {saved}"
@@ -293,7 +293,7 @@ def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> 
     return Task(placed(state.cell, sweep, sets), state.folder if state.resumable else None, state.cell.until)
 
 
-def ended(outcome: Outcome, cell: Cell, sweep: Sweep) -> CellState:
+def state_after(outcome: Outcome, cell: Cell, sweep: Sweep) -> CellState:
     """The state of a cell after its task ended; logs why the cell is not done."""
     if outcome.folder is not None and not outcome.folder.exists():
         outcome = replace(outcome, error=f"the run folder {outcome.folder} does not exist; it was moved or deleted")

@@ -442,3 +442,17 @@ def test_cache_folder_honours_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_root() == tmp_path / ".cache" / "raysim"
+
+
+def test_another_process_that_downloads_it_first(alone, monkeypatch):
+    from torchvision import datasets
+
+    class Fake(datasets.FashionMNIST):
+        def download(self):
+            layouts.fashion_torchvision(type(alone)(self.root))
+            layouts.fashion_torchvision(alone / "cache" / "data")  # as the other process does, a moment earlier
+
+    Fake.__name__ = "FashionMNIST"
+    monkeypatch.setattr(datasets, "FashionMNIST", Fake)
+    monkeypatch.setattr("raysim.data.datasets._reachable", lambda url: True)
+    assert len(load_dataset("fashion_mnist")) == 11

@@ -227,3 +227,21 @@ class TestResume:
         monkeypatch.setattr(Run, "resume", RESUMED)
         assert entry.main(["--resume=r1"]) == 2
         assert "contains no run.json" in capfd.readouterr().err
+
+
+def test_a_sweep_has_the_file_that_was_sent(
+    ran: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one of the same name in ~/raysim, where a job's relative paths begin."""
+    paths: list[list[str]] = []
+    monkeypatch.setattr(
+        "raysim.sweeps.display.run_and_show",
+        lambda sweep: paths.append([path for cell in sweep.cells for path in cell.scenario.own_code.paths]) or 0,
+    )
+    template = (REPOSITORY / "raysim" / "cli" / "templates" / "algorithm.py").read_text().replace("NewMethod", "Mine")
+    for folder in (tmp_path / "code", tmp_path / "home" / "raysim"):
+        folder.mkdir()
+        (folder / "mine.py").write_text(template)
+    (tmp_path / "few.yaml").write_text(f"base: {QUICKSTART}\nseeds: [1]\n")
+    assert entry.main(["few.yaml", "--sweep", "--set", "algorithm.name=./mine.py"]) == 0
+    assert paths == [[str((tmp_path / "code" / "mine.py").resolve())]]

@@ -45,3 +45,9 @@ def test_one_that_never_had_a_folder() -> None:
 
 def test_a_job_of_another_program_is_refused() -> None:
     assert find_run(cluster(details("j", "STOPPED", metadata={"job_name": "x"})), "j") == ("j", {})
+
+
+def test_a_sweeps() -> None:
+    log = PREFIX + json.dumps({"run_folder": "/home/x/raysim/runs/digits", "run_id": "digits", "sweep": True}) + "\n"
+    with pytest.raises(ScenarioError, match=r"^--resume: job j runs a sweep; to continue it, submit the sweep again"):
+        find_run(cluster(details("j", "STOPPED"), logs={"j": log}), "j")

@@ -71,8 +71,28 @@ class TestStage:
         files = files_of(tmp_path / "here" / "a" / "b" / "sweep.yaml")
         assert stage(files, tmp_path / "there") == "a/b/sweep.yaml"
         shipped = {path.relative_to(tmp_path / "there").as_posix() for path in (tmp_path / "there").rglob("*.[yc]*")}
-        assert {name for name in shipped if not name.endswith(".py")} == {"a/b/sweep.yaml", "a/base.yaml", "values.csv"}
+        assert {name for name in shipped if not name.startswith("raysim/")} == {
+            "a/b/sweep.yaml",
+            "a/base.yaml",
+            "values.csv",
+        }
         assert files_of(tmp_path / "here" / "a" / "base.yaml") == []
+
+    def test_a_sweep_of_a_bundled_scenario(self, tmp_path: Path) -> None:
+        """The job's own raysim has the scenario."""
+        (tmp_path / "sweep.yaml").write_text("base: quickstart\nseeds: [1]\n")
+        assert stage(files_of(tmp_path / "sweep.yaml"), tmp_path / "there") == "sweep.yaml"
+        shipped = tmp_path / "there" / "raysim" / "scenarios" / "quickstart.yaml"
+        assert shipped.read_bytes() == Path(QUICKSTART).read_bytes()
+
+    def test_a_base_that_is_a_link(self, tmp_path: Path) -> None:
+        for name in ("mine", "shared"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "mine" / "sweep.yaml").write_text("base: base.yaml\nseeds: [1]\n")
+        (tmp_path / "shared" / "any.yaml").write_text("rounds: 2")
+        (tmp_path / "mine" / "base.yaml").symlink_to(tmp_path / "shared" / "any.yaml")
+        assert stage(files_of(tmp_path / "mine" / "sweep.yaml"), tmp_path / "there") == "sweep.yaml"
+        assert (tmp_path / "there" / "base.yaml").read_text() == "rounds: 2"
 
     def test_a_shipped_sweep_is_the_same(self, tmp_path: Path) -> None:
         file = REPOSITORY / "scenarios" / "sweeps" / "digits.yaml"

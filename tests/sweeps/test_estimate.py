@@ -127,3 +127,12 @@ def test_fewer_samples_are_of_all_classes() -> None:
     first, second = (estimate.fewer_samples(train, label_M, 10).of(k) for k in (0, 1))
     assert first.tolist() == [0, 1, 2, 3, 50, 51, 52, 53, 55, 56] and second.tolist() == [*range(57, 67)]
     assert set(label_M[estimate.fewer_samples(train, label_M, 2).of(0)]) == {0, 1, 2, 3}
+
+
+def test_failed_cells_are_planned_only_if_they_run_again(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done, failed = sweep_of(workplace, grid={}, seeds="1..2", set=["rounds=4"]).cells
+    states = [CellState(done, "done", None, 4), CellState(failed, "failed", None, 1)]
+    print_plan(states, [Cost(10.0, 1024.0)] * 2, 2)
+    assert capsys.readouterr().out.splitlines()[-1] == "1 done, 1 failed"
+    print_plan(states, [Cost(10.0, 1024.0)] * 2, 2, retry_failed=True)
+    assert capsys.readouterr().out.splitlines()[-1].endswith("(once) and 1 cell.")

@@ -11,7 +11,7 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.sweeps.halving import kept, ranked, sizes, total_rounds
-from raysim.sweeps.space import Range, Values, corners, domain, draws, grid, points
+from raysim.sweeps.space import Range, Values, corners, domain, draws, grid, number_of_points
 
 SPACE = {"a": Values((1, 2, 3)), "b": Range("log", 0.001, 1.0), "c": Range("integer", 2, 4)}
 
@@ -64,10 +64,12 @@ def test_a_draw_depends_on_seed_key_and_trial_alone() -> None:
 
 def test_a_narrow_range_has_as_many_points_as_rounded_numbers() -> None:
     narrow = {"momentum": Range("linear", 0.999, 0.9999)}
-    assert points(narrow) == 10
+    assert number_of_points(narrow) == 10
     assert sorted(one["momentum"] for one in draws(narrow, 1, 10)) == [i / 1e4 for i in range(9990, 10000)]
-    assert points({"momentum": Range("linear", 0.9, 0.99)}) == 901
-    assert points({"x": Range("linear", -1, 1)}) == points({"x": Range("log", 1e-9, 1e3)}) == math.inf
+    assert number_of_points({"momentum": Range("linear", 0.9, 0.99)}) == 901
+    assert (
+        number_of_points({"x": Range("linear", -1, 1)}) == number_of_points({"x": Range("log", 1e-9, 1e3)}) == math.inf
+    )
 
 
 def test_draws_are_different_points_of_the_space() -> None:
@@ -78,7 +80,7 @@ def test_draws_are_different_points_of_the_space() -> None:
     thirds = [sum(low <= rate < 10 * low for rate in rates) for low in (0.001, 0.01, 0.1)]
     assert all(70 < count < 130 for count in thirds)  # uniform in the logarithm
     finite = {"a": Values(("x", "y")), "c": Range("integer", 0, 1)}
-    assert points(finite) == 4 and points(SPACE) == math.inf
+    assert number_of_points(finite) == 4 and number_of_points(SPACE) == math.inf
     drawn = draws(finite, 1, 4)
     assert sorted(map(str, drawn)) == sorted(str({"a": a, "c": c}) for a in "xy" for c in (0, 1))
 

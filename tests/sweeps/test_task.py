@@ -9,11 +9,13 @@ import pytest
 import yaml
 
 from raysim.common.errors import ScenarioError
+from raysim.engine.stop import Stop
+from raysim.runs.run import Run
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.run_cell import Outcome
+from raysim.sweeps.run_cell import Outcome, run_cell
 from raysim.sweeps.state import CellState, states_of
-from raysim.sweeps.workers import ended, task_of
+from raysim.sweeps.workers import state_after, task_of
 from tests.conftest import REPOSITORY, said
 from tests.engine.scenarios import digits
 
@@ -72,7 +74,7 @@ def test_a_run_that_never_began_is_begun_anew(sweep: Sweep, tmp_path: Path) -> N
 
 
 def test_a_run_folder_that_was_deleted(sweep: Sweep, caplog: pytest.LogCaptureFixture) -> None:
-    state = ended(Outcome(Path("/runs/r1")), sweep.cells[0], sweep)
+    state = state_after(Outcome(Path("/runs/r1")), sweep.cells[0], sweep)
     assert (state.state, said(caplog)) == ("waiting", [f"base: {state.reason}"])
     assert state.reason == "the run folder /runs/r1 does not exist; it was moved or deleted"
 
@@ -128,3 +130,18 @@ def test_a_method_in_a_folder_of_the_sweep_runs_from_anywhere(tmp_path: Path, mo
     sweep = load_sweep("studies/sweep.yaml")
     (state,) = states_of(sweep)
     assert task_of(state, sweep, Parent(), "ray").scenario.algorithm_name == "mine.py"  # type: ignore[arg-type]
+
+
+def test_a_resumed_cell_has_the_paths_of_this_command(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its data, and its place in MLflow, may have moved since the run began."""
+    resumed: list[Any] = []
+    monkeypatch.setattr(Run, "resume", lambda run, **given: resumed.append(given["scenario"]))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").touch()
+    state = CellState(sweep.cells[0], "interrupted", tmp_path / "run")
+    task = task_of(state, sweep, Parent(), "in_process")  # type: ignore[arg-type]
+    assert run_cell(task, Stop(), lambda t: None).error == ""
+    (scenario,) = resumed
+    assert (scenario.data.root, scenario.tracking.uri) == ("/home/me/data", Parent.uri)

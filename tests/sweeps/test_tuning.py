@@ -780,3 +780,14 @@ def test_tpe_avoids_values_that_diverge(
     looks_at(monkeypatch, lambda values: math.nan if (rate := values["training.lr"]) > 0.1 else sign * rate)
     standing = suggested(workplace, {"training.lr": {"log": [0.0001, 1]}}, trials=60, select=select)
     assert sum(math.isnan(one.score or 0.0) for one in standing.trials[10:]) <= 12
+
+
+def test_files_that_only_trials_need_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job ships them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text("def small(num_classes, input_spec, feature_dim): ...\n")
+    models = {"clients.models": [["./nets.py:small"], ["digits_mlp64"]]}
+    sweep = load_sweep(write(tmp_path, tune=tune(space=models)))
+    assert sweep.tuning is not None
+    assert not any(cell.scenario.own_code.files for cell in sweep.cells)
+    assert {name for one in sweep.tuning.scenarios for name in one.own_code.files} == {"nets.py"}
