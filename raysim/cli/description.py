@@ -25,7 +25,7 @@ from raysim.models import MODELS
 from raysim.plugins.reading import read_own_code
 from raysim.plugins.references import Reference, named
 from raysim.plugins.registry import algorithm_names
-from raysim.scenario.bundled import bundled_names, scenario_file
+from raysim.scenario.bundled import FOLDER, bundled_names
 from raysim.scenario.declaration import Declaration
 from raysim.scenario.declared import declaration_of, declared, read_own
 from raysim.scenario.schema import Data, Section, Settings
@@ -233,7 +233,8 @@ def _entries(kind: str) -> Iterable[tuple[str, str]]:
     if kind == "datasets":
         return [(name, spec.summary) for name, spec in DATASETS.items()]
     if kind == "scenarios":
-        return [(name, _first_sentence(opening_comment(read_text(scenario_file(name))))) for name in bundled_names()]
+        files = {name: FOLDER / f"{name}.yaml" for name in bundled_names()}
+        return [(name, _first_sentence(opening_comment(read_text(file)))) for name, file in files.items()]
     for key, classes in (*((key, classes) for (_, key), classes in NAMED.items()), ("tracker", TRACKERS)):
         if kind == f"{key}s":
             return [(name, declaration_of(cls).summary) for name, cls in classes.items()]

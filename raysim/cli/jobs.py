@@ -123,8 +123,10 @@ def submit(
     if scenario is not None and files:
         sweep = load_sweep(scenario, sets=sets)
         facts = facts_of_sweep(Path(scenario), sweep)
-        own_code = OwnCode.merged(cell.scenario.own_code for cell in sweep.cells)
-        notes = notes_on_data(cell.scenario for cell in sweep.cells)
+        scenarios = [cell.scenario for cell in sweep.cells]
+        if sweep.tuning is not None:
+            scenarios += sweep.tuning.scenarios
+        own_code, notes = OwnCode.merged(one.own_code for one in scenarios), notes_on_data(scenarios)
     elif scenario is not None:
         parsed = parse_scenario(scenario, sets)
         checked = Scenario.of(parsed)
@@ -155,7 +157,7 @@ def submit(
         echo(f"  stop    raysim stop {job}{rest}")
         echo(f"  fetch   raysim fetch {job}{rest}")
         return
-    ended = _follow(cluster, job)
+    ended = _follow(cluster, job, address)
     if ended.code:
         _print_end(cluster, ended)
     sys.exit(ended.code)
@@ -195,7 +197,7 @@ def logs(job: str, follow: bool, address: str | None) -> None:
 
     cluster = _cluster(address)
     if follow:
-        _follow(cluster, job)
+        _follow(cluster, job, address)
         return
     cluster.info(job)
     echo(visible(cluster.log(job)), nl=False)
@@ -208,8 +210,8 @@ def stop(job: str, address: str | None) -> None:
     """Stop a job on a cluster within seconds.
 
     Finished rounds are kept. The current round is finished if that takes only a few seconds. `raysim fetch` downloads
-    the results, `raysim submit --resume ID` resumes the run. ID is the id that `raysim submit` printed; `raysim jobs`
-    lists all.
+    the results, `raysim submit --resume ID` resumes the run; to continue a sweep, submit it again. ID is the id that
+    `raysim submit` printed; `raysim jobs` lists all.
     """
     from raysim.jobs.watch import look
     from raysim.jobs.watch import stop as stop_job
@@ -229,7 +231,8 @@ def stop(job: str, address: str | None) -> None:
     count = plural(rounds, "round") if isinstance(rounds, int) else "the finished rounds"
     echo(f"{job}: {after.state}; {count} {'is' if rounds == 1 else 'are'} kept in {report.run_folder}")
     echo(f"  fetch   raysim fetch {job}{_rest(address)}")
-    echo(f"  resume  raysim submit --resume {job}{_rest(address)}")
+    again = "submit the same sweep again" if report.sweep else f"raysim submit --resume {job}{_rest(address)}"
+    echo(f"  resume  {again}")
 
 
 @click.command()
@@ -286,7 +289,7 @@ def _cluster(address: str | None) -> Cluster:
     return connect(find_address(address))
 
 
-def _follow(cluster: Cluster, job: str) -> Job:
+def _follow(cluster: Cluster, job: str, address: str | None) -> Job:
     from raysim.jobs.watch import follow
 
     def write(text: str) -> None:
@@ -296,7 +299,7 @@ def _follow(cluster: Cluster, job: str) -> Job:
     try:
         return follow(cluster, job, write)
     except KeyboardInterrupt:
-        echo(f"{job} continues on the cluster; to stop it, run `raysim stop {job}`", err=True)
+        echo(f"{job} continues on the cluster; to stop it, run `raysim stop {job}{_rest(address)}`", err=True)
         sys.exit(130)
 
 

@@ -134,6 +134,10 @@ def launch(
     attach(address)
     from raysim.scenario.parse import parse_scenario
 
+    if code_changed and run_ is None:
+        raise click.UsageError("--code-changed requires --resume: add --resume RUN, or leave out --code-changed.")
+    if dry_run and run_ is not None:
+        raise click.UsageError("--dry-run estimates a new run, not the rest of one; leave out --resume.")
     parsed = parse_scenario(scenario, sets)
     if dry_run:
         from raysim.cli.show import show_preview
@@ -143,20 +147,20 @@ def launch(
         checked = Scenario.of(parsed)
         show_preview(preview(checked), checked)
         return
-    if run_ is None:
-        if code_changed:
-            raise click.UsageError("--code-changed requires --resume: add --resume RUN, or leave out --code-changed.")
-        from raysim.runs.ahead import ray_ahead
+    from raysim.runs.ahead import ray_ahead
+    from raysim.runs.signals import interruptible
 
-        with ray_ahead(parsed):
-            from raysim.runs.run import run
+    with interruptible():  # SIGTERM ends the preparation as Ctrl-C does
+        if run_ is None:
+            with ray_ahead(parsed):
+                from raysim.runs.run import run
 
-            done = run(parsed, quiet=quiet)
-    else:
-        from raysim.runs.run import Run
+                done = run(parsed, quiet=quiet)
+        else:
+            from raysim.runs.run import Run
 
-        done = Run(run_).resume(scenario=parsed, quiet=quiet, code_changed=code_changed)
-    _close(done.summary, parsed.tracking.uri)
+            done = Run(run_).resume(scenario=parsed, quiet=quiet, code_changed=code_changed)
+    _close(done.summary)
 
 
 @cli.command("resume")
@@ -169,8 +173,9 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
     """Resume a run that was stopped, failed, or lost its machine.
 
     The run continues from its last checkpoint. RUN is a run's folder, or the id of a run below ./runs. The result
-    equals that of an uninterrupted run, bit for bit. Overrides may change resources and folders, and raise `rounds`.
-    Changes that would alter the result, including changes of the method's code, are refused.
+    equals that of an uninterrupted run, bit for bit. Overrides may raise `rounds`, and change resources and
+    other keys that cannot alter the result. Changes that would alter it, including those of the method's code, are
+    refused.
 
     \b
     Examples:
@@ -180,10 +185,13 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
     attach(address)
     from raysim.runs.resume import run_scenario
     from raysim.runs.run import Run
+    from raysim.runs.signals import interruptible
 
     run = Run(run_)
     scenario = run_scenario(run.folder, sets, code_changed=code_changed)
-    _close(run.resume(scenario=scenario, quiet=quiet, code_changed=code_changed).summary, scenario.tracking.uri)
+    with interruptible():  # SIGTERM ends the preparation as Ctrl-C does
+        done = run.resume(scenario=scenario, quiet=quiet, code_changed=code_changed)
+    _close(done.summary)
 
 
 @cli.command()
@@ -422,16 +430,13 @@ def completion(shell: str) -> None:
     echo(found(cli, {}, "raysim", "_RAYSIM_COMPLETE").source())
 
 
-def _close(summary: Summary, uri: str | None) -> None:
-    """Print the closing table of a finished run, and the command to see it in the browser."""
+def _close(summary: Summary) -> None:
+    """Print the closing table of a finished run, and the address or command to see it in the browser."""
     from raysim.report.table import print_closing_table
 
     print_closing_table(summary)
-    echo(f"See the run in the browser:  {_ui_line(uri)}")
-
-
-def _ui_line(uri: str | None) -> str:
-    return "raysim ui" if uri is None else f"raysim ui --uri {uri}"
+    if where := summary.get("mlflow"):
+        echo(f"See the run in the browser:  {where}")
 
 
 def _skip_last_collection() -> None:

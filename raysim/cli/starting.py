@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -33,17 +34,17 @@ training: {{epochs: 5, batch_size: 16, lr: 0.05}}
 
 TEST = '''"""Run it with `pytest test_{name}.py`."""
 
-from pathlib import Path
+import pathlib
 
 import raysim
 {imports}
 
 {check}
 
-def test_it_runs(tmp_path: Path, monkeypatch) -> None:
+def test_it_runs(tmp_path: pathlib.Path, monkeypatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{{tmp_path / 'mlflow.db'}}")
     sets = ["rounds=2", "backend=in_process", f"output={{tmp_path}}"]
-    result = raysim.run(Path(__file__).parent / "{name}.yaml", sets=sets, quiet=True)
+    result = raysim.run(pathlib.Path(__file__).parent / "{name}.yaml", sets=sets, quiet=True)
     assert result.rounds["accuracy/all"].iloc[-1] > 0.1
 '''
 
@@ -65,8 +66,9 @@ CHECKS = {
 
 
 MERIT = """#
-# A client holds 36 samples on average, too few to learn all of its classes well alone, so learning from other clients
-# can help. (20 clients of 2 classes each would learn well alone, and no method could help.) To compare methods:
+# A client holds fewer than 40 samples on average, too few to learn all of its classes well alone, so learning from
+# other clients can help. (20 clients of 2 classes each would learn well alone, and no method could help.) To compare
+# methods:
 #
 #     raysim sweep {name}.yaml --grid algorithm.name=./{name}.py,{rivals} --seeds 1..3
 """
@@ -112,7 +114,7 @@ def init(folder: Path) -> None:
         why = error.args[0][0][2]
         raise ScenarioError(f"{folder} cannot be written ({why}); choose a writable folder") from None
     echo(f"copied {sum(1 for _ in folder.rglob('*.yaml'))} scenarios and sweeps to {folder}; to start a first run:")
-    echo(f"    raysim launch {folder / 'quickstart.yaml'}")
+    echo(f"    raysim launch {shlex.quote(str(folder / 'quickstart.yaml'))}")
 
 
 @click.command()

@@ -12,7 +12,7 @@ class Stop:
 
     possible: bool = False  # whether rounds are running
     requested: bool = False
-    closing: bool = False  # whether all rounds are done and results are being written
+    closing: bool = False  # whether the rounds have ended, however they ended, and results are being written
     after: int | None = None  # also end the run after this round; None: after its last
     saved_round: Callable[[], bool] = lambda: True  # whether the last round that is done is saved already
 

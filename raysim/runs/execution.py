@@ -8,7 +8,7 @@ import logging
 import shlex
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.progress import Progress
 from raysim.engine.resource_monitor import ResourceMonitor
 from raysim.engine.run import Observers, run_rounds
+from raysim.engine.spec import RunSpec
 from raysim.engine.stop import Stop
 from raysim.engine.workers.hooks import HookError
 from raysim.report.load import read_rounds
@@ -258,18 +259,8 @@ class Execution:
         self.facts["actors"] = assembly.plan.num_actors
         for text in (*assembly.scenario.warnings, *assembly.notes):
             logger.warning(text)
-        if idle := sum(not count for count in spec.num_samples.values()):
-            logger.info(f"{idle} of {spec.num_clients} clients hold no training samples and never take part")
-        if untested := sum(not count for count in spec.test.size_N.tolist()):
-            logger.info(
-                f"{untested} of {spec.num_clients} clients hold no test samples; mean accuracies leave them out"
-            )
-        unvalidated = sum(not count for count in spec.val.size_N.tolist())
-        if 0 < unvalidated < spec.num_clients:
-            logger.info(
-                f"{unvalidated} of {spec.num_clients} clients hold no validation samples; validation accuracies leave "
-                "them out"
-            )
+        for text in _without_samples(spec):
+            logger.info(text)
         self.facts["state_digest"] = run_rounds(
             backend,
             replace(assembly.loop_settings, stop=self.stop),
@@ -452,6 +443,19 @@ class Execution:
             "startup": self.facts.get("startup"),
             "seconds": {"total": self.facts["seconds"], "before_resume": progress.before_s, **progress.seconds},
         }
+
+
+def _without_samples(spec: RunSpec) -> Iterator[str]:
+    """Yield a note for each kind of samples that some clients lack."""
+    idle = spec.num_clients - len(spec.eligible)
+    untested, unvalidated = (int((part.size_N == 0).sum()) for part in (spec.test, spec.val))
+    clients = f"of {spec.num_clients} clients hold no"
+    if idle:
+        yield f"{idle} {clients} training samples and never take part"
+    if untested:
+        yield f"{untested} {clients} test samples; mean accuracies leave them out"
+    if 0 < unvalidated < spec.num_clients:
+        yield f"{unvalidated} {clients} validation samples; validation accuracies leave them out"
 
 
 def _disk_error(error: OSError, folder: Path) -> RunError:

@@ -20,7 +20,7 @@ from raysim.runs.assembly import Assembly, assemble, check_local, checkpoint_sto
 from raysim.runs.backend import only_in_process
 from raysim.runs.code import Code, versions
 from raysim.runs.execution import Execution, Options, Resumed, resume_line
-from raysim.runs.identity import INSIDE, Identity, label
+from raysim.runs.identity import INSIDE, Identity, is_of_run, label
 from raysim.runs.initial import initial_of
 from raysim.runs.resume import (
     how_to_continue,
@@ -56,7 +56,15 @@ def _begin(scenario: Scenario, options: Options) -> Path:
     run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     checkpoints = INSIDE
     if folder := scenario.checkpoint.folder:
-        checkpoints = f"{local_folder(folder) or folder.rstrip('/')}/{scenario.name}/{run_id}"
+        place = local_folder(folder)
+        if place is not None and ".." in place.parts:
+            place = place.resolve()
+        checkpoints = f"{place or folder.rstrip('/')}/{scenario.name}/{run_id}"
+        if not is_of_run(checkpoints, run_id):
+            raise scenario.origin.error(
+                ("checkpoint", "folder"),
+                f"{checkpoints!r} contains `..` or a character that cannot be printed; give another folder or address",
+            )
         if scenario.checkpoint.every != 0:
             try_storage(checkpoints)
     identity = Identity(
@@ -129,7 +137,13 @@ def _resume(folder: Path, scenario: Scenario, options: Options, code_changed: bo
     refuse_lost_checkpoints(folder, store, summary)
     if checkpoint is not None:
         refuse_incompatible(folder, checkpoint, scenario)
-    resumed = Resumed(store, code, identity.warnings(versions(), code))
+    warnings = identity.warnings(versions(), code)
+    if scenario.checkpoint.folder != before.checkpoint.folder:
+        warnings.append(
+            "checkpoint.folder: the change has no effect, because a resumed run keeps its checkpoints in "
+            f"{store.storage.where}"
+        )
+    resumed = Resumed(store, code, warnings)
     identity = replace(identity, overrides={**identity.overrides, **scenario.overrides})
     _execution(assembly, identity, run_folder, options, resumed).run()
     return {}

@@ -81,7 +81,8 @@ def verify(
         for variation in placements:
             show(f"{variation.name} …")
             with contextlib.nullcontext() if traces else show_logs(show):
-                trace = _traced(scenario, variation, max(actors), cleanup)
+                rounds = len(traces[0].rounds) if traces else 0
+                trace = _traced(scenario, variation, max(actors), cleanup, rounds)
             if traces:
                 trace.difference = difference(traces[0], trace)
             traces.append(trace)
@@ -117,7 +118,10 @@ def difference(one: Trace, other: Trace) -> str | None:
     return None
 
 
-def _traced(given: ParsedScenario, variation: Variation, most: int, cleanup: contextlib.ExitStack) -> Trace:
+def _traced(
+    given: ParsedScenario, variation: Variation, most: int, cleanup: contextlib.ExitStack, rounds: int
+) -> Trace:
+    """Run one variation. rounds: the number of rounds of the first, which `stop` may have ended early."""
     sets = ["backend=in_process", "tracking.also=[]"]
     if variation.actors is not None:
         sets = ["backend=ray", f"resources.actors={variation.actors}", "tracking.also=[]"]
@@ -146,7 +150,7 @@ def _traced(given: ParsedScenario, variation: Variation, most: int, cleanup: con
             clients, server = backend.fingerprints(participants)
             trace.rounds.append({**{f"client {k}": clients[k] for k in participants}, "the server": server})
 
-        within = _killer(backend, settings.rounds, progress) if variation.kill else lambda done, of: None
+        within = _killer(backend, rounds, progress) if variation.kill else lambda done, of: None
         checkpoints = CheckpointManager(
             CheckpointStore(open_storage(folder)),
             2,

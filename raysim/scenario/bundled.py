@@ -18,9 +18,11 @@ def bundled_names() -> list[str]:
 def scenario_file(given: Path | str) -> Path:
     """Return the file of a scenario or sweep: a path, or the name of a bundled one, without `.yaml`.
 
-    The user's own file or folder of this name goes first. A path of no file is returned as it is.
+    The user's own file of this name goes first, but no folder, such as the one with the scenario's runs. A path of no
+    file is returned as it is.
     """
-    return Path(given) if os.path.lexists(given) else bundled_file(given) or Path(given)
+    own = os.path.lexists(given) and not Path(given).is_dir()
+    return Path(given) if own else bundled_file(given) or Path(given)
 
 
 def bundled_file(name: Path | str) -> Path | None:

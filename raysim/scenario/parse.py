@@ -324,17 +324,17 @@ def _own_code(raw: dict[str, Any], origin: Origin, folders: Sequence[Path]) -> O
         reference = Reference.of(holder[at]) if isinstance(holder[at], str) else None
         if reference is None or not reference.is_file:
             continue
-        place = expanded(reference.place)
+        given = expanded(reference.place)
         # A path on the command line is relative to the current folder, as all paths of a shell are.
         ordered = [Path(), *folders] if origin.of_shell(key) else folders
-        places = [path for folder in ordered for path in (folder / place, folder / CODE / place.name)]
-        path = next((place for place in places if place.exists() and not place.is_dir()), None)
-        if path is None:
+        places = [path for folder in ordered for path in (folder / given, folder / CODE / given.name)]
+        file = next((path.resolve() for path in places if path.exists() and not path.is_dir()), None)
+        if file is None:
             looked = ", ".join(dict.fromkeys(str(folder.absolute()) for folder in folders))
             raise origin.error(key, f"{holder[at]} given, but there is no such file in {looked}; correct the path")
-        paths.setdefault(path.resolve(), key)
+        paths.setdefault(file, key)
         if key[:2] != ("tracking", "also"):
-            deciding.add(path.resolve())
+            deciding.add(file)
         holder[at] = reference.name
     try:
         code = read_own_code(paths)
@@ -405,7 +405,9 @@ def _parse_set(item: str, places: Mapping[str, str]) -> Override:
 def _apply(raw: dict[str, Any], path: Key, value: Any, origin: Origin) -> None:
     section = raw
     for depth, key in enumerate(path[:-1]):
-        section = section.setdefault(key, {})
+        if section.get(key) is None:  # missing, or null as in resolved.yaml
+            section[key] = {}
+        section = section[key]
         if not isinstance(section, dict):
             section_key = ".".join(path[: depth + 1])
             raise origin.error(path, f"{section_key} is not a mapping, so it has no keys; set {section_key} itself")

@@ -82,7 +82,7 @@ def refuse_augmentation(scenario: Scenario) -> None:
 
 
 def refuse_global_test(scenario: Scenario) -> None:
-    """Refuse a global test on samples that clients train on, or in rounds without evaluation."""
+    """Refuse a global test on samples that clients train on."""
     evaluation, origin = scenario.evaluation, scenario.origin
     if evaluation.global_test and scenario.data.split in ("pooled811", "listed"):
         listed = scenario.data.split == "listed"
@@ -93,27 +93,24 @@ def refuse_global_test(scenario: Scenario) -> None:
             f"true given, but with `data.split: {scenario.data.split}`, clients {train} on samples of the published "
             f"test set; {choose} data.split to published or pfedhn, or set this key to false",
         )
-    if evaluation.global_every is not None and evaluation.global_every % evaluation.every:
-        raise origin.error(
-            ("evaluation", "global_every"),
-            f"{evaluation.global_every} is not a multiple of evaluation.every ({evaluation.every}); choose a multiple",
-        )
-    if evaluation.global_every is not None and not evaluation.global_test:
-        raise origin.error(("evaluation", "global_every"), "needs evaluation.global_test: true; set it")
 
 
-def refuse_tests_without_rounds(scenario: Scenario) -> None:
-    """Refuse rounds of tests of all clients in which nothing is tested."""
+def refuse_unusable_intervals(scenario: Scenario) -> None:
+    """Refuse an interval of tests that the run does not do, or of rounds without evaluation."""
     evaluation, origin = scenario.evaluation, scenario.origin
-    if evaluation.all_every is None:
-        return
-    if evaluation.clients != "all":
-        raise origin.error(("evaluation", "all_every"), "needs evaluation.clients: all; set it")
-    if evaluation.all_every % evaluation.every:
-        raise origin.error(
-            ("evaluation", "all_every"),
-            f"{evaluation.all_every} is not a multiple of evaluation.every ({evaluation.every}); choose a multiple",
-        )
+    for key, interval, tested, setting in (
+        ("global_every", evaluation.global_every, evaluation.global_test, "global_test: true"),
+        ("all_every", evaluation.all_every, evaluation.clients == "all", "clients: all"),
+    ):
+        if interval is None:
+            continue
+        if not tested:
+            raise origin.error(("evaluation", key), f"needs evaluation.{setting}; set it")
+        if interval % evaluation.every:
+            raise origin.error(
+                ("evaluation", key),
+                f"{interval} is not a multiple of evaluation.every ({evaluation.every}); choose a multiple",
+            )
 
 
 def refuse_unusable_stop(scenario: Scenario) -> None:
@@ -200,7 +197,7 @@ BEFORE: Sequence[Callable[[ParsedScenario], None]] = (refuse_secrets, refuse_unu
 AFTER: Sequence[Callable[[Scenario], None]] = (
     refuse_augmentation,
     refuse_global_test,
-    refuse_tests_without_rounds,
+    refuse_unusable_intervals,
     refuse_unusable_stop,
     refuse_unusable_keep,
     refuse_unsuited_algorithm,

@@ -117,8 +117,8 @@ def parse(text: str, file: str, loader: Any = Loader) -> dict[str, Any]:
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).split("\n")[0] or type(error).__name__
         line = "".join(text.splitlines()[mark.line : mark.line + 1]) if mark else ""
-        hint = "; put quotes around an override that contains braces" if _OVERRIDE.search(line) else ""
-        raise ScenarioError(f"{file}{where}: not valid YAML: {problem}{hint}") from None
+        remedy = "; put quotes around an override that contains braces" if _OVERRIDE.search(line) else ""
+        raise ScenarioError(f"{file}{where}: not valid YAML: {problem}{remedy}") from None
     if raw is None:
         raise ScenarioError(f"{file}: the file is empty; a scenario is a mapping of keys and values")
     if not isinstance(raw, dict):

@@ -554,3 +554,9 @@ def test_a_name_of_a_method_and_a_partition_describes_both(capsys: pytest.Captur
     shown = capsys.readouterr().out
     assert "File:  algorithms/hks.py" in shown
     assert "The partition hks:" in shown and "alpha" in shown
+
+
+@pytest.mark.parametrize("options", [["--resume", "none"], ["--code-changed"]])
+def test_a_dry_run_is_of_a_new_run(options: list[str], capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
+    code, out, err = run(capfd, "launch", QUICKSTART, "--dry-run", *options)
+    assert (code, out) == (2, "") and "--resume" in err

@@ -45,7 +45,7 @@ def test_the_template_of_a_method_explains_its_types_in_order() -> None:
 @pytest.mark.large
 def test_what_new_writes_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    kinds = {"algorithm": "my_method", "model": "my_net", "data": "my_data"}
+    kinds = {"algorithm": "my_method", "model": "path", "data": "my_data"}
     for kind, name in kinds.items():
         main(["new", kind, name])
         with pytest.raises(SystemExit, match="2"):

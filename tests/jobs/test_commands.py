@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -158,6 +159,11 @@ class TestWithACluster:
         assert self.output(capfd, "stop", "j") == f"j: STOPPED; {kept}\n{then}"
         assert self.output(capfd, "stop", "j") == "j had ended already: STOPPED\n"
 
+    def test_a_sweep_that_is_stopped_is_submitted_again(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
+        facts = {"run_folder": "/home/x/raysim/runs/digits", "run_id": "digits", "sweep": True}
+        use(cluster(details("j"), logs={"j": PREFIX + json.dumps(facts) + "\n"}))
+        assert self.output(capfd, "stop", "j").splitlines()[-1] == "  resume  submit the same sweep again"
+
     def test_what_was_submitted_and_what_now(
         self, capfd: pytest.CaptureFixture[str], use: Any, workplace: Path
     ) -> None:
@@ -195,8 +201,9 @@ class TestWithACluster:
         output = self.output(capfd, "submit", QUICKSTART, "--id", "j", "--wait", code=code)
         assert f"raysim: j: {state}: " in output
 
+    @pytest.mark.parametrize("address", [(), ("--address", "http://head:8265")])
     def test_ctrl_c_ends_the_following_only(
-        self, capfd: pytest.CaptureFixture[str], use: Any, monkeypatch: pytest.MonkeyPatch
+        self, capfd: pytest.CaptureFixture[str], use: Any, monkeypatch: pytest.MonkeyPatch, address: tuple[str, ...]
     ) -> None:
         def follow(*given: object) -> None:
             raise KeyboardInterrupt
@@ -204,8 +211,9 @@ class TestWithACluster:
         monkeypatch.setattr("raysim.jobs.watch.follow", follow)
         here = cluster(details("j"))
         use(here)
-        output = self.output(capfd, "logs", "j", "--follow", code=130)
-        assert output == "j continues on the cluster; to stop it, run `raysim stop j`\n"
+        output = self.output(capfd, "logs", "j", "--follow", *address, code=130)
+        stop = shlex.join(["raysim", "stop", "j", *address])
+        assert output == f"j continues on the cluster; to stop it, run `{stop}`\n"
         assert ("stop", "j") not in here.client.asked
 
 

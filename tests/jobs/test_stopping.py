@@ -259,3 +259,24 @@ class TestHandlers:
         with interruptible(Stop()):
             pass
         assert None not in installed and installed[-1] == signal.SIG_DFL
+
+
+SLOW = """
+import sys, time
+from raysim.cli.main import main
+import raysim.runs.start as start
+def assemble(scenario):
+    print("reading", flush=True)
+    time.sleep(60)
+start.assemble = assemble
+main(["launch", sys.argv[1], "--set", "backend=in_process"])
+"""
+
+
+def test_sigterm_while_the_data_is_read(workplace: Path) -> None:
+    with program(SLOW, "quickstart") as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "reading\n"
+        run.send_signal(signal.SIGTERM)
+        assert "raysim: stopped" in run.communicate(timeout=60)[0]
+        assert run.returncode == 130

@@ -533,3 +533,38 @@ def test_a_run_that_had_not_begun_is_not_to_be_resumed(
     (folder,) = (workplace / "runs" / "tiny").iterdir()
     with pytest.raises(ScenarioError, match="launch the scenario again"):
         Run(folder).resume(quiet=True)
+
+
+def test_checkpoints_in_a_folder_beside_the_current_one(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workplace / "here").mkdir()
+    monkeypatch.chdir("here")
+    short = run(loaded("rounds=2", "checkpoint.folder=../kept"), quiet=True)
+    place = (workplace / "kept").resolve() / "tiny" / short.folder.name
+    assert short.summary["checkpoint"]["folder"] == str(place)
+    assert short.resume(["rounds=3"], quiet=True).summary["rounds"] == 3
+
+
+def test_a_folder_of_checkpoints_that_run_json_may_not_name(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workplace / "no\xa0break").mkdir()
+    monkeypatch.chdir("no\xa0break")
+    with pytest.raises(ScenarioError, match=r"checkpoint\.folder: .*cannot be printed; give another folder"):
+        run(loaded("checkpoint.folder=kept"), quiet=True)
+    assert not list(Path().iterdir())
+
+
+def test_the_command_for_the_browser_opens_the_runs_store(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = run(loaded("rounds=1", f"tracking.uri='sqlite:///{workplace}/my runs.db'"), quiet=True).folder
+    (workplace / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    code, out, _ = command(capfd, "resume", str(folder), "--quiet")
+    line = out.partition("See the run in the browser:  ")[2].strip()
+    assert code == 0 and shlex.split(line) == ["raysim", "ui", "--uri", f"sqlite:///{workplace}/my runs.db"]
+
+
+def test_another_folder_of_checkpoints_is_not_used(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
+    short = run(loaded("rounds=1"), quiet=True)
+    short.resume(["rounds=2", "checkpoint.folder=elsewhere"], quiet=True)
+    assert f"the change has no effect, because a resumed run keeps its checkpoints in {short.folder}" in caplog.text
+    assert not Path("elsewhere").exists()

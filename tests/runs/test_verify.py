@@ -60,7 +60,7 @@ def test_a_metric_that_differs_is_named() -> None:
 def test_two_seeds_differ_and_one_does_not() -> None:
     with contextlib.ExitStack() as cleanup:
         first, again, other = (
-            module._traced(loaded("rounds=2", f"seed={seed}"), HERE, 1, cleanup) for seed in (5, 5, 6)
+            module._traced(loaded("rounds=2", f"seed={seed}"), HERE, 1, cleanup, 0) for seed in (5, 5, 6)
         )
     assert len(first.rounds) == 2
     assert all(len(found) == 4 + 1 for found in first.rounds)  # the participants and the server
@@ -82,7 +82,7 @@ def test_only_the_records_of_the_first_run_are_shown(monkeypatch: pytest.MonkeyP
 def test_warnings_of_a_run_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with contextlib.ExitStack() as cleanup:
         given = loaded("rounds=1", "training.together=2", "clients.models=[digits_resnet]", "clients.participation=1")
-        module._traced(given, HERE, 1, cleanup)
+        module._traced(given, HERE, 1, cleanup, 0)
     assert any("in spite of training.together: BatchNorm needs" in text for text in caplog.messages), caplog.messages
 
 

@@ -59,3 +59,11 @@ def test_the_list(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = " ".join(out.split())
     assert "quickstart The first run: FedGH on scikit-learn's real handwritten digits" in words
     assert all(name in words for name in bundled_names())
+
+
+def test_a_folder_does_not_hide_a_scenario(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("quickstart").mkdir()  # as in the folder `runs`
+    assert scenario_file("quickstart").is_file()
+    code, out, _ = run(capfd, "list", "--names")
+    assert code == 0 and "quickstart" in out.splitlines()
+    assert run(capfd, "validate", "quickstart")[0] == 0

@@ -623,3 +623,9 @@ def test_a_value_with_hundreds_of_levels_is_refused():
 def test_every_metric_that_may_decide_is_described() -> None:
     assert tuple(DECIDING) == get_args(EarlyStop.model_fields["metric"].annotation)
     assert DECIDING.keys() <= METRICS.keys()
+
+
+def test_an_override_fills_a_section_that_is_null():
+    raw = {**mapping(), "system": None, "stop": None}
+    scenario = parse_scenario(raw, ["system.dropout=0.5", "stop.patience=2"])
+    assert scenario.system.dropout == 0.5 and scenario.stop.patience == 2
