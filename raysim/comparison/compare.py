@@ -172,7 +172,7 @@ class Comparison:
         return any(f"rounds_to_{target:g}" in of_variant for of_variant in self.measured.values())
 
     def difference(self, variant: str, measure: str) -> Estimate | None:
-        """The paired difference to the baseline on the same task, over the seeds and partitions that both have.
+        """The paired difference to the baseline, see `_pair`, over the seeds and partitions that both have.
 
         None for the baseline itself, if there is no baseline, if the two share no seed and partition, or if a run of
         either does not reach its target.
@@ -355,7 +355,7 @@ def compare(
         notes.append(f"the baseline {baseline} is {', '.join(one.name for one in baselines)}")
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
-    notes += missing_cells(measured)
+    notes += missing_cells(all_runs)
     tunings: list[TuningCard] = []
     for run in measured:
         if run.sweep is not None and run.sweep.tuning is not None and run.sweep.tuning not in tunings:

@@ -18,8 +18,11 @@ from raysim.comparison.measures import is_cost_to_target
 from raysim.comparison.ranking import RULE, Mark, direction, marks
 from raysim.comparison.scale import scales_of
 from raysim.comparison.tables import Column, legend, short_columns, shown_spread, some, texts, titled
+from raysim.report.figures import OVER
 
 PLUS_MINUS = r"@{\,$\pm$\,}"
+UNITS = [unit.name for axis in ("bytes", "operations") for unit in OVER[axis].units[1:]]
+"""Units of bytes and operations that titles are checked for; those without a prefix may be parts of other words."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +134,13 @@ def _signed(number: str) -> str:
 
 
 def _check_unit(comparison: Comparison, column: Column, head: str) -> None:
-    """Raise `ScenarioError` if a title names the measure's unit, but the numbers of the column have another unit."""
+    """Raise `ScenarioError` if a title names a unit of `UNITS`, but the numbers of the column have another unit."""
     if column.measure not in comparison.measures or column.kind == "p_holm":
         return
     unit = scales_of(comparison, column.measure).mean.unit
-    for own in ("MiB", "GFLOP"):
-        if unit and own in head and own != unit:
-            raise ScenarioError(f"--head: {column.name}={head} given, but this column is in {unit}; write {unit}")
+    named = [one for one in UNITS if one in head]
+    if unit and named and unit not in named:
+        raise ScenarioError(f"--head: {column.name}={head} given, but this column is in {unit}; write {unit}")
 
 
 def _column(comparison: Comparison, column: Column) -> list[Cell]:

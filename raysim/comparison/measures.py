@@ -180,8 +180,8 @@ TO_TARGET: Mapping[str, Measure] = {
 SELECT: Mapping[str, str] = {"last": "last", "val": "at_best_val", "val_current": "at_best_val_current"}
 """What selects a run's round -> the measure that comparisons show first, test, and summarise over tasks.
 
-With `val`, measures of the last round are those of the round with the greatest validation accuracy, except `last`,
-`last_current`, `last_global`, `val` and `val_current`; and a target counts as reached when the validation accuracy
+With `val`, measures of the last round are those of the round with the greatest validation accuracy, except `val`,
+`val_current` and those whose names begin with `last`; and a target counts as reached when the validation accuracy
 reaches it. `val_current` is the same with the validation accuracy of current networks.
 """
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from raysim.comparison.main_measure import tuned_metric
 from raysim.comparison.measures import SELECT
 from raysim.comparison.runs import RunRecord
 from raysim.comparison.statistics import MIN_SEEDS, Spread
-from raysim.comparison.sweep_card import SweepCard
 from raysim.comparison.tuned import TuningCard
 from raysim.comparison.variants import Variant, differs, is_task
 
@@ -39,26 +37,20 @@ OWN, CURRENT = frozenset({"accuracy/all", "accuracy/val"}), frozenset({"accuracy
 
 
 def missing_cells(runs: Sequence[RunRecord]) -> list[str]:
-    """Sentences on the cells of these runs' sweeps that the comparison does not contain, and why."""
-    begun: dict[Path, set[str]] = {}
-    cards: dict[Path, SweepCard] = {}
-    for run in runs:
-        if run.sweep is not None:
-            cell = run.cell_folder
-            begun.setdefault(cell.parent, set()).add(cell.name)
-            cards[cell.parent] = run.sweep
+    """Sentences on the cells of these runs' sweeps of which there is none of these runs, and why."""
+    sweeps = {run.cell_folder.parent: run.sweep for run in runs if run.sweep is not None}
+    begun = {run.cell_folder for run in runs}
     notes = []
-    for folder, names in begun.items():
+    for folder, sweep in sweeps.items():
         missing: dict[str, list[str]] = {}
-        for name, card in cards[folder].current.items():
-            if name not in names:
+        for name, cell in sweep.current.items():
+            if folder / name not in begun:
                 has_run = any((folder / name).glob("*/summary.json"))
-                why = "are not among the given folders" if has_run else "have no run"
-                missing.setdefault(why, []).append(card.label or name)
+                missing.setdefault("are not compared here" if has_run else "have no run", []).append(cell.label or name)
         for why, cells in missing.items():
             labels = list(dict.fromkeys(cells))
             rest = f" and {len(labels) - 10} more" if len(labels) > 10 else ""
-            what = f"{len(cells)} of {len(cards[folder].current)} cells of the sweep {why}"
+            what = f"{len(cells)} of {len(sweep.current)} cells of the sweep {why}"
             notes.append(f"{folder.name}: {what}: {', '.join(labels[:10])}{rest}")
     return notes
 
@@ -112,8 +104,8 @@ def _on_runs(variant: Variant) -> list[str]:
     """Sentences on a variant's runs that ended early, failed, changed their code, or have the same seed."""
     notes = []
     for run in variant.counted.values():
-        done, asked = run.summary.get("rounds"), run.rounds_asked
-        if run.summary.get("rounds", 0) < asked:
+        done, asked = run.summary["rounds"], run.rounds_asked
+        if done < asked:
             how = "ended early" if run.summary.get("ended_early") else run.summary.get("status")
             notes.append(f"{variant.name}, seed {run.seed}: {how} after {done} of {asked} rounds")
     for run in variant.counted.values():
@@ -159,7 +151,7 @@ def _missing_seeds(variants: Sequence[Variant]) -> list[str]:
 def _few_seeds(variants: Sequence[Variant], spread: Spread) -> list[str]:
     """A sentence that names the variants with too few seeds for an interval or standard deviation."""
     what, least = ("standard deviations", 2) if spread == "std" else ("confidence intervals", MIN_SEEDS)
-    few = [variant.name for variant in variants if len({run.seed for run in variant.runs}) < least]
+    few = [variant.name for variant in variants if len(variant.counted) < least]
     if not few:
         return []
     if len(few) == len(variants):
@@ -179,16 +171,15 @@ def _unequal_environments(runs: Sequence[RunRecord]) -> list[str]:
 
 def _unpaired(runs: Sequence[RunRecord]) -> list[str]:
     """A sentence for each seed of which runs of one task have different data."""
-    notes = []
-    for seed in sorted({run.seed for run in runs}):
-        of_seed = [run for run in runs if run.seed == seed]
-        tasks = {tuple(run.keys.get(key) for key in run.keys if is_task(key) or key == "seeds.data") for run in of_seed}
-        if len({run.pair for run in of_seed}) > len(tasks):
-            notes.append(
-                f"seed {seed}: some runs have equal settings but different data or partitions, so they are not paired "
-                "with each other"
-            )
-    return notes
+    pairs: dict[tuple[int, str], set[tuple[int, str]]] = {}
+    for run in runs:
+        task = repr(sorted((key, value) for key, value in run.keys.items() if is_task(key) or key == "seeds.data"))
+        pairs.setdefault((run.seed, task), set()).add(run.pair)
+    return [
+        f"seed {seed}: some runs have equal settings but different data or partitions, so they are not paired with "
+        "each other"
+        for seed in sorted({seed for (seed, _), of_task in pairs.items() if len(of_task) > 1})
+    ]
 
 
 def _unequal_code(runs: Sequence[RunRecord]) -> list[str]:

@@ -251,11 +251,12 @@ def architectures(comparison: Comparison, width: Width = SCREEN) -> Figure | Non
 
 
 def swept(comparison: Comparison) -> list[str]:
-    """The differing keys with at least three values, all of them numbers."""
+    """The differing keys with at least three values, all of them numbers; a tuned value does not count."""
     values: dict[str, set[Any]] = {}
     for variant in comparison.variants:
         for key, value in variant.keys.items():
-            values.setdefault(key, set()).add(value)
+            if key not in variant.tuned_keys:
+                values.setdefault(key, set()).add(value)
     numbers = {key: {v for v in of_key if v is not None} for key, of_key in values.items()}
     return [key for key, of_key in numbers.items() if len(of_key) >= 3 and all(map(_is_number, of_key))]
 
@@ -266,12 +267,12 @@ def _is_number(value: object) -> bool:
 
 @style()
 def over_key(comparison: Comparison, key: str, width: Width = SCREEN) -> Figure | None:
-    """The main measure over a swept key, a line for each combination of the other keys."""
+    """The main measure over a swept key, a line for each combination of the other keys that were not tuned."""
     lines: dict[str, list[tuple[float, float, float, float]]] = {}
     for variant in comparison.variants:
         found = comparison.estimate(variant.name, comparison.main)
         if variant.keys.get(key) is not None and found is not None:
-            rest = {name: value for name, value in variant.keys.items() if name != key}
+            rest = {name: v for name, v in variant.keys.items() if name != key and name not in variant.tuned_keys}
             name = replace(variant, keys=rest, label="").name
             low, high = band(found.mean, found.low, found.high)
             lines.setdefault(name, []).append((variant.keys[key], found.mean, found.mean - low, high - found.mean))

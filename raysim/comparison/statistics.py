@@ -70,8 +70,8 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 def paired_difference(values: Mapping[object, float], baseline: Mapping[object, float]) -> Estimate | None:
     """The estimate of value - baseline over the keys (seed and partition) that both have; None if they share none."""
-    shared = [key for key in values if key in baseline]
-    return estimate([values[key] - baseline[key] for key in shared]) if shared else None
+    differences = _differences(values, baseline)
+    return estimate(differences) if differences else None
 
 
 def paired_p_value(values: Mapping[object, float], baseline: Mapping[object, float]) -> float | None:
@@ -79,15 +79,19 @@ def paired_p_value(values: Mapping[object, float], baseline: Mapping[object, flo
 
     None if they share fewer than three keys.
     """
-    shared = [key for key in values if key in baseline]
-    if len(shared) < MIN_SEEDS:
+    differences = _differences(values, baseline)
+    n = len(differences)
+    if n < MIN_SEEDS:
         return None
-    differences = np.array([values[key] - baseline[key] for key in shared])
-    mean, spread = float(differences.mean()), float(differences.std(ddof=1))
+    mean, spread = float(np.mean(differences)), float(np.std(differences, ddof=1))
     if spread == 0:
         return 0.0 if mean else 1.0
-    n = len(shared)
     return 2 * float(special.stdtr(n - 1, -abs(mean) / spread * math.sqrt(n)))
+
+
+def _differences(values: Mapping[object, float], baseline: Mapping[object, float]) -> list[float]:
+    """The differences value - baseline for the keys that both have."""
+    return [value - baseline[key] for key, value in values.items() if key in baseline]
 
 
 def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:

@@ -267,7 +267,7 @@ def short(comparison: Comparison) -> list[str]:
     printed = _printed(comparison)
     costs = ("rounds_to_", "virtual_s_to_")
     columns = COLUMNS if comparison.select == "last" else (*VAL_COLUMNS[comparison.select], *COSTS)
-    shown = [m for m in comparison.measures if m in columns or m in printed or m.startswith(costs)]
+    shown = [m for m in comparison.measures if m in (comparison.main, *columns) or m in printed or m.startswith(costs)]
     return sorted(shown, key=lambda measure: measure != comparison.main)
 
 

@@ -31,7 +31,7 @@ class Variant:
     called: str  # the algorithm's name in tables
     label: str = ""  # the variant's name in the sweep file
     is_baseline: bool = False
-    method_label: str = ""  # the variant's name without its task, from the names in `runs`
+    method_label: str = ""  # the variant's name without its task: from the names in `runs`, or without tuned values
 
     @property
     def name(self) -> str:
@@ -108,13 +108,15 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
     by_settings: dict[tuple[Any, ...], list[RunRecord]] = {}
     for run in runs:
         by_settings.setdefault(tuple(sorted(run.deciding.items(), key=str)), []).append(run)
-    versions = [[*enumerate(_by_code(repeats))] for repeats in by_settings.values()]
-    groups = [group for of_settings in versions for _, group in of_settings]
-    version = ["" if i == 0 else f"-{i + 1}" for of_settings in versions for i, _ in of_settings]
+    groups: list[list[RunRecord]] = []
+    suffixes: list[str] = []  # of the method's name; "-2" for the second version of a custom method's code
+    for of_settings in by_settings.values():
+        for number, group in enumerate(_by_code(of_settings), 1):
+            groups.append(group)
+            suffixes.append(f"-{number}" if number > 1 else "")
     first = [repeats[0].deciding for repeats in groups]
     keys = dict.fromkeys(key for deciding in first for key in deciding)
-    differing = [key for key in keys if len({repr(deciding.get(key)) for deciding in first}) > 1]
-    differing = [key for key in differing if not _implied(key, first)]
+    differing = [key for key in keys if differs(key, first) and not _implied(key, first)]
     # Omit a key that has one value per method: the method's name already implies that value.
     by_method: dict[Any, list[dict[str, Any]]] = {}
     for deciding in first:
@@ -137,9 +139,20 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
             called[repeats[0].algorithm] + suffix,
             *(label if labelled else ()),
         )
-        for deciding, repeats, label, suffix in zip(first, groups, labels, version, strict=True)
+        for deciding, repeats, label, suffix in zip(first, groups, labels, suffixes, strict=True)
     ]
-    return with_distinct_names(_named_by_runs(variants))
+    return with_distinct_names(_named_by_runs(_without_tuned_values(variants)))
+
+
+def _without_tuned_values(variants: Sequence[Variant]) -> Sequence[Variant]:
+    """The variants with names of their methods that lack tuned values, unless two variants of a task had one name."""
+    names = []
+    for variant in variants:
+        others = {key: value for key, value in variant.keys.items() if key not in variant.tuned_keys}
+        names.append(replace(variant, keys=others).plain_method)
+    if len({(variant.task, name) for variant, name in zip(variants, names, strict=True)}) < len(variants):
+        return variants
+    return [replace(variant, method_label=name) for variant, name in zip(variants, names, strict=True)]
 
 
 def _implied(key: str, deciding: Sequence[Mapping[str, Any]]) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from raysim.common import names
@@ -69,22 +69,18 @@ def watch(
     nor does the page after Ctrl-C. show: receives a line with the state of each source whenever it has changed.
     Raises as `report`, and `KeyboardInterrupt` after Ctrl-C.
     """
-    write = partial(_write, output=output, select=select, metric=metric)
+    # The runs of the baseline may begin later, and so may the rounds that measure the accuracy.
+    *fuller, least = dict.fromkeys([(baseline, select, metric), (None, select, metric), (None, "last", None)])
     before: list[str] = []
     watched: dict[Path, Watched] = {}
 
     def write_what_is_known(refresh_s: int | None) -> None:
         """Write the page; without the baseline or the chosen accuracy if no run has it yet."""
-        try:
-            write(watched, baseline, refresh_s=refresh_s)
-        except ScenarioError:
-            if baseline is None and metric is None and select == "last":
-                raise
-            # The runs of the baseline may begin later, and so may the rounds that measure the accuracy.
-            try:
-                write(watched, refresh_s=refresh_s)
-            except ScenarioError:
-                _write(watched, output=output, select="last", metric=None, refresh_s=refresh_s)
+        for choice in fuller:
+            with contextlib.suppress(ScenarioError):
+                _write(watched, output, *choice, refresh_s)
+                return
+        _write(watched, output, *least, refresh_s)
 
     try:
         while True:
@@ -96,7 +92,7 @@ def watch(
                     show(line)
             before = lines
             if all(one.begun and not one.running for one in watched.values()):
-                return write(watched, baseline)
+                return _write(watched, output, baseline, select, metric)
             write_what_is_known(round(EVERY_S))
             sleep(max(EVERY_S, 4 * (time.monotonic() - began_s)))
     except KeyboardInterrupt:
@@ -107,9 +103,8 @@ def watch(
 
 def _write(
     watched: Mapping[Path, Watched],
-    baseline: str | None = None,
-    *,
     output: Path | str,
+    baseline: str | None,
     select: str,
     metric: str | None,
     refresh_s: int | None = None,

@@ -75,11 +75,13 @@ def draw_tsne(
     opened = [OpenedRun.of(run) for run in runs]
     for run in opened[1:]:
         run.refuse_other_classes(opened[0])
-    representations = [run.representations(clients, part, round) for run in opened]
+    # Only once: while the panels are drawn, a run in progress may replace its checkpoints.
+    rounds = [run.checkpoint(round).round for run in opened]
+    representations = [run.representations(clients, part, t) for run, t in zip(opened, rounds, strict=True)]
     colours = class_colours(np.unique(np.concatenate([one.label_N for one in representations])))
     figure, panels = make_figure(1, len(representations), 5.0 * len(representations), 5.4)
-    for axes, run, one in zip(panels[0], opened, representations, strict=True):
-        axes.set_title(picture(fill(f"{run.name}, after round {run.checkpoint(round).round}", 64)), fontsize=8)
+    for axes, run, t, one in zip(panels[0], opened, rounds, representations, strict=True):
+        axes.set_title(picture(fill(f"{run.name}, after round {t}", 64)), fontsize=8)
         axes.set(xticks=[], yticks=[])
         _panel(axes, one, embed(one.value_ND, seed), colours, markers)
     from matplotlib.lines import Line2D

@@ -143,7 +143,7 @@ def rounds_done(folder: Path | str, summary: Summary) -> int:
 def is_running(folder: Path | str) -> bool:
     """Return whether a process holds the lock of this run folder, or it is unknown because locks are not supported."""
     with contextlib.suppress(ScenarioError):
-        return read_summary(folder)["status"] == "running" or is_locked(Path(folder) / LOCK)
+        return read_summary(folder).get("status") == "running" or is_locked(Path(folder) / LOCK)
     return False
 
 

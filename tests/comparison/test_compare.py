@@ -384,7 +384,7 @@ def test_cells_that_an_edited_sweep_no_longer_has_are_not_counted(tmp_path: Path
 def test_cells_that_were_not_given_are_counted_apart_from_those_without_a_run(tmp_path: Path) -> None:
     sweep_of(tmp_path / "s")
     notes = compare(tmp_path / "s" / "z-ours-1", tmp_path / "s" / "z-ours-2").notes
-    assert "s: 2 of 4 cells of the sweep are not among the given folders: Theirs" in notes
+    assert "s: 2 of 4 cells of the sweep are not compared here: Theirs" in notes
     assert not any("have no run" in note for note in notes)
 
 
@@ -406,6 +406,11 @@ def test_runs_of_one_seed_on_other_data_all_count_and_a_note_says_so(tmp_path: P
     assert len(comparison.variants[0].counted) == 2
     assert "fedgh, seed 1: 2 runs; only the last finished run counts" in comparison.notes
     assert "fedgh, seed 1: 2 runs with different data or partitions; all of them count" in comparison.notes
+    assert any(note.startswith("no confidence intervals") for note in comparison.notes)
+    make_run(tmp_path / "d", partition="z")
+    three = compare(tmp_path)
+    assert not any(note.startswith("no confidence intervals") for note in three.notes)
+    assert (found := three.estimate("fedgh", "last")) is not None and found.low is not None
 
 
 def test_a_later_run_that_failed_does_not_replace_a_finished_one(tmp_path: Path) -> None:
@@ -594,3 +599,19 @@ def test_rows_of_clients_are_not_kept(tmp_path: Path) -> None:
     assert all("client" not in table.column_names for table in kept)  # only rounds.parquet
     assert run.clients_of("last_current").num_rows == 0
     assert run.clients_of("last_current").nbytes == 0
+
+
+def test_a_cell_whose_run_has_no_round_yet_is_only_reported_as_such(tmp_path: Path) -> None:
+    sweep_of(tmp_path / "s")
+    begun = make_run(tmp_path / "s" / "w" / "run", "standalone", accuracy=[0, 0.5], done=0)
+    SweepCard("", {"w": CellCard("W")}).write(tmp_path / "s")
+    notes = compare(tmp_path / "s").notes
+    assert f"{begun} is left out: it has no finished round yet" in notes
+    assert not any("cells of the sweep" in note for note in notes)
+
+
+def test_a_task_with_the_same_partition_does_not_hide_runs_that_are_no_pairs(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", partition="x")
+    make_run(tmp_path / "b", "standalone", partition="y")
+    make_run(tmp_path / "c", partition="x", clients={"count": 2, "participation": 0.5, "models": ["a"]})
+    assert any("so they are not paired with each other" in note for note in compare(tmp_path).notes)

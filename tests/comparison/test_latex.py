@@ -181,9 +181,10 @@ def test_a_title_with_another_unit_than_the_column_is_refused(tmp_path: Path, mo
     monkeypatch.setattr(Comparison, "estimate", lambda self, variant, measure: Estimate(1, 0.5))
     shown = chosen_columns(comparison, ["total_mib"])
     assert "variant & Traffic (KiB)" in latex(comparison, shown, heads={"total_mib": "Traffic (KiB)"})
-    sentence = r"^--head: total_mib=Traffic \(MiB\) given, but this column is in KiB; write KiB$"
-    with pytest.raises(ScenarioError, match=sentence):
-        latex(comparison, shown, heads={"total_mib": "Traffic (MiB)"})
+    for unit in ("MiB", "GiB"):
+        sentence = rf"^--head: total_mib=Traffic \({unit}\) given, but this column is in KiB; write KiB$"
+        with pytest.raises(ScenarioError, match=sentence):
+            latex(comparison, shown, heads={"total_mib": f"Traffic ({unit})"})
 
 
 def test_numbers() -> None:

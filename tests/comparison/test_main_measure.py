@@ -239,3 +239,13 @@ def test_targets_are_those_of_the_papers() -> None:
         ("cifar10", "pathological"): (0.9,), ("cifar100", "pathological"): (0.5, 0.7),
         ("cifar10", "dirichlet"): (0.4,), ("cifar100", "dirichlet"): (0.09,),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("metric", sorted(OF_METRIC["last"]))
+def test_the_table_begins_with_the_metric_and_its_difference(tmp_path: Path, metric: str) -> None:
+    for path in made(tmp_path).rglob("rounds.parquet"):
+        rounds = pq.read_table(path)
+        pq.write_table(rounds.append_column("accuracy/global", rounds["accuracy/all"]), path)
+    shown = short_columns(compare(tmp_path, metric=metric, baseline="standalone"))
+    measure = OF_METRIC["last"][metric]
+    assert [(one.kind, one.measure) for one in shown[1:3]] == [("mean", measure), ("difference", measure)]

@@ -9,6 +9,7 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import compare
+from raysim.comparison.pictures import over_key, swept
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.comparison.tuned import ChosenValue, CloseDecision, TunedVariant, TuningCard
 from tests.comparison.runs import make_run
@@ -119,3 +120,24 @@ def test_a_method_that_was_not_tuned_is_named(tmp_path: Path) -> None:
     notes = compare(tmp_path / "s", tmp_path / "t").notes
     assert "unequal tuning: fedproto was not tuned" in notes
     assert "unequal settings: training.lr is tuned (fedgh, standalone) or 0.05 (fedproto)" in notes
+
+
+def test_values_that_were_tuned_for_each_task_do_not_split_a_method(tmp_path: Path) -> None:
+    cells, tuned = {}, []
+    for method, rates in (("fedgh", (0.3, 0.02, 0.05)), ("standalone", (0.1, 0.07, 0.01))):
+        for alpha, rate in zip((0.1, 0.5, 1.0), rates, strict=True):
+            name = f"{method} alpha={alpha}"
+            data = {"name": "digits", "partition": {"name": "dirichlet", "alpha": alpha}}
+            training = {"epochs": 1, "batch_size": 8, "lr": rate}
+            make_run(tmp_path / name / "1", method, algorithm={}, data=data, training=training)
+            tuned.append(replace(A, label=name, chosen=[ChosenValue("training.lr", str(rate))]))
+            cells[name] = CellCard(name)
+    card = replace(CARD, variants=tuned, cells=list(cells))
+    SweepCard("", cells, baseline="standalone", tuning=card).write(tmp_path)
+    found = compare(tmp_path)
+    assert found.baseline == "standalone" and {one.method for one in found.variants} == {"fedgh", "standalone"}
+    frame = found.over_tasks()
+    assert frame is not None and list(frame["method"]) == ["fedgh", "standalone"]
+    assert swept(found) == ["data.partition.alpha"]
+    figure = over_key(found, "data.partition.alpha")
+    assert figure is not None and len(figure.axes[0].containers) == 2  # a line per method

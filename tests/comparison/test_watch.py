@@ -191,3 +191,9 @@ def test_a_running_run_is_compared_with_the_rounds_that_it_has(tmp_path: Path) -
     found = comparison.estimate("fedgh", "last")
     assert found is not None and found.mean == 0.7
     os.close(handle)
+
+
+def test_a_run_without_a_status_is_not_running(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "a")
+    (tmp_path / "runs" / "a" / "summary.json").write_text("{}")
+    assert not Watched.of(tmp_path / "runs").running

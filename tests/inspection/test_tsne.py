@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,3 +75,19 @@ def test_the_file_is_asked_for_first(tmp_path: Path) -> None:
         draw_tsne(["nowhere"], [0], "test", tmp_path / "missing" / "x.png")
     with pytest.raises(ScenarioError, match="13 given; allowed: at most 12"):
         draw_tsne(["nowhere"], list(range(13)), "test", tmp_path / "x.png")
+
+
+def test_a_run_may_replace_its_checkpoints_while_its_picture_is_drawn(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = runs("fedgh", "rounds=1").folder
+    copy = tmp_path / "run"
+    shutil.copytree(folder, copy)
+
+    def embedded(value_ND: np.ndarray, seed: int) -> np.ndarray:
+        for part in (copy / "checkpoints").glob("clients-*"):
+            part.unlink()
+        return np.zeros((len(value_ND), 2), np.float32)
+
+    monkeypatch.setattr("raysim.inspection.tsne.embed", embedded)
+    assert "after round 1" in draw_tsne([copy], [0, 5], "test", tmp_path / "one.svg").read_text()
