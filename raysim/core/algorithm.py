@@ -195,10 +195,12 @@ class Client:
         epochs = self.local.epochs if epochs is None else epochs
         batches = data.shuffled(self.local.batch_size, epochs, self.rng, drop_single, two_views)
         with training_only(self.net, only):
-            job = FitJob(self.net, loss, given, batches, self.local, len(data), rates or {}, bounds or {})
+            rates, bounds = {} if rates is None else rates, {} if bounds is None else bounds
+            job = FitJob(self.net, loss, given, batches, self.local, len(data), rates, bounds)
             result = self.trainer(job)
             if self.meter is not None:
-                self.stats.flops += epochs * epoch_flops(self, self.meter, loss, given, data, drop_single, two_views)
+                counted = epoch_flops(self, self.meter, loss, given, data, drop_single, two_views)
+                self.stats.flops += batches.epochs * counted
         self.stats.loss_sum += result.loss_sum
         self.stats.samples += result.samples
         self.stats.alone_because = self.stats.alone_because or result.alone_because

@@ -113,10 +113,11 @@ class Samples:
 
     def subset(self, index: Tensor) -> Samples:
         """The samples at these positions, in this order. For a mask, pass `mask.nonzero()[:, 0]`."""
-        if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32):
-            kind = f"a tensor of type {index.dtype}" if isinstance(index, Tensor) else f"a {type(index).__name__}"
+        if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32) or index.dim() != 1:
+            is_tensor = isinstance(index, Tensor)
+            kind = f"tensor {tuple(index.shape)} of type {index.dtype}" if is_tensor else type(index).__name__
             raise TypeError(
-                f"subset: {kind} given; pass positions as a tensor of whole numbers, such as torch.tensor([0, 2]), or "
+                f"subset: a {kind} given; pass positions as a vector of type int64, such as torch.tensor([0, 2]), or "
                 "mask.nonzero()[:, 0] for a mask"
             )
         index = index.to(self.y.device)
@@ -144,7 +145,7 @@ class Samples:
         """
         if not isinstance(epochs, Integral) or epochs < 0:
             raise ValueError(f"epochs: {epochs!r} given; allowed: a whole number of at least 0")
-        return Shuffled(self, batch_size, epochs, rng, drop_single, two_views)
+        return Shuffled(self, batch_size, int(epochs), rng, drop_single, two_views)  # NumPy's int32 would overflow
 
     def to(self, device: torch.device | str) -> Samples:
         """Return the same samples on a device."""

@@ -95,11 +95,11 @@ def make_optimizers(named: Mapping[str, Tensor], local: LocalTraining, rates: Ma
 def check_names(job: FitJob, named: Mapping[str, Tensor]) -> None:
     """Raise `ValueError` if `rates` or `bounds` name anything but a parameter, such as a buffer."""
     parameters = {name for name, value in named.items() if isinstance(value, nn.Parameter)}
-    for kind, of_name in (("rates", job.rates), ("bounds", job.bounds)):
+    for kind, of_name, example in (("rates", job.rates, "0.1"), ("bounds", job.bounds, "(-1.0, 1.0)")):
         if not isinstance(of_name, Mapping):
             raise ValueError(
                 f"{kind}: a {type(of_name).__name__} given; give a dict by name, such as "
-                "dict.fromkeys(dict(client.net.named_parameters()), 0.1)"
+                f"dict.fromkeys(dict(client.net.named_parameters()), {example})"
             )
         if unknown := of_name.keys() - parameters:
             raise ValueError(f"{kind}: {min(unknown)} is not a parameter of the network; {_NAMED}")

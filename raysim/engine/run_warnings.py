@@ -131,7 +131,8 @@ def _single_sample(spec: RunSpec, report: RoundReport) -> Iterator[str]:
         if one.single_sample:
             yield (
                 f"clients with model {spec.arch(k)} are not trained on a single sample, because BatchNorm needs two; "
-                "give each client at least two training samples, or choose networks without BatchNorm"
+                "give each client at least two training samples (and each call of client.fit, if it gets `data`), or "
+                "choose networks without BatchNorm"
             )
 
 

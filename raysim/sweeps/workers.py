@@ -92,6 +92,7 @@ def run_in_workers(
     stop = Stop(possible=True, saved_round=lambda: False)
     ending = False
     pool = workers.pool
+    pool.expected = len(left)
     with _marker(sweep) as marker, interruptible(stop):
         queue = _Queue(left, states, sweep, parent, workers, marker)
         while queue.unfinished or pool.running:

@@ -145,9 +145,19 @@ def test_no_samples_are_no_batches(drop_single: bool) -> None:
     assert (len(batches), list(batches), list(batches.places())) == (0, [], [])
 
 
-@pytest.mark.parametrize("index", [[0, 1], np.array([0, 1]), torch.tensor([True, False, True, False, False])])
+@pytest.mark.parametrize(
+    "index",
+    [
+        [0, 1],
+        np.array([0, 1]),
+        torch.tensor([True, False, True, False, False]),
+        torch.tensor(1),
+        torch.tensor([[0, 1]]),
+        torch.tensor([0], dtype=torch.int16),
+    ],
+)
 def test_a_subset_by_anything_but_positions_is_told(index):
-    with pytest.raises(TypeError, match=r"^subset: a .* given; pass positions as a tensor of whole numbers"):
+    with pytest.raises(TypeError, match=r"^subset: a .* given; pass positions as a vector of type int64"):
         samples(5).subset(index)
 
 
@@ -155,3 +165,7 @@ def test_a_subset_by_anything_but_positions_is_told(index):
 def test_wrong_epochs_are_named(epochs):
     with pytest.raises(ValueError, match=r"^epochs: .* given; allowed: a whole number of at least 0"):
         samples(5).shuffled(2, epochs, torch.Generator())
+
+
+def test_epochs_of_numpy_become_those_of_python():
+    assert type(samples(5).shuffled(2, np.uint8(2), torch.Generator()).epochs) is int

@@ -137,6 +137,12 @@ def test_a_rate_for_nothing_is_refused():
         fit_one(FitJob(One(), square, None, steps(1), LocalTraining(), rates={"matrix_D": 0.1}))
 
 
+@pytest.mark.parametrize(("kind", "example"), [("rates", r"0\.1\)"), ("bounds", r"\(-1\.0, 1\.0\)\)")])
+def test_a_list_instead_of_a_dict_by_name_is_told(kind: str, example: str):
+    with pytest.raises(ValueError, match=rf"^{kind}: a list given; give a dict by name, such as .*{example}$"):
+        fit_one(replace(FitJob(One(), square, None, steps(1), LocalTraining()), **{kind: ["w"]}))
+
+
 def test_a_step_leaves_a_parameter_within_its_bounds():
     net = nn.Sequential(One(), One())
     job = FitJob(
@@ -341,6 +347,8 @@ def test_rows_are_kept_in_data_order_and_are_those_before_the_last_step():
     one, two = client(toy_model("flat"), 2), client(toy_model("flat"), 1)
     assert torch.equal(one.fit(logits_kept), two.fit(logits_kept, epochs=2))
     assert two.stats.samples == 14
+    with pytest.raises(ValueError, match=r"^rates: a float given"):
+        two.fit(logits_kept, rates=0.0)  # not the scenario's rate
 
 
 def test_a_sample_that_is_left_out_has_no_row():

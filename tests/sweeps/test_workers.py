@@ -267,19 +267,21 @@ def test_folders_that_a_killed_driver_was_receiving_are_removed(sweep: Sweep, tr
 
 
 @pytest.mark.parametrize(
-    ("limit", "nodes", "share"),
+    ("limit", "expected", "nodes", "share"),
     [
-        (None, [Node("a", 8.0, 2.0)], 0.25),
-        (2, [Node("a", 8.0, 2.0)], 1.0),
-        (3, [Node("a", 8.0, 2.0)], 0.5),  # 2/3 fits once on a GPU
-        (None, [Node("a", 8.0, 2.0), Node("b", 8.0, 1.0)], 0.125),
-        (None, [Node("head", 0.0, 0.0), Node("a", 4.0, 1.0)], 0.25),  # no worker runs on a head node without CPUs
-        (None, [Node("a", 8.0, 2.0), Node("b", 8.0, 0.0)], 0.0),
-        (None, [], 0.0),
+        (None, None, [Node("a", 8.0, 2.0)], 0.25),
+        (2, None, [Node("a", 8.0, 2.0)], 1.0),
+        (3, None, [Node("a", 8.0, 2.0)], 0.5),  # 2/3 fits once on a GPU
+        (None, None, [Node("a", 8.0, 2.0), Node("b", 8.0, 1.0)], 0.125),
+        (None, None, [Node("head", 0.0, 0.0), Node("a", 4.0, 1.0)], 0.25),  # no worker runs on a head node without CPUs
+        (None, None, [Node("a", 8.0, 2.0), Node("b", 8.0, 0.0)], 0.0),
+        (None, None, [], 0.0),
+        (None, 3, [Node("a", 16.0, 4.0)], 1.0),  # 3 cells: a GPU each, since Ray puts shares of 1/4 on one GPU
+        (16, None, [Node("a", 4.0, 1.0), Node("b", 32.0, 1.0)], 0.0833),  # 4 on a, 12 on b
     ],
 )
 def test_workers_share_the_gpus_of_a_node(
-    limit: int | None, nodes: list[Node], share: float, monkeypatch: pytest.MonkeyPatch
+    limit: int | None, expected: int | None, nodes: list[Node], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task_pool.session, "nodes", lambda: nodes)
-    assert TaskPool(run_cell, limit)._gpu_share() == share
+    assert TaskPool(run_cell, limit, expected)._gpu_share() == share

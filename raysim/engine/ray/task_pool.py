@@ -7,7 +7,7 @@ gives no access to busy actors, which here report progress and can be stopped ea
 from __future__ import annotations
 
 import contextlib
-import math
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -69,17 +69,20 @@ class _Worker:
     asked: Any = None  # pending answer with its progress
     has_cpu: bool = False  # whether it has answered, so that its process runs
     began_s: float = field(default_factory=time.monotonic)
+    gpus: float = 0.0  # its share of a GPU
 
 
 @dataclass
 class TaskPool:
     """Workers on the connected Ray. They start when needed, and dead workers are replaced.
 
-    limit: greatest number of workers; None: one per CPU of the nodes that are alive.
+    limit: greatest number of workers; None: one per CPU of the nodes that are alive. expected: number of tasks to come,
+    if known: few workers get large shares of a GPU, since Ray puts small shares on one GPU, even if others are idle.
     """
 
     function: Function
     limit: int | None = None
+    expected: int | None = None
     _workers: list[_Worker] = field(default_factory=list)
     _cpus: int = field(default_factory=lambda: _alive_cpus())
 
@@ -95,12 +98,15 @@ class TaskPool:
 
     def start(self, name: str, task: Any) -> None:
         """Give a task to an idle worker, or to a new one."""
+        share = self._gpu_share()
+        for idle in [one for one in self._workers if one.name is None and one.gpus > share]:
+            self._release(idle)  # the workers of this share would not all fit beside it
         worker = next((one for one in self._workers if one.name is None), None)
         if worker is None:
             # Two threads: one works, one answers. SPREAD: distribute over the nodes.
-            options = {"num_cpus": 1, "num_gpus": self._gpu_share(), "max_concurrency": 2}
+            options = {"num_cpus": 1, "num_gpus": share, "max_concurrency": 2}
             actor = ray.remote(TaskWorker).options(**options, scheduling_strategy="SPREAD").remote(self.function)
-            worker = _Worker(actor)
+            worker = _Worker(actor, gpus=share)
             self._workers.append(worker)
         worker.name, worker.done, worker.asked = name, -1, None
         worker.answer = worker.actor.run.remote(task)
@@ -113,8 +119,11 @@ class TaskPool:
         found = [node for node in session.nodes() if node.cpus]
         if not found or not all(node.gpus for node in found):
             return 0.0
-        most = math.inf if self.limit is None else math.ceil(self.limit / len(found))  # workers on a node
-        return min(share_of_a_gpu(int(max(1, min(node.cpus, most))), node.gpus) for node in found)
+        cpus = [max(1, int(node.cpus)) for node in found]
+        workers = min(one for one in (self.limit, self.expected, sum(cpus)) if one)
+        # SPREAD gives the same number of workers to all nodes, except that small ones get no more than they have CPUs.
+        most = next(n for n in itertools.count(1) if sum(min(one, n) for one in cpus) >= workers)
+        return min(share_of_a_gpu(min(one, most), node.gpus) for one, node in zip(cpus, found, strict=True))
 
     def wait(self) -> list[Ended]:
         """Wait until a task ends, at most for `POLL_S`, and return the tasks that ended."""
