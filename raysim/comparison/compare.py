@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -291,7 +292,7 @@ class Comparison:
 
 
 def compare(
-    *runs: Path | str,
+    *runs: os.PathLike[str] | str,
     targets: Iterable[float] | None = None,
     baseline: str | None = None,
     select: str = "last",

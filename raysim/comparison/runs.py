@@ -291,7 +291,7 @@ class RunRecord:
         return float(value[-1]) / unit if len(value) else None
 
 
-def find_runs(paths: Sequence[Path | str]) -> list[RunRecord]:
+def find_runs(paths: Sequence[os.PathLike[str] | str]) -> list[RunRecord]:
     """Find the runs in these paths: run folders, or folders with run folders at any depth, in the order of the paths.
 
     Raises:

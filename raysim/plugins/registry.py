@@ -74,7 +74,7 @@ def _only_algorithm(module: ModuleType, place: str, attribute: str) -> type[AnyA
     found = {name: one for name, one in inspect.getmembers(module, inspect.isclass) if issubclass(one, Algorithm)}
     own = {name: one for name, one in found.items() if one.__module__ == module.__name__}
     chosen = found if attribute else own
-    classes = [one for name, one in chosen.items() if attribute in ("", name)]
+    classes = list(dict.fromkeys(one for name, one in chosen.items() if attribute in ("", name)))
     if len(classes) != 1:
         called = f" called {attribute}" if attribute else ""
         if classes:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -99,8 +100,9 @@ class OpenedRun:
     def check_clients(self, clients: Collection[ClientId]) -> None:
         """Raise `ScenarioError` if one of these clients does not exist."""
         for k in clients:
-            if not 0 <= k < self.spec.num_clients:
-                raise ScenarioError(f"client {k} given, but {self.folder} has clients 0 to {self.spec.num_clients - 1}")
+            if isinstance(k, bool) or not isinstance(k, Integral) or not 0 <= k < self.spec.num_clients:
+                last = self.spec.num_clients - 1
+                raise ScenarioError(f"client {k!r} given, but {self.folder} has clients 0 to {last}")
 
     def checkpoint(self, t: Round = None) -> Checkpoint:
         """Return the checkpoint of round `t`. Raises `ScenarioError` if it does not exist."""
@@ -122,6 +124,10 @@ class OpenedRun:
             )
         if t == BEST_VAL:
             return self._best_val(latest, kept)
+        if t is not None and (isinstance(t, str) or t < 0):
+            raise ScenarioError(
+                f"round: {t!r} given; give the number of a round, {BEST_VAL!r}, or None for the latest saved state"
+            )
         if t is not None and t not in kept:
             s = "s" if len(kept) > 1 else ""
             raise ScenarioError(
@@ -253,6 +259,8 @@ class OpenedRun:
     @torch.inference_mode()
     def representations(self, clients: Sequence[ClientId], part: str, t: Round = None) -> Representations:
         """Return the representations of each client's own samples by its own network."""
+        if not len(clients):
+            raise ScenarioError("clients: none given; give at least one client")
         values, labels, owners = [], [], []
         for k, net in self.nets(clients, t).items():
             samples = self.samples(k, part)

@@ -5,6 +5,7 @@ Every property reads the folder on each access, so a `Run` of a run in progress 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,14 +53,18 @@ class Run:
     3
     """
 
-    def __init__(self, run: Path | str) -> None:
+    def __init__(self, run: os.PathLike[str] | str) -> None:
         """Open a run. Raises `ScenarioError` when there is no such folder and no run with this id below ./runs."""
-        self.folder = find_run(str(run))
+        self.folder = find_run(os.fspath(run))
         self._ending: Summary = {}  # what `start.resume` returned
         self._opened: OpenedRun | None = None
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
+
+    def __fspath__(self) -> str:
+        """The folder: functions that take the path of a run, such as `raysim.compare`, also take a run."""
+        return str(self.folder)
 
     @property
     def summary(self) -> Summary:

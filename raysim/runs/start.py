@@ -165,7 +165,8 @@ def _with_trackers(options: Options, scenario: Scenario) -> Options:
     """Add the trackers that the scenario names. Raises `ScenarioError` if one cannot be created or lacks a method."""
     for tracker in options.trackers:
         if problem := lacks(tracker):
-            raise ScenarioError(f"trackers: {type(tracker).__name__} {problem}")
+            name = getattr(tracker, "__name__", type(tracker).__name__)  # of a class, or of an object's class
+            raise ScenarioError(f"trackers: {name} {problem}")
     return replace(options, trackers=[*options.trackers, *trackers_of(scenario)])
 
 

@@ -198,6 +198,14 @@ CODE = "code"
 """Name of the folder, next to the scenario of a run or a job, with the user's own files that the scenario names."""
 
 
+def overrides_of(sets: Iterable[str]) -> list[str]:
+    """Return the overrides as a list. Raises `ScenarioError` for anything but texts, also for a single text."""
+    items = [] if isinstance(sets, str | Mapping) else list(sets)
+    if isinstance(sets, str | Mapping) or not all(isinstance(item, str) for item in items):
+        raise ScenarioError(f"sets: {short(repr(sets))} given; give a list of overrides, for example ['rounds=3']")
+    return items
+
+
 def parse_scenario(
     source: str | Path | Mapping[str, Any],
     sets: Sequence[str] = (),
@@ -215,8 +223,7 @@ def parse_scenario(
     with the user's own files before any of them runs; raises when they must not run.
     Raises `ScenarioError`, one sentence naming the file or override, the key, what was given and what is allowed.
     """
-    if isinstance(sets, str):
-        raise ScenarioError(f"sets: {sets!r} given; give a list of overrides, for example [{sets!r}]")
+    sets = overrides_of(sets)
     if isinstance(source, Mapping):
         file, text, beside = "scenario", _written(source), [Path()]
     elif not isinstance(source, str | Path):

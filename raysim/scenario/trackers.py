@@ -62,6 +62,8 @@ def trackers_of(parsed: ParsedScenario) -> list[Tracker]:
 
 def lacks(tracker: object) -> str:
     """Return which method of a tracker an object lacks, and the remedy; empty if it has all of them."""
+    if isinstance(tracker, type):
+        return "is a class; give an object of it"
     missing = [hook for hook in HOOKS if not callable(getattr(tracker, hook, None))]
     return f"lacks the method {missing[0]!r} of a tracker; add it" if missing else ""
 

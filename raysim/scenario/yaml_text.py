@@ -181,8 +181,22 @@ def shown(value: Any) -> str:
             text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6).removesuffix("...\n")
         except (RecursionError, ValueError):  # nested too deeply, or a number with more digits than Python prints
             text = f"a {type(value).__name__}"
+        except yaml.representer.RepresenterError:  # from Python, such as an array
+            text = repr(value)
         text = " ".join(text.split())
     return short(text)
+
+
+def refuse_unwritable(value: Any, key: str) -> None:
+    """Raise `ScenarioError` for a value from Python that YAML cannot contain, such as a number of NumPy."""
+    try:
+        yaml.dump(value, Dumper=Dumper)
+    except yaml.representer.RepresenterError as error:
+        raise ScenarioError(
+            f"{short(repr(error.args[-1]))} given, which YAML cannot contain; use text, numbers, true, false, null, "
+            "lists or mappings, such as the list that `tolist()` of NumPy returns",
+            key=key,
+        ) from None
 
 
 def short(text: str) -> str:

@@ -19,7 +19,8 @@ from raysim.comparison.measures import CURVES
 from raysim.plugins.references import Reference
 from raysim.scenario.bundled import bundled_file, bundled_names, scenario_file
 from raysim.scenario.origin import override_key
-from raysim.scenario.yaml_text import opening_comment, parse, read_text, shown
+from raysim.scenario.parse import overrides_of
+from raysim.scenario.yaml_text import opening_comment, parse, read_text, refuse_unwritable, shown
 from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant
 from raysim.sweeps.copies import check_address
 from raysim.sweeps.published_values import PublishedEntry, published_for, read_published
@@ -72,6 +73,7 @@ def load_sweep(
     Raises:
         ScenarioError: a wrong key or value, a cell with an invalid scenario, two cells that are the same run.
     """
+    sets = overrides_of(sets)
     path = scenario_file(file)
     text = read_text(path)
     raw = parse(text, str(path))
@@ -265,9 +267,10 @@ def _grid(raw: Any, key: str, file: str) -> dict[str, list[Any]]:
     if not isinstance(raw, dict):
         raise ScenarioError(f"{shown(raw)} given; give a mapping of keys to lists", key=key, origin=file)
     for name, values in raw.items():
-        if not isinstance(values, list | tuple) or not values:
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             text = f"{shown(values)} given; give a list with at least one value"
             raise ScenarioError(text, key=f"{key}.{name}", origin=file)
+        refuse_unwritable(list(values), f"{key}.{name}")
     return {str(name): list(values) for name, values in raw.items()}
 
 

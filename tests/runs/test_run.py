@@ -18,6 +18,7 @@ from raysim.algorithms.standalone import Standalone
 from raysim.common.results import Summary
 from raysim.engine.stop import Stop
 from raysim.report.load import _SUMMARY_KINDS
+from raysim.runs.run import run
 from tests.engine.scenarios import plain as loaded
 from tests.engine.scenarios import plain_digits as digits
 
@@ -201,3 +202,17 @@ def test_a_second_run_in_another_thread_is_refused(workplace: Path) -> None:
     assert run.status == "finished" and len(refused) == 4
     assert list(run.folder.parent.iterdir()) == [run.folder]
     assert raysim.run(digits(rounds=1), quiet=True).status == "finished"
+
+
+def test_clients_rounds_and_runs_of_a_wrong_type_are_named(workplace: Path) -> None:
+    done = run(loaded("rounds=1", "backend=in_process"), quiet=True)
+    for wrong_round in ("1", "last", -1):
+        with pytest.raises(raysim.ScenarioError, match=r"^round: .* given; give the number of a round, 'best_val', or"):
+            done.client(1, round=wrong_round).network  # type: ignore[arg-type]  # noqa: B018
+    for client in ("3", 1.0, True):
+        with pytest.raises(raysim.ScenarioError, match=r"given, but .* has clients 0 to"):
+            done.client(client).predictions()  # type: ignore[arg-type]
+    with pytest.raises(raysim.ScenarioError, match=r"^clients: none given"):
+        done.representations([])
+    assert raysim.Run(done).folder == done.folder
+    assert len(raysim.compare(done).variants) == 1

@@ -287,4 +287,6 @@ def test_a_tracker_without_a_method_is_refused_before_the_run(place: Path) -> No
 
     with pytest.raises(ScenarioError, match=r"trackers: NoClose lacks the method 'close' of a tracker; add it"):
         run(loaded("rounds=1"), quiet=True, trackers=[NoClose()])  # type: ignore[list-item]
+    with pytest.raises(ScenarioError, match=r"trackers: NoClose is a class; give an object of it"):
+        run(loaded("rounds=1"), quiet=True, trackers=[NoClose])  # type: ignore[list-item]
     assert not Path("runs").exists()

@@ -401,10 +401,11 @@ def test_yes_and_on_are_true_as_in_yaml():
     assert load("data.augment=off").data.augment is False
 
 
-def test_one_override_that_is_not_in_a_list_is_refused():
+@pytest.mark.parametrize("sets", ["rounds=3", {"rounds": 3}, [("rounds", 3)]])
+def test_overrides_that_are_not_a_list_of_texts_are_refused(sets: Any):
     with pytest.raises(ScenarioError) as caught:
-        parse_scenario(QUICKSTART, "rounds=3")
-    assert str(caught.value) == "sets: 'rounds=3' given; give a list of overrides, for example ['rounds=3']"
+        parse_scenario(QUICKSTART, sets)
+    assert str(caught.value) == f"sets: {sets!r} given; give a list of overrides, for example ['rounds=3']"
 
 
 # -- combinations that cannot be ---------------------------------------------------------------------
