@@ -35,7 +35,8 @@ def stage(files: Sequence[Path], folder: Path, own_code: OwnCode | None = None) 
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(scenario, place)
         _identity(folder)
-        places = [file.parent.resolve() / file.name for file in files]  # a link stays where it is
+        # Not resolved, so that links of files and folders stay where the sweep file names them.
+        places = [Path(os.path.abspath(file)) for file in files]  # noqa: PTH100  # `absolute` keeps `..`
         common = Path(os.path.commonpath([place.parent for place in places])) if places else folder
         names = [place.relative_to(common).as_posix() for place in places]
         for file, shipped in zip(files, names, strict=True):

@@ -94,6 +94,15 @@ class TestStage:
         assert stage(files_of(tmp_path / "mine" / "sweep.yaml"), tmp_path / "there") == "sweep.yaml"
         assert (tmp_path / "there" / "base.yaml").read_text() == "rounds: 2"
 
+    def test_a_base_in_a_folder_that_is_a_link(self, tmp_path: Path) -> None:
+        for name in ("mine", "other"):
+            (tmp_path / name).mkdir()
+        (tmp_path / "mine" / "sweep.yaml").write_text("base: shared/base.yaml\nseeds: [1]\n")
+        (tmp_path / "other" / "base.yaml").write_text("rounds: 2")
+        (tmp_path / "mine" / "shared").symlink_to(tmp_path / "other")
+        assert stage(files_of(tmp_path / "mine" / "sweep.yaml"), tmp_path / "there") == "sweep.yaml"
+        assert (tmp_path / "there" / "shared" / "base.yaml").read_text() == "rounds: 2"
+
     def test_a_shipped_sweep_is_the_same(self, tmp_path: Path) -> None:
         file = REPOSITORY / "scenarios" / "sweeps" / "digits.yaml"
         name = stage(files_of(file), tmp_path)
