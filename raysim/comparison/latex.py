@@ -22,7 +22,7 @@ from raysim.report.figures import OVER
 
 PLUS_MINUS = r"@{\,$\pm$\,}"
 UNITS = [unit.name for axis in ("bytes", "operations") for unit in OVER[axis].units[1:]]
-"""Units of bytes and operations that titles are checked for; those without a prefix may be parts of other words."""
+"""Units that a title may not name wrongly. Units without a prefix are missing: they may be parts of other words."""
 
 
 @dataclass(frozen=True)

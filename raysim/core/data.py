@@ -144,7 +144,7 @@ class Samples:
         drop_single: leave out a last batch of one sample, which BatchNorm cannot train on. two_views: fill `second`.
         """
         if not isinstance(epochs, Integral) or epochs < 0:
-            raise ValueError(f"epochs: {epochs!r} given; allowed: a whole number of at least 0")
+            raise ValueError(f"epochs: {epochs!r} given; give a whole number of at least 0")
         return Shuffled(self, batch_size, int(epochs), rng, drop_single, two_views)  # NumPy's int32 would overflow
 
     def to(self, device: torch.device | str) -> Samples:

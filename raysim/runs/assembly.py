@@ -175,7 +175,7 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
 
 
 def _refuse_unmeasured(scenario: Scenario, partition: Partition) -> None:
-    """Raise `ScenarioError` if a metric that decides needs samples of a part of which no client has any."""
+    """Raise `ScenarioError` if `stop` or `checkpoint.keep` uses a metric for which no client has samples."""
     if scenario.stop is not None:
         metric, deciding = scenario.stop.metric, DECIDING[scenario.stop.metric]
         of_clients = deciding.part != "train" and deciding.needs != "global_test"

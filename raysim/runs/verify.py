@@ -121,7 +121,7 @@ def difference(one: Trace, other: Trace) -> str | None:
 def _traced(
     given: ParsedScenario, variation: Variation, most: int, cleanup: contextlib.ExitStack, rounds: int
 ) -> Trace:
-    """Run one variation. rounds: the number of rounds of the first, which `stop` may have ended early."""
+    """Run one variation. rounds: how many rounds the first variation had; `stop` may have ended it early."""
     sets = ["backend=in_process", "tracking.also=[]"]
     if variation.actors is not None:
         sets = ["backend=ray", f"resources.actors={variation.actors}", "tracking.also=[]"]

@@ -32,7 +32,17 @@ from raysim.scenario.named import made, model_of, split_name
 from raysim.scenario.origin import Key, Origin, override_source
 from raysim.scenario.schema import Settings
 from raysim.scenario.sentences import NAMED_SECTIONS, validated
-from raysim.scenario.yaml_text import UNREADABLE, Dumper, ends_in_comment, load_value, parse, read_text, short, shown
+from raysim.scenario.yaml_text import (
+    UNREADABLE,
+    Dumper,
+    ends_in_comment,
+    load_value,
+    parse,
+    read_text,
+    short,
+    shown,
+    written_value,
+)
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import AnyAlgorithm
@@ -225,7 +235,7 @@ def parse_scenario(
     """
     sets = overrides_of(sets)
     if isinstance(source, Mapping):
-        file, text, beside = "scenario", _written(source), [Path()]
+        file, text, beside = "scenario", written_value(dict(source), "scenario"), [Path()]
     elif not isinstance(source, str | Path):
         raise ScenarioError(
             f"scenario: a {type(source).__name__} given; give a YAML file, or a mapping of keys and values"
@@ -310,16 +320,6 @@ def _plain(settings: BaseModel, origin: Origin) -> dict[str, Any]:
     except ValueError:
         raise ScenarioError(
             f"{origin.file}: a value has too many levels of nested lists or mappings; use fewer levels"
-        ) from None
-
-
-def _written(source: Mapping[str, Any]) -> str:
-    try:
-        return yaml.dump(dict(source), Dumper=Dumper, sort_keys=False)
-    except yaml.representer.RepresenterError as error:
-        raise ScenarioError(
-            f"scenario: {short(repr(error.args[-1]))} given, which YAML cannot contain; use text, numbers, true, "
-            "false, null, lists or mappings"
         ) from None
 
 

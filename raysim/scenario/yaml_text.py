@@ -187,10 +187,10 @@ def shown(value: Any) -> str:
     return short(text)
 
 
-def refuse_unwritable(value: Any, key: str) -> None:
-    """Raise `ScenarioError` for a value from Python that YAML cannot contain, such as a number of NumPy."""
+def written_value(value: Any, key: str) -> str:
+    """Return a value from Python as YAML. Raises `ScenarioError` for one that YAML cannot contain, such as NumPy's."""
     try:
-        yaml.dump(value, Dumper=Dumper)
+        return yaml.dump(value, Dumper=Dumper, sort_keys=False)
     except yaml.representer.RepresenterError as error:
         raise ScenarioError(
             f"{short(repr(error.args[-1]))} given, which YAML cannot contain; use text, numbers, true, false, null, "

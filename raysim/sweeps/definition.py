@@ -20,7 +20,7 @@ from raysim.plugins.references import Reference
 from raysim.scenario.bundled import bundled_file, bundled_names, scenario_file
 from raysim.scenario.origin import override_key
 from raysim.scenario.parse import overrides_of
-from raysim.scenario.yaml_text import opening_comment, parse, read_text, refuse_unwritable, shown
+from raysim.scenario.yaml_text import opening_comment, parse, read_text, shown, written_value
 from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant
 from raysim.sweeps.copies import check_address
 from raysim.sweeps.published_values import PublishedEntry, published_for, read_published
@@ -270,7 +270,7 @@ def _grid(raw: Any, key: str, file: str) -> dict[str, list[Any]]:
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             text = f"{shown(values)} given; give a list with at least one value"
             raise ScenarioError(text, key=f"{key}.{name}", origin=file)
-        refuse_unwritable(list(values), f"{key}.{name}")
+        written_value(list(values), f"{key}.{name}")  # raises for a value that YAML cannot contain
     return {str(name): list(values) for name, values in raw.items()}
 
 

@@ -163,7 +163,7 @@ def test_a_subset_by_anything_but_positions_is_told(index):
 
 @pytest.mark.parametrize("epochs", [1.5, -1, "2"])
 def test_wrong_epochs_are_named(epochs):
-    with pytest.raises(ValueError, match=r"^epochs: .* given; allowed: a whole number of at least 0"):
+    with pytest.raises(ValueError, match=r"^epochs: .* given; give a whole number of at least 0"):
         samples(5).shuffled(2, epochs, torch.Generator())
 
 

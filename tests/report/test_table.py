@@ -79,8 +79,8 @@ def test_all_rows():
 
 def test_operations_that_are_not_counted_are_told():
     rows = dict(summary_rows({**SUMMARY, "final": {**SUMMARY["final"], "compute/total_flops": 0.0}}))
-    told = "0 FLOP; those of client hooks outside fit, outputs and add_flops are not counted"
-    assert rows["total computation"] == told
+    expected = "0 FLOP; those of client hooks outside fit, outputs and add_flops are not counted"
+    assert rows["total computation"] == expected
 
 
 def test_a_run_that_stopped_early():
