@@ -104,10 +104,15 @@ class Variant:
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
-    """Group runs with the same settings apart from their seeds, in the order of their first runs."""
+    """Group runs with the same settings apart from their seeds, in the order of their first runs.
+
+    In a sweep, variants with two labels stay apart: tuning may choose the settings of another variant.
+    """
+    in_one_sweep = len({id(run.sweep) for run in runs}) == 1
     by_settings: dict[tuple[Any, ...], list[RunRecord]] = {}
     for run in runs:
-        by_settings.setdefault(tuple(sorted(run.deciding.items(), key=str)), []).append(run)
+        label = run.cell.label if in_one_sweep and run.cell else ""
+        by_settings.setdefault((label, *sorted(run.deciding.items(), key=str)), []).append(run)
     groups: list[list[RunRecord]] = []
     suffixes: list[str] = []  # of the method's name; "-2" for the second version of a custom method's code
     for of_settings in by_settings.values():

@@ -107,6 +107,10 @@ class Variant:
         return tuple(map(names.name, self.labels.values()))
 
 
+VariantCells = tuple[Variant, Sequence[tuple[int | None, Cell]]]
+"""A variant, and its cells with their seeds; seed None: the base's."""
+
+
 @dataclass(frozen=True)
 class CellMaker:
     """Makes the cells of one sweep file."""

@@ -21,11 +21,12 @@ from raysim.scenario.bundled import bundled_file, bundled_names, scenario_file
 from raysim.scenario.origin import override_key
 from raysim.scenario.parse import overrides_of
 from raysim.scenario.yaml_text import opening_comment, parse, read_text, shown, written_value
-from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant
+from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant, VariantCells
 from raysim.sweeps.copies import check_address
 from raysim.sweeps.published_values import PublishedEntry, published_for, read_published
+from raysim.sweeps.space import Space
 from raysim.sweeps.tune_settings import TuneSettings
-from raysim.sweeps.tuning import tuning_of
+from raysim.sweeps.tuning import spaces_of, tuning_of
 
 KEYS: Mapping[str, type | tuple[type, ...]] = {
     "name": str,
@@ -101,7 +102,9 @@ def load_sweep(
     of_seed = "`seeds`" if seeds is None else "--seeds"
     axis_places = {"seed": of_seed, **dict.fromkeys(axes, "`grid`"), **dict.fromkeys(grid or (), "--grid")}
     maker = CellMaker(base, common, path, fast, axes, places, axis_places)
-    variants = _make_cells(maker, _variants(runs, axes, str(path)), chosen, published)
+    made = _make_cells(maker, _variants(runs, axes, str(path)), chosen, published)
+    spaces = [{} for _ in made] if tune is None else spaces_of(tune, made)
+    variants = _different_runs(made, spaces, maker)
     cells = tuple(cell for _, made in variants for _, cell in made)
     _check_comparison(raw, cells, str(path))
     targets = raw.get("targets")
@@ -116,7 +119,7 @@ def load_sweep(
         targets and tuple(targets), _about(text, base), (FAST_NOTE,) if fast else (), raw.get("targets_on", "all"),
         address=address, folders=(path.parent,),
     )  # fmt: skip
-    return sweep if tune is None else tuning_of(tune, maker, variants, sweep)
+    return sweep if tune is None else tuning_of(tune, maker, variants, spaces, sweep)
 
 
 def _check_keys(raw: Mapping[str, Any], path: Path) -> None:
@@ -141,29 +144,40 @@ def _make_cells(
     variants: Iterable[Variant],
     seeds: Sequence[int | None],
     published: Sequence[PublishedEntry],
-) -> list[tuple[Variant, list[tuple[int | None, Cell]]]]:
-    """Make the cells of each variant, with their seeds. With `--fast`, cells that are the same run are made once.
-
-    Raises `ScenarioError` if a cell has an invalid scenario, if two have one name, or if two are the same run.
-    """
-    cells: dict[str, Cell] = {}
-    named: dict[str, str] = {}  # a cell's name -> its id
-    made = []
+) -> list[VariantCells]:
+    """Make the cells of each variant, with their seeds. Raises `ScenarioError` if a cell has an invalid scenario."""
+    made: list[VariantCells] = []
     for variant in variants:
+        values = published_for(published, variant.labels)
+        made.append((variant, [(seed, replace(maker.cell(variant, seed), published=values)) for seed in seeds]))
+    return made
+
+
+def _different_runs(made: Sequence[VariantCells], spaces: Sequence[Space], maker: CellMaker) -> list[VariantCells]:
+    """Return the variants without cells that are the same run as an earlier one, which `--fast` may produce.
+
+    spaces: the keys that are tuned for each variant: cells that are tuned differently are not the same run. Raises
+    `ScenarioError` if two cells have one name, or if two are the same run without `--fast`.
+    """
+    first: dict[tuple[str, str], Cell] = {}
+    named: set[str] = set()
+    different: list[VariantCells] = []
+    for (variant, cells), space in zip(made, spaces, strict=True):
+        tuned = str({key: str(of) for key, of in space.items()})
         of_variant: list[tuple[int | None, Cell]] = []
-        for seed in seeds:
-            cell = maker.cell(variant, seed)
-            if (same := cells.get(cell.id)) is None:
-                if named.setdefault(cell.name, cell.id) != cell.id:
+        for seed, cell in cells:
+            same = first.setdefault((cell.id, tuned), cell)
+            if same is cell:
+                if cell.name in named:
                     text = f"two cells are called {cell.name!r}; give each cell a different name"
                     raise ScenarioError(text, key="runs", origin=str(maker.file))
-                cells[cell.id] = replace(cell, published=published_for(published, variant.labels))
-                of_variant.append((seed, cells[cell.id]))
+                named.add(cell.name)
+                of_variant.append((seed, cell))
             elif not maker.fast:
                 text = f"{maker.file}: the cells {same.name!r} and {cell.name!r} are the same run; remove one of them"
                 raise ScenarioError(text)
-        made.append((variant, of_variant))
-    return made
+        different.append((variant, of_variant))
+    return different
 
 
 def _keys_of(overrides: Sequence[str], place: str) -> dict[str, str]:

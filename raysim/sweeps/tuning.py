@@ -24,7 +24,7 @@ from raysim.scenario.deciding import DECIDING, missing_setting, rounds_between
 from raysim.scenario.origin import override_key
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
-from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant, written
+from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant, VariantCells, written
 from raysim.sweeps.halving import kept, ranked, sizes, total_rounds
 from raysim.sweeps.space import Space, Values, corners, draws, grid, number_of_points
 from raysim.sweeps.state import CellState, state_of
@@ -243,8 +243,8 @@ class Tuning:
                 continue
             for seed, pending in standing.candidate.finals:
                 cell = self.maker.cell(standing.candidate.variant, seed, standing.chosen.values)
-                chosen[pending.id] = replace(cell, published=pending.published)
-        cells = tuple(chosen[cell.id] if cell.pending and cell.id in chosen else cell for cell in sweep.cells)
+                chosen[pending.name] = replace(cell, published=pending.published)
+        cells = tuple(chosen.get(cell.name, cell) for cell in sweep.cells)
         return replace(sweep, cells=cells, tuned=self.card(cells, standings))
 
     def card(self, cells: Sequence[Cell], standings: Sequence[Standing]) -> TuningCard:
@@ -321,15 +321,15 @@ def with_choices(sweep: Sweep) -> Sweep:
 def tuning_of(
     settings: TuneSettings,
     maker: CellMaker,
-    variants: Sequence[tuple[Variant, Sequence[tuple[int | None, Cell]]]],
+    variants: Sequence[VariantCells],
+    spaces: Sequence[Space],
     sweep: Sweep,
 ) -> Sweep:
     """Return the sweep with its tuning, whose cells are pending where a key is tuned.
 
-    variants: each with (seed, cell). sweep: with the untuned cells. Raises `ScenarioError` if it cannot be tuned.
+    spaces: of each variant. sweep: with the untuned cells. Raises `ScenarioError` if it cannot be tuned.
     """
     _refuse_seeds(settings, sweep)
-    spaces = _spaces(settings, variants)
     pending: set[str] = set()
     candidates, untuned = [], []
     for (variant, cells), space in zip(variants, spaces, strict=True):
@@ -343,7 +343,7 @@ def tuning_of(
         _refuse_fixed(settings, variant, space)
         trials = settings.number_of_trials(space, name)
         finals = tuple((seed, replace(cell, pending=True)) for seed, cell in cells)
-        pending |= {cell.id for _, cell in cells}
+        pending |= {cell.name for _, cell in cells}
         steps = _steps(settings, first, name, maker.fast)
         candidates.append(
             Candidate(name, variant, space, min(trials, FAST_TRIALS) if maker.fast else trials, steps, finals)
@@ -356,7 +356,7 @@ def tuning_of(
     tuning = Tuning(settings, tuple(candidates), tuple(untuned), trials_sweep, maker)
     for candidate in candidates:
         _check_trials(tuning, candidate)
-    marked = tuple(replace(cell, pending=cell.id in pending) for cell in sweep.cells)
+    marked = tuple(replace(cell, pending=cell.name in pending) for cell in sweep.cells)
     notes = (FAST_NOTE,) if maker.fast else (*_last_comparison(settings, candidates), *_few_trials(candidates))
     return replace(sweep, cells=marked, tuning=tuning, notes=(*sweep.notes, *notes))
 
@@ -400,9 +400,7 @@ def _refuse_seeds(settings: TuneSettings, sweep: Sweep) -> None:
         raise ScenarioError(text, key="tune.seeds", origin=settings.file)
 
 
-def _spaces(
-    settings: TuneSettings, variants: Sequence[tuple[Variant, Sequence[tuple[int | None, Cell]]]]
-) -> list[Space]:
+def spaces_of(settings: TuneSettings, variants: Sequence[VariantCells]) -> list[Space]:
     """The space of each variant. Raises `ScenarioError` for a name in `tune.methods` that no variant has."""
     spaces: list[Space] = []
     known: dict[str, None] = {}

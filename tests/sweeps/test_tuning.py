@@ -445,6 +445,30 @@ def test_each_variant_is_tuned_and_methods_have_keys_of_their_own(workplace: Pat
     assert [one.name for one in tuning(by_grid).candidates] == ["fedgh"] and tuning(by_grid).untuned == ("fd",)
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_tuned_method_beside_its_default(workplace: Path, pool: Pool, fast: bool) -> None:
+    runs = {name: ["algorithm.name=fedgh"] for name in ("Tuned", "Default")}
+    tuned = tune(halving=None, space=None, methods={"Tuned": {"training.lr": [0.05]}})  # the default
+    path = write(workplace, seeds=[1], set=["rounds=1"], runs=runs, tune=tuned, baseline="Default")
+    sweep = load_sweep(path, fast=fast)
+    assert counts(run_sweep(sweep)) == "2 done"
+    found = compare(sweep.output)
+    assert [(variant.name, len(variant.runs)) for variant in found.variants] == [("Tuned", 1), ("Default", 1)]
+    assert found.baseline == "Default" and "unequal tuning: Default was not tuned" in found.notes
+
+
+def test_runs_that_are_tuned_alike_are_the_same(workplace: Path) -> None:
+    runs = {name: ["algorithm.name=fedgh"] for name in ("One", "Two")}
+    path = write(workplace, runs=runs)
+    with pytest.raises(ScenarioError, match="the cells 'One seed=1' and 'Two seed=1' are the same run; remove one"):
+        load_sweep(path)
+    assert {cell.label for cell in load_sweep(path, fast=True).cells} == {"One"}
+    methods = {"Two": {"training.momentum": [0.5, 0.9]}}
+    assert {
+        one.name for one in tuning(load_sweep(write(workplace, runs=runs, tune=tune(methods=methods)))).candidates
+    } == {"One", "Two"}
+
+
 def test_fast_tuning_is_small(workplace: Path) -> None:
     sweep = load_sweep(write(workplace, tune=tune(seeds=[101, 102])), fast=True)
     assert (sweep.name, tuning(sweep).sweep.output.name) == ("tuned-fast", "tuned-fast-tuning")
