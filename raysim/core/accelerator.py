@@ -81,8 +81,17 @@ def limit_memory(device: torch.device, share: float) -> None:
         limit(share)
 
 
+def release_memory(device: torch.device) -> None:
+    """Give memory that earlier runs of this process have left back to the device, and measure the peak anew."""
+    module = torch.get_device_module(device)
+    if module.is_initialized():  # otherwise there were none, and CUDA would raise an error
+        for name in ("empty_cache", "reset_peak_memory_stats"):
+            if (function := getattr(module, name, None)) is not None:
+                function()
+
+
 def peak_memory_mb(device: torch.device) -> float:
-    """Return the greatest memory of the device that this process has used, in MiB; 0 if torch does not measure it."""
+    """Return the greatest memory of the device since `release_memory`, in MiB; 0 if torch does not measure it."""
     measure = getattr(torch.get_device_module(device), "max_memory_allocated", None)
     return measure(device) / 2**20 if measure is not None else 0.0
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from raysim.core.data import Batch, Shuffled
 from raysim.core.precision import Backward, Precision, as_float32, autocast
 from raysim.core.replay import replayed
-from raysim.core.torch_workarounds import Sgd, named_tensors, set_training, without_default_device
+from raysim.core.torch_workarounds import Sgd, named_tensors, repeatable_attention, set_training, without_default_device
 
 Loss = Callable[[Any, Batch, Any], Tensor | tuple[Tensor, Tensor]]
 """(net, batch, given) -> scalar that `Client.fit` minimises, or (scalar, rows) with rows [B, ...] for it to return."""
@@ -171,7 +171,8 @@ def fit_one(job: FitJob) -> FitResult:
     # torch refuses to record a step of Adam.
     may_replay = job.local.cuda_graphs and job.local.optimizer == "sgd"
     rng = job.batches.rng if isinstance(job.batches, Shuffled) else None
-    with replayed(step, len(job.batches) if may_replay else 0, device, rng) as train:
+    steps = len(job.batches) if may_replay else 0
+    with repeatable_attention(device), replayed(step, steps, device, rng) as train:
         for batch in job.batches:
             kept = train(batch)
             samples += len(batch.y)

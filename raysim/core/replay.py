@@ -40,6 +40,11 @@ start them."""
 Step = Callable[[Batch], Tensor | None]
 """Trains on a batch; returns rows of the loss for its samples, if any."""
 
+
+class RecordingError(RuntimeError):
+    """CUDA refused to record a training step. It is no failure of a client: later clients of this process train."""
+
+
 _failed: list[torch.cuda.CUDAGraph] = []
 """Recordings that CUDA could not end. torch's allocator still uses them, so this process does not record again."""
 
@@ -51,7 +56,7 @@ def replayed(step: Step, steps: int, device: torch.device, rng: torch.Generator 
     `step` must do the same operations on every batch of one shape, and keep what it changes in the same tensors. steps:
     number of steps of this training. rng: the client's generator.
 
-    Raises `RuntimeError` if CUDA refuses to record a step.
+    Raises `RecordingError` if CUDA refuses to record a step.
     """
     nvidia = device.type == "cuda" and torch.version.hip is None
     if not nvidia or steps < BEFORE + 1 + WORTH or _failed:
@@ -152,7 +157,7 @@ def _parts(batch: Batch) -> tuple[Tensor | None, ...]:
 
 
 def _end(graph: torch.cuda.CUDAGraph) -> None:
-    """End a recording. Raises `RuntimeError` if CUDA refused an operation in it."""
+    """End a recording. Raises `RecordingError` if CUDA refused an operation in it."""
     try:
         graph.capture_end()
     except Exception as error:
@@ -160,9 +165,9 @@ def _end(graph: torch.cuda.CUDAGraph) -> None:
         raise _refusal(error) from error
 
 
-def _refusal(error: BaseException) -> RuntimeError:
+def _refusal(error: BaseException) -> RecordingError:
     text = f"a training step cannot be recorded as a CUDA graph: {error}; set training.cuda_graphs to false"
-    return RuntimeError(text)
+    return RecordingError(text)
 
 
 @cache

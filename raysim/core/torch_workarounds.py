@@ -111,6 +111,19 @@ def without_default_device(device: torch.device) -> AbstractContextManager[None]
 _NOTHING = nullcontext()
 
 
+def repeatable_attention(device: torch.device) -> AbstractContextManager[None]:
+    """Let torch's attention consist of matrix products during a block on a CUDA device.
+
+    Reason: the gradients of torch's faster kernels are repeatable only if operations without a deterministic kernel are
+    errors; with `warn_only=True`, torch warns and adds in any order. Delete when: `warn_only` does not matter to them.
+    """
+    if device.type != "cuda":
+        return _NOTHING
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)
+
+
 @contextmanager
 def waits_for_device() -> Iterator[list[str]]:
     """Yield a list that gets an entry whenever the CPU waits for a CUDA device in the block.

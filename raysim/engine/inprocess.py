@@ -54,6 +54,8 @@ class InProcessBackend:
 
     def start(self, spec: RunSpec, raw: Callable[[], NDArray[Any]]) -> None:
         self.spec, self.raw = spec, raw
+        if self.device.type != "cpu":
+            accelerator.release_memory(self.device)
         spec.own_code.activate()  # as in an actor: this process may have opened a run with other files of these names
         self._begin()
 

@@ -127,8 +127,13 @@ class RunSpec:
 
         width: `feature_dim`, if it differs from the run's.
         """
+        device = torch.empty(0).device  # torch's default device: in a hook of a client on a GPU, this GPU
         with global_seed(self.init_seed, "init", name, *key):
-            return self.build_model(name, **width)
+            if device.type == "cpu":
+                return self.build_model(name, **width)
+            with torch.device("cpu"):  # the generators of other devices draw other weights
+                model = self.build_model(name, **width)
+        return model.to(device)
 
     @cached_property
     def task(self) -> Task:

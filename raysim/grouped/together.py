@@ -34,7 +34,14 @@ from raysim.core.fit import (
     make_optimizers,
 )
 from raysim.core.precision import as_float32, autocast
-from raysim.core.torch_workarounds import Sgd, eval_mode, named_tensors, set_training, tensors_replaced
+from raysim.core.torch_workarounds import (
+    Sgd,
+    eval_mode,
+    named_tensors,
+    repeatable_attention,
+    set_training,
+    tensors_replaced,
+)
 from raysim.grouped.lockstep import ask
 
 TOLERANCE = 1e-4
@@ -180,7 +187,7 @@ class Stack:
             return self._loss({**trained, **fixed}, batch, self.given.of_one(given))
 
         optional = [None if value is None else 0 for value in (batch.weight, batch.second)]
-        with autocast(self.jobs[0].local.precision, self.device):
+        with repeatable_attention(self.device), autocast(self.jobs[0].local.precision, self.device):
             result = vmap(of_one, in_dims=(0, 0, 0, 0, 0, *optional, 0))(
                 self.trained, self.fixed, batch.x, batch.y, batch.index, batch.weight, batch.second, self.given.stacked
             )

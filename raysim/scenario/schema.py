@@ -246,7 +246,8 @@ class Training(Section):
     """Maximum norm of a step's gradient; a gradient with a larger norm is scaled down. `null`: no limit."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format in which networks compute losses and gradients (`torch.autocast`). Parameters, messages and
-    evaluation are float32 in any case. `bfloat16` is faster on CPUs and GPUs with instructions for it; `raysim launch
+    evaluation are float32 in any case. In `float32`, torch rounds the inputs of convolutions and recurrent layers to
+    TF32 on NVIDIA GPUs since Ampere. `bfloat16` is faster on CPUs and GPUs with instructions for it; `raysim launch
     --dry-run` measures how long a training step takes with it. It also applies to networks that the server trains with
     `Server.fit`. `float16` needs GPUs and scales the loss."""
     cuda_graphs: bool = True
@@ -418,7 +419,8 @@ class Failure(Section):
 
     max_failed_fraction: Annotated[float, Range(ge=0, lt=1)] = 0.0
     """Share of a round's participants, including late ones, that may fail (an exception in the method, or the time
-    limit) without ending the run; the round continues without them, and they keep the state that they had before it."""
+    limit) without ending the run; the round continues without them, and they keep the state that they had before it.
+    Lack of memory always ends the run, because it depends on the number of actors."""
     client_timeout_s: Positive | None = None
     """Time limit of a client round in seconds; `null`: no limit. Timing is not repeatable: two runs in which clients
     exceed the limit may differ. In a sweep whose cells run in parallel, and in `raysim.run` outside the main thread, a

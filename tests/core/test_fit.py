@@ -16,7 +16,7 @@ from raysim.core.algorithm import Client, Server, Task
 from raysim.core.data import Batch, tensors
 from raysim.core.fit import FitJob, FitResult, LocalTraining, fit_one, has_batchnorm, make_optimizers
 from raysim.core.ops import cross_entropy
-from raysim.core.torch_workarounds import eval_mode
+from raysim.core.torch_workarounds import eval_mode, repeatable_attention
 
 
 class One(nn.Module):
@@ -458,3 +458,17 @@ def test_a_sample_left_out_of_the_last_epoch_keeps_its_row_of_an_earlier_one() -
     rows = fit_one(FitJob(net, loss, None, batches, LocalTraining(batch_size=8, lr=0.1, epochs=2), 9)).rows
     (left_out,) = set(range(9)) - seen[1].keys()
     assert left_out in seen[0] and rows is not None and torch.equal(rows[left_out], seen[0][left_out])
+
+
+def test_attention_on_a_gpu_consists_of_matrix_products() -> None:
+    cuda = torch.backends.cuda
+
+    def fused() -> list[bool]:
+        return [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled()]
+
+    before = fused()
+    with repeatable_attention(torch.device("cuda")):
+        assert not any(fused()) and cuda.math_sdp_enabled()
+    assert fused() == before
+    with repeatable_attention(torch.device("cpu")):
+        assert fused() == before

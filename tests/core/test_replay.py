@@ -166,3 +166,12 @@ def test_a_step_that_cuda_refuses_is_an_error_that_names_the_setting(
         run(lambda batch: None, [batch_of(1.0)] * FEWEST)
     run(lambda batch: None, [batch_of(1.0)] * FEWEST)  # records no more
     assert done == ["record"]
+
+
+def test_two_sizes_of_batches_are_recorded_as_the_test_on_a_gpu_expects(done: list[str]) -> None:
+    from tests.gpu.test_replay import BATCH, EPOCHS, SAMPLES
+
+    sizes = [BATCH, BATCH, SAMPLES - 2 * BATCH] * EPOCHS
+    run(lambda batch: None, [batch_of(*range(size)) for size in sizes])
+    assert done.count("record") == 2
+    assert done.count("replay") == (2 * EPOCHS - BEFORE) + (EPOCHS - BEFORE)

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from raysim.algorithms.standalone import Standalone
 from raysim.common.errors import RunError
 from raysim.core.algorithm import ClientId
+from raysim.core.replay import RecordingError
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import Storage, open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
@@ -457,3 +459,28 @@ def test_a_drained_node_is_left_without_repeating_a_round(
     assert outcome(loaded(), backend, checkpoints, progress) == undisturbed()
     assert (backend.trained, backend.left, progress.restarts) == ([1, 2, 3, 4], int(saves), 0)
     assert ("node a is being drained" in caplog.messages) is saves
+
+
+class OfTheMachine(Standalone):
+    """Fails for one client in round 2 for a reason that depends on the machine."""
+
+    def __init__(self, client: ClientId, error: Exception) -> None:
+        object.__setattr__(self, "failing", (client, error))
+
+    def client_update(self, client: Any, down: None) -> None:
+        failing, error = self.failing
+        if (client.t, client.id) == (2, failing):
+            raise error
+        super().client_update(client, down)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError("no memory"), RecordingError("it cannot")]
+)
+def test_what_depends_on_the_machine_is_no_failure_of_a_client(error: Exception) -> None:
+    """Otherwise, results would depend on how many actors share a GPU."""
+    rows = undisturbed(STANDALONE)[1]
+    client = next(row.client for row in rows if row.round == 2 and row.participated)
+    given = loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.9")
+    with pytest.raises(HookError, match=rf"OfTheMachine.client_update of client {client} failed in round 2"):
+        outcome(given.with_algorithm(OfTheMachine(client, error)), InProcessBackend(), max_failed_fraction=0.9)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -85,3 +86,13 @@ def test_several_actors_share_a_gpu(workplace: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "raysim", *command], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("identical") >= 4
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_attention_repeats_itself(precision: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    np.savez(tmp_path / "mine.npz", x=rng.integers(0, 255, (160, 64, 64, 3), dtype=np.uint8), y=np.arange(160) % 4)
+    data = f"data={{name: numpy, path: {tmp_path / 'mine.npz'}, partition: {{name: iid}}}}"
+    clients = "clients={count: 2, models: [vit_small], feature_dim: 16}"
+    sets = (data, clients, f"training.precision={precision}", "training.epochs=4")
+    assert on("cuda", "standalone", *sets) == on("cuda", "standalone", *sets)

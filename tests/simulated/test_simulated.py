@@ -22,7 +22,7 @@ from tests.conftest import REPOSITORY
 from tests.simulated.build import PLUGIN, compiler, library
 from tests.simulated.runs import Found, in_process, resumed
 
-MISPLACED, NOISY = (Path(__file__).with_name(name) for name in ("misplaced.py", "noisy.py"))
+MISPLACED, NOISY, CREATES = (Path(__file__).with_name(name) for name in ("misplaced.py", "noisy.py", "creates.py"))
 
 TOGETHER = ["clients.models=[digits_cnn_s]", "clients.participation=1.0", "training.together=4"]
 """Clients of one architecture, which are trained and tested by one call."""
@@ -134,3 +134,9 @@ def test_a_run_on_actors_is_resumed(environment: dict[str, str], workplace: Path
     resources = "resources={actors: 3, gpus_per_actor: 0.25, memory_gb: 0.000001}"
     found = simulated(environment, "ray", ",".join(methods), "backend=ray", resources)
     assert found == on_device({method: resumed(method) for method in methods})
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("sets", [[], TOGETHER[1:]], ids=["one by one", "together"])
+def test_a_network_may_create_tensors(environment: dict[str, str], sets: list[str]) -> None:
+    same(environment, ["standalone"], f"clients.models=[{CREATES}:creates]", *sets)

@@ -161,7 +161,7 @@ class ActorPool:
         started_s = wait_until_started(self.calls, setups, growing)
         for worker, location in zip(self.workers, self.calls.get(setups, "starting"), strict=True):
             worker.location, worker.usage, worker.pending_clients = location, None, []
-        joined = [worker.actor.join.remote(self._files(worker.location)) for worker in self.clients]
+        joined = [worker.actor.join.remote(self._files(worker)) for worker in self.clients]
         for worker, location in zip(self.clients, self.calls.get(joined, "starting"), strict=True):
             worker.location = location
         if first:
@@ -229,9 +229,14 @@ class ActorPool:
         """Return the groups of the plan, each with its client actors."""
         return [(group, [one for one in self.clients if one.group == g]) for g, group in enumerate(self.plan.groups)]
 
-    def _files(self, location: Location) -> Handles:
-        """Return the state files of a node's first actor, which all its actors share: moves on a node copy nothing."""
-        return next((one.location for one in self.clients if one.node == location.node), location).files
+    def _files(self, worker: ActorRecord) -> Handles:
+        """Return the state files that an actor shares with those of its group on its node: moves there copy nothing.
+
+        Groups share no files, since a state may have another size on another device: on a GPU, cuDNN keeps all weights
+        of a recurrent layer in one block.
+        """
+        near = (one for one in self.clients if one.group == worker.group and one.node == worker.node)
+        return next(near, worker).location.files
 
     def _new_client(self, g: int, node: Node | None = None) -> ActorRecord:
         """Start a client actor of group `g` on `node`; None: on any node that Ray chooses.
@@ -369,8 +374,8 @@ class ActorPool:
         g, groups = worker.group, list(self.plan.groups)
         setup, where = worker.actor.setup.remote(self._inputs, groups[g].gpus_per_actor, self.limits), "adding an actor"
         try:
-            location = self.calls.get(setup, where)
-            worker.location = self.calls.get(worker.actor.join.remote(self._files(location)), where)
+            worker.location = self.calls.get(setup, where)
+            worker.location = self.calls.get(worker.actor.join.remote(self._files(worker)), where)
         except (LostError, RaysimError, OSError) as error:
             logger.warning(f"an actor on a new node was not added ({error})")
             return

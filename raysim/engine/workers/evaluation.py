@@ -7,10 +7,10 @@ share.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -149,8 +149,13 @@ class Evaluation:
         if not position_GM.size:  # not every network accepts a batch without samples
             return torch.zeros(1, 0, self.spec.num_classes, device=self.samples.device)
         batches = self.samples.at(position_GM[0]).in_order(EVALUATION_BATCH)
-        with eval_mode(net):
+        with eval_mode(net), self._default_device():
             return torch.cat([net(batch.x) for batch in batches]).unsqueeze(0)
+
+    def _default_device(self) -> AbstractContextManager[Any]:
+        """Return the context in which networks compute: as in hooks, they may create tensors and name no device."""
+        device = self.samples.device
+        return nullcontext() if device.type == "cpu" else device
 
     def _untrained_outputs(self, k: ClientId, position_GM: Ints) -> Tensor:
         """Return the outputs of an untrained client, which equal those of all such clients of its architecture.
@@ -175,7 +180,8 @@ class Evaluation:
         for begin in range(0, max(1, position_GM.shape[1]), EVALUATION_BATCH):
             position_GB = position_GM[:, begin : begin + EVALUATION_BATCH]
             x_GB = self.samples.at(position_GB.ravel()).x.unflatten(0, position_GB.shape)
-            outputs.append(outputs_together(nets, x_GB))
+            with self._default_device():
+                outputs.append(outputs_together(nets, x_GB))
         return torch.cat(outputs, 1)
 
 

@@ -253,6 +253,11 @@ class ClientStates:
         """Set the row of client k; None: reset it to its initial state."""
         if row is None:
             self.held.discard(k)
+        elif len(row) != self._size(k):
+            raise RunError(
+                f"client {k} with model {self.arch(k)}: its state has {len(row)} bytes, but {self._size(k)} on this "
+                "actor's device; set training.together to 1, or the same gpus_per_actor for all clients of this model"
+            )
         else:
             self.rows.write(self._begin(k), row)
             self.held.add(k)

@@ -22,6 +22,7 @@ from raysim.core.algorithm import Client, ClientId, Task
 from raysim.core.fit import FitJob, FitResult, LocalTraining
 from raysim.core.messages import WireSize, nonfinite, pack, unpack, wire_size
 from raysim.core.meter import FlopMeter
+from raysim.core.replay import RecordingError
 from raysim.core.seeds import seeded
 from raysim.engine.policies.placement import Group
 from raysim.engine.records import (
@@ -42,6 +43,10 @@ from raysim.engine.workers.time_limit import limit
 from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
 from raysim.grouped.lockstep import in_lockstep
 from raysim.grouped.together import ask_to_fit, fit_all
+
+OF_THE_MACHINE = (MemoryError, torch.OutOfMemoryError, RecordingError)
+"""Errors that depend on the machine and the number of actors. They are no failures of a client, since results must not
+depend on these."""
 
 
 class Received(NamedTuple):
@@ -120,7 +125,7 @@ class Training:
             except (ChangedMessageError, StatesError):
                 raise
             except RunError as error:
-                if not self.spec.tolerates_failures:
+                if not self.spec.tolerates_failures or isinstance(error.__cause__, OF_THE_MACHINE):
                     raise
                 self._check_unchanged(received.guard, "a hook", k, t)
                 evaluations[k] = ClientFailure(str(error), getattr(error, "trace", ""))
@@ -210,6 +215,8 @@ class Training:
         except (ChangedMessageError, StatesError):  # other clients share the changed message, or the disk
             raise
         except RunError as error:
+            if isinstance(error.__cause__, OF_THE_MACHINE):
+                raise
             self._check_unchanged(down.guard, "a hook", k, t)
             failed = ClientFailure(str(error), getattr(error, "trace", ""))
             return k, failed, failed

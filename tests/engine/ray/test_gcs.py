@@ -19,6 +19,7 @@ from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls, GcsDiedError
 from raysim.engine.ray.pool import ActorPool, ActorRecord
 from raysim.engine.records import MemoryReport
+from raysim.engine.workers.state_files import Handle
 
 
 @pytest.fixture
@@ -145,3 +146,13 @@ def test_a_stall_fetches_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting.inputs = ["broadcast"]
     assert waiting._awaited(["answer"]) == []
     assert asked == [False, False]
+
+
+def test_only_actors_of_one_group_and_node_share_files() -> None:
+    def actor(pid: int, group: int, node: str) -> ActorRecord:
+        return ActorRecord(None, group, location=Location(node, "", pid, (Handle("", 0, pid),)))
+
+    pool = ActorPool.__new__(ActorPool)
+    pool.clients = [actor(0, 0, "a"), actor(1, 0, "a"), actor(2, 1, "a"), actor(3, 0, "b")]
+    assert [pool._files(one)[0].inode for one in pool.clients] == [0, 0, 2, 3]
+    assert pool._files(actor(4, 1, "b"))[0].inode == 4
