@@ -112,18 +112,14 @@ def run_sweep(
             _upload(sweep, list(states.values()))
             return list(states.values())
         show(Progress(list(states.values()), []))  # MLflow and the workers take seconds to start
-        parent = ParentRun(uri, sweep.name, sweep.output)
-        _run_cells(left, states, sweep, parent, workers, show)
-        workers.close()
-        try:
-            _compare(sweep, list(states.values()), parent)
-        except RaysimError as error:
-            parent.failed()
-            again = "run the same command to compare the cells again"
-            raise ComparisonError(f"{str(error).rstrip('.')}; {again}", list(states.values())) from error
-        except BaseException:
-            parent.failed()
-            raise
+        with ParentRun(uri, sweep.name, sweep.output) as parent:
+            _run_cells(left, states, sweep, parent, workers, show)
+            workers.close()
+            try:
+                _compare(sweep, list(states.values()), parent)
+            except RaysimError as error:
+                again = "run the same command to compare the cells again"
+                raise ComparisonError(f"{str(error).rstrip('.')}; {again}", list(states.values())) from error
         _upload(sweep, list(states.values()))
         return list(states.values())
 
@@ -213,7 +209,7 @@ def _tune(
             _write_card(trials)
             show_whole = _with_others(show, *_rounds_of_others(sweep, tuning, standings, chosen))
             show_whole(Progress(list(states.values()), []))  # MLflow and the workers take seconds to start
-            parent = parent or ParentRun(uri, trials.name, trials.output)
+            parent = parent or cleanup.enter_context(ParentRun(uri, trials.name, trials.output))
             _run_cells(left, states, trials, parent, workers, show_whole)
         if parent is not None:
             parent.close(all(standing.chosen for standing in standings), {}, [])
@@ -245,18 +241,11 @@ def _run_cells(
     def show_running(running: Sequence[tuple[str, int]], stopping: bool) -> None:
         show(Progress(list(states.values()), running, stopping))
 
-    try:
-        if small:
-            run_in_workers(small, states, sweep, parent, workers, show_running)
-        if large:
-            workers.close()  # client actors start a Ray of their own
-            _run_with_actors(large, states, sweep, parent, show)
-    except KeyboardInterrupt:
-        parent.interrupted()
-        raise
-    except BaseException:  # such as a Ray that cannot be started
-        parent.failed()
-        raise
+    if small:
+        run_in_workers(small, states, sweep, parent, workers, show_running)
+    if large:
+        workers.close()  # client actors start a Ray of their own
+        _run_with_actors(large, states, sweep, parent, show)
 
 
 def _run_with_actors(

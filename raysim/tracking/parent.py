@@ -23,6 +23,8 @@ SWEEP_TAG = "raysim.sweeps"
 class ParentRun:
     """The run of a sweep in MLflow; a sweep that is run again finds it by its tag.
 
+    As a context, it ends the run if the sweep does not get as far as `close`.
+
     Raises:
         RunError: MLflow does not answer or refuses a request.
     """
@@ -59,17 +61,14 @@ class ParentRun:
         except Exception as error:
             raise self._failure(error) from error
 
-    def interrupted(self) -> None:
-        """End the run of an interrupted sweep. Ignores errors, because MLflow may have been stopped as well."""
-        self._end("KILLED")
+    def __enter__(self) -> ParentRun:
+        return self
 
-    def failed(self) -> None:
-        """End the run of a sweep that failed. Ignores errors, because MLflow may be the cause."""
-        self._end("FAILED")
-
-    def _end(self, status: str) -> None:
-        with contextlib.suppress(Exception):
-            self.client.set_terminated(self.run_id, status)
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """End the run of a sweep that was interrupted or failed. Ignores errors, because MLflow may be the cause."""
+        if kind is not None:
+            with contextlib.suppress(Exception):
+                self.client.set_terminated(self.run_id, "KILLED" if kind is KeyboardInterrupt else "FAILED")
 
     def _find(self) -> str | None:
         quote = '"' if "'" in str(self.folder) else "'"

@@ -31,7 +31,6 @@ from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.comparison.tables import write_tables
 from raysim.comparison.terminal import print_table
 from raysim.report.plots import plot_accuracy
-from raysim.sweeps import loop
 from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.listing import print_states
 from raysim.sweeps.state import states_of
@@ -244,29 +243,3 @@ def test_two_cells_of_one_name_are_refused(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({"base": digits(), "runs": runs}))
     with pytest.raises(ScenarioError, match=r"runs: two cells are called 'x y z'; give each cell a different name"):
         load_sweep(path)
-
-
-def test_mlflows_run_of_a_sweep_ends_where_its_comparison_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = []
-
-    class Parent:
-        uri = ""
-
-        def __init__(self, *given: object) -> None: ...
-
-        def failed(self) -> None:
-            ended.append("FAILED")
-
-    def fail(*given: object) -> None:
-        raise ValueError("a picture")
-
-    path = tmp_path / "s.yaml"
-    path.write_text(yaml.safe_dump({"base": digits(output=str(tmp_path), tracking={"uri": f"sqlite:///{tmp_path}/a"})}))
-    monkeypatch.setattr(loop, "ParentRun", Parent)
-    monkeypatch.setattr(loop, "run_in_workers", lambda *given: None)
-    monkeypatch.setattr(loop, "_compare", fail)
-    with pytest.raises(ValueError, match="a picture"):
-        loop.run_sweep(load_sweep(path))
-    assert ended == ["FAILED"]

@@ -118,10 +118,11 @@ class Unrecorded:
     def close(self, finished: bool, metrics: object, files: object) -> None:
         pass
 
-    def interrupted(self) -> None:
-        pass
+    def __enter__(self) -> Unrecorded:
+        return self
 
-    failed = interrupted
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 @pytest.fixture
@@ -295,6 +296,33 @@ def test_only_the_chosen_methods_are_tuned(workplace: Path, pool: Pool) -> None:
     assert counts(run_sweep(load_sweep(path), show=counted.show)) == "2 done"
     counted.check(3, 6)
     assert len(pool.done) == len(set(pool.done)) == 2 * 2 + 2
+
+
+@pytest.mark.parametrize("where", ["trials_card", "_compare"])
+def test_an_error_ends_the_run_of_mlflow(
+    where: str, workplace: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the tuning, whose second pass fails here, or of the sweep."""
+    ended: list[tuple[str, object]] = []
+
+    class Recorded(Unrecorded):
+        def __init__(self, uri: str, sweep: str, folder: Path) -> None:
+            self.uri, self.sweep = uri, sweep
+
+        def __exit__(self, kind: object, *_: object) -> None:
+            ended.append((self.sweep, kind))
+
+    def fails(*_: object) -> Any:
+        if pool.tasks:
+            raise ValueError("no space left")
+        return None
+
+    monkeypatch.setattr("raysim.sweeps.loop.ParentRun", Recorded)
+    monkeypatch.setattr(f"raysim.sweeps.loop.{where}", fails)
+    path = write(workplace, seeds=[1], set=["rounds=1"], tune=tune(halving=None, space={"training.lr": [0.05]}))
+    with pytest.raises(ValueError, match="no space left"):
+        run_sweep(load_sweep(path))
+    assert ended[-1] == ("tuned-tuning" if where == "trials_card" else "tuned", ValueError)
 
 
 def test_a_failed_trial_ranks_last_and_is_run_again_when_asked(workplace: Path, pool: Pool) -> None:

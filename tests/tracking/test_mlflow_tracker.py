@@ -350,3 +350,11 @@ def test_a_sweep_in_a_folder_with_quotes_has_one_parent_run(name, store, tmp_pat
     ids = {ParentRun(store, "sweep", folder).run_id for folder in (tmp_path / name, tmp_path / name)}
     assert len(ids) == 1
     assert ParentRun(store, "sweep", tmp_path).run_id not in ids
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, "KILLED"), (ValueError, "FAILED")])
+def test_the_run_of_a_sweep_ends_with_the_sweep(error, status, store, tmp_path):
+    with pytest.raises(error), ParentRun(store, "sweep", tmp_path) as parent:
+        assert parent.client.get_run(parent.run_id).info.status == "RUNNING"
+        raise error
+    assert parent.client.get_run(parent.run_id).info.status == status
