@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import raysim
+from raysim.algorithms.standalone import Standalone
 from tests.engine.scenarios import plain_digits as digits
 
 
@@ -48,6 +49,11 @@ def test_run_takes_a_mapping_with_overrides(workplace: Path) -> None:
             digits(output=Path("x")),
             r"^scenario: PosixPath\('x'\) given, which YAML cannot contain; use text, numbers, ",
         ),
+        (
+            digits(algorithm=Standalone),
+            r"Standalone'> given, which YAML cannot contain; put your own class into a file, ",
+        ),
+        (digits(algorithm={"name": Standalone()}), r"Standalone\(.*\) given, .* such as '\./mine\.py:MyClass'$"),
     ],
 )
 def test_run_says_what_to_give(workplace: Path, given: Any, sentence: str) -> None:

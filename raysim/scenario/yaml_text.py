@@ -12,6 +12,7 @@ import functools
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -192,11 +193,13 @@ def written_value(value: Any, key: str) -> str:
     try:
         return yaml.dump(value, Dumper=Dumper, sort_keys=False)
     except yaml.representer.RepresenterError as error:
-        raise ScenarioError(
-            f"{short(repr(error.args[-1]))} given, which YAML cannot contain; use text, numbers, true, false, null, "
-            "lists or mappings, such as the list that `tolist()` of NumPy returns",
-            key=key,
-        ) from None
+        refused = error.args[-1]
+        how = (
+            "use text, numbers, true, false, null, lists or mappings, such as the list that `tolist()` of NumPy returns"
+        )
+        if isinstance(refused, type) or is_dataclass(refused):
+            how = "put your own class into a file, and give the file and the class as text, such as './mine.py:MyClass'"
+        raise ScenarioError(f"{short(repr(refused))} given, which YAML cannot contain; {how}", key=key) from None
 
 
 def short(text: str) -> str:
