@@ -260,32 +260,39 @@ class Comparison:
             for run in variant.runs
         ]
 
-    def over_tasks(self, measure: str | None = None) -> pd.DataFrame | None:
+    def over_tasks(self) -> pd.DataFrame | None:
         """One row per method over all tasks (data sets and partitions): interquartile mean, probability of improvement.
 
-        measure: default: `main`.
-        None if there are fewer than two tasks, or fewer than two methods with runs on every task.
+        Both are of `main`. The interquartile mean counts the seeds that a method has on every task: with more runs on
+        an easy task than on a hard one, it would be greater. None if there are fewer than two tasks, or fewer than two
+        methods with such a seed.
         """
         import pandas as pd
 
-        by_method: dict[str, dict[tuple[str, ...], list[float]]] = {}
+        by_method: dict[str, dict[tuple[str, ...], list[tuple[int, float]]]] = {}
         baseline: dict[tuple[str, ...], list[float]] = {}
         for variant in self.variants:
-            values = list(self.measured[variant.name].get(measure or self.main, {}).values())
+            values = [(seed, value) for (seed, _), value in self.measured[variant.name].get(self.main, {}).items()]
             by_method.setdefault(variant.method, {}).setdefault(variant.task, []).extend(values)
             if variant.is_baseline:
-                baseline[variant.task] = values
+                baseline[variant.task] = [value for _, value in values]
         tasks = sorted({task for of_method in by_method.values() for task in of_method})
-        complete = {name: by_task for name, by_task in by_method.items() if all(by_task.get(task) for task in tasks)}
+        seeds = {
+            name: set.intersection(*({seed for seed, _ in by_task.get(task, ())} for task in tasks))
+            for name, by_task in by_method.items()
+        }
+        complete = {name: by_task for name, by_task in by_method.items() if seeds[name]}
         if len(tasks) < 2 or len(complete) < 2:
             return None
         baselines = {variant.method for variant in self.variants if variant.is_baseline}
         rows = []
         for name, by_task in complete.items():
             row: dict[str, Any] = {"method": name, "tasks": len(tasks)}
-            row["iqm"] = interquartile_mean([value for task in tasks for value in by_task[task]])
+            row["iqm"] = interquartile_mean(
+                [value for task in tasks for seed, value in by_task[task] if seed in seeds[name]]
+            )
             if name not in baselines and all(baseline.get(task) for task in tasks):
-                pairs = [(by_task[task], baseline[task]) for task in tasks]
+                pairs = [([value for _, value in by_task[task]], baseline[task]) for task in tasks]
                 row["probability_of_improvement"] = probability_of_improvement(pairs)
             rows.append(row)
         return pd.DataFrame(rows)

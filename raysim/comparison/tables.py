@@ -244,8 +244,8 @@ def task_rows(comparison: Comparison) -> list[list[str]]:
 def tasks_legend(measure: str) -> str:
     """The explanation of the table of methods over all tasks. measure: the main one of the comparison."""
     return (
-        f"IQM, in %, is the interquartile mean of the {in_words(measure)}. It covers all seeds and all tasks; a task "
-        "is a combination of data and client settings."
+        f"IQM, in %, is the interquartile mean of the {in_words(measure)}. It covers all tasks, and the seeds that a "
+        "method has on every task; a task is a combination of data and client settings."
     )
 
 

@@ -104,19 +104,14 @@ class Variant:
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
-    """Group runs with the same settings apart from their seeds, in the order of their first runs.
-
-    In a sweep, variants with two labels stay apart: tuning may choose the settings of another variant.
-    """
-    in_one_sweep = len({id(run.sweep) for run in runs}) == 1
+    """Group runs with the same settings apart from their seeds, in the order of their first runs."""
     by_settings: dict[tuple[Any, ...], list[RunRecord]] = {}
     for run in runs:
-        label = run.cell.label if in_one_sweep and run.cell else ""
-        by_settings.setdefault((label, *sorted(run.deciding.items(), key=str)), []).append(run)
+        by_settings.setdefault(tuple(sorted(run.deciding.items(), key=str)), []).append(run)
     groups: list[list[RunRecord]] = []
     suffixes: list[str] = []  # of the method's name; "-2" for the second version of a custom method's code
-    for of_settings in by_settings.values():
-        for number, group in enumerate(_by_code(of_settings), 1):
+    for of_label in (part for of_settings in by_settings.values() for part in _by_label(of_settings)):
+        for number, group in enumerate(_by_code(of_label), 1):
             groups.append(group)
             suffixes.append(f"-{number}" if number > 1 else "")
     first = [repeats[0].deciding for repeats in groups]
@@ -169,6 +164,18 @@ def _implied(key: str, deciding: Sequence[Mapping[str, Any]]) -> bool:
     for one in deciding:
         alike.setdefault(repr([one.get(name) for name in by]), []).append(one)
     return not any(differs(key, ones) for ones in alike.values())
+
+
+def _by_label(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """Group the runs of tuned sweeps by their names in the sweep: tuning may choose the settings of another variant.
+
+    Other runs are one group, as runs that replace those under an earlier name.
+    """
+    by_label: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        is_tuned = run.cell is not None and run.sweep is not None and run.sweep.tuning is not None
+        by_label.setdefault(run.cell.label if run.cell is not None and is_tuned else "", []).append(run)
+    return [*by_label.values()]
 
 
 def _by_code(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:

@@ -15,7 +15,7 @@ from raysim.core.data import Batch, Samples
 from raysim.core.fit import Loss
 from raysim.core.messages import leaves
 from raysim.core.meter import FlopMeter, kind_of
-from raysim.core.torch_workarounds import named_tensors
+from raysim.core.torch_workarounds import countable, named_tensors
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import Client
@@ -25,7 +25,7 @@ def sample_flops(client: Client, meter: FlopMeter, f: Callable[[Tensor], Tensor]
     """Return the operations of `f` on one sample."""
     kind = kind_of(f, _described(client))
     key = None if kind is None else (client.arch, kind, "forward")
-    with _generator_kept(client):
+    with _generator_kept(client), countable(client.net):
         return meter.of(key, lambda: f(_first(data, 1).x))
 
 
@@ -47,7 +47,7 @@ def epoch_flops(
     full, rest = divmod(len(data), client.local.batch_size)
     steps = {client.local.batch_size: full, rest: 0 if drop_single else int(rest > 0)}
     work = partial(_one_step, client, loss, given, data, two_views)
-    with _generator_kept(client):
+    with _generator_kept(client), countable(client.net):
         return sum(count * meter.of_batch(key, size, work, len(data)) for size, count in steps.items() if count)
 
 

@@ -312,6 +312,31 @@ def set_training(net: nn.Module, training: bool) -> None:
 
 
 @contextmanager
+def countable(net: nn.Module) -> Iterator[None]:
+    """Let a network compute by operations that torch's counter knows during a block, at the price of speed.
+
+    Reason: torch computes a GRU on a GPU and an LSTM on any device by one operation, and so attention with an even
+    number of heads in eval mode on a CPU; its counter has no formula for these and counts 0. Results may differ in
+    their last bits, so the block must only count. Delete when: the counter counts an `nn.LSTM`, and an
+    `nn.TransformerEncoderLayer` in eval mode, without this.
+    """
+    if not any(isinstance(one, nn.RNNBase | nn.MultiheadAttention) for one in (net, *_structure_of(net).inner)):
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn  # mypy takes its settings for objects of torch
+    mkldnn: Any = torch.backends.mkldnn
+    mha = torch.backends.mha
+    before = cudnn.enabled, mkldnn.enabled, mha.get_fastpath_enabled()
+    try:
+        cudnn.enabled, mkldnn.enabled = False, False
+        mha.set_fastpath_enabled(False)
+        yield
+    finally:
+        cudnn.enabled, mkldnn.enabled = before[:2]
+        mha.set_fastpath_enabled(before[2])
+
+
+@contextmanager
 def eval_mode(net: nn.Module) -> Iterator[None]:
     """Set a network to eval mode, and afterwards each of its modules to the mode that it had before."""
     before = [(module, module.training) for module in (net, *_structure_of(net).inner)]

@@ -615,3 +615,15 @@ def test_a_task_with_the_same_partition_does_not_hide_runs_that_are_no_pairs(tmp
     make_run(tmp_path / "b", "standalone", partition="y")
     make_run(tmp_path / "c", partition="x", clients={"count": 2, "participation": 0.5, "models": ["a"]})
     assert any("so they are not paired with each other" in note for note in compare(tmp_path).notes)
+
+
+def test_the_mean_over_tasks_counts_the_seeds_that_a_method_has_on_every_task(tmp_path: Path) -> None:
+    """Else a method whose runs on the hard task are not done yet would look better."""
+    for data, level in (("digits", 0.9), ("cifar10", 0.3)):
+        for seed in (1, 2, 3):
+            make_run(tmp_path / f"b{data}{seed}", "standalone", seed, [0, level], data={"name": data})
+            if data == "digits" or seed == 1:
+                make_run(tmp_path / f"a{data}{seed}", "fedgh", seed, [0, level], data={"name": data})
+    rows = task_rows(compare(tmp_path, baseline="standalone"))[1:]
+    assert [row[2] for row in rows] == ["60.00", "60.00"]
+    assert [row[3] for row in rows if row[0] == "fedgh"] == ["0.50"]  # of all runs

@@ -141,3 +141,22 @@ def test_values_that_were_tuned_for_each_task_do_not_split_a_method(tmp_path: Pa
     assert swept(found) == ["data.partition.alpha"]
     figure = over_key(found, "data.partition.alpha")
     assert figure is not None and len(figure.axes[0].containers) == 2  # a line per method
+
+
+def test_a_choice_that_equals_another_variant_is_a_row_of_its_own(tmp_path: Path) -> None:
+    """As of a method with its default settings and the same method tuned, if tuning chooses the defaults."""
+    cells = {}
+    for name in ("default", "tuned"):
+        for seed in (1, 2, 3):
+            make_run(tmp_path / f"{name}{seed}" / "1", seed=seed, accuracy=[0, 0.1 * seed])
+            cells[f"{name}{seed}"] = CellCard(name, runs=(name,))
+    variants = [replace(A, label="tuned", chosen=[ChosenValue("training.epochs", "1")])]
+    card = replace(CARD, variants=variants, untuned=["default"], cells=list(cells))
+    SweepCard("", cells, baseline="default", tuning=card).write(tmp_path)
+    found = compare(tmp_path)
+    assert [(one.name, len(one.runs)) for one in found.variants] == [("default", 3), ("tuned", 3)]
+    assert found.baseline == "default"
+    gain = found.difference("tuned", "last")
+    assert gain is not None and (gain.n, gain.mean) == (3, 0.0)
+    assert found.p_values["last"] == {"tuned": 1.0}
+    assert not any("runs; only the last" in note for note in found.notes)

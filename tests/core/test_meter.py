@@ -437,3 +437,38 @@ def test_counting_draws_nothing_from_the_generator_of_a_client() -> None:
         one.outputs(noisy)
         after.append(torch.rand(1, generator=one.rng).item())
     assert after[0] == after[1]
+
+
+class Rows(nn.Module):
+    """A layer for sequences, which reads the four rows of a toy image; its outputs are averaged."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        found = self.layer(x_BCHW.squeeze(1))
+        return (found[0] if isinstance(found, tuple) else found).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "width", "macs"),
+    [
+        (nn.GRU(4, 8, batch_first=True), 8, 4 * 3 * 8 * (4 + 8)),
+        (nn.LSTM(4, 8, batch_first=True), 8, 4 * 4 * 8 * (4 + 8)),
+        # Attention in and out and the MLP for each row, and each row with each, as key and as value.
+        (nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), 4, 4 * (4 * 16 + 2 * 32) + 2 * 16 * 4),
+    ],
+)
+def test_layers_that_torch_computes_by_one_operation_are_charged(layer: nn.Module, width: int, macs: int) -> None:
+    before = torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled, torch.backends.mha.get_fastpath_enabled()
+    one = client("flat", [0, 1, 2, 3, 0], FlopMeter())
+    one.net = SplitNet(Rows(layer), nn.Linear(width, 4))
+    one.outputs(one.net.features)
+    assert one.stats.flops == 5 * 2 * macs
+    one.stats.flops = 0.0
+    one.fit(cross_entropy)
+    # Two epochs; the backward pass computes at least the gradients of the weights.
+    assert one.stats.flops >= 2 * 5 * 2 * 2 * (macs - 2 * 16 * 4)
+    after = torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled, torch.backends.mha.get_fastpath_enabled()
+    assert after == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch import nn
 
+from raysim.core.meter import flops_of
+from raysim.core.torch_workarounds import countable
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_rounds, state_digest
@@ -96,3 +100,15 @@ def test_attention_repeats_itself(precision: str, tmp_path: Path) -> None:
     clients = "clients={count: 2, models: [vit_small], feature_dim: 16}"
     sets = (data, clients, f"training.precision={precision}", "training.epochs=4")
     assert on("cuda", "standalone", *sets) == on("cuda", "standalone", *sets)
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_operations_of_recurrent_layers_are_those_on_the_cpu(kind: type[nn.Module]) -> None:
+    layer, x_BLE = kind(8, 16, batch_first=True), torch.randn(3, 5, 8)
+
+    def counted(device: str) -> int:
+        net, given = copy.deepcopy(layer).to(device), x_BLE.to(device)
+        with countable(net):
+            return flops_of(lambda: net(given)[0].sum().backward())
+
+    assert counted("cuda") == counted("cpu") > 0
