@@ -13,7 +13,7 @@ from raysim.common.errors import ScenarioError
 from raysim.plugins.own_code import OwnCode
 from raysim.runs.code import SHIPPED, checkout
 from raysim.scenario.bundled import FOLDER
-from raysim.scenario.parse import CODE
+from raysim.scenario.parse import JOB_CODE
 
 PACKAGES = ("raysim", "raysim.algorithms")
 
@@ -43,7 +43,7 @@ def stage(files: Sequence[Path], folder: Path, own_code: OwnCode | None = None) 
             (folder / shipped).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / shipped)
         if own_code and names:
-            own_code.write((folder / names[0]).parent / CODE)  # the scenario's loader looks there
+            own_code.write((folder / names[0]).parent / JOB_CODE)  # the scenario's loader looks there
     except OSError as error:  # shutil.copytree raises one with a list of errors
         raise ScenarioError(f"{error.filename or 'the code'}: cannot be shipped: {error.strerror or error}") from None
     return names[0] if names else None

@@ -205,7 +205,11 @@ class ParsedScenario:
 
 
 CODE = "code"
-"""Name of the folder, next to the scenario of a run or a job, with the user's own files that the scenario names."""
+"""Name of the folder, next to the scenario of a run, with the user's own files that the scenario names."""
+
+JOB_CODE = "raysim_job_code"
+"""The same, next to the scenario of a job. Its files are used in any case, even if the path of one of them, which is a
+path of the user's machine, is also a path of the head node."""
 
 
 def overrides_of(sets: Iterable[str]) -> list[str]:
@@ -334,7 +338,8 @@ def _own_code(raw: dict[str, Any], origin: Origin, folders: Sequence[Path]) -> O
         given = expanded(reference.place)
         # A path on the command line is relative to the current folder, as all paths of a shell are.
         ordered = [Path(), *folders] if origin.of_shell(key) else folders
-        places = [path for folder in ordered for path in (folder / given, folder / CODE / given.name)]
+        places = [folder / JOB_CODE / given.name for folder in folders]
+        places += [path for folder in ordered for path in (folder / given, folder / CODE / given.name)]
         file = next((path.resolve() for path in places if path.exists() and not path.is_dir()), None)
         if file is None:
             looked = ", ".join(dict.fromkeys(str(folder.absolute()) for folder in folders))

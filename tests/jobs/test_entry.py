@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from raysim.jobs import entry
 from raysim.jobs.job_log import JobLogTracker, read_log
 from raysim.jobs.versions import VARIABLE, Versions
 from raysim.runs.run import Run
-from raysim.scenario.parse import ParsedScenario
+from raysim.scenario.parse import JOB_CODE, ParsedScenario
 from raysim.sweeps.cells import Sweep
 from raysim.tracking.store import resolve_uri
 from tests.conftest import REPOSITORY
@@ -229,19 +230,44 @@ class TestResume:
         assert "contains no run.json" in capfd.readouterr().err
 
 
-def test_a_sweep_has_the_file_that_was_sent(
-    ran: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def sent(tmp_path: Path) -> Path:
+    """A file that was sent with a job; ~/raysim, where a job's relative paths begin, has one of the same name."""
+    template = (REPOSITORY / "raysim" / "cli" / "templates" / "algorithm.py").read_text().replace("NewMethod", "Mine")
+    for folder in (tmp_path / JOB_CODE, tmp_path / "home" / "raysim"):
+        folder.mkdir()
+        (folder / "mine.py").write_text(template)
+    return (tmp_path / JOB_CODE / "mine.py").resolve()
+
+
+OF_THE_HEAD_NODE = ["./mine.py", "~/raysim/mine.py"]
+
+
+@pytest.mark.parametrize("given", OF_THE_HEAD_NODE)
+def test_a_run_has_the_file_that_was_sent(
+    given: str, ran: list[dict[str, Any]], sent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not one of the same name in ~/raysim, where a job's relative paths begin."""
+    paths: list[str] = []
+
+    def run(loaded: ParsedScenario, **_: Any) -> Any:
+        paths.extend(loaded.own_code.paths)
+        return SimpleNamespace(summary=SUMMARY)
+
+    monkeypatch.setattr("raysim.runs.run.run", run)
+    shutil.copyfile(QUICKSTART, tmp_path / "s.yaml")
+    assert entry.main(["s.yaml", "--set", f"algorithm.name={given}"]) == 0
+    assert paths == [str(sent)]
+
+
+@pytest.mark.parametrize("given", OF_THE_HEAD_NODE)
+def test_a_sweep_has_the_file_that_was_sent(
+    given: str, ran: list[dict[str, Any]], sent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths: list[list[str]] = []
     monkeypatch.setattr(
         "raysim.sweeps.display.run_and_show",
         lambda sweep: paths.append([path for cell in sweep.cells for path in cell.scenario.own_code.paths]) or 0,
     )
-    template = (REPOSITORY / "raysim" / "cli" / "templates" / "algorithm.py").read_text().replace("NewMethod", "Mine")
-    for folder in (tmp_path / "code", tmp_path / "home" / "raysim"):
-        folder.mkdir()
-        (folder / "mine.py").write_text(template)
     (tmp_path / "few.yaml").write_text(f"base: {QUICKSTART}\nseeds: [1]\n")
-    assert entry.main(["few.yaml", "--sweep", "--set", "algorithm.name=./mine.py"]) == 0
-    assert paths == [[str((tmp_path / "code" / "mine.py").resolve())]]
+    assert entry.main(["few.yaml", "--sweep", "--set", f"algorithm.name={given}"]) == 0
+    assert paths == [[str(sent)]]
