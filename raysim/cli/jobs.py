@@ -103,7 +103,7 @@ def submit(
         raysim submit --resume quickstart-20261121-101500-ab12 --set rounds=40
     """
     from raysim.jobs.cluster import connect, find_address
-    from raysim.jobs.resume import find_run
+    from raysim.jobs.resume import run_on_cluster
     from raysim.jobs.submit import Work, facts_of, facts_of_sweep, new_id, notes_on_data, parse_env
     from raysim.jobs.submit import submit as submit_job
     from raysim.plugins.own_code import OwnCode
@@ -137,7 +137,7 @@ def submit(
         new_id("", job)
     cluster = connect(find_address(address))
     if run_ is not None:
-        run_, known = find_run(cluster, run_)
+        run_, known = run_on_cluster(cluster, run_)
         facts = {**known, **facts}
     job = new_id(facts.get("name") or "resume", job)
     work = Work(None if scenario is None else Path(scenario), sets, run_, facts, code_changed, files, own_code)

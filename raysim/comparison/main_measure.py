@@ -56,7 +56,7 @@ OF_METRIC: Mapping[str, Mapping[str, str]] = {
 """What selects a run's round -> metric of `--metric` -> the measure that then comes first."""
 
 
-SPREADS = ("worst_decile", "min", "jain", "macro_f1", "std")
+OVER_CLIENTS = ("worst_decile", "min", "jain", "macro_f1", "std")
 """Measures of how the test accuracy of own networks spreads over clients."""
 
 
@@ -95,7 +95,7 @@ def first_accuracy(measures: Iterable[str], select: str) -> str | None:
     for measure in measures:
         if measure in ORIGINS:
             return measure
-        if measure in SPREADS:
+        if measure in OVER_CLIENTS:
             return SELECT[select]
     return None
 

@@ -50,10 +50,8 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
         parts: list[tuple[str, Any]] = list(state.state_dict().items())
     elif type(state) in LIKE_DICT:
         parts = [(str(key), state[key]) for key in sorted(state, key=lambda key: (str(type(key)), key))]
-    elif isinstance(state, list | tuple):
-        parts = [(str(i), part) for i, part in enumerate(state)]
-    elif is_dataclass(state):
-        parts = [(field.name, getattr(state, field.name)) for field in fields(state)]
+    elif (inside := _parts(state)) is not None:
+        parts = inside
     else:
         raise TypeError(_unsupported(state, prefix or "its top level"))
     tensors: dict[str, Tensor] = {}
@@ -279,18 +277,10 @@ def modules_of(algorithm: object) -> set[str]:
 
 def check_classes(state: Any, modules: Collection[str]) -> None:
     """Raise `ValueError` if a state contains an object of a class that `deserialize` would not create."""
-    if isinstance(state, list | tuple):
-        if hasattr(state, "_fields"):
-            _class_of(_class_name(type(state)), modules)
-        parts: list[Any] = list(state)
-    elif type(state) in LIKE_DICT:
-        parts = list(state.values())
-    elif is_dataclass(state) and not isinstance(state, type):
+    parts = _parts(state)
+    if parts is not None and (is_dataclass(state) or hasattr(state, "_fields")):
         _class_of(_class_name(type(state)), modules)
-        parts = [getattr(state, field.name) for field in fields(state)]
-    else:
-        return
-    for part in parts:
+    for _, part in parts or ():
         check_classes(part, modules)
 
 
@@ -357,16 +347,19 @@ def _unsupported(part: Any, place: str) -> str:
 
 def _leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield everything inside a state that has no parts, with its path; a module has no parts here."""
-    if isinstance(state, nn.Module):
+    parts = None if isinstance(state, nn.Module) else _parts(state)
+    if parts is None:
         yield path, state
-    elif type(state) in LIKE_DICT:
-        for key, value in state.items():
-            yield from _leaves(value, _joined(path, str(key)))
-    elif isinstance(state, list | tuple):
-        for i, value in enumerate(state):
-            yield from _leaves(value, _joined(path, str(i)))
-    elif is_dataclass(state) and not isinstance(state, type):
-        for field in fields(state):
-            yield from _leaves(getattr(state, field.name), _joined(path, field.name))
-    else:
-        yield path, state
+    for name, part in parts or ():
+        yield from _leaves(part, _joined(path, name))
+
+
+def _parts(state: Any) -> list[tuple[str, Any]] | None:
+    """Return the names and parts of a dict, list, tuple or dataclass; None for any other object."""
+    if type(state) in LIKE_DICT:
+        return [(str(key), part) for key, part in state.items()]
+    if isinstance(state, list | tuple):
+        return [(str(i), part) for i, part in enumerate(state)]
+    if is_dataclass(state) and not isinstance(state, type):
+        return [(field.name, getattr(state, field.name)) for field in fields(state)]
+    return None

@@ -113,7 +113,7 @@ def run_rounds(
             loop.leave_drained_nodes()
             began = perf_counter()
             evaluate = settings.coverage(t)
-            report = loop.run_round(t, evaluate)
+            report = loop.report(t, evaluate)
             loop.warnings.check_failures(t, report)
             rows = loop.client_rows(t, report, evaluate)
             metrics = loop.metrics(t, report, rows, evaluate is not None, began)
@@ -162,8 +162,8 @@ class Loop:
             self.save()
             self.recovering.move(why)
 
-    def run_round(self, t: int, evaluate: Coverage | None) -> RoundReport:
-        """Run round `t`."""
+    def report(self, t: int, evaluate: Coverage | None) -> RoundReport:
+        """Run round `t`, again if an actor dies in it, and return its report."""
         participants = sample(self.backend.spec, self.settings, t)
         call = partial(
             run_round,

@@ -15,7 +15,7 @@ FACTS = ("name", "scenario", "algorithm")
 """Metadata that a resuming job copies from the job that ran the run, unless it has its own scenario."""
 
 
-def find_run(cluster: Cluster, run: str) -> tuple[str, Mapping[str, str]]:
+def run_on_cluster(cluster: Cluster, run: str) -> tuple[str, Mapping[str, str]]:
     """Return a run's folder or id on the head node, and metadata for the job that resumes it.
 
     run: a job's id, or the run's folder or id on the head node, which only the resuming job can check. Raises

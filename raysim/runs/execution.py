@@ -98,23 +98,25 @@ class Execution:
         self.trackers: list[Tracker] = [self.display, *self.options.trackers, self.folder, self.mlflow]
         self.checkpoint_folder = self.identity.checkpoints_of(self.card.folder)
         self.monitor = ResourceMonitor(self.folder.path)
+        self.progress = Progress()
+        self.checkpoints: CheckpointManager | None = None  # None: the scenario wants no checkpoints
+        self.cleanup = contextlib.ExitStack()  # ends the backend
         self.restored = self.resumed is None  # whether the folder holds exactly the rounds that the run continues from
         self.own_code_failed = False
 
     def run(self) -> None:
         """Run every round that is left and close the run."""
-        progress = Progress()
-        checkpoints: CheckpointManager | None = None
         began = time.perf_counter()
         status: Status = "failed"
         self.stop.possible = self.stop.closing = False  # the caller may have used it for another run
-        with show_logs(self.display.print), interruptible(self.stop), contextlib.ExitStack() as cleanup:
+        with show_logs(self.display.print), interruptible(self.stop), self.cleanup:
             try:
-                checkpoints = self._checkpoints()
+                progress, checkpoints = self.progress, self._make_checkpoints()
+                self.checkpoints = checkpoints
                 self.stop.saved_round = lambda: checkpoints is None or checkpoints.saved_round == progress.t
                 if self.resumed is None:
-                    self._open(checkpoints)
-                self._run_rounds(progress, checkpoints, cleanup)
+                    self._open()
+                self._run_rounds()
                 status = "finished"
             except KeyboardInterrupt:
                 status = "interrupted"
@@ -128,25 +130,23 @@ class Execution:
                 self.facts["seconds"] = time.perf_counter() - began
                 try:
                     if status != "finished":
-                        self._end_early(progress, checkpoints, cleanup)
+                        self._end_early()
                 finally:  # after another Ctrl-C, too, the folder has to be unlocked, so that the run can be resumed
-                    self._close(status, self._summary(status, progress, checkpoints), cleanup)
+                    self._close(status, self._summary(status))
 
-    def _end_early(
-        self, progress: Progress, checkpoints: CheckpointManager | None, cleanup: contextlib.ExitStack
-    ) -> None:
+    def _end_early(self) -> None:
         try:
             if not self.folder.why_missing():
-                self._say_how_to_resume(progress, checkpoints)
+                self._say_how_to_resume()
         finally:  # a log handler of the user may raise
-            self._shut_down(cleanup)  # before the folder is closed: actors may still work on a round that was cut off
+            self._shut_down()  # before the folder is closed: actors may still work on a round that was cut off
 
-    def _say_how_to_resume(self, progress: Progress, checkpoints: CheckpointManager | None) -> None:
+    def _say_how_to_resume(self) -> None:
         if not (self.card.folder / "run.json").exists():
             logger.info("the run had not begun, so it cannot be resumed; launch the scenario again")
             return
         if self.restored:
-            logger.info(self._saved(progress.rounds, checkpoints.saved_round if checkpoints else None))
+            logger.info(self._saved(self.progress.rounds, self.checkpoints.saved_round if self.checkpoints else None))
         logger.info(f"resume with:  {self._resume_line}")
         if self.own_code_failed:
             logger.info(
@@ -179,9 +179,9 @@ class Execution:
             for tracker in self.trackers:
                 if tracker is not self.folder:
                     tracker.open(card)
-            self._close("finished", summary, contextlib.ExitStack())
+            self._close("finished", summary)
 
-    def _checkpoints(self) -> CheckpointManager | None:
+    def _make_checkpoints(self) -> CheckpointManager | None:
         """Return the manager that saves checkpoints, or None if the scenario wants no checkpoints."""
         scenario = self.assembly.scenario
         if (every := scenario.checkpoint.every) == 0:
@@ -192,13 +192,11 @@ class Execution:
             None if every == "auto" else every,
             scenario.rounds,
             self.folder.sync,
-            self._log_checkpoint,
+            partial(_log_checkpoint, self.folder, self.checkpoint_folder),
             keep_best_val="best_val" in scenario.checkpoint.keep,
         )
 
-    def _resume(
-        self, resumed: Resumed, backend: Backend, progress: Progress, checkpoints: CheckpointManager | None
-    ) -> None:
+    def _resume(self, resumed: Resumed, backend: Backend) -> None:
         """Restore the newest intact checkpoint, and reset the folder and the progress to its round."""
         checkpoint = resumed.store.latest()
         if checkpoint is not None:
@@ -213,7 +211,7 @@ class Execution:
             logger.warning("no checkpoint was found, so the run starts from its beginning again, in the same folder")
         else:
             logger.info(f"resuming after round {t}")
-            progress.resume(t, checkpoint.facts, latest)
+            self.progress.resume(t, checkpoint.facts, latest)
         self.identity = self.identity.with_code(resumed.code, t)
         self.card = replace(
             self.card,
@@ -221,9 +219,9 @@ class Execution:
             tags={**self.card.tags, **resumed.code.tags()},
             facts={**self.card.facts, "code": self.identity.code_facts()},
         )
-        self._open(checkpoints)
+        self._open()
 
-    def _open(self, checkpoints: CheckpointManager | None) -> None:
+    def _open(self) -> None:
         """Write all files that are known before the first round, and open the trackers."""
         if self.resumed is None:
             self.folder.write_text("scenario.yaml", self.assembly.scenario.text)
@@ -242,17 +240,15 @@ class Execution:
         self.folder.write_text("run.json", self.identity.json())
         for tracker in self.trackers:
             tracker.open(self.card)
-        if checkpoints is not None and checkpoints.saved_round is not None:
-            self._log_checkpoint(checkpoints.saved_round)
+        if self.checkpoints is not None and self.checkpoints.saved_round is not None:
+            _log_checkpoint(self.folder, self.checkpoint_folder, self.checkpoints.saved_round)
 
-    def _run_rounds(
-        self, progress: Progress, checkpoints: CheckpointManager | None, cleanup: contextlib.ExitStack
-    ) -> None:
+    def _run_rounds(self) -> None:
         assembly, spec = self.assembly, self.assembly.spec
         assert assembly.plan is not None
         with sigterm_kept():
             folder = self.folder.path
-            backend = make_backend(assembly, cleanup, lambda: "state_digest" in self.facts, folder)
+            backend = make_backend(assembly, self.cleanup, lambda: "state_digest" in self.facts, folder)
         if metrics := metrics_tracker(assembly.scenario.backend):
             metrics.open(self.card)
             self.trackers.append(metrics)
@@ -264,13 +260,13 @@ class Execution:
         self.facts["state_digest"] = run_rounds(
             backend,
             replace(assembly.loop_settings, stop=self.stop),
-            progress,
+            self.progress,
             Observers(self.trackers, self.display.within, self._after_round, self._logs_at_once),
-            checkpoints,
-            partial(self._start, backend, progress, checkpoints),
+            self.checkpoints,
+            partial(self._start, backend),
         )
-        if progress.ended_early:
-            logger.info(f"the run ends early: {progress.ended_early}")
+        if self.progress.ended_early:
+            logger.info(f"the run ends early: {self.progress.ended_early}")
 
     @property
     def _logs_at_once(self) -> bool:
@@ -282,20 +278,16 @@ class Execution:
         foreign = [one for one in called if not type(one).__module__.startswith("raysim.")]
         return self.assembly.scenario.backend == "in_process" and bool(foreign)
 
-    def _start(self, backend: Backend, progress: Progress, checkpoints: CheckpointManager | None) -> None:
+    def _start(self, backend: Backend) -> None:
         startup = backend.start(self.assembly.spec, self.assembly.raw)
         self.facts["startup"] = startup.facts() if startup else None
         if self.resumed:
-            self._resume(self.resumed, backend, progress, checkpoints)
+            self._resume(self.resumed, backend)
 
     def _after_round(self, t: int) -> None:
         if t == 1:  # all clients were tested before it: 100 MB of rows for 100,000 clients
             return_freed_memory()
         self.monitor.check()
-
-    def _log_checkpoint(self, t: int) -> None:
-        """Record in the summary that a checkpoint exists; if it is lost, a resumed run must not start from round 1."""
-        self.folder.write_summary("running", {"checkpoint": {"round": t, "folder": self.checkpoint_folder}})
 
     def _failure(self, error: BaseException) -> BaseException:
         """Return the exception to raise for an error that ended the run, and record it in the summary.
@@ -329,7 +321,7 @@ class Execution:
             "see the traceback in logs/error.txt there"
         )
 
-    def _close(self, status: Status, summary: Summary, cleanup: contextlib.ExitStack) -> None:
+    def _close(self, status: Status, summary: Summary) -> None:
         """Close the folder, stop Ray, draw plots, complete MLflow's run. A step that fails does not stop the others.
 
         The status of a run that has all its rounds is "closing" until every step is done, so `resume` can repeat the
@@ -353,7 +345,7 @@ class Execution:
                 attempt(self.folder.close, "closing" if over else status, summary)
                 if failed:
                     status = "failed"
-                attempt(self._shut_down, cleanup)
+                attempt(self._shut_down)
                 for tracker in self.trackers:
                     if tracker is not self.folder and tracker is not self.mlflow:
                         attempt(tracker.close, status, copy.deepcopy(summary))  # a custom tracker may change it
@@ -373,9 +365,9 @@ class Execution:
                 raise RunError(f"{str(failed[0]).rstrip('.')}. All rounds are done; {complete}") from failed[0]
             raise failed[0]
 
-    def _shut_down(self, cleanup: contextlib.ExitStack) -> None:
+    def _shut_down(self) -> None:
         with sigterm_kept():
-            cleanup.close()
+            self.cleanup.close()
 
     def _draw(self) -> None:
         if self.folder.why_missing():  # do not recreate a deleted folder just for plots
@@ -403,7 +395,9 @@ class Execution:
                 # Another attempt would fail on the same numbers, and the run would stay "closing" for ever.
                 logger.warning(f"cannot draw plots/{path.name} ({cause(error)}); the run finishes without this plot")
 
-    def _checkpoint_facts(self, checkpoints: CheckpointManager) -> dict[str, Any]:
+    def _checkpoint_facts(self) -> dict[str, Any] | None:
+        if (checkpoints := self.checkpoints) is None:
+            return None
         facts: dict[str, Any] = {"round": checkpoints.saved_round, "folder": self.checkpoint_folder}
         if checkpoints.keep_best_val:
             best_val = checkpoints.best_val
@@ -414,7 +408,8 @@ class Execution:
     def _resume_line(self) -> str:
         return resume_line(self.options.resume_command, self.card.folder)
 
-    def _summary(self, status: Status, progress: Progress, checkpoints: CheckpointManager | None) -> Summary:
+    def _summary(self, status: Status) -> Summary:
+        progress = self.progress
         client_rounds = max(1, progress.client_rounds)
         up, down = sum(progress.up_components.values()), sum(progress.down_components.values())
         return {
@@ -436,13 +431,18 @@ class Execution:
             "failed_clients": progress.failed,
             "dropped_clients": int(progress.totals.get("dropped", 0)),
             "restarts": progress.restarts,
-            "checkpoint": None if checkpoints is None else self._checkpoint_facts(checkpoints),
+            "checkpoint": self._checkpoint_facts(),
             "state_digest": self.facts.get("state_digest"),
             "error": self.facts.get("error"),
             "actors": self.facts.get("actors", 0),
             "startup": self.facts.get("startup"),
             "seconds": {"total": self.facts["seconds"], "before_resume": progress.before_s, **progress.seconds},
         }
+
+
+def _log_checkpoint(folder: RunFolder, checkpoint_folder: str, t: int) -> None:
+    """Record in the summary that a checkpoint exists; if it is lost, a resumed run must not start from round 1."""
+    folder.write_summary("running", {"checkpoint": {"round": t, "folder": checkpoint_folder}})
 
 
 def _without_samples(spec: RunSpec) -> Iterator[str]:

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 PAPER = "paper"
 """Name of the profile that consists of an algorithm's defaults."""
 
+SWEEP_KEYS = {"base", "grid", "runs", "tune"}
+"""Keys that a sweep file may have, but no scenario."""
+
 
 @dataclass(frozen=True)
 class ParsedScenario:
@@ -248,7 +251,7 @@ def parse_scenario(
         path = scenario_file(source)
         file, text, beside = str(path), read_text(path), [path.parent, Path()]
     raw = parse(text, file)
-    if {"base", "grid", "runs", "tune"} & raw.keys():
+    if SWEEP_KEYS & raw.keys():
         raise ScenarioError(
             f"{file}: this file is a sweep, not a scenario; run it with `raysim sweep`, or only check it with `raysim "
             "sweep --dry-run`"

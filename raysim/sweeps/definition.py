@@ -19,7 +19,7 @@ from raysim.comparison.measures import CURVES
 from raysim.plugins.references import Reference
 from raysim.scenario.bundled import bundled_file, bundled_names, scenario_file
 from raysim.scenario.origin import override_key
-from raysim.scenario.parse import overrides_of
+from raysim.scenario.parse import SWEEP_KEYS, overrides_of
 from raysim.scenario.yaml_text import opening_comment, parse, read_text, shown, written_value
 from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant, VariantCells
 from raysim.sweeps.copies import check_address
@@ -213,7 +213,7 @@ def files_of(path: Path) -> list[Path]:
 
 def is_sweep(raw: Mapping[str, Any]) -> bool:
     """Whether the content of a file is a sweep, not a scenario; in a scenario, `seeds` is a mapping."""
-    return bool({"base", "grid", "runs", "tune"} & raw.keys()) or not isinstance(raw.get("seeds", {}), Mapping)
+    return bool(SWEEP_KEYS & raw.keys()) or not isinstance(raw.get("seeds", {}), Mapping)
 
 
 def _kind(key: str) -> str:
@@ -239,11 +239,10 @@ def _base(raw: Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
             key="base",
             origin=str(path),
         )
-    if file.resolve() != path.resolve() or "base" not in parse(read_text(path), str(path)):
-        content = parse(read_text(file), str(file))
-        if not {"base", "grid"} & content.keys():
-            return file
-    raise ScenarioError(f"{base} given, but that is a sweep file; give a scenario file", key="base", origin=str(path))
+    if is_sweep(parse(read_text(file), str(file))):
+        text = f"{base} given, but that is a sweep file; give a scenario file"
+        raise ScenarioError(text, key="base", origin=str(path))
+    return file
 
 
 def _base_file(base: str, path: Path) -> Path:

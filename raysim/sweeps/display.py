@@ -19,7 +19,7 @@ from raysim.report.units import human_seconds, per_cent, plural
 from raysim.sweeps.cells import Sweep, written
 from raysim.sweeps.estimate import Estimator
 from raysim.sweeps.listing import print_states
-from raysim.sweeps.loop import ComparisonError, Progress, run_sweep
+from raysim.sweeps.loop import ComparisonError, SweepProgress, run_sweep
 from raysim.sweeps.only import chosen_cells
 from raysim.sweeps.state import CellState, State, counts
 from raysim.sweeps.time_left import TimeLeft
@@ -44,7 +44,7 @@ class PlainProgress:
         """Print one line."""
         print(one_line(text, 5000), file=self.stream, flush=True)
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: SweepProgress) -> None:
         """Print changed states and, when due, the overall progress."""
         self.left.update(progress)
         if (phase := [(one.cell.name, one.cell.rounds) for one in progress.states]) != self.phase:
@@ -76,7 +76,7 @@ class PlainProgress:
             judged = f"ranks last, because {metric} was not measured or a loss was NaN or infinite"
         return f"  {judged}; {values}"
 
-    def line(self, progress: Progress) -> str:
+    def line(self, progress: SweepProgress) -> str:
         """The number of cells in each state, the rounds done and planned of the whole sweep, and the time left."""
         running = dict(progress.running)
         now = [replace(one, state=_shown_state(one, running)) for one in progress.states]
@@ -110,7 +110,7 @@ class LiveProgress(PlainProgress):
     def print(self, text: str) -> None:
         self.live.console.print(one_line(text, 5000), markup=False, highlight=False)
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: SweepProgress) -> None:
         from rich.table import Table
         from rich.text import Text
 

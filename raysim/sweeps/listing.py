@@ -94,34 +94,32 @@ def print_plan(
     before_s, starts: seconds of the rounds of trials that are left, and how often their cells still start or resume.
     retry_failed: whether failed cells run again.
     """
-    short = every or not is_long(states)
-    if short:
-        print(f"{'state':<11} {'rounds':>9} {'time':>12} {'sent':>9}  cell")
-    else:
+    if is_long(states) and not every:
         print_collapsed(states, costs)
-    tunes = starts > 0
-    left_s, longest_s, unknown = before_s, 0.0, 0
-    for one, cost in zip(states, costs, strict=True):
-        asked = one.cell.rounds
-        seconds = "?" if cost.seconds is None else human_seconds(cost.seconds)
-        sent = "?" if cost.sent is None else human_bytes(cost.sent)
-        reason = f"  {one_line(one.reason)}" if one.reason else ""
-        if short:
-            print(f"{one.state:<11} {f'{one.rounds}/{asked}':>9} {seconds:>12} {sent:>9}  {one.cell.name}{reason}")
-        if one.state != "done" and (retry_failed or one.state != "failed"):
-            unknown += cost.seconds is None
-            rest_s = (cost.seconds or 0.0) * (1 - one.rounds / asked)
-            left_s, longest_s, starts = left_s + rest_s, max(longest_s, rest_s), starts + 1
+    else:
+        print(f"{'state':<11} {'rounds':>9} {'time':>12} {'sent':>9}  cell")
+        for one, cost in zip(states, costs, strict=True):
+            rounds = f"{one.rounds}/{one.cell.rounds}"
+            seconds = "?" if cost.seconds is None else human_seconds(cost.seconds)
+            sent = "?" if cost.sent is None else human_bytes(cost.sent)
+            reason = f"  {one_line(one.reason)}" if one.reason else ""
+            print(f"{one.state:<11} {rounds:>9} {seconds:>12} {sent:>9}  {one.cell.name}{reason}")
     print(counts(states))
-    if starts:
-        rounds_s, start_s = max(left_s / parallel, longest_s), START_S + CELL_S * starts / parallel
-        run = f"{plural(parallel, 'cell')} {'runs' if parallel == 1 else 'run'} at a time"
-        started = f"{starts} cells or tuning steps" if tunes else plural(starts, "cell")
-        besides = f" Not included: {plural(unknown, 'cell')} of unknown length." if unknown else ""
-        print(
-            f"estimated time, if {run} on an idle machine: about {human_seconds(rounds_s + start_s)}. This includes "
-            f"{human_seconds(start_s)} to start the processes (once) and {started}.{besides}"
-        )
+    ended = ("done",) if retry_failed else ("done", "failed")
+    left = [(one, cost.seconds) for one, cost in zip(states, costs, strict=True) if one.state not in ended]
+    if not starts and not left:
+        return
+    started = f"{starts + len(left)} cells or tuning steps" if starts else plural(len(left), "cell")
+    rest_s = [(seconds or 0.0) * (1 - one.rounds / one.cell.rounds) for one, seconds in left]
+    rounds_s = max(sum(rest_s, before_s) / parallel, max(rest_s, default=0.0))
+    start_s = START_S + CELL_S * (starts + len(left)) / parallel
+    run = f"{plural(parallel, 'cell')} {'runs' if parallel == 1 else 'run'} at a time"
+    unknown = sum(seconds is None for _, seconds in left)
+    besides = f" Not included: {plural(unknown, 'cell')} of unknown length." if unknown else ""
+    print(
+        f"estimated time, if {run} on an idle machine: about {human_seconds(rounds_s + start_s)}. This includes "
+        f"{human_seconds(start_s)} to start the processes (once) and {started}.{besides}"
+    )
 
 
 def print_collapsed(

@@ -61,7 +61,7 @@ class ComparisonError(RunError):
 
 
 @dataclass(frozen=True)
-class Progress:
+class SweepProgress:
     """The progress of a sweep at one moment."""
 
     states: Sequence[CellState]
@@ -77,7 +77,7 @@ def run_sweep(
     parallel: int | None = None,
     retry_failed: bool = False,
     only: Sequence[str] = (),
-    show: Callable[[Progress], None] = lambda progress: None,
+    show: Callable[[SweepProgress], None] = lambda progress: None,
 ) -> list[CellState]:
     """Run every cell that is not done; returns the states afterwards.
 
@@ -111,7 +111,7 @@ def run_sweep(
         if not left and _already_compared(sweep, states.values()):
             _upload(sweep, list(states.values()))
             return list(states.values())
-        show(Progress(list(states.values()), []))  # MLflow and the workers take seconds to start
+        show(SweepProgress(list(states.values()), []))  # MLflow and the workers take seconds to start
         with ParentRun(uri, sweep.name, sweep.output) as parent:
             _run_cells(left, states, sweep, parent, workers, show)
             workers.close()
@@ -134,14 +134,14 @@ def _upload(sweep: Sweep, states: Sequence[CellState]) -> None:
         raise ComparisonError(str(error), states) from error
 
 
-def _of_cells(names: Collection[str], show: Callable[[Progress], None]) -> Callable[[Progress], None]:
+def _of_cells(names: Collection[str], show: Callable[[SweepProgress], None]) -> Callable[[SweepProgress], None]:
     """Show the progress of these cells only."""
     return lambda progress: show(replace(progress, states=[one for one in progress.states if one.cell.name in names]))
 
 
 def _with_others(
-    show: Callable[[Progress], None], earlier: int, later: Mapping[str, int]
-) -> Callable[[Progress], None]:
+    show: Callable[[SweepProgress], None], earlier: int, later: Mapping[str, int]
+) -> Callable[[SweepProgress], None]:
     """Show the progress together with the rounds of other cells."""
     return lambda progress: show(replace(progress, earlier=earlier, later=later))
 
@@ -178,7 +178,7 @@ def _tune(
     uri: str,
     workers: Workers,
     retry_failed: bool,
-    show: Callable[[Progress], None],
+    show: Callable[[SweepProgress], None],
 ) -> Sweep:
     """Run the trials that are left, and return the sweep with the values that they choose.
 
@@ -208,7 +208,7 @@ def _tune(
             tried.update((one.cell.folder_name, one.cell.rounds) for one in left)
             _write_card(trials)
             show_whole = _with_others(show, *_rounds_of_others(sweep, tuning, standings, chosen))
-            show_whole(Progress(list(states.values()), []))  # MLflow and the workers take seconds to start
+            show_whole(SweepProgress(list(states.values()), []))  # MLflow and the workers take seconds to start
             parent = parent or cleanup.enter_context(ParentRun(uri, trials.name, trials.output))
             _run_cells(left, states, trials, parent, workers, show_whole)
         if parent is not None:
@@ -230,7 +230,7 @@ def _run_cells(
     sweep: Sweep,
     parent: ParentRun,
     workers: Workers,
-    show: Callable[[Progress], None],
+    show: Callable[[SweepProgress], None],
 ) -> None:
     """Run the cells in `left`, and update `states`. Raises `KeyboardInterrupt` after Ctrl-C."""
     large: list[CellState] = []
@@ -239,7 +239,7 @@ def _run_cells(
         (large if is_large(one.cell, workers.parallel) else small).append(one)
 
     def show_running(running: Sequence[tuple[str, int]], stopping: bool) -> None:
-        show(Progress(list(states.values()), running, stopping))
+        show(SweepProgress(list(states.values()), running, stopping))
 
     if small:
         run_in_workers(small, states, sweep, parent, workers, show_running)
@@ -253,7 +253,7 @@ def _run_with_actors(
     states: dict[str, CellState],
     sweep: Sweep,
     parent: ParentRun,
-    show: Callable[[Progress], None],
+    show: Callable[[SweepProgress], None],
 ) -> None:
     """Run each cell in turn as `raysim launch` does, and update `states`. Raises `KeyboardInterrupt` after Ctrl-C."""
     for state in left:
@@ -261,7 +261,7 @@ def _run_with_actors(
 
         def report(done: int, name: str = name, stop: Stop = stop, before: Stop = before) -> None:
             stopping = stop.requested or before.requested
-            show(Progress(list(states.values()), [(name, done)], stopping))
+            show(SweepProgress(list(states.values()), [(name, done)], stopping))
 
         report(-1)
         with interruptible(before):
@@ -272,7 +272,7 @@ def _run_with_actors(
             else:
                 outcome = run_cell(task, stop, report)
         states[name] = state_after(outcome, state.cell, sweep)
-        show(Progress(list(states.values()), []))
+        show(SweepProgress(list(states.values()), []))
         if stop.requested or before.requested:
             raise KeyboardInterrupt
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from raysim.sweeps.cells import Cell
-from raysim.sweeps.loop import Progress
+from raysim.sweeps.loop import SweepProgress
 
 PLAN_AFTER_S = 20.0
 """Seconds after which training steps are timed, if no cell has finished a round by then."""
@@ -33,7 +33,7 @@ class TimeLeft:
 
     A cell's seconds per round are those of the cells with its label; else the planned ones, corrected by the ratio of
     measured to planned seconds of other cells; else the mean of all measured cells. Rounds of
-    other cells (`Progress.later`) count with the mean of their method's cells, else of all cells.
+    other cells (`SweepProgress.later`) count with the mean of their method's cells, else of all cells.
     """
 
     plan: Plan
@@ -45,7 +45,7 @@ class TimeLeft:
     _planned: Mapping[str, float] | None = None
     _parallel: int = 1  # the most cells at the same time so far
 
-    def update(self, progress: Progress) -> None:
+    def update(self, progress: SweepProgress) -> None:
         """Note which rounds have ended by now."""
         now = self.clock()
         if self._began_s is None:
@@ -68,7 +68,7 @@ class TimeLeft:
                 seconds, rounds = self._ended.get(one.label, (0.0, 0))
                 self._ended[one.label] = (seconds + now - one.began_s, rounds + done - one.before)
 
-    def seconds(self, progress: Progress) -> float | None:
+    def seconds(self, progress: SweepProgress) -> float | None:
         """Return the seconds left, or None if nothing is known yet. Times training steps at most once."""
         left = [state for state in progress.states if state.state not in ("done", "failed")]
         measured = self._measured()

@@ -204,11 +204,11 @@ def test_ctrl_c_while_actors_end_leaves_a_run_that_can_be_resumed(
 ) -> None:
     shut_down, calls = Execution._shut_down, []
 
-    def interrupted(self: Execution, cleanup: Any) -> None:
-        calls.append(cleanup)
+    def interrupted(self: Execution) -> None:
+        calls.append(self)
         if len(calls) == 1:
             raise KeyboardInterrupt
-        shut_down(self, cleanup)
+        shut_down(self)
 
     class Ends(MemoryTracker):
         def log(self, t: int, *given: Any) -> None:

@@ -247,6 +247,7 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
         ({"base": "missing.yaml"}, "base: missing.yaml given, but there is no file .*missing.yaml; give a "),
         ({"base": "sweep.yaml"}, "base: sweep.yaml given, but that is a sweep file; give a scenario file"),
         ({"base": "other.yaml"}, "base: other.yaml given, but that is a sweep file; give a scenario file"),
+        ({"base": "runs.yaml"}, "base: runs.yaml given, but that is a sweep file; give a scenario file"),
         ({"base": 3}, "base: 3 given; give a scenario file, or its keys and values"),
         ({"name": "a/b"}, "name: 'a/b' given; give at most 100 letters, digits"),
         ({"targets": [0.5, 2]}, "targets: 2 given; give accuracies greater than 0 and at most 1"),
@@ -279,6 +280,7 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_bad_sweep_files(base: Path, tmp_path: Path, content: dict[str, Any], sentence: str) -> None:
     (tmp_path / "other.yaml").write_text(yaml.safe_dump({"base": "sweep.yaml", "seeds": [1]}))
+    (tmp_path / "runs.yaml").write_text(yaml.safe_dump({"runs": {"a": []}}))
     (tmp_path / "values.csv").write_text(VALUES)
     path = write(tmp_path, **{"runs": {"method": {"Ours": []}} if "published" in content else {}, **content})
     with pytest.raises(ScenarioError, match=f"^{path}: {sentence}") as caught:

@@ -22,7 +22,7 @@ from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.display import PlainProgress
 from raysim.sweeps.estimate import Cost, Estimator
 from raysim.sweeps.listing import LONG, collapsed, is_long, print_plan, print_states
-from raysim.sweeps.loop import Progress
+from raysim.sweeps.loop import SweepProgress
 from raysim.sweeps.only import chosen_cells
 from raysim.sweeps.state import CellState, counts, state_of, states_of
 from raysim.sweeps.time_left import PLAN_AFTER_S, TimeLeft
@@ -59,12 +59,12 @@ def test_the_time_left_by_measured_rounds(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
     clock, states = Clock(), waiting(sweep)
     left = TimeLeft(lambda cells: pytest.fail("rounds were measured"), clock)
-    progress = Progress(states, [("fedgh", -1), ("standalone", -1)])
+    progress = SweepProgress(states, [("fedgh", -1), ("standalone", -1)])
     left.update(progress)
     assert left.seconds(progress) is None
     for second, running in ((2, [("fedgh", 1), ("standalone", 2)]), (4, [("fedgh", 2), ("standalone", 4)])):
         clock.now = 1000.0 + second
-        progress = Progress(states, running)
+        progress = SweepProgress(states, running)
         left.update(progress)
         # With both at work: the sum of what is left, divided by two; fd has 10 rounds of 1.5 s.
         rest = (10 - running[0][1]) * 2 + (10 - running[1][1]) * 1 + 15
@@ -72,11 +72,11 @@ def test_the_time_left_by_measured_rounds(tmp_path: Path) -> None:
     # standalone ends after 10 s; fd begins, and the estimate follows what it takes: 5 s per round.
     done = [states[0], replace(states[1], state="done", rounds=10), states[2]]
     clock.now = 1010.0
-    progress = Progress(done, [("fedgh", 5), ("fd", -1)])
+    progress = SweepProgress(done, [("fedgh", 5), ("fd", -1)])
     left.update(progress)
     assert left.seconds(progress) == pytest.approx(15)  # fd alone; the half of both is less
     clock.now = 1015.0
-    progress = Progress(done, [("fedgh", 7), ("fd", 1)])
+    progress = SweepProgress(done, [("fedgh", 7), ("fd", 1)])
     left.update(progress)
     assert left.seconds(progress) == pytest.approx(9 * 5)
 
@@ -87,10 +87,10 @@ def test_the_time_left_is_of_all_seeds_that_have_ended(tmp_path: Path) -> None:
     clock, states = Clock(), waiting(sweep)
     left = TimeLeft(lambda cells: pytest.fail("rounds were measured"), clock)
     for i, seconds in enumerate((20.0, 40.0)):
-        left.update(Progress(states, [(states[i].cell.name, -1)]))
+        left.update(SweepProgress(states, [(states[i].cell.name, -1)]))
         clock.now += seconds
         states[i] = replace(states[i], state="done", rounds=10)
-    progress = Progress(states, [(states[2].cell.name, -1)])
+    progress = SweepProgress(states, [(states[2].cell.name, -1)])
     left.update(progress)
     assert left.seconds(progress) == pytest.approx(10 * 3)
 
@@ -106,7 +106,7 @@ def test_the_time_left_before_the_first_round(tmp_path: Path) -> None:
         return {"fedgh": 10.0, "standalone": 30.0}
 
     left = TimeLeft(plan, clock)
-    progress = Progress(states, [("fedgh", -1)])
+    progress = SweepProgress(states, [("fedgh", -1)])
     left.update(progress)
     assert left.seconds(progress) is None and not asked
     clock.now += PLAN_AFTER_S
@@ -114,7 +114,7 @@ def test_the_time_left_before_the_first_round(tmp_path: Path) -> None:
     left.seconds(progress)
     assert asked == [["fedgh", "standalone", "fd"]]
     clock.now = 1040.0  # the first round took 40 s, four times the plan
-    progress = Progress(states, [("fedgh", 1)])
+    progress = SweepProgress(states, [("fedgh", 1)])
     left.update(progress)
     assert left.seconds(progress) == pytest.approx(9 * 40 + 10 * 30 * 4 + 10 * 40)
 
@@ -124,9 +124,9 @@ def test_a_resumed_cell_counts_only_its_new_rounds(tmp_path: Path) -> None:
     clock, state = Clock(), CellState(sweep.cells[0], "interrupted", None, 6)
     left = TimeLeft(lambda cells: {}, clock)
     name = state.cell.name
-    left.update(Progress([state], [(name, -1)]))
+    left.update(SweepProgress([state], [(name, -1)]))
     clock.now += 3
-    progress = Progress([state], [(name, 7)])
+    progress = SweepProgress([state], [(name, 7)])
     left.update(progress)
     assert left.seconds(progress) == pytest.approx(3 * 3)
 
@@ -134,8 +134,8 @@ def test_a_resumed_cell_counts_only_its_new_rounds(tmp_path: Path) -> None:
 def test_the_rounds_of_a_cell_count_while_it_is_being_resumed(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid={})
     shown, state = PlainProgress(sweep, io.StringIO()), CellState(sweep.cells[0], "interrupted", None, 6)
-    assert "6 of 10 rounds" in shown.line(Progress([state], [(state.cell.name, -1)]))
-    assert "7 of 10 rounds" in shown.line(Progress([state], [(state.cell.name, 7)]))
+    assert "6 of 10 rounds" in shown.line(SweepProgress([state], [(state.cell.name, -1)]))
+    assert "7 of 10 rounds" in shown.line(SweepProgress([state], [(state.cell.name, 7)]))
 
 
 def test_steps_are_timed_for_each_data_and_model_but_not_for_each_method(workplace: Path) -> None:
@@ -152,9 +152,9 @@ def test_the_progress_line_tells_the_time_left(tmp_path: Path, monkeypatch: pyte
     shown = PlainProgress(sweep, stream)
     shown.left.clock = clock
     monkeypatch.setattr("raysim.sweeps.display.LINE_EVERY_S", 0.0)
-    shown.show(Progress(waiting(sweep), [("fedgh", -1)]))
+    shown.show(SweepProgress(waiting(sweep), [("fedgh", -1)]))
     clock.now += 60
-    shown.show(Progress(waiting(sweep), [("fedgh", 1)]))
+    shown.show(SweepProgress(waiting(sweep), [("fedgh", 1)]))
     assert "1 running, 2 waiting; 1 of 30 rounds, about 29 min 00 s left" in stream.getvalue()
 
 
@@ -163,9 +163,9 @@ def test_the_time_left_includes_rounds_of_later_cells(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid={"algorithm.name": ["fedgh", "standalone"]})
     clock, states = Clock(), waiting(sweep)
     left = TimeLeft(lambda cells: pytest.fail("rounds were measured"), clock)
-    left.update(Progress(states, [("fedgh", -1), ("standalone", -1)]))
+    left.update(SweepProgress(states, [("fedgh", -1), ("standalone", -1)]))
     clock.now += 4.0
-    progress = Progress(states, [("fedgh", 2), ("standalone", 1)])
+    progress = SweepProgress(states, [("fedgh", 2), ("standalone", 1)])
     left.update(progress)
     now_s = 9 * 4.0  # of the slower cell
     assert left.seconds(progress) == pytest.approx(now_s)
@@ -176,7 +176,7 @@ def test_the_time_left_includes_rounds_of_later_cells(tmp_path: Path) -> None:
 def test_the_progress_line_counts_the_rounds_of_the_whole_sweep_and_says_when_it_ends(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
     shown = PlainProgress(sweep, io.StringIO())
-    progress = Progress(waiting(sweep), [("fedgh", 2)], earlier=40, later={"fedgh": 50, "fd": 8})
+    progress = SweepProgress(waiting(sweep), [("fedgh", 2)], earlier=40, later={"fedgh": 50, "fd": 8})
     assert shown.line(progress) == "1 running, 2 waiting; 42 of 128 rounds"
     ending = replace(progress, stopping=True)
     assert shown.line(ending) == "ending: 1 cell will end after this round; 42 of 128 rounds are done"
@@ -192,8 +192,8 @@ def test_rounds_that_a_failed_cell_did_not_do_are_neither_done_nor_left(tmp_path
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
     shown = PlainProgress(sweep, io.StringIO())
     states = [replace(one, state="failed", rounds=3) for one in waiting(sweep)]
-    assert shown.line(Progress(states, [])) == "3 failed; 9 of 9 rounds"
-    assert shown.line(Progress(states, [("fd", 4)])) == "1 running, 2 failed; 10 of 16 rounds"  # it is tried again
+    assert shown.line(SweepProgress(states, [])) == "3 failed; 9 of 9 rounds"
+    assert shown.line(SweepProgress(states, [("fd", 4)])) == "1 running, 2 failed; 10 of 16 rounds"  # it is tried again
 
 
 def test_a_trial_that_halving_paused_waits(tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_a_trial_that_halving_paused_waits(tmp_path: Path) -> None:
     states = [replace(one, state="interrupted", rounds=3) for one in waiting(sweep)]
     trials = [replace(one, cell=replace(one.cell, values=(("training.lr", 0.1),))) for one in states]
     shown = PlainProgress(sweep, io.StringIO())
-    assert shown.line(Progress(states, [])) == "3 interrupted; 9 of 30 rounds"
-    assert shown.line(Progress(trials, [("fd", 4)])) == "trials: 1 running, 2 waiting; 10 of 30 rounds"
+    assert shown.line(SweepProgress(states, [])) == "3 interrupted; 9 of 30 rounds"
+    assert shown.line(SweepProgress(trials, [("fd", 4)])) == "trials: 1 running, 2 waiting; 10 of 30 rounds"
 
 
 def test_a_cell_that_writes_its_results_is_closing(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from raysim.algorithms.fedgh import FedGH
 from raysim.algorithms.fedproto import FedProto
 from raysim.engine.stop import Stop
 from raysim.scenario.parse import parse_scenario
-from raysim.sweeps.loop import ComparisonError, Progress, run_sweep
+from raysim.sweeps.loop import ComparisonError, SweepProgress, run_sweep
 from raysim.sweeps.run_cell import Outcome, Task, run_cell
 from raysim.sweeps.state import counts
 from raysim.tracking.mlflow import MlflowTracker
@@ -97,7 +97,7 @@ def test_a_full_disk(workplace: Path, small_disk: Path, caplog: pytest.LogCaptur
     sets = ["rounds=30", "checkpoint.every=1", f"output={small_disk / 'runs'}"]
     sweep = sweep_of(workplace, *sets, grid={"algorithm.name": names})
 
-    def fill(progress: Progress) -> None:
+    def fill(progress: SweepProgress) -> None:
         if not (small_disk / "filler").exists() and progress.running and progress.running[0][1] >= 1:
             with contextlib.suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as file:
                 while True:
@@ -141,7 +141,7 @@ def test_mlflow_is_gone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     sweep = sweep_of(workplace, f"tracking.uri=sqlite:///{store}", "rounds=30", grid={"algorithm.name": names})
     gone: list[sqlite3.Connection] = []
 
-    def lock(progress: Progress) -> None:
+    def lock(progress: SweepProgress) -> None:
         """Lock the database once both cells' runs are in it, so that MLflow cannot write."""
         if gone or not store.exists():
             return

@@ -20,7 +20,7 @@ from raysim.runs.run import run
 from raysim.scenario.parse import parse_scenario
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.loop import Progress, run_sweep
+from raysim.sweeps.loop import SweepProgress, run_sweep
 from raysim.sweeps.state import CellState, counts, states_of
 from raysim.tracking.parent import SWEEP_TAG
 from tests.conftest import said
@@ -49,7 +49,7 @@ def digest(state: CellState) -> str:
 
 def test_every_cell_is_run_once_and_as_by_itself(workplace: Path) -> None:
     sweep = sweep_of(workplace, seeds="1..2")
-    seen: list[Progress] = []
+    seen: list[SweepProgress] = []
     states = run_sweep(sweep, parallel=2, show=seen.append)
     assert counts(states) == "4 done"
     assert max(len(progress.running) for progress in seen) == 2
@@ -89,7 +89,7 @@ def test_a_worker_that_dies_costs_its_cell_nothing_but_time(workplace: Path, cap
     caplog.set_level("INFO", "raysim.sweeps")
     sweep = sweep_of(workplace, "rounds=40", "checkpoint.every=1", grid={"algorithm.name": ["fedgh"]})
 
-    def kill(progress: Progress) -> None:
+    def kill(progress: SweepProgress) -> None:
         if not said(caplog) and progress.running and progress.running[0][1] >= 1:
             from ray._private.state import actors
 
@@ -110,7 +110,7 @@ def test_a_worker_that_dies_costs_its_cell_nothing_but_time(workplace: Path, cap
 def test_a_cell_that_asks_for_client_actors_has_the_same_bits(workplace: Path) -> None:
     actors = ["algorithm.name=standalone", "backend=ray", "resources.actors=2"]
     sweep = sweep_of(workplace, grid={}, runs={"whole": ["algorithm.name=fedgh"], "split": actors})
-    seen: list[Progress] = []
+    seen: list[SweepProgress] = []
     states = run_sweep(sweep, parallel=1, show=seen.append)
     assert counts(states) == "2 done"
     summaries = [read_summary(state.folder) for state in states if state.folder]
@@ -154,7 +154,7 @@ def test_an_interrupt_ends_cells_after_their_round(workplace: Path) -> None:
 
     sent: list[int] = []
 
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: SweepProgress) -> None:
         if not sent and len(progress.running) == 2 and all(done >= 1 for _, done in progress.running):
             sent.append(signal.SIGINT)  # once: a second one would end all at once
             signal.raise_signal(signal.SIGINT)

@@ -29,7 +29,7 @@ from raysim.runs.run import run
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.display import PlainProgress
-from raysim.sweeps.loop import Progress, lock, run_sweep
+from raysim.sweeps.loop import SweepProgress, lock, run_sweep
 from raysim.sweeps.run_cell import Task, run_cell
 from raysim.sweeps.state import CellState, counts, states_of
 from raysim.sweeps.tuning import Candidate, HasEnded, Standing, Trial, Tuning, score, with_choices
@@ -147,7 +147,7 @@ class Counted:
 
     seen: list[tuple[int, int]] = field(default_factory=list)
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: SweepProgress) -> None:
         done = sum(one.cell.rounds if one.state == "done" else one.rounds for one in progress.states)
         asked = sum(one.cell.rounds for one in progress.states) + sum(progress.later.values())
         self.seen.append((progress.earlier + done, progress.earlier + asked))

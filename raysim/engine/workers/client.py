@@ -1,7 +1,7 @@
 """The worker for clients: it builds their models, runs their part of a round, and evaluates them.
 
-A plain class: the in-process backend has one, and each client actor of the Ray backend has one. The work is done in
-`training.py`, `evaluation.py`, `saving.py` and `migration.py`.
+A plain class: the in-process backend has one, and each client actor of the Ray backend has one. Rounds are in
+`training.py`, tests in `evaluation.py`, and the storage of states in `states.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import nn
 
 from raysim.core import accelerator
 from raysim.core.algorithm import Algorithm, Client, ClientId, overrides
+from raysim.core.state import digest, state_tensors
+from raysim.engine.checkpoint.format import client_files, read_clients
 from raysim.engine.policies.placement import Group
 from raysim.engine.records import (
     Broadcast,
@@ -27,7 +29,6 @@ from raysim.engine.records import (
     Coverage,
 )
 from raysim.engine.spec import RunSpec
-from raysim.engine.workers import migration, saving
 from raysim.engine.workers.client_samples import ClientSamples
 from raysim.engine.workers.evaluation import Evaluation
 from raysim.engine.workers.networks import new_network
@@ -121,19 +122,34 @@ class ClientWorker:
 
     def release(self, ids: Iterable[ClientId], shared: bool) -> dict[ClientId, ClientState]:
         """Remove clients and return their states for another worker. shared: whether it uses the same state files."""
-        return migration.release(self.states, ids, shared)
+        states = self.states
+        released = {
+            k: ClientState(None if shared else states.row(k), k in states.unsaved) for k in ids if k in states.held
+        }
+        states.held.difference_update(released)
+        states.unsaved.difference_update(released)
+        return released
 
     def adopt(self, moved: Mapping[ClientId, ClientState]) -> None:
         """Add clients that another worker released."""
-        migration.adopt(self.states, moved)
+        for k, client in moved.items():
+            if client.row is None:
+                self.states.held.add(k)
+            else:
+                self.states.put(k, client.row)
+            if client.unsaved:
+                self.states.unsaved.add(k)
 
     def save(self, t: int) -> Iterator[tuple[CheckpointFile, bytes]]:
         """Yield files with the clients that changed since the last call, after round `t`, for the caller to write."""
-        return saving.save(self.states, t)
+        changed = sorted(self.states.unsaved)
+        self.states.unsaved = set()
+        yield from client_files(t, ((k, self.states.state(k)) for k in changed))
 
     def restore(self, file: CheckpointFile, data: bytes) -> None:
         """Load the states of the clients of `file`. data: its content."""
-        saving.restore(self.states, file, data)
+        for k, state in read_clients(data, file.clients).items():
+            self.states.load(k, state)
 
     def mark_saved(self) -> None:
         """Mark all clients as saved."""
@@ -141,11 +157,27 @@ class ClientWorker:
 
     def digests(self, ids: Iterable[ClientId]) -> dict[ClientId, str]:
         """Return the SHA-256 of each client's state."""
-        return saving.digests(self.states, ids)
+        states = self.states
+        untrained: dict[str, str] = {}  # architecture -> digest of a client that never took part
+        digests = {}
+        for k in ids:
+            arch, is_untrained = states.arch(k), states.is_untrained(k)
+            if is_untrained and arch in untrained:
+                digests[k] = untrained[arch]
+                continue
+            with states.reading(k) as net:
+                digests[k] = digest(net)
+            if is_untrained:
+                untrained[arch] = digests[k]
+        return digests
 
     def fingerprints(self, ids: Iterable[ClientId]) -> dict[ClientId, dict[str, str]]:
         """Return the SHA-256 of each tensor of each client."""
-        return saving.fingerprints(self.states, ids)
+        fingerprints = {}
+        for k in ids:
+            with self.states.reading(k) as net:
+                fingerprints[k] = {name: digest(value) for name, value in state_tensors(net).items()}
+        return fingerprints
 
     def gpu_peak_mb(self) -> float:
         """Return the greatest GPU memory that this process has used, in MiB; 0 on a CPU."""
