@@ -197,7 +197,8 @@ def _about(text: str, base: Path | Mapping[str, Any]) -> str:
 def files_of(path: Path) -> list[Path]:
     """The files that a sweep file needs: first itself, then its base and published values; empty for a scenario file.
 
-    A bundled scenario is not among them. Raises `ScenarioError` if the file cannot be read.
+    A bundled scenario is not among them. Raises `ScenarioError` if the file cannot be read, or names one by an absolute
+    path: a job gets copies of the files, which keep only their paths relative to each other.
     """
     raw = parse(read_text(path), str(path))
     if not is_sweep(raw):
@@ -205,6 +206,10 @@ def files_of(path: Path) -> list[Path]:
     base, published = raw.get("base"), raw.get("published", [])
     claims = published if isinstance(published, list) else [published]
     names = [claim.get("file") for claim in claims if isinstance(claim, dict)]
+    for key, name in [("base", base), *(("published.file", name) for name in names)]:
+        if isinstance(name, str) and Path(name).is_absolute():  # the job would not find its copy
+            text = f"{name} given; the job gets copies, so give its path relative to the sweep file's folder"
+            raise ScenarioError(text, key=key, origin=str(path))
     needed = [path.parent / name for name in names if isinstance(name, str)]
     if isinstance(base, str) and (file := _base_file(base, path)) != bundled_file(base):
         needed.insert(0, file)

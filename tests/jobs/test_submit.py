@@ -103,6 +103,14 @@ class TestStage:
         assert stage(files_of(tmp_path / "mine" / "sweep.yaml"), tmp_path / "there") == "sweep.yaml"
         assert (tmp_path / "there" / "shared" / "base.yaml").read_text() == "rounds: 2"
 
+    @pytest.mark.parametrize("line", ["base: {there}", "base: quickstart\npublished: {{file: {there}}}"])
+    def test_an_absolute_path_which_the_job_would_not_find(self, tmp_path: Path, line: str) -> None:
+        (tmp_path / "sweep.yaml").write_text(line.format(there=tmp_path / "other.yaml") + "\nseeds: [1]\n")
+        with pytest.raises(
+            ScenarioError, match=r"other\.yaml given; .* give its path relative to the sweep file's folder"
+        ):
+            files_of(tmp_path / "sweep.yaml")
+
     def test_a_shipped_sweep_is_the_same(self, tmp_path: Path) -> None:
         file = REPOSITORY / "scenarios" / "sweeps" / "digits.yaml"
         name = stage(files_of(file), tmp_path)
