@@ -121,8 +121,8 @@ def launch(
 ) -> None:
     """Run a scenario to its end.
 
-    Results go to a folder under ./runs (or `output`) and to MLflow: rounds.parquet has a row per round,
-    clients.parquet has a row per round and client, and summary.json has the outcome.
+    Results go to a folder under ./runs (or `output`) and to MLflow: rounds.parquet has a row per round, clients.parquet
+    has a row per round and client that took part in it or was tested, and summary.json has the outcome.
 
     \b
     Examples:
@@ -327,10 +327,11 @@ def describe(name: str | None) -> None:
 
     For an algorithm: its paper, whether clients' architectures may differ, its messages, and every field with default,
     range and meaning. NAME may also be a kind, to explain all of its entries: `algorithms`, `models`, `datasets`,
-    `partitions`, `selections`, `schedules`, `trackers`, `metrics` or `measures`. `clients` explains a section of a
-    scenario, and `clients.count` one of its keys. With `clients.parquet` or `rounds.parquet`, the columns of that file
-    are explained; with `sweep` or `tune`, the keys of a sweep file. If NAME is a scenario or a sweep (its file, or a
-    bundled name such as `quickstart`), its opening comment and its keys are printed.
+    `partitions`, `selections`, `schedules`, `trackers`, `scenarios`, `metrics` or `measures`. `clients` explains a
+    section of a scenario, and `clients.count` one of its keys. With `clients.parquet` or `rounds.parquet`, the columns
+    of that file are explained; with `sweep` or `tune`, the keys of a sweep file; with `hooks`, the methods of an
+    algorithm that raysim calls. If NAME is a scenario or a sweep (its file, or a bundled name such as `quickstart`),
+    its opening comment and its keys are printed.
     """
     from raysim.cli.description import show_describable, show_description
 
@@ -395,8 +396,8 @@ for command in (*STARTING_COMMANDS, *COMPARISON_COMMANDS, *INSPECTION_COMMANDS, 
 def doctor(no_run: bool) -> None:
     """Check this machine for problems that make runs slow or fail.
 
-    It also shows the resources for runs. At the end, one round of the quickstart runs on Ray in a temporary folder.
-    Exit code 1: `raysim launch` would fail.
+    It also shows the resources for runs. If no problem is found, one round of the quickstart then runs on Ray in a
+    temporary folder. Exit code 1: `raysim launch` would fail.
     """
     from raysim.cli.show import show_finding
     from raysim.runs import doctor

@@ -283,7 +283,7 @@ LOCK = "logs/.lock"
 
 
 class Tracker(Protocol):
-    """Receives a run's results. Calls come from one thread, rounds in order.
+    """Receives a run's results. All calls of `log` come from one thread, rounds in order; the others from another one.
 
     >>> import raysim
     >>> class Printed:

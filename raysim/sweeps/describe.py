@@ -42,8 +42,8 @@ TUNE: Mapping[str, str] = {
     "{linear: [LOW, HIGH]} or {integer: [LOW, HIGH]}",
     "methods": "keys to tune for some of the methods only: name in `runs` -> keys with their values, as in `space`",
     "search": "random (the default), grid, or tpe (Optuna)",
-    "trials": "number of trials of each method, from 1 to 1000; required, except with `search: grid`, where the "
-    "default is every combination",
+    "trials": "number of trials of each method, from 1 to 1000, and not more than there are combinations; required, "
+    "except with `search: grid`, which always tries every combination",
     "halving": "successive halving, such as {rounds: [5, 20], keep: 1/3}: only the best third of the trials continues "
     "after round 5, and these trials end after round 20; `keep` is 1/3 by default. Default: every trial runs all "
     "rounds",

@@ -560,3 +560,8 @@ def test_a_name_of_a_method_and_a_partition_describes_both(capsys: pytest.Captur
 def test_a_dry_run_is_of_a_new_run(options: list[str], capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
     code, out, err = run(capfd, "launch", QUICKSTART, "--dry-run", *options)
     assert (code, out) == (2, "") and "--resume" in err
+
+
+def test_the_help_of_describe_names_every_kind() -> None:
+    text = cli.commands["describe"].help or ""
+    assert [kind for kind in (*description.KINDS, "hooks", "sweep", "tune") if f"`{kind}`" not in text] == []

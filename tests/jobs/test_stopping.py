@@ -260,6 +260,12 @@ class TestHandlers:
             pass
         assert None not in installed and installed[-1] == signal.SIG_DFL
 
+    def test_the_first_ends_a_run_at_once_if_its_last_round_is_saved(self) -> None:
+        stop = Stop(possible=True, saved_round=lambda: True)
+        with pytest.raises(KeyboardInterrupt), interruptible(stop):
+            signal.raise_signal(signal.SIGTERM)
+            pytest.fail("it did not end")
+
 
 SLOW = """
 import sys, time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -290,3 +291,21 @@ def test_a_tracker_without_a_method_is_refused_before_the_run(place: Path) -> No
     with pytest.raises(ScenarioError, match=r"trackers: NoClose is a class; give an object of it"):
         run(loaded("rounds=1"), quiet=True, trackers=[NoClose])  # type: ignore[list-item]
     assert not Path("runs").exists()
+
+
+def test_rounds_come_from_one_thread_and_the_rest_from_the_callers(workplace: Path) -> None:
+    called: dict[str, set[int]] = {"open": set(), "log": set(), "close": set()}
+
+    class Threads:
+        def open(self, card: Any) -> None:
+            called["open"].add(threading.get_ident())
+
+        def log(self, t: int, values: Any, clients: Any) -> None:
+            called["log"].add(threading.get_ident())
+
+        def close(self, status: str, summary: Any) -> None:
+            called["close"].add(threading.get_ident())
+
+    run(loaded("rounds=2"), quiet=True, trackers=[Threads()])
+    assert called["open"] == called["close"] == {threading.get_ident()}
+    assert len(called["log"]) == 1 and called["log"].isdisjoint(called["open"])
