@@ -259,8 +259,9 @@ class Summary(TypedDict, total=False):
     """why the run failed"""
     actors: int
     """number of client actors"""
-    startup: Mapping[str, Any] | None
-    """number of client actors and seconds that they took to start; null if the run did not start any"""
+    startup: Mapping[str, Any] | float | None
+    """number of client actors and seconds that they took to start; null if the run did not start any. An earlier raysim
+    wrote only the seconds"""
     seconds: Mapping[str, Any]
     """of the last process, from the start of its backend to its last checkpoint, without data, plots and MLflow
     ("total"); of the rounds in earlier processes ("before_resume"); and of each phase ("train", "aggregate",

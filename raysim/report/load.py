@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -147,14 +148,14 @@ def is_running(folder: Path | str) -> bool:
     return False
 
 
-_SUMMARY_KINDS: dict[str, type | UnionType] = {
-    "overrides": dict, "dataset": dict, "versions": dict, "code": dict, "final": dict, "seconds": dict,
-    "up_bytes_by_field": dict, "down_bytes_by_field": dict, "checkpoint": dict | None, "startup": dict | float | None,
-    "rounds": int, "rounds_asked": int, "clients": int, "participants_per_round": int, "seed": int,
-    "rejected_uploads": int, "failed_clients": int, "dropped_clients": int, "restarts": int, "actors": int,
-    "scenario": str, "algorithm": str, "method": str, "run_id": str, "folder": str, "status": str, "backend": str,
-    "partition_digest": str, "state_digest": str | None,
-}  # fmt: skip
+def _kinds(hint: Any) -> tuple[type, ...]:
+    """Return the classes of the values that an annotation of `Summary` allows; JSON may have 1 for the float 1.0."""
+    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    kinds = [get_origin(part) or part for part in parts]  # `Mapping` of `Mapping[str, Any]`
+    return (*kinds, int) if float in kinds else (*kinds,)
+
+
+_SUMMARY_KINDS = {name: _kinds(hint) for name, hint in get_type_hints(Summary).items()}
 """Types of the values in a summary; each may be missing."""
 
 

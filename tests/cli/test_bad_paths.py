@@ -122,6 +122,7 @@ def change_column(folder: Path, file: str, name: str, value: Any) -> None:
 
 DAMAGE: dict[str, tuple[Any, str]] = {
     "versions": (lambda folder: change_summary(folder, versions=-1), "cannot be read (versions is a int)"),
+    "uploads": (lambda folder: change_summary(folder, uploads="many"), "cannot be read (uploads is a str)"),
     "final": (lambda folder: change_summary(folder, final={"accuracy/all": "x"}), "accuracy/all is a str"),
     "metric": (
         lambda folder: change_column(folder, "rounds.parquet", "accuracy/jain", "x"),
