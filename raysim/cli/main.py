@@ -26,6 +26,7 @@ from raysim.common.errors import RaysimError, ScenarioError
 from raysim.common.files import reason
 from raysim.common.text import quoted, sentence
 from raysim.plugins import own_code
+from raysim.runs.signals import interruptible
 
 if TYPE_CHECKING:
     from raysim.common.results import Summary
@@ -148,18 +149,16 @@ def launch(
         show_preview(preview(checked), checked)
         return
     from raysim.runs.ahead import ray_ahead
-    from raysim.runs.signals import interruptible
 
-    with interruptible():  # SIGTERM ends the preparation as Ctrl-C does
-        if run_ is None:
-            with ray_ahead(parsed):
-                from raysim.runs.run import run
+    if run_ is None:
+        with ray_ahead(parsed):
+            from raysim.runs.run import run
 
-                done = run(parsed, quiet=quiet)
-        else:
-            from raysim.runs.run import Run
+            done = run(parsed, quiet=quiet)
+    else:
+        from raysim.runs.run import Run
 
-            done = Run(run_).resume(scenario=parsed, quiet=quiet, code_changed=code_changed)
+        done = Run(run_).resume(scenario=parsed, quiet=quiet, code_changed=code_changed)
     _close(done.summary)
 
 
@@ -185,12 +184,10 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
     attach(address)
     from raysim.runs.resume import run_scenario
     from raysim.runs.run import Run
-    from raysim.runs.signals import interruptible
 
     run = Run(run_)
     scenario = run_scenario(run.folder, sets, code_changed=code_changed)
-    with interruptible():  # SIGTERM ends the preparation as Ctrl-C does
-        done = run.resume(scenario=scenario, quiet=quiet, code_changed=code_changed)
+    done = run.resume(scenario=scenario, quiet=quiet, code_changed=code_changed)
     _close(done.summary)
 
 
@@ -486,7 +483,7 @@ def main(args: Sequence[str] | None = None) -> Any:
     try:
         for word in args or ():
             _refuse_unusable(word)
-        with own_code.listening(_announce):
+        with interruptible(), own_code.listening(_announce):  # SIGTERM ends a command as Ctrl-C does
             cli.main(args=None if args is None else list(args), prog_name="raysim", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
         echo("raysim: stopped", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from dataclasses import fields
 from importlib.metadata import version
 from itertools import pairwise
@@ -565,3 +566,14 @@ def test_a_dry_run_is_of_a_new_run(options: list[str], capfd: pytest.CaptureFixt
 def test_the_help_of_describe_names_every_kind() -> None:
     text = cli.commands["describe"].help or ""
     assert [kind for kind in (*description.KINDS, "hooks", "sweep", "tune") if f"`{kind}`" not in text] == []
+
+
+def test_sigterm_ends_every_command_as_ctrl_c_does(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminate(*given: object, **options: object) -> None:
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL  # otherwise it would end the tests
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(cli, "main", terminate)
+    assert run(capfd, "fetch", "some-job") == (130, "", "raysim: stopped\n")
