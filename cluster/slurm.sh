@@ -28,6 +28,7 @@ cpus=${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}
 
 # Any program with the token can run code as you, so each job has its own token, in a file that only you can read.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$HOME/.ray/slurm-$SLURM_JOB_ID.token
+unset RAY_AUTH_TOKEN # Ray would prefer it, and other users of another cluster may know it
 mkdir -p "$HOME/.ray"
 (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$RAY_AUTH_TOKEN_PATH")
 

@@ -6,6 +6,7 @@ import ast
 import importlib
 import os
 import re
+import subprocess
 import sys
 import tomllib
 from importlib import metadata
@@ -158,3 +159,22 @@ def test_make_and_readme_state_the_tested_versions_of_python() -> None:
     first, *_, last = versions.PYTHONS
     for name in ("Makefile", "README.md"):
         assert f"Python {first} to {last}" in (REPOSITORY / name).read_text(encoding="utf-8")
+
+
+def test_the_steps_of_a_release_name_every_file_with_the_version() -> None:
+    steps = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8").split("To release:")[1]
+    for name in ("pyproject.toml", "CITATION.cff", "cluster/", "changelog"):
+        assert name in steps
+
+
+def test_an_unreleased_version_is_not_published(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/ci.yml").read_text())
+    (check,) = [step["run"] for step in workflow["jobs"]["publish"]["steps"] if "CHANGELOG.md" in step.get("run", "")]
+    environ = {"PATH": os.defpath, "GITHUB_REF_NAME": "v0.1.0"}
+    for title, published in (
+        ("0.1.0 (unreleased)", False),
+        ("0.1.0 (2026-12-01)", True),
+        ("0.1.01 (2026-12-01)", False),
+    ):
+        (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {title}\n")
+        assert (subprocess.run(["bash", "-ec", check], cwd=tmp_path, env=environ).returncode == 0) == published

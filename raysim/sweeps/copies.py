@@ -66,7 +66,8 @@ def download(sweep: Sweep) -> None:
         runs: dict[PurePosixPath, list[PurePosixPath]] = defaultdict(list)
         for name in _sizes(fs, root):
             path = PurePosixPath(name)
-            if len(path.parts) > 2 and not any(part.startswith(".") for part in path.parts):
+            hidden = any(part.startswith(".") for part in path.parts)
+            if len(path.parts) > 2 and not path.is_absolute() and not hidden:  # an object store allows `//` in a key
                 runs[PurePosixPath(*path.parts[:2])].append(path)
         for run, files in runs.items():
             if run / SUMMARY in files and _is_newer(fs, root, sweep.output / run, run):

@@ -19,12 +19,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from raysim.common.errors import ScenarioError
-from raysim.common.text import holds_secret, redacted
+from raysim.common.text import expanded, holds_secret, redacted
 
 ALLOWED = "sqlite:///path/to/mlflow.db or http(s)://host:port"
 VARIABLE = "MLFLOW_TRACKING_URI"
 USER, PASSWORD = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
 TOKEN = "MLFLOW_TRACKING_TOKEN"
+AUTH = "MLFLOW_TRACKING_AUTH"
 _SAY_SO = f"name the store with --set tracking.uri=... or {VARIABLE}"
 FOR_TRAINING = "workflowType=machine_learning"
 """Query that makes MLflow's pages show training runs; without it, they show views for language models."""
@@ -101,10 +102,9 @@ def check_recorded(uri: str) -> str:
     """
     if uri != resolve_uri():
         database = database_path(resolve_uri(uri))
-        if database is None and any(os.environ.get(name) for name in (USER, PASSWORD, TOKEN)):
-            variable = next(name for name in (USER, PASSWORD, TOKEN) if os.environ.get(name))
+        if database is None and (secret := _credentials()):
             raise ScenarioError(
-                f"{variable} is not sent to the MLflow server {shown(uri)}, because its address comes from the run "
+                f"{secret} is not sent to the MLflow server {shown(uri)}, because its address comes from the run "
                 f"folder, not from your settings; if you trust this server, {_SAY_SO}"
             )
         if database is not None and not database.is_file():
@@ -112,6 +112,13 @@ def check_recorded(uri: str) -> str:
                 f"the run is tracked in {shown(uri)}, which does not exist; to track it elsewhere, {_SAY_SO}"
             )
     return check_uri(uri)
+
+
+def _credentials() -> str | None:
+    """Return the variable or file whose credentials MLflow's client sends to every server; None if there is none."""
+    variable = next((name for name in (USER, PASSWORD, TOKEN, AUTH) if os.environ.get(name)), None)
+    file = expanded("~/.mlflow/credentials")
+    return variable or (str(file) if file.exists() else None)
 
 
 def database_path(resolved: str) -> Path | None:

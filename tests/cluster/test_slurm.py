@@ -20,7 +20,7 @@ HEAD = "192.0.2.7"
 
 BEGIN = """#!/usr/bin/env bash
 log() {
-    token=$(cat "${RAY_AUTH_TOKEN_PATH:-/dev/null}")
+    token=${RAY_AUTH_TOKEN:-$(cat "${RAY_AUTH_TOKEN_PATH:-/dev/null}")}
     echo "${0##*/}|$1|${RAY_AUTH_MODE:-}|${RAY_ADDRESS:-}|$token" >>"$CALLS"
 }
 """
@@ -207,3 +207,9 @@ def test_ports_stay_below_those_that_systems_hand_out() -> None:
     assert len(used) == 3000 * 4, "two jobs share a port only when 3000 jobs lie between them"
     assert max(used) < 32768
     assert "port=$((20000 + SLURM_JOB_ID % 3000 * 4))" in SCRIPT.read_text()
+
+
+def test_a_token_of_another_cluster_is_not_used(slurm: Slurm) -> None:
+    slurm.run("s.yaml", RAY_AUTH_TOKEN="shared")
+    tokens = {call.token for call in slurm.calls() if call.program in {"srun", "python", "raysim"}}
+    assert len(tokens) == 1 and "shared" not in tokens

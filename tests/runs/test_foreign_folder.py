@@ -221,3 +221,15 @@ def test_a_store_that_a_folder_names(workplace: Path, monkeypatch: pytest.Monkey
         match=r"^MLFLOW_TRACKING_PASSWORD is not sent to the MLflow server http://evil, .* name the store",
     ):
         check_recorded("http://evil")
+
+
+def test_a_file_with_a_password_is_not_for_a_server_that_a_folder_names(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("URI", "USERNAME", "PASSWORD", "TOKEN", "AUTH"):
+        monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
+    monkeypatch.setenv("HOME", str(workplace))
+    (workplace / ".mlflow").mkdir()
+    (workplace / ".mlflow" / "credentials").write_text("[mlflow]\nmlflow_tracking_password = secret\n")
+    with pytest.raises(ScenarioError, match=r"\.mlflow/credentials is not sent to the MLflow server http://evil, "):
+        check_recorded("http://evil")

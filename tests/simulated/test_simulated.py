@@ -139,4 +139,4 @@ def test_a_run_on_actors_is_resumed(environment: dict[str, str], workplace: Path
 @pytest.mark.large
 @pytest.mark.parametrize("sets", [[], TOGETHER[1:]], ids=["one by one", "together"])
 def test_a_network_may_create_tensors(environment: dict[str, str], sets: list[str]) -> None:
-    same(environment, ["standalone"], f"clients.models=[{CREATES}:creates]", *sets)
+    same(environment, ["standalone"], f"clients.models=[{CREATES}:creates]", "clients.feature_dim=16", *sets)

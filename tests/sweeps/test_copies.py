@@ -11,6 +11,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from raysim.common.errors import RunError, ScenarioError
+from raysim.sweeps import copies
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.copies import download, upload_run
 from raysim.sweeps.loop import ComparisonError, run_sweep
@@ -160,3 +161,13 @@ def test_a_run_that_was_killed_is_interrupted_on_another_machine(pool: Pool, wor
     shutil.rmtree(sweep.output)
     download(sweep)
     assert states_of(sweep)[0].state == "interrupted"
+
+
+def test_a_key_with_an_empty_part_is_no_run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Object stores allow it, and an absolute path would lead out of the sweep's folder."""
+    sweep = sweep_of(workplace, f"output=file://{workplace}/bucket", grid={})
+    downloaded: list[str] = []
+    monkeypatch.setattr(copies, "_sizes", lambda fs, root: {"/elsewhere/summary.json": 2, "cell/run/summary.json": 2})
+    monkeypatch.setattr(copies, "_download_run", lambda fs, root, output, run, files: downloaded.append(str(run)))
+    download(sweep)
+    assert downloaded == ["cell/run"]
