@@ -287,6 +287,25 @@ def test_fedtgp_falls() -> None:
     assert f"is highest after round {when} ({highest:.2f}). After round {end}, it is {last:.2f}." in WORDS
 
 
+def test_possible_causes_of_fedgh() -> None:
+    of: dict[str, list[float]] = {}
+    tried = every_round("cifar100_causes")
+    for row in [*tried, *(row for row in every_round("cifar100") if int(row["round"]) <= 200)]:
+        of.setdefault(row["variant"], []).append(100 * float(row["all"]))
+    expected, means = [], []
+    for name in ("FedGH", *dict.fromkeys(row["variant"] for row in tried)):
+        away = [one - alone for one, alone in zip(of[name], of["Standalone"], strict=True)]
+        means.append(fmean(away[100:]))
+        setting = name.removeprefix("FedGH, 1 epoch, ") if "," in name else "default"
+        expected.append([setting, f"{min(away):.2f}", str(1 + away.index(min(away))), f"{means[-1]:.2f}"])
+        if "," in name:
+            assert of[name][-1] == pytest.approx(values(FOLDER / "cifar100_causes.csv", name, "last")["1"], abs=1e-4)
+    assert table("cifar100_causes") == expected
+    assert f"it is {means[1] - means[0]:.2f} points smaller on average" in WORDS
+    file = load_sweep(REPOSITORY / "scenarios" / "sweeps" / "cifar100_causes.yaml")
+    assert {cell.label for cell in file.cells} - of.keys() == {"FedTGP, lambda_ 0.1", "Standalone, CNN-5"}
+
+
 def test_readings_of_fedral() -> None:
     of: dict[str, list[float]] = {}
     for row in every_round("fedral_choices"):
