@@ -1,4 +1,4 @@
-"""FedAvg, FD and FedProto on Fashion-MNIST, beside PFLlib: accuracies and seconds per round.
+"""FedAvg, FD, FedProto and Standalone on Fashion-MNIST, beside PFLlib: accuracies and seconds per round.
 
 The setting is PFLlib's default one: 20 clients, all in every round, its CNN of four layers, batches of 10, 1 local
 epoch, plain SGD with learning rate 0.005. The 70,000 images are dealt as PFLlib deals them (NumPy seed 1): by a
@@ -12,9 +12,10 @@ CHECKOUT is a copy of https://github.com/TsingZ0/PFLlib, which needs torchvision
 same command continues raysim's runs; it starts an interrupted run of PFLlib again.
 
 Printed is the greatest pooled accuracy over rounds in per cent: correct test images of all clients / all test images,
-each client tested with the model that PFLlib tests (FedAvg: the global model; FD and FedProto: its own model, FedProto
-with the nearest of all global prototypes), before the training of a round. So N rounds give the accuracies after
-0, ..., N - 1 trainings. The published values are those of PFLlib's leaderboard after 2,000 rounds, three trials.
+each client tested with the model that PFLlib tests (FedAvg: the global model; the others: its own model, FedProto with
+the nearest of all global prototypes), before the training of a round. So N rounds give the accuracies after
+0, ..., N - 1 trainings. The published values are those of PFLlib's leaderboard after 2,000 rounds, three trials. It has
+no value for Standalone, which exchanges nothing and so shows what the other methods gain.
 
 The settings of raysim below mean the same as PFLlib's code of 2025-11-29, with these differences:
 
@@ -56,6 +57,7 @@ from raysim.models.split import SplitNet
 Ints = NDArray[np.int64]
 CLIENTS, CLASSES, ALPHA, FEWEST = 20, 10, 0.1, 40
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "standalone": ("", {"name": "standalone"}),
     "fedavg": ("FedAvg", {"name": "fedavg"}),
     "fd": ("", {"name": "fd", "profile": "official", "distillation": "squared_error"}),
     "fd_raw": ("FD", {"name": "fd", "profile": "official", "distillation": "raw_logits"}),
@@ -64,7 +66,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
         {"name": "fedproto", "profile": "official", "inference": "nearest", "nearest": "all", "lambda_": 1.0},
     ),
 }
-"""Name -> PFLlib's name, or none if the checkout has another loss; section `algorithm` of the scenario."""
+"""Name -> PFLlib's name, empty if PFLlib's checkout is not run for it; section `algorithm` of the scenario."""
 PUBLISHED = {
     ("dirichlet", "fedavg"): "85.85 ± 0.19",
     ("dirichlet", "fd"): "97.43 ± 0.04",
@@ -249,3 +251,5 @@ if __name__ == "__main__":
         main()
     except RaysimError as error:
         sys.exit(f"beside_pfllib: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)  # raysim has said that the sweep was interrupted

@@ -640,7 +640,7 @@ def test_which_values_are_close_to_published_ones() -> None:
     sweeps = ("cifar100", "cifar100_published", "cifar100_published_500")
     beside = sum(cells[-1] != "-" for sweep in sweeps for cells in table(sweep))
     beside += sum(paper != "-" for _, *cells in table("hks_table1") for paper in cells[2:4])
-    assert f"In all, the tables below show {beside} values beside published ones." in WORDS
+    assert f"In all, the tables below show {beside} values beside those of papers." in WORDS
 
 
 def test_hks_with_all_rounds() -> None:
@@ -759,6 +759,30 @@ def test_beside_niid_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     cost, theirs = best["iid"] - best["dirichlet"], reported["iid"][0] - reported["dirichlet"][0]
     assert max(abs(best[name] - reported[name][0]) for name in best) < 0.8 and WORDS.count("within 0.8 points") == 2
     assert f"the Dirichlet partition costs {cost:.2f} points here, and {theirs:.2f} there" in WORDS
+
+
+def test_beside_pfllib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY / "benchmarks")
+    published = runpy.run_path(str(REPOSITORY / "benchmarks" / "beside_pfllib.py"))["PUBLISHED"]
+    with (FOLDER / "beside_pfllib.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    best = {row["method"]: 100 * float(row["best"]) for row in rows}
+    expected, away = [], []
+    for row, name in zip(rows, ("Standalone", "FD", "FedProto"), strict=True):
+        reported = published.get((row["partition"], row["method"]), "-")
+        difference = "-"
+        if reported != "-":
+            assert reported == f"{row['reported']} ± {row['deviation']}"
+            away.append(best[row["method"]] - float(row["reported"]))
+            difference = f"{away[-1]:+.2f}"
+        last = f"{100 * float(row['last']):.2f}"
+        expected.append([name, f"{best[row['method']]:.2f}", row["round"], last, reported, difference])
+    assert table("beside_pfllib") == expected
+    assert max(map(abs, away)) < 0.05 and WORDS.count("within 0.05 points") == 2
+    gains = [best[name] - best["standalone"] for name in ("fd", "fedproto")]
+    words = "reaches {:.2f}: FD is {:.2f} points above it, and FedProto {:.2f}."
+    assert words.format(best["standalone"], *gains) in WORDS
+    assert "Standalone, without exchange, is {:.2f} and {:.2f} points below the two".format(*gains) in WORDS
 
 
 def test_repeated_runs_have_the_same_digest() -> None:
