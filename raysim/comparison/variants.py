@@ -167,15 +167,20 @@ def _implied(key: str, deciding: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _by_label(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Group the runs of tuned sweeps by their names in the sweep: tuning may choose the settings of another variant.
+    """Group runs with the same settings by their names in a tuned sweep, if it has them under several names.
 
-    Other runs are one group, as runs that replace those under an earlier name.
+    Reason: tuning may choose the settings of another variant. Otherwise all runs are one group: those of a method that
+    was not tuned belong together with its runs outside of the sweep.
     """
+    labels: dict[int, set[str]] = {}  # of each tuned sweep
     by_label: dict[str, list[RunRecord]] = {}
     for run in runs:
-        is_tuned = run.cell is not None and run.sweep is not None and run.sweep.tuning is not None
-        by_label.setdefault(run.cell.label if run.cell is not None and is_tuned else "", []).append(run)
-    return [*by_label.values()]
+        label = ""
+        if run.cell is not None and run.sweep is not None and run.sweep.tuning is not None:
+            label = run.cell.label
+            labels.setdefault(id(run.sweep), set()).add(label)
+        by_label.setdefault(label, []).append(run)
+    return [*by_label.values()] if any(len(of_sweep) > 1 for of_sweep in labels.values()) else [[*runs]]
 
 
 def _by_code(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:

@@ -23,6 +23,7 @@ from raysim.engine.run import Observers, run_rounds, sample, state_digest
 from raysim.report.units import plural
 from raysim.runs.assembly import assemble
 from raysim.runs.backend import device_in_process, state_limits
+from raysim.runs.signals import sigterm_kept
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
@@ -179,7 +180,9 @@ def _start_ray(scenario: Scenario, most: int, cleanup: contextlib.ExitStack) -> 
     from raysim.engine.ray import local_cluster, session
 
     requested = sum(request.cpus_per_actor * (request.actors or 1) for request in scenario.requests)
-    if session.connect(max(requested, most * scenario.resources.cpus_per_actor)):
+    with sigterm_kept():
+        started = session.connect(max(requested, most * scenario.resources.cpus_per_actor))
+    if started:
         cleanup.push(lambda failed, *_: local_cluster.stop(remove_logs=failed is None))
     return session.machine()
 

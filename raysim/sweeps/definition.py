@@ -105,7 +105,7 @@ def load_sweep(
     made = _make_cells(maker, _variants(runs, axes, str(path)), chosen, published)
     spaces = [{} for _ in made] if tune is None else spaces_of(tune, made)
     variants = _different_runs(made, spaces, maker)
-    cells = tuple(cell for _, made in variants for _, cell in made)
+    cells = tuple(cell for _, of_variant in variants for _, cell in of_variant)
     _check_comparison(raw, cells, str(path))
     targets = raw.get("targets")
     first = cells[0].scenario
@@ -157,13 +157,14 @@ def _different_runs(made: Sequence[VariantCells], spaces: Sequence[Space], maker
     """Return the variants without cells that are the same run as an earlier one, which `--fast` may produce.
 
     spaces: the keys that are tuned for each variant: cells that are tuned differently are not the same run. Raises
-    `ScenarioError` if two cells have one name, or if two are the same run without `--fast`.
+    `ScenarioError` if two cells have one name or folder, or if two are the same run without `--fast`.
     """
     first: dict[tuple[str, str], Cell] = {}
     named: set[str] = set()
+    in_folder: dict[str, Cell] = {}  # tuning may choose for one cell what another one has, and so the same folder
     different: list[VariantCells] = []
     for (variant, cells), space in zip(made, spaces, strict=True):
-        tuned = str({key: str(of) for key, of in space.items()})
+        tuned = str(sorted((key, str(of)) for key, of in space.items()))
         of_variant: list[tuple[int | None, Cell]] = []
         for seed, cell in cells:
             same = first.setdefault((cell.id, tuned), cell)
@@ -172,6 +173,13 @@ def _different_runs(made: Sequence[VariantCells], spaces: Sequence[Space], maker
                     text = f"two cells are called {cell.name!r}; give each cell a different name"
                     raise ScenarioError(text, key="runs", origin=str(maker.file))
                 named.add(cell.name)
+                other = in_folder.setdefault(cell.folder_name, cell)
+                if other is not cell:
+                    text = (
+                        f"the cells {other.name!r} and {cell.name!r} would have the same folder; give names that "
+                        "differ in their first 60 characters, in a letter from A to Z or a digit"
+                    )
+                    raise ScenarioError(text, key="runs", origin=str(maker.file))
                 of_variant.append((seed, cell))
             elif not maker.fast:
                 text = f"{maker.file}: the cells {same.name!r} and {cell.name!r} are the same run; remove one of them"

@@ -160,3 +160,15 @@ def test_a_choice_that_equals_another_variant_is_a_row_of_its_own(tmp_path: Path
     assert gain is not None and (gain.n, gain.mean) == (3, 0.0)
     assert found.p_values["last"] == {"tuned": 1.0}
     assert not any("runs; only the last" in note for note in found.notes)
+
+
+def test_runs_of_an_untuned_method_are_one_variant_inside_and_outside_of_a_tuned_sweep(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        make_run(tmp_path / "swept" / f"alone{seed}" / "1", "standalone", seed)
+    make_run(tmp_path / "swept" / "A1" / "1", "fedgh", 1)
+    make_run(tmp_path / "more" / "alone3", "standalone", 3)
+    cells = {"alone1": CellCard("alone"), "alone2": CellCard("alone"), "A1": CellCard("A")}
+    card = replace(CARD, variants=[A], untuned=["alone"], cells=list(cells))
+    SweepCard("", cells, tuning=card).write(tmp_path / "swept")
+    found = compare(tmp_path / "swept", tmp_path / "more", baseline="standalone")
+    assert sorted(len(one.runs) for one in found.variants) == [1, 3]

@@ -475,7 +475,13 @@ class OfTheMachine(Standalone):
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError("no memory"), RecordingError("it cannot")]
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        MemoryError("no memory"),
+        RecordingError("it cannot"),
+    ],
 )
 def test_what_depends_on_the_machine_is_no_failure_of_a_client(error: Exception) -> None:
     """Otherwise, results would depend on how many actors share a GPU."""

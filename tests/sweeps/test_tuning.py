@@ -843,3 +843,11 @@ def test_files_that_only_trials_need_are_known(tmp_path: Path, monkeypatch: pyte
     assert sweep.tuning is not None
     assert not any(cell.scenario.own_code.files for cell in sweep.cells)
     assert {name for one in sweep.tuning.scenarios for name in one.own_code.files} == {"nets.py"}
+
+
+def test_a_tuned_method_has_a_folder_of_its_own(workplace: Path) -> None:
+    runs = {name: ["algorithm.name=fedgh"] for name in ("FedGH", "FedGH*")}
+    methods = {"FedGH*": {"training.lr": [0.05, 0.1]}}
+    path = write(workplace, runs=runs, tune=tune(space=None, methods=methods))
+    with pytest.raises(ScenarioError, match=r"'FedGH seed=1' and 'FedGH\* seed=1' would have the same folder"):
+        load_sweep(path)

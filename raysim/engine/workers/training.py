@@ -46,7 +46,12 @@ from raysim.grouped.together import ask_to_fit, fit_all
 
 OF_THE_MACHINE = (MemoryError, torch.OutOfMemoryError, RecordingError)
 """Errors that depend on the machine and the number of actors. They are no failures of a client, since results must not
-depend on these."""
+depend on these. On a CPU, torch raises a `RuntimeError` instead: see `_is_of_the_machine`."""
+
+
+def _is_of_the_machine(error: BaseException | None) -> bool:
+    """Return whether an error depends on the machine; torch's allocator for CPUs has no class for a lack of memory."""
+    return isinstance(error, OF_THE_MACHINE) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
 
 
 class Received(NamedTuple):
@@ -125,7 +130,7 @@ class Training:
             except (ChangedMessageError, StatesError):
                 raise
             except RunError as error:
-                if not self.spec.tolerates_failures or isinstance(error.__cause__, OF_THE_MACHINE):
+                if not self.spec.tolerates_failures or _is_of_the_machine(error.__cause__):
                     raise
                 self._check_unchanged(received.guard, "a hook", k, t)
                 evaluations[k] = ClientFailure(str(error), getattr(error, "trace", ""))
@@ -215,7 +220,7 @@ class Training:
         except (ChangedMessageError, StatesError):  # other clients share the changed message, or the disk
             raise
         except RunError as error:
-            if isinstance(error.__cause__, OF_THE_MACHINE):
+            if _is_of_the_machine(error.__cause__):
                 raise
             self._check_unchanged(down.guard, "a hook", k, t)
             failed = ClientFailure(str(error), getattr(error, "trace", ""))

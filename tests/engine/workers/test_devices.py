@@ -45,7 +45,7 @@ def test_a_model_has_the_same_weights_on_every_device() -> None:
         return nn.Linear(1, 1)
 
     spec, *_ = spec_for(loaded("algorithm={name: standalone}"))
-    task = replace(spec, build_model=build).task  # from dataclasses import replace
+    task = replace(spec, build_model=build).task
     with META:
         assert task.model("digits_mlp64").weight.is_meta
     assert not task.model("digits_mlp64").weight.is_meta

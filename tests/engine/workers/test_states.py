@@ -254,4 +254,4 @@ def test_a_worker_leaves_memory_without_garbage_collection() -> None:
 def test_a_row_of_another_size_is_refused() -> None:
     """As of a recurrent network on another device, whose weights cuDNN keeps in one block."""
     with pytest.raises(RunError, match=r"client 1 with model other: its state has 64 bytes, but \d+ on this actor"):
-        states().put(1, np.zeros(64, np.uint8))  # the file has to import numpy as np
+        states().put(1, np.zeros(64, np.uint8))
