@@ -42,7 +42,7 @@ Step = Callable[[Batch], Tensor | None]
 
 
 class RecordingError(RuntimeError):
-    """CUDA refused to record a training step. It is no failure of a client: later clients of this process train."""
+    """CUDA refused to record a training step. Later clients of this process are trained without recordings."""
 
 
 _failed: list[torch.cuda.CUDAGraph] = []

@@ -311,6 +311,16 @@ def set_training(net: nn.Module, training: bool) -> None:
             object.__setattr__(module, "training", training)
 
 
+def lacks_memory(error: BaseException | None) -> bool:
+    """Return whether an error says that memory is full. That depends on the machine, but results must not.
+
+    Reason: torch has a class for a full GPU, but raises a plain `RuntimeError` if it gets no memory on a CPU.
+    Delete when: torch raises `MemoryError` or `torch.OutOfMemoryError` then.
+    """
+    full = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return full or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
+
+
 @contextmanager
 def countable(net: nn.Module) -> Iterator[None]:
     """Let a network compute by operations that torch's counter knows during a block, at the price of speed.

@@ -37,6 +37,7 @@ from raysim.core.precision import as_float32, autocast
 from raysim.core.torch_workarounds import (
     Sgd,
     eval_mode,
+    lacks_memory,
     named_tensors,
     repeatable_attention,
     set_training,
@@ -297,9 +298,9 @@ def _attempt(jobs: Sequence[FitJob]) -> Sequence[FitResult | str]:
     states = [one.rng.get_state() for one in shuffled]
     try:
         return fit_together(jobs)
-    except (MemoryError, torch.OutOfMemoryError):  # depends on the machine, but results must not
-        raise
     except FAILURES as error:
+        if lacks_memory(error):
+            raise
         for one, state in zip(shuffled, states, strict=True):
             one.rng.set_state(state)
         text = str(error) if isinstance(error, CannotGroupError) else cause(error)

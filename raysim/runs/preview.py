@@ -15,7 +15,7 @@ from raysim.common.errors import FAILURES, ScenarioError
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, LocalTraining, fit_one
 from raysim.core.ops import cross_entropy
-from raysim.core.torch_workarounds import set_training
+from raysim.core.torch_workarounds import lacks_memory, set_training
 from raysim.data.datasets import load_dataset, missing
 from raysim.data.partition import Resample
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan, check_fits, make_plan
@@ -212,7 +212,7 @@ def _measure(scenario: Scenario, name: str, local: LocalTraining, clients: int, 
                 model(batch.x)
                 test_s = (perf_counter() - start) / size
     except FAILURES as error:
-        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # torch's, if memory is full
+        if not lacks_memory(error):
             if name in MODELS:
                 raise
             raise ScenarioError(f"{name}: a training step fails: {where(error)}", key="clients.models") from error

@@ -208,11 +208,11 @@ class ParsedScenario:
 
 
 CODE = "code"
-"""Name of the folder, next to the scenario of a run, with the user's own files that the scenario names."""
+"""Name of the folder next to a run's scenario that contains the user's own files named in the scenario."""
 
 JOB_CODE = "raysim_job_code"
-"""The same, next to the scenario of a job. Its files are used in any case, even if the path of one of them, which is a
-path of the user's machine, is also a path of the head node."""
+"""Name of the folder next to a job's scenario that contains the user's own files. The job uses these copies, even if
+the head node has another file at the path that the scenario names."""
 
 
 def overrides_of(sets: Iterable[str]) -> list[str]:

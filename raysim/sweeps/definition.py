@@ -154,14 +154,14 @@ def _make_cells(
 
 
 def _different_runs(made: Sequence[VariantCells], spaces: Sequence[Space], maker: CellMaker) -> list[VariantCells]:
-    """Return the variants without cells that are the same run as an earlier one, which `--fast` may produce.
+    """Return the variants, without cells that would repeat the run of an earlier cell. Only `--fast` allows such cells.
 
-    spaces: the keys that are tuned for each variant: cells that are tuned differently are not the same run. Raises
+    spaces: the keys that are tuned for each variant; cells that are tuned differently are different runs. Raises
     `ScenarioError` if two cells have one name or folder, or if two are the same run without `--fast`.
     """
     first: dict[tuple[str, str], Cell] = {}
     named: set[str] = set()
-    in_folder: dict[str, Cell] = {}  # tuning may choose for one cell what another one has, and so the same folder
+    in_folder: dict[str, Cell] = {}  # tuning may give two cells the same settings, and then the same folder
     different: list[VariantCells] = []
     for (variant, cells), space in zip(made, spaces, strict=True):
         tuned = str(sorted((key, str(of)) for key, of in space.items()))

@@ -94,9 +94,18 @@ def test_a_failure_names_its_client() -> None:
         rounds_of(*EVERYONE, "training.together=4", algorithm=FailsForOne())
 
 
-def test_a_full_memory_does_not_change_how_clients_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    ],
+)
+def test_a_full_memory_does_not_change_how_clients_are_tested(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*args: object) -> Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     monkeypatch.setattr("raysim.engine.workers.evaluation.outputs_together", full)
     with pytest.raises(RunError, match=r"^the test of \d clients with model digits_mlp64 by one call failed"):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from raysim.common.errors import FAILURES, RunError
 from raysim.common.text import cause
 from raysim.core.algorithm import ClientId
-from raysim.core.torch_workarounds import eval_mode
+from raysim.core.torch_workarounds import eval_mode, lacks_memory
 from raysim.engine.policies.metrics import by_class
 from raysim.engine.policies.placement import Group
 from raysim.engine.records import ClientEvaluation, Coverage, EvaluationResult
@@ -82,13 +82,13 @@ class Evaluation:
             nets = [opened.enter_context(self.states.reading(k)) for k in group]
             try:
                 return self._evaluated(group, coverage, partial(self._stacked_outputs, nets), start)
-            except (MemoryError, torch.OutOfMemoryError) as error:  # depends on the machine, but results must not
+            except FAILURES as error:
+                if not lacks_memory(error):  # evaluate one by one to identify the failing client
+                    return self._one_by_one(group, coverage)
                 raise RunError(
                     f"the test of {len(group)} clients with model {self.spec.arch(group[0])} by one call failed "
                     f"({cause(error)}); set fewer actors per GPU, or a smaller training.together"
                 ) from error
-            except FAILURES:  # evaluate one by one to identify the failing client
-                return self._one_by_one(group, coverage)
 
     def _evaluated(
         self, group: Group, coverage: Coverage, outputs: Outputs, start: float
@@ -153,7 +153,10 @@ class Evaluation:
             return torch.cat([net(batch.x) for batch in batches]).unsqueeze(0)
 
     def _default_device(self) -> AbstractContextManager[Any]:
-        """Return the context in which networks compute: as in hooks, they may create tensors and name no device."""
+        """Return a context with this worker's device as torch's default, as in hooks.
+
+        In it, a network may create tensors without naming a device.
+        """
         device = self.samples.device
         return nullcontext() if device.type == "cpu" else device
 

@@ -24,6 +24,7 @@ from raysim.core.messages import WireSize, nonfinite, pack, unpack, wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.replay import RecordingError
 from raysim.core.seeds import seeded
+from raysim.core.torch_workarounds import lacks_memory
 from raysim.engine.policies.placement import Group
 from raysim.engine.records import (
     Broadcast,
@@ -44,14 +45,14 @@ from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
 from raysim.grouped.lockstep import in_lockstep
 from raysim.grouped.together import ask_to_fit, fit_all
 
-OF_THE_MACHINE = (MemoryError, torch.OutOfMemoryError, RecordingError)
-"""Errors that depend on the machine and the number of actors. They are no failures of a client, since results must not
-depend on these. On a CPU, torch raises a `RuntimeError` instead: see `_is_of_the_machine`."""
 
+def _depends_on_machine(error: BaseException | None) -> bool:
+    """Return whether an error depends on the machine and the number of actors.
 
-def _is_of_the_machine(error: BaseException | None) -> bool:
-    """Return whether an error depends on the machine; torch's allocator for CPUs has no class for a lack of memory."""
-    return isinstance(error, OF_THE_MACHINE) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
+    Such an error ends the run. It does not count as a failure of the client, because results would then depend on the
+    machine.
+    """
+    return isinstance(error, RecordingError) or lacks_memory(error)
 
 
 class Received(NamedTuple):
@@ -130,7 +131,7 @@ class Training:
             except (ChangedMessageError, StatesError):
                 raise
             except RunError as error:
-                if not self.spec.tolerates_failures or _is_of_the_machine(error.__cause__):
+                if not self.spec.tolerates_failures or _depends_on_machine(error.__cause__):
                     raise
                 self._check_unchanged(received.guard, "a hook", k, t)
                 evaluations[k] = ClientFailure(str(error), getattr(error, "trace", ""))
@@ -220,7 +221,7 @@ class Training:
         except (ChangedMessageError, StatesError):  # other clients share the changed message, or the disk
             raise
         except RunError as error:
-            if _is_of_the_machine(error.__cause__):
+            if _depends_on_machine(error.__cause__):
                 raise
             self._check_unchanged(down.guard, "a hook", k, t)
             failed = ClientFailure(str(error), getattr(error, "trace", ""))
