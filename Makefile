@@ -52,7 +52,7 @@ test-gpu: setup  ## Run the tests that need a CUDA device
 chaos: setup  ## Kill and signal actors, server and driver of many runs, a hundred times, and compare every result
 	$(BIN)/python -m tests.chaos --kills 100
 
-golden: setup  ## Write the golden curves anew: a reviewed act, see CONTRIBUTING.md
+golden: setup  ## Write the golden runs anew: a reviewed act, see CONTRIBUTING.md
 	$(BIN)/python -m tests.golden.record
 
 bench: setup  ## Measure raysim against a hand-written loop of the same work

@@ -23,10 +23,8 @@ from raysim.contract.toy import Toy
 from raysim.core.algorithm import Algorithm, AnyAlgorithm
 from raysim.core.fields import settings_fields
 from raysim.plugins.registry import algorithm_class, algorithm_names
-from tests.conftest import REPOSITORY
 from tests.engine.scenarios import TYPICAL
-
-GOLDEN = REPOSITORY / "tests" / "golden"
+from tests.golden.record import stored
 
 
 @pytest.fixture
@@ -65,7 +63,7 @@ ONCE = {"defined", "frozen", "picklable", "documented", "fields_read", "imports"
 SHORT = {"runs"}
 """Clauses that `make test` checks for every choice of a field, and for every method; `make test-large` checks all."""
 
-GUARDED = {path.stem for path in GOLDEN.glob("*.json")} - TYPICAL
+GUARDED = set(stored("methods")["cases"]) - TYPICAL
 """Methods with a recorded run, which `make test` repeats: a change of their results is noticed without the clauses. A
 method that is new has no recorded run yet, so `make test` checks all clauses."""
 
