@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def signature(found: Any) -> str:
     except (TypeError, ValueError):  # a type alias or a class without a signature of its own
         return ""
     texts = [str(one.replace(annotation=inspect.Parameter.empty)) for one in parameters]
-    return f"({', '.join(texts)})"
+    return re.sub(r" at 0x[0-9a-f]+", "", f"({', '.join(texts)})")  # of a default that is a function
 
 
 def members(found: type) -> dict[str, str]:
