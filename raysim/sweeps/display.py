@@ -90,8 +90,9 @@ class PlainProgress:
             cells = plural(len(running), "cell")
             ends = f"ending: {cells} will end after this round" if running else "ending"
             return f"{ends}; {done} of {total} rounds are done"
+        # A round that takes longer than the ones before it uses up its estimate, and then nothing is known.
         left_s = self.left.seconds(progress) if done < total else None
-        left = "" if left_s is None else f", about {human_seconds(left_s)} left"
+        left = "" if left_s is None or left_s < 1 else f", about {human_seconds(left_s)} left"
         phase = "trials: " if any(one.cell.values for one in progress.states) else ""
         return f"{phase}{counts(now)}; {done} of {total} rounds{left}"
 

@@ -158,6 +158,20 @@ def test_the_progress_line_tells_the_time_left(tmp_path: Path, monkeypatch: pyte
     assert "1 running, 2 waiting; 1 of 30 rounds, about 29 min 00 s left" in stream.getvalue()
 
 
+def test_the_last_round_may_take_longer_than_estimated(tmp_path: Path) -> None:
+    """The line said "about 0 ms left" until that round ended."""
+    sweep = sweep_of(tmp_path, "rounds=40", grid={})
+    clock, shown = Clock(), PlainProgress(sweep, io.StringIO())
+    shown.left.clock = clock
+    shown.left.update(SweepProgress(waiting(sweep), [(sweep.cells[0].name, -1)]))
+    clock.now += 39.0
+    progress = SweepProgress(waiting(sweep), [(sweep.cells[0].name, 39)])
+    shown.left.update(progress)
+    assert shown.line(progress).endswith("39 of 40 rounds, about 1.00 s left")
+    clock.now += 5.0
+    assert shown.line(progress).endswith("39 of 40 rounds")
+
+
 def test_the_time_left_includes_rounds_of_later_cells(tmp_path: Path) -> None:
     """fedgh takes 2 s per round, standalone 4 s. Later rounds count like those of their method; of fd, as the mean."""
     sweep = sweep_of(tmp_path, "rounds=10", grid={"algorithm.name": ["fedgh", "standalone"]})
