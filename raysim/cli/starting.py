@@ -124,25 +124,28 @@ def init(folder: Path) -> None:
 def new(kind: str, name: str, base: str | None) -> None:
     """Write a working method, model or data set for you to modify.
 
-    The files are NAME.py, NAME.yaml and test_NAME.py. With --from, the method is a subclass of METHOD with one hook to
+    The files are NAME.py, NAME.yaml and test_NAME.py. If NAME has capital letters, it is the name of the class, and the
+    files have it in lower case. With --from, the method is a subclass of METHOD with one hook to
     change, and the scenario has the architectures and the public data that METHOD needs.
 
     \b
     Examples:
         raysim new algorithm my_method
+        raysim new algorithm FedBABU
         raysim new algorithm my_prox --from fedprox
         raysim launch my_method.yaml
     """
     if base is not None and kind != "algorithm":
         raise click.UsageError(f"--from works only for a new algorithm; leave out --from for a new {kind}.")
-    if not re.fullmatch("[a-z][a-z0-9_]{0,99}", name):  # also the name of the scenario, and without _ of the class
-        text = f"{name!r} given; use at most 100 lower-case letters a to z, digits and _, and begin with a letter"
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,99}", name):  # also the name of the scenario
+        text = f"{name!r} given; use at most 100 letters a to z, digits and _, and begin with a letter"
         raise click.BadParameter(text, param_hint="NAME")
+    cls = "".join(word.capitalize() for word in name.split("_")) if name.islower() else name
+    name = name.lower()
     files = [Path(f"{name}.py"), Path(f"{name}.yaml"), Path(f"test_{name}.py")]
     for file in files:
         if file.exists():
             raise ScenarioError(f"{file} exists already; give another name")
-    cls = "".join(word.capitalize() for word in name.split("_"))
     reserved = keyword.iskeyword(name) or keyword.iskeyword(cls) or yaml.safe_load(name) != name
     if reserved or _is_module(name):
         text = f"{name!r} given, but this is a word of Python or YAML, or the name of an installed module"

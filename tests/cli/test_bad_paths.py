@@ -69,7 +69,7 @@ def test_bad_values(words: list[str], sentence: str, workplace: Path, capfd: pyt
         (["new", "algorithm", "header"], "'header' given, but raysim has a class Header; give another name"),
         (["new", "algorithm", "server"], "'server' given, but raysim has a class Server; give another name"),
         (["tsne", "run", "--seed", "4294967296"], "4294967296 is not in the range 0<=x<=4294967295"),
-        (["new", "algorithm", "__main__"], "'__main__' given; use at most 100 lower-case letters a to z, digits and _"),
+        (["new", "algorithm", "__main__"], "'__main__' given; use at most 100 letters a to z, digits and _"),
         (["new", "model", "json"], "'json' given, but this is a word of Python or YAML, or the name of an installed"),
         (
             ["sweep", "base.yaml", "--grid", "seed=1,2", "--grid", "seed=3"],

@@ -82,7 +82,19 @@ def test_a_folder_that_cannot_be_written(
     assert text in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("name", ["My_thing", "my-thing", "1", "my.thing", "../my", "_my", "größe", "m" * 101])
+@pytest.mark.parametrize(
+    ("name", "module", "cls"), [("FedBABU", "fedbabu", "FedBABU"), ("my_thing", "my_thing", "MyThing")]
+)
+def test_capital_letters_are_those_of_the_class(
+    name: str, module: str, cls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["new", "algorithm", name])
+    assert {path.name for path in tmp_path.iterdir()} == {f"{module}.py", f"{module}.yaml", f"test_{module}.py"}
+    assert raysim.Scenario.load(f"{module}.yaml").method == cls
+
+
+@pytest.mark.parametrize("name", ["my-thing", "1", "my.thing", "../my", "_my", "größe", "m" * 101])
 def test_names_that_are_none(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
