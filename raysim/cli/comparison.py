@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from raysim.cli.json_output import JSON, print_json
 from raysim.cli.options import ADDRESS, SETS, SWEEP_FILES, WIDTH, ScenarioFile, attach, folders_of, metric
 from raysim.cli.output import echo
 from raysim.common.logs import show_logs
 
 if TYPE_CHECKING:
+    from raysim.comparison.compare import Comparison
     from raysim.comparison.statistics import Spread
+    from raysim.comparison.tables import Column
     from raysim.report.figures import Width
     from raysim.sweeps.cells import Sweep
     from raysim.sweeps.tuning import Tuning
@@ -84,6 +87,7 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     "such as '*lr=0.1*'. May be repeated.",
 )
 @click.option("--all", "every", is_flag=True, help="List every cell. By default, a long list has one line per variant.")
+@JSON
 @ADDRESS
 def sweep(
     file: str,
@@ -97,6 +101,7 @@ def sweep(
     status: bool,
     only: tuple[str, ...],
     every: bool,
+    as_json: bool,
     address: str | None,
 ) -> None:
     """Run the scenarios of a sweep file, or of a grid of settings.
@@ -120,29 +125,44 @@ def sweep(
         raysim sweep sweeps/digits --only fedgh
     """
     attach(address)
-    from raysim.sweeps.copies import download
+    if as_json and not status:
+        raise click.UsageError("--json requires --status: add --status, or leave out --json.")
     from raysim.sweeps.definition import load_sweep
     from raysim.sweeps.display import run_and_show
-    from raysim.sweeps.listing import print_states
     from raysim.sweeps.only import chosen_cells
-    from raysim.sweeps.state import states_of
-    from raysim.sweeps.tuning_list import print_tuning
 
     loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
     listed = {cell.name for cell in chosen_cells(loaded, only)}
     tuning = loaded.tuning.of_cells(listed) if loaded.tuning is not None else None
     if status:
-        download(loaded)
-        if tuning is not None:
-            download(tuning.sweep)
-            print_tuning(tuning, standings := tuning.standings())
-            loaded = tuning.resolved(loaded, standings)
-        print_states([one for one in states_of(loaded) if one.cell.name in listed], every=every)
-        return
-    if dry_run:
+        _show_status(loaded, tuning, listed, every, as_json)
+    elif dry_run:
         _dry_run(file, loaded, tuning, listed, parallel, every, retry_failed)
-        return
-    sys.exit(run_and_show(loaded, parallel, retry_failed, only, every))
+    else:
+        sys.exit(run_and_show(loaded, parallel, retry_failed, only, every))
+
+
+def _show_status(loaded: Sweep, tuning: Tuning | None, listed: Collection[str], every: bool, as_json: bool) -> None:
+    """Print the states of the cells in `listed`, and how far their tuning is."""
+    from raysim.sweeps.copies import download
+    from raysim.sweeps.listing import print_states
+    from raysim.sweeps.state import states_of
+    from raysim.sweeps.status import SweepStatus, TuningStatus
+    from raysim.sweeps.tuning_list import print_tuning
+
+    download(loaded)
+    tuned: list[TuningStatus] = []
+    if tuning is not None:
+        download(tuning.sweep)
+        standings = tuning.standings()
+        tuned = [TuningStatus.of(tuning, one) for one in standings]
+        loaded = tuning.resolved(loaded, standings)
+    states = [one for one in states_of(loaded) if one.cell.name in listed]
+    if as_json:
+        print_json(SweepStatus, SweepStatus.of(loaded, states, tuned))
+    else:
+        print_tuning(tuned)
+        print_states(states, every=every)
 
 
 def _dry_run(
@@ -193,7 +213,7 @@ def _refuse_for_trials(folder: Path) -> None:
 
     context = click.get_current_context()
     given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if options := [_option(context, name) for name in given if name != "runs"]:
+    if options := [_option(context, name) for name in given if name not in ("runs", "as_json")]:
         raise ScenarioError(
             f"{options[0]}: cannot be used for {folder}, which contains the trials of a tuning; leave out {options[0]} "
             "to see the table of trials"
@@ -277,6 +297,7 @@ SELECT = click.option(
 )
 @click.option("--siunitx", is_flag=True, help="Use the LaTeX package siunitx to align the numbers of the table.")
 @WIDTH
+@JSON
 def compare(
     runs: tuple[str, ...],
     targets: tuple[float, ...],
@@ -289,6 +310,7 @@ def compare(
     spread: Spread,
     siunitx: bool,
     width: Width,
+    as_json: bool,
 ) -> None:
     """Compare runs, with 95% confidence intervals over seeds.
 
@@ -304,31 +326,54 @@ def compare(
     from raysim.comparison.compare import compare as of
     from raysim.comparison.sweep_card import SweepCard
     from raysim.comparison.terminal import print_trials
+    from raysim.comparison.trials import TrialsCard
 
     folders = folders_of(runs)
     card = SweepCard.read(folders[0]) if len(folders) == 1 else None
     if card is not None and card.trials is not None:
         _refuse_for_trials(folders[0])
-        print_trials(card.trials)
+        if as_json:
+            print_json(TrialsCard, card.trials)
+        else:
+            print_trials(card.trials)
         return
     from raysim.comparison.main_measure import first_accuracy
-    from raysim.comparison.tables import chosen_columns, write_tables
+    from raysim.comparison.rows import ComparisonData
+    from raysim.comparison.tables import chosen_columns
     from raysim.comparison.terminal import print_table
 
     found = of(*folders, targets=targets or None, baseline=baseline, select=select, metric=metric, spread=spread)
     shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])
     if shown is not None and metric is None:
         found = replace(found, main=first_accuracy([column.measure for column in shown], select) or found.main)
-    print_table(found, shown=shown)
-    if output is not None:
-        from raysim.comparison.pictures import draw, without_clients, write_curves
-
-        folder = Path(output)
-        tables = [*write_tables(found, folder, shown, siunitx, heads), write_curves(found, folder)]
-        for path in [*tables, *draw(found, folder, width=width)]:
+    if not as_json:
+        print_table(found, shown=shown)
+    files = [] if output is None else _write(found, Path(output), shown, siunitx, heads, width)
+    if as_json:
+        measures = found.measures if shown is None else [column.measure for column in shown]
+        print_json(ComparisonData, ComparisonData.of(found, measures, files))
+    else:
+        for path in files:
             echo(path)
-        if missing := without_clients(found):
-            echo(f"note: {missing}")
+
+
+def _write(
+    found: Comparison,
+    folder: Path,
+    shown: Sequence[Column] | None,
+    siunitx: bool,
+    heads: Mapping[str, str],
+    width: Width,
+) -> list[Path]:
+    """Write the tables and figures of a comparison, and return their paths."""
+    from raysim.comparison.pictures import draw, without_clients, write_curves
+    from raysim.comparison.tables import write_tables
+
+    tables = [*write_tables(found, folder, shown, siunitx, heads), write_curves(found, folder)]
+    files = [*tables, *draw(found, folder, width=width)]
+    if missing := without_clients(found):
+        echo(f"note: {missing}", err=True)
+    return files
 
 
 @click.command()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
-from dataclasses import MISSING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from raysim.cli.tables import as_text, new_table
 from raysim.common.errors import ScenarioError
-from raysim.common.results import METRICS, ClientRow
+from raysim.common.results import METRICS, ClientRow, Output
 from raysim.common.suggestions import suggest
 from raysim.common.text import expanded, reflowed
 from raysim.comparison.measures import ALL_MEASURES, meaning_of
@@ -71,17 +71,39 @@ SWEEPS = ("sweep", "tune")
 """Names under which the keys of a sweep file are described."""
 
 
-def show_list(what: str) -> None:
-    """Print the names of a kind, or of all kinds, each with its summary."""
-    console = Console()
-    for kind in KINDS if what == "all" else (what,):
-        _show_entries(console, kind.capitalize() if what == "all" else None, _entries(kind))
+@dataclass(frozen=True)
+class Entry(Output):
+    """A name that `raysim list` shows, with its meaning."""
+
+    name: str
+    """the name, as it is typed"""
+    description: str
+    """its meaning"""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """of a method: year of its paper, architectures of its clients, messages; otherwise empty"""
+
+    @property
+    def text(self) -> str:
+        """The description and, on a second line, the facts."""
+        facts = "; ".join(f"{name}: {value}" for name, value in self.facts.items())
+        return f"{self.description}\n{facts}" if facts else self.description
 
 
-def names_of(what: str) -> list[str]:
-    """The names of a kind, or of all kinds, each once."""
-    kinds = KINDS if what == "all" else (what,)
-    return list(dict.fromkeys(name for kind in kinds for name, _ in _entries(kind)))
+def entries_of(what: str) -> dict[str, list[Entry]]:
+    """The entries of a kind, or of all kinds, by kind."""
+    return {kind: _entries(kind) for kind in (KINDS if what == "all" else (what,))}
+
+
+def show_list(entries: Mapping[str, Sequence[Entry]]) -> None:
+    """Print entries with their descriptions. entries: by kind."""
+    for kind, of_kind in entries.items():
+        title = kind.capitalize() if len(entries) > 1 else None
+        _show_entries(Console(), title, [(one.name, one.text) for one in of_kind])
+
+
+def names_of(entries: Mapping[str, Sequence[Entry]]) -> list[str]:
+    """The names of entries, each once."""
+    return list(dict.fromkeys(one.name for of_kind in entries.values() for one in of_kind))
 
 
 def show_describable() -> None:
@@ -131,7 +153,7 @@ def show_description(name: str) -> None:
         show_description(f"{name.rpartition('.')[2]}s")
     elif name in KINDS:
         console.print(as_text(f"{KINDS[name]} `raysim describe NAME` explains one of them.\n"))
-        _show_entries(console, None, _entries(name))
+        show_list(entries_of(name))
     elif name in FILES:
         _show_entries(console, None, FILES[name].items(), "column")
     elif name in Settings.model_fields or name == "scenario":
@@ -225,20 +247,20 @@ def _architectures(method: Declaration) -> str:
     return "one for all clients" if method.one_architecture else "may differ"
 
 
-def _entries(kind: str) -> Iterable[tuple[str, str]]:
+def _entries(kind: str) -> list[Entry]:
     if kind == "algorithms":
-        return [(name, _algorithm(name)) for name in algorithm_names()]
+        return [_algorithm(name) for name in algorithm_names()]
     if kind == "models":
-        return [(name, spec.summary) for name, spec in MODELS.items()]
+        return [Entry(name, spec.summary) for name, spec in MODELS.items()]
     if kind == "datasets":
-        return [(name, spec.summary) for name, spec in DATASETS.items()]
+        return [Entry(name, spec.summary) for name, spec in DATASETS.items()]
     if kind == "scenarios":
         files = {name: FOLDER / f"{name}.yaml" for name in bundled_names()}
-        return [(name, _first_sentence(opening_comment(read_text(file)))) for name, file in files.items()]
+        return [Entry(name, _first_sentence(opening_comment(read_text(file)))) for name, file in files.items()]
     for key, classes in (*((key, classes) for (_, key), classes in NAMED.items()), ("tracker", TRACKERS)):
         if kind == f"{key}s":
-            return [(name, declaration_of(cls).summary) for name, cls in classes.items()]
-    return list((ALL_MEASURES if kind == "measures" else METRICS).items())
+            return [Entry(name, declaration_of(cls).summary) for name, cls in classes.items()]
+    return [Entry(*one) for one in (ALL_MEASURES if kind == "measures" else METRICS).items()]
 
 
 def _first_sentence(text: str) -> str:
@@ -254,14 +276,14 @@ def _show_entries(
     console.print(table)
 
 
-def _algorithm(name: str) -> str:
-    """A method's summary and, on a second line, its facts; or the error in its file, which may be unfinished."""
+def _algorithm(name: str) -> Entry:
+    """A method's summary and facts; or the error in its file, which may be unfinished."""
     try:
         method = declared(name)
     except ScenarioError as error:
-        return str(error)
-    facts = [method.year, f"architectures: {_architectures(method)}", method.travels]
-    return f"{method.summary}\n{'; '.join(filter(None, facts))}"
+        return Entry(name, str(error))
+    facts = {"year": method.year, "architectures": _architectures(method), "messages": method.travels}
+    return Entry(name, method.summary, {key: value for key, value in facts.items() if value})
 
 
 def _show_fields(console: Console, declaration: Declaration, where: str) -> None:
@@ -269,9 +291,9 @@ def _show_fields(console: Console, declaration: Declaration, where: str) -> None
         console.print(as_text(f"It has no fields to set. In a scenario: {where}"))
         return
     table = new_table(None, "field", "default", "allowed", "meaning")
-    for field in declaration.fields:
-        default = "required" if field.default is MISSING else _plain(field.default)
-        table.add_row(as_text(field.name), as_text(default), as_text(field.allowed), as_text(field.doc))
+    for one in declaration.fields:
+        default = "required" if one.default is MISSING else _plain(one.default)
+        table.add_row(as_text(one.name), as_text(default), as_text(one.allowed), as_text(one.doc))
     console.print(table)
 
 

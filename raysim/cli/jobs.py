@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from raysim.cli.json_output import JSON, print_json
 from raysim.cli.options import SETS, ScenarioFile
 from raysim.cli.output import echo
 from raysim.common.logs import show_logs
+from raysim.common.results import Output
 
 if TYPE_CHECKING:
     from raysim.jobs.cluster import Cluster
@@ -163,10 +167,73 @@ def submit(
     sys.exit(ended.code)
 
 
+@dataclass(frozen=True)
+class JobStatus(Output):
+    """The state of a job on a cluster, and the progress or the result of its run."""
+
+    job: str
+    """id of the job"""
+    state: str
+    """PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED"""
+    ended: bool
+    """whether the job has ended"""
+    submitted: datetime
+    """when it was submitted"""
+    seconds: float
+    """its duration so far, with the time that it waited to start"""
+    why: str | None
+    """why it failed"""
+    scenario: str
+    """name of the scenario or of the sweep"""
+    algorithm: str
+    """name of the algorithm"""
+    progress: str
+    """the last line of its progress"""
+    folder: str
+    """the run folder on the head node, or the folder of the sweep; empty before it exists"""
+    summary: Mapping[str, Any]
+    """content of summary.json; empty until the run has ended"""
+
+    @classmethod
+    def of(cls, job: Job, report: JobLog) -> JobStatus:
+        """Return the status of a job."""
+        from raysim.jobs.watch import why
+
+        return cls(
+            job.id,
+            job.state,
+            job.ended,
+            datetime.fromtimestamp(job.began_s).astimezone(),
+            job.seconds,
+            why(job, report) if job.state == "FAILED" else None,
+            job.name,
+            job.algorithm,
+            report.progress,
+            report.run_folder,
+            report.summary,
+        )
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """The status for people, as names and values."""
+        from raysim.report.table import summary_rows
+        from raysim.report.units import human_seconds
+
+        age = f"{human_seconds(self.seconds)} {'long' if self.ended else 'ago'}"
+        found = [("job", self.job), ("job state", self.state), ("submitted", f"{_when(self.submitted)}, {age}")]
+        found += [("why", self.why)] if self.why is not None else []
+        if self.summary:
+            return [*found, *summary_rows(self.summary)]
+        found += [("scenario", ", ".join(filter(None, (self.scenario, self.algorithm))))]
+        found += [("progress", self.progress)] if self.progress and not self.ended else []
+        return found + ([("results", self.folder)] if self.folder else [])
+
+
 @click.command()
 @ID
 @ADDRESS
-def status(job: str, address: str | None) -> None:
+@JSON
+def status(job: str, address: str | None, as_json: bool) -> None:
     """Show a job's state on a cluster, and its progress or result.
 
     ID is the id that `raysim submit` printed; `raysim jobs` lists all. The state is PENDING, RUNNING, SUCCEEDED, FAILED
@@ -174,8 +241,11 @@ def status(job: str, address: str | None) -> None:
     """
     from raysim.jobs.watch import look
 
-    found, report = look(_cluster(address), job)
-    echo(_columns(_status_rows(found, report)))
+    found = JobStatus.of(*look(_cluster(address), job))
+    if as_json:
+        print_json(JobStatus, found)
+    else:
+        echo(_columns(found.rows))
 
 
 @click.command()
@@ -250,7 +320,15 @@ def jobs(address: str | None) -> None:
         echo("no jobs")
         return
     rows = [
-        (job.id, job.state, job.name, job.algorithm, _when(job.began_s), human_seconds(job.seconds)) for job in found
+        (
+            job.id,
+            job.state,
+            job.name,
+            job.algorithm,
+            _when(datetime.fromtimestamp(job.began_s)),
+            human_seconds(job.seconds),
+        )
+        for job in found
     ]
     echo(_columns([("id", "state", "scenario", "algorithm", "submitted", "time"), *rows]))
 
@@ -312,38 +390,14 @@ def _print_end(cluster: Cluster, job: Job) -> None:
         echo(f"raysim: {job.id}: {job.state}: {'stopped' if job.state == 'STOPPED' else why(job, report)}", err=True)
 
 
-def _status_rows(job: Job, report: JobLog) -> list[tuple[str, str]]:
-    from raysim.jobs.watch import why
-    from raysim.report.table import summary_rows
-    from raysim.report.units import human_seconds
-
-    found = [
-        ("job", job.id),
-        ("job state", job.state),
-        ("submitted", f"{_when(job.began_s)}, {human_seconds(job.seconds)} {'long' if job.ended else 'ago'}"),
-    ]
-    if job.state == "FAILED":
-        found.append(("why", why(job, report)))
-    if report.summary:
-        return [*found, *summary_rows(report.summary)]
-    found += [("scenario", ", ".join(filter(None, (job.name, job.algorithm))))]
-    if report.progress and not job.ended:
-        found.append(("progress", report.progress))
-    if report.run_folder:
-        found.append(("results", report.run_folder))
-    return found
-
-
 def _columns(rows: Sequence[Sequence[str]]) -> str:
     """Format rows as lines, never folded, so that users can copy ids and paths."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def _when(seconds: float) -> str:
-    from datetime import datetime
-
-    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+def _when(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M:%S}"
 
 
 COMMANDS: list[click.Command] = [submit, status, logs, stop, jobs, fetch]

@@ -10,7 +10,9 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -19,11 +21,13 @@ from raysim.cli.comparison import COMMANDS as COMPARISON_COMMANDS
 from raysim.cli.inspection import COMMANDS as INSPECTION_COMMANDS
 from raysim.cli.jobs import CODE_CHANGED
 from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
+from raysim.cli.json_output import JSON, commands_schema, print_json
 from raysim.cli.options import ADDRESS, SCENARIO, SETS, attach, complete_folders
 from raysim.cli.output import echo, show_error
 from raysim.cli.starting import COMMANDS as STARTING_COMMANDS
 from raysim.common.errors import RaysimError, ScenarioError
 from raysim.common.files import reason
+from raysim.common.results import Output
 from raysim.common.text import quoted, sentence
 from raysim.plugins import own_code
 from raysim.runs.signals import interruptible
@@ -66,7 +70,6 @@ def _show_versions(context: click.Context, parameter: click.Parameter, wanted: b
 def _cuda_of_torch() -> str | None:
     """The version of CUDA that torch is built with, from its file of versions: importing torch takes seconds."""
     from importlib.util import find_spec
-    from pathlib import Path
     from runpy import run_path
 
     package = find_spec("torch")
@@ -232,7 +235,8 @@ def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> Non
 @click.option(
     "--run-code", is_flag=True, help="Also run the scenario's custom code, to check it as `launch --dry-run` does."
 )
-def validate(scenario: str, sets: tuple[str, ...], run_code: bool) -> None:
+@JSON
+def validate(scenario: str, sets: tuple[str, ...], run_code: bool, as_json: bool) -> None:
     """Check a scenario without running it, and print its settings.
 
     The printed settings include every default. Your own data files (`data.path`) are read and checked; `launch` checks
@@ -245,7 +249,7 @@ def validate(scenario: str, sets: tuple[str, ...], run_code: bool) -> None:
 
     parsed: ParsedScenario | None = None
     warnings: Sequence[str] = ()
-    verdict = "valid; data files were not checked, see `raysim launch --dry-run`"
+    complete, verdict = True, "valid; data files were not checked, see `raysim launch --dry-run`"
     try:
         with own_code.listening(_announce if run_code else _refuse_to_run):
             parsed = parse_scenario(scenario, sets)
@@ -258,7 +262,19 @@ def validate(scenario: str, sets: tuple[str, ...], run_code: bool) -> None:
         if checked.files is not None:
             verdict = "valid, and the data can be read; `raysim launch --dry-run` also checks the memory"
     except _WouldRunError as error:
+        complete = False
         verdict = f"only partly checked: the other checks must run custom code ({error}); add --run-code to allow this"
+    found = Validation(
+        Path(scenario).absolute(),
+        complete,
+        verdict,
+        None if parsed is None else parsed.resolved,
+        [] if parsed is None else [str(Path(path).absolute()) for path in parsed.own_code.paths],
+        warnings,
+    )
+    if as_json:
+        print_json(Validation, found)
+        return
     if parsed is not None:
         echo(parsed.resolved_yaml(), nl=False)
         if parsed.own_code.files:
@@ -266,6 +282,24 @@ def validate(scenario: str, sets: tuple[str, ...], run_code: bool) -> None:
     for warning in warnings:
         echo(f"note: {warning}", err=True)
     echo(f"{scenario}: {verdict}", err=True)
+
+
+@dataclass(frozen=True)
+class Validation(Output):
+    """The result of `raysim validate`, for a scenario without errors."""
+
+    scenario: Path
+    """the file"""
+    complete: bool
+    """whether every check was done that `verdict` does not name"""
+    verdict: str
+    """the result in words"""
+    settings: Mapping[str, Any] | None
+    """the scenario with all defaults; null: reading it requires running custom code"""
+    code: Sequence[str]
+    """files of custom code that the scenario runs"""
+    notes: Sequence[str]
+    """sentences about settings that may be mistakes"""
 
 
 class _WouldRunError(BaseException):
@@ -295,24 +329,28 @@ def _announce(places: Sequence[str]) -> None:
     default="all",
 )
 @click.option("--names", is_flag=True, help="Print only the names, one per line.")
-def list_(what: str, names: bool) -> None:
+@JSON
+def list_(what: str, names: bool, as_json: bool) -> None:
     """List methods, models, data sets and other choices.
 
     The list also contains metrics, measures and bundled scenarios.
     """
-    from raysim.cli.description import names_of, show_list
+    from raysim.cli.description import Entry, entries_of, names_of, show_list
 
-    if names:
-        for name in names_of(what):
+    found = entries_of(what)
+    if as_json:
+        print_json(dict[str, list[Entry]], found)
+    elif names:
+        for name in names_of(found):
             echo(name)
     else:
-        show_list(what)
+        show_list(found)
 
 
 def _complete_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from raysim.cli.description import names_of
+    from raysim.cli.description import entries_of, names_of
 
-    return [name for name in names_of("all") if name.startswith(incomplete)]
+    return [name for name in names_of(entries_of("all")) if name.startswith(incomplete)]
 
 
 @cli.command()
@@ -346,9 +384,12 @@ def describe(name: str | None) -> None:
 
 
 @cli.command()
+@click.argument("what", type=click.Choice(["scenario", "commands"]), default="scenario")
 @click.option("--output", "-o", type=click.Path(dir_okay=False, writable=True), help="Write to a file instead.")
-def schema(output: str | None) -> None:
+def schema(what: str, output: str | None) -> None:
     """Print the JSON schema of scenario files, for editors.
+
+    `raysim schema commands` prints the schema of the output of commands with --json, by command in `$defs`.
 
     \b
     With the YAML extension of VS Code, put this as a scenario's first line:
@@ -356,12 +397,10 @@ def schema(output: str | None) -> None:
     """
     from raysim.scenario.json_schema import scenario_schema
 
-    text = json.dumps(scenario_schema(), indent=2) + "\n"
+    text = json.dumps(scenario_schema() if what == "scenario" else commands_schema(), indent=2) + "\n"
     if output is None:
         echo(text, nl=False)
     else:
-        from pathlib import Path
-
         Path(output).write_text(text, encoding="utf-8")
 
 
@@ -390,7 +429,8 @@ for command in (*STARTING_COMMANDS, *COMPARISON_COMMANDS, *INSPECTION_COMMANDS, 
 
 @cli.command()
 @click.option("--no-run", is_flag=True, help="Skip the test run of one round.")
-def doctor(no_run: bool) -> None:
+@JSON
+def doctor(no_run: bool, as_json: bool) -> None:
     """Check this machine for problems that make runs slow or fail.
 
     It also shows the resources for runs. If no problem is found, one round of the quickstart then runs on Ray in a
@@ -399,15 +439,14 @@ def doctor(no_run: bool) -> None:
     from raysim.cli.show import show_finding
     from raysim.runs import doctor
 
-    problems = 0
-    for finding in doctor.findings():
-        show_finding(finding)
-        problems += finding.verdict == "problem"
-    if not no_run and not problems:
-        finding = doctor.trial()
-        show_finding(finding)
-        problems += finding.verdict == "problem"
-    sys.exit(1 if problems else 0)
+    found = []
+    for finding in doctor.findings(with_trial=not no_run):
+        found.append(finding)
+        if not as_json:
+            show_finding(finding)
+    if as_json:
+        print_json(list[doctor.Finding], found)
+    sys.exit(1 if any(finding.verdict == "problem" for finding in found) else 0)
 
 
 @cli.command()

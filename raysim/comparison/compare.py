@@ -16,6 +16,7 @@ from raysim.comparison.main_measure import ORIGINS, main_measure, tuned_metric
 from raysim.comparison.measures import MEASURES, SELECT, TO_TARGET, is_cost_to_target
 from raysim.comparison.notes import missing_cells, notes_on, on_selection
 from raysim.comparison.published import Published, by_measure
+from raysim.comparison.rows import measure_rows
 from raysim.comparison.runs import RunRecord, find_runs
 from raysim.comparison.statistics import (
     Estimate,
@@ -210,51 +211,19 @@ class Comparison:
         """A row per variant and measure: differing keys, n, mean, spread, difference to the baseline, values."""
         import pandas as pd
 
-        rows = []
-        for variant in self.variants:
-            for measure in self.measures:
-                values = self.measured[variant.name].get(measure, {})
-                if not values and not is_cost_to_target(measure):
-                    continue
-                estimated = self.estimate(variant.name, measure)
-                difference = self.difference(variant.name, measure)
-                paper = self.published(variant.name).get(measure)
-                rows.append(
-                    {
-                        "variant": variant.name,
-                        "method": variant.method,
-                        **{key: str(value) for key, value in variant.keys.items()},
-                        "tuned": variant.tuned_values,
-                        "measure": measure,
-                        "n": len(values),
-                        "runs": len(self.pairs(variant.name)),
-                        "mean": estimated and estimated.mean,
-                        "std": estimated and estimated.std,
-                        "low": estimated and estimated.low,
-                        "high": estimated and estimated.high,
-                        "difference": difference and difference.mean,
-                        "difference_low": difference and difference.low,
-                        "difference_high": difference and difference.high,
-                        "pairs": difference.n if difference else 0,
-                        "p_holm": self.p_values[measure].get(variant.name),
-                        "published": paper and paper.value,
-                        "published_in": paper.source if paper else "",
-                        "seeds": " ".join(str(seed) for seed, _ in values),
-                        "values": " ".join(repr(value) for value in values.values()),
-                    }
-                )
-        return pd.DataFrame(rows)
+        return pd.DataFrame([row.flat for row in measure_rows(self)])
 
     @property
-    def runs(self) -> list[dict[str, str]]:
-        """One row per run, with its digest and the command that repeats it."""
+    def runs(self) -> list[dict[str, Any]]:
+        """One row per run, with its folder, its digest and the command that repeats it."""
         return [
             {
                 "variant": variant.name,
-                "seed": str(run.seed),
+                "seed": run.seed,
                 "status": str(run.summary.get("status")),
                 "digest": str(run.summary.get("state_digest") or "")[:16],
                 "command": _command(run.folder),
+                "folder": str(run.folder.absolute()),
             }
             for variant in self.variants
             for run in variant.runs

@@ -53,8 +53,11 @@ class Finding:
     text: str
 
 
-def findings() -> Iterator[Finding]:
-    """Check this machine, one thing after the other; nothing is changed and no run begins."""
+def findings(with_trial: bool = False) -> Iterator[Finding]:
+    """Check this machine, one thing after the other, without changing anything.
+
+    with_trial: also `trial`, if there is no problem.
+    """
     checks: dict[str, Callable[[], Finding]] = {
         "Python": python,
         "packages": packages,
@@ -70,11 +73,16 @@ def findings() -> Iterator[Finding]:
         "Ray": ray,
         "Ctrl-C": interrupts,
     }
+    usable = True
     for what, check in checks.items():
         try:
-            yield check()
+            finding = check()
         except Exception as error:  # of a damaged package or a forbidden system call: the other checks still help
-            yield Finding(what, "problem", f"cannot be checked ({type(error).__name__}: {_line(error)})")
+            finding = Finding(what, "problem", f"cannot be checked ({type(error).__name__}: {_line(error)})")
+        usable &= finding.verdict != "problem"
+        yield finding
+    if with_trial and usable:
+        yield trial()
 
 
 def python(version: tuple[int, int] = sys.version_info[:2]) -> Finding:

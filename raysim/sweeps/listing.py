@@ -63,20 +63,37 @@ def _mean_cost(costs: Sequence[Cost]) -> str:
     return f"{shown_s}, {human_bytes(sum(sent) / len(sent)) if sent else '?'}"
 
 
-def print_states(states: Sequence[CellState], file: TextIO | None = None, every: bool = False) -> None:
+def print_states(
+    states: Sequence[CellState],
+    file: TextIO | None = None,
+    every: bool = False,
+    costs: Sequence[Cost] | None = None,
+) -> None:
     """Print titles, and a line per cell with its state, rounds and, if known, why it is not done; then the counts.
 
-    every: also in a long list, which otherwise has a line per variant.
+    every: also in a long list, which otherwise has a line per variant. costs: also print seconds and bytes.
     """
     if is_long(states) and not every:
-        print_collapsed(states, file=file)
+        for line in collapsed(states, costs):
+            print(line, file=file)
+        print("(a line per cell: --all)", file=file)
     else:
-        print(f"{'state':<11} {'rounds':>9}  cell", file=file)
-        for one in states:
+        title = "" if costs is None else f" {'time':>12} {'sent':>9}"
+        print(f"{'state':<11} {'rounds':>9}{title}  cell", file=file)
+        for place, one in enumerate(states):
             rounds = f"{one.rounds}/{one.cell.rounds}"
+            cost = "" if costs is None else f" {_seconds(costs[place]):>12} {_sent(costs[place]):>9}"
             reason = f"  {one_line(one.reason)}" if one.reason else ""
-            print(f"{one.state:<11} {rounds:>9}  {one.cell.name}{reason}", file=file)
+            print(f"{one.state:<11} {rounds:>9}{cost}  {one.cell.name}{reason}", file=file)
     print(counts(states), file=file)
+
+
+def _seconds(cost: Cost) -> str:
+    return "?" if cost.seconds is None else human_seconds(cost.seconds)
+
+
+def _sent(cost: Cost) -> str:
+    return "?" if cost.sent is None else human_bytes(cost.sent)
 
 
 def print_plan(
@@ -89,22 +106,12 @@ def print_plan(
     starts: int = 0,
     retry_failed: bool = False,
 ) -> None:
-    """Print a line per cell as `print_states` does, with its seconds and bytes; then the time left.
+    """Print the cells with their seconds and bytes; then the time left.
 
     before_s, starts: seconds of the rounds of trials that are left, and how often their cells still start or resume.
     retry_failed: whether failed cells run again.
     """
-    if is_long(states) and not every:
-        print_collapsed(states, costs)
-    else:
-        print(f"{'state':<11} {'rounds':>9} {'time':>12} {'sent':>9}  cell")
-        for one, cost in zip(states, costs, strict=True):
-            rounds = f"{one.rounds}/{one.cell.rounds}"
-            seconds = "?" if cost.seconds is None else human_seconds(cost.seconds)
-            sent = "?" if cost.sent is None else human_bytes(cost.sent)
-            reason = f"  {one_line(one.reason)}" if one.reason else ""
-            print(f"{one.state:<11} {rounds:>9} {seconds:>12} {sent:>9}  {one.cell.name}{reason}")
-    print(counts(states))
+    print_states(states, every=every, costs=costs)
     ended = ("done",) if retry_failed else ("done", "failed")
     left = [(one, cost.seconds) for one, cost in zip(states, costs, strict=True) if one.state not in ended]
     if not starts and not left:
@@ -120,12 +127,3 @@ def print_plan(
         f"estimated time, if {run} on an idle machine: about {human_seconds(rounds_s + start_s)}. This includes "
         f"{human_seconds(start_s)} to start the processes (once) and {started}.{besides}"
     )
-
-
-def print_collapsed(
-    states: Sequence[CellState], costs: Sequence[Cost] | None = None, file: TextIO | None = None
-) -> None:
-    """Print the lines of `collapsed`, and how to see each cell."""
-    for line in collapsed(states, costs):
-        print(line, file=file)
-    print("(a line per cell: --all)", file=file)

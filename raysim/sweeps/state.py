@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -92,7 +92,17 @@ def note_failure(cell: Cell, sweep: Sweep, reason: str) -> None:
     write_bytes(folder / FAILURE, json.dumps({"reason": reason}).encode())
 
 
+def tally(states: Iterable[CellState]) -> dict[State, int]:
+    """State -> number of cells, without states that no cell has."""
+    found = Counter(one.state for one in states)
+    return {state: found[state] for state in ORDER if found[state]}
+
+
+def in_words(tallied: Mapping[State, int]) -> str:
+    """Return numbers of cells in words, such as "5 done, 1 failed, 2 waiting"."""
+    return ", ".join(f"{number} {state}" for state, number in tallied.items()) or "no cells"
+
+
 def counts(states: Iterable[CellState]) -> str:
     """Count states, such as "5 done, 1 failed, 2 waiting"."""
-    tally = Counter(one.state for one in states)
-    return ", ".join(f"{tally[state]} {state}" for state in ORDER if tally[state]) or "no cells"
+    return in_words(tally(states))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow.compute as pc
 
@@ -93,6 +93,11 @@ class Standing:
         """The rounds that all cells of the trials have done."""
         states = [state for trial in self.trials for state in trial.states]
         return sum({state.cell.folder_name: min(state.rounds, state.cell.rounds) for state in states}.values())
+
+    @property
+    def state(self) -> Literal["tuned", "tuning", "failed"]:
+        """Whether values are chosen, trials are left, or every trial failed."""
+        return "tuned" if self.chosen is not None else "tuning" if self.open else "failed"
 
     @property
     def reason(self) -> str:

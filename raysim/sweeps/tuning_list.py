@@ -7,24 +7,23 @@ from collections.abc import Sequence
 from raysim.common.text import one_line
 from raysim.report.units import human_seconds, plural
 from raysim.sweeps.estimate import Cost
-from raysim.sweeps.state import counts
+from raysim.sweeps.state import in_words
+from raysim.sweeps.status import TuningStatus
 from raysim.sweeps.tuning import Standing, Tuning
 
 
-def print_tuning(tuning: Tuning, standings: Sequence[Standing]) -> None:
+def print_tuning(statuses: Sequence[TuningStatus]) -> None:
     """Print a line per tuned variant: what it has chosen, or how far its trials are."""
-    for standing in standings:
-        candidate = standing.candidate
-        if standing.chosen is not None:
-            print(f"tuned       {one_line(tuning.tuned(standing).sentence)}")
-        elif standing.open:
-            until = f"until round {candidate.steps[standing.step]}: " if len(candidate.steps) > 1 else ""
-            what = (
-                f"{plural(candidate.trials, 'trial')}, {standing.rounds} of {tuning.planned_rounds(candidate)} rounds"
-            )
-            print(f"tuning      {candidate.name}: {what}; {until}{counts(standing.open)}")
-        else:
-            print(f"failed      {candidate.name}: {standing.reason}")
+    for one in statuses:
+        name = one.variant.label
+        text = f"{name}: {one.reason}"
+        if one.state == "tuned":
+            text = one_line(one.variant.sentence)
+        elif one.state == "tuning":
+            trials = f"{plural(one.planned_trials, 'trial')}, {one.variant.rounds} of {one.planned_rounds} rounds"
+            until = "" if one.until is None else f"until round {one.until}: "
+            text = f"{name}: {trials}; {until}{in_words(one.counts)}"
+        print(f"{one.state:<11} {text}")
 
 
 def seconds_left(tuning: Tuning, standings: Sequence[Standing], costs: Sequence[Cost]) -> float:
@@ -52,6 +51,5 @@ def print_tuning_plan(tuning: Tuning, standings: Sequence[Standing], costs: Sequ
         seconds = None if cost.seconds is None else cost.seconds / candidate.rounds
         shown = "?" if seconds is None else human_seconds(seconds * planned)
         share = f" (without halving: {full:,})" if planned < full else ""
-        state = "tuned" if standing.chosen is not None else "tuning" if standing.open else "failed"
         rounds = f"{plural(candidate.trials, 'trial')}, {standing.rounds} of {planned:,} rounds{share}"
-        print(f"{state:<11} {shown:>22}  {candidate.name}: {rounds}")
+        print(f"{standing.state:<11} {shown:>22}  {candidate.name}: {rounds}")

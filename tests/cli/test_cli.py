@@ -45,13 +45,13 @@ OPTIONS = {
     "launch": {"scenario", "--set", "--dry-run", "--quiet", "--resume", "--address", "--code-changed"},
     "resume": {"run_", "--set", "--quiet", "--address", "--code-changed"},
     "verify": {"scenario", "--set", "--actors", "--kill"},
-    "validate": {"scenario", "--set", "--run-code"},
-    "list": {"what", "--names"},
+    "validate": {"scenario", "--set", "--run-code", "--json"},
+    "list": {"what", "--names", "--json"},
     "describe": {"name"},
-    "schema": {"--output", "-o"},
+    "schema": {"what", "--output", "-o"},
     "ui": {"--uri", "--host", "--port"},
     "completion": {"shell"},
-    "doctor": {"--no-run"},
+    "doctor": {"--no-run", "--json"},
     "sweep": {
         "file",
         "--grid",
@@ -64,6 +64,7 @@ OPTIONS = {
         "--status",
         "--only",
         "--all",
+        "--json",
         "--address",
     },
     "compare": {
@@ -77,6 +78,7 @@ OPTIONS = {
         "--spread",
         "--siunitx",
         "--width",
+        "--json",
         "--output",
         "-o",
     },
@@ -86,7 +88,7 @@ OPTIONS = {
     "attack": {"run", "--round", "--pairs", "--knowledge", "--psnr", "--seed", "--output", "-o"},
     "tree": {"run", "--sample", "--round", "--output", "-o"},
     "submit": {"scenario", "--set", "--address", "--wait", "--resume", "--id", "--env", "--code-changed"},
-    "status": {"job", "--address"},
+    "status": {"job", "--address", "--json"},
     "logs": {"job", "--address", "--follow", "-f"},
     "stop": {"job", "--address"},
     "jobs": {"--address"},
@@ -169,8 +171,8 @@ def test_list_says_of_a_method_its_year_its_architectures_and_what_travels(
     _, out, _ = run(capfd, "list", "algorithms")
     lines = [line.strip() for line in out.splitlines()]
     method = next(i for i, line in enumerate(lines) if line.startswith("fedgh "))
-    assert lines[method + 1] == "2023; architectures: may differ; header down, class means up"
-    assert "2019; architectures: one for all clients; extractor down and up" in lines
+    assert lines[method + 1] == "year: 2023; architectures: may differ; messages: header down, class means up"
+    assert "year: 2019; architectures: one for all clients; messages: extractor down and up" in lines
 
 
 def test_describe_says_what_a_method_sends(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -139,8 +139,8 @@ def test_a_metric_without_values_of_clients_is_shown_without_their_figures(
     )
     assert without_clients(comparison) == sentence and not without_clients(compare(tmp_path / "runs"))
     words = [str(tmp_path / "runs"), "--metric", "accuracy/participants"]
-    code, out, _ = command(capfd, "compare", *words, "-o", str(tmp_path / "out"))
-    assert code == 0 and f"note: {sentence}\n" in out
+    code, _, err = command(capfd, "compare", *words, "-o", str(tmp_path / "out"))
+    assert code == 0 and f"note: {sentence}\n" in err
     assert not list((tmp_path / "out").glob("clients*")) and (tmp_path / "out" / "curves-round.pdf").stat().st_size
     page = report(tmp_path / "runs", output=tmp_path / "r.html", metric="accuracy/participants").read_text()
     assert sentence in page and "Mean test accuracy of participants over rounds" in page

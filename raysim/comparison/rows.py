@@ -1,0 +1,186 @@
+"""The numbers of a comparison as rows, unrounded: for `Comparison.frame`, and for `raysim compare --json`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raysim.common.results import Output
+from raysim.comparison.measures import is_cost_to_target
+from raysim.comparison.statistics import Estimate
+
+if TYPE_CHECKING:
+    from raysim.comparison.compare import Comparison
+
+
+@dataclass(frozen=True)
+class MeasureRow(Output):
+    """A measure of a variant. Accuracies lie between 0 and 1."""
+
+    variant: str
+    """name of the variant in tables"""
+    method: str
+    """the name without its data and client settings"""
+    keys: Mapping[str, Any]
+    """the keys in which the variants differ, and the values of this variant"""
+    tuned: str
+    """keys and values that a tuning has chosen"""
+    measure: str
+    """`raysim list measures` explains it"""
+    n: int
+    """number of values"""
+    runs: int
+    """number of runs with different seeds or partitions"""
+    mean: float | None
+    """mean over the seeds; null: a run does not reach the target of this cost"""
+    std: float | None
+    """standard deviation over the seeds"""
+    low: float | None
+    """lower end of the 95% confidence interval"""
+    high: float | None
+    """upper end of the 95% confidence interval"""
+    difference: float | None
+    """mean paired difference to the baseline"""
+    difference_low: float | None
+    """lower end of its 95% confidence interval"""
+    difference_high: float | None
+    """upper end of its 95% confidence interval"""
+    pairs: int
+    """number of pairs of the difference"""
+    p_holm: float | None
+    """p-value of the difference, with Holm's correction"""
+    published: float | None
+    """the value that a paper printed"""
+    published_in: str
+    """the source of the published value"""
+    seeds: Sequence[int]
+    """the seed of each value"""
+    values: Sequence[float]
+    """the value of each run"""
+
+    @property
+    def flat(self) -> dict[str, Any]:
+        """The row for a table: a column per key, and lists as text."""
+        first = {"variant": self.variant, "method": self.method}
+        keys = {key: str(value) for key, value in self.keys.items()}
+        others = {name: value for name, value in vars(self).items() if name != "keys"}
+        lists = {"seeds": " ".join(map(str, self.seeds)), "values": " ".join(map(repr, self.values))}
+        return {**first, **keys, **others, **lists}
+
+
+def measure_rows(comparison: Comparison) -> list[MeasureRow]:
+    """A row per variant and measure."""
+    rows = []
+    for variant in comparison.variants:
+        for measure in comparison.measures:
+            values = comparison.measured[variant.name].get(measure, {})
+            if not values and not is_cost_to_target(measure):
+                continue
+            mean, std, low, high = _numbers(comparison.estimate(variant.name, measure))
+            difference = comparison.difference(variant.name, measure)
+            less, _, less_low, less_high = _numbers(difference)
+            paper = comparison.published(variant.name).get(measure)
+            row = MeasureRow(
+                variant=variant.name,
+                method=variant.method,
+                keys=variant.keys,
+                tuned=variant.tuned_values,
+                measure=measure,
+                n=len(values),
+                runs=len(comparison.pairs(variant.name)),
+                mean=mean,
+                std=std,
+                low=low,
+                high=high,
+                difference=less,
+                difference_low=less_low,
+                difference_high=less_high,
+                pairs=difference.n if difference else 0,
+                p_holm=comparison.p_values[measure].get(variant.name),
+                published=paper.value if paper else None,
+                published_in=paper.source if paper else "",
+                seeds=[seed for seed, _ in values],
+                values=list(values.values()),
+            )
+            rows.append(row)
+    return rows
+
+
+def _numbers(one: Estimate | None) -> tuple[float | None, float | None, float | None, float | None]:
+    """Mean, standard deviation and interval."""
+    return (None, None, None, None) if one is None else (one.mean, one.std, one.low, one.high)
+
+
+@dataclass(frozen=True)
+class RunRow(Output):
+    """A run of a comparison."""
+
+    variant: str
+    """name of its variant"""
+    seed: int
+    """the scenario's seed"""
+    status: str
+    """status of the run"""
+    digest: str
+    """the first 16 digits of the digest of its final state"""
+    command: str
+    """the command that repeats the run"""
+    folder: str
+    """the run folder"""
+
+
+@dataclass(frozen=True)
+class TaskRow(Output):
+    """A method over all tasks, that is, over all combinations of data and client settings."""
+
+    method: str
+    """name of the method in tables"""
+    tasks: int
+    """number of tasks"""
+    iqm: float
+    """interquartile mean of the measure `main`"""
+    probability_of_improvement: float | None = None
+    """probability that a run is better than one of the baseline"""
+
+
+@dataclass(frozen=True)
+class ComparisonData(Output):
+    """A comparison of runs."""
+
+    select: str
+    """what selects the round of each run: last, val or val_current"""
+    main: str
+    """the measure of `tasks` and of the figures"""
+    baseline: str | None
+    """the method that the others are compared with"""
+    targets: Sequence[float]
+    """target accuracies"""
+    measures: Sequence[MeasureRow]
+    """a row per variant and measure"""
+    tasks: Sequence[TaskRow]
+    """a row per method, if there are several tasks"""
+    runs: Sequence[RunRow]
+    """a row per run"""
+    notes: Sequence[str]
+    """reasons why the numbers are less fair, or less certain, than they look"""
+    files: Sequence[Path]
+    """tables and figures that were written"""
+
+    @classmethod
+    def of(cls, comparison: Comparison, measures: Collection[str], files: Sequence[Path]) -> ComparisonData:
+        """Return the numbers of a comparison. measures: those to include."""
+        frame = comparison.over_tasks()
+        tasks = [] if frame is None else frame.to_dict("records")
+        return cls(
+            comparison.select,
+            comparison.main,
+            comparison.baseline,
+            comparison.targets,
+            [row for row in measure_rows(comparison) if row.measure in measures],
+            [TaskRow(**{name: value for name, value in task.items() if value == value}) for task in tasks],  # not NaN
+            [RunRow(**run) for run in comparison.runs],
+            comparison.notes,
+            [path.absolute() for path in files],
+        )

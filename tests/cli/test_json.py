@@ -1,0 +1,168 @@
+"""`--json`: the output of every command that has it is valid by the schema, and holds what is printed for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from raysim.cli.main import cli
+from raysim.comparison.compare import compare
+from raysim.comparison.sweep_card import CellCard, SweepCard
+from raysim.comparison.trials import TrialCard, TrialsCard
+from raysim.jobs.job_log import PREFIX
+from raysim.plugins.registry import algorithm_names
+from raysim.runs import doctor
+from raysim.sweeps.definition import load_sweep
+from tests.cli.command import run
+from tests.comparison.runs import make_run
+from tests.conftest import REPOSITORY
+from tests.jobs.fakes import cluster, details
+
+QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
+
+Printed = Callable[..., Any]
+
+
+@pytest.fixture
+def printed(capfd: pytest.CaptureFixture[str]) -> Printed:
+    """Run a command with --json, check its output by the schema and return it."""
+    _, text, _ = run(capfd, "schema", "commands")
+    schema = json.loads(text)
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+    def output(command: str, *words: str, code: int = 0) -> Any:
+        ended, out, err = run(capfd, command, *words, "--json")
+        assert (ended, err) == (code, "") and out.isascii() and "\x1b" not in out
+        found = json.loads(out, parse_constant=pytest.fail)  # NaN is no JSON
+        jsonschema.Draft202012Validator({**schema, "anyOf": [{"$ref": f"#/$defs/{command}"}]}).validate(found)
+        return found
+
+    return output
+
+
+def test_the_schema_has_every_command_with_the_option(capfd: pytest.CaptureFixture[str]) -> None:
+    _, text, _ = run(capfd, "schema", "commands")
+    commands = [name for name, one in cli.commands.items() if any("--json" in each.opts for each in one.params)]
+    assert json.loads(text)["anyOf"] == [{"$ref": f"#/$defs/{name}"} for name in sorted(commands)]
+
+
+def test_list(printed: Printed) -> None:
+    found = printed("list", "algorithms")
+    assert [one["name"] for one in found["algorithms"]] == algorithm_names()
+    assert {one["name"]: one["facts"] for one in found["algorithms"]}["fedproto"]["year"] == "2022"
+    assert len(printed("list")) > 5
+
+
+@pytest.mark.parametrize("verdict", ["ok", "problem"])
+def test_doctor(printed: Printed, monkeypatch: pytest.MonkeyPatch, verdict: doctor.Verdict) -> None:
+    def findings(with_trial: bool) -> Iterator[doctor.Finding]:
+        yield doctor.Finding("memory", verdict, "1 GiB")
+
+    monkeypatch.setattr(doctor, "findings", findings)
+    assert printed("doctor", code=int(verdict == "problem")) == [
+        {"what": "memory", "verdict": verdict, "text": "1 GiB"}
+    ]
+
+
+def test_validate(printed: Printed, workplace: Path) -> None:
+    found = printed("validate", QUICKSTART, "--set", "rounds=3")
+    assert (found["complete"], found["settings"]["rounds"], found["code"]) == (True, 3, [])
+    assert found["scenario"] == QUICKSTART
+    Path("mine.py").write_text("from math import pi as load\n")
+    code = str(workplace / "mine.py")
+    found = printed("validate", QUICKSTART, "--set", f"data={{name: '{code}:load', partition: {{name: iid}}}}")
+    assert (found["complete"], found["code"]) == (False, [code]) and code in found["verdict"]
+
+
+def test_an_invalid_request_is_a_sentence(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
+    for words in (["validate", QUICKSTART, "--set", "rounds=0"], ["compare", "nothing"], ["sweep", QUICKSTART]):
+        code, out, err = run(capfd, *words, "--json")
+        assert (code, out) == (2, "") and err
+
+
+def test_compare(printed: Printed, tmp_path: Path, undrawn: None) -> None:
+    for seed in (1, 2, 3):
+        make_run(tmp_path / "runs" / f"a{seed}", seed=seed)
+        make_run(tmp_path / "runs" / f"b{seed}", "standalone", seed, accuracy=[0.1, 0.2, 0.3, 0.4 + 0.01 * seed])
+    words = [str(tmp_path / "runs"), "--baseline", "standalone", "--target", "0.45"]
+    found = printed("compare", *words)
+    comparison = compare(tmp_path / "runs", baseline="standalone", targets=[0.45])
+    assert [[one["mean"], one["p_holm"]] for one in found["measures"]] == [
+        [None if value != value else value for value in row] for row in comparison.frame[["mean", "p_holm"]].to_numpy()
+    ]
+    last = {one["variant"]: one for one in found["measures"] if one["measure"] == "last"}
+    assert (
+        last["standalone"]["values"] == pytest.approx([0.41, 0.42, 0.43]) and last["standalone"]["difference"] is None
+    )
+    assert (found["baseline"], found["notes"], found["files"]) == ("standalone", comparison.notes, [])
+    assert found["runs"][0]["folder"] == str(tmp_path / "runs" / "a1")
+    found = printed("compare", *words, "--columns", "last", "-o", str(tmp_path / "out"))
+    assert {one["measure"] for one in found["measures"]} == {"last"}
+    assert str(tmp_path / "out" / "comparison.csv") in found["files"]
+
+
+def test_compare_methods_over_tasks(printed: Printed, tmp_path: Path) -> None:
+    for name in ("digits", "covtype"):
+        for method in ("fedgh", "standalone"):
+            make_run(tmp_path / name / method, method, data={"name": name, "partition": {"name": "iid"}})
+    found = printed("compare", str(tmp_path), "--baseline", "standalone")
+    assert [(one["method"], one["probability_of_improvement"]) for one in found["tasks"]] == [
+        ("fedgh", 0.5),
+        ("standalone", None),
+    ]
+
+
+def test_compare_shows_trials(printed: Printed, tmp_path: Path) -> None:
+    trial = TrialCard("FedGH", 0, {"training.lr": "0.1"}, ["a"], 2, None, False, False)
+    SweepCard("", {"a": CellCard("a")}, trials=TrialsCard("accuracy/val", [101], [trial])).write(tmp_path)
+    found = printed("compare", str(tmp_path))
+    assert found["select"] == "accuracy/val" and found["trials"][0]["values"] == {"training.lr": "0.1"}
+
+
+def test_the_status_of_a_sweep(printed: Printed, workplace: Path) -> None:
+    content = {
+        "base": QUICKSTART,
+        "runs": {"FedGH": ["algorithm.name=fedgh"], "Alone": ["algorithm.name=standalone"]},
+        "seeds": [1],
+        "tune": {"seeds": [101], "trials": 2, "search": "grid", "methods": {"FedGH": {"training.lr": [0.1, 0.2]}}},
+    }
+    Path("sweep.yaml").write_text(yaml.safe_dump(content))
+    sweep = load_sweep("sweep.yaml")
+    (cell,) = [one for one in sweep.cells if not one.pending]
+    folder = make_run(sweep.output / cell.folder_name / "run", "standalone")
+    found = printed("sweep", "sweep.yaml", "--status")
+    assert found["counts"] == {"done": 1, "waiting": 1} and found["folder"] == str(workplace / sweep.output)
+    done, waiting = sorted(found["cells"], key=lambda one: one["state"])
+    assert (done["name"], done["rounds"], done["folder"]) == (cell.name, 3, str(workplace / folder))
+    assert waiting["folder"] is None and "tuning" in waiting["reason"]
+    (tuning,) = found["tuning"]
+    assert (tuning["state"], tuning["variant"]["label"], tuning["counts"]) == ("tuning", "FedGH", {"waiting": 2})
+
+
+def test_the_status_of_a_job(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anyone may write a job's log."""
+    summary = {
+        "rounds": 3,
+        "final": {"accuracy/all": 0.512345, "loss/train": float("nan")},
+        "scenario": "\x1b[2J\ud800",
+    }
+    facts = {"run_folder": "/home/x/r1", "run_id": "r1"}
+    log = f"{PREFIX}{json.dumps(facts)}\nround 3/9  accuracy 30.0%\n"
+    jobs = cluster(
+        details("j"),
+        details("k", "FAILED", driver_exit_code=2),
+        logs={"j": log, "k": f"{log}{PREFIX}{json.dumps({'summary': summary})}\nraysim: no such folder\n"},
+    )
+    monkeypatch.setattr("raysim.jobs.cluster.connect", lambda address: jobs)
+    found = printed("status", "j")
+    assert (found["state"], found["folder"], found["summary"]) == ("RUNNING", "/home/x/r1", {})
+    assert found["progress"].startswith("round 3/9") and found["submitted"].startswith("19")
+    found = printed("status", "k")
+    assert (found["why"], found["ended"]) == ("no such folder", True)
+    assert found["summary"]["final"] == {"accuracy/all": 0.512345, "loss/train": None}
