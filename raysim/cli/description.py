@@ -70,6 +70,8 @@ HOOKS = (
 SWEEPS = ("sweep", "tune")
 """Names under which the keys of a sweep file are described."""
 
+SYNONYMS = {"methods": "algorithms"}
+
 
 @dataclass(frozen=True)
 class Entry(Output):
@@ -91,7 +93,7 @@ class Entry(Output):
 
 def entries_of(what: str) -> dict[str, list[Entry]]:
     """The entries of a kind, or of all kinds, by kind."""
-    return {kind: _entries(kind) for kind in (KINDS if what == "all" else (what,))}
+    return {kind: _entries(kind) for kind in (KINDS if what == "all" else (SYNONYMS.get(what, what),))}
 
 
 def show_list(entries: Mapping[str, Sequence[Entry]]) -> None:
@@ -128,7 +130,7 @@ def show_describable() -> None:
 
 def show_description(name: str) -> None:
     """Print the description of a name. Raises `ScenarioError` if nothing has this name."""
-    console = Console()
+    console, name = Console(), SYNONYMS.get(name, name)
     if name in algorithm_names() or Reference.of(name) is not None:
         _show_algorithm(console, name)
         if name not in PARTITIONS:
@@ -181,9 +183,18 @@ def show_description(name: str) -> None:
     else:
         known = [*algorithm_names(), *settings, *TRACKERS, *MODELS, *DATASETS, *METRICS, *ALL_MEASURES]
         known += [*Settings.model_fields, *_keys(), *KINDS, *FILES, *SWEEPS, *bundled_names(), *HOOKS]
+        alike = {_letters(key): key for key in reversed(known)}
+        if (called := alike.get(_letters(name), name)) != name:  # FedProto, the class of fedproto
+            show_description(called)
+            return
         same = [key for key in _keys() if key.endswith(f".{name}")]
         hint = f"; did you mean {' or '.join(map(repr, same))}?" if same else suggest(name, known)
         raise ScenarioError(f"describe {name}: unknown name{hint} (`raysim list` shows all names)")
+
+
+def _letters(name: str) -> str:
+    """A name in lower case, without the signs by which names in files, code and papers differ."""
+    return re.sub("[-_ ]", "", name.lower())
 
 
 def _hook(name: str) -> tuple[str, str]:

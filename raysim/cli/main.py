@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 LISTS = [
     "algorithms",
+    "methods",
     "models",
     "datasets",
     "partitions",
@@ -333,7 +334,7 @@ def _announce(places: Sequence[str]) -> None:
 def list_(what: str, names: bool, as_json: bool) -> None:
     """List methods, models, data sets and other choices.
 
-    The list also contains metrics, measures and bundled scenarios.
+    The list also contains metrics, measures and bundled scenarios. `methods` is another word for `algorithms`.
     """
     from raysim.cli.description import Entry, entries_of, names_of, show_list
 

@@ -26,6 +26,7 @@ from raysim.contract import definition as definition_of_algorithms
 from raysim.data.specs import DATASETS
 from raysim.models import MODELS
 from raysim.plugins.registry import algorithm_names
+from raysim.scenario.declared import declared
 from raysim.scenario.json_schema import NAMED, scenario_schema
 from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
@@ -155,6 +156,23 @@ def test_help_shows_whole_summaries_in_80_columns(capfd: pytest.CaptureFixture[s
 
 
 VALID = "valid; data files were not checked, see `raysim launch --dry-run`"
+
+
+def test_methods_are_another_word_for_algorithms(capfd: pytest.CaptureFixture[str]) -> None:
+    for command in ("list", "describe"):
+        assert run(capfd, command, "methods") == run(capfd, command, "algorithms")
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_describe_takes_the_name_of_a_class(capfd: pytest.CaptureFixture[str], name: str) -> None:
+    code, out, err = run(capfd, "describe", declared(name).name)
+    assert (code, err) == (0, "") and f"algorithms/{name}.py" in out
+
+
+@pytest.mark.parametrize(("name", "word"), [("DC-PFL", "dc_pfl"), ("CIFAR-10", "60,000"), ("Training.LR", "key")])
+def test_describe_takes_names_in_any_case(capfd: pytest.CaptureFixture[str], name: str, word: str) -> None:
+    code, out, err = run(capfd, "describe", name)
+    assert (code, err) == (0, "") and word in out
 
 
 def test_list_names(capfd: pytest.CaptureFixture[str]):
@@ -384,7 +402,7 @@ REFUSED = [
     ),
     (["launch", QUICKSTART, "--set", "clients.models=[cnn1]"], "clients.models.0: cnn1 needs 3x32x32 images"),
     (["describe", "fedghh"], "raysim: describe fedghh: unknown name; did you mean 'fedgh'?"),
-    (["describe", "FedGH"], "raysim: describe FedGH: unknown name; did you mean 'fedgh'?"),
+    (["describe", "FedGHH"], "raysim: describe FedGHH: unknown name; did you mean 'fedgh'?"),
     (["describe", "model"], "raysim: describe model: unknown name; did you mean 'models'?"),
     *(
         ([command, ""], "raysim: ID: '' is not a job id; give one that `raysim submit` or `raysim jobs` printed")

@@ -53,7 +53,7 @@ def test_the_schema_has_every_command_with_the_option(capfd: pytest.CaptureFixtu
 
 
 def test_list(printed: Printed) -> None:
-    found = printed("list", "algorithms")
+    found = printed("list", "methods")
     assert [one["name"] for one in found["algorithms"]] == algorithm_names()
     assert {one["name"]: one["facts"] for one in found["algorithms"]}["fedproto"]["year"] == "2022"
     assert len(printed("list")) > 5
