@@ -257,8 +257,14 @@ def mlflow() -> Finding:
 
 
 def ray() -> Finding:
-    """Whether runs start a Ray of their own."""
+    """Whether runs start a Ray of their own, or join a cluster that answers."""
     if address := os.environ.get("RAY_ADDRESS"):
+        from raysim.engine.ray.session import check_answer
+
+        try:
+            check_answer(address)
+        except RaysimError as error:
+            return Finding("Ray", "problem", str(error))
         return Finding("Ray", "note", f"RAY_ADDRESS is set, so runs join the Ray cluster at {address}; this "
                        "command checks only this machine")  # fmt: skip
     return Finding("Ray", "ok", "each run starts its own Ray, which only this user can reach")

@@ -168,8 +168,8 @@ def test_little_of_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert "runs join the Ray cluster at 10.0.0.1:6379" in doctor.ray().text
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    assert doctor.ray().verdict == "problem" and "127.0.0.1:9" in doctor.ray().text  # `launch` refuses it, too
     monkeypatch.setenv("RAYSIM_DATA", "")  # a run ignores it, too
     assert doctor.data_folder().text.startswith("RAYSIM_DATA is not set; ")
     monkeypatch.setenv("RAYSIM_DATA", "no/such/folder")

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 
 from raysim.common.errors import ScenarioError
+from raysim.common.files import reason
 from raysim.engine.policies.placement import ClusterResources, Growth, Node
 from raysim.engine.ray import autoscaler, local_cluster
 
 HEAD = "node:__internal_head__"
 """The resource that only the head node has."""
+
+ANSWER_S = 5.0
+"""Seconds to wait for an answer from a cluster's address. Ray's own attempts take 14 minutes, or never end."""
+
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""The first bytes of an HTTP/2 client: the preface and an empty SETTINGS frame. Ray's server answers by a SETTINGS
+frame, whose fourth byte is 4; a dashboard or a program of another kind does not."""
 
 _ahead = False  # whether a Ray of `connect_ahead` waits for a caller of `connect`
 
@@ -34,11 +43,8 @@ def connect(local_cpus: float | None = None) -> bool:
         taken_over, _ahead = _ahead, False
         return taken_over
     address = os.environ.get("RAY_ADDRESS")
-    if address and address.startswith("ray://"):
-        raise ScenarioError(
-            f"--address or RAY_ADDRESS: {address} is an address of the Ray Client, which raysim does not support; use "
-            "`raysim submit` to run a scenario from outside the cluster"
-        )
+    if address:
+        check_answer(address)
     # Ray's C++ handler would print a stack on SIGTERM and abort 3 s later, and at shutdown set the default handler.
     # Ray read the environment variable of this name at its import, so this disables the handler in this process only.
     ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
@@ -62,11 +68,36 @@ def connect(local_cpus: float | None = None) -> bool:
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ScenarioError(
-            f"--address or RAY_ADDRESS: no Ray cluster answers at {address} ({str(error).splitlines()[0]}); correct "
-            "the address, or remove it to run on a local Ray"
-        ) from None
+        raise _no_cluster(address, str(error).splitlines()[0]) from None
     return False
+
+
+def check_answer(address: str) -> None:
+    """Raise `ScenarioError` unless Ray answers at this address, HOST:PORT or `auto`, within seconds."""
+    if "://" in address:
+        raise ScenarioError(
+            f"--address or RAY_ADDRESS: {address} is not the address of a cluster's head node (HOST:PORT, or `auto`); "
+            "use `raysim submit` to run a scenario from outside the cluster"
+        )
+    try:
+        target = services.canonicalize_bootstrap_address(address)
+        if target is None:  # the address `local`
+            return
+        host, _, port = target.rpartition(":")
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWER_S) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":  # with TLS, the greeting would have to be encrypted
+                connection.sendall(GREETING)
+                if connection.recv(9)[3:4] != b"\4":
+                    raise ConnectionError("a program other than Ray answers")
+    except (OSError, ValueError) as error:
+        raise _no_cluster(address, reason(error) if isinstance(error, OSError) else str(error)) from None
+
+
+def _no_cluster(address: str, why: str) -> ScenarioError:
+    return ScenarioError(
+        f"--address or RAY_ADDRESS: no Ray cluster answers at {address} ({why}); correct the address, or remove it "
+        "(`unset RAY_ADDRESS`) to run on a local Ray"
+    )
 
 
 def connect_ahead() -> None:
