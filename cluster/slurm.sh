@@ -23,7 +23,7 @@ port=$((20000 + SLURM_JOB_ID % 3000 * 4))
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 read -r head_ip _ < <(hostname -I) # this script runs on the first node; set HEAD_IP to choose a network
 head_ip=${HEAD_IP:-$head_ip}
-temp=/tmp/raysim-$SLURM_JOB_ID
+temp=${RAY_TMPDIR:-/tmp}/raysim-$SLURM_JOB_ID # RAY_TMPDIR: at most 19 characters, because names of sockets are limited
 cpus=${SLURM_CPUS_PER_TASK:-$SLURM_CPUS_ON_NODE}
 
 # Any program with the token can run code as you, so each job has its own token, in a file that only you can read.

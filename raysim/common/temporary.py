@@ -21,6 +21,15 @@ from raysim.common.files import hold, lock
 PREFIX = "raysim-"
 HELD = ".held"
 """Name of the file in the folder that its process keeps locked."""
+LONGEST = 19
+"""Bytes of the name of a folder in which Ray can create sockets: their names have 84 bytes below it, with the largest
+process id, and macOS allows 103 in all (Linux 107)."""
+
+
+def folder_of_ray() -> str:
+    """Return the folder for Ray's temporary files: RAY_TMPDIR, else the system's, or /tmp if that name is too long."""
+    system = tempfile.gettempdir()
+    return os.environ.get("RAY_TMPDIR") or (system if len(os.fsencode(system)) <= LONGEST else "/tmp")
 
 
 def make_folder(kind: str = "", place: str | None = None) -> tuple[Path, int]:

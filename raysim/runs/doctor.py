@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 from raysim.common.errors import RaysimError
 from raysim.common.memory import available_memory, resource, usable_memory
 from raysim.common.requirements import fits, installed, requirements
+from raysim.common.temporary import folder_of_ray
 from raysim.common.text import expanded
 from raysim.engine.resource_monitor import LOW_DISK, gib
 from raysim.report.units import plural
@@ -213,7 +214,7 @@ def disk() -> Finding:
     """The free space where runs are written and where Ray has its temporary files."""
     places = {
         "the current folder": Path(),
-        "Ray's temporary folder": Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()),
+        "Ray's temporary folder": Path(folder_of_ray()),
     }
     for name, place in places.items():
         if not place.is_dir() or not os.access(place, os.W_OK):

@@ -12,7 +12,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,7 +26,7 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.files import reason
 from raysim.common.memory import without_collection
-from raysim.common.temporary import HELD, make_folder
+from raysim.common.temporary import HELD, LONGEST, folder_of_ray, make_folder
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Environment variable; with "0", Ray uses 127.0.0.1 as this machine's address, as it does by default on a Mac. Ray has
@@ -55,12 +54,15 @@ def start(**options: Any) -> None:
     """
     global _folder, _held
     # Only the owner can enter this folder; Ray makes a folder in it that is open to all users.
+    place = folder_of_ray()
     try:
-        _folder, _held = make_folder(place=os.environ.get("RAY_TMPDIR"))
+        if len(os.fsencode(place)) > LONGEST:
+            raise OSError("its name is too long for sockets")
+        _folder, _held = make_folder(place=place)
     except OSError as error:
-        place = f"RAY_TMPDIR ({os.environ['RAY_TMPDIR']})" if "RAY_TMPDIR" in os.environ else tempfile.gettempdir()
         raise ScenarioError(
-            f"{place}: cannot create Ray's temporary folder here: {reason(error)}; set RAY_TMPDIR to a writable folder"
+            f"{place}: cannot create Ray's temporary folder here: {reason(error)}; set RAY_TMPDIR to a writable folder "
+            f"whose name has at most {LONGEST} characters"
         ) from None
     variables = {LOOPBACK: "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     variables |= {name: os.environ.get(name, value) for name, value in {TASK_EVENTS: "0", **QUICK}.items()}
@@ -74,8 +76,8 @@ def start(**options: Any) -> None:
         stop(remove_logs=True)
         if isinstance(error, Exception):
             raise RunError(
-                f"Ray did not start on this machine: {[*str(error).splitlines(), ''][0]}; `raysim doctor` checks this "
-                "machine, and `raysim launch` needs no Ray with --set backend=in_process"
+                f"Ray did not start on this machine: {[*str(error).splitlines(), ''][0]}; read all findings of "
+                "`raysim doctor`, or run without Ray by --set backend=in_process"
             ) from error
         raise
 

@@ -76,8 +76,8 @@ def test_a_ray_that_does_not_start_is_one_sentence(ray_session: None, monkeypatc
     with pytest.raises(RunError) as caught:
         local_cluster.start()
     assert str(caught.value) == (
-        "Ray did not start on this machine: The current node timed out during startup.; `raysim doctor` checks this "
-        "machine, and `raysim launch` needs no Ray with --set backend=in_process"
+        "Ray did not start on this machine: The current node timed out during startup.; read all findings of "
+        "`raysim doctor`, or run without Ray by --set backend=in_process"
     )
     assert dict(os.environ) == before
     assert not local_cluster.is_running()

@@ -8,10 +8,12 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from raysim.common.errors import ScenarioError
 from raysim.common.files import hold
 from raysim.common.temporary import remove_abandoned
 from tests.conftest import REPOSITORY
@@ -156,6 +158,7 @@ def test_a_start_removes_folders_of_killed_processes_alone(tmp_path: Path, monke
         os.chown(tmp_path / "raysim-of-another-user", 12345, 12345)
     before = {path.name for path in tmp_path.iterdir()}
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(local_cluster, "LONGEST", 1000)  # no socket is made
     monkeypatch.setattr(ray, "init", lambda **options: None)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     for remove_logs in (True, False):
@@ -171,6 +174,28 @@ def test_a_start_removes_folders_of_killed_processes_alone(tmp_path: Path, monke
     os.close(living)
     remove_abandoned(tmp_path)
     assert not (tmp_path / "raysim-living").exists()
+
+
+def test_sockets_have_short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from raysim.engine.ray import local_cluster
+
+    folders: list[Path] = []
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # Python reads TMPDIR again
+    monkeypatch.setattr(ray, "init", lambda _temp_dir, **options: folders.append(Path(_temp_dir)))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    local_cluster.start()
+    longest = folders[0] / "session_2026-11-21_06-24-24_123456_4194304" / "sockets" / "plasma_store"
+    assert len(str(longest)) <= 103  # macOS; Linux allows 107
+    assert folders[0].parent.stat().st_mode & 0o077 == 0
+    local_cluster.stop(remove_logs=True)
+    assert not folders[0].parent.exists()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # the user's choice is not replaced
+    with pytest.raises(ScenarioError, match="RAY_TMPDIR"):
+        local_cluster.start()
 
 
 BELOW_UV = """
