@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
+from torch import nn
+from torchvision.models import resnet18
 
 import raysim
 from raysim.contract.definition import HOOKS
@@ -39,7 +43,7 @@ ELSEWHERE: Mapping[tuple[str, str], tuple[int, str]] = {
 HERE = {
     ("docs/comparison.md", "yaml"): 4,
     ("docs/guide.md", "yaml"): 1,
-    ("docs/inspection.md", "python"): 1,
+    ("docs/inspection.md", "python"): 2,
     ("docs/own_code.md", "python"): 1,
     ("docs/own_code.md", "yaml"): 1,
     ("docs/public_data.md", "yaml"): 2,
@@ -77,7 +81,7 @@ def test_the_training_section_of_the_guide() -> None:
 
 
 def test_the_python_of_the_page_on_inspection(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = blocks("docs/inspection.md", "python")
+    code, loading = blocks("docs/inspection.md", "python")
     run = raysim.run(digits(rounds=1, clients={"count": 10, "models": ["digits_mlp64"]}), quiet=True)
     names: dict[str, Any] = {}
     exec(re.sub(r'"runs/quickstart/[\w-]+"', repr(str(run.folder)), code), names)
@@ -86,6 +90,16 @@ def test_the_python_of_the_page_on_inspection(workplace: Path, capsys: pytest.Ca
     assert f"{row.accuracy:.4f}" in accuracy
     assert len(names["value_ND"]) == len(names["label_N"]) == len(names["client_N"])
     assert {*names["client_N"]} == {0, 5, 9}
+
+    run.export("networks")
+    own = raysim.SplitNet(resnet18(num_classes=10), nn.Linear(512, 10)).eval()
+    own.extractor.fc = nn.Identity()
+    Path("other_networks").mkdir()
+    save_file(own.state_dict(), "other_networks/client-0.safetensors")
+    exec(loading, names)
+    assert "digits_mlp64" in capsys.readouterr().out
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(names["net"].eval()(x), own(x))
 
 
 @pytest.mark.parametrize("block", blocks("docs/public_data.md", "yaml"))

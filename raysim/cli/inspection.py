@@ -1,4 +1,4 @@
-"""Commands that inspect a run: plot, tsne, attack, tree.
+"""Commands that inspect a run: plot, tsne, attack, tree, export.
 
 They are commands rather than scripts in `examples/`, because an installed raysim does not contain that folder, and two
 of them reproduce published results (FedRAL's Table 5, HKS's Figure 3) with tested numbers.
@@ -240,4 +240,24 @@ def tree(run: str, sample: int, round_: Round, output: str) -> None:
     echo(draw_tree(found, output))
 
 
-COMMANDS = (plot, tsne, attack, tree)
+@click.command()
+@click.argument("run", metavar="RUN", shell_complete=complete_folders)
+@_round("the latest round that has one")
+@click.option("-o", "--output", required=True, metavar="FOLDER", help="Folder for the files.")
+def export(run: str, round_: Round, output: str) -> None:
+    """Write the clients' networks of a RUN as safetensors files.
+
+    Plain PyTorch can load the files. client-K.safetensors contains the network of client K. Its metadata name the
+    architecture, `feature_dim`, the number of classes, the round and how samples are normalised.
+
+    \b
+    Example:
+        raysim export runs/quickstart/20261121-062424-3099 -o networks
+    """
+    from raysim.runs.run import Run
+
+    Run(run).export(output, round_)
+    echo(output)
+
+
+COMMANDS = (plot, tsne, attack, tree, export)

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import nn
 
 from raysim.common.errors import RunError, ScenarioError
@@ -26,6 +27,7 @@ from raysim.engine import initial
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.spec import RunSpec
+from raysim.engine.tensor_files import contiguous_copies
 from raysim.engine.workers.evaluation import EVALUATION_BATCH
 from raysim.report.load import read_summary
 from raysim.runs.assembly import Assembly, assemble, checkpoint_storage
@@ -196,6 +198,27 @@ class OpenedRun:
                 nets[k] = backend.worker.net(k)
                 receive(k)
             return {k: net.eval() for k, net in nets.items()}
+
+    def export(self, folder: Path, t: Round = None) -> None:
+        """Write the network of every client after round `t` to `folder`, in safetensors format: client-K.safetensors.
+
+        The metadata of each file describe the network. One network is in memory at a time.
+        """
+        checkpoint, spec = self.checkpoint(t), self.spec
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = {
+            "algorithm": self.method,
+            "round": checkpoint.round,
+            "num_classes": spec.num_classes,
+            "feature_dim": spec.feature_dim,
+            "input": self.assembly.scenario.dataset.input_spec.shape_text,
+            "transform": spec.transform,
+        }
+        with self.backend(range(spec.num_clients), checkpoint) as backend:
+            for k in range(spec.num_clients):
+                own = {name: str(value) for name, value in {"client": k, "architecture": spec.arch(k), **facts}.items()}
+                with backend.worker.states.reading(k) as net:
+                    save_file(contiguous_copies(net.state_dict()), folder / f"client-{k}.safetensors", own)
 
     def samples(self, k: ClientId, part: str) -> Samples:
         """Return a client's samples of one part, in the order of the data set."""

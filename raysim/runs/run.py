@@ -159,6 +159,14 @@ class Run:
         """
         return self._open().representations(clients, part, round)
 
+    def export(self, folder: os.PathLike[str] | str, round: Round = None) -> None:
+        """Write each client's `network` as a safetensors file that needs no raysim: client-K.safetensors in `folder`.
+
+        The metadata of a file name the architecture and what it was built with. round: as in
+        `RunClient.network_after`. Raises `ScenarioError` if the round has no checkpoint.
+        """
+        self._open().export(Path(folder), round)
+
     def _open(self) -> OpenedRun:
         """Open the run's data once, and its checkpoints anew, because a run in progress replaces them."""
         from raysim.runs.opened import OpenedRun

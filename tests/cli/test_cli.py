@@ -88,6 +88,7 @@ OPTIONS = {
     "tsne": {"runs", "--clients", "--part", "--round", "--seed", "--output", "-o"},
     "attack": {"run", "--round", "--pairs", "--knowledge", "--psnr", "--seed", "--output", "-o"},
     "tree": {"run", "--sample", "--round", "--output", "-o"},
+    "export": {"run", "--round", "--output", "-o"},
     "submit": {"scenario", "--set", "--address", "--wait", "--resume", "--id", "--env", "--code-changed"},
     "status": {"job", "--address", "--json"},
     "logs": {"job", "--address", "--follow", "-f"},
