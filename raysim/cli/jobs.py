@@ -88,8 +88,8 @@ def submit(
 
     The scenario is checked on this machine. Then the scenario and the code (raysim, algorithms) are sent to the
     cluster's dashboard, and a driver on the head node runs the scenario; the run continues without this terminal.
-    Data is not sent: set data.root or RAYSIM_DATA to its folder on the cluster. Relative paths in the scenario, such as
-    ./runs for results, are relative to ~/raysim on the head node; `raysim fetch` downloads the results.
+    Data is not sent: set data.root or RAYSIM_DATA to its folder on the cluster. All relative paths, such as ./runs for
+    results, are relative to ~/raysim on the head node; `raysim fetch` downloads the results.
 
     SCENARIO may be a sweep file. A sweep is one job, and its cells are spread over the nodes. They need no shared disk,
     because their results are sent to `output` on the head node. Submitting the same sweep again runs the cells that are

@@ -60,11 +60,7 @@ def _listed(kind: str, path: str) -> tuple[Path, ...]:
             raise ScenarioError(f"{path} given; give a {what}, or a folder that contains such files", key="data.path")
         return (place,)
     if not place.is_dir():
-        state = f"is not a folder; give a folder of {what}s" if place.exists() else "does not exist"
-        if not place.exists():
-            relative = not Path(path).is_absolute()
-            state += f" in the current folder, {Path.cwd()}; change to another folder, or" if relative else ";"
-            state += " correct the path"
+        state = f"is not a folder; give a folder of {what}s" if place.exists() else "does not exist; correct the path"
         raise ScenarioError(f"{path} {state}", key="data.path")
     named = (file for file in place.rglob("*") if file.suffix.lower() in suffixes)
     if not (files := tuple(sorted(one for one in named if not _hidden(one.relative_to(place)) and _is_regular(one)))):

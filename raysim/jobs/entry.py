@@ -2,8 +2,8 @@
 
     python -m raysim.jobs.entry [SCENARIO] [--set KEY=VALUE]... [--sweep | --resume RUN [--code-changed]]
 
-Ray runs it in the folder that `submit` shipped, and removes that folder some time after the job. So relative paths
-(the scenario's `output`, `data.root` and SQLite store; the run to resume) are relative to `~/raysim`.
+Ray runs it in the folder that `submit` shipped, and removes that folder some time after the job. So all relative paths
+(those of the scenario, and the run to resume) are relative to `~/raysim`.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ def _run(
     from raysim.scenario.parse import parse_scenario
 
     try:
-        parsed = None if scenario is None else parse_scenario(scenario, sets)
+        path = None if scenario is None else Path(scenario).absolute()
         os.chdir(home())
+        parsed = None if path is None else parse_scenario(path, sets)
         tracker = JobLogTracker(closing)
         if run_ is None:
             assert parsed is not None
@@ -108,7 +109,7 @@ def _sweep(file: str, sets: Sequence[str], closing: Callable[[], None]) -> int:
     try:
         path = Path(file).absolute()
         os.chdir(home())
-        sweep = load_sweep(path, sets=sets, in_job=True)
+        sweep = load_sweep(path, sets=sets)
         report_sweep(sweep.output, sweep.name)
         return run_and_show(sweep)
     except RaysimError as error:

@@ -10,10 +10,9 @@ from importlib import metadata
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
-from raysim.plugins.own_code import OwnCode
+from raysim.plugins.own_code import JOB_CODE, OwnCode
 from raysim.runs.code import SHIPPED, checkout
 from raysim.scenario.bundled import FOLDER
-from raysim.scenario.parse import JOB_CODE
 
 PACKAGES = ("raysim", "raysim.algorithms")
 
@@ -42,8 +41,10 @@ def stage(files: Sequence[Path], folder: Path, own_code: OwnCode | None = None) 
         for file, shipped in zip(files, names, strict=True):
             (folder / shipped).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / shipped)
-        if own_code and names:
-            own_code.write((folder / names[0]).parent / JOB_CODE)  # the scenario's loader looks there
+        if names:  # the scenario's loader looks for this folder, also if it is empty
+            code = (folder / names[0]).parent / JOB_CODE
+            code.mkdir()
+            (own_code or OwnCode()).write(code)
     except OSError as error:  # shutil.copytree raises one with a list of errors
         raise ScenarioError(f"{error.filename or 'the code'}: cannot be shipped: {error.strerror or error}") from None
     return names[0] if names else None

@@ -22,6 +22,7 @@ from raysim.jobs.stage import stage
 from raysim.jobs.versions import VARIABLE, Versions, ray_incompatibility, release
 from raysim.plugins.own_code import OwnCode
 from raysim.report.units import plural
+from raysim.scenario.paths import READ
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.store import PASSWORD, USER, is_loopback, shown
 
@@ -100,20 +101,15 @@ def environment(variables: Mapping[str, str], cluster: str) -> tuple[dict[str, s
 
 
 def notes_on_data(scenarios: Iterable[ParsedScenario]) -> list[str]:
-    """Return a note for each relative path of data, a partition, a trace or a run: the job runs in another folder.
-
-    scenarios: as parsed. A `Scenario` already has the absolute path of its partition.
-    """
+    """Return a note for each relative path of data, a partition, a trace or a run: the job runs in another folder."""
     given: dict[tuple[str, str], None] = {}
     for one in scenarios:
-        for key, paths in one.paths.items():
+        for key, paths in one.given_paths.items():
             given |= dict.fromkeys((key, path) for path in ([paths] if isinstance(paths, str) else paths))
-        if one.init is not None:
-            given["init.run", one.init.run] = None
     return [
         f"{key}: {path} is relative to ~/raysim on the head node; give an absolute path that is valid on every node"
         for key, path in given
-        if not expanded(path).is_absolute()
+        if key in READ and not expanded(path).is_absolute()
     ]
 
 

@@ -1,8 +1,8 @@
 """The user's own files, identical in every process of a run.
 
-The files that a scenario names, and the files beside them that they import, travel as text with the scenario to every
-process, so that all processes run the same code. Their modules are imported below the package `raysim_own`, so they do
-not replace a module that the user imported under the same name. No code runs before `OwnCode.activate` or
+The files that a scenario names, and the files of their project that they import, travel as text with the scenario to
+every process, so that all processes run the same code. Their modules are imported below the package `raysim_own`, so
+they do not replace a module that the user imported under the same name. No code runs before `OwnCode.activate` or
 `Reference.load`, which announce it first.
 """
 
@@ -25,6 +25,13 @@ from typing import Any
 from raysim.common.errors import ScenarioError
 from raysim.common.modules import PACKAGE, plain_module
 
+CODE = "code"
+"""Name of the folder next to a run's scenario that contains the user's own files named in the scenario."""
+
+JOB_CODE = "raysim_job_code"
+"""Name of the folder next to a job's scenario that contains the user's own files. The job uses these copies, even if
+the head node has another file at the path that the scenario names."""
+
 
 @dataclass(frozen=True)
 class SourceFile:
@@ -41,7 +48,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class OwnCode:
-    """The files that a scenario names, and the files beside them that they import. Unpickling makes them importable."""
+    """The files that a scenario names, and those that they import. Unpickling makes them importable."""
 
     files: Mapping[str, SourceFile] = field(default_factory=dict)  # "mine.py" or "helpers/__init__.py" -> the file
     observing: frozenset[str] = frozenset()  # names of the files that only trackers use: they decide no result
@@ -79,11 +86,6 @@ class OwnCode:
     def paths(self) -> list[str]:
         """The path of each file where it was read."""
         return [file.path for file in self.files.values()]
-
-    @property
-    def folders(self) -> list[Path]:
-        """The folders where the files were read."""
-        return list(dict.fromkeys(Path(file.path).parent for file in self.files.values()))
 
     def module(self, name: str) -> SourceFile | None:
         """Return the file of a module, or None."""

@@ -32,6 +32,7 @@ from raysim.engine.run import Observers, run_rounds
 from raysim.engine.spec import RunSpec
 from raysim.engine.stop import Stop
 from raysim.engine.workers.hooks import HookError
+from raysim.plugins.own_code import CODE
 from raysim.report.load import read_rounds
 from raysim.report.plots import plot_accuracy
 from raysim.report.progress import Display
@@ -42,7 +43,6 @@ from raysim.runs.code import Code
 from raysim.runs.identity import Identity
 from raysim.runs.initial import FILE as INITIAL
 from raysim.runs.signals import interruptible, sigterm_kept
-from raysim.scenario.parse import CODE
 from raysim.scenario.trackers import NamedTracker
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker

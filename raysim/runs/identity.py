@@ -14,8 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar
 from raysim.common.text import is_name, redacted
+from raysim.plugins.own_code import CODE
 from raysim.runs.code import UNKNOWN, Code
-from raysim.scenario.parse import CODE
 from raysim.scenario.schema import short_overrides
 
 _RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")

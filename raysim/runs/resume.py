@@ -12,11 +12,11 @@ from raysim.common.errors import ScenarioError
 from raysim.common.results import Summary
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.engine.learning_rate import factor_of
-from raysim.plugins.own_code import OwnCode
+from raysim.plugins.own_code import CODE, OwnCode
 from raysim.runs.assembly import stopping_rule
 from raysim.runs.code import RAYSIM, Code
 from raysim.runs.identity import Identity
-from raysim.scenario.parse import CODE, ParsedScenario, parse_scenario
+from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import FREE, decides
 from raysim.scenario.yaml_text import short, shown

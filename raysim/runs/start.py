@@ -57,8 +57,6 @@ def _begin(scenario: Scenario, options: Options) -> Path:
     checkpoints = INSIDE
     if folder := scenario.checkpoint.folder:
         place = local_folder(folder)
-        if place is not None and ".." in place.parts:
-            place = place.resolve()
         checkpoints = f"{place or folder.rstrip('/')}/{scenario.name}/{run_id}"
         if not is_of_run(checkpoints, run_id):
             raise scenario.origin.error(

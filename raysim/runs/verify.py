@@ -126,7 +126,7 @@ def _traced(
     sets = ["backend=in_process", "tracking.also=[]"]
     if variation.actors is not None:
         sets = ["backend=ray", f"resources.actors={variation.actors}", "tracking.also=[]"]
-    scenario = Scenario.of(parse_scenario(given.resolved, sets, folders=given.own_code.folders))
+    scenario = Scenario.of(parse_scenario(given.resolved, sets, known_code=given.own_code))
     machine = None if variation.actors is None else _start_ray(scenario, most, cleanup)
     assembly = warm_start(assemble(scenario, machine))
     spec, settings = assembly.spec, assembly.loop_settings

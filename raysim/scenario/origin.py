@@ -47,6 +47,10 @@ class Origin:
         path = self._override(key)
         return path is not None and self.places.get(".".join(path), "--set").startswith("--")
 
+    def of_sweep(self, key: Key) -> bool:
+        """Return whether a key is from an override in a sweep file."""
+        return self._set(key) is not None and not self.of_shell(key)
+
     def written(self, key: Key) -> str:
         """Return an unquoted value as the user wrote it, such as 1e3 for 1000.0; empty if it is not found."""
         path = self._set(key)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +19,8 @@ from pydantic import BaseModel
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar
-from raysim.common.text import expanded, holds_secret, redacted
+from raysim.common.text import holds_secret, redacted
 from raysim.plugins.own_code import OwnCode
-from raysim.plugins.reading import read_own_code
 from raysim.plugins.references import Reference
 from raysim.plugins.registry import algorithm_class
 from raysim.scenario import schema
@@ -30,6 +29,7 @@ from raysim.scenario.declaration import Declaration
 from raysim.scenario.declared import declaration_of, declared
 from raysim.scenario.named import made, model_of, split_name
 from raysim.scenario.origin import Key, Origin, override_source
+from raysim.scenario.paths import Paths
 from raysim.scenario.schema import Settings
 from raysim.scenario.sentences import NAMED_SECTIONS, validated
 from raysim.scenario.yaml_text import (
@@ -70,6 +70,10 @@ class ParsedScenario:
     overrides: Mapping[str, Scalar]  # entries of `flat` that an override gave
     own: AnyAlgorithm | None = None  # see `with_algorithm`
     own_code: OwnCode = OwnCode()  # the user's own files that the scenario names
+    given_paths: Mapping[str, str | list[str]] = field(
+        default_factory=dict
+    )  # before they were made absolute, by dotted key
+    notes: tuple[str, ...] = ()  # about its paths
 
     def __repr__(self) -> str:
         """One line; `resolved_yaml` has every key."""
@@ -110,18 +114,6 @@ class ParsedScenario:
         settings = self.algorithm_settings if self.own is None else vars(self.own)
         return {field.name: settings[field.name] for field in self.declared.fields if field.counts_warmup}
 
-    @property
-    def paths(self) -> dict[str, str | list[str]]:
-        """Key -> the path of data, of a partition or of a trace, as given; without the keys that have none."""
-        partition = self.resolved["data"]["partition"]
-        given: dict[str, str | list[str] | None] = {
-            "data.root": self.data.root,
-            "data.path": self.data.path,
-            "data.partition.path": partition["path"] if partition["name"] == "listed" else None,
-            "system.trace": self.system.trace if self.system else None,
-        }
-        return {key: path for key, path in given.items() if path is not None}
-
     def with_algorithm(self, algorithm: AnyAlgorithm) -> ParsedScenario:
         """Return the same scenario with this algorithm in place of the one that it names."""
         return replace(self, own=algorithm, declared=declaration_of(type(algorithm)))
@@ -156,7 +148,7 @@ class ParsedScenario:
 
     @property
     def output(self) -> str:
-        return self.settings.output
+        return self.settings.output or schema.OUTPUT
 
     @property
     def data(self) -> schema.Data:
@@ -207,14 +199,6 @@ class ParsedScenario:
         return self.settings.seed_of(what)
 
 
-CODE = "code"
-"""Name of the folder next to a run's scenario that contains the user's own files named in the scenario."""
-
-JOB_CODE = "raysim_job_code"
-"""Name of the folder next to a job's scenario that contains the user's own files. The job uses these copies, even if
-the head node has another file at the path that the scenario names."""
-
-
 def overrides_of(sets: Iterable[str]) -> list[str]:
     """Return the overrides as a list. Raises `ScenarioError` for anything but texts, also for a single text."""
     items = [] if isinstance(sets, str | Mapping) else list(sets)
@@ -227,7 +211,8 @@ def parse_scenario(
     source: str | Path | Mapping[str, Any],
     sets: Sequence[str] = (),
     *,
-    folders: Sequence[Path] = (),
+    sweep: Path | None = None,
+    known_code: OwnCode | None = None,
     places: Mapping[str, str] | None = None,
     trust: Callable[[OwnCode], object] = lambda code: None,
 ) -> ParsedScenario:
@@ -235,21 +220,21 @@ def parse_scenario(
 
     source: a YAML file, the name of a bundled scenario, or the same content as a mapping. sets: overrides such as
     "training.lr=0.1"; values are YAML.
-    folders: where to look for the user's own files, besides the scenario's folder and the current one. places: dotted
-    key -> the part of a sweep file that its override is from, such as "`grid`"; others are from `--set`. trust: called
-    with the user's own files before any of them runs; raises when they must not run.
+    sweep: the folder of the sweep file, if there is one. places: dotted key -> the part of the sweep file that its
+    override is from, such as "`grid`"; others are from `--set`. known_code: the user's own files, if they were found
+    before. trust: called with these files before any of them runs; raises when they must not run.
     Raises `ScenarioError`, one sentence naming the file or override, the key, what was given and what is allowed.
     """
     sets = overrides_of(sets)
     if isinstance(source, Mapping):
-        file, text, beside = "scenario", written_value(dict(source), "scenario"), [Path()]
+        file, text, beside = "scenario", written_value(dict(source), "scenario"), sweep or Path()
     elif not isinstance(source, str | Path):
         raise ScenarioError(
             f"scenario: a {type(source).__name__} given; give a YAML file, or a mapping of keys and values"
         )
     else:
         path = scenario_file(source)
-        file, text, beside = str(path), read_text(path), [path.parent, Path()]
+        file, text, beside = str(path), read_text(path), path.parent
     raw = parse(text, file)
     if SWEEP_KEYS & raw.keys():
         raise ScenarioError(
@@ -264,7 +249,9 @@ def parse_scenario(
     for override in overrides:
         _apply(raw, override.path, override.value, origin)
     _refuse_other_keys(raw, (), origin)
-    own_code = _own_code(raw, origin, [*folders, *beside])
+    paths = Paths(origin, beside, beside if sweep is None else sweep)
+    given_paths = paths.make_absolute(raw)
+    own_code = paths.own_code(raw, known_code or OwnCode())
     trust(own_code)
     settings = validated(Settings, raw, origin, ())
     algorithm, fields = split_name(settings.algorithm, ("algorithm",), origin)
@@ -280,7 +267,7 @@ def parse_scenario(
     resolved = _plain(settings, origin)
     chosen = {"profile": profile} if declaration.profiles else {}
     resolved["algorithm"] = {"name": algorithm, **chosen, **_plain(algorithm_settings, origin)}
-    flat = dict(flatten(resolved))
+    flat = {**dict(flatten(resolved)), **dict(flatten(given_paths))}
     keys = (key for one in overrides for key, _ in flatten(one.value, ".".join(one.path)))
     # A key is missing from `flat` if it belongs to a method whose name another override replaced.
     overridden = {key: flat[key] for key in keys if key in flat}
@@ -293,6 +280,8 @@ def parse_scenario(
         resolved,
         overridden,
         own_code=own_code,
+        given_paths=given_paths,
+        notes=tuple(paths.notes),
     )
     if declaration.checks:
         _ = parsed.algorithm  # raises
@@ -328,46 +317,6 @@ def _plain(settings: BaseModel, origin: Origin) -> dict[str, Any]:
         raise ScenarioError(
             f"{origin.file}: a value has too many levels of nested lists or mappings; use fewer levels"
         ) from None
-
-
-def _own_code(raw: dict[str, Any], origin: Origin, folders: Sequence[Path]) -> OwnCode:
-    """Read the user's own files that a scenario names; in `raw`, replace their paths by the names that a run uses."""
-    paths: dict[Path, Key] = {}
-    deciding: set[Path] = set()  # all files except those of trackers
-    for holder, at, key in list(_names(raw, ())):
-        reference = Reference.of(holder[at]) if isinstance(holder[at], str) else None
-        if reference is None or not reference.is_file:
-            continue
-        given = expanded(reference.place)
-        # A path on the command line is relative to the current folder, as all paths of a shell are.
-        ordered = [Path(), *folders] if origin.of_shell(key) else folders
-        places = [folder / JOB_CODE / given.name for folder in folders]
-        places += [path for folder in ordered for path in (folder / given, folder / CODE / given.name)]
-        file = next((path.resolve() for path in places if path.exists() and not path.is_dir()), None)
-        if file is None:
-            looked = ", ".join(dict.fromkeys(str(folder.absolute()) for folder in folders))
-            raise origin.error(key, f"{holder[at]} given, but there is no such file in {looked}; correct the path")
-        paths.setdefault(file, key)
-        if key[:2] != ("tracking", "also"):
-            deciding.add(file)
-        holder[at] = reference.name
-    try:
-        code = read_own_code(paths)
-        return code if len(deciding) == len(paths) else code.deciding(read_own_code(deciding))
-    except ScenarioError as error:
-        raise origin.error(next(iter(paths.values())), error.reason) from None
-
-
-def _names(value: Any, key: Key) -> Iterator[tuple[Any, Any, Key]]:
-    """Yield (container, key or index in it, full key) of each value that may name a user's own code."""
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for at, inner in entries:
-        path = (*key, str(at))
-        listed = key[-1:] in (("models",), ("also",)) or key == ("algorithm",)  # settings such as `small` of FML
-        if (at == "name" and key) or (listed and isinstance(inner, str)):
-            yield value, at, path
-        else:
-            yield from _names(inner, path)
 
 
 def _preset(declaration: Declaration, profile: Any, origin: Origin) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raysim.common.text import expanded
-from raysim.data.partition import Listed, default_split
+from raysim.data.partition import default_split
 from raysim.data.specs import DatasetSpec, Files
 from raysim.engine.learning_rate import WarmsUp
 from raysim.engine.policies.placement import ResourceRequest
@@ -143,7 +142,7 @@ class Scenario(ParsedScenario):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about settings that are allowed, but perhaps not intended."""
-        texts = []
+        texts = [*self.notes]
         training = self.training
         if training.optimizer != "sgd" and training.momentum:
             texts.append(
@@ -228,16 +227,13 @@ def _resolved(
     settings: the same keys, with the objects that they name.
     """
     resolved = parsed.resolved
-    partition, path = settings.data.partition, {}
-    if isinstance(partition, Listed):
-        path = {"path": str(expanded(partition.path).absolute())}
     data = {
         **resolved["data"],
-        "partition": {"name": parsed.data.partition["name"], **asdict(partition), **path},
+        "partition": {"name": parsed.data.partition["name"], **asdict(settings.data.partition)},
         "split": settings.data.split,
     }
     if files and files.path:
-        data["path"] = [str(expanded(path).absolute()) for path in files.path]
+        data["path"] = [*files.path]
     selection = {"name": parsed.clients.selection["name"], **asdict(settings.clients.selection)}
     schedule = {"name": parsed.training.schedule["name"], **asdict(settings.training.schedule)}
     if isinstance(settings.training.schedule, WarmsUp) and not settings.training.schedule.warmup:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
 
 from raysim.common.results import Scalar, written
-from raysim.common.text import expanded
 from raysim.core.fields import Fraction, NonNegative, Positive, Range, in_words
 from raysim.engine.policies.placement import NodeOrder
 from raysim.scenario.declaration import Declaration
@@ -25,6 +24,9 @@ else:
 
 Auto = Literal["auto"]
 _SOME = "a list of at least 1 entry, each"
+OUTPUT = "runs"
+"""The default of `output`, in the current folder."""
+
 NAME_FORM = "letters, digits, dots, dashes and underscores, beginning with a letter or digit"
 AtLeastOne = Annotated[int, Range(ge=1, le=1_000_000_000)]
 Seed = Annotated[int, Range(ge=0, le=2**63 - 1)]
@@ -72,8 +74,8 @@ class Data(Section):
     """Your own files, for the data sets parquet, csv, images and numpy: a file or a folder; or a list of two, first the
     train part and then the test part. In a single folder, files or sub-folders whose names begin with train are the
     train part. Those whose names begin with test are the test part; if there are none, those whose names begin with
-    val. If no name begins with train, all files are the train part. Like all paths, it is relative to the current
-    folder."""
+    val. If no name begins with train, all files are the train part. Like all paths, it is relative to the folder of
+    the file that contains it, and with `--set` to the current folder."""
     label: str = "label"
     """Column of the labels in your own Parquet or CSV files: whole numbers from 0, or text. The different texts become
     the classes, in sorted order."""
@@ -310,7 +312,8 @@ class Init(Section):
     """
 
     run: str
-    """Folder of the other run, or the id of a run below ./runs. The other run's data must be available."""
+    """Folder of the other run, or the id of a run below `runs` in the current folder. The other run's data must be
+    available."""
     round: Literal["last", "best_val"] = "last"
     """The state to begin with. `last`: the state of the latest checkpoint. `best_val`: the state after the best round
     by validation; the other run must have `checkpoint.keep: [last, best_val]`."""
@@ -442,9 +445,9 @@ class Settings(Section):
     """Number of communication rounds."""
     backend: Literal["ray", "in_process"] = "ray"
     """Where clients run: in Ray actors, or in this process, for debugging; both give the same results."""
-    output: str = "runs"
-    """Folder that contains all run folders. For a sweep, also an fsspec address such as `s3://bucket/runs`, to which it
-    copies its results."""
+    output: str | None = None
+    """Folder that contains all run folders. Default: `runs` in the current folder. For a sweep, also an fsspec address
+    such as `s3://bucket/runs`, to which it copies its results."""
     algorithm: Named
     """The method: `name` and its own fields; see `raysim list algorithms` and `raysim describe NAME`."""
     data: Data
@@ -470,7 +473,7 @@ class Settings(Section):
     @property
     def output_folder(self) -> Path:
         """Where run folders go, absolute."""
-        return expanded(self.output).absolute()
+        return Path(self.output or OUTPUT).absolute()
 
     def results_folder(self, name: str | None = None) -> Path:
         """Return the folder of a command's results, below `output`.

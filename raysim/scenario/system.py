@@ -13,7 +13,6 @@ import numpy as np
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import reason, refuse_special
-from raysim.common.text import expanded
 from raysim.core.fields import Range
 from raysim.core.seeds import seed_for
 from raysim.engine.policies.sampling import SELECTIONS, Fastest, Participation, cohort_size
@@ -81,7 +80,6 @@ def read_system(parsed: ParsedScenario) -> tuple[System | None, dict[str, Any] |
     trace: Mapping[str, Floats] = {}
     if given.trace is not None:
         trace, section["trace_sha256"] = _trace(parsed, given.trace, given.trace_sha256)
-        section["trace"] = str(expanded(given.trace).absolute())
     properties: dict[str, Floats] = {}
     for name, (allowed, absent) in PROPERTIES.items():
         value, key = getattr(given, name), ("system", name)
@@ -113,7 +111,7 @@ def _trace(parsed: ParsedScenario, name: str, digest: str | None) -> tuple[dict[
 
     digest: the SHA-256 that the scenario asks for.
     """
-    origin, key, path = parsed.origin, ("system", "trace"), expanded(name)
+    origin, key, path = parsed.origin, ("system", "trace"), Path(name)
     refuse_special(path, ".".join(key), origin.of(key))
     try:
         sha = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -82,7 +82,7 @@ class Sweep:
     tuned: TuningCard | None = None  # the values that were chosen so far
     trials: TrialsCard | None = None  # of a sweep of trials
     address: str = ""  # where `copies` has a copy of the folder `output`, if the scenario's `output` is an address
-    folders: tuple[Path, ...] = ()  # where cells look for the user's own files: the folder of the sweep file
+    folder: Path = Path()  # of the sweep file
 
     def card(self) -> SweepCard:
         """The facts that the comparison of the cells needs, without pending cells."""
@@ -169,11 +169,11 @@ class CellMaker:
 
     def _load(self, sets: tuple[str, ...], places: Mapping[str, str]) -> tuple[ParsedScenario, tuple[str, ...]]:
         """The scenario of a cell, and its overrides of the base. Raises `ScenarioError`."""
-        scenario = parse_scenario(self.base, sets, folders=[self.file.parent], places=places)
+        scenario = parse_scenario(self.base, sets, sweep=self.file.parent, places=places)
         if self.fast:
             smaller = _fast(scenario)
             sets, places = (*sets, *smaller), {**places, **dict.fromkeys(map(override_key, smaller), "--fast")}
-            scenario = parse_scenario(self.base, sets, folders=[self.file.parent], places=places)
+            scenario = parse_scenario(self.base, sets, sweep=self.file.parent, places=places)
         return scenario, sets
 
     def _names(
@@ -262,15 +262,18 @@ def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> ParsedScenario
     return parse_scenario(
         sweep.base,
         [*cell.sets, *folder, *sets],
-        folders=[*sweep.folders, *cell.scenario.own_code.folders],
+        sweep=sweep.folder,
         places=cell.scenario.origin.places,
+        known_code=cell.scenario.own_code,
     )
 
 
 def refuse_edited(cell: Cell, sweep: Sweep) -> None:
     """Raise `ScenarioError` if a cell would now be another run, because its base or the user's code was edited."""
-    folders = [*sweep.folders, *cell.scenario.own_code.folders]
-    now = parse_scenario(sweep.base, cell.sets, folders=folders, places=cell.scenario.origin.places)
+    given = cell.scenario
+    now = parse_scenario(
+        sweep.base, cell.sets, sweep=sweep.folder, places=given.origin.places, known_code=given.own_code
+    )
     if identity(now) != cell.id:
         raise ScenarioError(
             "the base scenario, or code that the cell runs, was edited after the sweep began; run the same command "

@@ -62,14 +62,12 @@ def load_sweep(
     seeds: str | Sequence[int] | None = None,
     sets: Sequence[str] = (),
     fast: bool = False,
-    in_job: bool = False,
 ) -> Sweep:
     """Read a sweep file, or make a sweep from a scenario file.
 
     grid: key -> values, added to the file's grid. seeds: replace the file's, such as "1..5" or [1, 2]. sets: overrides
     of the base for every cell. fast: cut rounds, participants and epochs, and use only the first seed, to try a sweep
-    in minutes; this is a separate sweep, with a name that ends in "-fast". in_job: whether the user's own files that
-    `sets` name were shipped with the sweep file, so that they are not in the current folder.
+    in minutes; this is a separate sweep, with a name that ends in "-fast".
 
     Raises:
         ScenarioError: a wrong key or value, a cell with an invalid scenario, two cells that are the same run.
@@ -97,8 +95,7 @@ def load_sweep(
     if fast:
         chosen = chosen[:1]
     tune = _tune(raw.get("tune"), path)
-    # `Origin.of_shell` searches files of an option in the current folder first.
-    places = {**_keys_of(raw.get("set", []), "`set`"), **_keys_of(sets, "`--set`" if in_job else "--set")}
+    places = {**_keys_of(raw.get("set", []), "`set`"), **_keys_of(sets, "--set")}
     of_seed = "`seeds`" if seeds is None else "--seeds"
     axis_places = {"seed": of_seed, **dict.fromkeys(axes, "`grid`"), **dict.fromkeys(grid or (), "--grid")}
     maker = CellMaker(base, common, path, fast, axes, places, axis_places)
@@ -117,7 +114,7 @@ def load_sweep(
     sweep = Sweep(
         name, base, cells, folder, raw.get("baseline"),
         targets and tuple(targets), _about(text, base), (FAST_NOTE,) if fast else (), raw.get("targets_on", "all"),
-        address=address, folders=(path.parent,),
+        address=address, folder=path.parent,
     )  # fmt: skip
     return sweep if tune is None else tuning_of(tune, maker, variants, spaces, sweep)
 

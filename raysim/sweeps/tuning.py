@@ -356,7 +356,7 @@ def tuning_of(
     output = sweep.output.with_name(f"{sweep.output.name}-tuning")
     address = sweep.address and f"{sweep.address}-tuning"
     trials_sweep = Sweep(
-        f"{sweep.name}-tuning", sweep.base, (), output, about=sweep.about, address=address, folders=sweep.folders
+        f"{sweep.name}-tuning", sweep.base, (), output, about=sweep.about, address=address, folder=sweep.folder
     )
     tuning = Tuning(settings, tuple(candidates), tuple(untuned), trials_sweep, maker)
     for candidate in candidates:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.files import is_locked, reason
 from raysim.common.results import LOCK
-from raysim.common.text import expanded
 from raysim.engine.records import LostError
 from raysim.engine.stop import Stop
 from raysim.report.load import read_summary
@@ -279,18 +278,9 @@ def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> 
     sets = [f"tracking.tags={in_quotes(tags)}", f"tracking.uri={in_quotes(parent.uri)}", f"backend={backend}"]
     if tracking.experiment is None:
         sets.append(f"tracking.experiment={in_quotes(sweep.name)}")
-    # A job's workers have another working directory than its driver, so make paths absolute.
-    places = scenario.paths
-    if scenario.checkpoint.folder is not None:
-        places["checkpoint.folder"] = scenario.checkpoint.folder
-    if scenario.init is not None:  # the folder of a run, or the id of one below ./runs
+    if scenario.init is not None:  # an id is that of a run below ./runs, where a worker may have another folder
         with contextlib.suppress(ScenarioError):  # the cell then fails with this error
-            places["init.run"] = str(find_run(scenario.init.run))
-    for key, place in places.items():
-        if isinstance(place, list):
-            sets.append(f"{key}={in_quotes([str(expanded(one).absolute()) for one in place])}")
-        elif "://" not in place:
-            sets.append(f"{key}={in_quotes(str(expanded(place).absolute()))}")
+            sets.append(f"init.run={in_quotes(str(find_run(scenario.init.run)))}")
     return Task(placed(state.cell, sweep, sets), state.folder if state.resumable else None, state.cell.until)
 
 

@@ -63,7 +63,7 @@ def test_a_dry_run_lists_cells(capfd: pytest.CaptureFixture[str], workplace: Pat
     ("base", "values", "sentence"),
     [
         ({}, [5000, 8], "5000 given, but each client needs at least"),
-        (scenario({"name": "csv", "path": "none.csv"}), [2], "none.csv does not exist in the current folder, /"),
+        (scenario({"name": "csv", "path": "none.csv"}), [2], "/none.csv does not exist"),
     ],
     ids=["clients", "data"],
 )

@@ -50,7 +50,7 @@ def write(name: str, content: Any) -> None:
         (["compare", "pipe.yaml"], f"pipe.yaml {PIPE}"),
         (["describe", "./pipe.py"], f"pipe.py {PIPE}"),
         (["launch", "plain.yaml", "--set", "algorithm.name=./pipe.py"], f"pipe.py {PIPE}"),
-        (["launch", "plain.yaml", "--set", "system.trace=pipe"], f"system.trace: pipe {PIPE}"),
+        (["launch", "plain.yaml", "--set", "system.trace=pipe"], f"/pipe {PIPE}"),
     ],
 )
 def test_files_that_a_user_names(

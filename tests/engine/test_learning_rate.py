@@ -143,5 +143,5 @@ def test_refused(tmp_path: Path, text: str, sentence: str) -> None:
     )
     with pytest.raises(ScenarioError) as raised:
         sets = ["rounds=2", f"training.schedule={text}"]
-        Scenario.of(parse_scenario("scenarios/quickstart.yaml", sets, folders=[tmp_path]))
+        Scenario.of(parse_scenario("scenarios/quickstart.yaml", sets, sweep=tmp_path))
     assert sentence in str(raised.value)

@@ -19,8 +19,9 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.jobs import entry
 from raysim.jobs.job_log import JobLogTracker, read_log
 from raysim.jobs.versions import VARIABLE, Versions
+from raysim.plugins.own_code import JOB_CODE
 from raysim.runs.run import Run
-from raysim.scenario.parse import JOB_CODE, ParsedScenario
+from raysim.scenario.parse import ParsedScenario
 from raysim.sweeps.cells import Sweep
 from raysim.tracking.store import resolve_uri
 from tests.conftest import REPOSITORY

@@ -18,6 +18,7 @@ from raysim.jobs.cluster import Cluster
 from raysim.jobs.stage import stage
 from raysim.jobs.submit import Work, environment, facts_of, facts_of_sweep, new_id, notes_on_data, parse_env, submit
 from raysim.jobs.versions import VARIABLE, Versions
+from raysim.plugins.own_code import JOB_CODE
 from raysim.runs.code import checkout
 from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
@@ -55,7 +56,7 @@ class TestStage:
     def test_code_and_scenario_and_nothing_else(self, tmp_path: Path) -> None:
         assert stage([QUICKSTART], tmp_path) == "quickstart.yaml"
         top = {path.name for path in tmp_path.iterdir()}
-        assert top == {"raysim", "quickstart.yaml", f"raysim-{Versions.here().raysim}.dist-info"}
+        assert top == {"raysim", "quickstart.yaml", f"raysim-{Versions.here().raysim}.dist-info", JOB_CODE}
         files = [path for path in tmp_path.rglob("*") if path.is_file()]
         assert {path.suffix for path in files} <= {".py", ".typed", ".yaml", ""}
         assert not [path for path in files if "__pycache__" in path.parts]

@@ -547,7 +547,7 @@ def test_checkpoints_in_a_folder_beside_the_current_one(workplace: Path, monkeyp
 def test_a_folder_of_checkpoints_that_run_json_may_not_name(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace / "no\xa0break").mkdir()
     monkeypatch.chdir("no\xa0break")
-    with pytest.raises(ScenarioError, match=r"checkpoint\.folder: .*cannot be printed; give another folder"):
+    with pytest.raises(ScenarioError, match=r"checkpoint\.folder: .*cannot be printed; use printable"):
         run(loaded("checkpoint.folder=kept"), quiet=True)
     assert not list(Path().iterdir())
 

@@ -393,7 +393,7 @@ def test_a_space_of_another_kind_before_a_value(space: str) -> None:
 def test_a_comment_in_an_override_is_refused(item: str) -> None:
     with pytest.raises(ScenarioError, match=r"--set .*: the value contains a #, which begins a comment in YAML; put"):
         parse_scenario("quickstart", [item])
-    assert parse_scenario("quickstart", ["output='out #2'", "tracking.experiment=a#1"]).output == "out #2"
+    assert parse_scenario("quickstart", ["data.label='out #2'", "tracking.experiment=a#1"]).data.label == "out #2"
 
 
 def test_yes_and_on_are_true_as_in_yaml():

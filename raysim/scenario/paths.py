@@ -1,0 +1,138 @@
+"""The paths in a scenario: each is made absolute, or found as a file of the user's own code, when the scenario is read.
+
+A path in a file is relative to the file's folder; a path of `--set`, or of a mapping in Python, to the current folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raysim.common.errors import ScenarioError
+from raysim.common.text import expanded
+from raysim.plugins.own_code import CODE, JOB_CODE, OwnCode
+from raysim.plugins.reading import read_own_code
+from raysim.plugins.references import Reference
+from raysim.scenario.origin import Key, Origin
+
+READ = ("data.path", "data.root", "data.partition.path", "system.trace", "init.run")
+"""Keys with paths that a run reads."""
+
+WRITTEN = ("output", "tracking.uri", "checkpoint.folder")
+"""Keys with paths to which a run writes."""
+
+_DATABASE = "sqlite:///"
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Finds the paths of one scenario."""
+
+    origin: Origin
+    file: Path  # the folder of the scenario's file
+    sweep: Path  # the folder of the sweep file; without one, the same
+    notes: list[str] = field(default_factory=list)  # a sentence about each path that only the current folder contains
+
+    def base(self, key: Key) -> Path:
+        """Return the folder to which the path of a key is relative.
+
+        In a job, it is the current folder: Ray removes the folder of the scenario, which contains no data.
+        """
+        if any((folder / JOB_CODE).is_dir() for folder in (self.file, self.sweep)) or self.origin.of_shell(key):
+            return Path()
+        return self.sweep if self.origin.of_sweep(key) else self.file
+
+    def make_absolute(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """Make the paths in `raw`, the keys of a scenario, absolute; return them as they were given, by dotted key."""
+        as_given: dict[str, Any] = {}
+        for dotted in (*READ, *WRITTEN):
+            key = tuple(dotted.split("."))
+            section: Any = raw
+            for name in key[:-1]:
+                section = section.get(name) if isinstance(section, dict) else None
+            if not isinstance(section, dict) or (dotted == "data.partition.path" and section.get("name") != "listed"):
+                continue
+            given = section.get(key[-1])
+            if given is not None:
+                as_given[dotted] = given
+                several = [self._absolute(one, key) for one in (given if isinstance(given, list) else [given])]
+                section[key[-1]] = several if isinstance(given, list) else several[0]
+        return as_given
+
+    def _absolute(self, given: Any, key: Key) -> Any:
+        """Return a path as an absolute path; an address, the id of a run, or what is no text, as it is."""
+        prefix = _DATABASE if key == ("tracking", "uri") else ""
+        if not isinstance(given, str) or not given.startswith(prefix):
+            return given
+        text = given.removeprefix(prefix)
+        path = expanded(text)
+        if not text or "://" in text or str(path).startswith("~"):
+            return given
+        place, here = ((folder / path).absolute() for folder in (self.base(key), Path()))
+        if not os.path.lexists(place) and os.path.lexists(here):
+            self._note(key, given, here, prefix)
+            place = here
+        if key == ("init", "run") and not os.path.lexists(place):
+            return given
+        return f"{prefix}{place.resolve() if '..' in place.parts else place}"
+
+    def _note(self, key: Key, given: str, found: Path, prefix: str = "") -> None:
+        """Note a path in a file that only the current folder contains, as older versions of raysim allowed."""
+        folder = self.base(key)
+        self.notes.append(
+            f"{'.'.join(key)}: {given} was found in the current folder, but a path in a file is relative to the file's "
+            f"folder, {folder.absolute()}; write {prefix}{os.path.relpath(found, folder)}, which works in any folder"
+        )
+
+    def own_code(self, raw: dict[str, Any], known: OwnCode) -> OwnCode:
+        """Read the user's own files that a scenario names; in `raw`, replace their paths by the names that a run uses.
+
+        known: the same files, if they were found before. Raises `ScenarioError`.
+        """
+        paths: dict[Path, Key] = {}
+        deciding: set[Path] = set()  # all files except those of trackers
+        for holder, at, key in list(_names(raw, ())):
+            reference = Reference.of(holder[at]) if isinstance(holder[at], str) else None
+            if reference is None or not reference.is_file:
+                continue
+            file = self._find(reference, key, known)
+            paths.setdefault(file, key)
+            if key[:2] != ("tracking", "also"):
+                deciding.add(file)
+            holder[at] = reference.name
+        try:
+            code = read_own_code(paths)
+            return code if len(deciding) == len(paths) else code.deciding(read_own_code(deciding))
+        except ScenarioError as error:
+            raise self.origin.error(next(iter(paths.values())), error.reason) from None
+
+    def _find(self, reference: Reference, key: Key, known: OwnCode) -> Path:
+        """Return the file to which the value of a key refers. Raises `ScenarioError` if there is none."""
+        given, base = expanded(reference.place), self.base(key)
+        folders = list(dict.fromkeys([base, self.sweep, self.file, Path()]))
+        places = [folder / JOB_CODE / given.name for folder in folders]
+        places += [Path(known.files[given.name].path)] if given.name in known.files else []
+        places += [path for folder in folders for path in (folder / given, folder / CODE / given.name)]
+        file = next((path.resolve() for path in places if path.exists() and not path.is_dir()), None)
+        if file is None:
+            looked = ", ".join(dict.fromkeys(str(folder.absolute()) for folder in folders))
+            text = f"{reference.place}:{reference.attribute}".removesuffix(":")
+            raise self.origin.error(key, f"{text} given, but there is no such file in {looked}; correct the path")
+        if file == given.resolve() != (base / given).resolve():
+            self._note(key, reference.place, given)
+        return file
+
+
+def _names(value: Any, key: Key) -> Iterator[tuple[Any, Any, Key]]:
+    """Yield (container, key or index in it, full key) of each value that may name a user's own code."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for at, inner in entries:
+        path = (*key, str(at))
+        listed = key[-1:] in (("models",), ("also",)) or key == ("algorithm",)  # settings such as `small` of FML
+        if (at == "name" and key) or (listed and isinstance(inner, str)):
+            yield value, at, path
+        else:
+            yield from _names(inner, path)
