@@ -1,4 +1,4 @@
-"""Read the user's own files, and the files beside them that they import, without running them."""
+"""Read the user's own files, and the files of their project that they import, without running them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from raysim.common.errors import ScenarioError
 from raysim.common.files import refuse_special
 from raysim.common.modules import imports_of
 from raysim.plugins.calling import where
-from raysim.plugins.own_code import OwnCode, SourceFile
+from raysim.plugins.own_code import CODE, JOB_CODE, OwnCode, SourceFile
 
 _LONGEST = 10_000_000
 """Greatest size of a file in bytes: every process gets a copy."""
 
 
 def read_own_code(paths: Iterable[Path]) -> OwnCode:
-    """Read files, and the files in their folders that they import.
+    """Read files, and the files that they import from their own folder, their project or the current folder.
 
     Raises `ScenarioError` if a file cannot be read or parsed, two have the same name, or a module of that name is
     installed.
@@ -39,14 +39,28 @@ def _read(path: Path) -> OwnCode:
     return OwnCode(dict(_with_imports(path)))
 
 
+def _roots(entry: Path) -> list[Path]:
+    """Return the folders that are searched for the modules that a file imports, as Python searches `sys.path`.
+
+    These are the folder of the file, the folder of its project (the nearest with `.git` or `pyproject.toml`), and the
+    current folder. For a copy in a run folder or a job, it is only the folder of the copy, which has all modules.
+    """
+    folder = entry.parent
+    if folder.name == JOB_CODE or (folder.name == CODE and (folder.parent / "run.json").exists()):
+        return [folder]
+    project = [one for one in entry.parents if (one / ".git").exists() or (one / "pyproject.toml").exists()]
+    return list(dict.fromkeys([folder, *project[:1], Path.cwd().resolve()]))
+
+
 def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
-    """Yield a file and the files of its folder that it imports, by their paths in the folder."""
-    root, seen, rest = entry.parent, set(), [entry]
+    """Yield a file and the files that it imports, by their paths in the folder in which the import found them."""
+    roots, seen, rest = _roots(entry), set(), [(entry.parent, entry)]
     while rest:
-        path = rest.pop()
-        if path in seen:
+        root, path = rest.pop()
+        relative = path.relative_to(root)
+        if relative in seen:
             continue
-        seen.add(path)
+        seen.add(relative)
         refuse_special(path)
         try:
             if path.stat().st_size > _LONGEST:
@@ -61,7 +75,6 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
             raise ScenarioError(
                 f"{path}: cannot be imported: an expression is nested too deeply; simplify it"
             ) from None
-        relative = path.relative_to(root)
         yield relative.as_posix(), SourceFile(str(path), text)
         package = ".".join(relative.parent.parts)
         for one in imports_of(tree):
@@ -73,8 +86,10 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
                 module = resolve_name(one.module, package)
             except ImportError as error:
                 raise ScenarioError(f"{path}: line {one.line}: cannot be imported: {error}") from None
-            for name in (module, *(f"{module}.{name}" for name in one.names)):
-                rest += _files(root, name)
+            names = (module, *(f"{module}.{name}" for name in one.names))
+            # The first folder that has one of the modules, as for `sys.path`.
+            found = ([(root, file) for name in names for file in _files(root, name)] for root in roots)
+            rest += next(filter(None, found), [])
 
 
 def _files(root: Path, module: str) -> Iterator[Path]:
@@ -83,12 +98,12 @@ def _files(root: Path, module: str) -> Iterator[Path]:
     for depth in range(1, len(parts) + 1):
         place = root.joinpath(*parts[:depth])
         path = next((one for one in (place / "__init__.py", place.with_suffix(".py")) if one.is_file()), place)
+        if path == place and not place.is_dir():  # a folder needs no __init__.py
+            return
         if depth == 1 and _is_installed(parts[0], path):
             return
         if path != place:
             yield path
-        elif not place.is_dir():  # a folder needs no __init__.py
-            return
 
 
 def _is_installed(module: str, path: Path) -> bool:

@@ -150,6 +150,51 @@ class TestRuns:
         assert len(result.client(0).network.header.weight) == 10
         assert result.resume(["rounds=2"], quiet=True).status == "finished"
 
+    @pytest.mark.parametrize("root", [".git", "pyproject.toml", "current"])
+    def test_modules_of_the_project(self, root: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A model in a sub-folder imports from the root; the run keeps the modules, so it needs them no more."""
+        project = folder / "project"
+        files = {
+            "blocks/mlp.py": f"from my_scale import SCALE\n{NETS}",
+            "my_scale.py": "SCALE = 1.0\n",
+            "models/net.py": "import my_near\nfrom blocks import mlp\nSmall = mlp.Small\n",
+            "models/my_near.py": "",
+        }
+        for name, text in files.items():
+            (project / name).parent.mkdir(parents=True, exist_ok=True)
+            (project / name).write_text(text)
+        if root == "current":
+            monkeypatch.chdir(project)
+        else:
+            (project / root).mkdir()
+        sets = [f"clients.models=['{project}/models/net.py:Small', digits_mlp64]", "algorithm.name=fedgh"]
+        run = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
+        kept = {"net.py", "my_near.py", "blocks/mlp.py", "my_scale.py"}
+        assert {str(file.relative_to(run.folder / "code")) for file in (run.folder / "code").rglob("*.py")} == kept
+        assert kept < run.summary["code"]["files"].keys()
+
+        before = raysim.Scenario.load(folder / "s.yaml", sets).own_code.digests
+        (project / "my_scale.py").write_text("SCALE = 2.0\n")
+        assert before != raysim.Scenario.load(folder / "s.yaml", sets).own_code.digests
+        (project / "blocks" / "__init__.py").write_text("raise ValueError\n")  # in the current folder
+        monkeypatch.chdir(project)
+        assert run.resume(["rounds=3"], quiet=True).summary["rounds"] == 3
+        shutil.rmtree(project / "blocks")
+        assert len(run.client(0).network.header.weight) == 10
+
+    def test_the_nearest_module_is_imported(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The current folder has a package of this name, the project a folder without `__init__.py`."""
+        (folder / "pyproject.toml").touch()
+        for place, name in ((folder, "near.py"), (Path(), "__init__.py"), (Path(), "near.py")):
+            (place / "blocks").mkdir(exist_ok=True)
+            (place / "blocks" / name).write_text(NETS)
+        (folder / "models").mkdir()
+        (folder / "models" / "net.py").write_text("from blocks.near import Small\n")
+        sets = [f"clients.models=['{folder}/models/net.py:Small', digits_mlp64]"]
+        own_code = raysim.Scenario.load(folder / "s.yaml", sets).own_code
+        assert own_code.files["blocks/near.py"].path == str(folder / "blocks" / "near.py")
+        assert "blocks/__init__.py" not in own_code.files
+
     def test_a_sweep(self, folder: Path) -> None:
         from raysim.sweeps.definition import load_sweep
 
