@@ -16,7 +16,7 @@ from raysim.common.folders import cache_root
 from raysim.data.sources import Decoded, Source
 from raysim.data.specs import Files
 
-_VERSION = "3"  # raise when the decoding changes
+_VERSION = "4"  # raise when the decoding changes
 
 
 def cache_key(name: str, source: Source, settings: Files | None = None) -> str:

@@ -70,7 +70,7 @@ class Decoded(NamedTuple):
     num_train: int
     class_names: tuple[str, ...]
     vocabulary: int = 0  # of tokens
-    mean_F: NDArray[np.float64] = np.zeros(0)  # of the train part, if it is not a published constant
+    mean_F: NDArray[np.float64] = np.zeros(0)  # of the train part, if there is a test part; unless published constants
     std_F: NDArray[np.float64] = np.zeros(0)
     owner_M: NDArray[np.int64] = np.zeros(0, np.int64)  # each sample's position in `owners`, if samples have ids
     owners: tuple[str, ...] = ()  # the ids, ascending

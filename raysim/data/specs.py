@@ -22,7 +22,10 @@ class Augment:
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """One data set. `mean` and `std` are per channel of pixels in [0, 1], or per feature; empty for tokens."""
+    """One data set. `mean` and `std` are per channel of pixels in [0, 1], or per feature.
+
+    They are empty for tokens, and for data without a test part, where the partition decides on the training samples.
+    """
 
     name: str
     summary: str

@@ -23,6 +23,8 @@ from raysim.core.seeds import seed_for
 from raysim.data.datasets import Dataset, load_dataset
 from raysim.data.partition import make_partition
 from raysim.data.shards import Partition
+from raysim.data.specs import DatasetSpec
+from raysim.data.statistics import normalised_by
 from raysim.data.transform import transform_of
 from raysim.engine.checkpoint.storage import Storage, open_storage
 from raysim.engine.initial import Initial
@@ -55,6 +57,7 @@ class Assembly:
     plan: Plan | None  # None: all rounds are done, so no actor is planned
     data: Dataset  # without its samples after a call of `raw`
     partition: Partition
+    dataset: DatasetSpec  # as networks read it, with the mean and deviation of training samples
     public: Public | None = None
     initial: Initial | None = None  # see `init` of the scenario
     notes: tuple[str, ...] = ()  # warnings about the partition and the initial state
@@ -92,7 +95,7 @@ class Assembly:
             feature_dim=scenario.feature_dim,
             models=tuple(scenario.clients.models),
             build_model=scenario.build,
-            transform=transform_of(scenario.dataset, scenario.data.augment),
+            transform=transform_of(self.dataset, scenario.data.augment),
             local=scenario.local,
             own_local=scenario.own_local,
             stragglers=scenario.stragglers,
@@ -166,7 +169,8 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
     public = _public(scenario, data)
     partition = _partition(scenario, data, public)
     notes = (*absent_classes(partition, data), *reused_samples(partition))
-    assembly = Assembly(scenario, plan, data, partition, public, notes=notes)
+    dataset = normalised_by(scenario.dataset, data.raw_M, np.unique(partition.train.index))
+    assembly = Assembly(scenario, plan, data, partition, dataset, public, notes=notes)
     if rounds_left and scenario.resolved["clients"]["selection"]["name"] not in SELECTIONS:
         _try_selection(assembly)
     if rounds_left:
