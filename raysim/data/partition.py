@@ -9,7 +9,7 @@ Shapes: N clients, C classes, M samples of the data set.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -62,10 +62,14 @@ class Dirichlet:
     at once."""
     max_retries: Count = 100
     """Maximum number of draws. If none gives every client `min_samples`, the smallest clients of the best draw receive
-    samples from the largest clients."""
+    samples from the largest clients, and `launch` says how many."""
 
     def shares(self, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats:
         """See `ByShares`."""
+        return self.drawn(class_count_C, num_clients, rng)[0]
+
+    def drawn(self, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> tuple[Floats, str]:
+        """Return the shares, and a sentence if they are not those of a draw."""
         return counts.dirichlet_shares(class_count_C, num_clients, self.alpha, self.min_samples, self.max_retries, rng)
 
 
@@ -78,6 +82,10 @@ class Hks:
 
     def shares(self, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats:
         """See `ByShares`."""
+        return self.drawn(class_count_C, num_clients, rng)[0]
+
+    def drawn(self, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> tuple[Floats, str]:
+        """Return the shares, and a sentence if they are not those of a draw."""
         return counts.dirichlet_shares(class_count_C, num_clients, self.alpha, _HKS_MIN_SAMPLES, _HKS_RETRIES, rng)
 
 
@@ -265,9 +273,10 @@ def make_partition(
         assert owner_M is not None
         kept = kept_ids(setting.min_samples, owner_M, num_train, split)
         chosen = np.sort(rng.choice(kept, num_clients, replace=False)) if len(kept) > num_clients else kept
-        return deal_by_id(label_M, num_classes, owner_M, chosen, owners, pools, rng)
+        dealt = deal_by_id(label_M, num_classes, owner_M, chosen, owners, pools, rng)
+        return replace(dealt, notes=_left_out(name, len(owners), len(kept), setting.min_samples))
     class_count_C = np.bincount(label_M[pools[0]], minlength=num_classes)
-    share_NC = _shares(setting, class_count_C, num_clients, rng)
+    share_NC, note = _shares(setting, class_count_C, num_clients, rng)
     if isinstance(setting, Pathological) and share_NC is not None:
         _check_holders(class_count_C, (share_NC > 0).sum(0), num_clients, name)
     index, client, dealt_to = [], [], []
@@ -293,7 +302,19 @@ def make_partition(
         dealt_to.append(place % len(PARTS))
     index_Q, client_Q, part_Q = np.concatenate(index), np.concatenate(client), np.concatenate(dealt_to)
     masks = [part_Q == part for part in range(len(PARTS))]
-    return Partition(*(make_shards(index_Q[mask_Q], client_Q[mask_Q], num_clients) for mask_Q in masks))
+    shards = (make_shards(index_Q[mask_Q], client_Q[mask_Q], num_clients) for mask_Q in masks)
+    return Partition(*shards, notes=(note,) if note else ())
+
+
+def _left_out(name: str, num_ids: int, num_kept: int, min_samples: int) -> tuple[str, ...]:
+    """Return a note on the ids that become no clients; none if all do."""
+    if num_kept == num_ids:
+        return ()
+    text = (
+        f"{name}: {num_ids - num_kept} of {num_ids} ids are left out: they have fewer than {min_samples} samples "
+        "(data.partition.min_samples), or no sample to train or to test with"
+    )
+    return (text,)
 
 
 def _train_pool(split: str, num_train: int, num_samples: int) -> int:
@@ -320,14 +341,19 @@ def _pools(num_samples: int, num_train: int, split: str, rng: np.random.Generato
     return np.sort(mixed[: _four_fifths(num_train)]), np.sort(mixed[_four_fifths(num_train) :]), test
 
 
-def _shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats | None:
-    """Return each client's share of each class [N, C]; None if samples are divided regardless of their class."""
+def _shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> tuple[Floats | None, str]:
+    """Return each client's share of each class [N, C], and a note, if there is one.
+
+    The shares are None if samples are divided regardless of their class.
+    """
     if type(setting) is Iid:
-        return None
-    if type(setting) in PARTITIONS.values():
-        shares: Floats = setting.shares(class_count_C, num_clients, rng)
-        return shares
-    return _own_shares(setting, class_count_C, num_clients, rng)
+        return None, ""
+    if type(setting) in (Dirichlet, Hks):
+        drawn: tuple[Floats, str] = setting.drawn(class_count_C, num_clients, rng)
+        return drawn
+    if type(setting) is Pathological:
+        return setting.shares(class_count_C, num_clients, rng), ""
+    return _own_shares(setting, class_count_C, num_clients, rng), ""
 
 
 def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats:

@@ -98,18 +98,19 @@ def dirichlet_shares(
     min_samples: int,
     retries: int,
     rng: np.random.Generator,
-) -> Floats:
+) -> tuple[Floats, str]:
     """Divide each class among the clients by a Dirichlet draw, with at least `min_samples` per client: shares [N, C].
 
-    Columns sum to 1. A client that already holds an equal part of all samples gets nothing of the remaining classes.
-    Draws are repeated until the smallest client is large enough. If that fails `retries` times, the best draw is
-    repaired: small clients receive samples of the classes that they have most of, taken from the largest clients.
+    Also returns a sentence if the shares are not those of a draw, else "". Columns sum to 1. A client that already
+    holds an equal part of all samples gets nothing of the remaining classes. Draws are repeated until the smallest
+    client is large enough. If that fails `retries` times, the best draw is repaired: small clients receive samples of
+    the classes that they have most of, taken from the largest clients.
     """
-    best_NC, best_smallest = np.zeros((num_clients, len(class_count_C))), -1
+    best_NC, best_smallest, best_even = np.zeros((num_clients, len(class_count_C))), -1, 0
     even = class_count_C.sum() / num_clients
     for _ in range(retries):
         share_NC = np.zeros((num_clients, len(class_count_C)))
-        held_N = np.zeros(num_clients, np.int64)
+        held_N, num_even = np.zeros(num_clients, np.int64), 0
         for cls, count in enumerate(class_count_C):
             share_N = rng.dirichlet(np.full(num_clients, alpha))
             open_N = held_N < even
@@ -117,17 +118,31 @@ def dirichlet_shares(
                 share_N = share_N * open_N
             if not share_N.sum() > 0:  # a tiny alpha may give the whole class to clients that are full
                 share_N = open_N.astype(float) if open_N.any() else np.ones(num_clients)
+                num_even += 1
             share_NC[:, cls] = share_N / share_N.sum()
             held_N += largest_remainder(np.array([count]), share_NC[None, :, cls])[0]
         if held_N.min() > best_smallest:
-            best_NC, best_smallest = share_NC, int(held_N.min())
+            best_NC, best_smallest, best_even = share_NC, int(held_N.min()), num_even
         if best_smallest >= min_samples:
-            return best_NC
+            return best_NC, _repairs(0, best_even, best_NC, min_samples)
     count_NC = largest_remainder(class_count_C, best_NC.T).T
+    num_small = int((count_NC.sum(1) < min_samples).sum())
     topped_NC = top_up(count_NC, min_samples, best_NC + 1e-12)
     changed_C = (topped_NC != count_NC).any(0)
     best_NC[:, changed_C] = topped_NC[:, changed_C] / class_count_C[changed_C]
-    return best_NC
+    return best_NC, _repairs(num_small, best_even, best_NC, min_samples)
+
+
+def _repairs(num_small: int, num_even: int, share_NC: Floats, min_samples: int) -> str:
+    """Say in how many clients and classes the shares differ from those of a Dirichlet draw; "": in none."""
+    clients, classes = share_NC.shape
+    small = f"{num_small} of {clients} clients had fewer than {min_samples} samples and received some of larger clients"
+    even = (
+        f"{num_even} of {classes} classes would have gone only to clients that were full, and were divided equally "
+        "among the others"
+    )
+    changes = [text for number, text in ((num_small, small), (num_even, even)) if number]
+    return f"the partition is less skewed than its Dirichlet draw: {'; '.join(changes)}" if changes else ""
 
 
 def top_up(count_NC: Ints, minimum: int, want_NC: Floats) -> Ints:

@@ -30,6 +30,8 @@ class Partition:
     test: Shards
     ids: tuple[str, ...] = field(default=(), kw_only=True)
     """Each client's id in the data, if the partition is by ids."""
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+    """Sentences about what the settings of the partition do not show, such as the number of ids that were left out."""
 
     @property
     def num_clients(self) -> int:

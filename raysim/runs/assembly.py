@@ -168,7 +168,7 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
     data = _read_data(scenario)
     public = _public(scenario, data)
     partition = _partition(scenario, data, public)
-    notes = (*absent_classes(partition, data), *reused_samples(partition))
+    notes = (*partition.notes, *absent_classes(partition, data), *reused_samples(partition))
     dataset = normalised_by(scenario.dataset, data.raw_M, np.unique(partition.train.index))
     assembly = Assembly(scenario, plan, data, partition, dataset, public, notes=notes)
     if rounds_left and scenario.resolved["clients"]["selection"]["name"] not in SELECTIONS:
@@ -319,7 +319,8 @@ def _partition(scenario: Scenario, data: Dataset, public: Public | None) -> Part
         return _dealt(scenario, data, data.label_M, data.num_train)
     left_L = np.delete(np.arange(len(data)), public.held_P)
     partition = _dealt(scenario, data, data.label_M[left_L], data.num_train - len(public.held_P))
-    return Partition(*(Shards(left_L[part.index], part.offset) for part in partition.parts.values()))
+    train, val, test = (Shards(left_L[part.index], part.offset) for part in partition.parts.values())
+    return replace(partition, train=train, val=val, test=test)
 
 
 def _dealt(scenario: Scenario, data: Dataset, label_M: NDArray[np.int64], num_train: int) -> Partition:

@@ -246,6 +246,17 @@ def test_the_clients_are_the_ids(workplace: Path) -> None:
     assert len(few.partition.ids) == 1 and few.partition.ids[0] in ("u0", "u1")  # those with 16 rows, not 15
 
 
+def test_ids_that_are_left_out_are_counted(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    table(workplace / "mine.csv", 62, users=4)  # u0 and u1 have 16 rows, u2 and u3 have 15
+    by_user = {"name": "natural", "by": "user", "min_samples": 16}
+    Path("mine.yaml").write_text(yaml.safe_dump(scenario({"name": "csv", "path": "mine.csv", "partition": by_user})))
+    for option in ([], ["--dry-run"]):
+        main(["launch", "mine.yaml", *option])
+        assert "2 of 4 ids" in " ".join("".join(capfd.readouterr()).split())  # wrapped lines
+    main(["launch", "mine.yaml", "--dry-run", "--set", "data.partition.min_samples=15"])
+    assert "ids are left out" not in capfd.readouterr().out
+
+
 def test_natural_ids_are_drawn_at_random() -> None:
     label_M, owner_M = np.tile(np.arange(2), 100), np.repeat(np.arange(20), 10)
     owners = tuple(f"{k:02d}" for k in range(20))

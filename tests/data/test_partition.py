@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -299,9 +300,9 @@ def test_weights_of_a_class_are_between_04_and_06():
 
 def test_dirichlet_guards():
     rng = np.random.default_rng(0)
-    one = dirichlet_shares(np.array([30, 30]), 1, 0.5, 10, 3, rng)  # the only client is full after one class
+    one, _ = dirichlet_shares(np.array([30, 30]), 1, 0.5, 10, 3, rng)  # the only client is full after one class
     assert one.tolist() == [[1.0, 1.0]]
-    share_NC = dirichlet_shares(np.array([50, 0, 50]), 10, 1e-4, 10, 1, rng)  # every draw needs the repair
+    share_NC, _ = dirichlet_shares(np.array([50, 0, 50]), 10, 1e-4, 10, 1, rng)  # every draw needs the repair
     assert np.isfinite(share_NC).all() and np.allclose(share_NC.sum(0), 1)
     assert (largest_remainder(np.array([50, 0, 50]), share_NC.T).sum(0) == 10).all()
 
@@ -309,21 +310,21 @@ def test_dirichlet_guards():
 @pytest.mark.parametrize("seed", range(5))
 def test_a_full_client_gets_nothing_of_the_classes_that_follow(seed):
     total_C = np.full(10, 100)
-    share_NC = dirichlet_shares(total_C, 5, 0.05, 1, 1, np.random.default_rng(seed))
+    share_NC, _ = dirichlet_shares(total_C, 5, 0.05, 1, 1, np.random.default_rng(seed))
     # Less than an equal part, 1000 / 5, and the class that fills the client.
     assert largest_remainder(total_C, share_NC.T).sum(0).max() < 200 + 100
 
 
 def test_full_means_an_equal_part():
     # Of two clients with 10 samples each, the one that takes all of the first class gets nothing of the second.
-    share_NC = dirichlet_shares(np.array([10, 10]), 2, 1e-9, 1, 1, np.random.default_rng(0))
+    share_NC, _ = dirichlet_shares(np.array([10, 10]), 2, 1e-9, 1, 1, np.random.default_rng(0))
     assert sorted(share_NC.tolist()) == [[0.0, 1.0], [1.0, 0.0]]
 
 
 @pytest.mark.parametrize(("alpha", "low", "high"), [(0.1, 0.45, 0.85), (100.0, 0.1, 0.14)])
 def test_a_smaller_alpha_is_more_skewed(alpha, low, high):
     # A Dirichlet draw's squared shares sum to (alpha + 1) / (10 alpha + 1) on average: 0.55 and 0.101 for 10 clients.
-    share_NC = dirichlet_shares(np.full(50, 100), 10, alpha, 1, 1, np.random.default_rng(1))
+    share_NC, _ = dirichlet_shares(np.full(50, 100), 10, alpha, 1, 1, np.random.default_rng(1))
     assert low < np.square(share_NC[:, :5]).sum(0).mean() < high  # of 5 classes, since no client is full before
 
 
@@ -467,3 +468,13 @@ def test_a_class_without_samples_cannot_be_dealt_by_fewer_clients():
     label_M = np.repeat([0, 2], 20)
     with pytest.raises(ScenarioError, match=r"partition.name: pathological given, but class 1 of .* has no samples"):
         make_partition(label_M, 40, 3, 3, Pathological(1), "pooled811", 1)
+
+
+def test_a_partition_says_where_it_is_no_plain_draw():
+    label_M, num_train = labels(10, 80, 20)
+    plain = make_partition(label_M, num_train, 10, 20, Dirichlet(0.5, 2), "pooled811", 1)
+    (filled,) = make_partition(label_M, num_train, 10, 20, Dirichlet(0.01), "pooled811", 1).notes
+    (divided,) = make_partition(label_M, num_train, 10, 20, Dirichlet(1e-9), "pooled811", 1).notes
+    assert not plain.notes
+    assert re.search(r"\d+ of 20 clients had fewer than 10 samples", filled) and "classes" not in filled
+    assert re.search(r"\d+ of 10 classes .* divided equally", divided)
