@@ -74,6 +74,7 @@ class Decoded(NamedTuple):
     std_F: NDArray[np.float64] = np.zeros(0)
     owner_M: NDArray[np.int64] = np.zeros(0, np.int64)  # each sample's position in `owners`, if samples have ids
     owners: tuple[str, ...] = ()  # the ids, ascending
+    notes: tuple[str, ...] = ()  # sentences about how the files were read
 
 
 def find(spec: DatasetSpec, base: Path, formats: tuple[str, ...]) -> Source | None:

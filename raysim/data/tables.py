@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import few
-from raysim.data.conversions import Images, to_classes, to_features, to_owners, to_tokens
+from raysim.data.conversions import Images, like_ids, to_classes, to_features, to_owners, to_tokens
 from raysim.data.sources import Decoded, Source, hub_class_names, one_list, one_sentence, refuse_too_large
 from raysim.data.specs import Files
 
@@ -113,16 +113,17 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = (), te
     if not read.label or not num_train:
         which = " training" if read.label else ""
         raise ScenarioError(f"{source.folder}: the files contain no{which} rows; give files with samples in data.path")
-    vocabulary = 0
+    vocabulary, notes = 0, tuple[str, ...]()
     if columns.kind == "image":
         raw_M: NDArray[Any] = images.raw_MHWC
     elif columns.kind == "list":
         raw_M, vocabulary = _stacked(read.value, paths[0], columns.features[0])
     else:
         raw_M = np.concatenate(read.value)
+        notes = () if settings.features else like_ids(raw_M, columns.features)
     label_M, names = to_classes(read.label, source.folder, names)
     owner_M, owners = to_owners(np.concatenate(read.id) if read.id else None)
-    return Decoded(raw_M, label_M, num_train, names, vocabulary, owner_M=owner_M, owners=owners)
+    return Decoded(raw_M, label_M, num_train, names, vocabulary, owner_M=owner_M, owners=owners, notes=notes)
 
 
 def text_pieces(path: Path, names: Sequence[str]) -> Iterator[list[list[str]]]:

@@ -168,7 +168,7 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
     data = _read_data(scenario)
     public = _public(scenario, data)
     partition = _partition(scenario, data, public)
-    notes = (*partition.notes, *absent_classes(partition, data), *reused_samples(partition))
+    notes = (*data.decoded.notes, *partition.notes, *absent_classes(partition, data), *reused_samples(partition))
     dataset = normalised_by(scenario.dataset, data.raw_M, np.unique(partition.train.index))
     assembly = Assembly(scenario, plan, data, partition, dataset, public, notes=notes)
     if rounds_left and scenario.resolved["clients"]["selection"]["name"] not in SELECTIONS:

@@ -257,6 +257,20 @@ def test_ids_that_are_left_out_are_counted(workplace: Path, capfd: pytest.Captur
     assert "ids are left out" not in capfd.readouterr().out
 
 
+def test_features_that_look_like_ids_are_named(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    x, y = features(60)
+    columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "patientId": np.arange(60), "round": np.arange(60) // 6}
+    columns |= {"smokes": np.arange(60) % 2, "label": y}
+    pq.write_table(pa.table(columns), "mine.parquet")
+    Path("mine.yaml").write_text(yaml.safe_dump(scenario({"name": "parquet", "path": "mine.parquet"})))
+    for _ in range(2):  # the second reads the cache
+        main(["launch", "mine.yaml", "--dry-run"])
+        printed = " ".join(capfd.readouterr().out.split())
+        assert "look like ids: patientId, round; " in printed and "data.features" in printed
+    main(["launch", "mine.yaml", "--dry-run", "--set", "data.features=[a, b, c, round]"])  # asked for
+    assert "look like ids" not in capfd.readouterr().out
+
+
 def test_natural_ids_are_drawn_at_random() -> None:
     label_M, owner_M = np.tile(np.arange(2), 100), np.repeat(np.arange(20), 10)
     owners = tuple(f"{k:02d}" for k in range(20))
