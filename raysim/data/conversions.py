@@ -24,6 +24,8 @@ _ID_NAME = re.compile(
     r"^$|^Unnamed: 0$|^__index_level_\d+__$|[a-z]I[dD]$"  # the first three: an index that pandas wrote
     r"|(?i:(^|[_ .-])(ids?|index|idx|row|session|subject|user|client|patient|site|device|fold)$)"
 )
+_LEAST_PER_CLASS = 5
+"""Mean number of samples of a class, below which whole numbers are taken to be quantities."""
 _DECODING_BYTES = 8
 """Memory per pixel while an image is decoded: up to 4 bytes as stored, and up to 4 as grey or colour."""
 
@@ -120,11 +122,28 @@ def to_tokens(value_ML: NDArray[Any], where: str) -> tuple[NDArray[Any], int]:
     return value_ML.astype(np.uint8 if most < 256 else np.int32), most + 1
 
 
+def to_whole(label_M: NDArray[Any], what: str, key: str = "") -> NDArray[np.int64]:
+    """Convert labels that are booleans, or floats such as 1.0, to whole numbers. what: the labels, in an error.
+
+    Raises ScenarioError, about `key`, for other floats.
+    """
+    with np.errstate(invalid="ignore"):
+        odd_E = np.flatnonzero(label_M.astype(np.float64) % 1 != 0)  # NaN and infinity, too
+    if odd_E.size:
+        raise ScenarioError(
+            f"{what} has the value {label_M[odd_E[0]]:g}, which is no class (raysim does classification only); give "
+            "labels that are whole numbers or text",
+            key=key,
+        )
+    return label_M.astype(np.int64)
+
+
 def to_classes(
     parts: Sequence[NDArray[Any]], where: Path, names: tuple[str, ...] = ()
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Convert labels to class ids [M], and return the names of the classes. Text becomes classes in sorted order.
+    """Convert labels to class ids [M], and return the names of the classes.
 
+    Whole numbers that begin with 0 are class ids. Text becomes classes in sorted order; so do other whole numbers.
     parts: whole numbers or text. names: the names of the classes, if the files have them. Raises ScenarioError.
     """
     if any(part.dtype.kind not in "iu" for part in parts):
@@ -132,21 +151,33 @@ def to_classes(
         names = tuple(name_C.tolist())
     else:
         label_M = np.concatenate(parts)
-        least, most = (int(label_M.min()), int(label_M.max())) if len(label_M) else (0, 0)
-        limit = len(names) or len(label_M)
-        if least < 0 or most >= limit or (least and not names):
-            reason = f"the file names {len(names)} classes" if names else f"there are only {limit} samples"
-            reason = "labels must not be negative" if least < 0 else reason
-            reason = "the first class must be 0" if 0 < least <= most < limit else reason
+        least, most = int(label_M.min()), int(label_M.max())
+        if names and not 0 <= least <= most < len(names):
             raise ScenarioError(
-                f"{where}: labels range from {least} to {most}, but {reason}; number the classes from 0 without gaps"
+                f"{where}: labels range from {least} to {most}, but the file names {len(names)} classes; number the "
+                "classes from 0 without gaps"
             )
-        names = names or tuple(map(str, range(most + 1)))
+        if not names and least == 0 and most < len(label_M):
+            names = tuple(map(str, range(most + 1)))
+        elif not names:
+            label_M, names = _named_by_number(label_M, where)
     if len(label_M) and (label_M == label_M[0]).all():
         raise ScenarioError(
             f"{where}: all {len(label_M)} labels are {names[int(label_M[0])]}; give data of at least two classes"
         )
     return label_M.astype(np.int64).reshape(-1), names
+
+
+def _named_by_number(label_M: NDArray[Any], where: Path) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Make each different number a class with this name. Raises ScenarioError if there are too many, as of prices."""
+    number_C, class_M = np.unique(label_M, return_inverse=True)
+    if len(number_C) * _LEAST_PER_CLASS > len(label_M):
+        raise ScenarioError(
+            f"{where}: the labels are {len(number_C)} different numbers from {number_C[0]} to {number_C[-1]} for "
+            f"{len(label_M)} samples, but raysim does classification only; give labels that are classes, of at least "
+            f"{_LEAST_PER_CLASS} samples on average"
+        )
+    return class_M, tuple(map(str, number_C.tolist()))
 
 
 def to_owners(id_M: NDArray[Any] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:

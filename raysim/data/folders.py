@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import few, quoted
-from raysim.data.conversions import Images, to_classes, to_features, to_owners, to_tokens
+from raysim.data.conversions import Images, to_classes, to_features, to_owners, to_tokens, to_whole
 from raysim.data.files import METADATA, part_of, place_of
 from raysim.data.sources import Decoded, Source, one_sentence, refuse_too_large
 from raysim.data.specs import Files
@@ -145,6 +145,7 @@ def read_function(load: Callable[[], Any], settings: Files, where: Path) -> Deco
             arrays[name] = np.asarray(returned[name])
         if arrays[name].dtype == object and all(isinstance(value, str) for value in arrays[name].flat):
             arrays[name] = arrays[name].astype(str)  # the texts of a pandas column
+    arrays["y"] = _labels(arrays["y"], where)
     _check_arrays(arrays, where, settings)
     num_train = whole_number(returned.get("num_train", len(arrays["y"])))
     if num_train is None or not 1 <= num_train <= len(arrays["y"]):
@@ -184,6 +185,7 @@ def _arrays(path: Path, names: tuple[str, ...], settings: Files) -> dict[str, ND
             if not isinstance(array, np.ndarray):
                 raise ScenarioError(f"{path}: {name} is not an array")
             arrays[name] = array
+    arrays["y"] = _labels(arrays["y"], path)
     _check_arrays(arrays, path, settings)
     return arrays
 
@@ -192,6 +194,16 @@ def _members(path: Path) -> list[zipfile.ZipInfo]:
     """Return the members of an archive, which state their decompressed sizes, without reading their contents."""
     with zipfile.ZipFile(path) as archive:
         return archive.infolist()
+
+
+def _labels(y_M: NDArray[Any], path: Path) -> NDArray[Any]:
+    """Convert booleans and floats such as 1.0 to whole numbers. Raises ScenarioError for other floats and for rows."""
+    if y_M.ndim == 2 and y_M.shape[1] > 1:
+        raise ScenarioError(
+            f"{path}: array y has shape {y_M.shape}; give one label per sample; of one-hot labels, give "
+            "y.argmax(axis=1)"
+        )
+    return to_whole(y_M, f"{path}: array y") if y_M.ndim == 1 and y_M.dtype.kind in "fb" else y_M
 
 
 def _check_arrays(arrays: Mapping[str, NDArray[Any]], path: Path, settings: Files) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import few
-from raysim.data.conversions import Images, like_ids, to_classes, to_features, to_owners, to_tokens
+from raysim.data.conversions import Images, like_ids, to_classes, to_features, to_owners, to_tokens, to_whole
 from raysim.data.sources import Decoded, Source, hub_class_names, one_list, one_sentence, refuse_too_large
 from raysim.data.specs import Files
 
@@ -326,21 +326,21 @@ def _refuse_odd_text(path: Path, start: int, text_B: NDArray[Any], name: str, wh
 
 
 def _label(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
-    """Return a piece of the labels, as whole numbers or text. Raises ScenarioError for any other type."""
+    """Return a piece of the labels, as whole numbers or text. Raises ScenarioError for labels that are neither."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
-    if pa.types.is_boolean(kind):
-        column, kind = column.cast(pa.int64()), pa.int64()
     if pa.types.is_integer(kind):
         return np.asarray(column.to_numpy())
+    if pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        return to_whole(column.to_numpy(), f"{path}: column {name}", "data.label")
     if _is_text(kind):
         text_B = column.cast(pa.large_string()).to_numpy()
         _refuse_odd_text(path, start, text_B, name, "a label")
         return np.asarray(text_B.astype(str))
-    raise ScenarioError(
-        f"{path}: column {name} has type {kind}; labels must be whole numbers or text", key="data.label"
-    )
+    one_hot = "; of one-hot labels, write the argmax" if _is_list(kind) else ""
+    text = f"{path}: column {name} has type {kind}; labels must be whole numbers or text{one_hot}"
+    raise ScenarioError(text, key="data.label")
 
 
 def _text(path: Path, column: Any, name: str) -> NDArray[Any]:

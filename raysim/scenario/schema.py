@@ -77,8 +77,8 @@ class Data(Section):
     val. If no name begins with train, all files are the train part. Like all paths, it is relative to the folder of
     the file that contains it, and with `--set` to the current folder."""
     label: str = "label"
-    """Column of the labels in your own Parquet or CSV files: whole numbers from 0, or text. The different texts become
-    the classes, in sorted order."""
+    """Column of the labels in your own Parquet or CSV files: whole numbers or text. Whole numbers from 0 are class ids;
+    the different texts, or other whole numbers, become the classes, in sorted order."""
     features: str | list[str] | None = None
     """Columns of the features in your own Parquet or CSV files, or patterns such as `px_*`. `null`: the column of
     images if there is one, else all columns except label and id."""
@@ -105,7 +105,7 @@ class Data(Section):
     """Normalisation, (value - mean) / std. For images: one `mean` and one `std` per channel; three of each for grey
     images also repeat the grey channel to three channels. Set `scaled: false` if `mean` and `std` refer to pixels from
     0 to 255 instead of 0 to 1. For features: one `mean` and one `std` per feature, or one for all features. `null`: the
-    constants of the data set; for your own files, statistics of the train part."""
+    constants of the data set; for your own files, statistics of training samples."""
     public: Public | None = None
     """Public data that the server and all clients have: `{share: 0.1}` of this data set, or another data set by its
     `name`. `null`: no public data; methods that need it refuse to run."""

@@ -235,13 +235,18 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         parquet({"a": [1.0, 1e300], "label": [0, 1]}),
         "row 2, column a holds inf; features must be finite",
     ),
-    "labels that are fractions": (csv("a,label", "1,0.5", "2,1.5"), "data.label: "),
+    "labels that are fractions": (csv("a,label", "1,1.0", "2,1.5"), "data.label: ", "1.5", "classification only"),
+    "labels that are missing": (parquet({"a": [1, 2], "label": [1.0, float("nan")]}), "the value nan"),
+    "labels that are one-hot": (parquet({"a": [1, 2], "label": [[0, 1], [1, 0]]}), "data.label: ", "argmax"),
+    "labels that are prices": (
+        csv("a,label", *(f"{i},{1000 + 10 * i}" for i in range(50))),
+        "50 different numbers from 1000 to 1490 for 50 samples",
+        "classification only",
+    ),
     "an empty label": (csv("a,label", "1,x", "2,"), "row 2, column label is empty"),
-    "a label below 0": (csv("a,label", "1,-1", "2,1"), "labels range from -1 to 1, but labels must not be negative"),
-    "labels from 1": (csv("a,label", "1,1", "2,2", "3,2"), "labels range from 1 to 2, but the first class must be 0"),
     "a label as large as an id": (
         csv("a,label", "1,0", "2,90210"),
-        "labels range from 0 to 90210, but there are only 2 samples",
+        "2 different numbers from 0 to 90210 for 2 samples",
     ),
     "one class": (csv("a,label", "1,x", "2,x"), "all 2 labels are x; give data of at least two classes"),
     "empty ids": (
@@ -350,6 +355,8 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         npz(x=[[0.0], [np.nan]], y=[0, 1]),
         "mine.npz: x: row 2 holds nan; features must be finite",
     ),
+    "an array of labels that are fractions": (npz(x=np.zeros((2, 2)), y=[0.5, 1.0]), "0.5", "classification only"),
+    "an array of one-hot labels": (npz(x=np.zeros((2, 2)), y=[[0, 1], [1, 0]]), "shape (2, 2)", "y.argmax(axis=1)"),
     "two labels per sample": (
         npz(x=np.zeros((2, 2)), y=[[0], [1]]),
         "y has type int64 and shape (2, 1); give one whole",

@@ -166,6 +166,28 @@ def test_text_labels_become_classes_in_sorted_order(workplace: Path) -> None:
     assert data.class_names == ("apple", "fig", "pear") and data.label_M.tolist() == [2, 1, 1, 0, 2, 1]
 
 
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        ([False, True, True], ("0", "1")),
+        ([0.0, 2.0, 1.0], ("0", "1", "2")),
+        ([0, 3, 1], ("0", "1", "2", "3")),  # whole numbers from 0 are class ids
+        ([1, 3, 2], ("1", "2", "3")),
+        ([-1, 1, 1], ("-1", "1")),
+        ([0, 2996, 974], ("0", "974", "2996")),
+        ([974.0, 2996.0, 999.0], ("974", "999", "2996")),
+    ],
+)
+def test_numbers_as_labels(labels: list[Any], names: tuple[str, ...], workplace: Path) -> None:
+    table(workplace / "mine.csv", 60, label=labels * 20)
+    table(workplace / "mine.parquet", 60, label=labels * 20)
+    np.savez("mine.npz", x=features()[0], y=labels * 20)
+    for kind, path in (("csv", "mine.csv"), ("parquet", "mine.parquet"), ("numpy", "mine.npz")):
+        data = load_dataset(kind, files=Files((path,), features=("a",) if kind != "numpy" else ()))
+        assert data.class_names == names
+        assert [data.class_names[y] for y in data.label_M[:3]] == [str(int(label)) for label in labels]
+
+
 def test_a_cifar10_of_the_hub(workplace: Path) -> None:
     """Three lines of YAML: images in struct<bytes, path>, names of the classes in the file's metadata."""
     image, label, names = layouts.pixels(14, (3, 32, 32)), np.arange(14) % 10, [f"kind {n}" for n in range(10)]
