@@ -39,6 +39,8 @@ METRICS: Mapping[str, str] = {
     "but one are 0",
     "accuracy/macro_f1": "macro-averaged F1 of each client's latest model on the client's own test samples, averaged "
     "over all clients",
+    "accuracy/balanced": "balanced accuracy (mean over classes of the share that is classified correctly) of each "
+    "client's latest model on the client's own test samples, averaged over all clients",
     "accuracy/val": "mean accuracy of all clients that have validation samples on these samples, each with its latest "
     "model",
     "accuracy/all_current": "mean test accuracy of all clients, each tested with a copy of its network that has "
@@ -135,6 +137,8 @@ class ClientRow:
     """seconds of the client's tests"""
     macro_f1: float | None = None
     """mean F1 over the classes that occur among the test samples or their predictions"""
+    balanced_accuracy: float | None = None
+    """mean over the classes that occur among the test samples of the share that is classified correctly"""
     class_correct: list[int] | None = None
     """for each class that occurs in the client's test samples, by ascending class id: number of correctly classified
     test samples"""

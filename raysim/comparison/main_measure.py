@@ -56,7 +56,7 @@ OF_METRIC: Mapping[str, Mapping[str, str]] = {
 """What selects a run's round -> metric of `--metric` -> the measure that then comes first."""
 
 
-OVER_CLIENTS = ("worst_decile", "min", "jain", "macro_f1", "std")
+OVER_CLIENTS = ("worst_decile", "min", "jain", "macro_f1", "balanced", "std")
 """Measures of how the test accuracy of own networks spreads over clients."""
 
 

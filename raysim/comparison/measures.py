@@ -109,6 +109,11 @@ MEASURES: Mapping[str, Measure] = {
         "macro-averaged F1 of each client, averaged over all clients, in the last round that measured it",
         in_per_cent=True,
     ),
+    "balanced": Measure(
+        "balanced",
+        "balanced accuracy of each client, averaged over all clients, in the last round that measured it",
+        in_per_cent=True,
+    ),
     "std": Measure(
         "std clients",
         "standard deviation of the clients' test accuracies, in the last round that measured them",

@@ -237,6 +237,7 @@ class RunRecord:
             "min": self._in("accuracy/min", self.select),
             "jain": self._in("accuracy/jain", self.select),
             "macro_f1": self._in("accuracy/macro_f1", self.select),
+            "balanced": self._in("accuracy/balanced", self.select),
             "std": self._in("accuracy/all_std", self.select),
             "best_val_round": self.best_val_round and float(self.best_val_round),
             "best_val_current_round": self.best_val_current_round and float(self.best_val_current_round),

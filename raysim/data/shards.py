@@ -6,7 +6,8 @@ Shapes: N clients, C classes, M samples of the data set.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -59,10 +60,10 @@ class Partition:
                 sha.update(np.ascontiguousarray(array, dtype="<i8").data)
         return sha.hexdigest()
 
-    def table(self, label_M: Ints) -> pa.Table:
+    def table(self, label_M: Ints, class_names: Sequence[str] = ()) -> pa.Table:
         """Return a table with one row per client, part and sample: columns client, part, sample (position) and label.
 
-        If the partition is by ids, there is also the column id.
+        If the partition is by ids, there is also the column id. The table's metadata have the names of the classes.
         """
         import pyarrow as pa
 
@@ -77,7 +78,7 @@ class Partition:
         }
         if self.ids:
             columns["id"] = pa.DictionaryArray.from_arrays(columns["client"].astype(np.int32), list(self.ids))
-        return pa.table(columns)
+        return pa.table(columns, metadata={"class_names": json.dumps(class_names)})
 
 
 def make_shards(index: Ints, client: Ints, num_clients: int) -> Shards:

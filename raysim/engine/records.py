@@ -90,6 +90,7 @@ class ClientEvaluation:
     global_test: EvaluationResult | None  # on the published test set, if tested
     seconds: float
     macro_f1: float | None = None  # on its own test samples
+    balanced_accuracy: float | None = None  # on its own test samples
     class_correct: list[int] = field(default_factory=list)  # on its own test samples, by class that occurs in them
 
 
@@ -149,6 +150,7 @@ def client_row(
         train_s=report.train_s if report else 0.0,
         evaluate_s=sum((one.seconds for one in (evaluation, before, current) if one), 0.0),
         macro_f1=evaluation.macro_f1 if evaluation else None,
+        balanced_accuracy=evaluation.balanced_accuracy if evaluation else None,
         class_correct=evaluation.class_correct if evaluation else None,
         virtual_s=virtual_s,
         before_accuracy=before.local.accuracy if before else None,

@@ -62,7 +62,9 @@ def read_partition(folder: Path | str) -> pa.Table:
 
 
 def class_accuracy(folder: Path | str) -> pa.Table:
-    """Return one row per class of the test samples: class, correct, total, accuracy, from all clients' latest tests.
+    """Return one row per class of the test samples, from all clients' latest tests.
+
+    The columns are class, name (null in a run of an earlier raysim), correct, total and accuracy.
 
     Raises:
         ScenarioError: no such run, its file is damaged, or an earlier raysim wrote it without counts per class.
@@ -75,13 +77,15 @@ def class_accuracy(folder: Path | str) -> pa.Table:
         )
     if not latest.num_rows:
         counts = {name: np.empty(0, np.int64) for name in ("class", "correct", "total")}
-        return pa.table({**counts, "accuracy": np.empty(0)})
+        return pa.table({**counts, "accuracy": np.empty(0)}).add_column(1, "name", pa.array([], pa.string()))
     dealt = read_partition(folder)
+    names = json.loads((dealt.schema.metadata or {}).get(b"class_names", "[]"))
     dealt = dealt.filter(pc.and_(pc.equal(dealt["part"], "test"), pc.is_in(dealt["client"], latest["client"])))
     both = np.stack([dealt["client"].to_numpy(), dealt["label"].to_numpy()])
     (_, label), total = np.unique(both, axis=1, return_counts=True)  # by client, then class: as class_correct
     correct = np.concatenate([np.asarray(one.as_py(), dtype=np.int64) for one in latest["class_correct"]])
-    columns = {"class": np.unique(label)}
+    columns: dict[str, Any] = {"class": np.unique(label)}
+    columns["name"] = pa.array([names[c] if names else None for c in columns["class"]], pa.string())
     for name, count in (("correct", correct), ("total", total)):
         columns[name] = np.bincount(label, count)[columns["class"]].astype(np.int64)
     return pa.table({**columns, "accuracy": columns["correct"] / columns["total"]})

@@ -225,7 +225,8 @@ class Execution:
         """Write all files that are known before the first round, and open the trackers."""
         if self.resumed is None:
             self.folder.write_text("scenario.yaml", self.assembly.scenario.text)
-            table = self.assembly.partition.table(self.assembly.data.label_M)
+            data = self.assembly.data
+            table = self.assembly.partition.table(data.label_M, data.class_names)
             pq.write_table(table, self.card.folder / "partition.parquet")
             del table
             if self.assembly.initial is not None:

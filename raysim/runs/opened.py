@@ -240,10 +240,12 @@ class OpenedRun:
         """Read the list of checkpoints again: a run in progress replaces them."""
         self.store = checkpoints_of(self.folder)
 
-    def predictions(self, k: ClientId, part: str, t: Round = None, current: bool = False) -> dict[str, NDArray[Any]]:
+    def predictions(
+        self, k: ClientId, part: str, t: Round = None, current: bool = False, probabilities: bool = False
+    ) -> dict[str, NDArray[Any]]:
         """Test a client on its samples of one part: columns `sample`, `label`, `predicted` and `probability`.
 
-        current: as in `nets`.
+        current: as in `nets`. probabilities: also a column per class, such as `probability_0`.
         """
         samples = self.samples(k, part)
         net = self.nets([k], t, current)[k]
@@ -257,6 +259,7 @@ class OpenedRun:
             "label": samples.y.numpy(),
             "predicted": predicted_N.numpy(),
             "probability": probability_N.numpy(),
+            **{f"probability_{c}": of_N.numpy() for c, of_N in enumerate(probability_NC.T) if probabilities},
         }
 
     def confusion(self, part: str, checkpoint: Checkpoint, current: bool = False) -> NDArray[np.int64]:

@@ -107,7 +107,10 @@ class Run:
 
     @property
     def classes(self) -> pd.DataFrame:
-        """One row per class of the test samples: class, correct, total, accuracy, from all clients' latest tests."""
+        """One row per class of the test samples, from all clients' latest tests: its id, name and accuracy.
+
+        The columns are class, name (None in a run of an earlier raysim), correct, total and accuracy.
+        """
         return class_accuracy(self.folder).to_pandas()
 
     @property
@@ -246,16 +249,17 @@ class RunClient:
         opened = self.run._open()
         return ClientData(*(opened.samples(self.id, part) for part in ClientData._fields))
 
-    def predictions(self, part: str = "test", current: bool = False) -> pd.DataFrame:
+    def predictions(self, part: str = "test", current: bool = False, *, probabilities: bool = False) -> pd.DataFrame:
         """Test the client's network on its own samples of one part: train, val or test.
 
         current: test `current_network` instead of `network`.
         Returns one row per sample: `sample` (its position in the data set), `label`, `predicted`, and `probability` of
-        the predicted class (softmax of the logits). Raises `ScenarioError` for an unknown part.
+        the predicted class (softmax of the logits). probabilities: also return the probability of every class c, as
+        `probability_c`, such as `probability_0`. Raises `ScenarioError` for an unknown part.
         """
         import pandas as pd
 
-        return pd.DataFrame(self.run._open().predictions(self.id, part, self.round, current))
+        return pd.DataFrame(self.run._open().predictions(self.id, part, self.round, current, probabilities))
 
 
 def run(

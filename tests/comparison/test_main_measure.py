@@ -194,12 +194,12 @@ def test_every_measure_of_a_run_is_in_the_table(tmp_path: Path) -> None:
     """A run that recorded every metric has every measure, and each has a title of its own."""
     folder = make_run(tmp_path / "run", accuracy=OWN, current=CURRENT, val=VAL, val_current=VAL[::-1], virtual_s=1.0)
     rounds = pq.read_table(folder / "rounds.parquet")
-    for number, metric in enumerate(("all_current_pooled", "global", "min", "jain", "macro_f1"), 1):
+    for number, metric in enumerate(("all_current_pooled", "global", "min", "jain", "macro_f1", "balanced"), 1):
         rounds = rounds.append_column(f"accuracy/{metric}", pa.array([number / 100] * len(rounds)))
     pq.write_table(rounds, folder / "rounds.parquet")
     found = RunRecord.read(folder).measures((0.5,))
     own = {"last_current_pooled": 0.01, "last_global": 0.02, "best_global": 0.02, "min": 0.03, "jain": 0.04}
-    assert {name: found[name] for name in own} == own and found["macro_f1"] == 0.05
+    assert {name: found[name] for name in own} == own and (found["macro_f1"], found["balanced"]) == (0.05, 0.06)
     assert found.keys() == {*MEASURES, *(f"{cost}_to_0.5" for cost in TO_TARGET)} and all(map(is_measure, found))
     assert len({title(measure) for measure in found}) == len(found)
 

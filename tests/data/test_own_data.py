@@ -166,6 +166,12 @@ def test_text_labels_become_classes_in_sorted_order(workplace: Path) -> None:
     assert data.class_names == ("apple", "fig", "pear") and data.label_M.tolist() == [2, 1, 1, 0, 2, 1]
 
 
+def test_the_accuracy_of_each_class_has_its_name(workplace: Path) -> None:
+    table(workplace / "mine.csv", label=["pear", "fig", "apple"] * 20)
+    done = run({**scenario({"name": "csv", "path": "mine.csv", "features": "[abc]"}), "rounds": 1}, quiet=True)
+    assert dict(zip(done.classes["class"], done.classes["name"], strict=True)) == {0: "apple", 1: "fig", 2: "pear"}
+
+
 @pytest.mark.parametrize(
     ("labels", "names"),
     [

@@ -118,6 +118,7 @@ def test_rounds_add_up(finished: Run) -> None:
     for client in clients:
         assert client["accuracy"] == client["correct"] / client["total"]
         assert sum(client["class_correct"]) == client["correct"] and 0 <= client["macro_f1"] <= 1
+        assert 0 <= client["balanced_accuracy"] <= 1
         own = dealt[dealt["client"] == client["client"]]["part"].value_counts()
         assert (client["total"], client["val_total"]) == (own["test"], own["val"])
 
@@ -138,6 +139,7 @@ def test_accuracy_of_each_class(finished: Run) -> None:
     last = Run(finished.folder).clients.dropna(subset=["accuracy"]).groupby("client").last()
     assert sum(found["correct"]) == last["correct"].sum()
     assert found["accuracy"] == [c / n for c, n in zip(found["correct"], found["total"], strict=True)]
+    assert found["name"] == [str(c) for c in found["class"]]
     # By hand, of the client with the least id.
     labels = sorted({*tested[tested["client"] == 0]["label"]})
     assert len(last.loc[0, "class_correct"]) == len(labels)

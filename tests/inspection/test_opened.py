@@ -33,6 +33,8 @@ def test_a_loaded_client_has_the_accuracy_that_the_run_measured(runs: Runs) -> N
         assert (predictions["predicted"] == predictions["label"]).sum() == row["correct"]
         probability_NC = net(test.x).softmax(1)
         assert np.allclose(predictions["probability"], probability_NC.max(1).values.detach())
+        each = result.client(k).predictions(probabilities=True).filter(regex=r"^probability_\d+$")
+        assert np.allclose(each, probability_NC.detach()) and list(each)[-1] == "probability_9"
 
 
 LARGE = pytest.mark.large

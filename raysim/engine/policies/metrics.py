@@ -148,6 +148,7 @@ class Measured(NamedTuple):
 
     accuracy: float | None
     macro_f1: float | None
+    balanced_accuracy: float | None
     loss: float | None
     validation: float | None  # accuracy on its validation samples
     without_validation: bool  # the row is from a version of raysim that did not measure it
@@ -159,7 +160,16 @@ class Measured(NamedTuple):
         """Extract the fields from a row."""
         validation = (row.val_correct or 0) / row.val_total if row.val_total else None
         without = row.val_total is None
-        return cls(row.accuracy, row.macro_f1, row.loss, validation, without, row.correct or 0, row.total or 0)
+        return cls(
+            row.accuracy,
+            row.macro_f1,
+            row.balanced_accuracy,
+            row.loss,
+            validation,
+            without,
+            row.correct or 0,
+            row.total or 0,
+        )
 
 
 class Latest:
@@ -171,7 +181,7 @@ class Latest:
     def __init__(self, rows: Iterable[ClientRow] = ()) -> None:
         self.measured: dict[int, Measured] = {}
         self.accuracy = ValueCounts()
-        self.macro_f1, self.loss, self.validation = Sum(), Sum(), Sum()
+        self.macro_f1, self.balanced_accuracy, self.loss, self.validation = Sum(), Sum(), Sum(), Sum()
         self.without_validation = self.correct = self.total = 0
         self.update(rows)
 
@@ -187,6 +197,7 @@ class Latest:
         sums: tuple[tuple[Sum | ValueCounts, float | None], ...] = (
             (self.accuracy, measured.accuracy),
             (self.macro_f1, measured.macro_f1),
+            (self.balanced_accuracy, measured.balanced_accuracy),
             (self.loss, measured.loss),
             (self.validation, measured.validation),
         )
@@ -198,17 +209,20 @@ class Latest:
         self.total += times * measured.total
 
 
-def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[float | None, list[int]]:
-    """Return the macro-averaged F1, and the correctly classified samples of each class among the labels, ascending.
+def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[float | None, float | None, list[int]]:
+    """Return macro-averaged F1, balanced accuracy, and the correctly classified samples of each class among the labels.
 
-    F1 is 2 TP / (2 TP + FP + FN); the mean is over the classes among labels or predictions, None without samples.
+    F1 is 2 TP / (2 TP + FP + FN); the mean is over the classes among labels or predictions. Balanced accuracy is the
+    mean of TP / (TP + FN) over the classes among labels. Both are None without samples. Classes are in ascending order.
     """
     right_C = np.bincount(label_M[label_M == predicted_M], minlength=num_classes)
     label_C = np.bincount(label_M, minlength=num_classes)
     both_C = label_C + np.bincount(predicted_M, minlength=num_classes)
     seen_C = both_C > 0
-    f1 = float((2 * right_C[seen_C] / both_C[seen_C]).mean()) if len(label_M) else None
-    return f1, right_C[label_C > 0].tolist()
+    right_Y, label_Y = right_C[label_C > 0], label_C[label_C > 0]
+    if not len(label_M):
+        return None, None, []
+    return float((2 * right_C[seen_C] / both_C[seen_C]).mean()), float((right_Y / label_Y).mean()), right_Y.tolist()
 
 
 class Conditions(NamedTuple):
@@ -249,6 +263,7 @@ ALL_CLIENTS: Mapping[str, Callable[[Latest], float | None]] = {
     "accuracy/decile_9": lambda latest: latest.accuracy.quantile(0.9),
     "accuracy/jain": lambda latest: latest.accuracy.jain,
     "accuracy/macro_f1": lambda latest: latest.macro_f1.mean,
+    "accuracy/balanced": lambda latest: latest.balanced_accuracy.mean,
     "accuracy/val": lambda latest: None if latest.without_validation else latest.validation.mean,
     "loss/test": lambda latest: latest.loss.mean,
 }

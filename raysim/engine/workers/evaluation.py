@@ -104,9 +104,9 @@ class Evaluation:
         share_s = (perf_counter() - start) / len(group)
         evaluations = {}
         for k, score, of_all, test_M, val_M in zip(group, own, published, test, val, strict=True):
-            f1, class_correct = by_class(spec.labels[test_M], score.predicted_M, spec.num_classes)
+            f1, balanced, class_correct = by_class(spec.labels[test_M], score.predicted_M, spec.num_classes)
             evaluations[k] = ClientEvaluation(
-                score.tested, score.val_correct, len(val_M), of_all, share_s, f1, class_correct
+                score.tested, score.val_correct, len(val_M), of_all, share_s, f1, balanced, class_correct
             )
         return evaluations
 

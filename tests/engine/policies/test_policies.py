@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, recall_score
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
@@ -405,20 +405,25 @@ def test_a_clients_last_row_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "predicted", "f1", "correct"),
+    ("label", "predicted", "f1", "balanced", "correct"),
     [
-        ([0, 0, 1, 1], [0, 0, 1, 1], 1.0, [2, 2]),
+        ([0, 0, 1, 1], [0, 0, 1, 1], 1.0, 1.0, [2, 2]),
         # Class 0: 2 / (2 + 0 + 1); class 1: 2 / (2 + 1 + 1); class 2, which is no label: 0.
-        ([0, 0, 1, 1], [0, 1, 1, 2], (2 / 3 + 1 / 2 + 0) / 3, [1, 1]),
-        ([7, 3, 7], [7, 7, 7], (4 / 5 + 0) / 2, [0, 2]),  # of classes 3 and 7
-        ([], [], None, []),
+        ([0, 0, 1, 1], [0, 1, 1, 2], (2 / 3 + 1 / 2 + 0) / 3, 0.5, [1, 1]),
+        ([7, 3, 7], [7, 7, 7], (4 / 5 + 0) / 2, 0.5, [0, 2]),  # of classes 3 and 7
+        ([], [], None, None, []),
     ],
 )
-def test_classes_by_hand(label: list[int], predicted: list[int], f1: float | None, correct: list[int]) -> None:
+def test_classes_by_hand(
+    label: list[int], predicted: list[int], f1: float | None, balanced: float | None, correct: list[int]
+) -> None:
     both = np.array(label, dtype=np.int64), np.array(predicted, dtype=np.int64)
-    assert by_class(*both, num_classes=10) == (pytest.approx(f1), correct)
+    assert by_class(*both, num_classes=10) == (pytest.approx(f1), pytest.approx(balanced), correct)
     if label:
         assert f1 == pytest.approx(f1_score(label, predicted, average="macro", zero_division=0))
+        classes = sorted({*label})
+        recall = recall_score(label, predicted, average="macro", labels=classes, zero_division=0)
+        assert balanced == pytest.approx(recall)
 
 
 def groups(*sizes: tuple[int, float, float]) -> list[ActorGroup]:
@@ -554,14 +559,14 @@ def test_every_metric_of_all_clients_by_hand() -> None:
     """Accuracies k^2 / 100 for k = 0 to 10; the last client has twice as many samples."""
     samples = [(k * k, 100) for k in range(10)] + [(200, 200)]
     rows = [
-        replace(row(k, correct, total, val=(3, 4)), macro_f1=k / 20, loss=float(k))
+        replace(row(k, correct, total, val=(3, 4)), macro_f1=k / 20, balanced_accuracy=k / 40, loss=float(k))
         for k, (correct, total) in enumerate(samples)
     ]
     expected = {
         "accuracy/all": 0.35, "accuracy/all_std": math.sqrt(0.1078), "accuracy/all_pooled": 485 / 1200,
         "accuracy/worst_decile": 0.005, "accuracy/min": 0.0, "accuracy/decile_1": 0.01, "accuracy/median": 0.25,
         "accuracy/decile_9": 0.81, "accuracy/jain": 3.85**2 / (11 * 2.5333), "accuracy/macro_f1": 0.25,
-        "accuracy/val": 0.75, "loss/test": 5.0,
+        "accuracy/balanced": 0.125, "accuracy/val": 0.75, "loss/test": 5.0,
     }  # fmt: skip
     assert compute_metrics(ALL_CLIENTS, Latest(rows)) == pytest.approx(expected)
 
