@@ -272,7 +272,8 @@ def modules_of(algorithm: object) -> set[str]:
     """Return the names of the Python modules that define an algorithm and may define classes of its server's state."""
     own = {cls.__module__ for cls in type(algorithm).__mro__ if cls.__module__ not in {"builtins", "abc", "typing"}}
     # Files that the method's file imports, of the user or of raysim's methods, may define such classes, too.
-    return own | {name for name in sys.modules if name.startswith((f"{PACKAGE}.", "raysim.algorithms."))}
+    # A copy of the names, because a tracker in another thread may import modules meanwhile.
+    return own | {name for name in list(sys.modules) if name.startswith((f"{PACKAGE}.", "raysim.algorithms."))}
 
 
 def check_classes(state: Any, modules: Collection[str]) -> None:
