@@ -36,14 +36,16 @@ from raysim.contract.source import defined, documented, frozen, imports, picklab
 from raysim.contract.together import trained_together
 from raysim.contract.toy import ContractError
 from raysim.core.algorithm import Algorithm, AnyAlgorithm
+from raysim.core.torch_workarounds import one_thread
 
 __all__ = ["CLAUSES", "ContractError", "check_algorithm"]
 
 
+@one_thread()
 def check_algorithm(algorithm: AnyAlgorithm) -> None:
     """Check every clause in turn. Raises `ContractError` for the first broken clause.
 
-    All global random states stay unchanged.
+    All global random states, and torch's number of threads, stay unchanged.
 
     >>> import raysim
     >>> from raysim.algorithms.standalone import Standalone

@@ -89,6 +89,22 @@ def _without_vmap_warning() -> None:
 _without_vmap_warning()
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread during a block, and restore the caller's number of threads.
+
+    Reason: on small tensors, the threads of a parallel region wait for each other. Beside other work on the machine,
+    training a small network with all threads takes up to 60 times as long.
+    Delete when: torch computes small tensors in the calling thread, whatever the number of threads.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def is_batched(tensor: Tensor) -> bool:
     """Return whether a tensor is one client's part of a batched tensor inside `torch.func.vmap`.
 

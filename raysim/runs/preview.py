@@ -15,7 +15,7 @@ from raysim.common.errors import FAILURES, ScenarioError
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, LocalTraining, fit_one
 from raysim.core.ops import cross_entropy
-from raysim.core.torch_workarounds import lacks_memory, set_training
+from raysim.core.torch_workarounds import lacks_memory, one_thread, set_training
 from raysim.data.datasets import load_dataset, missing
 from raysim.data.partition import Resample
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan, check_fits, make_plan
@@ -191,6 +191,7 @@ def _kinds(scenario: Scenario) -> Counter[tuple[str, LocalTraining]]:
     return +kinds
 
 
+@one_thread()
 def _measure(scenario: Scenario, name: str, local: LocalTraining, clients: int, samples: float) -> ModelCost:
     """Measure a step and a test. local: the settings of `clients` clients, with `samples` training samples each."""
     size, stragglers = local.batch_size, scenario.stragglers
@@ -198,8 +199,6 @@ def _measure(scenario: Scenario, name: str, local: LocalTraining, clients: int, 
         local = replace(local, precision="float32")
     model = scenario.build(name).to(memory_format=torch.channels_last)
     batch = Batch(example(scenario.dataset.input_spec, size), torch.zeros(size, dtype=torch.int64), torch.arange(size))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
         for _ in range(2):  # the first step also warms up
             start = perf_counter()
@@ -221,8 +220,6 @@ def _measure(scenario: Scenario, name: str, local: LocalTraining, clients: int, 
             "memory than is available; set a smaller training.batch_size, or for images a smaller data.size",
             key="training.batch_size",
         ) from None
-    finally:
-        torch.set_num_threads(threads)
     epochs = local.epochs if stragglers is None else stragglers.mean(local.epochs)
     params = sum(p.numel() for p in model.parameters())
     return ModelCost(name, size, clients, params, epochs * math.ceil(samples / size), step_s, test_s)

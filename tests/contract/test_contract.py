@@ -346,6 +346,17 @@ def test_an_exception_in_the_task_of_another_clause_breaks_the_clause_runs(clean
     )
 
 
+def test_one_thread_computes_and_the_callers_setting_stays(
+    clean_globals: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+    clauses = {"runs": lambda algorithm: seen.add(torch.get_num_threads())}
+    monkeypatch.setattr("raysim.contract.CLAUSES", clauses)
+    torch.set_num_threads(2)
+    check_algorithm(broken.Sound())
+    assert (seen, torch.get_num_threads()) == ({1}, 2)
+
+
 def test_check_algorithm_raises_at_the_first_broken_clause(clean_globals: None):
     with pytest.raises(ContractError, match="breaks the clause 'ups_untouched'"):
         check_algorithm(broken.SumsInPlace())
