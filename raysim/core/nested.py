@@ -28,6 +28,11 @@ def check_nested(nets: Mapping[str, Weights], keys: str = "clients.models") -> N
     """Raise `ValueError` unless all architectures are widths of one network; `keys` name them in the scenario."""
     wide = widest(nets)
     for name, part in nets.items():
+        if changed := [key for key in part if ".parametrizations." in f".{key}"]:
+            raise ValueError(
+                f"{keys}: {name} has a parametrized layer ({changed[0]}), of which a narrower network cannot have a "
+                "part; remove weight_norm, spectral_norm or other parametrizations"
+            )
         if not is_block(part, nets[wide]):
             raise ValueError(
                 f"{keys}: {name} is not a narrower version of {wide}; choose one network in several widths, "

@@ -133,3 +133,29 @@ def test_who_trains_together_is_written_down(sets: list[str], found: dict[str, i
 def test_what_cannot_be_trained_together(sets: list[str], sentence: str) -> None:
     with pytest.raises(ScenarioError, match=re.escape(sentence)):
         Scenario.of(loaded(*sets))
+
+
+PARAMETRIZED = """
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from raysim import SplitNet
+
+def net(width, norm):
+    body = nn.Sequential(nn.Flatten(), norm(nn.Linear(64, width)), nn.ReLU(), nn.Linear(width, 32))
+    return SplitNet(body, nn.Linear(32, 10))
+
+def wide(num_classes, input_spec, feature_dim):
+    return net(8, {norm})
+
+def narrow(num_classes, input_spec, feature_dim):
+    return net(4, {norm})
+"""
+
+
+@pytest.mark.parametrize("method", ["heterofl", "fedrolex"])
+@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
+def test_parametrized_layers_of_several_widths(tmp_path: Path, method: str, norm: str) -> None:
+    (file := tmp_path / f"{method}_{norm}.py").write_text(PARAMETRIZED.replace("{norm}", norm))
+    models = f"clients.models=['{file}:wide', '{file}:narrow']"
+    with pytest.raises(ScenarioError, match=f"clients.models: .*{norm}"):
+        Scenario.of(loaded(f"algorithm={{name: {method}}}", models, "clients.feature_dim=32"))
