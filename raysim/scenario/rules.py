@@ -159,6 +159,25 @@ def refuse_unusable_keep(scenario: Scenario) -> None:
         )
 
 
+def refuse_single_samples(scenario: Scenario) -> None:
+    """Refuse batches of one sample for networks with BatchNorm, which cannot train on them."""
+    training, own, models = scenario.training, scenario.own_training, scenario.clients.models
+    batch_size = {k: own.get(k, training).batch_size for k in range(scenario.clients.number)}
+    for name in dict.fromkeys(models[k % len(models)] for k, size in batch_size.items() if size == 1):
+        import torch
+
+        from raysim.core.fit import has_batchnorm
+
+        with torch.random.fork_rng(devices=[]):
+            if has_batchnorm(scenario.build(name)):
+                raise scenario.origin.error(
+                    ("training", "batch_size"),
+                    f"1 given, but {name} has BatchNorm, which cannot train on a single sample; set "
+                    "training.batch_size to at least 2, or choose networks without BatchNorm",
+                    cause=("clients", "models"),
+                )
+
+
 def refuse_unsuited_algorithm(scenario: Scenario) -> None:
     """Refuse several architectures or missing public data, if the algorithm needs one architecture or public data."""
     name = scenario.algorithm_name
@@ -200,6 +219,7 @@ AFTER: Sequence[Callable[[Scenario], None]] = (
     refuse_unusable_intervals,
     refuse_unusable_stop,
     refuse_unusable_keep,
+    refuse_single_samples,
     refuse_unsuited_algorithm,
     ask_algorithm,
     check_trackers,

@@ -135,6 +135,14 @@ def test_what_cannot_be_trained_together(sets: list[str], sentence: str) -> None
         Scenario.of(loaded(*sets))
 
 
+def test_batches_of_one_sample() -> None:
+    """Refused by default and in an override, for networks with BatchNorm only."""
+    for key in ("training.batch_size=1", "training.overrides=[{clients: 0-3, batch_size: 1}]"):
+        with pytest.raises(ScenarioError, match=r"training\.batch_size.* digits_resnet "):
+            Scenario.of(loaded(key, "clients.models=[digits_resnet, digits_mlp64]"))
+    Scenario.of(loaded("training.batch_size=1", "clients.models=[digits_mlp64]"))
+
+
 PARAMETRIZED = """
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from raysim.common.errors import RaysimError, RunError
 from raysim.common.text import cause as described
+from raysim.common.text import few
 from raysim.core import accelerator
 from raysim.core.algorithm import ClientId
 from raysim.core.seeds import seed_for
@@ -32,9 +33,9 @@ class HookError(RunError):
 
 
 def shapes(msg: object) -> str:
-    """Describe a message in a few words, for an error: its type and the shapes of its tensors."""
+    """Describe a message in a few words, for an error: its type and the shapes of its first tensors."""
     leaves = [tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(msg)]
-    return f"{type(msg).__name__}{leaves}"
+    return f"{type(msg).__name__}[{few([*map(str, leaves)])}]"
 
 
 def set_threads(spec: RunSpec, k: ClientId) -> None:

@@ -56,6 +56,13 @@ def test_an_exception_without_text_or_with_too_much_of_it() -> None:
     assert text.strip() in caught.value.trace
 
 
+def test_a_message_of_many_tensors_is_cut(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FedAvg, "client_update", lambda self, client, down: 1 / 0)
+    with pytest.raises(HookError, match=r"message Model\[\(16, 1, 3, 3\)") as caught:
+        run(loaded("algorithm={name: fedavg}", "clients.models=[mobilenet]"), quiet=True)
+    assert len(str(caught.value)) < 400
+
+
 @pytest.mark.parametrize("state", [{1, 2}, lambda: None], ids=["a set", "a function"])
 def test_server_state_that_no_checkpoint_can_hold(workplace: Path, monkeypatch: pytest.MonkeyPatch, state: Any) -> None:
     monkeypatch.setattr(Standalone, "server_start", lambda self, server, registrations: state)
