@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,6 +48,8 @@ HERE = {
     ("docs/inspection.md", "python"): 2,
     ("docs/own_code.md", "python"): 1,
     ("docs/own_code.md", "yaml"): 1,
+    ("docs/pretrained.md", "python"): 3,
+    ("docs/pretrained.md", "yaml"): 1,
     ("docs/public_data.md", "yaml"): 2,
     ("docs/system.md", "yaml"): 1,
 }
@@ -159,6 +163,30 @@ def test_the_names_of_own_code_that_the_page_shows() -> None:
     keys = yaml.safe_load(block)
     with pytest.raises(raysim.ScenarioError, match=r"\./my_\w+\.py\S* given, but there is no such file in "):
         raysim.Scenario.load(digits(algorithm=keys["algorithm"], clients={"count": 8, **keys["clients"]}))
+
+
+def test_the_pretrained_models_that_the_page_shows(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of torchvision as a client's model; that of transformers with a stand-in for the library."""
+    save, nets, bert = (
+        code.replace("/home/me/weights/", "").replace('"IMAGENET1K_V1"', "None")
+        for code in blocks("docs/pretrained.md", "python")
+    )
+    (block,) = blocks("docs/pretrained.md", "yaml")
+    exec(save, {})
+    Path("nets.py").write_text(nets)
+    net = Scenario.load(digits(**yaml.safe_load(block))).build("./nets.py:Resnet18")
+    assert net.extractor[0].bn1.weight.equal(torch.load("resnet18.pt")["bn1.weight"])
+
+    class Body(nn.Embedding):
+        config = SimpleNamespace(hidden_size=8)
+
+        def forward(self, input_ids: torch.Tensor) -> SimpleNamespace:
+            return SimpleNamespace(last_hidden_state=super().forward(input_ids))
+
+    auto = SimpleNamespace(from_pretrained=lambda folder, local_files_only: Body(20, 8))
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoModel=auto))
+    exec(bert, names := {})
+    assert names["Bert"](4, None, 16)(torch.ones(3, 12)).shape == (3, 4)
 
 
 IMPORTS = """from dataclasses import dataclass

@@ -33,6 +33,7 @@ from raysim.engine.policies.sampling import SELECTIONS
 from raysim.engine.policies.stopping import StoppingRule
 from raysim.engine.run import LoopSettings, sample
 from raysim.engine.spec import RunSpec
+from raysim.models import MODELS
 from raysim.runs.signals import sigterm_kept
 from raysim.scenario.deciding import DECIDING
 from raysim.scenario.parse import ParsedScenario
@@ -369,8 +370,13 @@ def check_local(scenario: Scenario) -> None:
 
 def bytes_of_models(scenario: Scenario) -> dict[str, int]:
     """Return the size of one model of each architecture."""
-    with torch.device("meta"):  # shapes without memory
-        return {name: sum(p.nbytes for p in scenario.build(name).parameters()) for name in scenario.task.architectures}
+    size = {}
+    for name in scenario.task.architectures:
+        # raysim's own models have shapes without memory here. A custom model may read its weights from a file, which
+        # is impossible on the meta device.
+        with torch.random.fork_rng(devices=[]), torch.device("meta" if name in MODELS else "cpu"):
+            size[name] = sum(p.nbytes for p in scenario.build(name).parameters())
+    return size
 
 
 def checkpoint_storage(address: str) -> Storage:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import raysim
 from raysim.runs.assembly import assemble
@@ -260,3 +261,29 @@ class TestPartition:
         words = ["--set", f"data.partition={{name: './evil.py:Halves', wrong: {wrong}}}"]
         said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
         assert f"data.partition.name: {sentence}" in said
+
+
+PRETRAINED = """
+import pathlib, torch
+from torch import nn
+from raysim import SplitNet
+
+def pretrained(num_classes, input_spec, feature_dim):
+    body = nn.Sequential(nn.Flatten(), nn.Linear(input_spec.size, feature_dim), nn.ReLU())
+    if torch.empty(0).is_meta:
+        raise RuntimeError("weights cannot be loaded here")  # as `from_pretrained` of transformers does
+    body.load_state_dict(torch.load(pathlib.Path(FOLDER) / "body.pt"))
+    return SplitNet(body, nn.Linear(feature_dim, num_classes))
+"""
+
+
+def test_a_pretrained_model(folder: Path) -> None:
+    body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU())
+    torch.save(body.state_dict(), folder / "body.pt")
+    (folder / "evil.py").write_text(PRETRAINED.replace("FOLDER", repr(str(folder))))
+    before = torch.get_rng_state()
+    sets = ["clients.models=['./evil.py:pretrained']", "clients.feature_dim=32", "algorithm.name=standalone"]
+    result = raysim.run(folder / "s.yaml", sets=[*sets, "training.lr=1e-30", "rounds=1"], quiet=True)
+    weight = result.client(0).network.state_dict()["extractor.1.weight"]
+    assert torch.allclose(weight, body.state_dict()["1.weight"])
+    assert torch.get_rng_state().equal(before)
