@@ -40,6 +40,7 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "official": {"normalise": False, "temperature": 100.0},
     }
+    two_views: ClassVar[str] = "contrastive"
 
     rho: NonNegative = 0.1
     """Weight of the distance between the header and the received one (the released code's mu)."""

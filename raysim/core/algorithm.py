@@ -391,6 +391,9 @@ class Algorithm(ABC, Generic[Down, Up, State]):
     scheduled: ClassVar[bool] = False  # True: the method depends on the total number of rounds
     one_architecture: ClassVar[bool] = False  # True: all clients need one architecture
     public_data: ClassVar[bool] = False  # True: the method needs `task.public`
+    two_views: ClassVar[str] = ""
+    """The setting that makes local training compare two augmented views of each sample (`client.fit(two_views=True)`).
+    Without `data.augment`, the views are equal; raysim then warns, unless the setting is false."""
     state_of_samples: ClassVar[bool] = False
     """True: the server's state refers to public samples, or to the clients' samples or classes. A run of this method
     can then begin with the state of another one (`init`) only if the clients have the same samples in both."""

@@ -12,7 +12,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.text import quoted
 from raysim.core.fields import FieldInfo
 
-FACTS = ("paper", "profiles", "scheduled", "one_architecture", "public_data")
+FACTS = ("paper", "profiles", "scheduled", "one_architecture", "public_data", "two_views")
 """Class attributes of `Algorithm` that a declaration repeats."""
 
 CHECKS = ("check", "__post_init__")
@@ -44,11 +44,12 @@ class Declaration:
     doc: str
     file_doc: str
     fields: tuple[FieldInfo, ...]
-    paper: str = ""  # see `Algorithm` for this and the next four
+    paper: str = ""  # see `Algorithm` for this and the next five
     profiles: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     scheduled: bool = False
     one_architecture: bool = False
     public_data: bool = False
+    two_views: str = ""
     checks: bool = False  # True: the class has a method `check` or `__post_init__`, which may refuse values
     down: Messages = None  # server -> client
     up: Messages = None  # client -> server

@@ -162,6 +162,15 @@ class Scenario(ParsedScenario):
         for name, warmup in self.warmup.items():
             if warmup >= self.rounds:
                 texts.append(f"algorithm.{name}: {warmup} rounds given, so all {self.rounds} rounds are warm-up")
+        views = self.declared.two_views
+        settings = self.algorithm_settings if self.own is None else vars(self.own)
+        if settings.get(views) and not self.data.augment:
+            images = self.dataset.input_spec.kind == "image"
+            remedy = "set it to true" if images else f"raysim cannot augment {self.dataset.name}"
+            texts.append(
+                f"data.augment: false given, but {self.method} compares two augmented views of each sample, which are "
+                f"now equal; {remedy}, or set algorithm.{views} to false"
+            )
         return tuple(texts)
 
     @property
