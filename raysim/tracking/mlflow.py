@@ -214,7 +214,7 @@ class MlflowTracker:
     def _take(self, t: int, values: Mapping[str, float | int]) -> None:
         # The engine's metrics come first: if a round exceeds one call, metrics of the algorithm are left out.
         ordered = sorted(values.items(), key=lambda item: item[0] not in METRICS)
-        metrics = {names.mlflow(name): float(v) for name, v in ordered if v is not None and not math.isnan(v)}
+        metrics = {names.mlflow(name): _rounded(name, v) for name, v in ordered if v is not None and not math.isnan(v)}
         with self._wake:
             if metrics and t not in self._there:
                 self._pending.append((t, time.time_ns() // 1_000_000, metrics))
@@ -442,6 +442,11 @@ def _is_final(error: Exception) -> bool:
     # If two runs add the same data set at once, one of them gets an IntegrityError, and succeeds on a retry.
     final = getattr(error, "error_code", None) in _FINAL and "IntegrityError" not in str(error)
     return final or isinstance(error, ScenarioError)
+
+
+def _rounded(name: str, value: float) -> float:
+    """Return a metric's value; an accuracy as in raysim's tables, because MLflow's pages show every digit."""
+    return round(float(value), 4) if name.startswith("accuracy/") else float(value)
 
 
 def _text(value: str | int | float | bool | None) -> str:

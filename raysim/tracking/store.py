@@ -37,14 +37,22 @@ _VIEW_COLUMNS = (
     "metrics.`accuracy/best`",
 )
 VIEW_TAG = "mlflow.sharedViewState.raysim"
-"""Tag of an experiment with the shared view `raysim` for MLflow's pages, which selects the columns of its runs."""
+"""Tag of an experiment with the shared view `raysim` for MLflow's pages: the listed runs and their columns."""
 VIEW = json.dumps(
     {
         "selectedColumns": _VIEW_COLUMNS,
         "columnOrder": _VIEW_COLUMNS,
         "columnWidths": {"tags.`algorithm`": 110, "tags.`seed`": 60, "tags.`overridden`": 170},
+        # Without the parent run of a sweep, which has none of these values. With a filter, MLflow lists its children as
+        # rows of their own; it would otherwise show the closed parent run alone, and no curve.
+        "searchFilter": "tags.algorithm != ''",
+        "orderByKey": "tags.`mlflow.runName`",
+        "orderByAsc": True,
+        "runsHiddenMode": "FIRST_20_RUNS",  # those whose curves are drawn
     }
 )
+CURVES = "&compareRunsMode=CHART"
+"""End of the address of an experiment's page that shows curves in place of the table."""
 ANSWER_S = 3.0
 """Time limit for the answer of an MLflow server to a health check, in seconds."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from raysim.common.errors import ScenarioError
 from raysim.common.files import reason
 from raysim.tracking.database import ensure_database, in_words, is_new
-from raysim.tracking.store import check_uri, database_path, experiment_pages, shown
+from raysim.tracking.store import CURVES, check_uri, database_path, experiment_pages, shown
 
 _STARTS_WITHIN_S = 120.0
 _MOST_PAGES = 10
@@ -101,7 +101,7 @@ def _print_pages(address: str) -> bool:
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError):
         return False
     for name, page in pages[:_MOST_PAGES]:
-        print(f"{name}: {page}", flush=True)
+        print(f"{name}: {page}\n  curves: {page}{CURVES}", flush=True)
     if len(pages) > _MOST_PAGES:
         print(f"and {len(pages) - _MOST_PAGES} more experiments", flush=True)
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import http.client
+import json
 import re
 import shutil
 import signal
@@ -20,6 +21,7 @@ import pytest
 from raysim.common.errors import ScenarioError
 from raysim.tracking.database import load_mlflow
 from raysim.tracking.mlflow import MlflowTracker
+from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import database_path, experiment_pages
 from raysim.tracking.ui import end_group, serve_ui, ui_command, ui_environment
 
@@ -75,11 +77,13 @@ def rendered(url: str, profile: Path, budget_ms: int) -> str:
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_a_run_is_seen_in_the_browser(store, tmp_path, make_card):
-    tracker = MlflowTracker(store, "seen", {"seed": "1", "overridden": "lr=0.1"})
+    parent = ParentRun(store, "seen", tmp_path)  # pages of a sweep show its runs, not the run of the sweep alone
+    tracker = MlflowTracker(store, "seen", {"seed": "1", "overridden": "lr=0.1", **parent.tags()})
     tracker.open(make_card(tmp_path, parameters={"rounds": 3}))
     for t, accuracy in enumerate((0.125, 0.4375, 0.8125)):
         tracker.log(t, {"accuracy/all": accuracy}, [])
     tracker.close("finished", {})
+    parent.close(True, {"last/fedgh": 0.8125}, [])
     port = free_port()
     database = database_path(store)
     assert database is not None
@@ -103,6 +107,23 @@ def test_a_run_is_seen_in_the_browser(store, tmp_path, make_card):
         end_group(server)
     with pytest.raises(urllib.error.URLError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
         pass
+
+
+def test_the_page_of_a_sweep_lists_its_runs_with_rounded_accuracies(store, tmp_path, make_card):
+    parent = ParentRun(store, "swept", tmp_path)
+    for seed in (2, 1):
+        tracker = MlflowTracker(store, "swept", parent.tags())
+        tracker.open(make_card(tmp_path, label=f"fedgh-s{seed}"))
+        tracker.log(1, {"accuracy/all": 8 / 9, "loss/test": 8 / 9}, [])
+        tracker.close("finished", {})
+    parent.close(True, {"last/fedgh": 8 / 9}, [])
+    experiment = parent.client.get_experiment_by_name("swept")
+    view = json.loads(experiment.tags["mlflow.sharedViewState.raysim"])
+    order = [f"{view['orderByKey']} {'ASC' if view['orderByAsc'] else 'DESC'}"]
+    runs = parent.client.search_runs([experiment.experiment_id], view["searchFilter"], order_by=order)
+    assert [run.info.run_name for run in runs] == ["fedgh-s1 r1", "fedgh-s2 r1"]
+    assert [run.data.metrics["accuracy/all"] for run in runs] == [0.8889, 0.8889]
+    assert runs[0].data.metrics["loss/test"] == 8 / 9
 
 
 def test_a_taken_port_is_refused_and_a_free_one_named(store):
@@ -179,12 +200,13 @@ def test_the_pages_that_show_runs_are_printed_the_latest_first(store, monkeypatc
     port = free_port()
     monkeypatch.setattr("raysim.tracking.ui.ui_command", lambda *_: [sys.executable, "-c", FAKE, str(port)])
     assert serve_ui(store, port=port) == 0
-    said, first, second, *rest = capsys.readouterr().out.splitlines()
+    said, first, curves, second, *rest = capsys.readouterr().out.splitlines()
     assert said == f"MLflow is at http://127.0.0.1:{port} (Ctrl-C ends it)"
     question = "workflowType=machine_learning&viewStateShareKey=raysim"
     assert first == f"e7: http://127.0.0.1:{port}/#/experiments/7/runs?{question}"
     assert second == f"e1: http://127.0.0.1:{port}/#/experiments/1/runs?{question}"
-    assert len(rest) == 9 and rest[-1] == "and 2 more experiments"
+    assert curves == f"  curves: {first.removeprefix('e7: ')}&compareRunsMode=CHART"
+    assert len(rest) == 18 and rest[-1] == "and 2 more experiments"
 
 
 def test_ctrl_c_ends_the_server_and_its_children(store, tmp_path):
