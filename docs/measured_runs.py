@@ -17,11 +17,11 @@ SWEEPS = {
 """CSV file -> the sweep that wrote it, for the command."""
 
 TITLES = {
-    "last": "last",
-    "at_best_val": "at best val.",
+    "last": "final accuracy",
+    "at_best_val": "test at best val.",
     "best_participants": "best part.",
     "best": "best round",
-    "last_global": "last global",
+    "last_global": "final global",
     "total_mib": "MiB",
 }
 

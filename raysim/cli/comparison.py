@@ -20,6 +20,7 @@ from raysim.common.logs import show_logs
 
 if TYPE_CHECKING:
     from raysim.comparison.compare import Comparison
+    from raysim.comparison.ranking import Bold
     from raysim.comparison.statistics import Spread
     from raysim.comparison.tables import Column
     from raysim.report.figures import Width
@@ -295,6 +296,14 @@ SELECT = click.option(
     help="The number after ± in tables. interval: half of the 95% confidence interval over seeds. std: the standard "
     "deviation over seeds. Figures always show intervals.",
 )
+@click.option(
+    "--bold",
+    default="significant",
+    show_default=True,
+    type=click.Choice(["significant", "mean"]),
+    help="Bold means in the LaTeX table. significant: the best mean of a column, if it is significantly better than "
+    "every other mean in paired tests over seeds. mean: the best mean, without a test.",
+)
 @click.option("--siunitx", is_flag=True, help="Use the LaTeX package siunitx to align the numbers of the table.")
 @WIDTH
 @JSON
@@ -308,6 +317,7 @@ def compare(
     columns: str | None,
     heads: dict[str, str],
     spread: Spread,
+    bold: Bold,
     siunitx: bool,
     width: Width,
     as_json: bool,
@@ -348,7 +358,7 @@ def compare(
         found = replace(found, main=first_accuracy([column.measure for column in shown], select) or found.main)
     if not as_json:
         print_table(found, shown=shown)
-    files = [] if output is None else _write(found, Path(output), shown, siunitx, heads, width)
+    files = [] if output is None else _write(found, Path(output), shown, siunitx, heads, bold, width)
     if as_json:
         measures = found.measures if shown is None else [column.measure for column in shown]
         print_json(ComparisonData, ComparisonData.of(found, measures, files))
@@ -363,13 +373,14 @@ def _write(
     shown: Sequence[Column] | None,
     siunitx: bool,
     heads: Mapping[str, str],
+    bold: Bold,
     width: Width,
 ) -> list[Path]:
     """Write the tables and figures of a comparison, and return their paths."""
     from raysim.comparison.pictures import draw, without_clients, write_curves
     from raysim.comparison.tables import write_tables
 
-    tables = [*write_tables(found, folder, shown, siunitx, heads), write_curves(found, folder)]
+    tables = [*write_tables(found, folder, shown, siunitx, heads, bold), write_curves(found, folder)]
     files = [*tables, *draw(found, folder, width=width)]
     if missing := without_clients(found):
         echo(f"note: {missing}", err=True)

@@ -25,6 +25,7 @@ METRICS: Mapping[str, str] = {
     "and before they trained, if `evaluation.when` is `both`",
     "accuracy/all": "mean over all clients of the test accuracy that each client's own network had when it was last "
     "tested; a client that has not taken part yet is tested with its initial network",
+    "accuracy/took_part": "like accuracy/all, but without the clients that have not taken part in any round yet",
     "accuracy/all_std": "standard deviation of the clients' test accuracies, whose mean is accuracy/all",
     "accuracy/all_pooled": "share of all clients' test samples that are classified correctly, with the networks used "
     "for accuracy/all",
@@ -53,7 +54,8 @@ METRICS: Mapping[str, str] = {
     "accuracy/val_current": "like accuracy/val, but with the networks used for accuracy/all_current",
     "accuracy/best": "greatest accuracy/all of rounds 1 to this one; it is optimistic, because the round is chosen by "
     "test accuracy",
-    "accuracy/at_best_val": "accuracy/all of the round, from 1 on, with the greatest accuracy/val so far",
+    "accuracy/at_best_val": "test accuracy of all clients (accuracy/all) in the round, from 1 on, with the greatest "
+    "validation accuracy (accuracy/val) so far",
     "accuracy/best_participants": "greatest accuracy/participants so far",
     "accuracy/best_current": "greatest accuracy/all_current of rounds 1 to this one",
     "accuracy/global": "mean accuracy of the participants' models on the whole published test set",
@@ -81,6 +83,8 @@ METRICS: Mapping[str, str] = {
     "time/virtual_total_s": "time/virtual_s, summed over all rounds so far",
     "engine/restarts": "how often the run has returned to a checkpoint after an actor or a node died",
     "engine/participants": "clients that took part in this round: without those that dropped out, were late or failed",
+    "engine/absent_clients": "clients that have not taken part in any round yet; accuracy/all tests their initial "
+    "networks",
     "engine/failed_clients": "participants that failed in this round; the round continued without them",
     "engine/dropped_clients": "selected clients that do not count: they dropped out, missed the deadline, or finished "
     "after enough other clients (`clients.oversample`); if the scenario sets `system`",

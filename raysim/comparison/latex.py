@@ -1,6 +1,6 @@
 """The table of a comparison in LaTeX, with booktabs and, if wanted, siunitx.
 
-Each column has one unit and one number of digits, and the best and second-best means are marked (`ranking.RULE`).
+Each column has one unit and one number of digits, and the best and second-best means are marked (`ranking.RULES`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from types import MappingProxyType
 from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison
-from raysim.comparison.measures import is_cost_to_target
-from raysim.comparison.ranking import RULE, Mark, direction, marks
+from raysim.comparison.measures import is_cost_to_target, sends_nothing
+from raysim.comparison.ranking import RULES, Bold, Mark, direction, marks
 from raysim.comparison.scale import scales_of
 from raysim.comparison.tables import Column, legend, short_columns, shown_spread, some, texts, titled
 from raysim.report.figures import OVER
@@ -53,12 +53,13 @@ def latex(
     shown: Sequence[Column] | None = None,
     siunitx: bool = False,
     heads: Mapping[str, str] = MappingProxyType({}),
+    bold: Bold = "significant",
 ) -> str:
     r"""The table of these columns, by default the terminal's, in LaTeX; it needs `\usepackage{booktabs}`.
 
     siunitx: use its columns `S`, which need `\usepackage{siunitx}`, version 2.8 or newer. heads: name of a column, or
-    `variant` -> its title in LaTeX, in place of raysim's. Raises `ScenarioError` for a title of a column that is not
-    in the table, and for a title with another unit than the column's.
+    `variant` -> its title in LaTeX, in place of raysim's. bold: the rule for the marks. Raises `ScenarioError` for a
+    title of a column that is not in the table, and for a title with another unit than the column's.
     """
     shown = short_columns(comparison) if shown is None else shown
     known = ["variant", *(column.name for column in shown)]
@@ -69,10 +70,10 @@ def latex(
     for one, title in titled(comparison, shown):
         if one.name in heads:
             _check_unit(comparison, one, heads[one.name])
-        columns.append(render(heads.get(one.name, names.latex(title)), _column(comparison, one)))
+        columns.append(render(heads.get(one.name, names.latex(title)), _column(comparison, one, bold)))
     packages = "booktabs, siunitx" if siunitx else "booktabs"
     ranked = any(column.kind == "mean" and direction(column.measure) for column in shown)
-    comments = [legend(comparison, shown), *([RULE] if ranked else [])]
+    comments = [legend(comparison, shown), *([RULES[bold]] if ranked else [])]
     lines = [
         rf"% \usepackage{{{packages}}}",
         *(f"% {names.latex(comment)}" for comment in comments),
@@ -143,7 +144,7 @@ def _check_unit(comparison: Comparison, column: Column, head: str) -> None:
         raise ScenarioError(f"--head: {column.name}={head} given, but this column is in {unit}; write {unit}")
 
 
-def _column(comparison: Comparison, column: Column) -> list[Cell]:
+def _column(comparison: Comparison, column: Column, bold: Bold) -> list[Cell]:
     """The cells of a column."""
     plain = texts(comparison, column)
     if column.kind not in ("mean", "difference"):
@@ -153,7 +154,7 @@ def _column(comparison: Comparison, column: Column) -> list[Cell]:
     scale = scales.difference if differs else scales.mean
     of = partial(comparison.difference if differs else comparison.estimate, measure=measure)
     found = {variant.name: of(variant.name) for variant in comparison.variants}
-    marked = {} if differs else marks(comparison, measure)
+    marked = {} if differs else marks(comparison, measure, bold)
     # Costs that are the same with every seed have no spread to show.
     spreads = any(shown_spread(measure, one, comparison.spread) is not None for one in found.values() if one)
     reached = {variant.name: comparison.reached(variant.name, measure) for variant in comparison.variants}
@@ -161,8 +162,8 @@ def _column(comparison: Comparison, column: Column) -> list[Cell]:
     cells = []
     for variant, without_number in zip(comparison.variants, plain, strict=True):
         estimate = found[variant.name]
-        if estimate is None:
-            cells.append(Cell(names.latex(without_number)))
+        if estimate is None or (not differs and sends_nothing(measure, estimate.mean)):
+            cells.append(Cell(names.latex(without_number if estimate is None or partly else "-")))
             continue
         spread = estimate.spread(comparison.spread)
         cells.append(

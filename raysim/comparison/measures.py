@@ -27,25 +27,30 @@ class Measure(NamedTuple):
 
 MEASURES: Mapping[str, Measure] = {
     "last": Measure(
-        "last",
+        "final accuracy",
         "mean test accuracy of all clients in the last round that measured it; each client counts with the latest test "
         "accuracy of its own network",
         in_per_cent=True,
     ),
+    "last_took_part": Measure(
+        "final, took part",
+        "`last`, but without the clients that have not taken part in any round yet; only if there are such clients",
+        in_per_cent=True,
+    ),
     "last_pooled": Measure(
-        "last pooled",
+        "final pooled",
         "test accuracy of all clients in the last round that measured it, pooled over samples: the share of all "
         "clients' test samples that are classified correctly",
         in_per_cent=True,
     ),
     "last_current_pooled": Measure(
-        "last current pooled",
+        "final current pooled",
         "`last_pooled`, each client tested after it received the server's current message",
         in_per_cent=True,
     ),
     "at_best_val": Measure(
-        "at best val.",
-        "`last`, but in the round with the greatest `val` instead of the last round",
+        "test at best val.",
+        "mean test accuracy of all clients, as in `last`, in the round with the greatest validation accuracy (`val`)",
         in_per_cent=True,
     ),
     "best": Measure(
@@ -55,14 +60,15 @@ MEASURES: Mapping[str, Measure] = {
         in_per_cent=True,
     ),
     "last_current": Measure(
-        "last current",
+        "final current",
         "mean test accuracy of all clients in the last round that measured it, each client tested after it received "
         "the server's current message (needs `evaluation.clients: all`)",
         in_per_cent=True,
     ),
     "at_best_val_current": Measure(
-        "current at best val.",
-        "`last_current`, but in the round with the greatest `val_current` instead of the last round",
+        "current test at best val.",
+        "mean test accuracy of all clients, as in `last_current`, in the round with the greatest validation accuracy "
+        "(`val_current`)",
         in_per_cent=True,
     ),
     "best_current": Measure(
@@ -83,7 +89,7 @@ MEASURES: Mapping[str, Measure] = {
         in_per_cent=True,
     ),
     "last_global": Measure(
-        "last global",
+        "final global",
         "mean accuracy of participants' models on the whole published test set, in the last round that measured it",
         in_per_cent=True,
     ),
@@ -222,6 +228,11 @@ def canonical(name: str) -> str:
 def is_cost_to_target(measure: str) -> bool:
     """Whether a measure is a cost to a target (`TO_TARGET`); a run has such a measure only if it reaches the target."""
     return "_to_" in measure
+
+
+def sends_nothing(measure: str, mean: float) -> bool:
+    """Whether the mean of a measure says that no byte was sent, as with Standalone; tables then show a dash."""
+    return "mib" in measure and not mean
 
 
 def is_measure(name: str) -> bool:

@@ -80,6 +80,7 @@ def notes_on(variants: Sequence[Variant], spread: Spread) -> list[str]:
         *_unequal_budgets(runs),
         *_not_tuned(variants),
         *_unequal_settings(variants),
+        *_absent_clients(variants),
         *_same_results(variants),
         *(note for variant in variants for note in _on_runs(variant)),
         *_same_settings(variants),
@@ -87,6 +88,22 @@ def notes_on(variants: Sequence[Variant], spread: Spread) -> list[str]:
         *_few_seeds(variants, spread),
         *_unequal_environments(runs),
         *_unpaired(runs),
+    ]
+
+
+def _absent_clients(variants: Sequence[Variant]) -> list[str]:
+    """A sentence for each number of clients that have not taken part in the runs of a variant."""
+    named: dict[str, list[str]] = {}
+    for variant in variants:
+        runs = list(variant.counted.values())
+        if absent := sorted({run.absent for run in runs if run.absent}):
+            clients = runs[0].keys.get("clients.count")
+            named.setdefault(f"{' or '.join(map(str, absent))} of {clients}", []).append(variant.name)
+    return [
+        f"{', '.join(names)}: {count} clients have not taken part yet; `last` counts their initial networks, and "
+        "`last_took_part` leaves them out; for methods with one global model, papers report the accuracy of the "
+        "current model on all clients, which is `last_current` and needs evaluation.clients: all"
+        for count, names in named.items()
     ]
 
 

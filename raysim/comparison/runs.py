@@ -230,6 +230,7 @@ class RunRecord:
             **{measure: self._in(accuracy.metric, chosen) for measure, (accuracy, chosen) in ORIGINS.items()},
             # As recorded; its round is the best of those that measured the accuracy and the validation accuracy.
             "at_best_val": _last(self.series("accuracy/at_best_val")[1]),
+            "last_took_part": self._in("accuracy/took_part", "last") if self.absent else None,
             "last_pooled": self._in("accuracy/all_pooled", "last"),
             "last_current_pooled": self._in("accuracy/all_current_pooled", "last"),
             "worst_decile": self._in("accuracy/worst_decile", self.select),
@@ -267,6 +268,11 @@ class RunRecord:
         """The value of a metric in the round that a measure is chosen by, one of `Chosen`; None if it is not known."""
         rounds, values = self.series(metric)
         return _last(values if chosen == "last" else values[rounds == self._round_of(metric, chosen)])
+
+    @property
+    def absent(self) -> int:
+        """The number of clients that have not taken part in any round."""
+        return int(self._in("engine/absent_clients", "last") or 0)
 
     @cached_property
     def took_part(self) -> Mapping[int, int]:

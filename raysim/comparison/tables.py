@@ -12,7 +12,7 @@ from raysim.common.files import write_bytes
 from raysim.common.suggestions import suggest
 from raysim.comparison.compare import Comparison
 from raysim.comparison.main_measure import in_words
-from raysim.comparison.measures import ACCURACIES, canonical, is_cost_to_target, is_measure
+from raysim.comparison.measures import ACCURACIES, canonical, is_cost_to_target, is_measure, sends_nothing
 from raysim.comparison.published import Published
 from raysim.comparison.scale import ROUNDING, Scale, scales_of
 from raysim.comparison.statistics import SIGNIFICANT, Estimate, Spread
@@ -22,8 +22,10 @@ from raysim.report.units import plural
 if TYPE_CHECKING:
     import pandas as pd
 
+    from raysim.comparison.ranking import Bold
+
 COSTS = ("total_mib", "total_gflop", "virtual_s", "dropped")
-COLUMNS = ("last", "last_current", "at_best_val", "best_participants", "worst_decile", *COSTS)
+COLUMNS = ("last", "last_took_part", "last_current", "at_best_val", "best_participants", "worst_decile", *COSTS)
 """Measures of the terminal's table, besides rounds and virtual seconds to a target; files have all measures."""
 
 VAL_COLUMNS = {
@@ -34,6 +36,7 @@ VAL_COLUMNS = {
 
 SHORT_MEANINGS = {
     "last": "mean of all clients' latest test accuracies",
+    "last_took_part": "the same without the clients that have not taken part yet",
     "last_current": "mean of all clients' latest test accuracies, each tested after it received the server's current "
     "message",
     "best_participants": "greatest mean test accuracy of a round's participants",
@@ -67,8 +70,8 @@ class Column(NamedTuple):
 
 
 def cell(measure: str, scale: Scale, estimate: Estimate | None, sign: bool = False, spread: Spread = "interval") -> str:
-    """Format a mean, with ± and its spread if it has one, in the column's unit; "-" if nothing was measured."""
-    if estimate is None:
+    """Format a mean, with ± and its spread if it has one, in the column's unit; "-" if nothing was measured or sent."""
+    if estimate is None or (not sign and sends_nothing(measure, estimate.mean)):
         return "-"
     text, after = scale(estimate.mean, sign), shown_spread(measure, estimate, spread)
     return text if after is None else f"{text} ± {scale(after)}"
@@ -304,10 +307,10 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
             what = f"the mean test accuracy of {whose[comparison.targets_on]}"
             sentences.append(f"A target counts as reached when {what} reaches it.")
     if "at_best_val" in measures:
-        sentences.append("at best val.: test accuracy in the round with the greatest validation accuracy.")
+        sentences.append("test at best val.: test accuracy in the round with the greatest validation accuracy.")
     if "at_best_val_current" in measures:
         sentences.append(
-            "current at best val.: test accuracy in the round with the greatest validation accuracy; clients are "
+            "current test at best val.: test accuracy in the round with the greatest validation accuracy; clients are "
             "tested and validated after they received the server's current message."
         )
     if kinds & {"published", "printed"}:
@@ -363,11 +366,12 @@ def write_tables(
     shown: Sequence[Column] | None = None,
     siunitx: bool = False,
     heads: Mapping[str, str] | None = None,
+    bold: Bold = "significant",
 ) -> list[Path]:
     """Write comparison.md, .tex and .csv, and runs.csv, into a folder, created if missing. Raises `OSError`.
 
     shown: the columns in LaTeX and Markdown; default: see `latex` and `markdown`; CSV has all measures. siunitx,
-    heads: see `latex`.
+    heads, bold: see `latex`.
     """
     import pandas as pd
 
@@ -376,7 +380,7 @@ def write_tables(
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "comparison.md": markdown(comparison, shown),
-        "comparison.tex": latex(comparison, shown, siunitx, heads or {}),
+        "comparison.tex": latex(comparison, shown, siunitx, heads or {}, bold),
         "comparison.csv": _csv(comparison.frame),
         "runs.csv": _csv(pd.DataFrame(comparison.runs)),
     }

@@ -52,15 +52,16 @@ def summary_rows(summary: Mapping[str, object]) -> list[tuple[str, str]]:
         ("ended early", str(summary.get("ended_early") or "")),
         ("clients", _clients(summary)),
         ("accuracy, all clients", _all(final)),
+        ("accuracy, took part", _took_part(final, summary.get("clients"))),
         ("accuracy, current", _current(final)),
         ("accuracy, worst tenth", _one(final, "accuracy/worst_decile", per_cent)),
         ("accuracy, participants", _one(final, "accuracy/participants", per_cent)),
         ("accuracy, before training", _one(final, "accuracy/participants_before", per_cent)),
         ("accuracy, whole test set", _one(final, "accuracy/global", per_cent)),
-        ("accuracy, best round", _in_round(final, "accuracy/best", summary.get("best_round"), "best test accuracy")),
+        ("accuracy, best round", _in_round(final, "accuracy/best", summary.get("best_round"), "test")),
         (
-            "accuracy, best val.",
-            _in_round(final, "accuracy/at_best_val", summary.get("best_val_round"), "best validation accuracy"),
+            "accuracy at best val.",
+            _in_round(final, "accuracy/at_best_val", summary.get("best_val_round"), "validation"),
         ),
         ("sent per participant", _per_participant(summary)),
         ("total communication", _one(final, "comm/total_bytes", human_bytes)),
@@ -139,6 +140,18 @@ def _all(final: Mapping[str, Any]) -> str:
     return f"{mean}, each client as it was last tested" if mean else ""
 
 
+def _took_part(final: Mapping[str, Any], clients: object) -> str:
+    """The accuracy without the clients that have not taken part yet; empty if all have."""
+    absent, mean = final.get("engine/absent_clients"), _one(final, "accuracy/took_part", per_cent)
+    if not absent or not mean:
+        return ""
+    of = "" if clients is None else f" of {clients}"
+    how = (
+        "" if "accuracy/all_current" in final else "; for the current model on all clients, set evaluation.clients: all"
+    )
+    return f"{mean}; {absent:.0f}{of} clients have not taken part yet, and are left out here{how}"
+
+
 def _current(final: Mapping[str, Any]) -> str:
     mean, pooled = _mean(final, "accuracy/all_current"), _one(final, "accuracy/all_current_pooled", per_cent)
     how = "each client after it received the server's current message"
@@ -168,9 +181,10 @@ def _dropped(summary: Mapping[str, object]) -> str:
 
 
 def _in_round(final: Mapping[str, Any], metric: str, t: object, chosen: str) -> str:
-    """An accuracy of all clients in the round that was chosen. chosen: the reason for this round."""
+    """A test accuracy of all clients in the round that was chosen. chosen: the samples that chose it."""
     text = _one(final, metric, per_cent)
-    return f"{text}, all clients in round {t} ({chosen})" if text and t is not None else text
+    which = f"test accuracy of all clients in round {t}, which has the greatest {chosen} accuracy"
+    return f"{text}, {which}" if text and t is not None else text
 
 
 def _per_participant(summary: Mapping[str, object]) -> str:

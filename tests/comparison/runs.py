@@ -47,6 +47,7 @@ def make_run(
     current: Sequence[float] = (),
     val_current: Sequence[float] = (),
     mib: int = 1,
+    absent: int = 0,
     **changes: Any,
 ) -> Path:
     """A run of one participant per round, which sends 1 MiB and receives 2, and computes 10^9 operations.
@@ -57,6 +58,7 @@ def make_run(
     val: validation accuracies in rounds 0, 1, ...; empty: no client has validation samples.
     current: test accuracies of current networks in rounds 0, 1, ..., of two clients 0.05 below and above it; empty: no
     round tested current networks. val_current: their validation accuracies, likewise.
+    absent: how many clients have not taken part; the accuracy of the others is 0.2 greater.
     accuracy: of all clients, in rounds 0, 1, ...; two clients, 0.1 below and above it.
     """
     folder.mkdir(parents=True)
@@ -79,6 +81,9 @@ def make_run(
         "compute/total_flops": [1.5e9 * t for t in rounds],
         "engine/participants": [0, *[1] * rounds[-1]],
     }
+    if absent:
+        table["engine/absent_clients"] = [absent] * len(rounds)
+        table["accuracy/took_part"] = [value + 0.2 for value in accuracy]
     if val:
         best = [max(rounds[1 : t + 1], key=lambda one: val[one], default=None) for t in rounds]
         table["accuracy/val"] = list(val)

@@ -21,7 +21,7 @@ from raysim.comparison.published import Published
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tables import legend, markdown, short_columns, task_rows
+from raysim.comparison.tables import legend, markdown, rows_of, short_columns, task_rows
 from raysim.comparison.watch import Watched
 from tests.comparison.runs import make_run, variant_rows
 
@@ -306,7 +306,7 @@ def test_a_sweep_brings_names_baseline_targets_and_published_values(tmp_path: Pa
     difference = comparison.difference("Ours", "last")
     assert difference is not None and (difference.mean, difference.n) == (0.25, 2)
     head, ours, theirs = variant_rows(comparison, ["last"], {"last"})
-    assert head == ["variant", "n", "last", "published", "vs fedavg", "size, published"]
+    assert head == ["variant", "n", "final accuracy", "published", "vs fedavg", "size, published"]
     assert ours == ["Ours", "2", "50.00", "52.00 (-2.00)", "+25.00", "large"]
     assert theirs == ["Theirs", "2", "25.00", "-", "-", "-"]
     assert comparison.frame.set_index(["variant", "measure"]).loc[("Ours", "last"), "published"] == 0.52
@@ -515,7 +515,7 @@ def test_p_values_are_corrected_for_all_variants(tmp_path: Path) -> None:
         "hks": pytest.approx(min(1, 2 * min(raw["fedgh"], raw["hks"]))),
     }  # fmt: skip
     head, *body = variant_rows(comparison, ["last"], {"last"})
-    assert head == ["variant", "n", "last", "vs standalone", "p (Holm)"]
+    assert head == ["variant", "n", "final accuracy", "vs standalone", "p (Holm)"]
     assert {row[0]: row[-1] for row in body} == {
         "fd": f"{4 * raw['fd']:.3f} *", "fml": f"{3 * raw['fml']:.3f}", "fedgh": "1.000", "hks": "1.000",
         "standalone": "-",
@@ -627,3 +627,22 @@ def test_the_mean_over_tasks_counts_the_seeds_that_a_method_has_on_every_task(tm
     rows = task_rows(compare(tmp_path, baseline="standalone"))[1:]
     assert [row[2] for row in rows] == ["60.00", "60.00"]
     assert [row[3] for row in rows if row[0] == "fedgh"] == ["0.50"]  # of all runs
+
+
+def test_clients_that_have_not_taken_part_are_counted(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        make_run(tmp_path / f"few{seed}", "fedgh", seed, absent=seed)
+        make_run(tmp_path / f"other{seed}", "fd", seed, absent=seed)
+    make_run(tmp_path / "all", "fedavg")
+    comparison = compare(tmp_path)
+    (note,) = (note for note in comparison.notes if "not taken part" in note)
+    assert note.startswith("fedgh, fd: 1 or 2 of 2 clients")
+    assert "evaluation.clients: all" in note
+    head, *rows = rows_of(comparison, short_columns(comparison))
+    assert {row[0]: row[2:4] for row in rows} == {
+        "fedgh": ["50.00", "70.00"],
+        "fd": ["50.00", "70.00"],
+        "fedavg": ["50.00", "-"],
+    }
+    assert head[3] == "final, took part"
+    assert not any("not taken part" in note for note in compare(tmp_path / "all").notes)

@@ -16,7 +16,7 @@ import pytest
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.latex import _signed, latex
-from raysim.comparison.ranking import RULE, direction, marks
+from raysim.comparison.ranking import direction, marks
 from raysim.comparison.scale import Scale, scales_of
 from raysim.comparison.statistics import Estimate, Spread
 from raysim.comparison.tables import chosen_columns, rows_of
@@ -90,6 +90,31 @@ def test_a_method_that_sends_nothing_is_not_the_best_by_what_it_sends(tmp_path: 
     assert marks(comparison, "rounds_to_0.5") == {}  # fast and standalone are equal
 
 
+def test_nothing_sent_is_a_dash(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        make_run(tmp_path / f"a{seed}", "fast", seed, [0.0, 0.6, 0.6], mib=seed)
+        make_run(tmp_path / f"c{seed}", "standalone", seed, [0.0, 0.6, 0.6], mib=0)
+    comparison = compare(tmp_path, targets=[0.5])
+    shown = chosen_columns(comparison, ["total_mib", "mib_to_0.5"])
+    assert rows_of(comparison, shown)[2] == ["standalone", "-", "3 of 3"]
+    assert r"standalone & - & - \\" in latex(comparison, shown)
+    row = next(line for line in latex(comparison, shown, siunitx=True).splitlines() if line.startswith("standalone"))
+    assert "0" not in row and row.count("-") == 2
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_best_mean_is_bold_without_a_test(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    # The differences are not significant, and b and c are printed alike.
+    comparison = compared(tmp_path / "runs", {"a": [0.9, 0.5], "b": [0.8, 0.5], "c": [0.80001, 0.5], "d": [0.1, 0.2]})
+    assert marks(comparison, "last") == {}
+    assert marks(comparison, "last", "mean") == {"a": "best", "b": "second", "c": "second"}
+    assert marks(comparison, "total_mib", "mean") == {}
+    words = ["--columns", "last", "--bold", "mean", "-o", str(tmp_path / "out")]
+    code, _, _ = run(capfd, "compare", str(tmp_path / "runs"), *words)
+    text = (tmp_path / "out" / "comparison.tex").read_text()
+    assert code == 0 and r"a & \textbf{70.00} \\" in text and "No test" in text and "significantly" not in text
+
+
 def test_every_task_has_its_best(tmp_path: Path) -> None:
     compared(tmp_path / "one", {"a": A, "b": B}, data={"name": "digits"})
     compared(tmp_path / "two", {"a": C, "b": B}, data={"name": "cifar10"})
@@ -102,7 +127,10 @@ def test_marks_are_in_the_table_with_their_rule(tmp_path: Path) -> None:
     text = latex(comparison)
     assert re.search(r"^a & 3 & \\textbf\{92\.00 \$\\pm\$ \d\.\d\d\}", text, re.MULTILINE)
     assert re.search(r"^b & 3 & \\underline\{82\.03 \$\\pm\$ \d\.\d\d\}", text, re.MULTILINE)
-    assert "\n% Bold: the best mean of a column and task, if it is significantly better" in text and "p < 0.05" in RULE
+    assert (
+        "\n% Bold: the best mean of a column and task, if it is significantly better" in text
+        and "0.05 in the paired" in text
+    )
     assert "Bold" not in latex(comparison, chosen_columns(comparison, ["n", "total_mib"]))
 
 
@@ -208,9 +236,9 @@ def test_columns_are_chosen_by_name(capfd: pytest.CaptureFixture[str], tmp_path:
     words = ["compare", str(tmp_path / "runs"), "--baseline", "fd", "-o", str(tmp_path / "out")]
     code, out, _ = run(capfd, *words, "--columns", "worst_decile, last.difference,last.p_holm,n,total_mib")
     assert code == 0
-    assert " ".join(out.splitlines()[0].split()) == "variant worst 10% last vs fd p (Holm) n MiB"
+    assert " ".join(out.splitlines()[0].split()) == "variant worst 10% final accuracy vs fd p (Holm) n MiB"
     text = (tmp_path / "out" / "comparison.tex").read_text()
-    assert r"variant & worst 10\% & last vs fd & p (Holm) & n & MiB \\" in text
+    assert r"variant & worst 10\% & final accuracy vs fd & p (Holm) & n & MiB \\" in text
     for name, sentence in (
         ("lasst", "--columns: lasst given; did you mean 'last'?; allowed: n, last, "),
         ("last.published", "--columns: last.published given; allowed: n, last, "),
@@ -237,7 +265,7 @@ def test_titles_of_columns_can_be_replaced(capfd: pytest.CaptureFixture[str], tm
     text = (tmp_path / "out" / "comparison.tex").read_text()
     assert code == 0 and r"Method & Accuracy (\%) & $\Delta$ & MiB \\" in text
     assert "% Accuracies in \\%. 3 seeds per variant. " in text
-    assert " ".join(out.splitlines()[0].split()) == "variant last vs fd MiB"
+    assert " ".join(out.splitlines()[0].split()) == "variant final accuracy vs fd MiB"
     for head, sentence in (
         (
             "best=x",

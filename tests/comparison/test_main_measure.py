@@ -192,7 +192,9 @@ def test_every_measure_of_a_selection_is_of_the_selected_round() -> None:
 
 def test_every_measure_of_a_run_is_in_the_table(tmp_path: Path) -> None:
     """A run that recorded every metric has every measure, and each has a title of its own."""
-    folder = make_run(tmp_path / "run", accuracy=OWN, current=CURRENT, val=VAL, val_current=VAL[::-1], virtual_s=1.0)
+    folder = make_run(
+        tmp_path / "run", accuracy=OWN, current=CURRENT, val=VAL, val_current=VAL[::-1], virtual_s=1.0, absent=1
+    )
     rounds = pq.read_table(folder / "rounds.parquet")
     for number, metric in enumerate(("all_current_pooled", "global", "min", "jain", "macro_f1", "balanced"), 1):
         rounds = rounds.append_column(f"accuracy/{metric}", pa.array([number / 100] * len(rounds)))

@@ -65,7 +65,7 @@ def test_tables_show_the_selected_round(tmp_path: Path) -> None:
     assert (mean(by_last, "fedgh", "last"), mean(by_val, "fedgh", "at_best_val")) == pytest.approx((0.68, 0.58))
     (head, *_) = variant_rows(by_val, short_measures(by_val), {by_val.main})
     assert head == [
-        "variant", "n", "at best val.", "vs standalone", "p (Holm)", "worst 10%", "max val.", "max val. round",
+        "variant", "n", "test at best val.", "vs standalone", "p (Holm)", "worst 10%", "max val.", "max val. round",
         "MiB", "GFLOP", "rounds to 30%",
     ]  # fmt: skip
     assert mean(by_last, "standalone", "rounds_to_0.3") == mean(by_val, "standalone", "rounds_to_0.3") == 3
@@ -75,7 +75,7 @@ def test_tables_show_the_selected_round(tmp_path: Path) -> None:
     assert sentence in markdown(by_val) and sentence in latex(by_val)
     assert not any(sentence in note for note in by_last.notes)
     for comparison in (by_last, by_val):
-        assert "at best val.: test accuracy in the round with the greatest validation accuracy." in legend(
+        assert "test at best val.: test accuracy in the round with the greatest validation accuracy." in legend(
             comparison, short_columns(comparison)
         )
 
@@ -83,7 +83,7 @@ def test_tables_show_the_selected_round(tmp_path: Path) -> None:
 def test_what_is_chosen_without_the_option_stays(tmp_path: Path) -> None:
     comparison = compare(made(tmp_path), baseline="standalone")
     (head, *_) = variant_rows(comparison, short_measures(comparison), {comparison.main})
-    assert head[:6] == ["variant", "n", "last", "vs standalone", "p (Holm)", "at best val."]
+    assert head[:6] == ["variant", "n", "final accuracy", "vs standalone", "p (Holm)", "test at best val."]
     assert not {"max val.", "val."} & set(head)
 
 
@@ -180,7 +180,7 @@ def test_the_validation_accuracy_of_current_networks_selects_the_round(
     assert {name: mean(comparison, "fedgh", name) for name in expected} == pytest.approx(expected)
     head, *_ = variant_rows(comparison, short_measures(comparison), {comparison.main})
     assert head[2:9] == [
-        "current at best val.", "vs standalone", "p (Holm)", "worst 10% current", "max val. current",
+        "current test at best val.", "vs standalone", "p (Holm)", "worst 10% current", "max val. current",
         "max val. current round", "MiB",
     ]  # fmt: skip
     assert "after they received the server's current message" in comparison.notes[0]
@@ -188,7 +188,7 @@ def test_the_validation_accuracy_of_current_networks_selects_the_round(
     (run, *_) = first.runs
     assert run.clients_of("at_best_val_current")["accuracy"].to_pylist() == pytest.approx([0.84, 0.74])
     code, out, _ = command(capfd, "compare", str(tmp_path), "--select", "val_current")
-    assert code == 0 and "current at best val." in out
+    assert code == 0 and "current test at best val." in out
 
 
 def test_runs_without_tests_of_current_networks_are_refused(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_the_accuracy_that_chose_the_values_is_tested_and_drawn(
     tuned = compare(folder, baseline="standalone")
     assert tuned.main == "last_current" and FOLLOWS_TUNING in tuned.notes
     head, *_ = variant_rows(tuned, short_measures(tuned), {tuned.main})
-    assert head[2:7] == ["last current", "vs standalone", "p (Holm)", "last", "at best val."]
+    assert head[2:7] == ["final current", "vs standalone", "p (Holm)", "final accuracy", "test at best val."]
     own = compare(folder, metric="accuracy/all")
     assert own.main == "last" and FOLLOWS_TUNING not in own.notes
     for options, said in (((), True), (("--columns", "last"), False), (("--metric", "accuracy/all"), False)):

@@ -43,6 +43,8 @@ def comparison(tmp_path: Path) -> Comparison:
         ("last", Scale("last", 100.0, 2), None, "-"),
         ("total_mib", Scale("KiB", 1024.0, 1), Estimate(3, 0.04614, 0.0456148, 0.0466652), "47.2 ± 0.5"),
         ("total_mib", Scale("MiB", 1.0, 0), Estimate(3, 12.0, 12.0, 12.0), "12"),
+        ("total_mib", Scale("MiB", 1.0, 0), Estimate(3, 0.0, 0.0, 0.0), "-"),
+        ("total_gflop", Scale("GFLOP", 1.0, 0), Estimate(3, 0.0, 0.0, 0.0), "0"),
         ("rounds_to_0.5", Scale("rounds to 50%", 1.0, 2), Estimate(3, 2.5, 2.0, 3.0), "2.50 ± 0.50"),
     ],
 )
@@ -66,7 +68,7 @@ def test_the_terminals_table(comparison: Comparison) -> None:
     shown = io.StringIO()
     print_table(comparison, shown)
     lines = shown.getvalue().splitlines()
-    titles = "variant n last vs fd_x p (Holm) best part. worst 10% MiB GFLOP rounds to 50%"
+    titles = "variant n final accuracy vs fd_x p (Holm) best part. worst 10% MiB GFLOP rounds to 50%"
     assert " ".join(lines[0].split()) == titles
     assert "+25.00" in lines[1] and lines[1].startswith("fedgh")
     assert lines[2].startswith("fd_x") and lines[2].endswith("1 of 3")  # no mean of the one that is fast enough
@@ -112,9 +114,9 @@ def test_a_difference_names_its_measure_if_its_mean_is_not_beside_it(comparison:
     def titles(*names: str) -> list[str]:
         return rows_of(comparison, chosen_columns(comparison, names))[0][1:]
 
-    assert titles("last", "last.difference", "last.p_holm") == ["last", "vs fd_x", "p (Holm)"]
+    assert titles("last", "last.difference", "last.p_holm") == ["final accuracy", "vs fd_x", "p (Holm)"]
     assert titles("last", "total_mib", "last.difference", "n", "last.p_holm", "total_mib.difference") == [
-        "last", "MiB", "last vs fd_x", "n", "p (Holm)", "MiB vs fd_x",
+        "final accuracy", "MiB", "final accuracy vs fd_x", "n", "p (Holm)", "MiB vs fd_x",
     ]  # fmt: skip
 
 
@@ -176,7 +178,7 @@ def test_standard_deviations_in_place_of_intervals(comparison: Comparison, tmp_p
     # The last accuracies are 0.6, 0.7 and 0.8, and 0.35, 0.45 and 0.55: all paired differences are 0.25.
     other = replace(comparison, spread="std")
     assert rows_of(other, chosen_columns(other, ["last", "last.difference"])) == [
-        ["variant", "last", "vs fd_x"],
+        ["variant", "final accuracy", "vs fd_x"],
         ["fedgh", "70.00 ± 10.00", "+25.00 ± 0.00"],
         ["fd_x", "45.00 ± 10.00", "-"],
     ]
@@ -205,7 +207,7 @@ def test_the_option_spread(comparison: Comparison, tmp_path: Path, capfd: pytest
 def test_markdown_has_the_chosen_columns(comparison: Comparison, tmp_path: Path) -> None:
     shown = chosen_columns(comparison, ["last", "total_mib"])
     write_tables(comparison, tmp_path, shown)
-    assert (tmp_path / "comparison.md").read_text().startswith("| variant | last | MiB |\n")
+    assert (tmp_path / "comparison.md").read_text().startswith("| variant | final accuracy | MiB |\n")
     assert "| best |" in markdown(comparison).splitlines()[0]
 
 
@@ -214,7 +216,7 @@ def test_a_legend_explains_the_columns_of_its_table(comparison: Comparison) -> N
         return legend(comparison, chosen_columns(comparison, names))
 
     interval = "± is half the 95% confidence interval over seeds (Student's t)."
-    last = "last: mean of all clients' latest test accuracies"
+    last = "final accuracy: mean of all clients' latest test accuracies"
     listed = "`raysim list measures` explains all measures."
     assert of("n", "last") == f"Accuracies in %. {interval} {last}. {listed}"
     assert of("n", "up_mib") == ""

@@ -106,6 +106,9 @@ def test_rounds_add_up(finished: Run) -> None:
         assert len(latest) == 8
         assert row["accuracy/all"] == pytest.approx(np.mean(list(latest.values())))
         assert row["accuracy/all_std"] == pytest.approx(np.std(list(latest.values())))
+        took_part = {c["client"] for c in clients if c["participated"] and c["round"] <= row["round"]}
+        assert row["accuracy/took_part"] == pytest.approx(np.mean([latest[k] for k in took_part]))
+        assert row["engine/absent_clients"] == 8 - len(took_part)
         assert row["accuracy/min"] == min(latest.values())
         assert row["accuracy/decile_1"] <= row["accuracy/median"] <= row["accuracy/decile_9"]
         val = {c["client"]: c["val_correct"] / c["val_total"] for c in clients if c["round"] <= row["round"]}

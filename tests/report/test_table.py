@@ -54,6 +54,18 @@ def test_accuracy_of_all_clients_with_the_current_message():
     assert rows["accuracy, before training"] == "50.0%"
 
 
+def test_clients_that_have_not_taken_part_are_counted():
+    def row(**metrics: float) -> str | None:
+        final = {"accuracy/all": 0.5, "accuracy/took_part": 0.95, "engine/absent_clients": 10, **metrics}
+        return dict(summary_rows({**SUMMARY, "final": final})).get("accuracy, took part")
+
+    few = row()
+    assert few is not None and few.startswith("95.0%") and "10 of 20" in few and "evaluation.clients: all" in few
+    measured = row(**{"accuracy/all_current": 0.9})
+    assert measured is not None and "evaluation.clients" not in measured
+    assert row(**{"engine/absent_clients": 0}) is None
+
+
 def test_all_rows():
     assert dict(summary_rows(SUMMARY)) == {
         "scenario": "quickstart, fedgh, seed 3",
@@ -63,8 +75,9 @@ def test_all_rows():
         "accuracy, all clients": "91.2% ± 5.4 (mean ± std), each client as it was last tested",
         "accuracy, worst tenth": "80.0%",
         "accuracy, participants": "93.0%",
-        "accuracy, best round": "92.0%, all clients in round 18 (best test accuracy)",
-        "accuracy, best val.": "90.5%, all clients in round 15 (best validation accuracy)",
+        "accuracy, best round": "92.0%, test accuracy of all clients in round 18, which has the greatest test accuracy",
+        "accuracy at best val.": "90.5%, test accuracy of all clients in round 15, which has the greatest validation "
+        "accuracy",
         "sent per participant": "1.00 MiB up, 2.00 MiB down per round",
         "total communication": "600 MiB",
         "total computation": "15.0 TFLOP",

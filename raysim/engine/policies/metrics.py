@@ -154,22 +154,17 @@ class Measured(NamedTuple):
     without_validation: bool  # the row is from a version of raysim that did not measure it
     correct: int
     total: int  # of test samples
+    took_part: bool  # whether the client has taken part in a round
 
     @classmethod
     def of(cls, row: ClientRow) -> Measured:
         """Extract the fields from a row."""
         validation = (row.val_correct or 0) / row.val_total if row.val_total else None
         without = row.val_total is None
-        return cls(
-            row.accuracy,
-            row.macro_f1,
-            row.balanced_accuracy,
-            row.loss,
-            validation,
-            without,
-            row.correct or 0,
-            row.total or 0,
-        )
+        counts = row.correct or 0, row.total or 0
+        per_class = row.macro_f1, row.balanced_accuracy
+        # Clients are tested before round 1, and then only after they have taken part.
+        return cls(row.accuracy, *per_class, row.loss, validation, without, *counts, took_part=row.round > 0)
 
 
 class Latest:
@@ -182,7 +177,8 @@ class Latest:
         self.measured: dict[int, Measured] = {}
         self.accuracy = ValueCounts()
         self.macro_f1, self.balanced_accuracy, self.loss, self.validation = Sum(), Sum(), Sum(), Sum()
-        self.without_validation = self.correct = self.total = 0
+        self.took_part = Sum()
+        self.without_validation = self.correct = self.total = self.absent = 0
         self.update(rows)
 
     def update(self, rows: Iterable[ClientRow]) -> None:
@@ -200,11 +196,13 @@ class Latest:
             (self.balanced_accuracy, measured.balanced_accuracy),
             (self.loss, measured.loss),
             (self.validation, measured.validation),
+            (self.took_part, measured.accuracy if measured.took_part else None),
         )
         for total, value in sums:
             if value is not None:
                 total.add(value, times)
         self.without_validation += times * measured.without_validation
+        self.absent += times * (not measured.took_part)
         self.correct += times * measured.correct
         self.total += times * measured.total
 
@@ -254,6 +252,7 @@ progress.py, and its meaning to `METRICS` in common/results.py."""
 
 ALL_CLIENTS: Mapping[str, Callable[[Latest], float | None]] = {
     "accuracy/all": lambda latest: latest.accuracy.mean,
+    "accuracy/took_part": lambda latest: latest.took_part.mean,
     "accuracy/all_std": lambda latest: latest.accuracy.std,
     "accuracy/all_pooled": lambda latest: pooled([(latest.correct, latest.total)]),
     "accuracy/worst_decile": lambda latest: latest.accuracy.worst_decile,
@@ -266,6 +265,7 @@ ALL_CLIENTS: Mapping[str, Callable[[Latest], float | None]] = {
     "accuracy/balanced": lambda latest: latest.balanced_accuracy.mean,
     "accuracy/val": lambda latest: None if latest.without_validation else latest.validation.mean,
     "loss/test": lambda latest: latest.loss.mean,
+    "engine/absent_clients": lambda latest: latest.absent,
 }
 """Metrics of all clients, each with its last measured row."""
 

@@ -562,7 +562,9 @@ def test_every_metric_of_all_clients_by_hand() -> None:
         replace(row(k, correct, total, val=(3, 4)), macro_f1=k / 20, balanced_accuracy=k / 40, loss=float(k))
         for k, (correct, total) in enumerate(samples)
     ]
+    rows[-1] = replace(rows[-1], round=0)  # this client has not taken part yet
     expected = {
+        "accuracy/took_part": 0.285, "engine/absent_clients": 1,
         "accuracy/all": 0.35, "accuracy/all_std": math.sqrt(0.1078), "accuracy/all_pooled": 485 / 1200,
         "accuracy/worst_decile": 0.005, "accuracy/min": 0.0, "accuracy/decile_1": 0.01, "accuracy/median": 0.25,
         "accuracy/decile_9": 0.81, "accuracy/jain": 3.85**2 / (11 * 2.5333), "accuracy/macro_f1": 0.25,
