@@ -88,9 +88,11 @@ PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
 def plot(runs: tuple[str, ...], kind: str, metric: str | None, ymin: float, width: Width, output: str) -> None:
     """Draw a figure of one or several RUNs for a paper or a screen.
 
-    A RUN is a run's folder, or the id of a run below ./runs. The run may still be in progress. To draw up to 40
-    runs of a sweep, give the sweep file, or a folder that contains run folders, such as a sweep's or a cell's. Runs of
-    a sweep are labelled with their names in the sweep. `raysim compare` draws means over seeds.
+    A RUN is a run's folder, or the id of a run below ./runs. The run may still be in progress. For a sweep, give the
+    sweep file, or a folder that contains run folders: curves and boxes then have a colour for each variant, whose runs
+    differ only in their seed. Curves are means over seeds, with 95% confidence intervals from three seeds on; boxes
+    pool the clients of all seeds. Other kinds have a panel per run. Runs of a sweep are labelled with their names in
+    the sweep. A figure shows at most 40 runs or variants.
 
     \b
     Kinds:
@@ -109,14 +111,17 @@ def plot(runs: tuple[str, ...], kind: str, metric: str | None, ymin: float, widt
         raysim plot 20261121-062424-3099 20261121-071512-9a01 --kind boxes -o boxes.pdf
         raysim plot runs/digits/fedgh-seed-1-* runs/digits/fedproto-seed-1-* -o fedgh.pdf
     """
-    from raysim.comparison.plotted import runs_to_plot
-    from raysim.inspection.run_plots import plot as draw
-    from raysim.report.figures import picture_file
+    from raysim.comparison.plotted import draw_variants, runs_to_plot
+    from raysim.inspection.run_plots import draw, output_file, save
 
-    picture_file(output)
-    found = runs_to_plot(map(str, folders_of(runs)))
-    folders, variants = zip(*found, strict=True)
-    echo(draw(folders, kind, output, width, metric or METRICS[0], variants, ymin))
+    file = output_file(output, kind, ymin)
+    found, shown = runs_to_plot(map(str, folders_of(runs))), metric or METRICS[0]
+    # Runs that are given one by one are drawn one by one.
+    figure = draw_variants(found, kind, width, shown) if len(found) > len(runs) else None
+    if figure is None:
+        folders, variants = zip(*found, strict=True)
+        figure = draw(folders, kind, width, shown, variants)
+    echo(save(figure, file, ymin))
 
 
 @click.command()

@@ -29,7 +29,7 @@ from raysim.report.figures import (
     save,
     style,
 )
-from raysim.report.plots import Curve, draw_boxes, draw_curves, longest_label
+from raysim.report.plots import Curve, architecture_names, draw_boxes, draw_curves, longest_label
 from raysim.report.units import plural
 
 if TYPE_CHECKING:
@@ -241,8 +241,8 @@ def architectures(comparison: Comparison, width: Width = SCREEN) -> Figure | Non
         errors = np.stack([mean - low, high - mean])
         axes.bar(x, mean, bar, yerr=errors if errors.any() else None, label=names.picture(name, longest_label(width)),
                  error_kw={"linewidth": 0.7}, **area_look(place))  # fmt: skip
-    long = sum(map(len, models)) * 0.08 > INCHES[width]
-    texts = [names.picture(model, 24) for model in models]
+    texts = [names.picture(name, 24) for name in architecture_names(models).values()]
+    long = sum(map(len, texts)) * 0.08 > INCHES[width]
     axes.set_xticks(range(len(models)), texts, rotation=30 if long else 0, ha="right" if long else "center")
     per_cent_axis(axes.yaxis)
     axes.set_ylabel(comparison.accuracy.mean_label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import io
 import re
@@ -102,6 +103,19 @@ class Part:
         return without_clients(self.comparison)
 
     @property
+    def partitions(self) -> list[tuple[str, str]]:
+        """(PNG as base64, caption) of each distinct partition among the first runs of the variants."""
+        shown: dict[object, tuple[str, str]] = {}
+        for variant in self.comparison.variants:
+            run = variant.runs[0]
+            path = run.folder / "plots" / "partition.png"
+            if path.is_file() and run.summary.get("partition_digest") not in shown:
+                task = f" Task: {' '.join(variant.task)}." if variant.task else ""
+                caption = f"Training samples of each class and client, with seed {run.seed}.{task}"
+                shown[run.summary.get("partition_digest")] = base64.b64encode(path.read_bytes()).decode(), caption
+        return list(shown.values())
+
+    @property
     def figures(self) -> list[tuple[str, str]]:
         """(SVG, caption) of every figure that the runs have data for."""
         figures = []
@@ -182,7 +196,13 @@ def _clean(value: object) -> object:
 def _part(source: Path, baseline: str | None, select: str, metric: str | None) -> Part:
     comparison = compare(source, baseline=baseline, select=select, metric=metric)
     runs = [run for variant in comparison.variants for run in variant.runs]
-    return Part(names.name(source.resolve().name), _about(runs), comparison)
+    name = source.resolve().name
+    if len(runs) == 1:
+        (run,) = runs
+        name = (
+            f"{run.summary.get('scenario') or run.keys.get('name')}, {run.method}, seed {run.seed} ({run.folder.name})"
+        )
+    return Part(names.name(name), _about(runs), comparison)
 
 
 def _about(runs: Sequence[RunRecord]) -> str:

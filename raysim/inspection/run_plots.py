@@ -18,6 +18,7 @@ from raysim.report.accuracies import DRAWABLE, OWN, Accuracy
 from raysim.report.figures import OVER, Width, picture_file, save_picture
 from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.report.plots import (
+    MOST_RUNS,
     Curve,
     Floats,
     draw_boxes,
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 
     Runs = Mapping[str, "PlottedRun"]
     Draw = Callable[[Runs, Width, Accuracy], Figure]
-
-MOST_RUNS = 40
-"""The most runs in one figure."""
 
 
 @dataclass(frozen=True)
@@ -218,33 +216,44 @@ def _drawable(metric: str, kind: str) -> Accuracy:
     return accuracy
 
 
-def plot(
+def draw(
     runs: Sequence[Path | str],
     kind: str,
-    output: Path | str,
     width: Width = "one-column",
     metric: str = OWN.metric,
     variants: Sequence[str] = (),
-    ymin: float = 0.0,
-) -> Path:
-    """Draw one figure of these runs, folders or ids below ./runs, and return the file: .png, .svg or .pdf.
+) -> Figure:
+    """Draw one figure of these runs, folders or ids below ./runs.
 
     kind: a key of `KINDS`. metric: the accuracy that it shows, a key of `DRAWABLE`. variants: the name of each run's
-    variant in its sweep, or "", for the legend. ymin: the start of the accuracy axis of curves, in per cent. Raises
-    `ScenarioError` if a run does not exist, is damaged or lacks the data, this kind cannot show the metric or start at
-    ymin, or the file cannot be written.
+    variant in its sweep, or "", for the legend. Raises `ScenarioError` if a run does not exist, is damaged or lacks the
+    data, or this kind cannot show the metric.
     """
-    file = picture_file(output)
-    if ymin and kind not in CURVES:
-        raise ScenarioError(
-            f"--ymin: {ymin:g} given, but --kind {kind} has no curves; choose one of {', '.join(CURVES)}"
-        )
     accuracy = _drawable(metric, kind)
     if len(runs) > MOST_RUNS:
         raise ScenarioError(f"{len(runs)} runs given; at most {MOST_RUNS} fit into one figure")
     named = zip(runs, variants or [""] * len(runs), strict=True)
     plotted = [PlottedRun(find_run(str(run)), variant) for run, variant in named]
-    figure = KINDS[kind](dict(zip(labels(plotted), plotted, strict=True)), width, accuracy)
+    return KINDS[kind](dict(zip(labels(plotted), plotted, strict=True)), width, accuracy)
+
+
+def output_file(output: Path | str, kind: str, ymin: float) -> Path:
+    """Return the file of a figure: .png, .svg or .pdf. Raises `ScenarioError` if it cannot be written, or if ymin is
+    given for a kind without curves.
+    """
+    if ymin and kind not in CURVES:
+        raise ScenarioError(
+            f"--ymin: {ymin:g} given, but --kind {kind} has no curves; choose one of {', '.join(CURVES)}"
+        )
+    return picture_file(output)
+
+
+def save(figure: Figure, file: Path, ymin: float = 0.0) -> Path:
+    """Write a figure to a file of `output_file`, and return the file.
+
+    ymin: the start of the accuracy axis of curves, in per cent. Raises `ScenarioError` if it is above all accuracies,
+    or if the file cannot be written.
+    """
     if ymin:
         axes = figure.axes[0]
         best = max((float(np.nanmax(line.get_ydata(), initial=0.0)) for line in axes.lines), default=0.0)

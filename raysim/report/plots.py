@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,8 @@ LINES = {
 }
 """The curves of one run: metric -> name, colour, line width."""
 
+MOST_RUNS = 40
+"""The most runs or variants in one figure."""
 NUMBERED = 10
 """The most classes of a confusion matrix with a number in each cell."""
 NAMED = 20
@@ -57,6 +60,13 @@ BOXES_WIDE = 3
 """The boxes that fill a figure's width; fewer have the same width each."""
 SEPARATE_BARS = 60
 """The most clients with a bar each and a gap between bars."""
+
+
+def architecture_names(models: Iterable[str]) -> dict[str, str]:
+    """Architecture -> its name in figures: of a custom one, its class's name, unless two have the same."""
+    short = {model: model.rpartition(":")[2] for model in models}
+    times = Counter(short.values())
+    return {model: name if times[name] == 1 else model for model, name in short.items()}
 
 
 @dataclass(frozen=True)
@@ -173,6 +183,7 @@ def draw_clients(
     """
     figure, panels = make_figure(len(runs), 1, width, 1.35 * len(runs) + 0.75, sharey=True)
     places = {model: i for i, model in enumerate(dict.fromkeys(one[1] for run in runs.values() for one in run))}
+    called = architecture_names(places)
     for axes, (label, clients) in zip(panels, runs.items(), strict=True):
         mean = float(np.mean([value for _, _, value in clients]))
         for model, place in places.items():
@@ -182,10 +193,10 @@ def draw_clients(
                 continue
             if len(clients) <= SEPARATE_BARS:
                 k, value = zip(*here, strict=True)
-                axes.bar(k, value, 0.8, label=names.picture(model, 30), **look)
+                axes.bar(k, value, 0.8, label=names.picture(called[model], 30), **look)
             else:  # thousands of hatched bars would be black, and take minutes
                 lines = [[(k, 0.0), (k, value)] for k, value in here]
-                _thin_bars(axes, lines, look["facecolor"], names.picture(model, 30))
+                _thin_bars(axes, lines, look["facecolor"], names.picture(called[model], 30))
         axes.axhline(mean, color="black", linewidth=0.8, linestyle="--", label=None)
         axes.set_title(names.picture(label, longest_label(width)), loc="left")
         axes.set_xlim(clients[0][0] - 0.7, clients[-1][0] + 0.7)

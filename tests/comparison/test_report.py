@@ -123,3 +123,17 @@ def test_bad_outputs(page: Path, capfd: pytest.CaptureFixture[str], tmp_path: Pa
         main(["report", str(page.parents[1] / "first"), "-o", str(tmp_path / "file" / "r.html")])
     assert end.value.code == 1
     assert capfd.readouterr().err.startswith(f"raysim: -o: {tmp_path / 'file' / 'r.html'} cannot be written: ")
+
+
+def test_a_single_run_is_named_and_shows_its_partition(tmp_path: Path, undrawn: None) -> None:
+    run = make_run(tmp_path / "20261121-1", seed=3)
+    again = make_run(tmp_path / "both" / "20261121-2", seed=3)
+    for folder in (run, make_run(tmp_path / "both" / "20261121-3", "fd", seed=3), again):
+        (folder / "plots").mkdir()
+        (folder / "plots" / "partition.png").write_bytes(b"\x89PNG")
+    text = report(run, output=tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "<title>raysim: made, fedgh, seed 3 (20261121-1)</title>" in text
+    shown = '<img src="data:image/png;base64,iVBORw=='
+    assert text.count(shown) == 1
+    both = report(tmp_path / "both", output=tmp_path / "b.html").read_text(encoding="utf-8")
+    assert both.count(shown) == 1 and "<title>raysim: both</title>" in both  # both methods have the same partition

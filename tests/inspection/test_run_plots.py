@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from matplotlib.figure import Figure
 from raysim.common.errors import ScenarioError
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.inspection import run_plots
-from raysim.inspection.run_plots import KINDS, PlottedRun, labels, plot
+from raysim.inspection.run_plots import KINDS, PlottedRun, labels
 from raysim.runs.opened import OpenedRun
 from raysim.runs.run import Run
 from tests.choices import first
@@ -39,6 +40,10 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
     monkeypatch.setattr(run_plots, "save_picture", keep)
     return saved
+
+
+def plot(folders: Sequence[Path], kind: str, file: Path, metric: str = "accuracy/all") -> None:
+    run_plots.save(run_plots.draw(folders, kind, metric=metric), file)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,6 +74,30 @@ def test_what_is_drawn_is_what_was_measured(runs: Runs, tmp_path: Path, figures:
     names = [line.get_label() for line in figures[-1].axes[0].lines]
     assert names == ["all clients' own networks, ± one std", "worst tenth of them", "participants"]
     assert figures[-1].axes[0].get_ylabel() == "mean test accuracy"
+
+
+def test_a_study_has_a_band_per_variant_and_short_names_of_architectures(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], figures: list[Figure]
+) -> None:
+    for method, seed in product(("fedgh", "fd"), (1, 2, 3)):
+        folder = make_run(tmp_path / "study" / f"{method}{seed}", method, seed, accuracy=(0.1, seed / 10))
+    table = pq.read_table(folder / "clients.parquet").to_pandas()
+    table["model"] = table["model"].map({"a": "models/net.py:Net", "b": "cnn1"})
+    table.to_parquet(folder / "clients.parquet")
+    for kind in ("curves", "bytes", "boxes"):
+        code, _, error = run(capfd, "plot", str(tmp_path / "study"), "--kind", kind, "-o", str(tmp_path / "a.png"))
+        assert (code, error) == (0, "")
+        axes = figures[-1].axes[0]
+        if kind == "boxes":
+            assert [tick.get_text() for tick in axes.get_xticklabels()] == ["fd", "fedgh"]
+            assert axes.get_xlabel() == "each box: 2 clients × 3 seeds; dot: mean"
+        else:
+            assert {line.get_label(): line.get_ydata()[-1] for line in axes.lines} == pytest.approx(
+                {"fd": 0.2, "fedgh": 0.2}
+            )
+            assert len(axes.collections) == 2  # bands
+    plot([folder], "clients", tmp_path / "a.png")
+    assert figures[-1].axes[0].get_legend_handles_labels()[1] == ["Net", "cnn1"]
 
 
 def test_the_metric_is_drawn_and_named(tmp_path: Path, figures: list[Figure]) -> None:
@@ -300,15 +329,20 @@ def test_folders_of_a_sweep_stand_for_its_runs_with_its_names(
         assert (code, error) == (0, "")
         return {line.get_label(): line.get_ydata()[-1] for line in figures[-1].axes[0].lines}
 
-    assert drawn(sweep) == {"Ours seed=1": 0.9, "Ours seed=2": 0.2, "Theirs seed=1": 0.1, "Theirs seed=2": 0.2}
+    assert drawn(sweep) == pytest.approx({"Ours": 0.55, "Theirs": 0.15})  # means over seeds
+    one_by_one = [next(path for path in (sweep / f"Ours-{seed}-0a").iterdir()) for seed in (1, 2)]
+    assert drawn(*one_by_one).keys() == {"Ours seed=1", "Ours seed=2"}
     assert drawn(sweep / "Ours-2-0a", sweep / "Theirs-2-0a" / "20261121-1") == {"Ours": 0.2, "Theirs": 0.2}
     assert drawn(sweep / "Ours-2-0a", single) == {"Ours seed=2": 0.2, "Mine seed=1": 0.5}
     drawn(sweep / "Ours-2-0a")
     assert figures[-1].axes[0].lines[0].get_label() == "all clients' own networks, ± one std"
 
     monkeypatch.setattr(run_plots, "MOST_RUNS", 3)
-    code, _, error = run(capfd, "plot", str(sweep), "-o", str(tmp_path / "b.png"))
+    code, _, error = run(capfd, "plot", str(sweep), "--kind", "clients", "-o", str(tmp_path / "b.png"))
     assert (code, error) == (2, "raysim: 4 runs given; at most 3 fit into one figure\n")
+    monkeypatch.setattr("raysim.comparison.plotted.MOST_RUNS", 1)
+    code, _, error = run(capfd, "plot", str(sweep), "-o", str(tmp_path / "b.png"))
+    assert (code, error) == (2, "raysim: 2 variants given; at most 1 fit into one figure\n")
     make_run(tmp_path / "begun" / "a", done=0)
     code, _, error = run(capfd, "plot", str(tmp_path / "begun"), "-o", str(tmp_path / "b.png"))
     assert code == 2 and error.endswith("begun: no run has finished a round; give runs with results\n")
