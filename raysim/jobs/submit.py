@@ -104,7 +104,7 @@ def notes_on_data(scenarios: Iterable[ParsedScenario]) -> list[str]:
     """Return a note for each relative path of data, a partition, a trace or a run: the job runs in another folder."""
     given: dict[tuple[str, str], None] = {}
     for one in scenarios:
-        for key, paths in one.given_paths.items():
+        for key, paths in one.paths.items():
             given |= dict.fromkeys((key, path) for path in ([paths] if isinstance(paths, str) else paths))
     return [
         f"{key}: {path} is relative to ~/raysim on the head node; give an absolute path that is valid on every node"

@@ -70,9 +70,7 @@ class ParsedScenario:
     overrides: Mapping[str, Scalar]  # entries of `flat` that an override gave
     own: AnyAlgorithm | None = None  # see `with_algorithm`
     own_code: OwnCode = OwnCode()  # the user's own files that the scenario names
-    given_paths: Mapping[str, str | list[str]] = field(
-        default_factory=dict
-    )  # before they were made absolute, by dotted key
+    paths: Mapping[str, str | list[str]] = field(default_factory=dict)  # as given, by dotted key
     notes: tuple[str, ...] = ()  # about its paths
 
     def __repr__(self) -> str:
@@ -249,9 +247,9 @@ def parse_scenario(
     for override in overrides:
         _apply(raw, override.path, override.value, origin)
     _refuse_other_keys(raw, (), origin)
-    paths = Paths(origin, beside, beside if sweep is None else sweep)
-    given_paths = paths.make_absolute(raw)
-    own_code = paths.own_code(raw, known_code or OwnCode())
+    finder = Paths(origin, beside, beside if sweep is None else sweep)
+    paths = finder.make_absolute(raw)
+    own_code = finder.own_code(raw, known_code or OwnCode())
     trust(own_code)
     settings = validated(Settings, raw, origin, ())
     algorithm, fields = split_name(settings.algorithm, ("algorithm",), origin)
@@ -267,7 +265,7 @@ def parse_scenario(
     resolved = _plain(settings, origin)
     chosen = {"profile": profile} if declaration.profiles else {}
     resolved["algorithm"] = {"name": algorithm, **chosen, **_plain(algorithm_settings, origin)}
-    flat = {**dict(flatten(resolved)), **dict(flatten(given_paths))}
+    flat = {**dict(flatten(resolved)), **dict(flatten(paths))}
     keys = (key for one in overrides for key, _ in flatten(one.value, ".".join(one.path)))
     # A key is missing from `flat` if it belongs to a method whose name another override replaced.
     overridden = {key: flat[key] for key in keys if key in flat}
@@ -280,8 +278,8 @@ def parse_scenario(
         resolved,
         overridden,
         own_code=own_code,
-        given_paths=given_paths,
-        notes=tuple(paths.notes),
+        paths=paths,
+        notes=tuple(finder.notes),
     )
     if declaration.checks:
         _ = parsed.algorithm  # raises
