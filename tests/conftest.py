@@ -120,6 +120,7 @@ def plain_runs(patch: pytest.MonkeyPatch, store: str, recorded: bool = False) ->
     """From now on, runs draw no pictures, and MLflow's store is `store`; they are recorded in it only if asked for."""
     if not recorded:
         patch.setattr("raysim.tracking.mlflow.MlflowTracker.open", _no_mlflow)
+        patch.setattr("raysim.tracking.mlflow.MlflowTracker.ready", lambda tracker: True)
     patch.setattr("raysim.runs.execution.draw_heatmap", _no_picture)
     patch.setattr("raysim.runs.execution.plot_accuracy", _no_picture)
     patch.setenv("MLFLOW_TRACKING_URI", store)

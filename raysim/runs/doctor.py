@@ -29,7 +29,7 @@ from raysim.common.text import expanded
 from raysim.engine.resource_monitor import LOW_DISK, gib
 from raysim.report.units import plural
 from raysim.tracking.database import ask, in_words
-from raysim.tracking.store import check_uri, database_path, shown
+from raysim.tracking.store import check_uri, database_path, shown, sqlite_address
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -293,7 +293,7 @@ def trial() -> Finding:
             "backend=ray",
             "resources.actors=1",
             f"output={folder}",
-            f"tracking.uri=sqlite:///{folder}/mlflow.db",
+            f"tracking.uri={sqlite_address(Path(folder, 'mlflow.db'))}",
         ]
         try:
             run("quickstart", sets=sets, quiet=True)

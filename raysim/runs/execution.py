@@ -284,6 +284,7 @@ class Execution:
         self.facts["startup"] = startup.facts() if startup else None
         if self.resumed:
             self._resume(self.resumed, backend)
+        self.mlflow.ready()
 
     def _after_round(self, t: int) -> None:
         if t == 1:  # all clients were tested before it: 100 MB of rows for 100,000 clients

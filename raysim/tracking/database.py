@@ -14,7 +14,7 @@ from typing import Any
 from raysim.common.files import if_supported, lock, sync_folder
 from raysim.common.memory import without_collection
 from raysim.common.text import redacted
-from raysim.tracking.store import PASSWORD, USER, bypass_proxy, database_path, is_loopback
+from raysim.tracking.store import PASSWORD, USER, bypass_proxy, database_path, is_loopback, sqlite_address
 
 # Short words for errors that the library requests describes in several lines.
 _NO_ANSWER = {
@@ -80,7 +80,7 @@ def ensure_database(resolved: str) -> None:
         # Use a new name each time, because MLflow remembers the addresses at which it created a database.
         new = database.with_name(f".{database.name}.new-{secrets.token_hex(4)}")
         try:
-            _make(f"sqlite:///{new}")
+            _make(sqlite_address(new))
             new.replace(database)
             sync_folder(database.parent)
         finally:

@@ -1,9 +1,7 @@
 """The tracker that writes a run to MLflow, from a separate thread so that no round waits for it.
 
-The thread also imports MLflow and creates a new database (see `raysim.tracking.database`), which takes seconds, so the
-first round waits for neither. The import still needs a CPU and Python's global lock: the round at the same time, mostly
-the second, takes one to two seconds longer. With an import that started six seconds later, later rounds took as much
-longer.
+The thread also imports MLflow and creates a new database (see `raysim.tracking.database`), which takes seconds, while
+the actors start. The run waits for both before its first round, so that it does not train for a store that refuses it.
 """
 
 from __future__ import annotations
@@ -127,7 +125,6 @@ class MlflowTracker:
         self._summary: Mapping[str, object] = {}
         self._failure: BaseException | None = None
         self._opened = threading.Event()
-        self._go = threading.Event()
         self._began_ms = 0
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
@@ -144,11 +141,7 @@ class MlflowTracker:
             self._take(int(row["round"]), {name: value for name, value in row.items() if name != "round"})
 
     def open(self, card: RunCard) -> None:
-        """Record the start of the run and return at once. MLflow's run is created after round 1, or by `ready`.
-
-        Importing MLflow and creating a store takes seconds of CPU time that the actors need to start. Users do not look
-        at a run without rounds, and `check_uri` has already checked the store.
-        """
+        """Record the start of the run and return at once; `ready` waits until MLflow's run is created."""
         self._card, self._began_ms = card, time.time_ns() // 1_000_000
         self._thread.start()
 
@@ -158,7 +151,6 @@ class MlflowTracker:
         Raises:
             ScenarioError: the run could not be created.
         """
-        self._go.set()
         if not self._opened.wait(timeout_s):
             return False
         self._raise_failure()
@@ -167,8 +159,6 @@ class MlflowTracker:
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
         """Pass round `t` to the writer's thread. Raises `ScenarioError` if the run could not be created."""
         self._raise_failure()
-        if t > 0:
-            self._go.set()
         self._take(t, values)
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
@@ -183,7 +173,6 @@ class MlflowTracker:
         with self._wake:
             self._ending, self._summary = status, summary
             self._wake.notify()
-        self._go.set()
         # Opening, sending and ending each have the time limit `timeout_s`; uploads of files have none.
         self._thread.join()
         if self._failure is not None:
@@ -228,7 +217,6 @@ class MlflowTracker:
     # All methods below run in the writer's thread.
 
     def _work(self) -> None:
-        self._go.wait()
         try:
             problem = self._persist(self._start, self.timeout_s)
             if problem is not None:

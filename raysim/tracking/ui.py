@@ -31,7 +31,7 @@ def ui_command(resolved: str, database: Path, host: str, port: int) -> list[str]
     """
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", resolved]
     # Without this, the server would create a folder for artifacts in its working directory.
-    command += ["--artifacts-destination", str(database.parent / "mlartifacts")]
+    command += ["--artifacts-destination", (database.parent / "mlartifacts").as_uri()]
     # One worker starts faster and is enough for one user; a log line per request is not useful.
     command += ["--workers", "1", "--uvicorn-opts", "--log-level=warning"]
     return [*command, "--host", host, "--port", str(port)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raysim.common.errors import RunError
+from raysim.common.errors import RunError, ScenarioError
 from raysim.report.load import read_summary
 from raysim.runs.execution import Execution
 from raysim.runs.run import Run, run
@@ -150,6 +150,18 @@ def test_mlflow_that_is_locked_is_an_error_that_resume_mends(
             Run(folder).resume(quiet=True)
     assert read_summary(folder)["status"] == "closing"
     in_mlflow(Run(folder).resume(quiet=True), tracking_store)
+
+
+def test_a_store_that_refuses_the_run_costs_no_training(workplace: Path, tracking_store: str) -> None:
+    load_mlflow(tracking_store)
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_store)
+    client.delete_experiment(client.create_experiment("gone"))
+    told = MemoryTracker()
+    with pytest.raises(ScenarioError, match=r"was deleted in MLflow.*tracking\.experiment"):
+        run(loaded("tracking.experiment=gone"), quiet=True, trackers=[told])
+    assert told.status == "failed" and not told.rounds
 
 
 def test_plots_that_cannot_be_written_are_drawn_by_resume(

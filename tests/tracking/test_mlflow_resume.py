@@ -23,10 +23,12 @@ def client(store):
 def begin(store, tmp_path, make_card):
     """A tracker that has opened, for a run that has done `done` rounds; None: a new run."""
 
-    def begin(done=None, experiment="e", **changes):
+    def begin(done=None, experiment="e", breaking=None, **changes):
         tracker = MlflowTracker(store, experiment, {"paper": "FedGH"}, timeout_s=5.0)
         if done is not None:
             tracker.resume([{"round": t, **values(t)} for t in range(done + 1)])
+        if breaking is not None:
+            tracker.calls = before(tracker, *breaking)
         tracker.open(make_card(tmp_path, **changes))
         return tracker
 
@@ -169,12 +171,11 @@ def test_a_run_that_was_made_and_nothing_else(client, begin, make_card, tmp_path
 
 
 def test_a_run_of_which_only_some_parameters_arrived(client, begin, make_card, tmp_path):
-    killed = begin()
-    calls = before(killed, "log_batch", lambda n: RefusalError() if n == 2 else None)
+    killed = begin(breaking=("log_batch", lambda n: RefusalError() if n == 2 else None))
     with pytest.raises(ScenarioError, match="could not record the run"):
         killed.ready(30)
     killed.close("failed", {})
-    assert calls == [1, 2]
+    assert killed.calls == [1, 2]
     (run,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
     assert len(run.data.params) == 100
     tracker = begin(-1)
@@ -214,11 +215,11 @@ def test_a_server_that_fails_once_while_the_run_is_looked_for(client, begin, cal
     tell(killed, 0, 2)
     kill(killed)
     client.set_tag(killed.run_id, "raysim.resumed", "4")
-    tracker = begin(3, parameters={"b": 1})
-    calls = before(tracker, call, lambda n: ConnectionError("connection refused") if n == 1 else None)
+    breaking = (call, lambda n: ConnectionError("connection refused") if n == 1 else None)
+    tracker = begin(3, parameters={"b": 1}, breaking=breaking)
     tell(tracker, 4, LAST)
     end(tracker)
-    assert len(calls) > 1
+    assert len(tracker.calls) > 1
     run = the_run(client)
     assert run.data.params == {"a": "1", "b": "1"} and run.data.tags["raysim.resumed"] == "5"
 
