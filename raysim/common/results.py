@@ -219,6 +219,8 @@ class Summary(TypedDict, total=False):
     """digest of the public data, if it comes from another data set"""
     partition_digest: str
     """digest of the positions of every client's samples"""
+    inputs: Mapping[str, str]
+    """path -> SHA-256 of `inputs` of the scenario, of the file of a partition, and of a trace"""
     versions: Mapping[str, Any]
     """versions of raysim, Python, torch and NumPy; "processor": type of the machine's processor"""
     code: Mapping[str, Any]

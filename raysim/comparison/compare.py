@@ -120,7 +120,7 @@ class Comparison:
 
     def pairs(self, variant: str) -> list[tuple[int, str]]:
         """The distinct (seed, partition digest) pairs of a variant's runs."""
-        return list(dict.fromkeys(run.pair for run in self._variant(variant).runs))
+        return list(self._variant(variant).counted)
 
     def published(self, variant: str) -> Mapping[str, Published]:
         """Measure -> the value that a paper printed for a variant."""

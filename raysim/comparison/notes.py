@@ -87,7 +87,8 @@ def notes_on(variants: Sequence[Variant], spread: Spread) -> list[str]:
         *_missing_seeds(variants),
         *_few_seeds(variants, spread),
         *_unequal_environments(runs),
-        *_unpaired(runs),
+        *_unequal_files(variants),
+        *_unpaired([run for variant in variants for run in variant.counted.values()]),
     ]
 
 
@@ -131,10 +132,13 @@ def _on_runs(variant: Variant) -> list[str]:
     if changed := _unequal_code(list(variant.counted.values())):
         notes.append(f"{variant.name}: its runs used different code ({', '.join(changed)}); run the older runs again")
     for pair, counted in sorted(variant.counted.items()):
-        same = [run for run in variant.runs if run.pair == pair]
+        same = [
+            run for run in variant.runs if run.pair == pair or (run.cell and run.cell_folder == counted.cell_folder)
+        ]
         which = "last finished" if counted.is_finished else "last"
         if len(same) > 1:
-            notes.append(f"{variant.name}, seed {counted.seed}: {len(same)} runs; only the {which} run counts")
+            others = "" if all(run.pair == pair for run in same) else ", because the others have other data"
+            notes.append(f"{variant.name}, seed {counted.seed}: {len(same)} runs; only the {which} run counts{others}")
     for seed, number in sorted(Counter(seed for seed, _ in variant.counted).items()):
         if number > 1:
             different = "with different data or partitions; all of them count"
@@ -184,6 +188,25 @@ def _unequal_environments(runs: Sequence[RunRecord]) -> list[str]:
         if len(values) > 1:
             notes.append(f"runs in unequal environments: {name} is {' or '.join(sorted(values))}")
     return notes
+
+
+def _unequal_files(variants: Sequence[Variant]) -> list[str]:
+    """A sentence for each data set, and each other file, that was changed between the runs that count."""
+    read: dict[tuple[str, str], dict[str, list[str]]] = {}  # (data set or file, settings of data) -> digest -> variants
+    for variant in variants:
+        for run in variant.counted.values():
+            task = sorted((key, value) for key, value in run.keys.items() if key.startswith("data."))
+            dataset = run.summary.get("dataset", {})
+            digests = {(str(dataset.get("name")), repr(task)): str(dataset.get("digest"))}
+            digests |= {(path, ""): digest for path, digest in run.summary.get("inputs", {}).items()}
+            for what, digest in digests.items():
+                read.setdefault(what, {}).setdefault(digest, []).append(variant.name)
+    return [
+        f"unequal data: {what} changed between runs, so their results cannot be compared: "
+        + " or ".join(f"{digest[:8]} ({', '.join(dict.fromkeys(names))})" for digest, names in by_digest.items())
+        for (what, _), by_digest in read.items()
+        if len(by_digest) > 1
+    ]
 
 
 def _unpaired(runs: Sequence[RunRecord]) -> list[str]:

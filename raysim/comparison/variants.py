@@ -60,8 +60,13 @@ class Variant:
 
     @property
     def counted(self) -> Mapping[Any, RunRecord]:
-        """(seed, digests of data and partition) -> the run that is compared: the last finished one, or the last one."""
-        return {run.pair: run for run in sorted(self.runs, key=lambda run: run.is_finished)}
+        """(seed, digests of data and partition) -> the run that is compared: the last finished one, or the last one.
+
+        The runs of one cell of a sweep may have different data, if the data was changed; only one of them counts.
+        """
+        runs = sorted(self.runs, key=lambda run: run.is_finished)
+        of_cell = {run.cell_folder: run for run in runs if run.cell}
+        return {run.pair: run for run in runs if of_cell.get(run.cell_folder, run) is run}
 
     @property
     def algorithm(self) -> str:

@@ -29,10 +29,10 @@ def cache_key(name: str, source: Source, settings: Files | None = None) -> str:
     return f"{name}-{sha.hexdigest()[:16]}"
 
 
-def load(key: str, verify: bool = True) -> Decoded | None:
+def load(key: str, verify: bool = True) -> tuple[Decoded, str] | None:
     """Load what `save` wrote, with the samples as a read-only map of the file; None if it is missing or damaged.
 
-    verify: whether to compare the digest, which requires reading all samples.
+    Returns the data and its digest. verify: whether to compare the digest, which requires reading all samples.
     """
     base = cache_root() / "decoded" / key
     try:
@@ -43,7 +43,7 @@ def load(key: str, verify: bool = True) -> Decoded | None:
         numbers = {name: int(kept[name]) for name in ("num_train", "vocabulary")}
         raw_M = np.asarray(np.load(base.with_suffix(".npy"), mmap_mode="r", allow_pickle=False))
         decoded = Decoded(raw_M, **{**kept, **names, **numbers})
-        return decoded if not verify or digest_of(decoded) == digest else None
+        return (decoded, digest) if not verify or digest_of(decoded) == digest else None
     except Exception:  # whatever the damage is, the caller decodes the data again
         return None
 

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -45,6 +45,8 @@ class Dataset:
     decoded: sources.Decoded
     source: str
     """Origin of the data, in words."""
+    digest: str
+    """The SHA-256, in hex, of samples, labels and any ids, their order, and the start of the test part."""
 
     @property
     def name(self) -> str:
@@ -78,11 +80,6 @@ class Dataset:
     def num_classes(self) -> int:
         """The number of classes, including those that no label has."""
         return len(self.class_names)
-
-    @cached_property
-    def digest(self) -> str:
-        """The SHA-256, in hex, of samples, labels and any ids, their order, and the start of the test part."""
-        return cache.digest_of(self.decoded)
 
 
 def load_dataset(
@@ -153,9 +150,21 @@ def _of_function(load: Callable[[], Any], name: str, files: Files) -> Dataset:
     return _read_only(completed(of_files(name), decoded), decoded, name)
 
 
-def forget_functions() -> None:
-    """Call the user's own function again when its samples are needed next: files that it reads may have changed."""
+@lru_cache(maxsize=1000)
+def present_digest(name: str, root: str | None, format: Format, files: Files | None) -> str:
+    """Return the digest of a data set as its files are now, without reading samples that are cached on disk.
+
+    Raises ScenarioError if it cannot be read.
+    """
+    if name not in DATASETS and (reference := named("datasets", name)) is not None:
+        return _of_function.__wrapped__(reference.get(), reference.name, files or Files(())).digest
+    return load_dataset(name, root, format, download=False, files=files, verify=False).digest
+
+
+def forget() -> None:
+    """Call the user's own function again, and look at files again, when they are needed next: they may have changed."""
     _of_function.cache_clear()
+    present_digest.cache_clear()
 
 
 def missing(name: str, root: str | None = None, format: Format = "auto") -> bool:
@@ -182,13 +191,14 @@ def _download_folder() -> Path:
 
 def _load(spec: DatasetSpec, source: sources.Source, files: Files | None = None, verify: bool = True) -> Dataset:
     key = cache.cache_key(spec.name, source, files)
-    decoded = cache.load(key, verify)
-    if decoded is None:
+    cached = cache.load(key, verify)
+    if cached is None:
         decoded = _decode(spec, source, files)
         cache.save(key, decoded)
         # Continue with the copy on disk, if there is one: the system can reclaim the memory of a mapped file.
-        decoded = cache.load(key) or decoded
-    return _read_only(spec if spec.train_size else completed(spec, decoded), decoded, str(source))
+        cached = cache.load(key) or (decoded, cache.digest_of(decoded))
+    decoded, digest = cached
+    return _read_only(spec if spec.train_size else completed(spec, decoded), decoded, str(source), digest)
 
 
 def _decode(spec: DatasetSpec, source: sources.Source, files: Files | None) -> sources.Decoded:
@@ -200,10 +210,10 @@ def _decode(spec: DatasetSpec, source: sources.Source, files: Files | None) -> s
     return with_statistics(read[spec.name](source, files))
 
 
-def _read_only(spec: DatasetSpec, decoded: sources.Decoded, source: str) -> Dataset:
+def _read_only(spec: DatasetSpec, decoded: sources.Decoded, source: str, digest: str = "") -> Dataset:
     decoded.raw_M.setflags(write=False)
     decoded.label_M.setflags(write=False)
-    return Dataset(spec, decoded, source)
+    return Dataset(spec, decoded, source, digest or cache.digest_of(decoded))
 
 
 def _digits(spec: DatasetSpec) -> Dataset:

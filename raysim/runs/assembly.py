@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from raysim.engine.spec import RunSpec
 from raysim.models import MODELS
 from raysim.runs.signals import sigterm_kept
 from raysim.scenario.deciding import DECIDING
+from raysim.scenario.inputs import input_digests
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.trackers import check_packages
@@ -61,6 +63,7 @@ class Assembly:
     dataset: DatasetSpec  # as networks read it, with the mean and deviation of training samples
     public: Public | None = None
     initial: Initial | None = None  # see `init` of the scenario
+    inputs: Mapping[str, str] = field(default_factory=dict)  # see `input_digests`
     notes: tuple[str, ...] = ()  # warnings about the partition and the initial state
 
     @property
@@ -171,7 +174,8 @@ def assemble(scenario: Scenario, machine: ClusterResources | None = None, *, rou
     partition = _partition(scenario, data, public)
     notes = (*data.decoded.notes, *partition.notes, *absent_classes(partition, data), *reused_samples(partition))
     dataset = normalised_by(scenario.dataset, data.raw_M, np.unique(partition.train.index))
-    assembly = Assembly(scenario, plan, data, partition, dataset, public, notes=notes)
+    inputs = input_digests(scenario)
+    assembly = Assembly(scenario, plan, data, partition, dataset, public, inputs=inputs, notes=notes)
     if rounds_left and scenario.resolved["clients"]["selection"]["name"] not in SELECTIONS:
         _try_selection(assembly)
     if rounds_left:

@@ -38,6 +38,7 @@ class Identity:
     code_changes: Sequence[Mapping[str, Any]] = ()  # for each --code-changed: last round before, changed files
     overrides: Mapping[str, Scalar] = field(default_factory=dict)  # dotted keys and values of all `--set` so far
     init: Mapping[str, str | None] | None = None  # the run that it began with, as in the scenario, with its digest
+    inputs: Mapping[str, str] | None = None  # see `input_digests`; None: an earlier raysim did not record them
 
     @classmethod
     def of(cls, folder: Path) -> Identity:
@@ -74,8 +75,8 @@ class Identity:
         """Return the text of `run.json`."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
-    def refuse_other_data(self, folder: Path, dataset: str, partition: str) -> None:
-        """Raise `ScenarioError` if the samples or their partition are not those of the run."""
+    def refuse_other_data(self, folder: Path, dataset: str, partition: str, inputs: Mapping[str, str]) -> None:
+        """Raise `ScenarioError` if the samples, their partition or other input files are not those of the run."""
         for what, had, has in (
             ("data set", self.dataset_digest, dataset),
             ("partition", self.partition_digest, partition),
@@ -84,8 +85,15 @@ class Identity:
                 raise ScenarioError(
                     f"{folder}: the {what} of this run had the digest {had[:12]}, but now it has {has[:12]}; "
                     "resuming or inspecting a run requires its original data; to train on other data, start a new run "
-                    "(a sweep starts it if you delete this folder)"
+                    "(a sweep starts it by itself)"
                 )
+        had_files = [*(inputs if self.inputs is None else self.inputs).values()]  # the files may have been moved
+        if had_files != [*inputs.values()]:
+            others = ", ".join(path for path, digest in inputs.items() if digest not in had_files)
+            raise ScenarioError(
+                f"{folder}: {others or 'the list `inputs`'} has changed since this run began; resuming or inspecting "
+                "a run requires its original files; to use other files, start a new run (a sweep starts it by itself)"
+            )
 
     def refuse_other_code(self, folder: Path, now: Code, *, inspecting: bool = False) -> None:
         """Raise `ScenarioError` if the code of the method, or of raysim, has changed.

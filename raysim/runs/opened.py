@@ -70,7 +70,7 @@ class OpenedRun:
         scenario = Scenario.of(run_scenario(folder, ["backend=in_process", "tracking.also=[]"]))
         identity = Identity.of(folder)
         assembly = replace(assemble(scenario, rounds_left=False), initial=initial_of(folder, scenario))
-        identity.refuse_other_data(folder, assembly.digest, assembly.partition.digest)
+        identity.refuse_other_data(folder, assembly.digest, assembly.partition.digest, assembly.inputs)
         return cls(folder, assembly, checkpoints_of(folder))
 
     @cached_property

@@ -156,7 +156,12 @@ def _free(key: str, before: ParsedScenario, now: Scenario) -> bool:
         return has is None or (had is not None and has.relaxes(had))
     if key in ("init.run", "init.digest") and before.init and now.init:  # the run folder has the state
         return now.init.digest in (None, before.init.digest)
-    if key in ("data.path", "data.partition.path", "system.trace"):  # a file may be moved; its digest is compared
+    if key in (
+        "data.path",
+        "data.partition.path",
+        "system.trace",
+        "inputs",
+    ):  # a file may be moved; its digest is compared
         return True
     return not decides(key)
 

@@ -75,6 +75,7 @@ def _begin(scenario: Scenario, options: Options) -> Path:
         Code.of(scenario.algorithm, scenario.own_code),
         overrides=scenario.overrides,
         init=None if scenario.init is None else scenario.init.model_dump(mode="json"),
+        inputs=assembly.inputs,
     )
     run_folder = RunFolder.create(scenario.settings.results_folder(), run_id)
     _execution(assembly, identity, run_folder, options).run()
@@ -125,7 +126,7 @@ def _resume(folder: Path, scenario: Scenario, options: Options, code_changed: bo
         identity = replace(identity, tracking=check_uri(scenario.tracking.uri))
     options = _with_trackers(options, scenario)
     assembly = replace(assemble(scenario, rounds_left=not closing), initial=initial_of(folder, before))
-    identity.refuse_other_data(folder, assembly.digest, assembly.partition.digest)
+    identity.refuse_other_data(folder, assembly.digest, assembly.partition.digest, assembly.inputs)
     run_folder = RunFolder.reopen(folder)
     if closing:
         _execution(assembly, identity, run_folder, replace(options, stop=Stop())).complete(summary)
@@ -217,6 +218,7 @@ def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:
             "dataset": {"name": data.name, "source": data.source, "digest": data.digest},
             **({"public_digest": public} if public else {}),  # of another data set
             "partition_digest": assembly.partition.digest,
+            "inputs": assembly.inputs,
             "versions": versions(),
             "code": identity.code_facts(),
             "folder": str(folder),

@@ -18,7 +18,7 @@ from raysim.plugins.reading import read_own_code
 from raysim.plugins.references import Reference
 from raysim.scenario.origin import Key, Origin
 
-READ = ("data.path", "data.root", "data.partition.path", "system.trace", "init.run")
+READ = ("data.path", "data.root", "data.partition.path", "system.trace", "inputs", "init.run")
 """Keys with paths that a run reads."""
 
 WRITTEN = ("output", "tracking.uri", "checkpoint.folder")

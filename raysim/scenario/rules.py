@@ -14,6 +14,7 @@ from raysim.common.text import expanded, holds_secret
 from raysim.engine.checkpoint.storage import is_process_memory
 from raysim.plugins.calling import where
 from raysim.scenario.deciding import DECIDING, missing_setting
+from raysim.scenario.inputs import input_digests
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.trackers import check_trackers
 from raysim.tracking.store import PASSWORD, USER
@@ -213,7 +214,8 @@ def ask_algorithm(scenario: Scenario) -> None:
 
 BEFORE: Sequence[Callable[[ParsedScenario], None]] = (refuse_secrets, refuse_unusable_folders)
 
-AFTER: Sequence[Callable[[Scenario], None]] = (
+AFTER: Sequence[Callable[[Scenario], object]] = (
+    input_digests,
     refuse_augmentation,
     refuse_global_test,
     refuse_unusable_intervals,

@@ -212,10 +212,10 @@ class Scenario(ParsedScenario):
 
 
 def forget_data() -> None:
-    """Call a user's own data function again for the next scenario: files that it reads may have changed."""
-    from raysim.data.datasets import forget_functions
+    """Look at data again for the next scenario, and call a user's own function again: files may have changed."""
+    from raysim.data.datasets import forget
 
-    forget_functions()
+    forget()
 
 
 def _local(training: Training) -> LocalTraining:

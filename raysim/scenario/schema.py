@@ -456,6 +456,10 @@ class Settings(Section):
     """The clients' devices and connections, for virtual time; `null`: no virtual time. See `raysim describe system`."""
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
+    inputs: list[str] | None = None
+    """Files that your own code reads, such as pretrained weights, or folders of them. Their SHA-256 digests count like
+    that of the data: a run records them and is resumed only with the same content, and a sweep runs a cell again after
+    a change. `null`: none."""
     init: Init | None = None
     """Another run, with whose state this one begins; `null`: new weights. See `raysim describe init`."""
     stop: EarlyStop | None = None

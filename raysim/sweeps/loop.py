@@ -21,7 +21,9 @@ from raysim.comparison.pictures import draw
 from raysim.comparison.sweep_card import SWEEP_CARD, SWEEP_LOCK
 from raysim.comparison.tables import write_tables
 from raysim.engine.stop import Stop
+from raysim.report.units import plural
 from raysim.runs.signals import interruptible
+from raysim.scenario.scenario import forget_data
 from raysim.scenario.trackers import check_packages
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.copies import download, upload
@@ -92,6 +94,7 @@ def run_sweep(
         ComparisonError: only the comparison of the cells is missing.
     """
     chosen = {cell.name for cell in chosen_cells(sweep, only)}
+    forget_data()
     uri = check_uri(sweep.cells[0].scenario.tracking.uri)
     for note in dict.fromkeys(note for cell in sweep.cells for note in cell.scenario.notes):
         logger.info(note)
@@ -117,6 +120,9 @@ def run_sweep(
         with ParentRun(uri, sweep.name, sweep.output) as parent:
             _run_cells(left, states, sweep, parent, workers, show)
             workers.close()
+            forget_data()  # files may have changed while the cells ran: two data sets must not be in one table
+            now = states_of(sweep)
+            states |= {one.cell.name: one for one in now if "done" in (one.state, states[one.cell.name].state)}
             try:
                 _compare(sweep, list(states.values()), parent)
             except RaysimError as error:
@@ -235,6 +241,9 @@ def _run_cells(
     show: Callable[[SweepProgress], None],
 ) -> None:
     """Run the cells in `left`, and update `states`. Raises `KeyboardInterrupt` after Ctrl-C."""
+    again = Counter(one.reason for one in left if one.state == "waiting" and one.reason)
+    for why, count in again.items():
+        logger.warning(f"{plural(count, 'cell')} to run again: {why}")
     large: list[CellState] = []
     small: list[CellState] = []
     for one in left:

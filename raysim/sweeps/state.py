@@ -11,8 +11,9 @@ from typing import Literal, get_args
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import is_locked, refuse_special, write_bytes
-from raysim.common.results import LOCK
+from raysim.common.results import LOCK, Summary
 from raysim.report.load import read_summary, rounds_done
+from raysim.scenario.inputs import data_digests, input_digests
 from raysim.sweeps.cells import Cell, Sweep
 
 State = Literal["done", "running", "closing", "interrupted", "failed", "waiting"]
@@ -63,6 +64,19 @@ def state_of(cell: Cell, sweep: Sweep) -> CellState:
     return CellState(cell, "failed", reason=reason)
 
 
+def _changed(cell: Cell, summary: Summary) -> str:
+    """Name the files that have changed since a run; empty if none has, or it is not known."""
+    had = summary.get("dataset", {}).get("digest"), summary.get("public_digest")
+    if had[0] is not None and data_digests(cell.scenario) not in (None, had):
+        return "the data"
+    try:
+        inputs = input_digests(cell.scenario)
+    except ScenarioError:  # a file is missing here
+        return ""
+    digests = [*summary.get("inputs", inputs).values()]
+    return ", ".join(path for path, digest in inputs.items() if digest not in digests)
+
+
 def _of_run(cell: Cell, run: Path) -> CellState:
     try:
         summary = read_summary(run)
@@ -71,6 +85,9 @@ def _of_run(cell: Cell, run: Path) -> CellState:
             summary = read_summary(run)  # the run may have ended between the two checks
     except ScenarioError as error:
         return CellState(cell, "failed", run, reason=str(error))
+    if summary.get("status") != "running" and not is_closing and (changed := _changed(cell, summary)):
+        reason = f"{changed} changed after the last run, which is kept but no longer counts"
+        return CellState(cell, "waiting", reason=reason)
     states: dict[object, State] = {"finished": "done", "running": "running", "failed": "failed"}
     rounds = rounds_done(run, summary)
     state = states.get(summary.get("status"), "interrupted")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import suggest
 from raysim.runs.run import Run
+from raysim.scenario.scenario import forget_data
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.state import counts, states_of
+from raysim.sweeps.state import CellState, counts, states_of
 from raysim.sweeps.tuning import with_choices
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Study:
         columns = ["name", "label", "seed", "state", "rounds", "folder", "reason"]
         rows = [
             (s.cell.name, s.cell.label, s.cell.scenario.seed, s.state, s.rounds, s.folder, s.reason)
-            for s in states_of(with_choices(self._sweep))
+            for s in self._states()
         ]
         return pd.DataFrame(rows, columns=columns)
 
@@ -104,6 +105,7 @@ class Study:
         import pandas as pd
 
         columns = ["method", "trial", "state", "rounds", "score", "chosen"]
+        forget_data()
         standings = self._sweep.tuning.standings() if self._sweep.tuning is not None else []
         rows = [
             {
@@ -126,9 +128,13 @@ class Study:
 
         An unknown name raises `ScenarioError` with the names that exist.
         """
-        states = states_of(with_choices(self._sweep))
+        states = self._states()
         begun = {s.cell.name: Run(s.folder) for s in states if s.folder is not None}
         return Runs(begun, [s.cell.name for s in states if s.folder is None])
+
+    def _states(self) -> list[CellState]:
+        forget_data()
+        return states_of(with_choices(self._sweep))
 
     def run(
         self,
