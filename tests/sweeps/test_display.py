@@ -225,7 +225,7 @@ def test_a_cell_that_writes_its_results_is_closing(tmp_path: Path) -> None:
     (cell,) = sweep.cells
     folder = make_run(sweep.output / cell.folder_name / "run", accuracy=[0.1, 0.2, 0.3])
     summary = folder / "summary.json"
-    summary.write_text(json.dumps({**json.loads(summary.read_text()), "status": "closing"}))
+    summary.write_text(json.dumps({**json.loads(summary.read_text()), "status": "closing", "dataset": {}}))
     assert states_of(sweep)[0].state == "interrupted"  # no process holds the lock
     (folder / "logs").mkdir()
     handle = hold(folder / "logs" / ".lock")
