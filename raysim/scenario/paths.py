@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import expanded
@@ -17,6 +18,7 @@ from raysim.plugins.own_code import CODE, JOB_CODE, OwnCode
 from raysim.plugins.reading import read_own_code
 from raysim.plugins.references import Reference
 from raysim.scenario.origin import Key, Origin
+from raysim.tracking.store import sqlite_address
 
 READ = ("data.path", "data.root", "data.partition.path", "system.trace", "inputs", "init.run")
 """Keys with paths that a run reads."""
@@ -67,8 +69,8 @@ class Paths:
         prefix = _DATABASE if key == ("tracking", "uri") else ""
         if not isinstance(given, str) or not given.startswith(prefix):
             return given
-        text = given.removeprefix(prefix)
-        path = expanded(text)
+        text, mark, query = given.removeprefix(prefix).partition("?") if prefix else (given, "", "")
+        path = expanded(unquote(text) if prefix else text)
         if not text or "://" in text or str(path).startswith("~"):
             return given
         place, here = ((folder / path).absolute() for folder in (self.base(key), Path()))
@@ -77,7 +79,8 @@ class Paths:
             place = here
         if key == ("init", "run") and not os.path.lexists(place):
             return given
-        return f"{prefix}{place.resolve() if '..' in place.parts else place}"
+        place = place.resolve() if ".." in place.parts else place
+        return f"{sqlite_address(place)}{mark}{query}" if prefix else str(place)
 
     def _note(self, key: Key, given: str, found: Path, prefix: str = "") -> None:
         """Note a path in a file that only the current folder contains, as older versions of raysim allowed."""
