@@ -450,24 +450,6 @@ def doctor(no_run: bool, as_json: bool) -> None:
     sys.exit(1 if any(finding.verdict == "problem" for finding in found) else 0)
 
 
-@cli.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print a shell's completion script.
-
-    \b
-    For bash, put this into ~/.bashrc; for zsh, into ~/.zshrc, with `zsh` in place of `bash`:
-        eval "$(raysim completion bash)"
-    For fish, run once:
-        raysim completion fish > ~/.config/fish/completions/raysim.fish
-    """
-    from click.shell_completion import get_completion_class
-
-    found = get_completion_class(shell)
-    assert found is not None
-    echo(found(cli, {}, "raysim", "_RAYSIM_COMPLETE").source())
-
-
 def _close(summary: Summary) -> None:
     """Print the closing table of a finished run, and the address or command to see it in the browser."""
     from raysim.report.table import print_closing_table

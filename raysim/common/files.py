@@ -7,15 +7,12 @@ import errno
 import os
 import re
 import socket
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import IO
-
-from raysim.common.errors import ScenarioError
 
 fcntl: ModuleType | None
 try:
@@ -56,6 +53,10 @@ def replacing(path: Path, fsync: bool = True) -> Iterator[IO[bytes]]:
 
 def replace(path: Path, write: Callable[[IO[bytes]], object], fsync: bool = True) -> None:
     """Replace `path` atomically by the output of `write`."""
+    if path.exists() and not path.is_file():  # a device such as /dev/null: a rename would destroy it
+        with path.open("wb") as device:
+            write(device)
+        return
     with replacing(path, fsync) as file:
         write(file)
     file.close()
@@ -64,22 +65,6 @@ def replace(path: Path, write: Callable[[IO[bytes]], object], fsync: bool = True
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace `path` atomically by this content."""
     replace(path, lambda file: file.write(content))
-
-
-def refuse_special(path: Path, key: str = "", origin: str = "") -> None:
-    """Raise `ScenarioError` if `path` is a pipe, a socket or a device: reading one may never end.
-
-    Every reader of a file that a user names, or that lies in a folder that a user names, calls this before it opens
-    the file. Folders and missing files pass; each reader reports a missing file in its own words.
-    """
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError):
-        return
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        return
-    kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
-    raise ScenarioError(f"{path} is {kind}, not a regular file; give a regular file", key=key, origin=origin)
 
 
 def reason(error: OSError) -> str:
@@ -162,12 +147,11 @@ def lock(handle: int, shared: bool = False, wait: bool = False) -> None:
 def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock of the file `path`; False if there is no such file or no locks."""
     try:
-        refuse_special(path)
         with path.open("rb") as file:
             lock(file.fileno(), shared=True)
     except BlockingIOError:
         return True
-    except (OSError, ScenarioError):
+    except OSError:
         return False
     return False
 

@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import refuse_special
 from raysim.comparison.measures import ACCURACIES
 
 MIB_IN = {"_KB": 1 / 1024, "_MB": 1.0, "_GB": 1024.0}
@@ -52,7 +51,6 @@ def read_rows(path: Path, origin: str) -> list[Row]:
 
     Raises `ScenarioError` if it is not such a file; the error names `origin`, the file that refers to it.
     """
-    refuse_special(path, "published.file", origin)
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from raysim.common import names
 from raysim.common.errors import ScenarioError
-from raysim.common.files import refuse_special, write_bytes
+from raysim.common.files import write_bytes
 from raysim.common.text import printable
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.main_measure import ORIGINS, in_words
@@ -171,7 +171,6 @@ def report(
         OSError: the file cannot be written.
     """
     path = Path(output)
-    refuse_special(path)
     parts: list[Part] = []
     for source in sources:
         part = _part(Path(source), baseline, select, metric)
@@ -208,7 +207,6 @@ def _part(source: Path, baseline: str | None, select: str, metric: str | None) -
 def _about(runs: Sequence[RunRecord]) -> str:
     """The comment at the top of the sweep file or, without a sweep, of the first run's scenario; may be empty."""
     scenario = runs[0].folder / "scenario.yaml"
-    refuse_special(scenario)
     try:
         return runs[0].sweep.about if runs[0].sweep else opening_comment(read_text(scenario))
     except ScenarioError:

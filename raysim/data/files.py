@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import refuse_special
 from raysim.common.text import expanded, quoted
 from raysim.data.sources import IMAGE_SUFFIXES, Source, refuse_missing_shards
 from raysim.data.specs import Files
@@ -53,7 +52,6 @@ def place_of(path: str, key: str) -> Path:
 
 def _listed(kind: str, path: str) -> tuple[Path, ...]:
     place, suffixes = place_of(path, "data.path"), SUFFIXES[kind]
-    refuse_special(place, "data.path")
     what = f"{'/'.join(sorted(suffixes))} file"
     if place.is_file() and kind != "images":
         if place.suffix.lower() not in suffixes:
@@ -78,7 +76,6 @@ def _listed(kind: str, path: str) -> tuple[Path, ...]:
 def _is_regular(path: Path) -> bool:
     if path.is_file():
         return True
-    refuse_special(path, "data.path")
     if path.is_symlink() and not path.exists():
         raise ScenarioError(
             f"{path} is a link to a missing file; restore the file, or remove the link", key="data.path"

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import reason, refuse_special
+from raysim.common.files import reason
 from raysim.data.specs import DatasetSpec
 
 _NAMES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
@@ -91,7 +91,6 @@ def _read(path: Path, spec: DatasetSpec, most: int, shape: tuple[int, ...]) -> N
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    refuse_special(path)
     try:
         with path.open("rb") as raw:
             if path.suffix != ".gz":

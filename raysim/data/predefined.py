@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import refuse_special
 from raysim.common.text import few
 from raysim.data import partition_counts as counts
 from raysim.data.partition_counts import Ints
@@ -120,7 +119,6 @@ def _columns(
 
     wanted = {"client": pa.int64(), "part": pa.string(), "sample": pa.int64()}
     file = place_of(path, "data.partition.path")
-    refuse_special(file, "data.partition.path")
     try:
         with pq.ParquetFile(file) as whole:
             schema, num_rows = whole.schema_arrow, whole.metadata.num_rows

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import refuse_special
 from raysim.common.memory import available_memory
 from raysim.common.text import few
 from raysim.data.idx import find_idx, read_images, read_labels
@@ -379,7 +378,6 @@ def _read_folder(spec: DatasetSpec, source: Source) -> Decoded:
 @contextmanager
 def one_sentence(path: Path) -> Iterator[None]:
     """Turn any exception of a reader into a ScenarioError that names the file."""
-    refuse_special(path)
     try:
         yield
     except ScenarioError:

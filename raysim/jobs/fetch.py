@@ -25,7 +25,6 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.common.files import refuse_special
 from raysim.common.text import is_name, one_line
 from raysim.jobs import archive
 from raysim.jobs.cluster import Cluster
@@ -125,7 +124,6 @@ def _check_target(target: Path, log: JobLog) -> None:
 def _sweep_folder(folder: Path) -> str | None:
     """The folder on the cluster from which a sweep was downloaded to `folder`; None if it was not downloaded."""
     try:
-        refuse_special(folder / FETCHED)
         return (folder / FETCHED).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
@@ -134,7 +132,6 @@ def _sweep_folder(folder: Path) -> str | None:
 def _run_id(folder: Path) -> str | None:
     """The id of the run in a folder; None if there is no run, or it cannot be read."""
     try:
-        refuse_special(folder / "summary.json")
         return str(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["run_id"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -10,7 +10,6 @@ from importlib.util import resolve_name
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import refuse_special
 from raysim.common.modules import imports_of
 from raysim.plugins.calling import where
 from raysim.plugins.own_code import CODE, JOB_CODE, OwnCode, SourceFile
@@ -61,7 +60,6 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
         if relative in seen:
             continue
         seen.add(relative)
-        refuse_special(path)
         try:
             if path.stat().st_size > _LONGEST:
                 raise ScenarioError(f"{path}: is larger than {_LONGEST} bytes; move data to separate files")

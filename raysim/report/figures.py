@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import reason, refuse_special, replace
+from raysim.common.files import reason, replace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,7 +119,6 @@ def picture_file(path: Path | str) -> Path:
         raise ScenarioError(f"-o: {path} given; give a file that ends in {', '.join(SUFFIXES)}")
     if not file.absolute().parent.is_dir():
         raise ScenarioError(f"-o: {path} given, but there is no folder {file.parent}")
-    refuse_special(file)
     return file
 
 

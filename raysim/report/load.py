@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import is_locked, lock, refuse_special
+from raysim.common.files import is_locked, lock
 from raysim.common.parquet import read_parquet
 from raysim.common.results import LOCK, ClientRow, Summary
 
@@ -118,7 +118,6 @@ def read_summary(folder: Path | str) -> Summary:
     try:
         value = _summary(path)
         if value.get("status") == "running":
-            refuse_special(Path(folder) / LOCK)
             with contextlib.suppress(OSError), (Path(folder) / LOCK).open("rb") as file:
                 lock(file.fileno(), shared=True)  # raises while the run's process holds the lock
                 value = _summary(path)  # the run may have ended between the two checks
@@ -206,14 +205,12 @@ def _checked(table: pa.Table, kinds: Mapping[str, str], path: Path) -> pa.Table:
 
 
 def _summary(path: Path) -> Summary:
-    refuse_special(path)
     value = json.loads(path.read_text())
     _check_summary(value)
     return value
 
 
 def _parquet(folder: Path, name: str) -> pa.Table:
-    refuse_special(folder / name)
     try:
         return read_parquet(folder / name)
     except FileNotFoundError as error:
@@ -223,7 +220,6 @@ def _parquet(folder: Path, name: str) -> pa.Table:
 
 
 def _stream(path: Path) -> pa.Table:
-    refuse_special(path)
     with path.open("rb") as file:
         try:
             reader = pa.ipc.open_stream(file)

@@ -19,7 +19,6 @@ from typing import Any
 import yaml
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import refuse_special
 from raysim.common.text import redacted
 from raysim.scenario.bundled import hint
 
@@ -75,7 +74,6 @@ WrittenLoader.yaml_implicit_resolvers = Loader.yaml_implicit_resolvers
 
 def read_text(path: Path) -> str:
     """Return the text of a scenario file. Raises `ScenarioError`."""
-    refuse_special(path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

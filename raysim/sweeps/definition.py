@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import refuse_special
 from raysim.common.suggestions import suggest
 from raysim.common.text import is_name
 from raysim.comparison.measures import CURVES
@@ -241,7 +240,6 @@ def _base(raw: Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
     if isinstance(base, Mapping):
         return base
     file = _base_file(base, path)
-    refuse_special(file, "base", str(path))
     if not file.is_file():
         near = suggest(str(base), bundled_names())
         raise ScenarioError(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from raysim.common import names
 from raysim.common.errors import RaysimError, RunError, ScenarioError
-from raysim.common.files import hold, reason, refuse_special, write_bytes
+from raysim.common.files import hold, reason, write_bytes
 from raysim.comparison.compare import compare
 from raysim.comparison.pictures import draw
 from raysim.comparison.sweep_card import SWEEP_CARD, SWEEP_LOCK
@@ -325,7 +325,6 @@ def _already_compared(sweep: Sweep, states: Iterable[CellState]) -> bool:
     done = _done(states)
     compared = sweep.output / COMPARISON / COMPARED
     try:
-        refuse_special(compared)
         return not done or bool(json.loads(compared.read_bytes()) == _inputs(sweep, done))
     except (OSError, ValueError):
         return False

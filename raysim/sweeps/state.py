@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import is_locked, refuse_special, write_bytes
+from raysim.common.files import is_locked, write_bytes
 from raysim.common.results import LOCK, Summary
 from raysim.report.load import read_summary, rounds_done
 from raysim.scenario.inputs import data_digests, input_digests
@@ -57,7 +57,6 @@ def state_of(cell: Cell, sweep: Sweep) -> CellState:
     if states:
         return states[-1]
     try:
-        refuse_special(folder / FAILURE)
         reason = str(json.loads((folder / FAILURE).read_text())["reason"])
     except (OSError, ValueError, LookupError, TypeError):
         return CellState(cell, "waiting")

@@ -51,7 +51,6 @@ OPTIONS = {
     "describe": {"name"},
     "schema": {"what", "--output", "-o"},
     "ui": {"--uri", "--host", "--port"},
-    "completion": {"shell"},
     "doctor": {"--no-run", "--json"},
     "sweep": {
         "file",
@@ -462,7 +461,7 @@ def test_a_bad_file_is_named_with_its_key(capfd: pytest.CaptureFixture[str], tmp
 
 @pytest.mark.parametrize(
     "args",
-    [["nonsense"], ["launch"], ["list", "cats"], ["ui", "--port", "0"], ["completion", "dos"], ["launch", "--no"]],
+    [["nonsense"], ["launch"], ["list", "cats"], ["ui", "--port", "0"], ["launch", "--no"]],
 )
 def test_wrong_usage_is_exit_code_2(capfd: pytest.CaptureFixture[str], args: list[str]):
     code, out, err = run(capfd, *args)
@@ -479,13 +478,6 @@ def test_validate_prints_the_resolved_scenario(capfd: pytest.CaptureFixture[str]
 
 
 # -- completion and schema ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(capfd: pytest.CaptureFixture[str], shell: str):
-    code, out, err = run(capfd, "completion", shell)
-    assert (code, err) == (0, "")
-    assert "_RAYSIM_COMPLETE" in out and f"{shell}_complete" in out
 
 
 @pytest.mark.parametrize(

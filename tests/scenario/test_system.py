@@ -132,7 +132,6 @@ NUMBER = "a number or a list or a mapping of keys and values"
         (["clients.selection.name=samples"], "(available: uniform, by_samples, fastest)"),
         (["clients.selection.name=fastest"], "clients.selection.name: 'fastest' needs system.flops_per_s; set it"),
         (["clients.selection.name=fastest", "system.latency_s=1"], "'fastest' needs system.flops_per_s; set it"),
-        (["system.trace=/dev/zero"], "system.trace: /dev/zero is a device, not a regular file; give a regular file"),
         (["seeds.init=3"], "seeds.init: unknown key; did you mean 'init'? (allowed: data, weights, cohorts)"),
         (["seeds.data=-1"], "seeds.data: -1 given; allowed: at least 0"),
     ],
