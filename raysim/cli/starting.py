@@ -25,10 +25,10 @@ algorithm: {{name: {algorithm}}}
 data:
   name: {data}
   partition: {{{partition}}}
-{public}clients:
+clients:
   count: {clients}
   participation: 0.5
-  models: [{models}]{reason}
+  models: [{models}]
 training: {{epochs: 5, batch_size: 16, lr: 0.05}}
 """
 
@@ -70,7 +70,7 @@ MERIT = """#
 # other clients can help. (20 clients of 2 classes each would learn well alone, and no method could help.) To compare
 # methods:
 #
-#     raysim sweep {name}.yaml --grid algorithm.name=./{name}.py,{rivals} --seeds 1..3
+#     raysim sweep {name}.yaml --grid algorithm.name=./{name}.py,fedgh,standalone --seeds 1..3
 """
 
 _DIGITS = {"partition": "name: pathological, classes_per_client: 2"}
@@ -120,23 +120,18 @@ def init(folder: Path) -> None:
 @click.command()
 @click.argument("kind", type=click.Choice(list(CHECKS)))
 @click.argument("name")
-@click.option("--from", "base", metavar="METHOD", help="Write a subclass of this bundled method, such as fedprox.")
-def new(kind: str, name: str, base: str | None) -> None:
+def new(kind: str, name: str) -> None:
     """Write a working method, model or data set for you to modify.
 
     The files are NAME.py, NAME.yaml and test_NAME.py. If NAME has capital letters, it is the name of the class, and the
-    files have it in lower case. With --from, the method is a subclass of METHOD with one hook to
-    change, and the scenario has the architectures and the public data that METHOD needs.
+    files have it in lower case.
 
     \b
     Examples:
         raysim new algorithm my_method
         raysim new algorithm FedBABU
-        raysim new algorithm my_prox --from fedprox
         raysim launch my_method.yaml
     """
-    if base is not None and kind != "algorithm":
-        raise click.UsageError(f"--from works only for a new algorithm; leave out --from for a new {kind}.")
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,99}", name):  # also the name of the scenario
         text = f"{name!r} given; use at most 100 letters a to z, digits and _, and begin with a letter"
         raise click.BadParameter(text, param_hint="NAME")
@@ -153,18 +148,10 @@ def new(kind: str, name: str, base: str | None) -> None:
     if cls in core.__all__:  # the new file imports such names
         raise click.BadParameter(f"{name!r} given, but raysim has a class {cls}; give another name", param_hint="NAME")
     words = {"kind": kind, "name": name, "algorithm": "fedgh", "data": "digits", "clients": "20"}
-    words |= {"why": "", "public": "", "reason": "", "rivals": "fedgh,standalone", **_WORDS[kind]}
-    if base is None:
-        text = (Path(__file__).parent / "templates" / f"{kind}.py").read_text(encoding="utf-8")
-        text = text.replace("NewMethod", cls).replace("NewModel", cls)
-    else:
-        from raysim.cli.subclass import Base
-
-        method = Base.of(base)
-        cls = cls if cls != method.cls else f"My{cls}"
-        text = method.text(cls)
-        words |= method.words
-    words = {key: value.format(name=name, cls=cls, rivals=words["rivals"]) for key, value in words.items()}
+    words |= {"why": "", **_WORDS[kind]}
+    template = (Path(__file__).parent / "templates" / f"{kind}.py").read_text(encoding="utf-8")
+    text = template.replace("NewMethod", cls).replace("NewModel", cls)
+    words = {key: value.format(name=name, cls=cls) for key, value in words.items()}
     imports = words.pop("imports")
     check = CHECKS[kind].format(cls=cls)
     texts = [text, SCENARIO.format(**words), TEST.format(name=name, imports=imports, check=check)]

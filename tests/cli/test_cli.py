@@ -42,7 +42,7 @@ SHIPPED = sorted(path for path in SCENARIOS.rglob("*.yaml") if path.parent == SC
 
 OPTIONS = {
     "init": {"folder"},
-    "new": {"kind", "name", "--from"},
+    "new": {"kind", "name"},
     "launch": {"scenario", "--set", "--dry-run", "--quiet", "--resume", "--address", "--code-changed"},
     "resume": {"run_", "--set", "--quiet", "--address", "--code-changed"},
     "verify": {"scenario", "--set", "--actors", "--kill"},
