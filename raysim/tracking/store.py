@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from raysim.common.errors import ScenarioError
+from raysim.common.requirements import installed
 from raysim.common.text import expanded, holds_secret, redacted
 
 ALLOWED = "sqlite:///path/to/mlflow.db or http(s)://host:port"
@@ -233,11 +234,9 @@ def _file_problem(database: Path) -> str | None:
     folder = database.parent
     if not folder.is_dir():
         return f"cannot be opened (there is no folder {folder})"
-    if "%" in (address := sqlite_address(database)):
-        from sqlalchemy import make_url
-
-        if make_url(address).database != str(database):
-            return "contains % or ?, which needs SQLAlchemy 2.1 or later (pip install 'sqlalchemy>=2.1')"
+    release = installed("sqlalchemy").split(".")[:2]  # earlier ones do not decode the name of a database
+    if "%" in sqlite_address(database) and [int(part) for part in release] < [2, 1]:
+        return "contains % or ?, which needs SQLAlchemy 2.1 or later (pip install 'sqlalchemy>=2.1')"
     if not database.exists():
         return _write_problem(folder / f".{database.name}.new-{secrets.token_hex(4)}")
     if not database.is_file():
