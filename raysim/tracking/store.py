@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
+from packaging.version import Version
+
 from raysim.common.errors import ScenarioError
 from raysim.common.requirements import installed
 from raysim.common.text import expanded, holds_secret, redacted
@@ -234,8 +236,7 @@ def _file_problem(database: Path) -> str | None:
     folder = database.parent
     if not folder.is_dir():
         return f"cannot be opened (there is no folder {folder})"
-    release = installed("sqlalchemy").split(".")[:2]  # earlier ones do not decode the name of a database
-    if "%" in sqlite_address(database) and [int(part) for part in release] < [2, 1]:
+    if "%" in sqlite_address(database) and Version(installed("sqlalchemy")) < Version("2.1"):
         return "contains % or ?, which needs SQLAlchemy 2.1 or later (pip install 'sqlalchemy>=2.1')"
     if not database.exists():
         return _write_problem(folder / f".{database.name}.new-{secrets.token_hex(4)}")

@@ -61,6 +61,7 @@ def test_every_case_is_stored(tmp_path: Path, group: str) -> None:
     assert list(scenarios(group, tmp_path)) == list(stored(group)["cases"])
 
 
+@pytest.mark.large
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
 def test_golden_tuned(workplace: Path) -> None:
