@@ -731,6 +731,13 @@ def test_public_after_correction() -> None:
     assert "p is 0.09 for FedMD with transfer learning, 0.02 for FedMD without it and 0.04 for FedDF" in PAGE
 
 
+def test_the_step_size_of_fedral() -> None:
+    path = FOLDER / "step_size.csv"
+    alone, fedral, large, frozen = (values(path, name, "last")["1"] for name in variants(path))
+    words = f"Standalone {alone:.2f}, FedRAL {fedral:.2f}, FedRAL with a first matrix from N(0, 1) {large:.2f}, and "
+    assert f"{words}the same with a matrix that is never trained {frozen:.2f}" in WORDS
+
+
 def test_every_file_has_a_digest_for_every_run() -> None:
     for path in FOLDER.glob("*.csv"):
         with path.open(encoding="utf-8", newline="") as file:
