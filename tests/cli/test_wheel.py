@@ -45,7 +45,7 @@ def test_the_pages_commands(tmp_path: Path) -> None:
     assert "accuracy" in raysim("launch", "scenarios/quickstart.yaml", *SHORT)
     page = (REPOSITORY / "docs" / "own_code.md").read_text(encoding="utf-8")
     lines = re.findall(r"^raysim ([^#\n]+)", page.split("```")[1], re.MULTILINE)
-    assert [line.split()[0] for line in lines] == ["new", "new", "describe", "launch", "sweep", "new", "new"]
+    assert [line.split()[0] for line in lines] == ["new", "describe", "launch", "sweep", "new", "new"]
     for line in lines:
         words = line.split()
         raysim(*words, *(SHORT if words[0] in ("launch", "sweep") else ()))
