@@ -353,8 +353,6 @@ class Execution:
                         attempt(tracker.close, status, copy.deepcopy(summary))  # a custom tracker may change it
                 attempt(self._draw)
                 attempt(self.mlflow.close, status, summary)
-                for text in self.mlflow.warnings:
-                    logger.warning(text)
                 if over and not failed:
                     summary["mlflow"] = self.mlflow.where
                     attempt(self.folder.mark_finished, summary)

@@ -7,10 +7,10 @@ the actors start. The run waits for both before its first round, so that it does
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.metadata
 import itertools
 import json
+import logging
 import math
 import re
 import shlex
@@ -28,6 +28,8 @@ from raysim.tracking.database import ensure_database, in_words, load_mlflow
 from raysim.tracking.folder import summary_text
 from raysim.tracking.store import FOR_TRAINING, VIEW, VIEW_TAG, database_path, resolve_uri, shown
 
+logger = logging.getLogger(__name__)
+
 ARTIFACTS = (
     "scenario.yaml",
     "resolved.yaml",
@@ -42,20 +44,12 @@ _STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", 
 _PER_BATCH = 100  # parameters; MLflow's limit
 _METRICS_PER_BATCH = 1000  # MLflow's limit
 _LONGEST_PARAMETER, _LONGEST_TAG = 6000, 5000  # characters
-# Requests with these errors would fail again; with any other error, the server or disk may recover.
-_FINAL = {
-    "BAD_REQUEST",
-    "INVALID_PARAMETER_VALUE",
-    "INVALID_STATE",
-    "PERMISSION_DENIED",
-    "RESOURCE_DOES_NOT_EXIST",
-    "UNAUTHENTICATED",
-}
 _RESUMED = "raysim.resumed"  # the tag that counts how often a run was resumed
 _SEND_EVERY_S = 1.0  # short rounds are sent together: a call takes as much CPU time as a hundred small trainings
+SEND_AGAIN_S = 5.0  # the wait after rounds that MLflow did not take
+_REPEAT_S = 0.2  # the wait before an attempt to begin or to complete MLflow's run is repeated
 # Each round with metrics has one of these; round 0, in which all clients are evaluated, has the second.
 _EVERY_ROUND = ("time/round_s", "accuracy/all")
-_HOLDOFF_S = (0.2, 5.0)  # the first and the longest wait before a retry
 _Round = tuple[int, int, dict[str, float]]  # number, time in ms, metrics
 
 
@@ -90,16 +84,14 @@ def find_experiment(client: Any, uri: str, name: str) -> str:
 class MlflowTracker:
     """The tracker for MLflow: parameters, tags and data set once, at most one `log_batch` per round, files at the end.
 
-    Close it after the run folder, whose files it uploads. If the server stops answering, requests are retried for
-    `timeout_s` seconds; then `warnings` gets a sentence, the run continues, and rounds are kept until the server
-    answers again.
+    Close it after the run folder, whose files it uploads. Rounds that MLflow does not take are kept and sent later, at
+    the latest by `close`. To begin and to complete MLflow's run, requests are repeated for up to `timeout_s` seconds.
 
     MLflow stores all metrics of a call or none, and a call contains complete rounds. So after a run's process was
     killed, MLflow has complete rounds, and `resume` adds the missing ones.
 
     Attributes:
         uri: the resolved address of the store.
-        warnings: sentences for the user, complete after `close`.
         run_id: MLflow's id of the run; None until the run is created.
         experiment_id: MLflow's id of the experiment; None until it is known.
     """
@@ -110,7 +102,6 @@ class MlflowTracker:
         self.experiment = experiment
         self.tags = dict(tags)
         self.timeout_s = timeout_s
-        self.warnings: list[str] = []
         self.run_id: str | None = None
         self.experiment_id: str | None = None
         self._card: RunCard | None = None
@@ -118,15 +109,13 @@ class MlflowTracker:
         self._resumed = False
         self._existing: Any = None  # the run that MLflow already has, if any
         self._there: frozenset[int] = frozenset()  # rounds that MLflow already has
-        self._pending: deque[_Round] = deque()
-        self._refused: dict[str, list[int]] = {}  # reason -> rounds that MLflow did not accept
-        self._missing: list[str] = []  # sentences about missing data that a resumed run may add
-        self._ending: Status | None = None
+        self._waiting: deque[_Round] = deque()  # rounds that are not sent yet
+        self._status: Status = "running"
         self._summary: Mapping[str, object] = {}
-        self._failure: BaseException | None = None
-        self._opened = threading.Event()
+        self._failure: str | None = None  # why MLflow's run could not be created
+        self._incomplete: str | None = None  # why MLflow does not have the whole run
+        self._opened, self._ended = threading.Event(), threading.Event()
         self._began_ms = 0
-        self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
 
     def resume(self, rounds: Sequence[Mapping[str, float]]) -> None:
@@ -153,35 +142,30 @@ class MlflowTracker:
         """
         if not self._opened.wait(timeout_s):
             return False
-        self._raise_failure()
+        self._check_created()
         return True
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
         """Pass round `t` to the writer's thread. Raises `ScenarioError` if the run could not be created."""
-        self._raise_failure()
+        self._check_created()
         self._take(t, values)
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
         """Send the remaining rounds and the files, and end MLflow's run.
 
         Raises:
-            RunError: data of a finished run is missing in MLflow, but another attempt may succeed. For a run that did
-                not finish, `warnings` gets a sentence instead.
+            RunError: MLflow does not have the whole of a finished run, but another attempt may succeed. For a run that
+                did not finish, the log gets a warning instead.
         """
         if not self._thread.ident:
             return  # `open` was not called
-        with self._wake:
-            self._ending, self._summary = status, summary
-            self._wake.notify()
-        # Opening, sending and ending each have the time limit `timeout_s`; uploads of files have none.
+        self._status, self._summary = status, summary
+        self._ended.set()
         self._thread.join()
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            self._missing.append(str(failure))
-        if status != "finished":
-            self.warnings += self._missing
-        elif self._missing:
-            raise RunError(f"{' '.join(self._missing)} The results are in {self._folder}.")
+        if status == "finished" and (problem := self._failure or self._incomplete):
+            raise RunError(f"{problem} The results are in {self._folder}.")
+        if self._incomplete:
+            logger.warning(self._incomplete)
 
     @property
     def run_path(self) -> str | None:
@@ -204,48 +188,28 @@ class MlflowTracker:
         # The engine's metrics come first: if a round exceeds one call, metrics of the algorithm are left out.
         ordered = sorted(values.items(), key=lambda item: item[0] not in METRICS)
         metrics = {names.mlflow(name): _rounded(name, v) for name, v in ordered if v is not None and not math.isnan(v)}
-        with self._wake:
-            if metrics and t not in self._there:
-                self._pending.append((t, time.time_ns() // 1_000_000, metrics))
-                self._wake.notify()
+        if metrics:
+            self._waiting.append((t, time.time_ns() // 1_000_000, metrics))
 
-    def _raise_failure(self) -> None:
+    def _check_created(self) -> None:
         if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise ScenarioError(str(failure)) from failure
+            raise ScenarioError(self._failure)
 
     # All methods below run in the writer's thread.
 
     def _work(self) -> None:
         try:
-            problem = self._persist(self._start, self.timeout_s)
+            problem = _persist(self._start, self.timeout_s)
             if problem is not None:
-                self._failure = ScenarioError(f"MLflow at {shown(self.uri)} could not record the run: {problem}.")
+                self._failure = f"MLflow at {shown(self.uri)} could not record the run: {problem}."
         finally:
             self._opened.set()
-        if self._failure is None:
-            answers = self._send_rounds()
-            timeout_s = self.timeout_s if answers else 0.0
-            whole = self._upload(timeout_s)
-            whole = self._terminate(timeout_s) and whole
-            if whole and not answers:  # the server answers again: rounds that it still refuses are lost
-                self._send_rounds(warned=True)
-            self._count_lost(whole)
-
-    def _persist(self, action: Callable[[], object], timeout_s: float) -> str | None:
-        """Retry `action` for `timeout_s` seconds after it first failed; return the last error in words, or None."""
-        failing_since, holdoff = math.inf, _HOLDOFF_S[0]
-        while True:
-            try:
-                action()
-                return None
-            except Exception as error:  # MLflow raises exceptions of requests and SQLAlchemy, and its own
-                failing_since = min(failing_since, time.monotonic())
-                over = time.monotonic() - failing_since + holdoff > timeout_s
-                if over or _is_final(error):
-                    return in_words(error)
-            time.sleep(holdoff)
-            holdoff = min(2 * holdoff, _HOLDOFF_S[1])
+        if self._failure is not None:
+            return
+        answers = self._send_rounds()
+        problem = _persist(self._complete, self.timeout_s if answers else 0.0)
+        if problem is not None:
+            self._incomplete = f"MLflow at {shown(self.uri)} does not have the whole run: {problem}."
 
     def _start(self) -> None:
         """Create or continue MLflow's run, from the step at which a failed attempt stopped."""
@@ -316,107 +280,74 @@ class MlflowTracker:
         run_id = str(self._existing.info.run_id)
         ours = str(self._existing.info.run_name).endswith(f" {self._card.run_id}")  # not a name given in MLflow's pages
         self._client.update_run(run_id, _STATUS["running"], f"{self._card.label} {self._card.run_id}" if ours else None)
-        there = frozenset(m.step for name in _EVERY_ROUND for m in self._client.get_metric_history(run_id, name))
+        self._there = frozenset(m.step for name in _EVERY_ROUND for m in self._client.get_metric_history(run_id, name))
         if "ended_early" in self._existing.data.tags:  # the run may now do all its rounds
             self._client.delete_tag(run_id, "ended_early")
         times = int(self._existing.data.tags.get(_RESUMED, 0)) + 1
         # Last, because a second attempt would otherwise count the resume twice.
         self._client.log_batch(run_id, tags=[RunTag(k, v) for k, v in {**tags, _RESUMED: str(times)}.items()])
-        with self._wake:
-            self._there = there
-            self._pending = deque(one for one in self._pending if one[0] not in there)
         return run_id
 
-    def _send_rounds(self, warned: bool = False) -> bool:
-        """Send rounds until the run ends; return False if MLflow did not answer at the end."""
-        failing_since: float | None = None
-        sent_s = -math.inf  # time.monotonic()
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._pending or self._ending)
-                self._wake.wait_for(lambda: self._ending, sent_s + _SEND_EVERY_S - time.monotonic())
-                if not self._pending:
-                    return True
-                # Send one round at a time while requests fail, to identify the round that causes it.
-                batch = list(self._pending)[: 1 if failing_since else None]
-            batch = _fitting(batch)
-            t = batch[0][0]
+    def _send_rounds(self) -> bool:
+        """Send rounds until the run ends; return whether MLflow took the last ones. Warn once if it stops answering."""
+        failing_since, warned = math.inf, False
+        while not self._ended.wait(_SEND_EVERY_S if failing_since == math.inf else SEND_AGAIN_S):
             try:
-                self._send(batch)
-            except Exception as error:
-                if len(batch) > 1:
-                    failing_since = time.monotonic()
-                    continue
-                if _is_final(error):
-                    self._refused.setdefault(in_words(error), []).append(t)
-                    self._pending.popleft()
-                    continue
-                failing_since = failing_since or time.monotonic()
-                failing_s = time.monotonic() - failing_since
-                if failing_s > self.timeout_s:
-                    if not warned:
-                        text = f"has not answered for {failing_s:.0f} s ({in_words(error)}); the run continues"
-                        self.warnings.append(f"MLflow at {shown(self.uri)} {text}.")
-                        warned = True
-                    if self._ending:
-                        return False
-                with self._wake:  # a new round, or the end of the run, ends the wait early
-                    if warned:  # this round may be the cause: send the others first
-                        self._pending.rotate(-1)
-                    self._wake.wait(min(_HOLDOFF_S[0] + failing_s, _HOLDOFF_S[1]))
-            else:
-                for _ in batch:
-                    self._pending.popleft()
-                failing_since, sent_s = None, time.monotonic()
+                self._send_waiting()
+                failing_since = math.inf
+            except Exception as error:  # MLflow raises exceptions of requests and SQLAlchemy, and its own
+                failing_since = min(failing_since, time.monotonic())
+                if time.monotonic() - failing_since >= self.timeout_s and not warned:
+                    logger.warning(
+                        f"MLflow at {shown(self.uri)} does not take rounds ({in_words(error)}); the run continues, and "
+                        "raysim sends them later"
+                    )
+                    warned = True
+        return failing_since == math.inf
 
-    def _send(self, rounds: Sequence[_Round]) -> None:
+    def _send_waiting(self) -> None:
+        """Send all rounds that wait and that MLflow does not have yet, as many in one call as it takes."""
         from mlflow.entities import Metric
 
-        batch = [Metric(name, value, when_ms, t) for t, when_ms, metrics in rounds for name, value in metrics.items()]
-        self._client.log_batch(self.run_id, metrics=batch[:_METRICS_PER_BATCH])
+        while self._waiting:
+            rounds = _fitting(list(self._waiting))
+            metrics = [
+                Metric(name, value, when_ms, t)
+                for t, when_ms, values in rounds
+                for name, value in values.items()
+                if t not in self._there
+            ]
+            if metrics:
+                self._client.log_batch(self.run_id, metrics=metrics[:_METRICS_PER_BATCH])
+            for _ in rounds:
+                self._waiting.popleft()
 
-    def _upload(self, timeout_s: float) -> bool:
-        """Upload the files; return False if one could not be uploaded."""
-        assert self._ending is not None
+    def _complete(self) -> None:
+        """Send the last rounds, upload the files and end MLflow's run."""
+        self._send_waiting()
         # The final content: the file in the run folder gets it only once MLflow has everything.
-        text = summary_text(self._ending, {**self._summary, "mlflow": self.where})
-        uploads = {"summary.json": functools.partial(self._client.log_text, self.run_id, text, "summary.json")}
+        text = summary_text(self._status, {**self._summary, "mlflow": self.where})
+        self._client.log_text(self.run_id, text, "summary.json")
         for file in (f for name in ARTIFACTS for f in sorted(self._folder.glob(name))):
             inside = file.parent.relative_to(self._folder).as_posix()
-            place = None if inside == "." else inside
-            uploads[str(file)] = functools.partial(self._client.log_artifact, self.run_id, str(file), place)
-        for name, upload in uploads.items():
-            problem = self._persist(upload, timeout_s)
-            if problem is not None:
-                self._missing.append(f"{name} could not be uploaded to MLflow: {problem}.")
-                return False  # the next file would most likely fail too, after another `timeout_s`
-        return True
+            self._client.log_artifact(self.run_id, str(file), None if inside == "." else inside)
+        if early := self._summary.get("ended_early"):
+            self._client.set_tag(self.run_id, "ended_early", str(early))
+        self._client.set_terminated(self.run_id, _STATUS[self._status])
 
-    def _terminate(self, timeout_s: float) -> bool:
-        """End MLflow's run; return False if MLflow did not record it."""
-        assert self._ending is not None
-        status, early = _STATUS[self._ending], self._summary.get("ended_early")
-        problem = None
-        if early:
-            problem = self._persist(lambda: self._client.set_tag(self.run_id, "ended_early", str(early)), timeout_s)
-        if problem is None:
-            problem = self._persist(lambda: self._client.set_terminated(self.run_id, status), timeout_s)
-        if problem is not None:
-            self._missing.append(f"MLflow did not record that the run ended: {problem}.")
-        return problem is None
 
-    def _count_lost(self, whole: bool) -> None:
-        for reason, refused in self._refused.items():
-            which = (
-                f"round {refused[0]}" if len(refused) == 1 else f"{len(refused)} rounds, the first of them {refused[0]}"
-            )
-            self.warnings.append(f"MLflow could not record {which}: {reason}.")
-        lost = sum(map(len, self._refused.values())) + len(self._pending)
-        if lost:
-            where = f"all rounds are in {self._folder}"
-            rounds = "1 round" if lost == 1 else f"{lost} rounds"
-            text = f"{rounds} could not be logged to MLflow at {shown(self.uri)}; {where}."
-            (self.warnings if whole else self._missing).append(text)
+def _persist(action: Callable[[], object], timeout_s: float) -> str | None:
+    """Repeat `action` for up to `timeout_s` seconds after it first failed; return the last error in words, or None."""
+    give_up_at = math.inf
+    while True:
+        try:
+            action()
+            return None
+        except Exception as error:  # MLflow raises exceptions of requests and SQLAlchemy, and its own
+            give_up_at = min(give_up_at, time.monotonic() + timeout_s)
+            if _is_final(error) or time.monotonic() + _REPEAT_S > give_up_at:
+                return in_words(error)
+        time.sleep(_REPEAT_S)
 
 
 def _fitting(rounds: Sequence[_Round]) -> list[_Round]:
@@ -427,9 +358,11 @@ def _fitting(rounds: Sequence[_Round]) -> list[_Round]:
 
 def _is_final(error: Exception) -> bool:
     """Whether MLflow would refuse the same request again."""
-    # If two runs add the same data set at once, one of them gets an IntegrityError, and succeeds on a retry.
-    final = getattr(error, "error_code", None) in _FINAL and "IntegrityError" not in str(error)
-    return final or isinstance(error, ScenarioError)
+    if isinstance(error, ScenarioError):
+        return True
+    # If two runs add the same data set at once, one of them gets an IntegrityError, and succeeds when it repeats this.
+    status = getattr(error, "get_http_status_code", lambda: 503)()
+    return status < 500 and "IntegrityError" not in str(error)
 
 
 def _rounded(name: str, value: float) -> float:
