@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 FAST := -n 2 --dist loadgroup -m "not ray and not slow" $(addprefix tests/,core data engine grouped jobs plugins report scenario tracking)
 
-.PHONY: help setup demo test test-fast test-large test-versions check docs test-gpu chaos golden bench clean
+.PHONY: help setup demo test test-fast test-large test-versions check docs test-gpu losses chaos golden bench clean
 
 help:  ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -48,6 +48,9 @@ docs: setup  ## Build the documentation site in build/docs: run its cells, check
 
 test-gpu: setup  ## Run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+losses: setup  ## Run a thousand seeds of the loss schedule in one process, and compare every result
+	$(BIN)/python -m tests.engine.losses --seeds 1000
 
 chaos: setup  ## Kill and signal actors, server and driver of many runs, a hundred times, and compare every result
 	$(BIN)/python -m tests.chaos --kills 100

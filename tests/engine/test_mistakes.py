@@ -28,7 +28,7 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import ROUNDS, loaded, outcome, plain, rounds_of
-from tests.engine.test_recovery import Killable
+from tests.engine.test_recovery import Dies
 
 
 @message
@@ -191,9 +191,9 @@ def test_gradients_are_not_kept_between_rounds(tmp_path: Path, monkeypatch: pyte
     given = loaded("algorithm={name: standalone}", "rounds=3").with_algorithm(TrainsAtTheServer())
     whole = outcome(given, InProcessBackend())[0]
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, ROUNDS)
-    killable = Killable(seed=3, rate=0.3)
-    assert outcome(given, killable, checkpoints, max_attempts=50)[0] == whole
-    assert killable.deaths
+    backend = Dies(2, 3)
+    assert outcome(given, backend, checkpoints)[0] == whole
+    assert not backend.left
 
 
 def test_a_late_mistake_ends_the_round_in_which_it_is_made() -> None:

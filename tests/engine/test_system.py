@@ -29,7 +29,6 @@ from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import loaded
-from tests.engine.test_recovery import Killable
 
 SYSTEM = "system={flops_per_s: [1.0e+9, 2.0e+8], up_mbit_per_s: 1, down_mbit_per_s: {name: uniform, low: 2, high: 8}}"
 
@@ -168,14 +167,6 @@ UNEVEN = (
     SYSTEM, "system.dropout=0.2", "system.availability=0.8", "clients.oversample=1.5", "clients.deadline_s=0.03",
     "clients.selection.name=by_samples",
 )  # fmt: skip
-
-
-def test_deaths_change_nothing_of_an_uneven_run(tmp_path: Path) -> None:
-    expected = rounds_on(InProcessBackend(), loaded(*UNEVEN))
-    assert sum(row.get("engine/dropped_clients", 0) for row in expected[2]) > 2
-    killable = Killable(seed=2, rate=0.15)
-    assert rounds_on(killable, loaded(*UNEVEN), tmp_path) == expected
-    assert killable.deaths >= 1
 
 
 def test_a_resumed_run_counts_on(workplace: Path) -> None:

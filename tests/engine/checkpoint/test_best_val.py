@@ -19,7 +19,7 @@ from raysim.engine.records import LostError, Pending, SavedFiles
 from raysim.engine.run import LoopSettings, Observers, run_rounds, state_digest
 from tests.choices import first
 from tests.engine.scenarios import loaded, spec_for
-from tests.engine.test_recovery import Killable
+from tests.engine.test_recovery import Dies
 
 pytestmark = pytest.mark.xdist_group("checkpoint-best_val")  # one process makes the run of `undisturbed`
 
@@ -111,12 +111,11 @@ def test_it_costs_at_most_one_more_checkpoint(tmp_path: Path) -> None:
     assert len(rounds) == len(servers)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.large) for seed in (1, 2, 3))])
-def test_deaths_change_neither_the_run_nor_the_kept_state(tmp_path: Path, seed: int) -> None:
+def test_deaths_change_neither_the_run_nor_the_kept_state(tmp_path: Path) -> None:
     expected = undisturbed()
-    killable = Killable(seed, 0.2)
-    progress, *digests = run(checkpoints=manager(tmp_path / "deaths", 3), backend=killable)
-    assert killable.deaths
+    backend = Dies(2, 5, 6)
+    progress, *digests = run(checkpoints=manager(tmp_path / "deaths", 3), backend=backend)
+    assert not backend.left
     assert (progress.best_val_round, progress.best_val) == (expected[0].best_val_round, expected[0].best_val)
     assert tuple(digests) == expected[1:]
 
