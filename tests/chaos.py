@@ -46,8 +46,7 @@ STEPS = (
     "raysim.runs.execution:Execution._draw",
     "raysim.runs.execution:plot_accuracy",
     "raysim.tracking.mlflow:MlflowTracker._start",
-    "raysim.tracking.mlflow:MlflowTracker._upload",
-    "raysim.tracking.mlflow:MlflowTracker._terminate",
+    "raysim.tracking.mlflow:MlflowTracker._complete",
     "raysim.tracking.folder:RunFolder.mark_finished",
 )
 """What a run that has all its rounds still does; MLflow is opened then by a run that is closed again."""

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import IO
+from typing import IO, Any
+
+from raysim.common.errors import ScenarioError
 
 fcntl: ModuleType | None
 try:
@@ -70,6 +72,16 @@ def write_bytes(path: Path, content: bytes) -> None:
 def reason(error: OSError) -> str:
     """Return the reason of a failed operation in a few words, in lower case."""
     return (error.strerror or str(error) or type(error).__name__).lower()
+
+
+def check_format(path: Path, content: Any, newest: int) -> None:
+    """Raise `ScenarioError` if a later version of raysim wrote the JSON file `path`. newest: the format of this one."""
+    given = content.get("format", 1)
+    if given > newest:
+        raise ScenarioError(
+            f"{path} has format {given}, but this version of raysim reads formats up to {newest}; use the version of "
+            "raysim that wrote it, or a later one"
+        )
 
 
 def set_aside(path: Path) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,9 @@ from raysim.comparison.trials import TrialsCard
 from raysim.comparison.tuned import TuningCard
 
 SWEEP_CARD = "sweep.json"
+
+FORMAT = 1
+"""The format of `sweep.json` that this version writes."""
 
 SWEEP_LOCK = ".lock"
 """A file in a sweep's folder. It is locked while a process runs the sweep."""
@@ -41,6 +45,7 @@ class SweepCard:
     targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target
     tuning: TuningCard | None = None  # the values that were chosen for these cells
     trials: TrialsCard | None = None  # if the cells are trials of a tuning
+    format: int = FORMAT
 
     @property
     def current(self) -> Mapping[str, CellCard]:
@@ -55,12 +60,14 @@ class SweepCard:
         """Read the card of a sweep's folder; None if there is none. Raises `ScenarioError` if it cannot be read."""
         path = folder / SWEEP_CARD
         try:
-            return TypeAdapter(cls).validate_json(path.read_bytes(), strict=True)
+            content = path.read_bytes()
+            files.check_format(path, json.loads(content), FORMAT)
+            return TypeAdapter(cls).validate_json(content, strict=True)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise ScenarioError(f"{path} cannot be read: {error.strerror}") from None
-        except ValidationError:
+        except (ValidationError, json.JSONDecodeError):
             raise ScenarioError(f"{path} is damaged; delete this file and run the sweep again") from None
 
     def write(self, folder: Path) -> None:

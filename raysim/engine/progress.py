@@ -7,9 +7,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
-from typing import Any, get_type_hints
+from typing import Any
 
-from raysim.common.errors import RunError
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
 from raysim.engine.policies.metrics import Latest, compute_metrics
@@ -60,24 +59,11 @@ class Progress:
         return {**kept, **clients, "before_s": self.elapsed_s()}
 
     def resume(self, t: int, facts: Mapping[str, Any], latest: Mapping[ClientId, ClientRow]) -> None:
-        """Restore the progress after round `t` from a checkpoint's `facts`. Raises `RunError` if these are invalid."""
-        from pydantic import TypeAdapter  # imported here, since no actor needs it
-
-        names = [name for name in FACTS if name in facts]  # an earlier version may lack some
-        hints = get_type_hints(Progress)
-        try:
-            for name in (*names, "before_s"):
-                setattr(self, name, TypeAdapter(hints[name]).validate_python(facts[name], strict=True))
-            if (watched := facts.get("watched")) is not None:
-                self.watched = TypeAdapter(Watched).validate_python(watched)
-            clients = TypeAdapter(list[ClientId])
-            self.stale = set(clients.validate_python(facts["stale"], strict=True))
-            self.diverged = set(clients.validate_python(facts.get("diverged", []), strict=True))
-        except (ValueError, KeyError) as error:
-            raise RunError(
-                f"the checkpoint of round {t} has no valid progress record ({' '.join(str(error).split())}); restore "
-                "the files of this checkpoint, or launch the scenario again"
-            ) from None
+        """Restore the progress after round `t` from a checkpoint's `facts`."""
+        for name in (*FACTS, "before_s"):
+            setattr(self, name, facts[name])
+        self.watched = Watched(**facts["watched"]) if facts["watched"] else None
+        self.stale, self.diverged = set(facts["stale"]), set(facts["diverged"])
         self.t, self.latest = t, Latest(latest.values())
 
     def add(self, report: RoundReport, rows: Sequence[ClientRow], metrics: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,13 +11,14 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from raysim.common.errors import ScenarioError
+from raysim.common.files import check_format
 from raysim.common.results import Scalar
-from raysim.common.text import is_name, redacted
 from raysim.plugins.own_code import CODE
 from raysim.runs.code import UNKNOWN, Code
 from raysim.scenario.schema import short_overrides
 
-_RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
+FORMAT = 1
+"""The format of run folders that this version writes."""
 
 INSIDE = "checkpoints"
 """The address of checkpoints that are in the run folder."""
@@ -40,11 +40,16 @@ class Identity:
     init: Mapping[str, str | None] | None = None  # the run that it began with, as in the scenario, with its digest
     inputs: Mapping[str, str] | None = None  # see `input_digests`; None: an earlier raysim did not record them
 
+    format: int = FORMAT  # of the run folder; without an entry, it is from before formats were numbered
+
     @classmethod
     def of(cls, folder: Path) -> Identity:
         """Read the identity of an existing run. Raises `ScenarioError` when `run.json` is missing or invalid."""
+        path = folder / "run.json"
         try:
-            identity = TypeAdapter(cls).validate_json((folder / "run.json").read_bytes(), strict=True)
+            content = path.read_bytes()
+            check_format(path, json.loads(content), FORMAT)
+            return TypeAdapter(cls).validate_json(content, strict=True)
         except FileNotFoundError:
             raise ScenarioError(
                 f"{folder} contains no run.json: it is not a run folder, or the run never started; give the folder of "
@@ -53,19 +58,9 @@ class Identity:
         except ValidationError as error:
             first = error.errors()[0]
             where = "".join(f"{part}: " for part in first["loc"])
-            raise ScenarioError(f"{folder / 'run.json'} cannot be read ({where}{first['msg']})") from None
-        except OSError as error:
-            raise ScenarioError(f"{folder / 'run.json'} cannot be read ({error})") from None
-        if not _RUN_ID.fullmatch(identity.run_id):
-            raise ScenarioError(f"{folder / 'run.json'}: run_id: {identity.run_id!r} is not a run id")
-        if not is_of_run(identity.checkpoints, identity.run_id):
-            raise ScenarioError(
-                f"{folder / 'run.json'}: checkpoints: {identity.checkpoints!r} given; allowed: 'checkpoints', "
-                f"which stands for {folder / 'checkpoints'}, or an absolute path or address that ends in "
-                f"<name>/{identity.run_id}"
-            )
-        # An earlier version of raysim stored passwords.
-        return replace(identity, tracking=redacted(identity.tracking), checkpoints=redacted(identity.checkpoints))
+            raise ScenarioError(f"{path} cannot be read ({where}{first['msg']})") from None
+        except (OSError, json.JSONDecodeError) as error:
+            raise ScenarioError(f"{path} cannot be read ({error})") from None
 
     def checkpoints_of(self, folder: Path) -> str:
         """Return the address of the checkpoints of the run in `folder`."""
@@ -137,15 +132,6 @@ class Identity:
         if changes := self.code.changes(now):
             texts.append(f"the run continues with changed code: {', '.join(changes)}")
         return texts if self.code.files else [*texts, UNKNOWN]
-
-
-def is_of_run(checkpoints: str, run_id: str) -> bool:
-    """Whether an address of checkpoints is in the run folder, or a folder that belongs to this run alone."""
-    if checkpoints == INSIDE:
-        return True
-    parts = checkpoints.split("/")
-    whole = checkpoints.startswith("/") or "://" in checkpoints
-    return whole and checkpoints.isprintable() and ".." not in parts and is_name(parts[-2]) and parts[-1] == run_id
 
 
 def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:

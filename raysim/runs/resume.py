@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Summary
-from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
+from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.learning_rate import factor_of
-from raysim.plugins.own_code import CODE, OwnCode
+from raysim.plugins.own_code import OwnCode
 from raysim.runs.assembly import stopping_rule
 from raysim.runs.code import RAYSIM, Code
 from raysim.runs.identity import Identity
@@ -20,13 +19,6 @@ from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import FREE, decides
 from raysim.scenario.yaml_text import short, shown
-
-_FOLDERS = ("logs", "plots", "checkpoints", CODE)
-_FILES = (
-    "run.json", "scenario.yaml", "resolved.yaml", "summary.json", "rounds.parquet", "clients.parquet", "clients.arrows",
-    "partition.parquet", "init.safetensors", "plots/partition.png", "plots/accuracy.png", "logs/.lock",
-    "logs/error.txt",
-)  # fmt: skip
 
 
 def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool | None = None) -> ParsedScenario:
@@ -38,7 +30,6 @@ def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool |
     """
     if not folder.is_dir():
         raise ScenarioError(f"{folder} given, but there is no such run folder")
-    refuse_strange_files(folder)
     identity = Identity.of(folder)
 
     def trust(code: OwnCode) -> None:
@@ -52,40 +43,6 @@ def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool |
             )
 
     return parse_scenario(folder / "resolved.yaml", sets, trust=trust)
-
-
-def refuse_strange_files(folder: Path) -> None:
-    """Raise `ScenarioError` if a run folder contains links or special files, or a folder in place of a raysim file.
-
-    Another user may have made the folder: through a link, raysim would read and write files outside of it.
-    """
-    for where, folders, files in os.walk(folder):
-        for path in (Path(where, name) for name in (*folders, *files)):
-            if path.is_symlink():
-                raise ScenarioError(
-                    f"{path} is a link, but a run folder must not contain links; replace it by a copy of its target"
-                )
-            if not (path.is_file() or path.is_dir()):
-                raise ScenarioError(f"{path} is neither a file nor a folder; remove it")
-    for names, expected in ((_FOLDERS, False), (_FILES, True)):
-        for path in (folder / name for name in names):
-            if path.exists() and path.is_file() != expected:
-                raise ScenarioError(f"{path} is a {'folder' if expected else 'file'}, so {folder} is not a run folder")
-
-
-def refuse_incompatible(folder: Path, checkpoint: Checkpoint, scenario: ParsedScenario) -> None:
-    """Raise `ScenarioError` if a checkpoint has a later round, or another client, than the run."""
-    if checkpoint.round > scenario.rounds:
-        raise ScenarioError(
-            f"{folder} cannot be resumed: its checkpoint is of round {checkpoint.round}, but its scenario has only "
-            f"{scenario.rounds} rounds; restore the run's own checkpoints"
-        )
-    clients = [k for part in checkpoint.client_files for k in part.clients]
-    if strange := [k for k in clients if k >= scenario.clients.number]:
-        raise ScenarioError(
-            f"{folder} cannot be resumed: its checkpoint contains client {strange[0]}, but its scenario has only "
-            f"{scenario.clients.number} clients; restore the run's own checkpoints"
-        )
 
 
 def refuse_differences(folder: Path, before: ParsedScenario, scenario: Scenario) -> None:

@@ -20,12 +20,11 @@ from raysim.runs.assembly import Assembly, assemble, check_local, checkpoint_sto
 from raysim.runs.backend import only_in_process
 from raysim.runs.code import Code, versions
 from raysim.runs.execution import Execution, Options, Resumed, resume_line
-from raysim.runs.identity import INSIDE, Identity, is_of_run, label
+from raysim.runs.identity import INSIDE, Identity, label
 from raysim.runs.initial import initial_of
 from raysim.runs.resume import (
     how_to_continue,
     refuse_differences,
-    refuse_incompatible,
     refuse_lost_checkpoints,
     run_scenario,
 )
@@ -34,7 +33,7 @@ from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import decides
 from raysim.scenario.trackers import lacks, trackers_of
 from raysim.tracking.folder import RunFolder
-from raysim.tracking.store import VARIABLE, check_recorded, check_uri
+from raysim.tracking.store import VARIABLE, check_uri
 
 
 def begin(scenario: Scenario, options: Options) -> Path:
@@ -58,11 +57,6 @@ def _begin(scenario: Scenario, options: Options) -> Path:
     if folder := scenario.checkpoint.folder:
         place = local_folder(folder)
         checkpoints = f"{place or folder.rstrip('/')}/{scenario.name}/{run_id}"
-        if not is_of_run(checkpoints, run_id):
-            raise scenario.origin.error(
-                ("checkpoint", "folder"),
-                f"{checkpoints!r} contains `..` or a character that cannot be printed; give another folder or address",
-            )
         if scenario.checkpoint.every != 0:
             try_storage(checkpoints)
     identity = Identity(
@@ -121,7 +115,7 @@ def _resume(folder: Path, scenario: Scenario, options: Options, code_changed: bo
     if not code_changed and not closing:
         identity.refuse_other_code(folder, code)
     if scenario.tracking.uri is None and not os.environ.get(VARIABLE):
-        identity = replace(identity, tracking=check_recorded(identity.tracking))
+        identity = replace(identity, tracking=check_uri(identity.tracking))
     else:
         identity = replace(identity, tracking=check_uri(scenario.tracking.uri))
     options = _with_trackers(options, scenario)
@@ -132,10 +126,7 @@ def _resume(folder: Path, scenario: Scenario, options: Options, code_changed: bo
         _execution(assembly, identity, run_folder, replace(options, stop=Stop())).complete(summary)
         return {"completed": True}
     store = CheckpointStore.open(checkpoint_storage(identity.checkpoints_of(folder)))
-    checkpoint = store.latest()
     refuse_lost_checkpoints(folder, store, summary)
-    if checkpoint is not None:
-        refuse_incompatible(folder, checkpoint, scenario)
     warnings = identity.warnings(versions(), code)
     if scenario.checkpoint.folder != before.checkpoint.folder:
         warnings.append(

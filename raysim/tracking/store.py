@@ -23,7 +23,7 @@ from packaging.version import Version
 
 from raysim.common.errors import ScenarioError
 from raysim.common.requirements import installed
-from raysim.common.text import expanded, holds_secret, redacted
+from raysim.common.text import holds_secret, redacted
 
 ALLOWED = "sqlite:///path/to/mlflow.db or http(s)://host:port"
 DEFAULT = "sqlite:///mlflow.db"
@@ -31,7 +31,6 @@ VARIABLE = "MLFLOW_TRACKING_URI"
 USER, PASSWORD = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
 TOKEN = "MLFLOW_TRACKING_TOKEN"
 AUTH = "MLFLOW_TRACKING_AUTH"
-_SAY_SO = f"name the store with --set tracking.uri=... or {VARIABLE}"
 FOR_TRAINING = "workflowType=machine_learning"
 """Query that makes MLflow's pages show training runs; without it, they show views for language models."""
 _VIEW_COLUMNS = (
@@ -120,33 +119,6 @@ def check_uri(uri: str | None = None, key: str = "tracking.uri") -> str:
     if problem:
         raise ScenarioError(f"{_origin(uri, key)}: {shown(resolved)} {problem}; use an available store: {ALLOWED}.")
     return resolved
-
-
-def check_recorded(uri: str) -> str:
-    """Check an address that comes from a run folder, not from the user who resumes the run; otherwise as `check_uri`.
-
-    The folder may be another user's. So a database must exist, unless it is this user's default one, and a server does
-    not receive credentials that are meant for another server.
-    """
-    if uri != resolve_uri():
-        database = database_path(resolve_uri(uri))
-        if database is None and (secret := _credentials()):
-            raise ScenarioError(
-                f"{secret} is not sent to the MLflow server {shown(uri)}, because its address comes from the run "
-                f"folder, not from your settings; if you trust this server, {_SAY_SO}"
-            )
-        if database is not None and not database.is_file():
-            raise ScenarioError(
-                f"the run is tracked in {shown(uri)}, which does not exist; to track it elsewhere, {_SAY_SO}"
-            )
-    return check_uri(uri)
-
-
-def _credentials() -> str | None:
-    """Return the variable or file whose credentials MLflow's client sends to every server; None if there is none."""
-    variable = next((name for name in (USER, PASSWORD, TOKEN, AUTH) if os.environ.get(name)), None)
-    file = expanded("~/.mlflow/credentials")
-    return variable or (str(file) if file.exists() else None)
 
 
 def database_path(resolved: str) -> Path | None:

@@ -67,7 +67,7 @@ def the_dead_say_no_more(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def end() -> None:
         for tracker in opened:
-            for name in ("_send", "_upload", "_terminate"):
+            for name in ("_send_waiting", "_complete"):
                 monkeypatch.setattr(tracker, name, lambda *given: False)
             close(tracker, "failed", {})
 
@@ -118,7 +118,7 @@ def test_cut_off_at_any_step_a_run_is_completed(
     assert again.state_digest == digest is not None
 
 
-def locked(*given: Any) -> None:
+def locked(*given: Any, **named: Any) -> None:
     raise sqlite3.OperationalError("database is locked")
 
 

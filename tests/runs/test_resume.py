@@ -13,21 +13,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
-import pyarrow as pa
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.results import LOCK, Status
 from raysim.engine.checkpoint.storage import Storage, local_folder, open_storage
-from raysim.engine.checkpoint.store import Checkpoint, CheckpointError, CheckpointStore
-from raysim.engine.progress import FACTS, Progress
-from raysim.engine.records import CheckpointFile
+from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore
+from raysim.engine.progress import Progress
 from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.runs.identity import label
-from raysim.runs.resume import refuse_incompatible
 from raysim.runs.run import Run, run
-from raysim.tracking import client_rows
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.in_memory import MemoryTracker
 from raysim.tracking.mlflow import MlflowTracker
@@ -143,27 +139,6 @@ def test_what_a_checkpoint_keeps_is_not_counted_on(workplace: Path) -> None:
         counted["bytes"] = counted.get("bytes", 0) + 1  # type: ignore[attr-defined, index]
     progress.stale.add(2)
     assert json.dumps(facts) == before
-
-
-def test_a_run_of_an_earlier_version_goes_on(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that began before validation samples were measured: its rows and checkpoints do not have them."""
-    new = ("val_correct", "val_total")
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            client_rows, "CLIENT_SCHEMA", pa.schema([f for f in client_rows.CLIENT_SCHEMA if f.name not in new])
-        )
-        patch.setattr("raysim.engine.progress.FACTS", tuple(name for name in FACTS if "best_val" not in name))
-        short = run(mixed("rounds=2"), quiet=True)
-    assert not set(new) & set(read_clients(short.folder).column_names)
-    whole = run(mixed("rounds=3"), quiet=True)
-    longer = Run(short.folder).resume(sets=["rounds=3"], quiet=True)
-    assert longer.state_digest == whole.state_digest
-    ours, theirs = read_clients(longer.folder), read_clients(whole.folder)
-    assert ours["correct"].equals(theirs["correct"])
-    before = sum(t <= 2 for t in ours["round"].to_pylist())
-    assert ours["val_correct"].to_pylist() == [None] * before + theirs["val_correct"].to_pylist()[before:]
-    # Half of the clients were measured again by then: a mean over those would not be one over all.
-    assert read_rounds(longer.folder)["accuracy/val"][3].as_py() is None
 
 
 def test_a_sigterm_while_ray_starts_is_an_interruption(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,20 +308,6 @@ def test_checkpoints_anywhere_fsspec_reaches(workplace: Path) -> None:
     assert [checkpoint.round for checkpoint in CheckpointStore.open(open_storage(where)).kept] == [2, 3]
     longer = Run(result.folder).resume(sets=["rounds=4"], quiet=True)
     assert longer.state_digest == run(loaded("rounds=4"), quiet=True).state_digest
-
-
-def test_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:
-    given = loaded("rounds=3")  # eight clients, 0 to 7
-
-    def of(t: int, *clients: int) -> Checkpoint:
-        part = CheckpointFile("clients-000003-00000.safetensors", 1, 0, clients)
-        return Checkpoint(t, (part,), CheckpointFile("server-000003.safetensors", 1, 0), {})
-
-    refuse_incompatible(tmp_path, of(3, 0, 7), given)
-    with pytest.raises(ScenarioError, match="its checkpoint is of round 4, but its scenario has only 3 rounds"):
-        refuse_incompatible(tmp_path, of(4, 0, 7), given)
-    with pytest.raises(ScenarioError, match="its checkpoint contains client 8, but its scenario has only 8 clients"):
-        refuse_incompatible(tmp_path, of(3, 0, 8), given)
 
 
 @pytest.mark.usefixtures("elsewhere")

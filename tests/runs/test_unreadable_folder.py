@@ -1,0 +1,88 @@
+"""Files of a run folder that this version cannot read, and what its states may contain."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raysim.common.errors import ScenarioError
+from raysim.comparison.sweep_card import SWEEP_CARD, SweepCard
+from raysim.core.state import Serialized, deserialize, serialize
+from raysim.runs.identity import FORMAT, Identity
+from raysim.tracking.store import check_uri
+
+RUN_ID = "20261121-101500-ab12"
+FACTS: dict[str, Any] = {
+    "run_id": RUN_ID,
+    "tracking": "sqlite:////x/mlflow.db",
+    "checkpoints": "checkpoints",
+    "dataset_digest": "a",
+    "partition_digest": "b",
+    "versions": {},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run folder as far as it is looked at before its scenario."""
+    run = tmp_path / "runs" / "tiny" / RUN_ID
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps(FACTS))
+    return run
+
+
+@pytest.mark.parametrize("text", ["", "{", json.dumps({**FACTS, "versions": []})])
+def test_a_damaged_run_json_is_named(folder: Path, text: str) -> None:
+    (folder / "run.json").write_text(text)
+    with pytest.raises(ScenarioError, match=r"run\.json cannot be read"):
+        Identity.of(folder)
+
+
+def test_a_folder_of_a_later_version_is_refused(folder: Path) -> None:
+    assert Identity.of(folder).format == FORMAT
+    (folder / "run.json").write_text(json.dumps({**FACTS, "format": FORMAT + 1, "unknown": 7}))
+    with pytest.raises(ScenarioError, match=rf"run\.json has format {FORMAT + 1}"):
+        Identity.of(folder)
+
+
+def test_a_sweep_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / SWEEP_CARD).write_text(json.dumps({"format": 1000}))
+    with pytest.raises(ScenarioError, match=r"sweep\.json has format 1000"):
+        SweepCard.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tree", "why"),
+    [
+        # a module's import is not its own
+        (["named", "raysim.core.state:torch.Tensor", []], "but none of the modules "),
+        (["named", "raysim.core.state:copy.Error", [["value", "x"]]], "but none of the modules "),
+        (
+            ["named", "raysim.core.state:Serialized", [["value", 1], ["value", 2]]],
+            "as a named tuple, but the class is no longer a named tuple; use the version",
+        ),
+        (
+            ["dataclass", "raysim.core.state:Serialized", [["__class__", ["value", 1]]]],
+            "with the field __class__, which the class no longer has; use the version",
+        ),
+        (["dataclass", "raysim.common.errors:RaysimError", []], "but none of the modules "),
+    ],
+)
+def test_a_servers_state_makes_no_other_objects(tree: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=f"state contains an object of class {tree[1]},? {why}"):
+        deserialize(Serialized(tree, {}), None, ["raysim.algorithms.fedgh"])
+    kept = serialize({"a": torch.ones(2)})
+    assert torch.equal(deserialize(kept, None, [])["a"], torch.ones(2))
+
+
+def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "cookies.db") as database:
+        database.execute("CREATE TABLE cookies (name TEXT)")
+    database.close()
+    with pytest.raises(ScenarioError, match="is not an MLflow database"):
+        check_uri(f"sqlite:///{tmp_path}/cookies.db")
