@@ -166,17 +166,6 @@ def _batch(rows: Sequence[ClientRow]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=CLIENT_SCHEMA)
 
 
-def _of_today(batch: Any) -> Any:
-    """Return rows with the current columns: null in columns that the version which wrote the rows did not have.
-
-    Raises `KeyError` or `pyarrow.ArrowException` for damaged rows, because Arrow may crash on them later.
-    """
-    batch.validate(full=True)
-    later = {f.name for f in CLIENT_SCHEMA if f.nullable} - set(batch.schema.names)
-    columns = [pa.nulls(batch.num_rows, f.type) if f.name in later else batch[f.name] for f in CLIENT_SCHEMA]
-    return pa.RecordBatch.from_arrays(columns, schema=CLIENT_SCHEMA)
-
-
 def _write(writer: Any, first: int, batch: pa.RecordBatch) -> None:
     writer.write_batch(batch, custom_metadata={"round": str(first)})
 
@@ -186,7 +175,8 @@ def _stream(path: Path) -> _Batches:
     with path.open("rb") as file:
         try:
             for batch, facts in pa.ipc.open_stream(file).iter_batches_with_custom_metadata():
-                yield int(facts["round"]), _of_today(batch)
+                batch.validate(full=True)  # Arrow may crash on damaged rows later
+                yield int(facts["round"]), batch
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
             pass  # a batch that is incomplete or damaged; the batches before it are complete
 
@@ -196,7 +186,7 @@ def _parquet(path: Path) -> _Batches:
         # Without read-ahead: its threads may outlive the interpreter, and the process then aborts at exit.
         for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(use_threads=False):
             if batch.num_rows:
-                yield batch.column("round")[0].as_py(), _of_today(batch)
+                yield batch.column("round")[0].as_py(), batch
 
 
 def _last_round(path: Path) -> int:
