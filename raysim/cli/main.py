@@ -429,24 +429,21 @@ for command in (*STARTING_COMMANDS, *COMPARISON_COMMANDS, *INSPECTION_COMMANDS, 
 
 
 @cli.command()
-@click.option("--no-run", is_flag=True, help="Skip the test run of one round.")
 @JSON
-def doctor(no_run: bool, as_json: bool) -> None:
-    """Check this machine for problems that make runs slow or fail.
+def doctor(as_json: bool) -> None:
+    """Show versions, GPUs, limits and addresses of this machine.
 
-    It also shows the resources for runs. If no problem is found, one round of the quickstart then runs on Ray in a
-    temporary folder. Exit code 1: `raysim launch` would fail.
+    Exit code 1: `raysim launch` would fail, because MLflow or the Ray cluster does not answer.
     """
     from raysim.cli.show import show_finding
     from raysim.runs import doctor
 
-    found = []
-    for finding in doctor.findings(with_trial=not no_run):
-        found.append(finding)
-        if not as_json:
-            show_finding(finding)
+    found = doctor.findings()
     if as_json:
         print_json(list[doctor.Finding], found)
+    else:
+        for finding in found:
+            show_finding(finding)
     sys.exit(1 if any(finding.verdict == "problem" for finding in found) else 0)
 
 
