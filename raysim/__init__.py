@@ -12,13 +12,14 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raysim.common.errors import RaysimError, RunError, ScenarioError
+    from raysim.common.errors import HookError, RaysimError, RunError, ScenarioError
     from raysim.common.inputs import InputSpec
     from raysim.common.results import Tracker
     from raysim.comparison.compare import Comparison, compare
     from raysim.contract import check_algorithm
     from raysim.core.algorithm import Algorithm
     from raysim.core.messages import message
+    from raysim.engine.checkpoint.store import CheckpointError
     from raysim.models.split import SplitNet
     from raysim.runs.run import Run, run
     from raysim.scenario.scenario import Scenario
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Algorithm",
+    "CheckpointError",
     "Comparison",
+    "HookError",
     "InputSpec",
     "RaysimError",
     "Run",
@@ -50,7 +53,9 @@ if _logger.level == logging.NOTSET:
 
 _HOMES = {
     "Algorithm": "raysim.core.algorithm",
+    "CheckpointError": "raysim.engine.checkpoint.store",
     "Comparison": "raysim.comparison.compare",
+    "HookError": "raysim.common.errors",
     "InputSpec": "raysim.common.inputs",
     "RaysimError": "raysim.common.errors",
     "Run": "raysim.runs.run",

@@ -180,7 +180,6 @@ SLOW = (
     "runs/test_portable.py",
     "runs/test_resume.py",
     "runs/test_verify.py",
-    "scenario/test_fuzz.py",
     "scenario/test_papers.py",
     "tracking/test_mlflow_resume.py",
     "tracking/test_mlflow_tracker.py",

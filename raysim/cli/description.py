@@ -12,25 +12,24 @@ from typing import Any, get_args, get_type_hints
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
+from raysim.cli.methods import Method, first_paragraph
+from raysim.cli.methods import in_words as message_in_words
 from raysim.cli.tables import as_text, new_table
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow, Output
 from raysim.common.suggestions import suggest
 from raysim.common.text import expanded, reflowed
 from raysim.comparison.measures import ALL_MEASURES, meaning_of
-from raysim.core.fields import field_docs, in_words
+from raysim.core.fields import field_docs, in_words, settings_fields
 from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS, DatasetSpec
 from raysim.models import MODELS
 from raysim.plugins.reading import read_own_code
 from raysim.plugins.references import Reference, named
-from raysim.plugins.registry import algorithm_names
+from raysim.plugins.registry import algorithm_class, algorithm_names
 from raysim.scenario.bundled import FOLDER, bundled_names
-from raysim.scenario.declaration import Declaration
-from raysim.scenario.declared import declaration_of, declared, read_own
 from raysim.scenario.schema import Data, Section, Settings
 from raysim.scenario.sentences import NAMED
-from raysim.scenario.source import UnreadableError
 from raysim.scenario.trackers import TRACKERS
 from raysim.scenario.yaml_text import opening_comment, read_text
 
@@ -103,9 +102,10 @@ def show_list(entries: Mapping[str, Sequence[Entry]]) -> None:
         _show_entries(Console(), title, [(one.name, one.text) for one in of_kind])
 
 
-def names_of(entries: Mapping[str, Sequence[Entry]]) -> list[str]:
-    """The names of entries, each once."""
-    return list(dict.fromkeys(one.name for of_kind in entries.values() for one in of_kind))
+def names_of(what: str) -> list[str]:
+    """The names of a kind, or of all kinds, each once."""
+    kinds = KINDS if what == "all" else (SYNONYMS.get(what, what),)
+    return list(dict.fromkeys(name for kind in kinds for name in _names(kind)))
 
 
 def show_describable() -> None:
@@ -208,9 +208,8 @@ def _hook(name: str) -> tuple[str, str]:
 
 def _show_settings(console: Console, cls: type, where: str) -> None:
     """Print the docstring and the fields of a class. where: how a scenario selects it."""
-    declaration = declaration_of(cls)
-    console.print(as_text(f"{reflowed(declaration.doc)}\n"))
-    _show_fields(console, declaration, where)
+    console.print(as_text(f"{reflowed(inspect.cleandoc(cls.__doc__ or ''))}\n"))
+    _show_fields(console, cls, where)
 
 
 def _show_dataset(console: Console, dataset: DatasetSpec) -> None:
@@ -224,38 +223,50 @@ def _show_dataset(console: Console, dataset: DatasetSpec) -> None:
 
 def _show_algorithm(console: Console, name: str) -> None:
     reference = named("algorithms", name)
+    file = f"algorithms/{name}.py" if reference is None else reference.name
     if reference is not None and reference.is_file:
-        method, file = _read_method(name, reference)
-    else:
-        method = declared(name if reference is None else reference.name)
-        file = f"algorithms/{name}.py" if reference is None else reference.name
-    console.print(as_text(reflowed(method.file_doc or method.doc), overflow="fold"))
-    based_on = method.paper_of if method.paper_of not in ("", method.name) else ""
-    console.print(as_text(f"\n{f'Paper of {based_on}, on which it is based' if based_on else 'Paper'}: {method.paper}"))
+        own_code = read_own_code([expanded(reference.place)])
+        own_code.activate()
+        file = ", ".join(own_code.paths)
+    method = Method(algorithm_class(name if reference is None else reference.name))
+    console.print(as_text(reflowed(method.doc), overflow="fold"))
+    based_on = method.paper_of if method.paper_of not in ("Algorithm", method.cls.__name__) else ""
+    paper = f"Paper of {based_on}, on which it is based" if based_on else "Paper"
+    console.print(as_text(f"\n{paper}: {method.cls.paper}"))
     console.print(as_text(f"File:  {file}"))
-    console.print(as_text(f"Architectures: {_architectures(method)}"))
-    for way, messages in (("Down", method.down), ("Up", method.up)):
-        for message in messages or ():
-            doc = message.doc.split("\n\n")[0].replace("\n", " ")
-            console.print(as_text(f"{way}: {message.words}" + (f" ({doc.removesuffix('.')})" if doc else "")))
+    console.print(as_text(f"Architectures: {method.architectures}"))
+    for way, messages in zip(("Down", "Up"), method.messages or (), strict=False):
+        for message in messages:
+            doc = first_paragraph(message)
+            console.print(
+                as_text(f"{way}: {message_in_words(message)}" + (f" ({doc.removesuffix('.')})" if doc else ""))
+            )
     console.print()
-    _show_fields(console, method, f"algorithm: {{name: {name}}}")
-    for profile, preset in method.profiles.items():
+    _show_fields(console, method.cls, f"algorithm: {{name: {name}}}")
+    for profile, preset in method.cls.profiles.items():
         values = ", ".join(f"{field}: {_plain(value)}" for field, value in preset.items())
         console.print(as_text(f"profile: {profile}  ({values})"))
 
 
-def _read_method(name: str, reference: Reference) -> tuple[Declaration, str]:
-    """Return the declaration of a method in the user's own files, which are not run, and the paths of these files."""
-    own_code = read_own_code([expanded(reference.place)])
-    try:
-        return read_own(Reference(Path(reference.place).name, reference.attribute), own_code), ", ".join(own_code.paths)
-    except UnreadableError as error:
-        raise ScenarioError(f"describe {name}: cannot describe the method from the file's text: {error}") from None
+def _named_classes(kind: str) -> Mapping[str, type] | None:
+    """The classes of a kind, such as "partitions", that a scenario names; None: a kind without classes."""
+    kinds = {f"{key}s": classes for (_, key), classes in NAMED.items()}
+    return {**kinds, "trackers": TRACKERS}.get(kind)
 
 
-def _architectures(method: Declaration) -> str:
-    return "one for all clients" if method.one_architecture else "may differ"
+def _names(kind: str) -> Iterable[str]:
+    """The names of a kind, without importing anything heavy."""
+    if kind == "algorithms":
+        return algorithm_names()
+    if kind == "scenarios":
+        return bundled_names()
+    others: dict[str, Mapping[str, Any]] = {
+        "models": MODELS,
+        "datasets": DATASETS,
+        "metrics": METRICS,
+        "measures": ALL_MEASURES,
+    }
+    return _named_classes(kind) or others[kind]
 
 
 def _entries(kind: str) -> list[Entry]:
@@ -268,9 +279,8 @@ def _entries(kind: str) -> list[Entry]:
     if kind == "scenarios":
         files = {name: FOLDER / f"{name}.yaml" for name in bundled_names()}
         return [Entry(name, _first_sentence(opening_comment(read_text(file)))) for name, file in files.items()]
-    for key, classes in (*((key, classes) for (_, key), classes in NAMED.items()), ("tracker", TRACKERS)):
-        if kind == f"{key}s":
-            return [Entry(name, declaration_of(cls).summary) for name, cls in classes.items()]
+    if (classes := _named_classes(kind)) is not None:
+        return [Entry(name, first_paragraph(cls)) for name, cls in classes.items()]
     return [Entry(*one) for one in (ALL_MEASURES if kind == "measures" else METRICS).items()]
 
 
@@ -290,19 +300,20 @@ def _show_entries(
 def _algorithm(name: str) -> Entry:
     """A method's summary and facts; or the error in its file, which may be unfinished."""
     try:
-        method = declared(name)
+        method = Method(algorithm_class(name))
     except ScenarioError as error:
         return Entry(name, str(error))
-    facts = {"year": method.year, "architectures": _architectures(method), "messages": method.travels}
+    facts = {"year": method.year, "architectures": method.architectures, "messages": method.travels}
     return Entry(name, method.summary, {key: value for key, value in facts.items() if value})
 
 
-def _show_fields(console: Console, declaration: Declaration, where: str) -> None:
-    if not declaration.fields:
+def _show_fields(console: Console, cls: type, where: str) -> None:
+    fields = settings_fields(cls)
+    if not fields:
         console.print(as_text(f"It has no fields to set. In a scenario: {where}"))
         return
     table = new_table(None, "field", "default", "allowed", "meaning")
-    for one in declaration.fields:
+    for one in fields:
         default = "required" if one.default is MISSING else _plain(one.default)
         table.add_row(as_text(one.name), as_text(default), as_text(one.allowed), as_text(one.doc))
     console.print(table)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import atexit
 import gc
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,16 +24,15 @@ from raysim.cli.json_output import JSON, commands_schema, print_json
 from raysim.cli.options import ADDRESS, SCENARIO, SETS, attach, complete_folders
 from raysim.cli.output import echo, show_error
 from raysim.cli.starting import COMMANDS as STARTING_COMMANDS
-from raysim.common.errors import RaysimError, ScenarioError
+from raysim.common.errors import HookError, RaysimError
 from raysim.common.files import reason
 from raysim.common.results import Output
-from raysim.common.text import quoted, sentence
-from raysim.plugins import own_code
+from raysim.common.text import sentence
+from raysim.plugins.calling import own_line, own_traceback
 from raysim.runs.signals import interruptible
 
 if TYPE_CHECKING:
     from raysim.common.results import Summary
-    from raysim.scenario.parse import ParsedScenario
 
 LISTS = [
     "algorithms",
@@ -233,54 +231,31 @@ def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> Non
 @cli.command()
 @SCENARIO
 @SETS
-@click.option(
-    "--run-code", is_flag=True, help="Also run the scenario's custom code, to check it as `launch --dry-run` does."
-)
 @JSON
-def validate(scenario: str, sets: tuple[str, ...], run_code: bool, as_json: bool) -> None:
+def validate(scenario: str, sets: tuple[str, ...], as_json: bool) -> None:
     """Check a scenario without running it, and print its settings.
 
     The printed settings include every default. Your own data files (`data.path`) are read and checked; `launch` checks
     the files of published data sets and free memory.
-    Custom code that the scenario names is reported. It runs only with --run-code: then methods are created, models take
-    a training step, data functions load their data, and options of trackers are checked, as in `launch --dry-run`.
+    Custom code that the scenario names is imported and tried, as in `launch --dry-run`: methods are created, models
+    take a training step, data functions load their data, and options of trackers are checked.
     """
-    from raysim.scenario.parse import parse_scenario
+    from raysim.runs.preview import check_code
     from raysim.scenario.scenario import Scenario
 
-    parsed: ParsedScenario | None = None
-    warnings: Sequence[str] = ()
-    complete, verdict = True, "valid; data files were not checked, see `raysim launch --dry-run`"
-    try:
-        with own_code.listening(_announce if run_code else _refuse_to_run):
-            parsed = parse_scenario(scenario, sets)
-            parsed = checked = Scenario.of(parsed)
-            if run_code:
-                from raysim.runs.preview import check_code
-
-                check_code(checked)
-        warnings = checked.warnings
-        if checked.files is not None:
-            verdict = "valid, and the data can be read; `raysim launch --dry-run` also checks the memory"
-    except _WouldRunError as error:
-        complete = False
-        verdict = f"only partly checked: the other checks must run custom code ({error}); add --run-code to allow this"
-    found = Validation(
-        Path(scenario).absolute(),
-        complete,
-        verdict,
-        None if parsed is None else parsed.resolved,
-        [] if parsed is None else [str(Path(path).absolute()) for path in parsed.own_code.paths],
-        warnings,
-    )
+    checked = Scenario.load(scenario, sets)
+    check_code(checked)
+    verdict = "valid; data files were not checked, see `raysim launch --dry-run`"
+    if checked.files is not None:
+        verdict = "valid, and the data can be read; `raysim launch --dry-run` also checks the memory"
+    code = [str(Path(path).absolute()) for path in checked.own_code.paths]
     if as_json:
-        print_json(Validation, found)
+        print_json(Validation, Validation(Path(scenario).absolute(), verdict, checked.resolved, code, checked.warnings))
         return
-    if parsed is not None:
-        echo(parsed.resolved_yaml(), nl=False)
-        if parsed.own_code.files:
-            echo(f"note: the scenario runs code from {', '.join(parsed.own_code.paths)}", err=True)
-    for warning in warnings:
+    echo(checked.resolved_yaml(), nl=False)
+    if code:
+        echo(f"note: the scenario runs code from {', '.join(code)}", err=True)
+    for warning in checked.warnings:
         echo(f"note: {warning}", err=True)
     echo(f"{scenario}: {verdict}", err=True)
 
@@ -291,36 +266,14 @@ class Validation(Output):
 
     scenario: Path
     """the file"""
-    complete: bool
-    """whether every check was done that `verdict` does not name"""
     verdict: str
     """the result in words"""
-    settings: Mapping[str, Any] | None
-    """the scenario with all defaults; null: reading it requires running custom code"""
+    settings: Mapping[str, Any]
+    """the scenario with all defaults"""
     code: Sequence[str]
     """files of custom code that the scenario runs"""
     notes: Sequence[str]
     """sentences about settings that may be mistakes"""
-
-
-class _WouldRunError(BaseException):
-    """Custom code that a command would have to run, but must not.
-
-    Not an `Exception`, so that no handler of errors in custom code catches it.
-    """
-
-
-def _refuse_to_run(places: Sequence[str]) -> None:
-    raise _WouldRunError(", ".join(places))
-
-
-_announced: set[str] = set()
-
-
-def _announce(places: Sequence[str]) -> None:
-    if new := [place for place in places if place not in _announced]:
-        _announced.update(new)
-        echo(f"raysim: running code from {', '.join(new)}", err=True)
 
 
 @cli.command("list")
@@ -338,20 +291,19 @@ def list_(what: str, names: bool, as_json: bool) -> None:
     """
     from raysim.cli.description import Entry, entries_of, names_of, show_list
 
-    found = entries_of(what)
-    if as_json:
-        print_json(dict[str, list[Entry]], found)
-    elif names:
-        for name in names_of(found):
+    if names:
+        for name in names_of(what):
             echo(name)
+    elif as_json:
+        print_json(dict[str, list[Entry]], entries_of(what))
     else:
-        show_list(found)
+        show_list(entries_of(what))
 
 
 def _complete_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from raysim.cli.description import entries_of, names_of
+    from raysim.cli.description import names_of
 
-    return [name for name in names_of(entries_of("all")) if name.startswith(incomplete)]
+    return [name for name in names_of("all") if name.startswith(incomplete)]
 
 
 @cli.command()
@@ -373,15 +325,8 @@ def describe(name: str | None) -> None:
 
     if name is None:
         show_describable()
-        return
-    try:
-        with own_code.listening(_refuse_to_run):
-            show_description(name)
-    except _WouldRunError as error:
-        raise ScenarioError(
-            f"describe {name}: describing this method requires running {error}, which `raysim describe` never does; "
-            "to see the method's fields, run `raysim validate SCENARIO --run-code`"
-        ) from None
+    else:
+        show_description(name)
 
 
 @cli.command()
@@ -466,14 +411,6 @@ def _skip_last_collection() -> None:
         gc.freeze()
 
 
-def _exit_for_defect(error: BaseException, args: Sequence[str] | None) -> NoReturn:
-    """Print the report of an exception that raysim should have caught, and exit."""
-    from raysim.common.defects import EXIT_CODE, report_defect
-
-    echo(f"raysim: {report_defect(error, sys.argv[1:] if args is None else args)}", err=True)
-    sys.exit(EXIT_CODE)
-
-
 def _with_remedy(error: click.ClickException, args: Sequence[str]) -> click.ClickException:
     """Return Click's error, with the remedy if the command line has `--set KEY = VALUE`."""
     if not isinstance(error, click.UsageError) or "unexpected extra argument" not in error.message:
@@ -485,24 +422,21 @@ def _with_remedy(error: click.ClickException, args: Sequence[str]) -> click.Clic
     return error
 
 
-def _refuse_unusable(word: str) -> None:
-    """Raise `ScenarioError` for a word with a NUL or a lone surrogate, which cannot be a path or a shell argument."""
-    try:
-        usable = b"\0" not in os.fsencode(word)
-    except UnicodeEncodeError:
-        usable = False
-    if not usable:
-        raise ScenarioError(f"{quoted(word)} contains a NUL byte or an incomplete character; remove it")
+def _traceback(error: RaysimError) -> str:
+    """Return Python's traceback of the user's code, if that code raised the cause of an error; otherwise no text."""
+    if isinstance(error, HookError):
+        return error.trace
+    cause = error.__cause__
+    if isinstance(cause, SyntaxError) or (cause is not None and own_line(cause)):
+        return own_traceback(cause)
+    return ""
 
 
 def main(args: Sequence[str] | None = None) -> Any:
-    """Run the command. Errors are one sentence and an exit code; only errors in custom code also show a traceback."""
-    _announced.clear()
+    """Run the command. Errors are one line and an exit code; only errors in custom code also show a traceback."""
     atexit.register(_skip_last_collection)
     try:
-        for word in args or ():
-            _refuse_unusable(word)
-        with interruptible(), own_code.listening(_announce):  # SIGTERM ends a command as Ctrl-C does
+        with interruptible():  # SIGTERM ends a command as Ctrl-C does
             cli.main(args=None if args is None else list(args), prog_name="raysim", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
         echo("raysim: stopped", err=True)
@@ -511,18 +445,20 @@ def main(args: Sequence[str] | None = None) -> Any:
         show_error(_with_remedy(error, sys.argv[1:] if args is None else args))
         sys.exit(error.exit_code)
     except RaysimError as error:
-        trace = getattr(error, "trace", "")
-        if trace:
-            echo(trace, err=True)
         echo(f"raysim: {error}", err=True)
+        if trace := _traceback(error):
+            echo(trace, err=True, nl=False)
         sys.exit(error.exit_code)
-    except SystemExit:
-        raise
     except OSError as error:
         if error.filename is None:
-            _exit_for_defect(error, args)
+            raise
         # A file or folder of the user does not exist, has a name that is too long, or cannot be written.
         echo(f"raysim: {sentence(str(error.filename))}: {reason(error)}; give another file or folder", err=True)
         sys.exit(2)
-    except BaseException as error:  # custom code may raise exceptions that are no `Exception`
-        _exit_for_defect(error, args)
+    except Exception as error:
+        if own_line(error):  # the user's code raised it, where raysim expects no error: Python shows its traceback
+            raise
+        from raysim.common.defects import EXIT_CODE, report_defect
+
+        echo(f"raysim: {report_defect(error, sys.argv[1:] if args is None else args)}", err=True)
+        sys.exit(EXIT_CODE)

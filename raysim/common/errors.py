@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from raysim.common.text import sentence
+import pickle
+from typing import Any
 
-FAILURES = (Exception, SystemExit, GeneratorExit)
-"""Exceptions that count as a failure of user code, including the `SystemExit` of `sys.exit()`."""
+from raysim.common.text import sentence
 
 
 class RaysimError(Exception):
@@ -65,3 +65,48 @@ class RunError(RaysimError, RuntimeError):
     ...     except raysim.RunError as error:  # the finished rounds are kept, and the error says how to resume
     ...         print(error)
     """
+
+
+class HookError(RunError):
+    """The user's own code raised: a hook of a method, a model, a partition, a policy, a data function or a tracker.
+
+    `__cause__` is the exception that it raised; None if that exception cannot be sent from an actor. Exit code 1.
+
+    Attributes:
+        hook: what raysim called, such as "client_update" or "Halves.shares".
+        client: the id of the client; None if the code belongs to no client.
+        round: the round; None before the first one.
+        trace: Python's traceback of the user's code.
+
+    >>> import raysim
+    >>> def run_or_show(scenario):
+    ...     try:
+    ...         return raysim.run(scenario, quiet=True)
+    ...     except raysim.HookError as error:
+    ...         print(f"{error.hook} of client {error.client} in round {error.round} raised {error.__cause__!r}")
+    """
+
+    def __init__(
+        self, text: str, *, hook: str = "", client: int | None = None, round: int | None = None, trace: str = ""
+    ) -> None:
+        super().__init__(text)
+        self.hook, self.client, self.round, self.trace = hook, client, round, trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _hook_error, (str(self), vars(self), _portable(self.__cause__))
+
+
+def _hook_error(text: str, attributes: dict[str, Any], cause: BaseException | None) -> HookError:
+    error = HookError(text)
+    vars(error).update(attributes)
+    error.__cause__ = cause
+    return error
+
+
+def _portable(error: BaseException | None) -> BaseException | None:
+    """Return an exception if it survives pickling, which one with an `__init__` of its own often does not."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return None
+    return error

@@ -7,10 +7,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
-from raysim.common.errors import FAILURES, RunError
-from raysim.common.text import quoted
+from raysim.common.errors import RunError
 from raysim.core.fields import Count, Fraction, NonNegativeInt, Range
-from raysim.plugins.calling import real_number, where
+from raysim.plugins.calling import failing
 
 Factor = Annotated[float, Range(gt=0, le=1)]
 
@@ -80,14 +79,11 @@ class Cosine(WarmsUp):
 def factor_of(schedule: RateSchedule, t: int, num_rounds: int) -> float:
     """Return `schedule.factor` as a `float`. Raises `RunError` if it fails or returns no number above 0."""
     name = f"{type(schedule).__name__}.factor"
-    try:
-        returned = schedule.factor(t, num_rounds)
-    except FAILURES as error:
-        raise RunError(f"{name} fails: {where(error)}") from error
-    factor = real_number(returned)
-    if factor is None or not 0 < factor < math.inf:
+    with failing(f"{name} fails"):
+        factor = float(schedule.factor(t, num_rounds))
+    if not 0 < factor < math.inf:
         raise RunError(
-            f"{name}({t}, {num_rounds}) gives {quoted(returned)} as the factor of the learning rate in round {t} of "
+            f"{name}({t}, {num_rounds}) gives {factor} as the factor of the learning rate in round {t} of "
             f"{num_rounds}; change the schedule so that every factor is finite and greater than 0"
         )
     return factor

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from raysim.common.errors import RunError
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import WireSize
@@ -45,8 +46,12 @@ class NonFiniteUpload:
 class ClientFailure:
     """Replacement of the upload and the report of a client that failed, if the run tolerates failures."""
 
-    reason: str  # one sentence
-    trace: str = ""
+    error: RunError | None = None  # None: the client failed when this round was run before
+
+    @property
+    def reason(self) -> str:
+        """The failure in one sentence."""
+        return str(self.error or "it failed before")
 
 
 @dataclass(frozen=True)

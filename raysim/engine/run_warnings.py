@@ -6,13 +6,13 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from raysim.common.errors import HookError
 from raysim.common.text import few
 from raysim.core.algorithm import ClientId
 from raysim.engine.backend import Backend
 from raysim.engine.progress import Progress
 from raysim.engine.records import ClientFailure, CurrentTests, MemoryReport, RoundReport
 from raysim.engine.spec import RunSpec
-from raysim.engine.workers.hooks import HookError
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +48,15 @@ class RunWarnings:
         late = report.timing.late if report.timing is not None else ()
         of = len(report.failed) + len(report.client_reports) + len(late)
         if len(report.failed) > self.max_failed_fraction * of + 1e-9:
-            first = next(iter(report.failed.values()))
+            k, first = next(iter(report.failed.items()))
             raise HookError(
                 f"round {t}: {len(report.failed)} of {of} clients failed, more than failure.max_failed_fraction "
                 f"({self.max_failed_fraction:g}) allows; first failure: {first.reason}",
-                first.trace,
-            )
+                hook=getattr(first.error, "hook", ""),
+                client=k,
+                round=t,
+                trace=getattr(first.error, "trace", ""),
+            ) from first.error and first.error.__cause__
         for k, failed in report.failed.items():
             logger.warning(f"round {t} continues without client {k}: {failed.reason}")
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from raysim.common.errors import FAILURES
 from raysim.common.text import cause
 from raysim.core.data import Batch, Shuffled
 from raysim.core.fit import (
@@ -298,7 +297,7 @@ def _attempt(jobs: Sequence[FitJob]) -> Sequence[FitResult | str]:
     states = [one.rng.get_state() for one in shuffled]
     try:
         return fit_together(jobs)
-    except FAILURES as error:
+    except Exception as error:
         if lacks_memory(error):
             raise
         for one, state in zip(shuffled, states, strict=True):

@@ -1,4 +1,4 @@
-"""Calls of the user's own code: locate its errors, and check the numbers that it returns."""
+"""Calls of the user's own code: its exceptions become one line with file and line, and Python's own traceback."""
 
 from __future__ import annotations
 
@@ -8,24 +8,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from raysim.common.errors import FAILURES, ScenarioError
+from raysim.common.errors import HookError, RaysimError
 from raysim.common.text import cause
 from raysim.plugins.own_code import active_paths
 
 PACKAGE = Path(__file__).parents[1]
 """The folder of raysim's code."""
 
-BOOLEANS = ("bool", "torch.bool")
-"""Names of the Boolean types of NumPy and torch."""
-
 
 @contextmanager
 def failing(sentence: str, key: str = "") -> Iterator[None]:
-    """Convert exceptions of a block that calls the user's code to `ScenarioError`: this sentence and the cause."""
+    """Convert exceptions of a block that calls the user's code to a `HookError` that begins with this sentence.
+
+    key: the key of the scenario that names the code.
+    """
     try:
         yield
-    except FAILURES as error:
-        raise ScenarioError(f"{sentence}: {where(error)}", key=key) from error
+    except RaysimError:
+        raise
+    except Exception as error:
+        raise hook_error(sentence, error, key) from error
+
+
+def hook_error(sentence: str, error: BaseException, key: str = "") -> HookError:
+    """Return the `HookError` for an exception of the user's code; the arguments are those of `failing`."""
+    text = f"{sentence}: {where(error)}"
+    return HookError(f"{key}: {text}" if key else text, hook=sentence, trace=own_traceback(error))
 
 
 def where(error: BaseException) -> str:
@@ -46,21 +54,19 @@ def own_line(error: BaseException) -> str:
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
+def own_traceback(error: BaseException) -> str:
+    """Return Python's traceback of an exception, without the lines of raysim that called the user's code."""
+    if isinstance(error, SyntaxError):  # it names the file and shows the line
+        return "".join(traceback.format_exception_only(error))
+    frames = error.__traceback__
+    while frames is not None and Path(frames.tb_frame.f_code.co_filename).is_relative_to(PACKAGE):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+
+
 def whole_number(value: object) -> int | None:
-    """Convert an integer from user code (Python, NumPy, torch) to `int`; None for a bool or any other value."""
-    if isinstance(value, bool) or str(getattr(value, "dtype", "")) in BOOLEANS:
-        return None
+    """Convert an integer from user code (Python, NumPy, torch) to `int`; None for any other value."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
-    except FAILURES:
-        return None
-
-
-def real_number(value: object) -> float | None:
-    """Convert a number that user code returned to `float`; None for a bool, text or any other value."""
-    if isinstance(value, bool | str | bytes) or str(getattr(value, "dtype", "")) in BOOLEANS:
-        return None
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except FAILURES:
+    except TypeError:
         return None

@@ -2,8 +2,7 @@
 
 The files that a scenario names, and the files of their project that they import, travel as text with the scenario to
 every process, so that all processes run the same code. Their modules are imported below the package `raysim_own`, so
-they do not replace a module that the user imported under the same name. No code runs before `OwnCode.activate` or
-`Reference.load`, which announce it first.
+they do not replace a module that the user imported under the same name. No code runs before `Reference.load`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.abc import InspectLoader, MetaPathFinder
@@ -102,11 +100,10 @@ class OwnCode:
         return all(name in self.files and self.files[name].text == file.text for name, file in other.files.items())
 
     def activate(self) -> None:
-        """Announce these files, and make them importable below `raysim_own` in this process."""
+        """Make these files importable below `raysim_own` in this process."""
         known = _FINDER.code.files
         if all(known.get(name) == file for name, file in self.files.items()):
             return
-        announce(self.paths)
         if all(known.get(name, file).text == file.text for name, file in self.files.items()):
             _FINDER.code = OwnCode({**known, **self.files})
         else:
@@ -134,28 +131,6 @@ def _arrived(files: Mapping[str, SourceFile], observing: frozenset[str]) -> OwnC
     code = OwnCode(files, observing)
     code.activate()
     return code
-
-
-Listener = Callable[[Sequence[str]], None]
-"""Called with the user's files, or the installed module, that run next; an exception stops them from running."""
-
-_listeners: list[Listener] = []
-
-
-@contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Call only this listener during the block; restore the previous one after it."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.pop()
-
-
-def announce(places: Sequence[str]) -> None:
-    """Pass the files of the user, or the installed module, that run next to the listener."""
-    if _listeners:
-        _listeners[-1](places)
 
 
 def _is_own(module: ModuleType) -> bool:

@@ -14,9 +14,6 @@ from raysim.common.modules import imports_of
 from raysim.plugins.calling import where
 from raysim.plugins.own_code import CODE, JOB_CODE, OwnCode, SourceFile
 
-_LONGEST = 10_000_000
-"""Greatest size of a file in bytes: every process gets a copy."""
-
 
 def read_own_code(paths: Iterable[Path]) -> OwnCode:
     """Read files, and the files that they import from their own folder, their project or the current folder.
@@ -61,18 +58,12 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
             continue
         seen.add(relative)
         try:
-            if path.stat().st_size > _LONGEST:
-                raise ScenarioError(f"{path}: is larger than {_LONGEST} bytes; move data to separate files")
             text = path.read_bytes()
-            tree = ast.parse(text)
+            tree = ast.parse(text, str(path))
         except OSError as error:
             raise ScenarioError(f"{path}: cannot be read ({error.strerror})") from None
-        except (SyntaxError, ValueError) as error:
-            raise ScenarioError(f"{path}: cannot be imported: {where(error)}") from None
-        except (RecursionError, MemoryError):  # of the parser, for thousands of nested operators
-            raise ScenarioError(
-                f"{path}: cannot be imported: an expression is nested too deeply; simplify it"
-            ) from None
+        except SyntaxError as error:
+            raise ScenarioError(f"{path}: cannot be imported: {where(error)}") from error
         yield relative.as_posix(), SourceFile(str(path), text)
         package = ".".join(relative.parent.parts)
         for one in imports_of(tree):
@@ -80,10 +71,7 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
                 raise ScenarioError(
                     f"{path}: line {one.line}: the import is relative; use `import name` for a file in the same folder"
                 )
-            try:
-                module = resolve_name(one.module, package)
-            except ImportError as error:
-                raise ScenarioError(f"{path}: line {one.line}: cannot be imported: {error}") from None
+            module = resolve_name(one.module, package)
             names = (module, *(f"{module}.{name}" for name in one.names))
             # The first folder that has one of the modules, as for `sys.path`.
             found = ([(root, file) for name in names for file in _files(root, name)] for root in roots)

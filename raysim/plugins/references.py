@@ -11,8 +11,7 @@ from typing import Any
 
 from raysim.common.errors import ScenarioError
 from raysim.common.modules import PACKAGE
-from raysim.plugins import own_code
-from raysim.plugins.calling import failing
+from raysim.plugins.calling import where
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,7 @@ class Reference:
 
     def load(self) -> ModuleType:
         """Import the module. Raises `ScenarioError` if that fails."""
-        if not self.is_file:
-            own_code.announce((self.place,))
-        with failing(f"{self.place}: cannot be imported"):
-            return importlib.import_module(self.module)
+        return import_module(self.module, self.place)
 
     def get(self) -> Any:
         """Import and return the class or function. Raises `ScenarioError` if it does not exist."""
@@ -63,6 +59,14 @@ class Reference:
                 f"{self.place}: has no class or function {self.attribute!r}; correct the name after the colon"
             )
         return member
+
+
+def import_module(module: str, place: str) -> ModuleType:
+    """Import a module. place: its file, for the `ScenarioError` from the exception with which the import fails."""
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise ScenarioError(f"{place}: cannot be imported: {where(error)}") from error
 
 
 def installed(kind: str) -> dict[str, Reference]:

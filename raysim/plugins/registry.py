@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import suggest
 from raysim.common.text import few
-from raysim.plugins.calling import failing
-from raysim.plugins.references import installed, named
+from raysim.plugins.references import import_module, installed, named
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import AnyAlgorithm
@@ -48,8 +47,7 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
     """
     if algorithm_file(name) is not None:
         place, attribute = f"algorithms/{name}.py", ""
-        with failing(f"{place}: cannot be imported"):
-            module = importlib.import_module(f"raysim.algorithms.{name}")
+        module = import_module(f"raysim.algorithms.{name}", place)
     elif (reference := named("algorithms", name)) is not None:
         place, attribute = reference.place, reference.attribute
         module = reference.load()
@@ -58,8 +56,6 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
         if stem.isidentifier() and os.path.isfile(f"{stem}.py"):  # noqa: PTH113  # False if the name is too long
             raise ScenarioError(f"algorithm.name: unknown algorithm {name!r}; did you mean ./{stem}.py?")
         names = algorithm_names()
-        if os.path.isdir(name):  # noqa: PTH112
-            raise ScenarioError(f"algorithm.name: {name} given, which is a folder; give the method's file in it")
         beside = f" or ./{name}.py for a file" if name.isidentifier() else ""
         raise ScenarioError(
             f"algorithm.name: unknown algorithm {name!r}{suggest(name, names)} (available: {', '.join(names)}{beside})"

@@ -16,7 +16,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from raysim.common.errors import RunError, ScenarioError
+from raysim.common.errors import HookError, RunError, ScenarioError
 from raysim.common.files import reason
 from raysim.common.shards import Shards
 from raysim.core import accelerator
@@ -248,6 +248,8 @@ def _try_selection(assembly: Assembly) -> None:
                 f"round 1: {name}.select returns other clients when it is called again with the same arguments; draw "
                 "random numbers only from `rng`, and keep no state"
             )
+    except HookError:
+        raise
     except RunError as error:
         raise assembly.scenario.origin.error(("clients", "selection"), str(error)) from error
 

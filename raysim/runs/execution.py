@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from raysim.common.errors import RaysimError, RunError
+from raysim.common.errors import HookError, RaysimError, RunError
 from raysim.common.logs import show_logs
 from raysim.common.memory import return_freed_memory
 from raysim.common.results import RunCard, Status, Summary, Tracker
@@ -31,7 +31,6 @@ from raysim.engine.resource_monitor import ResourceMonitor
 from raysim.engine.run import Observers, run_rounds
 from raysim.engine.spec import RunSpec
 from raysim.engine.stop import Stop
-from raysim.engine.workers.hooks import HookError
 from raysim.plugins.own_code import CODE
 from raysim.report.load import read_rounds
 from raysim.report.plots import plot_accuracy

@@ -11,7 +11,7 @@ from time import perf_counter
 import psutil
 import torch
 
-from raysim.common.errors import FAILURES, ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.core.data import Batch
 from raysim.core.fit import FitJob, LocalTraining, fit_one
 from raysim.core.ops import cross_entropy
@@ -21,7 +21,7 @@ from raysim.data.partition import Resample
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan, check_fits, make_plan
 from raysim.models import MODELS
 from raysim.models.split import example
-from raysim.plugins.calling import where
+from raysim.plugins.calling import hook_error
 from raysim.runs.assembly import (
     assemble,
     attach,
@@ -210,11 +210,11 @@ def _measure(scenario: Scenario, name: str, local: LocalTraining, clients: int, 
                 start = perf_counter()
                 model(batch.x)
                 test_s = (perf_counter() - start) / size
-    except FAILURES as error:
+    except Exception as error:
         if not lacks_memory(error):
             if name in MODELS:
                 raise
-            raise ScenarioError(f"{name}: a training step fails: {where(error)}", key="clients.models") from error
+            raise hook_error(f"{name}: a training step fails", error, "clients.models") from error
         raise ScenarioError(
             f"{size} given, but a training step of {name} with {size} samples of {scenario.dataset.name} needs more "
             "memory than is available; set a smaller training.batch_size, or for images a smaller data.size",

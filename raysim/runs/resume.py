@@ -102,7 +102,7 @@ def _may_have_more_rounds(scenario: Scenario, had: int, have: int) -> bool:
     """
     schedule = scenario.training.schedule
     same = all(factor_of(schedule, t, had) == factor_of(schedule, t, have) for t in range(1, had + 1))
-    return have > had and same and not scenario.declared.scheduled
+    return have > had and same and not scenario.algorithm.scheduled
 
 
 def _free(key: str, before: ParsedScenario, now: Scenario) -> bool:

@@ -7,11 +7,10 @@ make each command 0.07 s slower, and the loader would still need its code for cu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import cleandoc
 from typing import Any
 
-from raysim.plugins.registry import algorithm_names
-from raysim.scenario.declaration import Declaration
-from raysim.scenario.declared import declaration_of, declared
+from raysim.plugins.registry import algorithm_class, algorithm_names
 from raysim.scenario.parse import PAPER
 from raysim.scenario.schema import Settings, settings_model
 from raysim.scenario.sentences import NAMED
@@ -27,27 +26,26 @@ def scenario_schema() -> dict[str, Any]:
     """Return a JSON schema (draft 2020-12) in which a section with a `name` has the fields of every name."""
     schema = Settings.model_json_schema() | {"title": "Scenario"}
     definitions = schema["$defs"]
-    algorithms = {name: declared(name) for name in algorithm_names()}
+    algorithms = {name: algorithm_class(name) for name in algorithm_names()}
     schema["properties"]["algorithm"] = _choice(algorithms, "algorithm", definitions, schema["properties"]["algorithm"])
     for (section, kind), classes in NAMED.items():
         keys = definitions[section.capitalize()]["properties"]
-        choices = {name: declaration_of(cls) for name, cls in classes.items()}
-        keys[kind] = _choice(choices, kind, definitions, keys[kind])
+        keys[kind] = _choice(classes, kind, definitions, keys[kind])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def _choice(
-    choices: Mapping[str, Declaration], kind: str, definitions: dict[str, Any], before: dict[str, Any]
+    choices: Mapping[str, type], kind: str, definitions: dict[str, Any], before: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the schema of a section whose `name` decides its other keys."""
-    for name, declaration in choices.items():
-        section = settings_model(declaration).model_json_schema()
+    for name, cls in choices.items():
+        section = settings_model(cls).model_json_schema()
         section["title"] = name
-        doc = declaration.doc.split("\n")[0]
+        doc = cleandoc(cls.__doc__ or "").split("\n")[0]
         section["description"] = doc
         names: dict[str, Any] = {"name": {"const": name, "description": doc}}
-        if declaration.profiles:
-            names["profile"] = {"enum": [PAPER, *declaration.profiles], "default": PAPER, "description": PROFILE}
+        if profiles := getattr(cls, "profiles", {}):
+            names["profile"] = {"enum": [PAPER, *profiles], "default": PAPER, "description": PROFILE}
         section["properties"] = {**names, **section.get("properties", {})}
         section["required"] = ["name", *section.get("required", [])]
         definitions[f"{kind}.{name}"] = section

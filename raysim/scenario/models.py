@@ -59,29 +59,18 @@ def _built(name: str, dataset: DatasetSpec, feature_dim: int) -> Any:
     import torch
     from torch.nn.parameter import is_lazy
 
-    from raysim.core.messages import PackedTensor
-
     nets = []
     for _ in range(2):
         torch.default_generator.manual_seed(0)
         nets.append(builder(dataset, feature_dim)(name))
-    states = [net.state_dict() for net in nets]
-    if other := states[0].keys() ^ states[1].keys():
-        raise ScenarioError(
-            f"{name}: {min(other)} is a weight of only one of two networks that are built one after the other; give "
-            "layers the same names in every network"
-        )
-    for key, value in states[0].items():
+    first, second = (net.state_dict() for net in nets)
+    for key, value in first.items():
         if is_lazy(value):
             raise ScenarioError(
                 f"{name}: {key} has no shape before the first batch, because its layer is lazy; use a layer with a "
                 "given size, or pass the network a batch at the end of its constructor"
             )
-        if not isinstance(value, torch.Tensor):
-            continue
-        with failing(f"{name}: {key} cannot be sent, because raysim cannot copy a tensor of this kind"):
-            same = PackedTensor.of(value).holds(states[1][key])
-        if not same:
+        if isinstance(value, torch.Tensor) and not torch.equal(value, second[key]):
             raise ScenarioError(
                 f"{name}: {key} differs between two networks that are built with the same seed; draw its values with "
                 "torch only, and leave none uninitialised"

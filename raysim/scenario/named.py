@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, is_dataclass
-from types import NoneType
-from typing import Annotated, Any, Literal, cast, get_args, get_origin, is_typeddict
+from typing import Any, cast
 
 from pydantic import BaseModel, PydanticUserError, ValidationError
 
-from raysim.common.errors import FAILURES, ScenarioError
+from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import suggest
-from raysim.common.text import cause, quoted
-from raysim.plugins.calling import where
+from raysim.common.text import cause
+from raysim.core.fields import settings_fields
+from raysim.plugins.calling import failing
 from raysim.plugins.own_code import OwnCode
 from raysim.plugins.references import Reference, named
-from raysim.scenario.declaration import Declaration
-from raysim.scenario.declared import declaration_of
 from raysim.scenario.origin import Key, Origin
 from raysim.scenario.schema import settings_model
 from raysim.scenario.sentences import allowed_by, validated
@@ -57,7 +55,7 @@ def imported(reference: Reference, own_code: OwnCode, key: Key, origin: Origin) 
     try:
         return reference.get()
     except ScenarioError as error:
-        raise origin.error(key, error.reason) from None
+        raise origin.error(key, error.reason) from error.__cause__
 
 
 def checked_fields(
@@ -67,87 +65,45 @@ def checked_fields(
 
     key: of the section. key_of_name: for errors about the class itself. Raises `ScenarioError`.
     """
-    try:
-        declaration = declaration_of(cls)
-    except FAILURES as error:
-        raise origin.error(key_of_name, f"{name}: its fields cannot be read: {cause(error)}") from error
-    settings = validated(model_of(declaration, name, key_of_name, origin), fields, origin, key)
+    settings = validated(model_of(cls, name, key_of_name, origin), fields, origin, key)
     checked: dict[str, Any] = settings.model_dump()
     return checked
 
 
-def model_of(declaration: Declaration, name: str, key: Key, origin: Origin) -> type[BaseModel]:
+def model_of(cls: type, name: str, key: Key, origin: Origin) -> type[BaseModel]:
     """Return the Pydantic model of a settings class, which may be a user's own.
 
-    Raises `ScenarioError` when a field has a type or default that a scenario cannot contain.
+    Raises `ScenarioError` if a scenario cannot contain a field's type, or if a default does not survive being written
+    to resolved.yaml and read again.
     """
-    for field in declaration.fields:
-        if (foreign := _foreign(field.hint)) is not None:
-            raise origin.error(
-                key,
-                f"{name}: field {field.name} has a type that a scenario cannot contain ({quoted(foreign)}); use int, "
-                "float, bool, str, Literal, list, tuple, dict with text as keys, or a union of these with None",
-            )
-        if field.default is not MISSING and not _is_plain(field.default):
-            kind = type(field.default)  # NumPy 1 shows a number of its own like a plain one
-            named = "" if kind.__module__ == "builtins" else f" of type {kind.__module__}.{kind.__qualname__}"
-            raise origin.error(
-                key,
-                f"{name}: field {field.name} has the default {quoted(field.default)}{named}, which a scenario cannot "
-                "contain; allowed: text, numbers, true, false, null, lists, mappings",
-            )
+    with failing(f"{name}: its fields cannot be read"):
+        fields = settings_fields(cls)
+    if any(field.name == "name" for field in fields):
+        raise origin.error(
+            key, f"{cls.__name__}: the field `name` has the name of the key that chooses this class; rename the field"
+        )
     try:
-        model = settings_model(declaration)
-        model.model_rebuild()  # raises where a type is not defined
-        defaults = {field.name: field.default for field in declaration.fields if field.default is not MISSING}
-        model.model_construct(**defaults).model_dump(mode="json", warnings=False)  # raises where YAML has no such type
-        model.model_validate(defaults)
+        model = settings_model(cls)
+        defaults = {field.name: field.default for field in fields if field.default is not MISSING}
+        model.model_validate(model.model_construct(**defaults).model_dump(mode="json", warnings=False))
     except ValidationError as error:
         for problem in error.errors(include_url=False):
             if problem["type"] != "missing":  # a field without a default, which the scenario must set
                 wrong = f"field {problem['loc'][0]} has the default {shown(problem['input'])}"
                 raise origin.error(key, f"{name}: {wrong}; allowed: {allowed_by(problem)}") from None
-    except Exception as error:  # Pydantic raises many kinds for types and names that it does not support
+    except Exception as error:  # Pydantic raises many kinds for types that it does not support
         why = str(error).splitlines()[0] if isinstance(error, PydanticUserError) else cause(error)
         raise origin.error(key, f"{name}: a field has a type that a scenario cannot contain ({why})") from None
     return model
 
 
-def _foreign(hint: Any) -> Any:
-    """Return the part of an annotation whose values YAML cannot give, such as an enum; None: there is none."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return None
-    if origin is Annotated:
-        return _foreign(args[0])
-    if args and isinstance(origin, type) and issubclass(origin, Mapping):
-        if args[0] not in (str, Any) and get_origin(args[0]) is not Literal:
-            return hint
-        args = args[1:]
-    if isinstance(hint, type) and origin is None and not is_typeddict(hint):
-        # `Any` is a class since Python 3.11.
-        allowed = (int, float, bool, str, list, tuple, dict, object, NoneType, Any, Mapping, Sequence)
-        return None if hint in allowed else hint
-    return next((found for arg in args if (found := _foreign(arg)) is not None), None)
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether YAML can represent this value; it cannot represent NumPy's numbers, for example."""
-    if isinstance(value, dict):
-        return all(type(key) is str and _is_plain(inner) for key, inner in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or type(value) in (bool, int, float, str)
-
-
 def made(cls: type, settings: Mapping[str, Any], key: Key, origin: Origin) -> Any:
     """Create a settings object. Raises `ScenarioError` if its class, which may be a user's own, refuses the values."""
-    try:
-        return cls(**settings)
-    except ValueError as error:
-        raise origin.error(key, str(error)) from None
-    except FAILURES as error:
-        raise origin.error(key, f"cannot create {cls.__name__}: {where(error)}") from error
+    with failing(f"cannot create {cls.__name__}", ".".join(key)):
+        try:
+            return cls(**settings)
+        except ValueError as error:
+            raise origin.error(key, str(error)) from None
 
 
 def split_name(section: Mapping[str, Any], key: Key, origin: Origin) -> tuple[str, dict[str, Any]]:

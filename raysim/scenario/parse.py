@@ -1,32 +1,26 @@
 """Parse a YAML file and `--set` overrides into a scenario's keys, each with a valid value.
 
-Only the method's declaration is looked up here; `raysim.scenario.scenario` looks up everything else that keys name.
+Only the method is looked up here; `raysim.scenario.scenario` looks up everything else that keys name.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BaseModel
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar
 from raysim.common.text import holds_secret, redacted
+from raysim.core.fields import settings_fields
 from raysim.plugins.own_code import OwnCode
 from raysim.plugins.references import Reference
 from raysim.plugins.registry import algorithm_class
 from raysim.scenario import schema
 from raysim.scenario.bundled import scenario_file
-from raysim.scenario.declaration import Declaration
-from raysim.scenario.declared import declaration_of, declared
 from raysim.scenario.named import made, model_of, split_name
 from raysim.scenario.origin import Key, Origin, override_source
 from raysim.scenario.paths import Paths
@@ -62,16 +56,13 @@ class ParsedScenario:
     """
 
     settings: Settings
-    declared: Declaration  # of the algorithm
-    algorithm_settings: Mapping[str, Any]
+    algorithm: AnyAlgorithm  # with its settings
     origin: Origin
     text: str  # as given, without the secrets that addresses may contain
     resolved: Mapping[str, Any]  # every key with its value, defaults filled in
     overrides: Mapping[str, Scalar]  # entries of `flat` that an override gave
-    own: AnyAlgorithm | None = None  # see `with_algorithm`
     own_code: OwnCode = OwnCode()  # the user's own files that the scenario names
     paths: Mapping[str, str | list[str]] = field(default_factory=dict)  # as given, by dotted key
-    notes: tuple[str, ...] = ()  # about its paths
 
     def __repr__(self) -> str:
         """One line; `resolved_yaml` has every key."""
@@ -82,20 +73,6 @@ class ParsedScenario:
     def __getstate__(self) -> dict[str, Any]:
         return {"own_code": self.own_code, **vars(self)}  # first: unpickling the rest may need its modules
 
-    @cached_property
-    def algorithm(self) -> AnyAlgorithm:
-        """The algorithm with its settings, created on first use because its file may import torch.
-
-        Raises `ScenarioError` when it cannot be created.
-        """
-        if self.own is not None:
-            return self.own
-        self.own_code.activate()
-        algorithm: AnyAlgorithm = made(
-            algorithm_class(self.algorithm_name), self.algorithm_settings, ("algorithm",), self.origin
-        )
-        return algorithm
-
     @property
     def algorithm_name(self) -> str:
         """The name that the scenario gives, such as "fedgh" or "mine.py"."""
@@ -104,17 +81,17 @@ class ParsedScenario:
     @property
     def method(self) -> str:
         """The algorithm's name in tables and plots: the name of its class if it is in a user's own file."""
-        return self.algorithm_name if Reference.of(self.algorithm_name) is None else self.declared.name
+        return self.algorithm_name if Reference.of(self.algorithm_name) is None else type(self.algorithm).__name__
 
     @property
     def warmup(self) -> dict[str, int]:
         """The algorithm's fields that count rounds of local training before the method begins, with their values."""
-        settings = self.algorithm_settings if self.own is None else vars(self.own)
-        return {field.name: settings[field.name] for field in self.declared.fields if field.counts_warmup}
+        counting = [one.name for one in settings_fields(type(self.algorithm)) if one.counts_warmup]
+        return {name: getattr(self.algorithm, name) for name in counting}
 
     def with_algorithm(self, algorithm: AnyAlgorithm) -> ParsedScenario:
         """Return the same scenario with this algorithm in place of the one that it names."""
-        return replace(self, own=algorithm, declared=declaration_of(type(algorithm)))
+        return replace(self, algorithm=algorithm)
 
     def resolved_yaml(self) -> str:
         """The resolved scenario as YAML; loading it gives the same run."""
@@ -240,91 +217,58 @@ def parse_scenario(
             "sweep --dry-run`"
         )
     places = places or {}
-    # In one line, for messages. Other spaces stay, because a path may contain them.
-    overrides = [_parse_set(re.sub(r"\s*[\t\r\n]\s*", " ", item.strip()), places) for item in sets]
+    overrides = [_parse_set(item.strip(), places) for item in sets]
     overrides.sort(key=lambda override: _rank(override.path))
     origin = Origin(file, text, {override.path: override.text for override in overrides}, places)
     for override in overrides:
         _apply(raw, override.path, override.value, origin)
-    _refuse_other_keys(raw, (), origin)
     finder = Paths(origin, beside, beside if sweep is None else sweep)
     paths = finder.make_absolute(raw)
     own_code = finder.own_code(raw, known_code or OwnCode())
     trust(own_code)
     settings = validated(Settings, raw, origin, ())
-    algorithm, fields = split_name(settings.algorithm, ("algorithm",), origin)
-    try:
-        declaration = declared(algorithm, own_code)
-    except ScenarioError as error:
-        raise ScenarioError(f"{origin.of(('algorithm', 'name'))}: {error}") from None
+    name, fields = split_name(settings.algorithm, ("algorithm",), origin)
+    cls = _algorithm_class(name, own_code, origin)
     profile = fields.pop("profile", PAPER)
-    given = _preset(declaration, profile, origin) | fields
-    model = model_of(declaration, algorithm, ("algorithm", "name"), origin)
+    given = _preset(cls, profile, origin) | fields
+    model = model_of(cls, name, ("algorithm", "name"), origin)
     algorithm_settings = validated(model, given, origin, ("algorithm",))
-    _refuse_other_types(algorithm_settings.model_dump(), ("algorithm",), origin)
-    resolved = _plain(settings, origin)
-    chosen = {"profile": profile} if declaration.profiles else {}
-    resolved["algorithm"] = {"name": algorithm, **chosen, **_plain(algorithm_settings, origin)}
+    resolved = settings.model_dump(mode="json")
+    chosen = {"profile": profile} if cls.profiles else {}
+    resolved["algorithm"] = {"name": name, **chosen, **algorithm_settings.model_dump(mode="json")}
     flat = {**dict(flatten(resolved)), **dict(flatten(paths))}
     keys = (key for one in overrides for key, _ in flatten(one.value, ".".join(one.path)))
     # A key is missing from `flat` if it belongs to a method whose name another override replaced.
     overridden = {key: flat[key] for key in keys if key in flat}
-    parsed = ParsedScenario(
+    return ParsedScenario(
         settings,
-        declaration,
-        algorithm_settings.model_dump(),
+        made(cls, algorithm_settings.model_dump(), ("algorithm",), origin),
         origin,
         redacted(text),
         resolved,
         overridden,
         own_code=own_code,
         paths=paths,
-        notes=tuple(finder.notes),
     )
-    if declaration.checks:
-        _ = parsed.algorithm  # raises
-    return parsed
 
 
-def _refuse_other_keys(value: Any, key: Key, origin: Origin) -> None:
-    """Refuse keys of mappings that are not text: in resolved.yaml they would be, so a resumed run would differ."""
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for at, inner in entries:
-        path = (*key, str(at))
-        if isinstance(value, dict) and not isinstance(at, str):
-            raise origin.error(path, "keys must be text; put this key in quotes")
-        _refuse_other_keys(inner, path, origin)
-
-
-def _refuse_other_types(value: Any, key: Key, origin: Origin) -> None:
-    """Refuse values that untyped fields accept, but that resolved.yaml would contain as text, as lists or as null."""
-    if isinstance(value, date | set | bytes):
-        raise origin.error(key, f"{shown(value)} given, a {type(value).__name__}; put it in quotes to give text")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise origin.error(key, f"{shown(value)} given; allowed: a finite number")
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for at, inner in entries:
-        _refuse_other_types(inner, (*key, str(at)), origin)
-
-
-def _plain(settings: BaseModel, origin: Origin) -> dict[str, Any]:
-    """Return settings as JSON values. Raises `ScenarioError` for a value nested more deeply than pydantic allows."""
+def _algorithm_class(name: str, own_code: OwnCode, origin: Origin) -> type[AnyAlgorithm]:
+    """Import the class of the algorithm that a scenario names. Raises `ScenarioError`."""
+    own_code.activate()
     try:
-        return settings.model_dump(mode="json")
-    except ValueError:
-        raise ScenarioError(
-            f"{origin.file}: a value has too many levels of nested lists or mappings; use fewer levels"
-        ) from None
+        return algorithm_class(name)
+    except ScenarioError as error:
+        raise ScenarioError(f"{origin.of(('algorithm', 'name'))}: {error}") from error.__cause__
 
 
-def _preset(declaration: Declaration, profile: Any, origin: Origin) -> dict[str, Any]:
+def _preset(cls: type[AnyAlgorithm], profile: Any, origin: Origin) -> dict[str, Any]:
     """Return the fields that a profile sets. Raises `ScenarioError` when the algorithm has no such profile."""
-    presets = {PAPER: {}, **declaration.profiles}
+    presets: dict[str, Mapping[str, Any]] = {PAPER: {}, **cls.profiles}
     if not isinstance(profile, str) or profile not in presets:
         raise origin.error(("algorithm", "profile"), f"{shown(profile)} given; allowed: {', '.join(presets)}")
     preset = dict(presets[profile])
-    if lost := preset.keys() - {field.name for field in declaration.fields}:
-        problem = f"profile {profile!r} sets {', '.join(sorted(lost))}, which is no setting of {declaration.name}"
+    if lost := preset.keys() - {field.name for field in settings_fields(cls)}:
+        problem = f"profile {profile!r} sets {', '.join(sorted(lost))}, which is no setting of {cls.__name__}"
         raise origin.error(("algorithm", "profile"), f"{problem}; override `profiles` in the class")
     return preset
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -36,7 +36,6 @@ class Paths:
     origin: Origin
     file: Path  # the folder of the scenario's file
     sweep: Path  # the folder of the sweep file; without one, the same
-    notes: list[str] = field(default_factory=list)  # a sentence about each path that only the current folder contains
 
     def base(self, key: Key) -> Path:
         """Return the folder to which the path of a key is relative.
@@ -73,22 +72,11 @@ class Paths:
         path = expanded(unquote(text) if prefix else text)
         if not text or "://" in text or str(path).startswith("~"):
             return given
-        place, here = ((folder / path).absolute() for folder in (self.base(key), Path()))
-        if not os.path.lexists(place) and os.path.lexists(here):
-            self._note(key, given, here, prefix)
-            place = here
+        place = (self.base(key) / path).absolute()
         if key == ("init", "run") and not os.path.lexists(place):
             return given
         place = place.resolve() if ".." in place.parts else place
         return f"{sqlite_address(place)}{mark}{query}" if prefix else str(place)
-
-    def _note(self, key: Key, given: str, found: Path, prefix: str = "") -> None:
-        """Note a path in a file that only the current folder contains, as older versions of raysim allowed."""
-        folder = self.base(key)
-        self.notes.append(
-            f"{'.'.join(key)}: {given} was found in the current folder, but a path in a file is relative to the file's "
-            f"folder, {folder.absolute()}; write {prefix}{os.path.relpath(found, folder)}, which works in any folder"
-        )
 
     def own_code(self, raw: dict[str, Any], known: OwnCode) -> OwnCode:
         """Read the user's own files that a scenario names; in `raw`, replace their paths by the names that a run uses.
@@ -110,12 +98,12 @@ class Paths:
             code = read_own_code(paths)
             return code if len(deciding) == len(paths) else code.deciding(read_own_code(deciding))
         except ScenarioError as error:
-            raise self.origin.error(next(iter(paths.values())), error.reason) from None
+            raise self.origin.error(next(iter(paths.values())), error.reason) from error.__cause__
 
     def _find(self, reference: Reference, key: Key, known: OwnCode) -> Path:
         """Return the file to which the value of a key refers. Raises `ScenarioError` if there is none."""
-        given, base = expanded(reference.place), self.base(key)
-        folders = list(dict.fromkeys([base, self.sweep, self.file, Path()]))
+        given = expanded(reference.place)
+        folders = list(dict.fromkeys([self.base(key), self.sweep, self.file, Path()]))
         places = [folder / JOB_CODE / given.name for folder in folders]
         places += [Path(known.files[given.name].path)] if given.name in known.files else []
         places += [path for folder in folders for path in (folder / given, folder / CODE / given.name)]
@@ -124,8 +112,6 @@ class Paths:
             looked = ", ".join(dict.fromkeys(str(folder.absolute()) for folder in folders))
             text = f"{reference.place}:{reference.attribute}".removesuffix(":")
             raise self.origin.error(key, f"{text} given, but there is no such file in {looked}; correct the path")
-        if file == given.resolve() != (base / given).resolve():
-            self._note(key, reference.place, given)
         return file
 
 

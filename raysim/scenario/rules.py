@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from raysim.common.errors import FAILURES, UnavailableError
-from raysim.common.text import expanded, holds_secret
-from raysim.engine.checkpoint.storage import is_process_memory
-from raysim.plugins.calling import where
+from raysim.common.errors import UnavailableError
+from raysim.common.text import holds_secret
+from raysim.plugins.calling import failing
 from raysim.scenario.deciding import DECIDING, missing_setting
 from raysim.scenario.inputs import input_digests
 from raysim.scenario.parse import ParsedScenario
@@ -39,36 +38,14 @@ def refuse_secrets(parsed: ParsedScenario) -> None:
             )
 
 
-def refuse_unusable_folders(parsed: ParsedScenario) -> None:
-    """Refuse folders with unprintable characters, in the home of an unknown user, or in the memory of this process."""
-    origin = parsed.origin
-    folders = {
-        ("output",): parsed.output,
-        ("checkpoint", "folder"): parsed.checkpoint.folder or "",
-        ("data", "root"): parsed.data.root or "",
-    }
-    for key, folder in folders.items():
-        if not folder.isprintable():
-            raise origin.error(
-                key, f"{folder!r} contains characters that cannot be printed; use printable characters only"
-            )
-        if str(expanded(folder)).startswith("~"):
-            raise origin.error(
-                key,
-                f"{folder} names the home folder of an unknown user; give another folder, or ~/ for your home folder",
-            )
+def refuse_remote_output(parsed: ParsedScenario) -> None:
+    """Refuse an address as the place of run folders."""
     if "://" in parsed.output:
-        raise origin.error(
+        raise parsed.origin.error(
             ("output",),
             f"{parsed.output} given, but run folders are local; set `output` to a local folder. If you want "
             "checkpoints at this address, set checkpoint.folder to it; the results of a sweep can also be copied to "
             "an address",
-        )
-    if is_process_memory(parsed.checkpoint.folder or ""):
-        raise origin.error(
-            ("checkpoint", "folder"),
-            f"{parsed.checkpoint.folder} given, but checkpoints in the memory of this process are lost when it ends; "
-            "choose a folder, or an address of other storage",
         )
 
 
@@ -182,14 +159,14 @@ def refuse_single_samples(scenario: Scenario) -> None:
 def refuse_unsuited_algorithm(scenario: Scenario) -> None:
     """Refuse several architectures or missing public data, if the algorithm needs one architecture or public data."""
     name = scenario.algorithm_name
-    if scenario.declared.one_architecture and len(scenario.architectures) > 1:
+    if scenario.algorithm.one_architecture and len(scenario.architectures) > 1:
         raise scenario.origin.error(
             ("clients", "models"),
             f"{len(scenario.architectures)} architectures given ({', '.join(scenario.architectures)}), but "
             f"{name} averages networks of one architecture; give one architecture, or choose another method",
             cause=("algorithm", "name"),
         )
-    if scenario.declared.public_data and scenario.data.public is None:
+    if scenario.algorithm.public_data and scenario.data.public is None:
         raise scenario.origin.error(
             ("data", "public"),
             f"{name} needs public data; set data.public to {{share: 0.1}} or {{name: DATASET}}",
@@ -199,20 +176,16 @@ def refuse_unsuited_algorithm(scenario: Scenario) -> None:
 
 def ask_algorithm(scenario: Scenario) -> None:
     """Let the algorithm refuse the task by its method `check`. Raises `ScenarioError`."""
-    if not scenario.declared.checks:
-        return
-    try:
-        scenario.algorithm.check(scenario.task)
-    except UnavailableError as error:
-        raise scenario.origin.error(("algorithm",), str(error), kind=UnavailableError) from None
-    except ValueError as error:
-        raise scenario.origin.error(("algorithm",), str(error)) from None
-    except FAILURES as error:
-        name = type(scenario.algorithm).__name__
-        raise scenario.origin.error(("algorithm",), f"{name}.check fails: {where(error)}") from error
+    with failing(f"{type(scenario.algorithm).__name__}.check fails", "algorithm"):
+        try:
+            scenario.algorithm.check(scenario.task)
+        except UnavailableError as error:
+            raise scenario.origin.error(("algorithm",), str(error), kind=UnavailableError) from None
+        except ValueError as error:
+            raise scenario.origin.error(("algorithm",), str(error)) from None
 
 
-BEFORE: Sequence[Callable[[ParsedScenario], None]] = (refuse_secrets, refuse_unusable_folders)
+BEFORE: Sequence[Callable[[ParsedScenario], None]] = (refuse_secrets, refuse_remote_output)
 
 AFTER: Sequence[Callable[[Scenario], object]] = (
     input_digests,

@@ -142,7 +142,7 @@ class Scenario(ParsedScenario):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about settings that are allowed, but perhaps not intended."""
-        texts = [*self.notes]
+        texts: list[str] = []
         training = self.training
         if training.optimizer != "sgd" and training.momentum:
             texts.append(
@@ -162,9 +162,8 @@ class Scenario(ParsedScenario):
         for name, warmup in self.warmup.items():
             if warmup >= self.rounds:
                 texts.append(f"algorithm.{name}: {warmup} rounds given, so all {self.rounds} rounds are warm-up")
-        views = self.declared.two_views
-        settings = self.algorithm_settings if self.own is None else vars(self.own)
-        if settings.get(views) and not self.data.augment:
+        views = self.algorithm.two_views
+        if views and getattr(self.algorithm, views) and not self.data.augment:
             images = self.dataset.input_spec.kind == "image"
             remedy = "set it to true" if images else f"raysim cannot augment {self.dataset.name}"
             texts.append(

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
 
 from raysim.common.results import Scalar, written
-from raysim.core.fields import Fraction, NonNegative, Positive, Range, in_words
+from raysim.core.fields import Fraction, NonNegative, Positive, Range, in_words, settings_fields
 from raysim.engine.policies.placement import NodeOrder
-from raysim.scenario.declaration import Declaration
 
 if TYPE_CHECKING:
     Named = Any
@@ -517,13 +516,14 @@ def short_overrides(overrides: Mapping[str, Scalar]) -> dict[str, str]:
 
 
 @cache  # pydantic looks through every loaded module for the source of a new model: 60 ms
-def settings_model(declaration: Declaration) -> type[BaseModel]:
+@cache
+def settings_model(cls: type) -> type[BaseModel]:
     """Return a strict pydantic model with the fields of a settings class, including their ranges and meanings."""
     fields: dict[str, Any] = {}
-    for info in declaration.fields:
+    for info in settings_fields(cls):
         default = ... if info.default is MISSING else info.default
         fields[info.name] = (_with_lists(info.hint), Field(default, description=info.doc))
-    return create_model(declaration.name, __base__=Section, **fields)
+    return create_model(cls.__name__, __base__=Section, **fields)
 
 
 def _with_lists(hint: Any) -> Any:

@@ -145,10 +145,10 @@ def _table(path: Path) -> pa.Table:
 def _columns(table: pa.Table, count: int) -> dict[str, Floats]:
     names = list(table.column_names)
     strange = [name for name in names if name != "client" and name not in PROPERTIES]
-    if "client" not in names or len(names) < 2 or strange or len({*names}) < len(names):
+    if "client" not in names or len(names) < 2 or strange:
         raise ScenarioError(
-            f"the file has the columns {', '.join(names) or 'none'}; give it the column `client` and one or more of "
-            f"{', '.join(PROPERTIES)}, each of them once, and no other column"
+            f"the file has the columns {', '.join(names)}; give it the column `client` and one or more of "
+            f"{', '.join(PROPERTIES)}, and no other column"
         )
     column = {}
     for name in names:
@@ -157,10 +157,7 @@ def _columns(table: pa.Table, count: int) -> dict[str, Floats]:
         except (ValueError, NotImplementedError):
             raise ScenarioError(f"the column {name} contains {table[name].type}; it must contain numbers") from None
     row_of = {k: row for row, k in enumerate(column["client"].tolist())}
-    if len(row_of) < table.num_rows:
-        raise ScenarioError("a client has several rows; give one row per client")
-    missing = [k for k in range(count) if k not in row_of]
-    if missing:
-        raise ScenarioError(f"client {missing[0]} has no row; give one row for each client from 0 to {count - 1}")
+    if len(row_of) < table.num_rows or not row_of.keys() >= {*range(count)}:
+        raise ScenarioError(f"a client has no row, or several; give one row for each client from 0 to {count - 1}")
     rows = [row_of[k] for k in range(count)]
     return {name: column[name][rows] for name in names if name != "client"}

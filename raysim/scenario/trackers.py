@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from importlib.util import find_spec
+from inspect import signature
 from typing import Any
 
-from raysim.common.errors import FAILURES, RaysimError, RunError
 from raysim.common.results import ClientRow, RunCard, Status, Tracker
 from raysim.common.suggestions import suggest
-from raysim.plugins.calling import where
+from raysim.plugins.calling import failing
 from raysim.plugins.references import named
 from raysim.scenario.named import checked_fields, imported, made, split_name
 from raysim.scenario.origin import Key
@@ -95,12 +94,17 @@ def _maker(parsed: ParsedScenario, key: Key, entry: Mapping[str, Any]) -> Callab
         cls = imported(reference, parsed.own_code, key, origin)
     if isinstance(cls, type) and is_dataclass(cls):
         fields = checked_fields(cls, name, fields, key, key, origin)
+    else:
+        try:
+            signature(cls).bind(**fields)
+        except TypeError as error:  # an option is unknown or missing
+            raise origin.error(key, f"{name}: {error}") from None
     return partial(made, cls, fields, key, origin)
 
 
 @dataclass
 class NamedTracker:
-    """A tracker that a scenario names; an exception in it becomes a `RunError` with the tracker's name."""
+    """A tracker that a scenario names; an exception in it becomes a `HookError` with the tracker's name."""
 
     name: str
     tracker: Tracker
@@ -120,23 +124,5 @@ class NamedTracker:
         with self._named("close"):
             self.tracker.close(status, summary)
 
-    @contextmanager
-    def _named(self, hook: str) -> Iterator[None]:
-        try:
-            yield
-        except RaysimError:
-            raise
-        except FAILURES as error:
-            raise TrackerError(self.name, hook, error) from error
-
-
-class TrackerError(RunError):
-    """An exception in a tracker that the scenario names.
-
-    Attributes:
-        trace: its traceback, for custom trackers; empty for raysim's own.
-    """
-
-    def __init__(self, name: str, hook: str, error: BaseException) -> None:
-        super().__init__(f"tracking.also: {name}: {hook} failed: {where(error)}")
-        self.trace = "" if name in TRACKERS else "".join(traceback.format_exception(error))
+    def _named(self, hook: str) -> AbstractContextManager[None]:
+        return failing(f"{self.name}: {hook} failed", "tracking.also")

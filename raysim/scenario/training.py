@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from raysim.common.errors import RunError
+from raysim.common.errors import HookError, RunError
 from raysim.data.specs import DatasetSpec
 from raysim.engine.learning_rate import SCHEDULES, RateSchedule, factor_of
 from raysim.models import MODELS, TOGETHER
@@ -24,6 +24,8 @@ def schedule_of(parsed: ParsedScenario) -> RateSchedule:
     for t in range(1, parsed.rounds + 1):
         try:
             factor_of(schedule, t, parsed.rounds)
+        except HookError:
+            raise
         except RunError as error:
             raise parsed.origin.error(key, str(error)) from error
     return schedule

@@ -1,8 +1,7 @@
 """The YAML text of scenarios: safe reading with numbers as people write them, and writing of values as YAML.
 
 PyYAML follows YAML 1.1: 1e3 is text, 010 is 8, 1:30 is 90, and a repeated key takes its last value. `ruamel.yaml` would
-replace the 30 lines that correct this. But it would be a dependency in addition to PyYAML, which Ray and MLflow need,
-and the rest of this file would remain: the limit for aliases, which `ruamel.yaml` lacks, and the removal of secrets.
+replace the 30 lines that correct this, but it would be a dependency in addition to PyYAML, which Ray and MLflow need.
 """
 
 from __future__ import annotations
@@ -22,27 +21,22 @@ from raysim.common.errors import ScenarioError
 from raysim.common.text import redacted
 from raysim.scenario.bundled import hint
 
-MOST_ENTRIES = 1_000_000
-"""Maximum number of values in a scenario, including all values that aliases stand for."""
-
-UNREADABLE = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, OverflowError, RecursionError)
-"""Exceptions that PyYAML raises for invalid YAML; all but the first are bugs of PyYAML, for example on `!!int ''`."""
+UNREADABLE = (yaml.YAMLError, ValueError)
+"""Exceptions that PyYAML raises for invalid YAML; `ValueError` for a date that no calendar has."""
 
 
 class Loader(yaml.SafeLoader):
     """Safe YAML loader that reads numbers as people write them and refuses repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.tag == MERGE:  # `<<: *other`, which PyYAML replaces by the keys of the other mapping
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:  # PyYAML replaces `<<: *other` by its keys
                 continue
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str | int | float) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key if isinstance(key, str | int | float) else id(key))
+            if key.value in seen:
+                problem = f"the key {key.value!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -138,24 +132,8 @@ def ends_in_comment(text: str) -> bool:
 
 
 def load_value(text: str, loader: Any = Loader) -> Any:
-    """Parse YAML into plain values. Raises one of `UNREADABLE`, also when aliases stand for too many entries."""
-    value = yaml.load(text, loader)  # a SafeLoader: it creates no Python objects
-    sizes: dict[int, int] = {}  # entries of each list and mapping, by identity
-
-    def size(node: Any) -> int:
-        if isinstance(node, str):
-            node.encode()  # raises for half of a character, such as "\ud800", which no file can contain
-        if not isinstance(node, dict | list):
-            return 1
-        if id(node) not in sizes:
-            sizes[id(node)] = MOST_ENTRIES  # while it is counted: a node that contains itself is too large
-            inner = [*node.keys(), *node.values()] if isinstance(node, dict) else node
-            sizes[id(node)] = 1 + sum(map(size, inner))
-        return sizes[id(node)]
-
-    if size(value) > MOST_ENTRIES:
-        raise ValueError(f"its aliases stand for more than {MOST_ENTRIES:,} entries")
-    return value
+    """Parse YAML into plain values. Raises one of `UNREADABLE`."""
+    return yaml.load(text, loader)  # a SafeLoader: it creates no Python objects
 
 
 def node_at(text: str, key: Sequence[str]) -> yaml.Node | None:
@@ -174,16 +152,12 @@ def node_at(text: str, key: Sequence[str]) -> yaml.Node | None:
 def shown(value: Any) -> str:
     """Return a value as a user would write it in YAML, with text in quotes."""
     if isinstance(value, str):
+        return short(repr(value))
+    try:
+        text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6).removesuffix("...\n")
+    except yaml.representer.RepresenterError:  # from Python, such as an array
         text = repr(value)
-    else:
-        try:
-            text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6).removesuffix("...\n")
-        except (RecursionError, ValueError):  # nested too deeply, or a number with more digits than Python prints
-            text = f"a {type(value).__name__}"
-        except yaml.representer.RepresenterError:  # from Python, such as an array
-            text = repr(value)
-        text = " ".join(text.split())
-    return short(text)
+    return short(" ".join(text.split()))
 
 
 def written_value(value: Any, key: str) -> str:

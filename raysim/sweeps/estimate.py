@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raysim.common.errors import FAILURES, RaysimError, ScenarioError, UnavailableError
+from raysim.common.errors import RaysimError, ScenarioError, UnavailableError
 from raysim.common.shards import Shards
 from raysim.core.algorithm import ClientId
 from raysim.data.datasets import missing
@@ -91,7 +91,7 @@ class Estimator:
                     try:
                         scenario = Scenario.of(placed(cell, self.sweep, ["backend=in_process"]))
                         self._seconds[key] = preview(scenario).total_s
-                    except FAILURES:  # the cell itself reports why it fails
+                    except Exception:  # the cell itself reports why it fails
                         continue
                 if key in self._seconds:
                     found[cell.name] = self._seconds[key] / cell.scenario.rounds

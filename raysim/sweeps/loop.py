@@ -96,8 +96,6 @@ def run_sweep(
     chosen = {cell.name for cell in chosen_cells(sweep, only)}
     forget_data()
     uri = check_uri(sweep.cells[0].scenario.tracking.uri)
-    for note in dict.fromkeys(note for cell in sweep.cells for note in cell.scenario.notes):
-        logger.info(note)
     for cell in sweep.cells:
         check_packages(cell.scenario)
     with interruptible(), contextlib.ExitStack() as cleanup:  # SIGTERM ends a sweep before its first cell, too

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 from dataclasses import fields
 from importlib.metadata import version
 from itertools import pairwise
@@ -24,8 +26,7 @@ from raysim.comparison.measures import ALL_MEASURES
 from raysim.contract import definition as definition_of_algorithms
 from raysim.data.specs import DATASETS
 from raysim.models import MODELS
-from raysim.plugins.registry import algorithm_names
-from raysim.scenario.declared import declared
+from raysim.plugins.registry import algorithm_class, algorithm_names
 from raysim.scenario.json_schema import NAMED, scenario_schema
 from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
@@ -95,7 +96,7 @@ def test_methods_are_another_word_for_algorithms(capfd: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("name", algorithm_names())
 def test_describe_takes_the_name_of_a_class(capfd: pytest.CaptureFixture[str], name: str) -> None:
-    code, out, err = run(capfd, "describe", declared(name).name)
+    code, out, err = run(capfd, "describe", algorithm_class(name).__name__)
     assert (code, err) == (0, "") and f"algorithms/{name}.py" in out
 
 
@@ -317,6 +318,41 @@ def test_no_help_names_a_page_of_the_repository() -> None:
     texts = [command.help or "" for command in cli.commands.values()]
     texts += [getattr(one, "help", "") or "" for command in cli.commands.values() for one in command.params]
     assert [text for text in texts if "docs/" in text] == []
+
+
+def test_every_method_says_what_travels(capfd: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(run(capfd, "list", "methods", "--json")[1])["algorithms"]
+    facts = {one["name"]: one["facts"] for one in found}
+    assert all(one["messages"] and ("year" in one or name == "standalone") for name, one in facts.items())
+    assert facts["standalone"]["messages"] == "no communication"
+    assert facts["fedkd"]["messages"] == "update or mentee down and up"
+
+
+LIGHT = [
+    ["--help"],
+    ["list", "--names"],
+    ["list", "models"],
+    ["describe", "clients"],
+    ["describe", "dirichlet"],
+    ["describe", "fedghh"],
+    ["launch", QUICKSTART, "--set", "training.lrr=1"],
+]
+
+
+def test_commands_that_need_no_method_import_no_torch(workplace: Path) -> None:
+    code = f"""
+import sys
+from raysim.cli.main import main
+for args in {LIGHT!r}:
+    try:
+        main(args)
+    except SystemExit as end:
+        assert end.code in (0, 2), args
+    found = {{"torch", "ray", "mlflow", "pyarrow", "matplotlib", "scipy"}} & set(sys.modules)
+    assert not found, (args, found)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 # -- what is refused ---------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raysim.common.errors import ScenarioError
+from raysim.common.errors import HookError, ScenarioError
 from raysim.data import partition_counts as counts
 from raysim.data.partition import (
     PARTITIONS,
@@ -185,7 +185,7 @@ def test_a_partition_without_its_own_code_is_refused_not_dealt_blindly():
         power: float = 2.0
 
     label_M, num_train = labels(8, 60, 20)
-    with pytest.raises(ScenarioError, match=r"Quantity\.shares fails: AttributeError"):
+    with pytest.raises(HookError, match=r"Quantity\.shares fails: AttributeError"):
         make_partition(label_M, num_train, 8, 7, Quantity(), "pooled811", 1)
 
 

@@ -13,6 +13,7 @@ import torch
 
 from raysim.algorithms.fedavg import FedAvg
 from raysim.algorithms.lg_fedavg import Header, LGFedAvg
+from raysim.common.errors import HookError
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import Algorithm, Client, ClientId, Server
 from raysim.core.messages import unpack
@@ -21,7 +22,6 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.records import TrainingResult
 from raysim.engine.run import LoopSettings
 from raysim.engine.spec import RunSpec
-from raysim.engine.workers.hooks import HookError
 from raysim.engine.workers.server import receives
 from raysim.runs.run import Run, run
 from raysim.tracking.in_memory import MemoryTracker

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -114,10 +113,6 @@ MISTAKES = {
     "an optimizer": (
         Mistaken(first=lambda: {"adam": torch.optim.Adam([torch.ones(1, requires_grad=True)])}),
         "the state contains a Adam at adam; store its state_dict(), and load it into a new optimizer in each round",
-    ),
-    "a read-only mapping": (
-        Mistaken(first=lambda: MappingProxyType({})),
-        "the state contains a mappingproxy at its top level; use a dict, because a restored state has only dicts",
     ),
     "a module that is created later": (
         Mistaken(first=dict, update=lambda server: server.state.update(late=nn.Linear(1, 1))),

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from raysim.algorithms.standalone import Standalone
-from raysim.common.errors import RunError
+from raysim.common.errors import HookError, RunError
 from raysim.core.algorithm import ClientId
 from raysim.core.replay import RecordingError
 from raysim.engine.checkpoint.manager import CheckpointManager
@@ -31,7 +31,6 @@ from raysim.engine.records import (
 )
 from raysim.engine.run import LoopSettings, Observers, run_rounds
 from raysim.engine.stop import Stop
-from raysim.engine.workers.hooks import HookError
 from raysim.scenario.parse import ParsedScenario
 from raysim.tracking.in_memory import MemoryTracker
 from tests.conftest import said

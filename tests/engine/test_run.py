@@ -18,7 +18,7 @@ import yaml
 from torch import Tensor, nn
 
 from raysim.algorithms.standalone import Standalone
-from raysim.common.errors import RunError
+from raysim.common.errors import HookError, RunError
 from raysim.common.inputs import InputSpec, image
 from raysim.common.results import METRICS, ClientRow
 from raysim.core import message
@@ -32,7 +32,6 @@ from raysim.engine.progress import Progress
 from raysim.engine.records import RoundReport, ServerReport
 from raysim.engine.run import LoopSettings
 from raysim.engine.workers.client import ClientWorker
-from raysim.engine.workers.hooks import HookError
 from raysim.engine.workers.state_files import StateLimits
 from raysim.models import MODELS, ModelSpec
 from raysim.models.split import SplitNet

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from algorithms.standalone import Standalone
+from raysim.common.errors import HookError
 from raysim.common.results import ClientRow
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
@@ -20,7 +21,6 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.progress import Progress
 from raysim.engine.run import Observers, run_round, run_rounds, sample, state_digest
-from raysim.engine.workers.hooks import HookError
 from raysim.report.load import read_rounds
 from raysim.report.table import summary_rows
 from raysim.runs.assembly import assemble

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from raysim.algorithms.standalone import Standalone
-from raysim.common.errors import RunError
+from raysim.common.errors import HookError, RunError
 from raysim.core.algorithm import Client
 from raysim.core.data import Batch
 from raysim.core.ops import cross_entropy
 from raysim.engine.spec import RunSpec
-from raysim.engine.workers.hooks import HookError
 from raysim.tracking.in_memory import MemoryTracker
 from tests.engine import scenarios
 from tests.engine.scenarios import loaded, of_method, spec_for

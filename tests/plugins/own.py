@@ -30,13 +30,7 @@ def deep(num_classes, input_spec, feature_dim):
     net.header = nn.Sequential(net.header)
     return net
 
-def fails(num_classes, input_spec, feature_dim):
-    raise RuntimeError("oops")
-
 def other(num_classes, input_spec, feature_dim):
-    return nn.Linear(2, 2)
-
-def few(num_classes):
     return nn.Linear(2, 2)
 """
 FEDPROX = """

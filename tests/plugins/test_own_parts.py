@@ -38,8 +38,7 @@ class TestSelection:
     @pytest.mark.parametrize(
         ("returned", "sentence"),
         [
-            ("None", "returned None; it must return the ids of 2 different clients among the 4 candidates"),
-            ("1 / 0", "fails: ZeroDivisionError: division by zero (evil.py, line 9)"),
+            ("[9, 9]", "returned 2 clients, [9, 9]; it must return the ids of 2 different clients among the 4"),
             (
                 "[3, len(KEPT.append(0) or KEPT) % 2]",
                 "returns other clients when it is called again with the same arguments; draw random numbers only from",
@@ -97,8 +96,6 @@ class Halves:
             return share_NC - 1
         if self.wrong == "unheld":
             return share_NC * odd_C
-        if self.wrong == "error":
-            raise KeyError("oops")
         if self.wrong == "random":
             return share_NC * 0 + np.random.dirichlet(np.ones(num_clients))[:, None]
         if self.wrong == "changed":
@@ -124,9 +121,6 @@ def a_column():
 
 def not_arrays():
     return {"x": [1.0]}
-
-def fails():
-    return 1 / 0
 
 def ragged():
     return {"x": np.zeros((3, 2)), "y": [0, 1]}
@@ -184,7 +178,6 @@ class TestData:
         ("name", "sentence"),
         [
             ("not_arrays", "evil.py:not_arrays must return a mapping with the arrays x and y"),
-            ("fails", "evil.py:fails fails: ZeroDivisionError: division by zero (evil.py, line "),
             ("ragged", "evil.py:ragged: x has 3 samples, y has 2 samples; give all arrays the same number"),
             ("no_part", "evil.py:no_part returned num_train 0; return the number of training samples, 1 to 200"),
             ("none", "evil.py: has no class or function 'none'"),
@@ -250,7 +243,6 @@ class TestPartition:
             ("shape", "Halves.shares returned an array of shape (3, 10) with values from 0 to 1; return"),
             ("negative", "Halves.shares returned an array of shape (4, 10) with values from -1 to 0; return"),
             ("unheld", "Halves.shares assigned class 0 to no client"),
-            ("error", "Halves.shares fails: KeyError: 'oops' (evil.py, line "),
             ("random", "Halves.shares returns other shares when it is called again with the same arguments; draw"),
         ],
     )

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
 import raysim
-from raysim.cli.main import cli
 from raysim.plugins.own_code import JOB_CODE
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.sweeps.cells import placed
@@ -108,18 +106,6 @@ def test_a_database_in_a_folder_of_any_name(conf: Path) -> None:
     assert database_path(resolve_uri(loaded.tracking.uri)) == odd / "mlflow.db"
     again = raysim.Scenario.load(loaded.resolved)
     assert again.tracking.uri == loaded.tracking.uri
-
-
-def test_a_path_that_only_the_current_folder_has(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in scenarios for older versions; the note has the path that is found from anywhere."""
-    monkeypatch.chdir(conf.parent)
-    file = write(conf / "har.yaml", har("data/har.csv"))
-    result = CliRunner().invoke(cli, ["validate", str(file)], catch_exceptions=False)
-    assert result.exit_code == 0
-    assert "note: data.path: data/har.csv was found in the current folder" in result.output
-    assert "write ../data/har.csv," in result.output
-    write(file, har("../data/har.csv"))
-    assert "current folder" not in CliRunner().invoke(cli, ["validate", str(file)]).output
 
 
 def test_no_such_file(conf: Path) -> None:

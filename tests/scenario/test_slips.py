@@ -10,7 +10,6 @@ import pytest
 from raysim import algorithms
 from raysim.cli.main import main
 from raysim.contract.definition import ATTRIBUTES
-from raysim.scenario.declaration import FACTS
 from tests.conftest import REPOSITORY
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
@@ -68,4 +67,3 @@ def test_a_slip_is_one_sentence(
 
 def test_attributes_are_those_of_the_class() -> None:
     assert ATTRIBUTES[:2] == ("paper", "profiles") and ATTRIBUTES[-1] == "static_downlink"
-    assert set(FACTS) <= set(ATTRIBUTES)  # raysim.scenario.declaration.FACTS: those that are read without an import

@@ -209,7 +209,7 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
     assert "--fast" in fast.card().notes[0] and not full.card().notes
     only = write(tmp_path, set=["rounds=50", "algorithm.name=hks"], seeds=[1])
     (hks,) = load_sweep(only, fast=True).cells
-    assert hks.scenario.algorithm_settings["warmup"] == 1
+    assert hks.scenario.warmup == {"warmup": 1}
     clients = "training.overrides=[{clients: 0..1, epochs: 25}, {clients: 2..2, lr: 0.1}]"
     scheduled = write(tmp_path, set=["rounds=50", clients, "training.schedule={name: cosine, warmup: 5}"], seeds=[1])
     training = load_sweep(scheduled, fast=True).cells[0].scenario.resolved["training"]

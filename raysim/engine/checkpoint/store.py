@@ -40,7 +40,15 @@ _MANIFEST = re.compile(r"checkpoint-\d{6,}\.json")
 
 
 class CheckpointError(RunError):
-    """A checkpoint could not be written or read."""
+    """A checkpoint could not be written or read. Exit code 1.
+
+    >>> import raysim
+    >>> def resume_or_wait(run):
+    ...     try:
+    ...         return run.resume(quiet=True)
+    ...     except raysim.CheckpointError as error:  # for example, the disk is full, or the storage does not answer
+    ...         print(error)
+    """
 
 
 class DamagedCheckpointError(LostError):

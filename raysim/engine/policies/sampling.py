@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 
-from raysim.common.errors import FAILURES, RunError
+from raysim.common.errors import RunError
 from raysim.common.text import quoted
 from raysim.core.fields import Range
 from raysim.core.seeds import seed_for
-from raysim.plugins.calling import where, whole_number
+from raysim.plugins.calling import failing, whole_number
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
@@ -120,17 +119,12 @@ def cohort(
     rng = np.random.default_rng(seed_for(seed, "cohort", t))
     name = f"round {t}: {type(participation.selection).__name__}.select"
     candidates = Candidates(ids, num_samples or {}, system)
-    try:
-        selected: Any = participation.selection.select(candidates, size, rng)
-        # At most one more than allowed, since user code may return an endless generator.
-        drawn = list(islice(selected, size + 1)) if isinstance(selected, Iterable) else None
-    except FAILURES as error:
-        raise RunError(f"{name} fails: {where(error)}") from error
-    chosen = [k for k in map(whole_number, drawn or ()) if k is not None and _holds(ids, k)]
-    if drawn is None or len(drawn) != size or len({*chosen}) != size:
-        count = "" if drawn is None else f"{f'more than {size}' if len(drawn) > size else len(drawn)} clients, "
+    with failing(f"{name} fails"):
+        drawn: list[Any] = list(participation.selection.select(candidates, size, rng))
+    chosen = [k for k in map(whole_number, drawn) if k is not None and _holds(ids, k)]
+    if len(drawn) != size or len({*chosen}) != size:
         raise RunError(
-            f"{name} returned {count}{quoted(selected)}; it must return the ids of {size} different "
+            f"{name} returned {len(drawn)} clients, {quoted(drawn)}; it must return the ids of {size} different "
             f"clients among the {len(ids)} candidates"
         )
     return tuple(sorted(chosen))

@@ -119,7 +119,7 @@ class ActorCalls:
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, RaysimError | OSError):
-                raise cause from None
+                raise cause from cause.__cause__  # without Ray's own exception
             if not isinstance(cause, RayError):
                 raise RunError(f"{context}: {type(cause).__name__}: {cause}") from error
             # An argument of the task is gone.

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raysim.common.errors import FAILURES, RunError
+from raysim.common.errors import RunError
 from raysim.common.text import cause
 from raysim.core.algorithm import ClientId
 from raysim.core.torch_workarounds import eval_mode, lacks_memory
@@ -66,7 +66,9 @@ class Evaluation:
         set_threads(self.spec, k)
         with (
             nullcontext() if self.states.is_untrained(k) else self.states.reading(k) as net,
-            errors_from(lambda: f"the test of client {k} with model {self.spec.arch(k)} failed"),
+            errors_from(
+                lambda: f"the test of client {k} with model {self.spec.arch(k)} failed", name="forward", client=k
+            ),
             torch.inference_mode(),
         ):
             outputs = partial(self._untrained_outputs, k) if net is None else partial(self._outputs, net)
@@ -82,7 +84,7 @@ class Evaluation:
             nets = [opened.enter_context(self.states.reading(k)) for k in group]
             try:
                 return self._evaluated(group, coverage, partial(self._stacked_outputs, nets), start)
-            except FAILURES as error:
+            except Exception as error:
                 if not lacks_memory(error):  # evaluate one by one to identify the failing client
                     return self._one_by_one(group, coverage)
                 raise RunError(

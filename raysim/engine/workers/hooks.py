@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 
 import torch
-from greenlet import GreenletExit
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raysim.common.errors import RaysimError, RunError
-from raysim.common.text import cause as described
+from raysim.common.errors import HookError, RaysimError
 from raysim.common.text import few
 from raysim.core import accelerator
 from raysim.core.algorithm import ClientId
 from raysim.core.seeds import seed_for
 from raysim.engine.spec import RunSpec
-from raysim.plugins.calling import own_line
-
-
-class HookError(RunError):
-    """An algorithm's hook raised; the message names the hook, client and round."""
-
-    def __init__(self, message: str, trace: str = "") -> None:
-        super().__init__(message)
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[type[HookError], tuple[str, str]]:
-        return type(self), (str(self), self.trace)
+from raysim.plugins.calling import own_traceback, where
 
 
 def shapes(msg: object) -> str:
@@ -72,7 +58,7 @@ def hook(
         return f"{type(algorithm).__name__}.{name}{of_client} failed in round {t}{details}"
 
     # A device context makes every torch call slower, and the CPU is the default anyway.
-    return errors_from(place, None if device.type == "cpu" else device)
+    return errors_from(place, None if device.type == "cpu" else device, name, client, t)
 
 
 FROZEN = (
@@ -88,11 +74,19 @@ class errors_from:
     It is a class, since a generator function takes as long as a small model's messages.
     """
 
-    __slots__ = ("device", "place")
+    __slots__ = ("client", "device", "name", "place", "round")
 
-    def __init__(self, place: Callable[[], str], device: torch.device | None = None) -> None:
-        """device: default device of the block; None: the CPU."""
+    def __init__(
+        self,
+        place: Callable[[], str],
+        device: torch.device | None = None,
+        name: str = "",
+        client: int | None = None,
+        round: int | None = None,
+    ) -> None:
+        """device: default device of the block; None: the CPU. name, client, round: see `HookError`."""
         self.place, self.device = place, device
+        self.name, self.client, self.round = name, client, round
 
     def __enter__(self) -> None:
         if self.device is not None:
@@ -101,19 +95,16 @@ class errors_from:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self.device is not None:
             self.device.__exit__(kind, error, trace)
-        if error is None or isinstance(error, KeyboardInterrupt | RaysimError | GreenletExit) or _ends_process(error):
+        if not isinstance(error, Exception) or isinstance(error, RaysimError):
             return
-        # Any other exception of a hook is an error, even GeneratorExit.
-        # `contextlib.contextmanager` would raise a StopIteration instead of the error that it caused.
-        cause = None if isinstance(error, StopIteration) else error
-        text = "".join(traceback.format_exception(error))
         remedy = FROZEN if isinstance(error, FrozenInstanceError) else ""
-        raise HookError(f"{self.place()}: {described(error)}{own_line(error)}{remedy}", text) from cause
-
-
-def _ends_process(error: BaseException) -> bool:
-    """Return whether Ray raised a `SystemExit` to end its process. Any other `SystemExit` is an error of the hook."""
-    return isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg")
+        raise HookError(
+            f"{self.place()}: {where(error)}{remedy}",
+            hook=self.name,
+            client=self.client,
+            round=self.round,
+            trace=own_traceback(error),
+        ) from error
 
 
 def _received(name: str, msg: object) -> list[str]:

@@ -15,7 +15,7 @@ def new_network(spec: RunSpec, task: Task, device: torch.device, arch: str, *key
     """Return the network that `client_model` makes of a fresh model. key: the client, if its weights are separate."""
     model = spec.fresh_model(arch, *key)
     place = f"{type(spec.algorithm).__name__}.client_model failed with model {arch}"
-    with global_seed(spec.init_seed, "client_model", arch, *key), errors_from(lambda: place):
+    with global_seed(spec.init_seed, "client_model", arch, *key), errors_from(lambda: place, name="client_model"):
         net = spec.algorithm.client_model(model, task)
         if not isinstance(net, nn.Module):
             raise TypeError(f"it returned a {type(net).__name__}; return one torch module, which may contain others")

@@ -109,7 +109,7 @@ class Training:
             downs = {k: message_of(k) for k in group}
             k = group[0]
             if len(group) == 1 and k in skip:
-                yield k, ClientFailure("it failed before"), ClientFailure("it failed before")
+                yield k, ClientFailure(), ClientFailure()
             elif len(group) == 1 and self.spec.tolerates_failures:
                 yield self._train_tolerating(k, t, downs[k], evaluate_before)
             else:
@@ -134,7 +134,7 @@ class Training:
                 if not self.spec.tolerates_failures or _depends_on_machine(error.__cause__):
                     raise
                 self._check_unchanged(received.guard, "a hook", k, t)
-                evaluations[k] = ClientFailure(str(error), getattr(error, "trace", ""))
+                evaluations[k] = ClientFailure(error)
         return evaluations
 
     def receiver(self, t: int, broadcast: Broadcast) -> Callable[[ClientId], None]:
@@ -224,7 +224,7 @@ class Training:
             if _depends_on_machine(error.__cause__):
                 raise
             self._check_unchanged(down.guard, "a hook", k, t)
-            failed = ClientFailure(str(error), getattr(error, "trace", ""))
+            failed = ClientFailure(error)
             return k, failed, failed
 
     def _train_group(

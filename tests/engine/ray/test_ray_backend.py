@@ -15,7 +15,7 @@ import pytest
 
 from raysim.algorithms.lg_fedavg import LGFedAvg
 from raysim.algorithms.standalone import Standalone
-from raysim.common.errors import RunError, ScenarioError
+from raysim.common.errors import HookError, RunError, ScenarioError
 from raysim.common.results import ClientRow
 from raysim.engine.backend import Backend
 from raysim.engine.inprocess import InProcessBackend
@@ -24,7 +24,6 @@ from raysim.engine.progress import Progress
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.run import Observers, run_rounds, state_digest
-from raysim.engine.workers.hooks import HookError
 from raysim.engine.workers.state_files import AUTO, StateLimits
 from raysim.plugins.registry import algorithm_names
 from raysim.runs.assembly import assemble
@@ -224,6 +223,8 @@ def test_a_failing_hook_is_told_with_its_place(backends: dict[str, RayBackend]) 
     with pytest.raises(HookError, match=r"Broken.client_update of client \d failed in round 1 .*ZeroDivision") as told:
         rounds_on(backends["one actor"], given)
     assert "ZeroDivisionError: no" in told.value.trace
+    assert (told.value.hook, told.value.round) == ("client_update", 1)
+    assert isinstance(told.value.__cause__, ZeroDivisionError)
 
 
 def test_a_hook_that_changes_the_broadcast_is_told_as_in_one_process(backends: dict[str, RayBackend]) -> None:

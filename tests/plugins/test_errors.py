@@ -1,0 +1,141 @@
+"""An exception in the user's own code: one line with what was called, file and line, then Python's own traceback."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import raysim
+from raysim.cli.main import main
+from tests.plugins.own import HELPED, NETS
+
+
+def failed(folder: Path, *sets: str, capsys: pytest.CaptureFixture[str], code: int = 1) -> list[str]:
+    """The lines of the error that `raysim launch` ends with, from the line that raysim writes."""
+    words = [word for one in sets for word in ("--set", one)]
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", str(folder / "s.yaml"), "--quiet", *words])
+    said = capsys.readouterr().err
+    assert ended.value.code == code, said
+    lines = said.rstrip().splitlines()
+    return lines[next(i for i, line in enumerate(lines) if line.startswith("raysim: ")) :]
+
+
+def broken(folder: Path, hook: str, line: str = "{}['lost']") -> None:
+    """Let a hook of the method in `mine.py` raise."""
+    text = re.sub(rf"(    def {hook}\(.*:\n)", rf"\1        {line}\n", HELPED)
+    assert line in text
+    (folder / "mine.py").write_text(text)
+
+
+class TestHooks:
+    @pytest.mark.parametrize("hook", ["client_update", "server_update", "server_start"])
+    def test_the_command_ends_with_the_traceback_of_the_users_file(
+        self, hook: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        broken(folder, hook)
+        first, *trace = failed(folder, "clients.models=[digits_mlp64]", capsys=capsys)
+        client, t = (" of client 0" if hook == "client_update" else ""), (0 if hook == "server_start" else 1)
+        assert f"Mine.{hook}{client} failed in round {t}" in first
+        assert re.search(r"KeyError: 'lost' \(mine\.py, line \d+\)$", first)
+        assert trace[0].startswith("Traceback") and trace[-1] == "KeyError: 'lost'"
+        assert f'"{folder / "mine.py"}"' in trace[1]  # no line of raysim
+
+    def test_a_network_that_fails(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        late = "\n\nclass Late(Small):\n    def forward(self, x):\n        return x['pixels']\n"
+        (folder / "nets.py").write_text(NETS + late)
+        sets = ["clients.models=[digits_mlp64, './nets.py:Late']", "algorithm.name=fedgh"]
+        first, *trace = failed(folder, *sets, capsys=capsys)
+        assert "client 1" in first and "nets.py, line" in first
+        assert trace[-1].startswith("IndexError")
+
+    def test_a_program_catches_it_with_its_cause(self, folder: Path) -> None:
+        broken(folder, "client_update")
+        with pytest.raises(raysim.HookError) as caught:
+            raysim.run(folder / "s.yaml", sets=["clients.models=[digits_mlp64]"], quiet=True)
+        error = caught.value
+        assert (error.hook, error.client, error.round) == ("client_update", 0, 1)
+        assert isinstance(error.__cause__, KeyError)
+
+    def test_clients_that_a_run_tolerates_up_to_a_share(self, folder: Path) -> None:
+        broken(folder, "client_update")
+        sets = ["clients.models=[digits_mlp64]", "failure.max_failed_fraction=0.5", "training.together=1"]
+        with pytest.raises(raysim.HookError, match="max_failed_fraction") as caught:
+            raysim.run(folder / "s.yaml", sets=sets, quiet=True)
+        assert (caught.value.hook, caught.value.round) == ("client_update", 1)
+        assert isinstance(caught.value.__cause__, KeyError)
+
+
+OWN = """
+from dataclasses import dataclass
+
+def model(num_classes, input_spec, feature_dim):
+    return {}["lost"]
+
+def data():
+    return {}["lost"]
+
+@dataclass(frozen=True)
+class Part:
+    def shares(self, class_count_C, num_clients, rng):
+        return {}["lost"]
+
+    def select(self, candidates, size, rng):
+        return {}["lost"]
+
+    def factor(self, t, num_rounds):
+        return {}["lost"]
+
+@dataclass(frozen=True)
+class Made:
+    first: int = 1
+
+    def __post_init__(self):
+        {}["lost"]
+
+    select = shares = factor = None.__class__
+
+class Tracker:
+    def open(self, card): ...
+    def log(self, t, values, clients):
+        return {}["lost"]
+    def close(self, status, summary): ...
+"""
+POLICY = "clients={count: 4, participation: 0.5, models: [digits_mlp64], selection: {name: './own.py:Part'}}"
+CALLED = {
+    "a model": ("clients.models=['./own.py:model', digits_mlp64]", "own.py:model"),
+    "a data function": ("data={name: './own.py:data', partition: {name: iid}}", "own.py:data"),
+    "a partition": ("data.partition={name: './own.py:Part'}", "Part.shares"),
+    "a selection policy": (POLICY, "Part.select"),
+    "a schedule": ("training.schedule={name: './own.py:Part'}", "Part.factor"),
+    "a constructor": ("training.schedule={name: './own.py:Made'}", "Made"),
+    "a tracker": ("tracking.also=['./own.py:Tracker']", "own.py:Tracker: log"),
+}
+
+
+@pytest.mark.parametrize(("sets", "called"), CALLED.values(), ids=CALLED)
+def test_code_that_is_no_hook(sets: str, called: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "own.py").write_text(OWN)
+    first, *trace = failed(folder, "algorithm.name=fedgh", "clients.models=[digits_mlp64]", sets, capsys=capsys)
+    assert called in first and re.search(r"KeyError: 'lost' \(own\.py, line \d+\)$", first)
+    assert f'"{folder / "own.py"}"' in "".join(trace[:4]) and trace[-1] == "KeyError: 'lost'"
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        (f"{HELPED}\nlost\n", "NameError: name 'lost' is not defined"),
+        ("def f(:\n", "SyntaxError: invalid syntax"),
+        ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)
+def test_a_file_that_cannot_be_imported(text: str, last: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "mine.py").write_text(text)
+    first, *trace = failed(folder, capsys=capsys, code=2)
+    assert "mine.py: cannot be imported" in first
+    assert str(folder / "mine.py") in "".join(trace) and trace[-1] == last
+    with pytest.raises(SystemExit) as ended:
+        main(["describe", str(folder / "mine.py")])
+    assert ended.value.code == 2 and capsys.readouterr().err.rstrip().endswith(last)
