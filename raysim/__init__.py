@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from raysim.common.inputs import InputSpec
     from raysim.common.results import Tracker
     from raysim.comparison.compare import Comparison, compare
-    from raysim.contract import check_algorithm
+    from raysim.contract import ContractError, check_algorithm
     from raysim.core.algorithm import Algorithm
     from raysim.core.messages import message
     from raysim.engine.checkpoint.store import CheckpointError
@@ -29,6 +29,7 @@ __all__ = [
     "Algorithm",
     "CheckpointError",
     "Comparison",
+    "ContractError",
     "HookError",
     "InputSpec",
     "RaysimError",
@@ -55,6 +56,7 @@ _HOMES = {
     "Algorithm": "raysim.core.algorithm",
     "CheckpointError": "raysim.engine.checkpoint.store",
     "Comparison": "raysim.comparison.compare",
+    "ContractError": "raysim.contract",
     "HookError": "raysim.common.errors",
     "InputSpec": "raysim.common.inputs",
     "RaysimError": "raysim.common.errors",

@@ -18,10 +18,10 @@ from torch import nn
 from torchvision.models import resnet18
 
 import raysim
-from raysim.contract.definition import HOOKS
 from raysim.core.algorithm import Client, Server, Task
 from raysim.core.data import Batch, Samples
 from raysim.engine.stragglers import Stragglers
+from raysim.plugins.class_check import HOOKS
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.definition import load_sweep
 from tests.conftest import REPOSITORY

@@ -1,14 +1,10 @@
-"""Names of Python modules: the imports of a file, those an algorithm may use, and the package of the user's files."""
+"""Names of Python modules: the imports of a file, and the package of the user's files."""
 
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator
 from typing import NamedTuple
-
-LIBRARIES = ("numpy", "scipy", "torch")
-"""Packages that an algorithm's file may import besides `raysim.core` and the standard library."""
 
 PACKAGE = "raysim_own"
 """Package below which the Python files that a scenario names are imported."""
@@ -29,12 +25,6 @@ def imports_of(tree: ast.AST) -> Iterator[Import]:
             yield from (Import(alias.name, [], node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield Import("." * node.level + (node.module or ""), [alias.name for alias in node.names], node.lineno)
-
-
-def is_allowed(module: str) -> bool:
-    """Whether an algorithm's file may import this module."""
-    of_core = f"{module}.".startswith("raysim.core.")
-    return of_core or module.partition(".")[0] in {*LIBRARIES, *sys.stdlib_module_names}
 
 
 def plain_module(name: str) -> str:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from raysim.contract.running import MAX_ROUNDS
-from raysim.contract.toy import Labels, Toy
-from raysim.core.algorithm import AnyAlgorithm, ClientId, overrides
+from raysim.contract.definition import MAX_ROUNDS
+from raysim.contract.toy import Labels
+from raysim.contract.trial import ContractError, Trial, disguised
+from raysim.core.algorithm import AnyAlgorithm, Client, overrides
 from raysim.core.exposed import Exposed, OutputOf, Unexposed, UpdateOf
-from raysim.core.fit import FitJob, FitResult, fit_one
+from raysim.core.fit import FitJob, FitResult
 
 ALONE: Labels = ([0], [3], [2])
 """Clients with a single sample, one of each architecture."""
@@ -24,69 +23,79 @@ WRONG = 0.5
 """Squared error, relative to the true values, above which a declaration is wrong. Compression and noise cause less."""
 
 
+class Upload(NamedTuple):
+    """What a client uploaded, and its network as received, after each call of `client.fit`, and at the end."""
+
+    client: Client
+    up: Any
+    nets: list[nn.Module]
+
+
 def exposed(algorithm: AnyAlgorithm) -> None:
     """`exposed` describes uploads truly. An algorithm without `exposed` passes this clause."""
     if not overrides(type(algorithm), "exposed"):
         return
-    nets: dict[ClientId, list[nn.Module]] = defaultdict(list)  # as received, after each `client.fit`, and at the end
-    uploads: dict[ClientId, Any] = {}
+    uploads: list[Upload] = []
 
-    @contextmanager
-    def watch(toy: Toy, name: str, client: ClientId | None, msg: Any) -> Iterator[None]:
-        if name == "client_update" and client is not None:
-            nets[client] = [copy.deepcopy(toy.nets[client])]
-        yield
+    class Watched(type(algorithm)):  # type: ignore[misc]
+        def client_update(self, client: Client, down: Any) -> Any:
+            nets, trainer = [copy.deepcopy(client.net)], client.trainer
 
-    def train(job: FitJob) -> FitResult:
-        result = fit_one(job)
-        (client,) = (k for k, net in toy.nets.items() if net is job.net)
-        nets[client].append(copy.deepcopy(job.net))
-        return result
+            def train(job: FitJob) -> FitResult:
+                result = trainer(job)
+                nets.append(copy.deepcopy(client.net))
+                return result
 
-    def keep(toy: Toy, name: str, client: ClientId, msg: Any) -> None:
-        if name == "client_update" and msg is not None:
-            uploads[client] = msg
+            client.trainer = train
+            up = super().client_update(client, down)
+            nets.append(copy.deepcopy(client.net))
+            if up is not None:
+                uploads.append(Upload(client, copy.deepcopy(up), nets))
+            return up
 
-    toy = Toy(algorithm, "exposed", ALONE, watch, train, returned=keep).start()
+    trial = Trial(disguised(algorithm, Watched), ALONE)
     for t in range(1, MAX_ROUNDS + 1):
         if not uploads:
-            toy.round(t)
-    for client, up in uploads.items():
-        _check(toy, client, up, [*nets[client], toy.nets[client]])
+            trial.round(t)
+    for upload in uploads:
+        _check(algorithm, upload)
 
 
-def _check(toy: Toy, k: ClientId, up: Any, nets: Sequence[nn.Module]) -> None:
+def _check(algorithm: AnyAlgorithm, upload: Upload) -> None:
     """Compare the declaration for an upload with the parameters and outputs of the client's networks."""
 
     def declared(net: nn.Module) -> Exposed:
-        client = replace(toy.client(k, toy.server.t), net=copy.deepcopy(net).eval())
-        exposed = toy.exposed(client, up)
+        client = replace(upload.client, net=copy.deepcopy(net).eval())
+        exposed = algorithm.exposed(client, upload.up)
         if not isinstance(exposed, UpdateOf | OutputOf | Unexposed):
-            problem = f"the hook `exposed` returns a value of type {type(exposed).__name__}"
-            raise toy.broken(problem, "return an UpdateOf, an OutputOf or an Unexposed")
+            kind = type(exposed).__name__
+            text = f"`exposed` returns a value of type {kind}; return an UpdateOf, an OutputOf or an Unexposed"
+            raise ContractError(algorithm, "exposed", text)
         if isinstance(exposed, UpdateOf) and not set(exposed.part.parameters()) <= set(client.net.parameters()):
-            raise toy.broken(
-                "the hook `exposed` returns an UpdateOf whose `part` does not belong to client.net",
-                "set `part` to client.net or to one of its modules",
-            )
+            text = "the `part` of an UpdateOf is not in client.net; set it to client.net or to one of its modules"
+            raise ContractError(algorithm, "exposed", text)
         return exposed
 
-    exposed = declared(nets[0])
+    exposed, k = declared(upload.nets[0]), upload.client.id
     if isinstance(exposed, UpdateOf):
-        trained = [one.part.state_dict() for net in nets[1:] if isinstance(one := declared(net), UpdateOf)]
+        trained = [one.part.state_dict() for net in upload.nets[1:] if isinstance(one := declared(net), UpdateOf)]
         if not any(_is_near(exposed.after, w) for w in trained):
-            raise toy.broken(
-                f"the UpdateOf that `exposed` returns for client {k} does not hold the trained parameters in `after`",
-                "in `after`, map the name of each parameter of `part` to its value after training, not to its change",
+            raise ContractError(
+                algorithm,
+                "exposed",
+                f"the UpdateOf that `exposed` returns for client {k} does not hold the trained parameters; in `after`, "
+                "map the name of each parameter of `part` to its value after training, not to its change",
             )
     elif isinstance(exposed, OutputOf):
-        outputs = [one for net in nets if isinstance(one := declared(net), OutputOf)]
+        outputs = [one for net in upload.nets if isinstance(one := declared(net), OutputOf)]
         with torch.no_grad():
-            values = [one.function(toy.samples[k].x).flatten() for one in outputs]
+            values = [one.function(upload.client.data.x).flatten() for one in outputs]
         if not any(_is_near({"": exposed.value.flatten()}, {"": value}) for value in values):
-            raise toy.broken(
-                f"in the OutputOf that `exposed` returns for client {k}, `value` is not the output of `function`",
-                "set `function` to the function of client.net whose output is uploaded, and `value` to this output",
+            raise ContractError(
+                algorithm,
+                "exposed",
+                f"in the OutputOf that `exposed` returns for client {k}, `value` is not the output of `function`; set "
+                "`function` to the function of client.net whose output is uploaded, and `value` to this output",
             )
 
 

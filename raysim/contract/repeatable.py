@@ -1,120 +1,166 @@
-"""Clauses about repeatability: one seed gives one result, in any order of clients and from saved states."""
+"""Clauses about repeatability: one result per seed, in any order of clients, after a resume, and trained together."""
 
 from __future__ import annotations
 
-import copy
-import json
 import pickle
 import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from raysim.contract.compare import differing, identical, random_states_kept
-from raysim.contract.toy import SEED, C, Toy, ToyTransform, toy_samples
+from raysim.common.errors import RaysimError
+from raysim.contract.toy import Labels
+from raysim.contract.trial import ContractError, Trial
 from raysim.core.algorithm import AnyAlgorithm
-from raysim.core.messages import weights
-from raysim.core.meter import FlopMeter
-from raysim.core.state import Serialized, deserialize, modules_in, modules_of, serialize
+from raysim.core.messages import leaves, mapped
+from raysim.core.state import digest
+from raysim.engine.records import TrainingResult
+
+PAIRS: Labels = ([0, 1] * 6, [1, 2] * 6, [2, 3] * 6, [3, 0, 1] * 4, [0, 2] * 6, [1, 3, 2] * 4)
+"""Six clients of one size, so that there are two of each of three architectures."""
+UNEVEN: Labels = ([0, 1] * 8, [1, 2] * 6 + [1], [2, 3] * 7, [3, 0, 1] * 3, [0, 2] * 3, [1, 3])
+"""Six clients of different sizes, two of each of three architectures."""
+
+EXACT = 1e-9
+"""Allowed difference of float64 values, relative to a tensor's greatest value: rounding gives 1e-15 per step."""
 
 
 def deterministic(algorithm: AnyAlgorithm) -> None:
     """The same seeds give the same states and messages, bit for bit, in any state of NumPy's and Python's generators.
 
-    The second run also counts operations, which runs each piece of work once more and must change nothing.
+    The first run also counts operations, which runs each piece of work once more and must change nothing.
     """
-    with random_states_kept(SEED):
-        first = Toy(algorithm, "deterministic").run(2)
-        random.seed(1)
-        np.random.seed(1)
-        torch.manual_seed(1)
-        second = Toy(pickle.loads(pickle.dumps(algorithm)), "deterministic", meter=FlopMeter()).run(2)
-    remedy = (
-        "in hooks, draw random numbers only with torch, client.rng or server.rng, and use neither the time nor values "
-        "that an earlier run may have left in global variables or default arguments"
+    first = Trial(algorithm, counts=True).run(2)
+    random.seed(1)
+    np.random.seed(1)
+    second = Trial(pickle.loads(pickle.dumps(algorithm))).run(2)
+    text = (
+        "differs when the run is repeated with the same seed; in hooks, draw random numbers only with torch, "
+        "client.rng or server.rng, and use neither the time nor values that an earlier run may have left in global "
+        "variables"
     )
     for (name, k, one), (_, _, other) in zip(first.sent, second.sent, strict=True):
-        if not identical(one, other):
-            problem = f"the return value of {name} for client {k} differs when the run is repeated with the same seed"
-            raise first.broken(problem, remedy)
-    for changed in differing(first.states(), second.states()):
-        raise first.broken(f"{changed} differs when the run is repeated with the same seed", remedy)
+        if digest(leaves(one)) != digest(leaves(other)):
+            place = f"the return value of {name} for client {k}"
+            raise ContractError(algorithm, "deterministic", f"{place} {text}")
+    _compare(algorithm, "deterministic", first, second, text)
 
 
 def any_order(algorithm: AnyAlgorithm) -> None:
     """The result does not depend on which client of a round runs first."""
-    forward, backward = Toy(algorithm, "any_order").run(2), Toy(algorithm, "any_order").run(2, reverse=True)
-    for changed in differing(forward.states(), backward.states()):
-        raise forward.broken(
-            f"{changed} depends on the order in which clients run",
-            "in client hooks, use only the arguments of the hook, and no global variables",
-        )
+    text = "depends on the order in which clients run; in client hooks, use only the arguments, and no global variables"
+    _compare(algorithm, "any_order", Trial(algorithm).run(3), Trial(algorithm, reverse=True).run(3), text)
 
 
-def state_dict_is_all(algorithm: AnyAlgorithm) -> None:
-    """A client's `state_dict` is its whole state: loaded into a fresh `client_model`, the run continues as before."""
-    first = Toy(algorithm, "state_dict_is_all").run(2)
-    remedy = "store all state of a client in parameters or buffers of the network that client_model returns"
-    second = Toy(pickle.loads(pickle.dumps(algorithm)), "state_dict_is_all")
-    for k, net in second.nets.items():
+def resumable(algorithm: AnyAlgorithm) -> None:
+    """A checkpoint holds the whole state: a run that is resumed from it continues as before."""
+    trial = Trial(algorithm).run(2)
+    resumed = trial.resumed()
+    text = (
+        "is not the same if the run is resumed from a checkpoint; keep all state of a client in parameters or buffers "
+        "of the network that client_model returns, and all state of the server in server.state"
+    )
+    _compare(algorithm, "resumable", trial.round(3), resumed.round(3), text)
+
+
+def scheduled(algorithm: AnyAlgorithm) -> None:
+    """A method whose rounds depend on their total number declares it: its runs cannot be resumed for more rounds."""
+    if algorithm.scheduled:
+        return
+    text = (
+        "depends on the total number of rounds; declare scheduled: ClassVar[bool] = True, which tells raysim that a "
+        "run of this method cannot be resumed for more rounds"
+    )
+    _compare(algorithm, "scheduled", Trial(algorithm, num_rounds=3).run(3), Trial(algorithm, num_rounds=6).run(3), text)
+
+
+def _compare(algorithm: AnyAlgorithm, clause: str, one: Trial, other: Trial, text: str) -> None:
+    """Raise `ContractError` with the first state that differs between two trials."""
+    others = other.states()
+    for name, sha in one.states().items():
+        if others[name] != sha:
+            raise ContractError(algorithm, clause, f"{name} {text}")
+
+
+def trained_together(algorithm: AnyAlgorithm) -> None:
+    """Clients trained together and one by one, in float64, get the same models and uploads, to 1e-9."""
+    for labels in (PAIRS, UNEVEN):
+        # Networks with BatchNorm are not trained together if the clients' batch sizes differ.
+        models = ("flat",) if algorithm.one_architecture and labels is UNEVEN else None
+        trial = Trial(algorithm, labels, models)
+        for t in range(1, 4):
+            alone, _ = _clients_in_float64(trial, t)
+            together, trained = _clients_in_float64(trial, t, together=dict.fromkeys(trial.task.architectures, 2))
+            with _default_type(torch.float64):
+                _compare_together(algorithm, alone, together, trained)
+            trial.round(t)
+
+
+def _clients_in_float64(trial: Trial, t: int, **changes: Any) -> tuple[Trial, TrainingResult]:
+    """Return a copy of a trial after the clients' part of round `t`, in float64; `server_send` runs in float32."""
+    with _default_type(torch.float64):
+        other = trial.resumed(tamper=lambda hook, msg: mapped(Tensor, _as_double, msg), **changes)
+        cohort = sorted(other.samples)
+        with _default_type(torch.float32):
+            broadcast = other.backend.send(t, cohort)
         try:
-            net.load_state_dict(weights(first.nets[k]))
-        except RuntimeError as error:
-            text = " ".join(str(error).split())
-            problem = f"a new network from client_model cannot load the state_dict of client {k} ({text})"
-            raise first.broken(problem, remedy) from None
-    second.server.state, second.forms = copy.deepcopy(first.server.state), first.forms
-    first.round(3)
-    second.round(3)
-    for changed in differing(first.states(), second.states()):
-        raise first.broken(f"{changed} is not the same if the run restarts from the clients' state_dicts", remedy)
+            pending = other.backend.train(t, other.spec.groups(cohort), broadcast, None, (), lambda done: None)
+        except RaysimError as error:
+            text = "give new tensors the type of the network's values, for example value.to(logits.dtype)"
+            raise ContractError(
+                trial.algorithm, "trained_together", f"with networks in float64, {error}; {text}"
+            ) from error
+    return other, pending.result()
 
 
-def server_state_visible(algorithm: AnyAlgorithm) -> None:
-    """The server's whole state is in `server.state`, in types that can be stored and restored."""
-    toy = Toy(algorithm, "server_state_visible").run(2)
-    serialized = serialize(toy.server.state)
-    for module in (inner for outer in modules_in(toy.server.state).values() for inner in outer.modules()):
-        hidden = {name for name, value in vars(module).items() if isinstance(value, Tensor)}
-        hidden |= module._non_persistent_buffers_set
-        if hidden:
-            raise toy.broken(
-                f"the tensor {type(module).__name__}.{min(hidden)} in server.state is not in the module's state_dict",
-                "register the tensor as a parameter or a persistent buffer",
-            )
-    second = Toy(algorithm, "server_state_visible").start()
-    stored = Serialized(json.loads(json.dumps(serialized.tree)), serialized.tensors)
-    remedy = "create all modules in server_start, and define dataclasses at the top level of the algorithm's file"
+def _compare_together(algorithm: AnyAlgorithm, alone: Trial, together: Trial, trained: TrainingResult) -> None:
+    for report in trained.reports.values():
+        if report.alone_because and "BatchNorm" not in report.alone_because:
+            text = f"clients cannot be trained together, because {report.alone_because}"
+            raise ContractError(algorithm, "trained_together", text)
+    text = (
+        "depends on whether clients are trained together or one by one; in the loss function, read data of a client "
+        "only from the arguments `net`, `batch` and `given`"
+    )
+    uploads = [[(k, up) for hook, k, up in one.sent if hook == "client_update"] for one in (alone, together)]
+    for (k, up), (_, other) in zip(*uploads, strict=True):
+        if not _close(leaves(up), leaves(other)):
+            raise ContractError(algorithm, "trained_together", f"the upload of client {k} {text}")
+    nets, others = alone.nets, together.nets
+    for k, net in nets.items():
+        if not _close([*net.state_dict().values()], [*others[k].state_dict().values()]):
+            raise ContractError(algorithm, "trained_together", f"the network of client {k} {text}")
+
+
+def _close(ones: Sequence[Tensor | float], others: Sequence[Tensor | float]) -> bool:
+    return all(
+        _close_tensors(torch.as_tensor(one), torch.as_tensor(other)) for one, other in zip(ones, others, strict=True)
+    )
+
+
+def _close_tensors(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or not one.is_floating_point():
+        return torch.equal(one, other)
+    # A method may send fewer bits; values that differ in their last bit may then round to different results.
+    exact = EXACT if one.dtype == torch.float64 else 2 * torch.finfo(one.dtype).eps
+    scale = 1.0 + float(one.abs().nan_to_num().amax()) if one.numel() else 1.0
+    return torch.allclose(one, other, rtol=0.0, atol=exact * scale, equal_nan=True)
+
+
+def _as_double(value: Tensor) -> Tensor:
+    return value.double() if value.is_floating_point() else value
+
+
+@contextmanager
+def _default_type(dtype: torch.dtype) -> Iterator[None]:
+    """Let new networks, samples and tensors have a type during a block."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
     try:
-        second.server.state = deserialize(stored, second.server.state, modules_of(algorithm))
-    except ValueError as error:
-        raise toy.broken(f"a saved server.state cannot be restored ({error})", remedy) from None
-    second.nets = copy.deepcopy(toy.nets)
-    toy.round(3)
-    second.round(3)
-    for changed in differing(toy.states(), second.states()):
-        raise toy.broken(f"{changed} is not the same if the run restarts from a saved server.state", remedy)
-
-
-def logits(algorithm: AnyAlgorithm) -> None:
-    """`client_model` returns an `nn.Module` that can be copied and has a `forward` that returns logits [B, C]."""
-    toy = Toy(algorithm, "logits")
-    for net in toy.nets.values():
-        if not isinstance(net, nn.Module):
-            raise toy.broken(f"client_model returns a value of type {type(net).__name__}", "return an nn.Module")
-    toy.run(1)
-    for k, trained in toy.nets.items():
-        for size in (1, 3):
-            x = ToyTransform().plain(toy_samples([0, 1, 2][:size], k).raw_N)
-            with torch.no_grad():
-                logit_BC = copy.deepcopy(trained).eval()(x)
-            if not isinstance(logit_BC, Tensor) or logit_BC.shape != (size, C) or not logit_BC.is_floating_point():
-                output = f"value of type {type(logit_BC).__name__}"
-                if isinstance(logit_BC, Tensor):
-                    output = f"tensor of shape {tuple(logit_BC.shape)} and type {logit_BC.dtype}"
-                raise toy.broken(
-                    f"the network from client_model outputs a {output} for a batch of size {size}",
-                    "return floating-point logits from the network's `forward`; their shape must be [B, C], which is "
-                    f"({size}, {C}) for this batch",
-                )
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -66,8 +66,8 @@ class Task:
     """The task that all clients and the server know before training.
 
     >>> from raysim.algorithms.standalone import Standalone
-    >>> from raysim.contract.toy import Toy
-    >>> task = Toy(Standalone(), "example").task
+    >>> from raysim.contract.trial import Trial
+    >>> task = Trial(Standalone()).task
     >>> task.num_classes, task.feature_dim, task.architectures
     (4, 8, ('flat', 'norm', 'deep'))
     >>> task.new_header()
@@ -130,9 +130,9 @@ class Client:
     that is not listed below raises `AttributeError`.
 
     >>> from raysim.algorithms.standalone import Standalone
-    >>> from raysim.contract.toy import Toy
+    >>> from raysim.contract.trial import Trial
     >>> from raysim.core.ops import cross_entropy
-    >>> client = Toy(Standalone(), "example").client(0, t=1)  # with 16 samples; D = 8
+    >>> client = Trial(Standalone()).client(0, t=1)  # with 16 samples; D = 8
     >>> client.fit(cross_entropy)
     >>> client.outputs(client.net.features).shape
     torch.Size([16, 8])
@@ -268,8 +268,8 @@ class Server(Generic[State]):
     Setting an attribute that is not listed below raises `AttributeError`.
 
     >>> from raysim.algorithms.standalone import Standalone
-    >>> from raysim.contract.toy import Toy
-    >>> server = Toy(Standalone(), "example").server
+    >>> from raysim.contract.trial import Trial
+    >>> server = Trial(Standalone()).server
     >>> server.num_samples
     {0: 16, 1: 13, 2: 14, 3: 12}
     >>> server.log("norm", 2.5)  # tracked as server/norm
@@ -368,9 +368,9 @@ class Algorithm(ABC, Generic[Down, Up, State]):
     ...         return Header(weights(client.net.header))
     ...     def server_update(self, server, ups):
     ...         server.state = Header(weighted_mean((server.num_samples[k], up.w) for k, up in ups.items()))
-    >>> from raysim.contract.toy import Toy
-    >>> toy = Toy(MeanHeader(), "example").run(2)  # two rounds of four clients
-    >>> [sum(hook == name and message is not None for hook, _, message in toy.sent)
+    >>> from raysim.contract.trial import Trial
+    >>> trial = Trial(MeanHeader()).run(2)  # two rounds of four clients
+    >>> [sum(hook == name and message is not None for hook, _, message in trial.sent)
     ...  for name in ("server_send", "client_update")]
     [4, 8]
 

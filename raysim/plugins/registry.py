@@ -64,8 +64,9 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
 
 
 def _only_algorithm(module: ModuleType, place: str, attribute: str) -> type[AnyAlgorithm]:
-    from raysim.contract.definition import first_slip
-    from raysim.core.algorithm import Algorithm  # imported here, since it imports torch
+    # Imported here, since they import torch.
+    from raysim.core.algorithm import Algorithm
+    from raysim.plugins.class_check import class_mistake
 
     found = {name: one for name, one in inspect.getmembers(module, inspect.isclass) if issubclass(one, Algorithm)}
     own = {name: one for name, one in found.items() if one.__module__ == module.__name__}
@@ -82,10 +83,10 @@ def _only_algorithm(module: ModuleType, place: str, attribute: str) -> type[AnyA
         count = len(classes) or "no"
         raise ScenarioError(f"{place}: contains {count} subclasses of raysim.Algorithm{called}; {remedy}")
     (cls,) = classes
-    slip = first_slip(cls)
+    mistake = class_mistake(cls)
     if missing := sorted(cls.__abstractmethods__):
-        why = f": {slip}" if slip else ""
+        why = f": {mistake}" if mistake else ""
         raise ScenarioError(f"{place}: {cls.__name__} lacks {', '.join(missing)}{why}")
-    if slip:
-        raise ScenarioError(f"{place}: {cls.__name__}: {slip}")
+    if mistake:
+        raise ScenarioError(f"{place}: {cls.__name__}: {mistake}")
     return cls

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from raysim.algorithms.standalone import Standalone
-from raysim.contract.toy import Toy, toy_model, toy_samples
+from raysim.contract.toy import toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Client, LocalTraining, Task, weights
 from raysim.core.meter import FlopMeter
 from raysim.core.seeds import seeded
@@ -48,7 +49,7 @@ class Seen(nn.Module):
         return self.header(self.features(x))
 
 
-def same_weights(one: Toy, other: Toy) -> bool:
+def same_weights(one: Trial, other: Trial) -> bool:
     """Whether the clients' own models are equal, bit for bit."""
     return all(
         digest(weights(getattr(net, "model", net))) == digest(weights(getattr(other.nets[k], "model", other.nets[k])))

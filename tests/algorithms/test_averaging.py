@@ -16,7 +16,8 @@ from raysim.algorithms.fedavg import FedAvg
 from raysim.algorithms.lg_fedavg import LGFedAvg
 from raysim.algorithms.standalone import Standalone
 from raysim.common.shards import Shards
-from raysim.contract.toy import SEED, Toy, toy_model, toy_samples
+from raysim.contract.toy import SEED, toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Client, Header, LocalTraining, Model, Server, Task, weights
 from raysim.core.data import Augmentation, Samples
 from raysim.core.messages import wire_bytes
@@ -61,7 +62,7 @@ def test_fedavg_averages_running_statistics_and_copies_the_batch_counter():
 
 def test_fedavg_without_bn_buffers_leaves_each_client_its_own():
     algorithm = FedAvg(avg_bn_buffers=False)
-    toy = Toy(algorithm, "test").start()
+    toy = Trial(algorithm)
     assert not [name for name in toy.server.state if "running" in name or "tracked" in name]
     client = client_of(toy_model("norm"))
     client.net.extractor[1].running_mean.fill_(5.0)
@@ -82,14 +83,14 @@ def test_fedavg_with_bn_buffers_replaces_them():
 
 
 def test_fedavg_starts_from_the_weights_that_all_clients_have():
-    toy = Toy(FedAvg(), "test").start()
+    toy = Trial(FedAvg())
     assert digest(toy.server.state) == digest(weights(toy_model("norm")))
     assert digest(FedAvg().server_send(toy.server, 0).w) == digest(weights(toy.nets[2]))
 
 
 def test_fedavg_ships_the_whole_model():
     # conv 3*9+3, BatchNorm 3+3 and buffers 3+3, linear 12*8+8, header 8*4+4: 182 floats, and a counter of 8 bytes.
-    toy = Toy(FedAvg(), "test").run(1)
+    toy = Trial(FedAvg()).run(1)
     sizes = {name: wire_bytes(msg) for name, _, msg in toy.sent}
     assert sizes == {"server_send": 182 * 4 + 8, "client_update": 182 * 4 + 8}
 
@@ -140,7 +141,7 @@ def test_lg_fedavg_receive_touches_the_header_only():
 
 
 def test_lg_fedavg_ships_the_header_with_its_bias():
-    toy = Toy(LGFedAvg(), "test").run(1)
+    toy = Trial(LGFedAvg()).run(1)
     assert {wire_bytes(msg) for _, _, msg in toy.sent} == {(4 * 8 + 4) * 4}
 
 
@@ -154,13 +155,13 @@ def test_lg_fedavg_bytes_are_those_of_the_paper():
 
 
 def test_standalone_sends_nothing():
-    toy = Toy(Standalone(), "test").run(2)
+    toy = Trial(Standalone()).run(2)
     assert [msg for _, _, msg in toy.sent] == [None] * 16
     assert toy.server.state is None
 
 
 def test_standalone_clients_do_not_know_of_each_other():
-    alone, together = Toy(Standalone(), "test").start(), Toy(Standalone(), "test").start()
+    alone, together = Trial(Standalone()), Trial(Standalone())
     for t in (1, 2):
         alone.round(t, [2])
         together.round(t, [0, 1, 2, 3])
@@ -169,7 +170,7 @@ def test_standalone_clients_do_not_know_of_each_other():
 
 
 def test_standalone_takes_the_steps_of_plain_sgd():
-    toy = Toy(Standalone(), "test", labels=([0, 1, 2, 3],)).start()
+    toy = Trial(Standalone(), labels=([0, 1, 2, 3],))
     expected = copy.deepcopy(toy.nets[0])
     toy.round(1)
     # Four samples are one batch of 6 at most: one step with lr 0.1 on the augmented images.

@@ -17,7 +17,8 @@ from torch.testing import assert_close
 from raysim.algorithms import dc_pfl
 from raysim.algorithms.dc_pfl import DCPFL, ClassStatistics, Gaussian, Global, class_statistics, draw, pool, shares
 from raysim.algorithms.fedgh import FedGH
-from raysim.contract.toy import Toy, toy_model, toy_samples
+from raysim.contract.toy import toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
 from raysim.core.messages import pack, unpack, wire_size
 from raysim.core.ops import cross_entropy
@@ -297,7 +298,7 @@ def test_bytes_down_are_those_of_the_formula():
 
 
 def test_bytes_of_a_run():
-    toy = Toy(DCPFL(), "test").run(2)  # C = 4, d = 8; clients own 2, 2, 2 and 3 classes
+    toy = Trial(DCPFL()).run(2)  # C = 4, d = 8; clients own 2, 2, 2 and 3 classes
     up, down = (
         [wire_size(msg).bytes for name, _, msg in toy.sent if name == hook] for hook in ("client_update", "server_send")
     )
@@ -307,9 +308,9 @@ def test_bytes_of_a_run():
 
 
 def test_ablations_do_not_send_what_no_hook_reads():
-    no_pull = Toy(DCPFL(lambda_=0.0), "test").run(2)
+    no_pull = Trial(DCPFL(lambda_=0.0)).run(2)
     assert {wire_size(msg).bytes for name, _, msg in no_pull.sent if name == "server_send"} == {4 * 36}
-    no_refit = Toy(DCPFL(virtual_samples=0), "test").run(2)
+    no_refit = Trial(DCPFL(virtual_samples=0)).run(2)
     up = [wire_size(msg).bytes for name, _, msg in no_refit.sent if name == "client_update"]
     assert up == [4 * s * (8 + 2) for s in (2, 2, 2, 3)] * 2
     down = [msg for name, _, msg in no_refit.sent if name == "server_send"]
@@ -459,15 +460,13 @@ def test_uploads_of_the_same_seed_give_the_same_header_and_another_seed_another(
 # -- whole rounds ------------------------------------------------------------------------------------
 
 
-def states(toy: Toy) -> list[str]:
+def states(toy: Trial) -> list[str]:
     state = toy.server.state
     return [digest(net) for net in toy.nets.values()] + [digest(state.w)]
 
 
 def test_without_pull_and_refit_it_is_fedgh_bit_for_bit():
-    ours, fedgh = Toy(DCPFL(lambda_=0.0, virtual_samples=0), "test"), Toy(FedGH(server_mode="per_client"), "test")
-    ours.start()
-    fedgh.start()
+    ours, fedgh = Trial(DCPFL(lambda_=0.0, virtual_samples=0)), Trial(FedGH(server_mode="per_client"))
     seen = []
     for t, cohort in enumerate(([0, 1, 2, 3], [1, 3], [0, 2, 3], [0, 1, 2, 3]), 1):
         ours.round(t, cohort)
@@ -495,9 +494,9 @@ def test_without_pull_and_refit_it_is_fedgh_bit_for_bit():
     ids=str,
 )
 def test_each_option_changes_a_run(settings: dict[str, Any]):
-    assert default(2)[-1] != states(Toy(DCPFL(**settings), "test").run(2))[-1]
+    assert default(2)[-1] != states(Trial(DCPFL(**settings)).run(2))[-1]
     # In round 1 no mean is known: the pull cannot have been felt before round 2.
-    one, other = default(1), states(Toy(DCPFL(**settings), "test").run(1))
+    one, other = default(1), states(Trial(DCPFL(**settings)).run(1))
     assert one[:-1] == other[:-1]
     assert (one[-1] == other[-1]) == bool(settings.keys() & {"lambda_", "squared"})
 
@@ -505,13 +504,13 @@ def test_each_option_changes_a_run(settings: dict[str, Any]):
 @cache
 def default(rounds: int) -> list[str]:
     """The states after so many rounds with all defaults."""
-    return states(Toy(DCPFL(), "test").run(rounds))
+    return states(Trial(DCPFL()).run(rounds))
 
 
 def test_the_pull_brings_samples_nearer_to_their_means():
     spread = []
     for lambda_ in (0.0, 1.0):
-        toy = Toy(DCPFL(lambda_=lambda_, virtual_samples=1), "test").run(6)
+        toy = Trial(DCPFL(lambda_=lambda_, virtual_samples=1)).run(6)
         ups = [msg for name, _, msg in toy.sent[-4:]]
         spread.append(sum(float(up.factor_RD.square().sum()) for up in ups))
     assert spread[1] < 0.5 * spread[0]

@@ -8,7 +8,8 @@ from torch.testing import assert_close
 
 from raysim.algorithms.ditto import Ditto, PersonalAndShared, shared_loss
 from raysim.algorithms.fedavg import FedAvg
-from raysim.contract.toy import Toy, toy_model
+from raysim.contract.toy import toy_model
+from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Model, Server, Task, weights
 from raysim.core.data import tensors
 from raysim.core.messages import wire_bytes
@@ -48,7 +49,7 @@ def test_the_personal_model_predicts():
 
 
 def test_without_the_pull_personal_models_are_standalone_bit_for_bit():
-    alone, apart, pulled = (Toy(one, "-").run(3) for one in (Alone(), Ditto(lambda_=0.0), Ditto()))
+    alone, apart, pulled = (Trial(one).run(3) for one in (Alone(), Ditto(lambda_=0.0), Ditto()))
     for k, net in alone.nets.items():
         assert_close(weights(net), weights(apart.nets[k].personal), rtol=0, atol=0)
         assert not net.header.weight.equal(pulled.nets[k].personal.header.weight)
@@ -56,7 +57,7 @@ def test_without_the_pull_personal_models_are_standalone_bit_for_bit():
 
 def test_a_strong_pull_holds_the_personal_model_at_the_global_one():
     def distance(lambda_: float) -> float:
-        net = Toy(Ditto(lambda_=lambda_), "-").run(1).nets[0]
+        net = Trial(Ditto(lambda_=lambda_)).run(1).nets[0]
         start = toy_model("norm").state_dict()
         return sum(float((w.detach() - start[name]).norm()) for name, w in net.personal.named_parameters())
 
@@ -65,7 +66,7 @@ def test_a_strong_pull_holds_the_personal_model_at_the_global_one():
 
 def test_the_global_model_does_not_depend_on_the_personal_ones():
     # Of one client the batches of the global model follow those of the personal one, whose number is the same.
-    one, other = Toy(Ditto(lambda_=0.0), "-").run(3), Toy(Ditto(lambda_=5.0), "-").run(3)
+    one, other = Trial(Ditto(lambda_=0.0)).run(3), Trial(Ditto(lambda_=5.0)).run(3)
     assert_close(one.server.state, other.server.state, rtol=0, atol=0)
 
 
@@ -77,5 +78,5 @@ def test_global_models_are_averaged_alike_or_by_sample_counts(agg: str, mean: fl
 
 
 def test_the_global_model_alone_travels():
-    sizes = {wire_bytes(msg) for _, _, msg in Toy(Ditto(), "-").run(2).sent}
-    assert sizes == {wire_bytes(msg) for _, _, msg in Toy(FedAvg(), "-").run(2).sent} == {182 * 4 + 8}
+    sizes = {wire_bytes(msg) for _, _, msg in Trial(Ditto()).run(2).sent}
+    assert sizes == {wire_bytes(msg) for _, _, msg in Trial(FedAvg()).run(2).sent} == {182 * 4 + 8}

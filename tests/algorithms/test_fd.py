@@ -16,7 +16,8 @@ from torch.testing import assert_close
 
 from raysim.algorithms.fd import FD, ClassLogits, Table, Teachers
 from raysim.algorithms.standalone import Standalone
-from raysim.contract.toy import FOUR, LOCAL, ROUNDS, C, D, Toy, toy_model, toy_samples
+from raysim.contract.toy import FOUR, LOCAL, ROUNDS, C, D, toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
 from raysim.core.fit import FitJob, fit_one
 from raysim.core.messages import nonfinite, wire_size
@@ -254,18 +255,18 @@ def test_a_sample_that_batchnorm_left_out_is_measured_afterwards(labels: list[in
 
 @pytest.mark.parametrize("settings", [{}, {"collect": "last_epoch"}, {"leave_one_out": False}], ids=str)
 def test_without_its_term_it_is_standalone_bit_for_bit(settings: dict[str, Any]):
-    standalone = Toy(Standalone(), "-").run(3)
-    assert same_weights(Toy(FD(gamma=0.0, **settings), "-").run(3), standalone)
-    assert not same_weights(Toy(FD(**settings), "-").run(3), standalone)
+    standalone = Trial(Standalone()).run(3)
+    assert same_weights(Trial(FD(gamma=0.0, **settings)).run(3), standalone)
+    assert not same_weights(Trial(FD(**settings)).run(3), standalone)
     # In round 1 no client has a teacher.
-    assert same_weights(Toy(FD(**settings), "-").run(1), Toy(Standalone(), "-").run(1))
+    assert same_weights(Trial(FD(**settings)).run(1), Trial(Standalone()).run(1))
 
 
 def test_each_class_with_one_owner_is_standalone_with_the_guard_alone():
     alone = ([0] * 7, [1] * 9, [2] * 5, [3] * 8)
-    standalone = Toy(Standalone(), "-", labels=alone).run(3)
-    assert same_weights(Toy(FD(), "-", labels=alone).run(3), standalone)
-    assert not same_weights(Toy(FD(leave_one_out=False), "-", labels=alone).run(3), standalone)
+    standalone = Trial(Standalone(), labels=alone).run(3)
+    assert same_weights(Trial(FD(), labels=alone).run(3), standalone)
+    assert not same_weights(Trial(FD(leave_one_out=False), labels=alone).run(3), standalone)
 
 
 # -- HtFLlib -----------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from torch.testing import assert_close
 from raysim.algorithms.fedapen import Ensemble, FedAPEN, ensemble, mutual_loss
 from raysim.common.inputs import image
 from raysim.contract import check_algorithm
-from raysim.contract.toy import Toy, toy_model, toy_samples
+from raysim.contract.toy import toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Model, Server, Task, weights
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
@@ -209,7 +210,7 @@ def test_bytes_are_those_of_the_small_model(classes: int, floats: int) -> None:
 
 
 def test_round_1_starts_from_the_common_model_and_learns_no_lambda() -> None:
-    toy = Toy(FedAPEN(adaptability=0.5, lambda_lr=5.0), "-").start()
+    toy = Trial(FedAPEN(adaptability=0.5, lambda_lr=5.0))
     common = weights(toy_model("flat", "small"))  # the smallest: 136 weights in the extractor against 192 in the next
     toy.round(1)
     for name, k, msg in toy.sent[:4]:
@@ -222,7 +223,7 @@ def test_round_1_starts_from_the_common_model_and_learns_no_lambda() -> None:
 
 def test_lambda_is_learnt_with_the_aggregated_model_by_those_who_trained_before() -> None:
     method = FedAPEN(adaptability=0.5, lambda_lr=0.5)
-    toy = Toy(method, "-").start()
+    toy = Trial(method)
     toy.round(1, [0, 1])
     net, before = copy.deepcopy(toy.nets[0]), weights(toy.nets[3])
     absent = copy.deepcopy(toy.nets[1])
@@ -270,7 +271,7 @@ def test_the_contract_where_lambda_is_learnt() -> None:
 
 
 def test_running_statistics_of_the_shared_model_travel() -> None:
-    toy = Toy(FedAPEN(small="norm"), "-").run(1)
+    toy = Trial(FedAPEN(small="norm")).run(1)
     shared = {name: msg for name, k, msg in toy.sent if k == 0}["client_update"].w
     assert {"extractor.1.running_mean", "extractor.1.running_var"} < shared.keys()
     means = [msg.w["extractor.1.running_mean"] for name, _, msg in toy.sent if name == "client_update"]

@@ -25,11 +25,12 @@ from raysim.algorithms.fedcache import (
     nearest_of_label,
 )
 from raysim.algorithms.standalone import Standalone
-from raysim.contract.compare import fingerprint
-from raysim.contract.toy import FOUR, Toy, toy_encoder, toy_model, toy_samples
+from raysim.contract.toy import FOUR, toy_encoder, toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Server, Task
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
+from raysim.core.state import digest
 from raysim.data.transform import ImageTransform
 from tests.scenario.papers import checked
 
@@ -314,8 +315,9 @@ def test_bytes_once_and_per_round():
     # Four clients with 16, 13, 14 and 12 samples; h = 16 pixels, C = 4; every class has more than three samples.
     sizes = [len(labels) for labels in FOUR]
     for averages in (True, False):
-        sent = Toy(FedCache(neighbours=3, server_averages=averages), "bytes").run(2).sent
-        once = {k: wire_size(msg) for name, k, msg in sent if name == "client_register"}
+        toy = Trial(FedCache(neighbours=3, server_averages=averages)).run(2)
+        sent = toy.sent
+        once = {k: wire_size(toy.algorithm.client_register(toy.client(k, 0))) for k in range(4)}
         assert [once[k].bytes for k in range(4)] == [4 * n * (16 + 1) for n in sizes]
         for name, k, msg in sent:
             if name == "server_send":
@@ -331,16 +333,16 @@ def test_bytes_once_and_per_round():
 
 @pytest.mark.parametrize("method", [{}, {"cold": "wait"}, {"neighbours": 40}], ids=str)
 def test_who_averages_makes_no_difference(method: dict[str, Any]):
-    ours, theirs = (Toy(FedCache(server_averages=one, **method), "averages").run(3) for one in (True, False))
+    ours, theirs = (Trial(FedCache(server_averages=one, **method)).run(3) for one in (True, False))
     assert ours.states() == theirs.states()
 
 
 def test_alpha_0_is_standalone_bit_for_bit():
-    without, alone = Toy(FedCache(alpha=0.0), "reduction").run(3), Toy(Standalone(), "reduction").run(3)
-    taught = Toy(FedCache(), "reduction").run(3)
+    without, alone = Trial(FedCache(alpha=0.0)).run(3), Trial(Standalone()).run(3)
+    taught = Trial(FedCache()).run(3)
     for k, net in alone.nets.items():
-        assert fingerprint(without.nets[k]) == fingerprint(net)
-        assert fingerprint(taught.nets[k]) != fingerprint(net)
+        assert digest(without.nets[k]) == digest(net)
+        assert digest(taught.nets[k]) != digest(net)
 
 
 def test_logits_are_those_of_the_training_pass():

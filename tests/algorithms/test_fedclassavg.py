@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 from raysim.algorithms.fedclassavg import FedClassAvg
 from raysim.algorithms.lg_fedavg import LGFedAvg
-from raysim.contract.toy import Toy, toy_model, toy_samples
+from raysim.contract.toy import toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, Header, LocalTraining, Server, Task
 from raysim.core.messages import wire_size
 from raysim.core.meter import FlopMeter
@@ -184,12 +185,12 @@ def test_bytes_are_those_of_lg_fedavg(classes: int) -> None:
     server.state = method.server_start(server, {})
     down = wire_size(method.server_send(server, 0))
     assert (down.bytes, down.params) == (4 * (500 * classes + classes), 501 * classes)
-    toy = Toy(method, "-").run(1)
+    toy = Trial(method).run(1)
     assert {wire_size(msg).bytes for _, _, msg in toy.sent} == {4 * (8 * 4 + 4)}  # both ways; D = 8, C = 4
 
 
 def nets_after(method: Any, rounds: int = 2) -> dict[str, Tensor]:
-    toy = Toy(method, "-").run(rounds)
+    toy = Trial(method).run(rounds)
     return {f"{k}.{name}": value for k, net in toy.nets.items() for name, value in net.state_dict().items()}
 
 
@@ -203,7 +204,7 @@ def test_with_both_terms_off_it_is_lg_fedavg_bit_for_bit() -> None:
 def test_the_proximal_term_keeps_headers_near_the_received_one() -> None:
     moved = {}
     for rho in (0.0, 100.0):
-        toy = Toy(FedClassAvg(rho=rho, contrastive=False), "-").run(1)
+        toy = Trial(FedClassAvg(rho=rho, contrastive=False)).run(1)
         downs = {k: msg for name, k, msg in toy.sent if name == "server_send"}
         ups = {k: msg for name, k, msg in toy.sent if name == "client_update"}
         moved[rho] = sum(float((ups[k].w["weight"] - downs[k].w["weight"]).norm()) for k in ups)
@@ -213,7 +214,7 @@ def test_the_proximal_term_keeps_headers_near_the_received_one() -> None:
 def test_the_contrastive_loss_gathers_classes() -> None:
     def spread(method: FedClassAvg) -> float:
         """Mean cosine within classes minus that across them, over all clients."""
-        toy, found = Toy(method, "-").run(6), []
+        toy, found = Trial(method).run(6), []
         for k, net in toy.nets.items():
             with torch.no_grad():
                 feature_ND = nn.functional.normalize(net.eval().features(toy.samples[k].x), dim=1)  # type: ignore[operator]
@@ -226,7 +227,7 @@ def test_the_contrastive_loss_gathers_classes() -> None:
 
 
 def test_absent_clients_keep_everything() -> None:
-    toy = Toy(FedClassAvg(), "-").start()
+    toy = Trial(FedClassAvg())
     before = toy.states()
     toy.round(1, [0, 2])
     after = toy.states()

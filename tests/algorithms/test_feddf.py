@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 from raysim.algorithms.fedavg import FedAvg
 from raysim.algorithms.feddf import FedDF
-from raysim.contract.toy import FOUR, SEED, Toy, toy_model
+from raysim.contract.toy import SEED, toy_model
+from raysim.contract.trial import Trial
 from raysim.core import Batch, LocalTraining, Model, Samples, Server, Task, Weights, tensors, weights
 from raysim.core.messages import wire_bytes
 from raysim.core.ops import kl
@@ -191,7 +192,7 @@ def test_running_statistics_are_averaged_and_then_move_towards_the_public_data()
 def test_distillation_brings_every_model_nearer_to_the_ensemble():
     distances = []
     for epochs in (0, 30):
-        toy = Toy(FedDF(distill_epochs=epochs), "test").run(1)
+        toy = Trial(FedDF(distill_epochs=epochs)).run(1)
         ups = {k: msg for name, k, msg in toy.sent if name == "client_update"}
         data = toy.task.public
         assert data is not None
@@ -219,7 +220,7 @@ def toy_net(name: str, w: Weights) -> nn.Module:
 
 
 def test_every_client_starts_from_the_servers_model_of_its_architecture():
-    toy = Toy(FedDF(), "test").start()
+    toy = Trial(FedDF())
     for k, name in enumerate(("flat", "norm", "deep", "flat")):
         down = FedDF().server_send(toy.server, k)
         assert_close(down.w, weights(toy_model(name)), rtol=0, atol=0)
@@ -227,7 +228,7 @@ def test_every_client_starts_from_the_servers_model_of_its_architecture():
 
 def test_a_client_that_missed_the_last_round_receives_its_architectures_new_model():
     # Client 3 has the architecture of client 0, which took part in round 1; that of client 2 had no participant then.
-    toy = Toy(FedDF(), "test").start().round(1, [0, 1])
+    toy = Trial(FedDF()).round(1, [0, 1])
     flat = toy.server.state["flat"].w
     toy.round(2, [2, 3])
     down = {k: msg.w for name, k, msg in toy.sent[4:] if name == "server_send"}
@@ -237,7 +238,7 @@ def test_a_client_that_missed_the_last_round_receives_its_architectures_new_mode
 
 
 def test_a_client_replaces_its_whole_model():
-    toy = Toy(FedDF(), "test").start()
+    toy = Trial(FedDF())
     client = toy.client(1, 1)
     sent = {name: torch.full_like(part, 2) for name, part in weights(client.net).items()}
     FedDF().client_receive(client, Model(sent))
@@ -248,7 +249,7 @@ def test_bytes_are_those_of_the_whole_model_each_way():
     # flat: 16*8+8 and 8*4+4; norm: 3*9+3, 4 * 3 for BatchNorm, 12*8+8 and 8*4+4, and a counter of 8 bytes;
     # deep: 16*12+12, 12*8+8 and 8*4+4.
     sizes = {"flat": 172 * 4, "norm": 182 * 4 + 8, "deep": 344 * 4}
-    toy = Toy(FedDF(), "test").run(2)
+    toy = Trial(FedDF()).run(2)
     assert len(toy.sent) == 16
     for _, k, msg in toy.sent:
         assert wire_bytes(msg) == sizes[toy.server.arch[k]]
@@ -259,28 +260,27 @@ def test_bytes_are_those_of_the_whole_model_each_way():
 COHORTS = ([0, 1, 2, 3], [1, 3], [0, 2, 3])
 
 
-def run(toy: Toy, *cohorts: list[int]) -> Toy:
-    toy.start()
+def run(toy: Trial, *cohorts: list[int]) -> Trial:
     for t, cohort in enumerate(cohorts, 1):
         toy.round(t, cohort)
     return toy
 
 
-def test_without_distillation_one_architecture_is_fedavg_bit_for_bit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("raysim.contract.toy.FAMILIES", (("norm",),))
-    plain, default = run(Toy(FedDF(distill_epochs=0), "test"), *COHORTS), run(Toy(FedDF(), "test"), *COHORTS)
-    fedavg = run(Toy(FedAvg(), "test"), *COHORTS)
+def test_without_distillation_one_architecture_is_fedavg_bit_for_bit():
+    plain, default = (
+        run(Trial(FedDF(**settings), models=("norm",)), *COHORTS) for settings in ({"distill_epochs": 0}, {})
+    )
+    fedavg = run(Trial(FedAvg()), *COHORTS)
     assert digest(plain.server.state["norm"].w) == digest(fedavg.server.state)
     assert [digest(plain.nets[k]) for k in range(4)] == [digest(fedavg.nets[k]) for k in range(4)]
     assert [digest(msg.w) for *_, msg in plain.sent] == [digest(msg.w) for *_, msg in fedavg.sent]
     assert digest(default.server.state["norm"].w) != digest(fedavg.server.state)
 
 
-def test_without_distillation_it_is_fedavg_per_architecture_bit_for_bit(monkeypatch: pytest.MonkeyPatch):
+def test_without_distillation_it_is_fedavg_per_architecture_bit_for_bit():
     # Clients 0 and 2 have `norm`, as all of FedAvg's, 1 and 3 have `flat`.
-    monkeypatch.setattr("raysim.contract.toy.FAMILIES", (("norm", "flat"),))
-    both = run(Toy(FedDF(distill_epochs=0), "test"), *COHORTS)
-    fedavg = run(Toy(FedAvg(), "test", FOUR), [0, 2], [], [0, 2])
+    both = run(Trial(FedDF(distill_epochs=0), models=("norm", "flat")), *COHORTS)
+    fedavg = run(Trial(FedAvg()), [0, 2], [], [0, 2])
     assert digest(both.server.state["norm"].w) == digest(fedavg.server.state)
     assert [digest(both.nets[k]) for k in (0, 2)] == [digest(fedavg.nets[k]) for k in (0, 2)]
 

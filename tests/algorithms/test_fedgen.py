@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from raysim.algorithms.fedgen import Broadcast, FedGen, Generator, Upload, alike
-from raysim.contract.toy import Toy, toy_model, toy_samples
+from raysim.contract.toy import toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Server, Task, Weights
 from raysim.core.messages import wire_params
 from raysim.core.meter import FlopMeter
@@ -241,7 +242,7 @@ def test_round_one_can_do_without_the_generator():
 
 def test_what_travels():
     # Header 4 * 8 + 4; generator of 32 + 4 inputs, 256 hidden units and 8 outputs, with BatchNorm and its counter.
-    toy = Toy(FedGen(), "test").run(1)
+    toy = Trial(FedGen()).run(1)
     sizes = {hook: wire_params(msg) for hook, _, msg in toy.sent}
     assert sizes["server_send"] == 36 + 256 * 37 + 4 * 256 + 1 + 8 * 257 + 4
     assert sizes["client_update"] == 36 + 4

@@ -8,7 +8,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from raysim.algorithms.fedgh import ClassMeans, FedGH
-from raysim.contract.toy import Toy, toy_model, toy_samples
+from raysim.contract.toy import toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Client, Header, LocalTraining, Server, Task, weights
 from raysim.core.messages import wire_bytes, wire_components
 from raysim.core.seeds import seeded
@@ -123,7 +124,7 @@ def test_a_client_uploads_the_mean_of_each_class_it_owns():
 
 
 def test_receiving_replaces_the_header_and_nothing_else():
-    toy = Toy(FedGH(), "test").start()
+    toy = Trial(FedGH())
     client = toy.client(0, 1)
     before = weights(client.net.extractor)
     header = nn.Linear(8, 4)

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from raysim.algorithms.fedgkt import FedGKT, Kept, Rest, Stage, Teacher
 from raysim.algorithms.standalone import Standalone
 from raysim.common.inputs import image
-from raysim.contract.toy import Toy
+from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Server, Task, tensors, weights
 from raysim.core.messages import wire_components
 from raysim.core.seeds import seeded
@@ -257,15 +257,15 @@ class Alone(Standalone):
 COHORTS = ([0, 1, 2, 3], [1, 3], [0, 1, 3])
 
 
-def after(algorithm: Any, rounds: int = 3) -> Toy:
-    toy = Toy(algorithm, "test").start()
+def after(algorithm: Any, rounds: int = 3) -> Trial:
+    toy = Trial(algorithm)
     for t, cohort in enumerate(COHORTS[:rounds], 1):
         toy.round(t, cohort)
     return toy
 
 
-def equal(found: Toy, expected: Toy) -> bool:
-    assert found.architectures == expected.architectures == ("short", "long")
+def equal(found: Trial, expected: Trial) -> bool:
+    assert found.task.architectures == expected.task.architectures == ("short", "long")
     return all(
         weights(found.nets[k])[name].equal(w) for k, net in expected.nets.items() for name, w in weights(net).items()
     )

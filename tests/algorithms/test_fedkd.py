@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,8 @@ from raysim.algorithms.fedkd import (
     floats,
     restored,
 )
-from raysim.contract.toy import Toy, toy_model, toy_samples
+from raysim.contract.toy import toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Server, Task
 from raysim.core.messages import nonfinite, wire_bytes, wire_params
 from raysim.core.ops import cross_entropy
@@ -353,7 +352,7 @@ def test_bytes_are_the_formulas(energy: float):
     assert wire_bytes(method.server_send(server, 0)) == 4 * dense_numbers
 
 
-def kinds(toy: Toy, members: int) -> list[str]:
+def kinds(toy: Trial, members: int) -> list[str]:
     """What the server sent in the last round."""
     sent = [msg for name, _, msg in toy.sent if name == "server_send"]
     return [type(msg).__name__ for msg in sent[-members:]]
@@ -363,19 +362,19 @@ def kinds(toy: Toy, members: int) -> list[str]:
 def test_participants_have_the_servers_mentee_after_any_absence(compress: str):
     seen = []
 
-    @contextmanager
-    def watch(toy: Toy, name: str, who: int | None, msg: Any) -> Iterator[None]:
-        def same() -> bool:
-            mine = floats(toy.nets[who or 0].small.state_dict())
-            return all(torch.equal(w, mine[name]) for name, w in toy.server.state.mentee.items())
+    class Watched(FedKD):
+        def client_update(self, client: Client, down: Any) -> Any:
+            def same() -> bool:
+                mine = floats(client.net.small.state_dict())
+                return all(torch.equal(w, mine[name]) for name, w in toy.server.state.mentee.items())
 
-        if name == "client_update":
             assert same()
-            seen.append(who)
-        yield
-        assert name != "client_update" or same()
+            seen.append(client.id)
+            up = super().client_update(client, down)
+            assert same()
+            return up
 
-    toy = Toy(FedKD(compress=compress, small="norm"), "-", watch=watch).start()
+    toy = Trial(Watched(compress=compress, small="norm"))
     found = []
     for t, cohort in enumerate(([0, 1], [1, 2], [0, 1, 3], [0, 2], [2]), 1):
         first = {name: w.clone() for name, w in toy.server.state.mentee.items()}
@@ -423,9 +422,9 @@ def test_a_mentee_that_diverged_is_forgotten():
 
 def test_without_loss_it_does_not_matter_what_is_compressed():
     lossless = {"energy_start": 1.0, "energy_end": 1.0}
-    update = Toy(FedKD(**lossless), "-").run(2)
-    parameters = Toy(FedKD(**lossless, compress="parameters"), "-").run(2)
-    lossy = Toy(FedKD(compress="parameters", energy_start=0.5, energy_end=0.5), "-").run(2)
+    update = Trial(FedKD(**lossless)).run(2)
+    parameters = Trial(FedKD(**lossless, compress="parameters")).run(2)
+    lossy = Trial(FedKD(compress="parameters", energy_start=0.5, energy_end=0.5)).run(2)
     name = "extractor.1.weight"
     assert_close(update.server.state.mentee[name], parameters.server.state.mentee[name], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(update.server.state.mentee[name], lossy.server.state.mentee[name], atol=1e-3)
@@ -442,7 +441,7 @@ def test_without_loss_it_does_not_matter_what_is_compressed():
     ],
 )
 def test_every_field_changes_what_mentors_learn(settings: dict[str, Any]):
-    default, other = Toy(FedKD(), "-").run(2), Toy(FedKD(**settings), "-").run(2)
+    default, other = Trial(FedKD()).run(2), Trial(FedKD(**settings)).run(2)
     assert not torch.equal(default.nets[0].model.header.weight, other.nets[0].model.header.weight)
 
 

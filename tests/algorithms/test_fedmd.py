@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 from raysim.algorithms.fedmd import FedMD, Request, Scores
 from raysim.algorithms.standalone import Standalone
-from raysim.contract.toy import SEED, Toy
+from raysim.contract.toy import FOUR, SEED, toy_spec
+from raysim.contract.trial import Trial
 from raysim.core import Client, LocalTraining, Samples, Server, Task, tensors
 from raysim.core.messages import wire_components
 from raysim.core.seeds import seeded
@@ -141,10 +142,9 @@ def test_epochs_of_the_digest():
 
 def test_a_client_that_missed_the_last_round_digests_the_others_mean():
     algorithm = FedMD()
-    toy = Toy(algorithm, "test").start().round(1, [0, 1])
+    toy = Trial(algorithm).round(1, [0, 1])
     scores = [msg.logits_SC for hook, _, msg in toy.sent if hook == "client_update"]
-    without = toy.fork()
-    without.algorithm = FedMD(digest_epochs=0)
+    without = Trial(FedMD(digest_epochs=0)).round(1, [0, 1])
     toy.round(2, [2])
     without.round(2, [2])
     (down,) = [msg for hook, k, msg in toy.sent if hook == "server_send" and k == 2]
@@ -198,12 +198,9 @@ def test_transfer_learning_is_refused_without_labels():
 def test_without_transfer_learning_public_labels_are_not_read():
     states = []
     for unlabelled in (False, True):
-        toy = Toy(FedMD(), "test")
-        public = toy.task.public
-        assert public is not None
-        if unlabelled:
-            toy.task = toy.server.task = replace(toy.task, public=replace(public, y=torch.full_like(public.y, -1)))
-        states.append(toy.run(2).states())
+        raw_P, label_P = toy_spec(FedMD(), FOUR, ("flat", "norm", "deep")).public or ()
+        public = raw_P, np.full_like(label_P, -1) if unlabelled else label_P
+        states.append(Trial(FedMD(), public=public).run(2).states())
     assert states[0] == states[1]
 
 
@@ -213,7 +210,7 @@ def test_without_transfer_learning_public_labels_are_not_read():
 def test_without_a_digest_it_is_standalone_bit_for_bit():
     nets = {}
     for algorithm in (FedMD(digest_epochs=0), FedMD(), Standalone()):
-        toy = Toy(algorithm, "test").start()
+        toy = Trial(algorithm)
         for t, cohort in enumerate(([0, 1, 2, 3], [1, 3], [0, 2]), 1):
             toy.round(t, cohort)
         nets[algorithm] = [digest(toy.nets[k]) for k in range(4)]
@@ -224,7 +221,7 @@ def test_without_a_digest_it_is_standalone_bit_for_bit():
 
 def test_bytes():
     # 12 public samples, 4 classes: places of 4 bytes, and 12 * 4 * 4 bytes of logits each way.
-    toy = Toy(FedMD(), "test").run(2)
+    toy = Trial(FedMD()).run(2)
     sizes = [(name, wire_components(msg)) for name, k, msg in toy.sent if k == 0]
     assert sizes == [
         ("server_send", {"index_S": 48, "past_S": 0, "mean_SC": 0}),

@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 from raysim.algorithms.fedmrl import FedMRL, Fusion
 from raysim.common.inputs import image
-from raysim.contract.toy import Toy, toy_model, toy_samples
+from raysim.contract.toy import toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Model, Server, Task, Weights
 from raysim.core.messages import wire_bytes
 from raysim.core.ops import cross_entropy
@@ -122,7 +123,7 @@ def test_a_client_takes_the_server_s_small_model_and_keeps_the_rest():
 
 
 def test_own_parts_differ_between_clients_and_the_small_model_does_not():
-    toy = Toy(FedMRL(), "test").run(2)
+    toy = Trial(FedMRL()).run(2)
     down = toy.algorithm.server_send(toy.server, 0)
     for k in toy.samples:
         toy.algorithm.client_receive(toy.client(k, 3), down)

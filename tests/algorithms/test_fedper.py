@@ -8,7 +8,8 @@ from torch.testing import assert_close
 
 from raysim.algorithms.fedavg import FedAvg
 from raysim.algorithms.fedper import FedPer
-from raysim.contract.toy import Toy, toy_model, toy_samples
+from raysim.contract.toy import toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Client, Extractor, LocalTraining, Server, Task, extractor_weights, weights
 from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
@@ -41,11 +42,11 @@ def test_what_is_no_part_of_the_model_is_refused():
 
 def test_everything_but_the_header_travels():
     # conv 3 * 9 + 3, BatchNorm 3 + 3 and 3 + 3 statistics, linear 12 * 8 + 8: 146 floats, and a counter of 8 bytes.
-    assert {wire_bytes(msg) for _, _, msg in Toy(FedPer(), "-").run(2).sent} == {146 * 4 + 8}
+    assert {wire_bytes(msg) for _, _, msg in Trial(FedPer()).run(2).sent} == {146 * 4 + 8}
 
 
 def test_headers_part_and_extractors_of_participants_meet():
-    toy = Toy(FedPer(), "-").run(2)
+    toy = Trial(FedPer()).run(2)
     headers = [net.header.weight for net in toy.nets.values()]
     assert not any(headers[0].equal(other) for other in headers[1:])
     for k in toy.nets:
@@ -56,6 +57,6 @@ def test_headers_part_and_extractors_of_participants_meet():
 
 
 def test_in_round_one_clients_train_as_under_fedavg():
-    average, personal = Toy(FedAvg(), "-").run(1), Toy(FedPer(), "-").run(1)
+    average, personal = Trial(FedAvg()).run(1), Trial(FedPer()).run(1)
     for k, net in average.nets.items():
         assert_close(weights(net), weights(personal.nets[k]), rtol=0, atol=0)

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 from raysim.algorithms.fedproto import UNKNOWN, FedProto, GlobalPrototypes, Nearest, Prototypes, Table
 from raysim.algorithms.standalone import Standalone
-from raysim.contract.toy import FOUR, LOCAL, ROUNDS, C, D, Toy, toy_model, toy_samples
+from raysim.contract.toy import FOUR, LOCAL, ROUNDS, C, D, toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
 from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import class_means, cross_entropy
@@ -251,23 +252,23 @@ def test_all_known_classes_are_sent_to_be_searched_and_are_shared():
     ids=str,
 )
 def test_without_its_term_it_is_standalone_bit_for_bit(settings: dict[str, Any]):
-    standalone = Toy(Standalone(), "-").run(3)
-    assert same_weights(Toy(FedProto(lambda_=0.0, **settings), "-").run(3), standalone)
-    assert not same_weights(Toy(FedProto(**settings), "-").run(3), standalone)
+    standalone = Trial(Standalone()).run(3)
+    assert same_weights(Trial(FedProto(lambda_=0.0, **settings)).run(3), standalone)
+    assert not same_weights(Trial(FedProto(**settings)).run(3), standalone)
     # In round 1 nothing is known.
-    assert same_weights(Toy(FedProto(**settings), "-").run(1), Toy(Standalone(), "-").run(1))
+    assert same_weights(Trial(FedProto(**settings)).run(1), Trial(Standalone()).run(1))
 
 
 def test_how_a_client_predicts_changes_its_score_and_not_its_training():
     ways = ({}, {"inference": "nearest"}, {"inference": "nearest", "nearest": "all"})
-    toys = [Toy(FedProto(**way), "-").run(3) for way in ways]
+    toys = [Trial(FedProto(**way)).run(3) for way in ways]
     assert same_weights(toys[0], toys[1]) and same_weights(toys[0], toys[2])
     assert len({toy.score() for toy in toys}) == 3
 
 
 def test_rebuild_matters_once_a_class_is_absent():
-    def run(rebuild: bool) -> Toy:
-        toy = Toy(FedProto(rebuild=rebuild), "-").start()
+    def run(rebuild: bool) -> Trial:
+        toy = Trial(FedProto(rebuild=rebuild))
         for t, cohort in enumerate(([0, 1, 2, 3], [2], [0, 2]), 1):
             toy.round(t, cohort)
         return toy

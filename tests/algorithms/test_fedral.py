@@ -15,7 +15,8 @@ from torch.testing import assert_close
 
 from raysim.algorithms.fedral import Angled, FedRAL, Matrix, block_mask
 from raysim.algorithms.standalone import Standalone
-from raysim.contract.toy import Toy, toy_model, toy_samples
+from raysim.contract.toy import toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Client, LocalTraining, Server, Task
 from raysim.core.data import Augmentation
 from raysim.core.messages import wire_size
@@ -94,13 +95,13 @@ def test_fedral_divides_by_the_participants_samples_only():
 
 
 def test_kat_4_a_zero_matrix_that_is_not_trained_is_standalone_bit_for_bit():
-    fedral = Toy(FedRAL(init="zeros", train_matrix=False), "-").run(3)
-    alone = Toy(Standalone(), "-").run(3)
+    fedral = Trial(FedRAL(init="zeros", train_matrix=False)).run(3)
+    alone = Trial(Standalone()).run(3)
     for k, net in alone.nets.items():
         for name, weight in net.state_dict().items():
             assert torch.equal(weight, fedral.nets[k].state_dict()[f"model.{name}"]), (k, name)
-    trained = Toy(FedRAL(init="zeros"), "-").run(1)
-    assert not torch.equal(trained.nets[0].model.header.weight, Toy(Standalone(), "-").run(1).nets[0].header.weight)
+    trained = Trial(FedRAL(init="zeros")).run(1)
+    assert not torch.equal(trained.nets[0].model.header.weight, Trial(Standalone()).run(1).nets[0].header.weight)
 
 
 def test_kat_5_the_gradient_of_the_matrix():

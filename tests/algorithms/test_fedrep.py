@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from raysim.algorithms.fedrep import FedRep
-from raysim.contract.toy import SEED, Toy, toy_model, toy_samples
+from raysim.contract.toy import SEED, toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Client, Extractor, LocalTraining, Server, Task, weights
 from raysim.core.data import tensors
 from raysim.core.messages import wire_bytes
@@ -68,7 +69,7 @@ def test_more_header_epochs_leave_the_extractors_step_to_the_last_header():
 
 
 def test_all_parameters_can_be_trained_afterwards():
-    toy = Toy(FedRep(), "-").run(1)
+    toy = Trial(FedRep()).run(1)
     assert all(parameter.requires_grad for net in toy.nets.values() for parameter in net.parameters())
 
 
@@ -81,4 +82,4 @@ def test_extractors_are_averaged_alike_or_by_sample_counts(settings: dict[str, s
 
 def test_everything_but_the_header_travels():
     # conv 3 * 9 + 3, BatchNorm 3 + 3 and 3 + 3 statistics, linear 12 * 8 + 8: 146 floats, and a counter of 8 bytes.
-    assert {wire_bytes(msg) for _, _, msg in Toy(FedRep(header_epochs=1), "-").run(2).sent} == {146 * 4 + 8}
+    assert {wire_bytes(msg) for _, _, msg in Trial(FedRep(header_epochs=1)).run(2).sent} == {146 * 4 + 8}

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from raysim.algorithms.fedrolex import FedRolex, entries, moves, rolled
 from raysim.algorithms.heterofl import HeteroFL
 from raysim.common.inputs import image
-from raysim.contract.toy import Toy
+from raysim.contract.trial import Trial
 from raysim.core import Model, Server, Task, Weights, weights
 from raysim.models import build_model
 
@@ -129,7 +129,7 @@ def test_a_narrow_client_scales_by_its_share_of_the_server_s_network():
 
 def channels_changed(algorithm: Any) -> list[bool]:
     """Which of the five channels five rounds of the client with two of them change."""
-    toy = Toy(algorithm, "test").start()
+    toy = Trial(algorithm)
     conv = "extractor.0.weight"
     before = toy.server.state["wide"].w[conv]
     for t in range(1, 6):
@@ -172,14 +172,8 @@ def test_rolling_moves_units_with_all_their_numbers(names: list[str], shape: tup
     assert_close(net(images), expected)
 
 
-def after(algorithm: Any, one_width: bool = False) -> Toy:
-    toy = Toy(algorithm, "test")
-    if one_width:
-        toy.architectures = ("wide",) * 3
-        toy.task = Task(toy.task.num_classes, toy.task.feature_dim, ("wide",), toy.task.model, toy.task.num_rounds)
-        toy.server.task, toy.server.arch = toy.task, dict.fromkeys(toy.samples, "wide")
-        toy.nets = {k: toy.fresh_net(k) for k in toy.samples}
-    toy.start()
+def after(algorithm: Any, one_width: bool = False) -> Trial:
+    toy = Trial(algorithm, models=("wide",) if one_width else None)
     for t, cohort in enumerate(([0, 1, 2, 3], [1, 3], [0, 2]), 1):
         toy.round(t, cohort)
     return toy

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 from raysim.algorithms.fedssa import FedSSA, Rows, State, average_rows, rows_of
 from raysim.algorithms.standalone import Standalone
-from raysim.contract.toy import Toy, toy_model, toy_samples
+from raysim.contract.toy import toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Client, LocalTraining, Server, Task
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
@@ -154,13 +155,13 @@ def test_only_own_rows_travel_and_are_counted():
 
 def test_each_class_with_one_owner_is_standalone_bit_for_bit():
     alone = ([0] * 7, [1] * 9, [2] * 5, [3] * 8)
-    fedssa = Toy(FedSSA(mu0=0.0, fuse_first=False), "-", labels=alone).run(3)
-    standalone = Toy(Standalone(), "-", labels=alone).run(3)
+    fedssa = Trial(FedSSA(mu0=0.0, fuse_first=False), labels=alone).run(3)
+    standalone = Trial(Standalone(), labels=alone).run(3)
     for k, net in standalone.nets.items():
         for name, weight in net.state_dict().items():
             assert torch.equal(weight, fedssa.nets[k].state_dict()[name]), (k, name)
-    shared = Toy(FedSSA(mu0=0.0, fuse_first=False), "-").run(3)
-    other = Toy(Standalone(), "-").run(3)
+    shared = Trial(FedSSA(mu0=0.0, fuse_first=False)).run(3)
+    other = Trial(Standalone()).run(3)
     assert not torch.equal(shared.nets[0].header.weight, other.nets[0].header.weight)
 
 

@@ -26,7 +26,8 @@ from raysim.algorithms.fedtgp import (
     margin_loss,
 )
 from raysim.algorithms.standalone import Standalone
-from raysim.contract.toy import C, D, Toy, toy_model, toy_samples
+from raysim.contract.toy import C, D, toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
 from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import cross_entropy
@@ -274,21 +275,21 @@ def test_the_nearest_prototype_of_any_class_wins():
 
 @pytest.mark.parametrize("settings", [{}, {"inference": "nearest"}], ids=str)
 def test_without_its_term_it_is_standalone_bit_for_bit(settings: dict[str, Any]):
-    standalone = Toy(Standalone(), "-").run(3)
-    assert same_weights(Toy(FedTGP(lambda_=0.0, **settings), "-").run(3), standalone)
-    assert not same_weights(Toy(FedTGP(**settings), "-").run(3), standalone)
+    standalone = Trial(Standalone()).run(3)
+    assert same_weights(Trial(FedTGP(lambda_=0.0, **settings)).run(3), standalone)
+    assert not same_weights(Trial(FedTGP(**settings)).run(3), standalone)
     # In round 1 there are no prototypes.
-    assert same_weights(Toy(FedTGP(**settings), "-").run(1), Toy(Standalone(), "-").run(1))
+    assert same_weights(Trial(FedTGP(**settings)).run(1), Trial(Standalone()).run(1))
 
 
 def test_how_a_client_predicts_changes_its_score_and_not_its_training():
-    classifier, nearest = Toy(FedTGP(), "-").run(2), Toy(FedTGP(inference="nearest"), "-").run(2)
+    classifier, nearest = Trial(FedTGP()).run(2), Trial(FedTGP(inference="nearest")).run(2)
     assert same_weights(classifier, nearest)
     assert classifier.score() != nearest.score()
 
 
 def test_a_trained_client_is_measured_against_prototypes_of_the_round_before():
-    toy = Toy(FedTGP(inference="nearest"), "-").run(1)
+    toy = Trial(FedTGP(inference="nearest")).run(1)
     assert not any(bool(net.received) for net in toy.nets.values())
     ready = toy.server.state.ready.prototype_CD
     toy.round(2)
@@ -297,7 +298,7 @@ def test_a_trained_client_is_measured_against_prototypes_of_the_round_before():
 
 
 def test_absent_clients_and_classes():
-    toy = Toy(FedTGP(), "-", labels=([0, 1] * 4, [1, 2] * 3, [2] * 5)).start()
+    toy = Trial(FedTGP(), labels=([0, 1] * 4, [1, 2] * 3, [2] * 5))
     toy.round(1, [0]).round(2, [0, 1])
     # In round 2 class 2 was unknown when client 1 trained; class 3 belongs to no client.
     assert toy.server.state.known_C.tolist() == [True, True, True, False]

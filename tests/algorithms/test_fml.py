@@ -10,7 +10,8 @@ from torch.testing import assert_close
 from raysim.algorithms.fml import FML, Pair
 from raysim.algorithms.standalone import Standalone
 from raysim.common.inputs import image
-from raysim.contract.toy import Toy, toy_model
+from raysim.contract.toy import toy_model
+from raysim.contract.trial import Trial
 from raysim.core import Batch, Model, Server, Task, Weights
 from raysim.core.messages import wire_bytes, wire_params
 from raysim.core.ops import cross_entropy
@@ -60,9 +61,9 @@ def test_each_model_gets_the_gradient_of_its_own_loss():
 
 
 def test_with_labels_alone_own_models_are_standalone_bit_for_bit():
-    alone = Toy(Standalone(), "-").run(3)
-    labels = Toy(FML(a=1.0, b=1.0), "-").run(3)
-    mutual = Toy(FML(), "-").run(3)
+    alone = Trial(Standalone()).run(3)
+    labels = Trial(FML(a=1.0, b=1.0)).run(3)
+    mutual = Trial(FML()).run(3)
     for k, net in alone.nets.items():
         for name, weight in net.state_dict().items():
             assert torch.equal(weight, labels.nets[k].state_dict()[f"model.{name}"]), (k, name)
@@ -72,7 +73,7 @@ def test_with_labels_alone_own_models_are_standalone_bit_for_bit():
 @pytest.mark.parametrize("settings", [{"a": 0.9}, {"b": 0.9}, {"agg": "uniform"}, {"small": "deep"}])
 def test_every_field_changes_what_clients_learn(settings: dict[str, object]):
     # The own model hears of `b` and `agg` through the small one, in round 2.
-    default, other = Toy(FML(), "-").run(2), Toy(FML(**settings), "-").run(2)
+    default, other = Trial(FML()).run(2), Trial(FML(**settings)).run(2)
     assert not torch.equal(default.nets[0].model.header.weight, other.nets[0].model.header.weight)
 
 
@@ -95,11 +96,11 @@ def test_the_server_averages_parameters_and_running_statistics(agg: str, mean: f
 
 
 def test_bytes_are_the_small_models():
-    for name, k, msg in Toy(FML(), "-").run(2).sent:
+    for name, k, msg in Trial(FML()).run(2).sent:
         assert wire_params(msg) == FLAT and wire_bytes(msg) == 4 * FLAT, (name, k)
     # With BatchNorm its two statistics and its counter (int64) too.
     numbers = sum(w.numel() for w in toy_model("norm").parameters())
-    for _, _, msg in Toy(FML(small="norm"), "-").run(1).sent:
+    for _, _, msg in Trial(FML(small="norm")).run(1).sent:
         assert wire_bytes(msg) == 4 * (numbers + 6) + 8
 
 
@@ -114,19 +115,19 @@ def test_bytes_with_cnn_5():
 
 
 def test_every_client_starts_from_the_same_small_model():
-    toy = Toy(FML(), "-").start()
+    toy = Trial(FML())
     for net in toy.nets.values():
         for name, w in toy_model("flat", "small").state_dict().items():
             assert torch.equal(w, net.small.state_dict()[name]) and torch.equal(w, toy.server.state[name])
         # Even where the architectures are the same, no memory is.
         addresses = [w.data_ptr() for w in net.parameters()]
         assert len(set(addresses)) == len(addresses)
-    deep = Toy(FML(small="deep"), "-").nets[0].small
+    deep = Trial(FML(small="deep")).nets[0].small
     assert torch.equal(deep.header.weight, toy_model("deep", "small").header.weight)
 
 
 def test_an_absent_client_keeps_its_model_and_comes_back_to_the_newest_meme():
-    toy = Toy(FML(), "-").start().round(1)
+    toy = Trial(FML()).round(1)
     kept = {name: w.clone() for name, w in toy.nets[0].state_dict().items()}
     toy.round(2, [1, 2]).round(3, [2, 3])
     assert all(torch.equal(w, kept[name]) for name, w in toy.nets[0].state_dict().items())

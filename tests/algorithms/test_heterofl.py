@@ -13,7 +13,8 @@ from torch.testing import assert_close
 from raysim.algorithms.fedavg import FedAvg
 from raysim.algorithms.heterofl import HeteroFL
 from raysim.common.inputs import image
-from raysim.contract.toy import Toy, toy_model
+from raysim.contract.toy import toy_model
+from raysim.contract.trial import Trial
 from raysim.core import Client, LocalTraining, Model, Server, Task, Weights, tensors, weights
 from raysim.core.messages import wire_bytes
 from raysim.core.ops import cross_entropy
@@ -206,8 +207,8 @@ class OneWidth(HeteroFL):
     one_architecture: ClassVar[bool] = True
 
 
-def after(algorithm: Any, cohorts: tuple[list[int], ...] = ([0, 1, 2, 3], [1, 3], [0, 2])) -> Toy:
-    toy = Toy(algorithm, "test").start()
+def after(algorithm: Any, cohorts: tuple[list[int], ...] = ([0, 1, 2, 3], [1, 3], [0, 2])) -> Trial:
+    toy = Trial(algorithm)
     for t, cohort in enumerate(cohorts, 1):
         toy.round(t, cohort)
     return toy
@@ -217,7 +218,7 @@ def test_with_one_width_it_is_fedavg():
     # The toy's network has a convolution and BatchNorm, and its clients differ in size.
     expected = after(FedAvg())
     found = after(OneWidth(agg="weighted", masked=False))
-    assert found.architectures == expected.architectures == ("norm",)
+    assert found.task.architectures == expected.task.architectures == ("norm",)
     for name, w in expected.server.state.items():
         assert found.server.state["norm"].w[name].equal(w), name
     for k, net in expected.nets.items():

@@ -19,7 +19,8 @@ from torch.testing import assert_close
 from raysim.algorithms.hks import HKS, Knowledge, Logits, Teachers, distances_gb
 from raysim.algorithms.standalone import Standalone
 from raysim.contract import check_algorithm
-from raysim.contract.toy import FOUR, SEED, Toy, toy_model, toy_samples
+from raysim.contract.toy import FOUR, SEED, toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, ScenarioError, Server, Task
 from raysim.core.fit import FitJob, FitResult, fit_one
 from raysim.core.messages import wire_bytes
@@ -369,7 +370,7 @@ def test_epochs_of_the_first_round(extra: bool):
 
 def timeline(algorithm: HKS, rounds: int, cohorts: Any = None) -> dict[str, list[int]]:
     """The rounds in which client 0 gets teachers, and in which it sends logits."""
-    toy = Toy(algorithm, "test").start()
+    toy = Trial(algorithm)
     found: dict[str, list[int]] = {"server_send": [], "client_update": []}
     for t in range(1, rounds + 1):
         already = len(toy.sent)
@@ -434,7 +435,7 @@ def test_the_server_orders_by_id_and_not_by_arrival():
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_both_messages_are_four_bytes_per_sample_and_class(granularity: Any):
-    toy = Toy(HKS(granularity=granularity, warmup=1), "test").run(2)
+    toy = Trial(HKS(granularity=granularity, warmup=1)).run(2)
     for name, k, msg in toy.sent[-8:]:
         assert wire_bytes(msg) == 4 * len(FOUR[k]) * 4, name
     assert wire_bytes(Logits(torch.zeros(60_000, 10))) == 2_400_000
@@ -444,15 +445,15 @@ def test_both_messages_are_four_bytes_per_sample_and_class(granularity: Any):
 def test_without_distillation_it_is_standalone_bit_for_bit(settings: dict[str, Any]):
     nets = []
     for algorithm in (HKS(alpha=0.0, **settings), Standalone()):
-        toy = Toy(algorithm, "test").run(4)
+        toy = Trial(algorithm).run(4)
         nets.append({k: digest(net) for k, net in toy.nets.items()})
     assert nets[0] == nets[1]
-    taught_nets = {k: digest(net) for k, net in Toy(HKS(warmup=1), "test").run(4).nets.items()}
+    taught_nets = {k: digest(net) for k, net in Trial(HKS(warmup=1)).run(4).nets.items()}
     assert all(taught_nets[k] != nets[0][k] for k in nets[0])
 
 
 def test_a_long_warm_up_is_standalone_too():
-    one, other = Toy(HKS(warmup=3), "test").run(3), Toy(Standalone(), "test").run(3)
+    one, other = Trial(HKS(warmup=3)).run(3), Trial(Standalone()).run(3)
     assert [digest(net) for net in one.nets.values()] == [digest(net) for net in other.nets.values()]
 
 
@@ -479,7 +480,7 @@ def test_the_contract_with_a_short_warm_up(settings: dict[str, Any]):
 
 
 def test_the_server_keeps_nothing_of_the_networks():
-    toy = Toy(HKS(warmup=1), "test").run(2)
+    toy = Trial(HKS(warmup=1)).run(2)
     assert isinstance(toy.server.state, Knowledge)
     assert not any(isinstance(part, nn.Module) for part in vars(toy.server.state).values())
     assert {k: tuple(t.shape) for k, t in toy.server.state.logits.items()} == {

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from raysim.contract.toy import Toy
+from raysim.contract.trial import Trial
 from raysim.core.state import digest
 from raysim.plugins.registry import algorithm_class, algorithm_names
 from tests.engine.scenarios import TYPICAL
@@ -87,10 +87,12 @@ def alternatives() -> Iterator[tuple[str, str, Any]]:
 @cache
 def result(method: str, settings: tuple[tuple[str, Any], ...]) -> str:
     """A digest of all that four rounds leave and send."""
-    toy = Toy(algorithm_class(method)(**dict(settings)), "-").start()
+    toy = Trial(algorithm_class(method)(**dict(settings)))
     for t, cohort in enumerate(COHORTS, 1):
         toy.round(t, cohort)
-    found = repr((toy.states(), toy.score(), [digest(vars(msg)) if msg else None for _, _, msg in toy.sent]))
+    registered = [toy.algorithm.client_register(toy.client(k, 0)) for k in toy.samples]
+    messages = [*registered, *(msg for _, _, msg in toy.sent)]
+    found = repr((toy.states(), toy.score(), [digest(vars(msg)) if msg else None for msg in messages]))
     return sha256(found.encode()).hexdigest()
 
 

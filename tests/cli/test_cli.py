@@ -23,9 +23,9 @@ from raysim.cli.main import cli, main
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
 from raysim.comparison.measures import ALL_MEASURES
-from raysim.contract import definition as definition_of_algorithms
 from raysim.data.specs import DATASETS
 from raysim.models import MODELS
+from raysim.plugins import class_check
 from raysim.plugins.registry import algorithm_class, algorithm_names
 from raysim.scenario.json_schema import NAMED, scenario_schema
 from raysim.scenario.parse import parse_scenario
@@ -132,7 +132,7 @@ def test_describe_says_what_a_method_sends(capfd: pytest.CaptureFixture[str], mo
 
 
 def test_every_hook_can_be_described():
-    assert list(description.HOOKS) == list(definition_of_algorithms.HOOKS)
+    assert list(description.HOOKS) == list(class_check.HOOKS)
 
 
 def test_describe_explains_hooks(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

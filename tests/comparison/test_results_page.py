@@ -20,7 +20,7 @@ from raysim.algorithms.fedclassavg import FedClassAvg
 from raysim.algorithms.fedssa import FedSSA
 from raysim.algorithms.standalone import Standalone
 from raysim.comparison.statistics import Estimate, estimate, holm, paired_difference, paired_p_value
-from raysim.contract.toy import Toy
+from raysim.contract.trial import Trial
 from raysim.core.state import digest
 from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.only import chosen_cells
@@ -820,13 +820,13 @@ def test_the_command_of_every_run_repeats_that_run() -> None:
 
 def test_the_watched_fedclassavg_is_fedclassavg() -> None:
     watched = runpy.run_path(str(FOLDER / "fedclassavg_gradients.py"))["Watched"]
-    mine, original = (Toy(method, "-").run(2) for method in (watched(), FedClassAvg()))
+    mine, original = (Trial(method).run(2) for method in (watched(), FedClassAvg()))
     assert digest(mine.states()) == digest(original.states())
 
 
 def test_a_late_start_begins_with_the_last_model_of_the_architecture() -> None:
     late = runpy.run_path(str(FOLDER / "late_start.py"))["LateStart"]
-    toy = Toy(late(), "-").start().round(1, [0, 1]).round(2, [0, 3])
+    toy = Trial(late()).round(1, [0, 1]).round(2, [0, 3])
     assert toy.server.arch[0] == toy.server.arch[3]
     sent = [msg.model for hook, _, msg in toy.sent if hook == "server_send"]
     trained, *_ = [msg.model for hook, k, msg in toy.sent if (hook, k) == ("client_update", 0)]
@@ -837,7 +837,7 @@ def test_a_late_start_begins_with_the_last_model_of_the_architecture() -> None:
 def test_late_starts_train_as_their_methods_do() -> None:
     late = runpy.run_path(str(FOLDER / "late_start.py"))["LateStart"]
     for rows, method in ((True, FedSSA()), (False, Standalone())):
-        mine, original = (Toy(one, "-").run(2) for one in (late(rows=rows), method))
+        mine, original = (Trial(one).run(2) for one in (late(rows=rows), method))
         states = (toy.states() for toy in (mine, original))
         mine_of, original_of = ({k: s for k, s in one.items() if "client" in k} for one in states)
         assert mine_of and mine_of == original_of

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from raysim.contract.toy import Toy, toy_model, toy_samples
+from raysim.contract.toy import toy_model, toy_samples
+from raysim.contract.trial import Trial
 from raysim.core import client_flops
 from raysim.core.algorithm import Client, Task
 from raysim.core.data import Batch
@@ -311,8 +312,8 @@ def test_the_operations_of_bundled_methods_are_counted_once(name: str, monkeypat
         return kinds[-1]
 
     monkeypatch.setattr(client_flops, "kind_of", kept)
-    meter = FlopMeter()
-    toy = Toy(algorithm_class(name)(), "test", meter=meter).run(2)
+    toy = Trial(algorithm_class(name)(), counts=True).run(2)
+    meter = toy.backend.worker.training.meter
     known = len(meter.counted)
     toy.round(3)
     assert None not in kinds and len(meter.counted) == known

