@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,24 +19,22 @@ from raysim.common.logs import show_logs
 from raysim.common.results import Output
 
 if TYPE_CHECKING:
-    from raysim.jobs.cluster import Cluster
     from raysim.jobs.job_log import JobLog
-    from raysim.jobs.watch import Job
+
+DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 
 
-def _id(context: click.Context, parameter: click.Parameter, given: str) -> str:
-    from raysim.common.errors import ScenarioError
-    from raysim.common.text import is_name
-
-    if not is_name(given):
-        raise ScenarioError(f"ID: {given!r} is not a job id; give one that `raysim submit` or `raysim jobs` printed")
-    return given
+def _url(context: click.Context, parameter: click.Parameter, given: str) -> str:
+    return (given if "://" in given else f"http://{given}").rstrip("/")
 
 
-ID = click.argument("job", metavar="ID", callback=_id)
+ID = click.argument("job", metavar="ID")
 ADDRESS = click.option(
     "--address",
     metavar="URL",
+    envvar=["RAY_API_SERVER_ADDRESS", "RAY_DASHBOARD_ADDRESS"],
+    default=DEFAULT_ADDRESS,
+    callback=_url,
     help="Address of the cluster's Ray dashboard, such as http://HOST:8265. Default: the environment variable "
     "RAY_API_SERVER_ADDRESS or RAY_DASHBOARD_ADDRESS; if neither is set, http://127.0.0.1:8265.",
 )
@@ -77,7 +76,7 @@ CODE_CHANGED = click.option(
 def submit(
     scenario: str | None,
     sets: tuple[str, ...],
-    address: str | None,
+    address: str,
     wait: bool,
     run_: str | None,
     code_changed: bool,
@@ -95,8 +94,8 @@ def submit(
     because their results are sent to `output` on the head node. Submitting the same sweep again runs the cells that are
     left.
 
-    If the cluster asks for a token, raysim sends the one in RAY_AUTH_TOKEN, in the file at RAY_AUTH_TOKEN_PATH, or in
-    ~/.ray/auth_token.
+    If the cluster asks for a token, set RAY_AUTH_MODE=token. Ray then sends the token in RAY_AUTH_TOKEN, in the file at
+    RAY_AUTH_TOKEN_PATH, or in ~/.ray/auth_token.
 
     \b
     Examples:
@@ -106,65 +105,54 @@ def submit(
         raysim submit sweeps/digits --set output=s3://bucket/runs
         raysim submit --resume quickstart-20261121-101500-ab12 --set rounds=40
     """
-    from raysim.jobs.cluster import connect, find_address
-    from raysim.jobs.resume import run_on_cluster
-    from raysim.jobs.submit import Work, facts_of, facts_of_sweep, new_id, notes_on_data, parse_env
+    from raysim.jobs.cluster import connect
+    from raysim.jobs.submit import Work, check, run_on_cluster
     from raysim.jobs.submit import submit as submit_job
-    from raysim.plugins.own_code import OwnCode
-    from raysim.scenario.parse import parse_scenario
-    from raysim.scenario.scenario import Scenario
-    from raysim.sweeps.definition import files_of, load_sweep
 
     if scenario is None and run_ is None:
         raise click.UsageError("Missing argument 'SCENARIO'; it is optional only with --resume.")
     if code_changed and run_ is None:
         raise click.UsageError("--code-changed requires --resume: add --resume RUN, or leave out --code-changed.")
+    variables = _variables(env)
     # Report every error that does not need the cluster before connecting to it.
-    files = [] if scenario is None else files_of(Path(scenario))
-    if files and run_ is not None:
+    work = Work() if scenario is None else check(Path(scenario), sets)
+    if work.sweep and run_ is not None:
         raise click.UsageError("--resume cannot resume a sweep. To continue a sweep, submit it again without --resume.")
-    facts, own_code, notes = {}, OwnCode(), list[str]()
-    if scenario is not None and files:
-        sweep = load_sweep(scenario, sets=sets)
-        facts = facts_of_sweep(Path(scenario), sweep)
-        scenarios = [cell.scenario for cell in sweep.cells]
-        if sweep.tuning is not None:
-            scenarios += sweep.tuning.scenarios
-        own_code, notes = OwnCode.merged(one.own_code for one in scenarios), notes_on_data(scenarios)
-    elif scenario is not None:
-        parsed = parse_scenario(scenario, sets)
-        checked = Scenario.of(parsed)
-        facts, own_code = facts_of(Path(scenario), checked), checked.own_code
-        notes = notes_on_data([parsed])
-    variables = parse_env(env)
-    if job is not None:
-        new_id("", job)
-    cluster = connect(find_address(address))
-    if run_ is not None:
-        run_, known = run_on_cluster(cluster, run_)
-        facts = {**known, **facts}
-    job = new_id(facts.get("name") or "resume", job)
-    work = Work(None if scenario is None else Path(scenario), sets, run_, facts, code_changed, files, own_code)
+    words = [word for item in sets for word in ("--set", item)]
+    words += ["--sweep"] if work.sweep else []
+    with connect(address) as client, show_logs(lambda note: echo(f"note: {note}", err=True)):
+        if run_ is not None:
+            run_, known = run_on_cluster(client, run_)
+            work = replace(work, facts={**known, **work.facts})
+            words += [f"--resume={run_}", *(["--code-changed"] if code_changed else [])]
+        job = submit_job(client, job, work, words, variables)
+        echo(f"submitted {job}", err=wait)
+        if wait:
+            sys.exit(_follow_to_end(client, job, address))
+    rest = _rest(address)
+    echo(f"  follow  raysim logs {job} --follow{rest}")
+    echo(f"  status  raysim status {job}{rest}")
+    echo(f"  stop    raysim stop {job}{rest}")
+    echo(f"  fetch   raysim fetch {job}{rest}")
 
-    def show(note: str) -> None:
-        echo(f"note: {note}", err=True)
 
-    with show_logs(show):
-        notes += submit_job(cluster, work, variables, job)
-    for note in (*cluster.notes, *notes):
-        show(note)
-    echo(f"submitted {job}", err=wait)
-    if not wait:
-        rest = _rest(address)
-        echo(f"  follow  raysim logs {job} --follow{rest}")
-        echo(f"  status  raysim status {job}{rest}")
-        echo(f"  stop    raysim stop {job}{rest}")
-        echo(f"  fetch   raysim fetch {job}{rest}")
-        return
-    ended = _follow(cluster, job, address)
-    if ended.code:
-        _print_end(cluster, ended)
-    sys.exit(ended.code)
+def _variables(items: Sequence[str]) -> dict[str, str]:
+    for item in items:
+        if "=" not in item:
+            raise click.UsageError(f"--env {item}: write it as KEY=VALUE, for example RAYSIM_DATA=/data.")
+    return dict(item.split("=", 1) for item in items)
+
+
+def _follow_to_end(client: Any, job: str, address: str) -> int:
+    """Print the output of a job, and why it failed unless its output says so; returns its exit code."""
+    from raysim.jobs.job_log import read_log
+    from raysim.jobs.watch import exit_code, why
+
+    info = _follow(client, job, address)
+    log = read_log(client.get_job_logs(job))
+    if exit_code(info) and not log.problem:
+        echo(f"raysim: {job}: {info.status}: {'stopped' if info.status == 'STOPPED' else why(info, log)}", err=True)
+    return exit_code(info)
 
 
 @dataclass(frozen=True)
@@ -195,22 +183,22 @@ class JobStatus(Output):
     """content of summary.json; empty until the run has ended"""
 
     @classmethod
-    def of(cls, job: Job, report: JobLog) -> JobStatus:
-        """Return the status of a job."""
+    def of(cls, info: Any, log: JobLog) -> JobStatus:
+        """Return the status of a job. info: Ray's `JobDetails`."""
         from raysim.jobs.watch import why
 
         return cls(
-            job.id,
-            job.state,
-            job.ended,
-            datetime.fromtimestamp(job.began_s).astimezone(),
-            job.seconds,
-            why(job, report) if job.state == "FAILED" else None,
-            job.name,
-            job.algorithm,
-            report.progress,
-            report.run_folder,
-            report.summary,
+            info.submission_id,
+            str(info.status),
+            info.status.is_terminal(),
+            _submitted(info),
+            _seconds(info),
+            why(info, log) if info.status == "FAILED" else None,
+            (info.metadata or {}).get("name", ""),
+            (info.metadata or {}).get("algorithm", ""),
+            log.progress,
+            log.run_folder,
+            log.summary,
         )
 
     @property
@@ -233,15 +221,17 @@ class JobStatus(Output):
 @ID
 @ADDRESS
 @JSON
-def status(job: str, address: str | None, as_json: bool) -> None:
+def status(job: str, address: str, as_json: bool) -> None:
     """Show a job's state on a cluster, and its progress or result.
 
     ID is the id that `raysim submit` printed; `raysim jobs` lists all. The state is PENDING, RUNNING, SUCCEEDED, FAILED
     or STOPPED.
     """
-    from raysim.jobs.watch import look
+    from raysim.jobs.cluster import connect
+    from raysim.jobs.job_log import read_log
 
-    found = JobStatus.of(*look(_cluster(address), job))
+    with connect(address) as client:
+        found = JobStatus.of(client.get_job_info(job), read_log(client.get_job_logs(job)))
     if as_json:
         print_json(JobStatus, found)
     else:
@@ -257,76 +247,78 @@ def status(job: str, address: str | None, as_json: bool) -> None:
     help="Keep printing new output until the job ends. Ctrl-C stops the printing, not the job.",
 )
 @ADDRESS
-def logs(job: str, follow: bool, address: str | None) -> None:
+def logs(job: str, follow: bool, address: str) -> None:
     """Print the output of a job on a cluster.
 
     The output is a line per round, notes and the result. ID is the id that `raysim submit` printed; `raysim jobs` lists
     all.
     """
+    from raysim.jobs.cluster import connect
     from raysim.jobs.job_log import visible
 
-    cluster = _cluster(address)
-    if follow:
-        _follow(cluster, job, address)
-        return
-    cluster.info(job)
-    echo(visible(cluster.log(job)), nl=False)
+    with connect(address) as client:
+        if follow:
+            _follow(client, job, address)
+        else:
+            echo(visible(client.get_job_logs(job)), nl=False)
 
 
 @click.command()
 @ID
 @ADDRESS
-def stop(job: str, address: str | None) -> None:
+def stop(job: str, address: str) -> None:
     """Stop a job on a cluster within seconds.
 
     Finished rounds are kept. The current round is finished if that takes only a few seconds. `raysim fetch` downloads
     the results, `raysim submit --resume ID` resumes the run; to continue a sweep, submit it again. ID is the id that
     `raysim submit` printed; `raysim jobs` lists all.
     """
-    from raysim.jobs.watch import look
+    from raysim.jobs.cluster import connect
+    from raysim.jobs.job_log import read_log
     from raysim.jobs.watch import stop as stop_job
     from raysim.report.units import plural
 
-    cluster = _cluster(address)
-    before, _ = look(cluster, job)
-    if before.ended:
-        echo(f"{job} had ended already: {before.state}")
+    with connect(address) as client:
+        before = client.get_job_info(job)
+        if before.status.is_terminal():
+            echo(f"{job} had ended already: {before.status}")
+            return
+        stop_job(client, job)
+        state, log = client.get_job_info(job).status, read_log(client.get_job_logs(job))
+    if not log.run_folder:
+        echo(f"{job}: {state}; the run had not started")
         return
-    stop_job(cluster, job)
-    after, report = look(cluster, job)
-    if not report.run_folder:
-        echo(f"{job}: {after.state}; the run had not started")
-        return
-    rounds = report.summary.get("rounds")
-    count = plural(rounds, "round") if isinstance(rounds, int) else "the finished rounds"
-    echo(f"{job}: {after.state}; {count} {'is' if rounds == 1 else 'are'} kept in {report.run_folder}")
+    rounds = log.summary.get("rounds")
+    count = "the finished rounds" if rounds is None else plural(rounds, "round")
+    echo(f"{job}: {state}; {count} {'is' if rounds == 1 else 'are'} kept in {log.run_folder}")
     echo(f"  fetch   raysim fetch {job}{_rest(address)}")
-    again = "submit the same sweep again" if report.sweep else f"raysim submit --resume {job}{_rest(address)}"
+    again = "submit the same sweep again" if log.sweep else f"raysim submit --resume {job}{_rest(address)}"
     echo(f"  resume  {again}")
 
 
 @click.command()
 @ADDRESS
-def jobs(address: str | None) -> None:
+def jobs(address: str) -> None:
     """List raysim's jobs on a cluster, newest first.
 
     The list shows their IDs, states and durations.
     """
-    from raysim.jobs.watch import Job
+    from raysim.jobs.cluster import connect, jobs_of
     from raysim.report.units import human_seconds
 
-    found = [Job.of(info) for info in _cluster(address).jobs()]
+    with connect(address) as client:
+        found = jobs_of(client)
     if not found:
         echo("no jobs")
         return
     rows = [
         (
-            job.id,
-            job.state,
-            job.name,
-            job.algorithm,
-            _when(datetime.fromtimestamp(job.began_s)),
-            human_seconds(job.seconds),
+            job.submission_id,
+            str(job.status),
+            job.metadata.get("name", ""),
+            job.metadata.get("algorithm", ""),
+            _when(_submitted(job)),
+            human_seconds(_seconds(job)),
         )
         for job in found
     ]
@@ -343,51 +335,44 @@ def jobs(address: str | None) -> None:
 )
 @click.option("--checkpoints", is_flag=True, help="Also download the checkpoints, which can be large.")
 @ADDRESS
-def fetch(job: str, output: str | None, checkpoints: bool, address: str | None) -> None:
+def fetch(job: str, output: str | None, checkpoints: bool, address: str) -> None:
     """Download the run folder of a job on a cluster.
 
     The folder contains rounds.parquet, clients.parquet, summary.json and the plots. You can fetch it while the run is
     in progress, and again after its end. This needs no access to the cluster except to its dashboard. ID is the id that
     `raysim submit` printed; `raysim jobs` lists all.
     """
+    from raysim.jobs.cluster import connect
     from raysim.jobs.fetch import fetch as fetch_folder
 
-    target, count = fetch_folder(_cluster(address), job, None if output is None else Path(output), checkpoints)
+    with connect(address) as client:
+        target, count = fetch_folder(client, job, None if output is None else Path(output), checkpoints)
     echo(f"{target}: {count} files")
 
 
-def _rest(address: str | None) -> str:
+def _rest(address: str) -> str:
     """The `--address` option of the commands that are suggested to the user."""
-    return "" if address is None else f" --address {address}"
+    return "" if address == DEFAULT_ADDRESS else f" --address {address}"
 
 
-def _cluster(address: str | None) -> Cluster:
-    from raysim.jobs.cluster import connect, find_address
-
-    return connect(find_address(address))
-
-
-def _follow(cluster: Cluster, job: str, address: str | None) -> Job:
+def _follow(client: Any, job: str, address: str) -> Any:
     from raysim.jobs.watch import follow
 
-    def write(text: str) -> None:
-        if text:
-            echo(text, nl=False)
-
     try:
-        return follow(cluster, job, write)
+        return follow(client, job, lambda text: echo(text, nl=False))
     except KeyboardInterrupt:
         echo(f"{job} continues on the cluster; to stop it, run `raysim stop {job}{_rest(address)}`", err=True)
         sys.exit(130)
 
 
-def _print_end(cluster: Cluster, job: Job) -> None:
-    """Print why a job failed, unless its log says so already."""
-    from raysim.jobs.watch import look, why
+def _submitted(info: Any) -> datetime:
+    return datetime.fromtimestamp(info.start_time / 1000).astimezone()
 
-    _, report = look(cluster, job.id)
-    if not report.problem:
-        echo(f"raysim: {job.id}: {job.state}: {'stopped' if job.state == 'STOPPED' else why(job, report)}", err=True)
+
+def _seconds(info: Any) -> float:
+    """The duration of a job so far, with the time that it waited to start."""
+    ended_s = time.time() if info.end_time is None else info.end_time / 1000
+    return float(ended_s - info.start_time / 1000)
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:

@@ -1,140 +1,144 @@
 """Program of a job, on the head node: checks versions, then acts as `raysim launch`, `resume` or `sweep`.
 
-    python -m raysim.jobs.entry [SCENARIO] [--set KEY=VALUE]... [--sweep | --resume RUN [--code-changed]]
+    python -m raysim.jobs.entry CLIENT [SCENARIO] [--set KEY=VALUE]... [--sweep | --resume RUN [--code-changed]]
 
-Ray runs it in the folder that `submit` shipped, and removes that folder some time after the job. So all relative paths
-(those of the scenario, and the run to resume) are relative to `~/raysim`.
+CLIENT is the result of `versions` where the job was submitted. Ray runs the program in the folder that `submit`
+shipped, and removes that folder some time after the job. So all relative paths (those of the scenario, and the run to
+resume) are relative to `~/raysim`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+import threading
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
 
-from raysim.jobs.stopping import stoppable
-from raysim.jobs.versions import VARIABLE, Versions, incompatibility, warning
-
-if TYPE_CHECKING:
-    from raysim.jobs.job_log import JobLogTracker
-    from raysim.runs.run import Run
-    from raysim.scenario.parse import ParsedScenario
-
+from raysim.common.requirements import fits, installed, requirements
 
 RESUME = "raysim submit --resume"
 """The user's command to resume a job's run; the run folder follows it."""
+
+ROUND_DEADLINE_S = 5.0
+"""How long a round may continue after SIGTERM, in seconds; the rest of `watch.STOP_S` is for closing the run."""
 
 
 def main(args: list[str] | None = None) -> int:
     """Run the job; returns its exit code, as `raysim launch` does."""
     parser = argparse.ArgumentParser(prog="raysim.jobs.entry")
+    parser.add_argument("client")
     parser.add_argument("scenario", nargs="?")
     parser.add_argument("--set", dest="sets", action="append", default=[])
     parser.add_argument("--resume", dest="run")
     parser.add_argument("--code-changed", action="store_true")
     parser.add_argument("--sweep", action="store_true")
     options = parser.parse_args(args)
-    client, cluster = Versions.parse(os.environ.get(VARIABLE, "")), Versions.here()
-    problem = incompatibility(client, cluster)
-    if problem:
-        return _fail(problem, 2)
-    if note := warning(client, cluster):
-        print(f"note: {note}", file=sys.stderr, flush=True)
-    if options.sweep:
-        return _stoppable(partial(_sweep, options.scenario, options.sets))
-    return _stoppable(partial(_run, options.scenario, options.sets, options.run, options.code_changed))
-
-
-def home() -> Path:
-    """Return the base folder of a job's relative paths, and create it if missing. Raises `ScenarioError`."""
-    from raysim.common.errors import ScenarioError
-
+    if options.client != versions():
+        here = f"the cluster has {versions()}, but the job was submitted with {options.client}"
+        return _fail(f"{here}: use the same versions on both", 2)
+    lacking = [one for one in requirements() if not (version := installed(one.name)) or not fits(one, version)]
+    if lacking:
+        remedy = "install raysim's requirements on the cluster, in the environment in which `ray start` runs"
+        return _fail(f"the cluster lacks {', '.join(map(str, lacking))}: {remedy}", 2)
+    signal.signal(signal.SIGTERM, _interrupt)
+    _repeat_sigterm()
     try:
-        folder = Path.home() / "raysim"
-        folder.mkdir(exist_ok=True)
-    except (OSError, RuntimeError) as error:
-        reason = str(getattr(error, "strerror", None) or error).lower()
-        text = f"cannot create ~/raysim on the head node ({reason}): set HOME to a writable folder there"
-        raise ScenarioError(text) from None
-    return folder
-
-
-def _stoppable(work: Callable[[Callable[[], None]], int]) -> int:
-    try:
-        with stoppable() as closing:
-            return work(closing.set)
+        return _work(options)
     except KeyboardInterrupt:
         return _fail("stopped", 130)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process is about to end
 
 
-def _run(
-    scenario: str | None, sets: Sequence[str], run_: str | None, code_changed: bool, closing: Callable[[], None]
-) -> int:
-    # Imported here: these need torch and other packages, and `incompatibility` must report missing ones first.
+def versions() -> str:
+    """The versions that must be the same where a job is submitted and on the cluster."""
+    python, ray = (".".join(version.split(".")[:2]) for version in (sys.version, installed("ray")))
+    return f"Python {python} and Ray {ray}"
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _repeat_sigterm() -> None:
+    """Send SIGTERM to this process again, `ROUND_DEADLINE_S` after the first one.
+
+    The first SIGTERM ends a run after its round, and Ray sends no second one before SIGKILL. The repetition interrupts
+    a round that takes minutes, while there is still time to write the results. A run that is closing ignores it
+    (`runs.signals`), so the repetition can interrupt only rounds.
+    """
+    received, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)  # Python writes the number of every signal to it
+
+    def repeat() -> None:
+        while os.read(received, 1) != bytes([signal.SIGTERM]):
+            pass
+        time.sleep(ROUND_DEADLINE_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=repeat, name="repeat-sigterm", daemon=True).start()
+
+
+def _work(options: argparse.Namespace) -> int:
+    # Imported here: these need torch and other packages, and `main` must report missing ones first.
     from raysim.common.errors import RaysimError
-    from raysim.jobs.job_log import JobLogTracker
-    from raysim.report.table import print_closing_table
-    from raysim.runs.run import run
-    from raysim.scenario.parse import parse_scenario
 
+    path = None if options.scenario is None else Path(options.scenario).absolute()
+    home = Path.home() / "raysim"
+    home.mkdir(exist_ok=True)
+    os.chdir(home)
     try:
-        path = None if scenario is None else Path(scenario).absolute()
-        os.chdir(home())
-        parsed = None if path is None else parse_scenario(path, sets)
-        tracker = JobLogTracker(closing)
-        if run_ is None:
-            assert parsed is not None
-            result = run(parsed, trackers=[tracker], resume_command=RESUME)
-        else:
-            result = _resume(run_, parsed, sets, code_changed, tracker)
+        if options.sweep and path is not None:
+            return _sweep(path, options.sets)
+        return _run(path, options)
     except RaysimError as error:
         if trace := getattr(error, "trace", ""):
             print(trace, file=sys.stderr)
         return _fail(str(error), error.exit_code)
+
+
+def _run(path: Path | None, options: argparse.Namespace) -> int:
+    """Run a scenario, or resume the run in a folder, or with an id below the scenario's `output`."""
+    from raysim.jobs.job_log import JobLogTracker, report
+    from raysim.report.table import print_closing_table
+    from raysim.runs.find import find_run
+    from raysim.runs.run import Run, run
+    from raysim.scenario.parse import parse_scenario
+
+    parsed = None if path is None else parse_scenario(path, options.sets)
+    tracker = JobLogTracker()
+    if options.run is not None:
+        output = Path("runs").absolute() if parsed is None else parsed.settings.output_folder
+        folder = find_run(options.run, output)
+        report(run_folder=folder)
+        result = Run(folder).resume(
+            options.sets,
+            scenario=parsed,
+            trackers=[tracker],
+            resume_command=RESUME,
+            code_changed=options.code_changed,
+        )
+    else:
+        assert parsed is not None
+        result = run(parsed, trackers=[tracker], resume_command=RESUME)
     print_closing_table(result.summary)
     return 0
 
 
-def _sweep(file: str, sets: Sequence[str], closing: Callable[[], None]) -> int:
+def _sweep(path: Path, sets: list[str]) -> int:
     """Run a sweep on the job's cluster."""
-    from raysim.common.errors import RaysimError
-    from raysim.jobs.job_log import report_sweep
+    from raysim.jobs.job_log import report
     from raysim.sweeps.definition import load_sweep
     from raysim.sweeps.display import run_and_show
 
-    try:
-        path = Path(file).absolute()
-        os.chdir(home())
-        sweep = load_sweep(path, sets=sets)
-        report_sweep(sweep.output, sweep.name)
-        return run_and_show(sweep)
-    except RaysimError as error:
-        return _fail(str(error), error.exit_code)
-
-
-def _resume(
-    place: str, scenario: ParsedScenario | None, sets: Sequence[str], code_changed: bool, tracker: JobLogTracker
-) -> Run:
-    """Resume the run in the folder `place`, or with the id `place` below the scenario's `output`."""
-    from raysim.common.errors import ScenarioError
-    from raysim.runs.find import find_run
-    from raysim.runs.run import Run
-
-    output = Path("runs").absolute() if scenario is None else scenario.settings.output_folder
-    try:
-        folder = find_run(place, output)
-    except ScenarioError as error:
-        raise ScenarioError(f"--resume: {error} (on the head node)") from None
-    run = Run(folder).resume(
-        sets, scenario=scenario, trackers=[tracker], resume_command=RESUME, code_changed=code_changed
-    )
-    if run.summary.get("nothing_to_do"):
-        tracker.report_folder(folder, str(run.summary["run_id"]))
-    return run
+    sweep = load_sweep(path, sets=sets)
+    report(run_folder=sweep.output, sweep=True)
+    return run_and_show(sweep)
 
 
 def _fail(text: str, code: int) -> int:

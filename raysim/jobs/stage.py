@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from raysim.common.errors import ScenarioError
 from raysim.plugins.own_code import JOB_CODE, OwnCode
 from raysim.runs.code import SHIPPED, checkout
 from raysim.scenario.bundled import FOLDER
@@ -17,37 +16,36 @@ from raysim.scenario.bundled import FOLDER
 PACKAGES = ("raysim", "raysim.algorithms")
 
 
-def stage(files: Sequence[Path], folder: Path, own_code: OwnCode | None = None) -> str | None:
-    """Copy the code and `files` to `folder`; returns the first file's path in it, or None without files.
+def stage(files: Sequence[Path], folder: Path, own_code: OwnCode) -> list[str]:
+    """Copy the code and `files` to `folder`; returns the paths of the files in it.
 
     The files keep their paths relative to each other. The packages are those that this process imports, from a
     checkout, an installation, or a user's `algorithms` folder in front of either, so the job runs the code that was
-    checked. Raises `ScenarioError` if a file cannot be read.
+    checked.
     """
-    try:
-        for name in PACKAGES:
-            # If a package has several folders, `import` uses the first that has a file: copy that one last.
-            for source in reversed([*importlib.import_module(name).__path__]):
-                shutil.copytree(source, folder / name.replace(".", "/"), ignore=_others, dirs_exist_ok=True)
-        for scenario in FOLDER.rglob("*.yaml"):  # the base of a sweep may be one of them
-            place = folder / "raysim" / "scenarios" / scenario.relative_to(FOLDER)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(scenario, place)
-        _identity(folder)
-        # Not resolved, so that links of files and folders stay where the sweep file names them.
-        places = [Path(os.path.abspath(file)) for file in files]  # noqa: PTH100  # `absolute` keeps `..`
-        common = Path(os.path.commonpath([place.parent for place in places])) if places else folder
-        names = [place.relative_to(common).as_posix() for place in places]
-        for file, shipped in zip(files, names, strict=True):
-            (folder / shipped).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, folder / shipped)
-        if names:  # the scenario's loader looks for this folder, also if it is empty
-            code = (folder / names[0]).parent / JOB_CODE
-            code.mkdir()
-            (own_code or OwnCode()).write(code)
-    except OSError as error:  # shutil.copytree raises one with a list of errors
-        raise ScenarioError(f"{error.filename or 'the code'}: cannot be shipped: {error.strerror or error}") from None
-    return names[0] if names else None
+    for name in PACKAGES:
+        # If a package has several folders, `import` uses the first that has a file: copy that one last.
+        for source in reversed([*importlib.import_module(name).__path__]):
+            shutil.copytree(source, folder / name.replace(".", "/"), ignore=_others, dirs_exist_ok=True)
+    for scenario in FOLDER.rglob("*.yaml"):  # the base of a sweep may be one of them
+        _copy(scenario, folder / "raysim" / "scenarios" / scenario.relative_to(FOLDER))
+    _identity(folder)
+    # Not resolved, so that links of files and folders stay where the sweep file names them.
+    places = [Path(os.path.abspath(file)) for file in files]  # noqa: PTH100  # `absolute` keeps `..`
+    common = Path(os.path.commonpath([place.parent for place in places])) if places else folder
+    names = [place.relative_to(common).as_posix() for place in places]
+    for file, name in zip(files, names, strict=True):
+        _copy(file, folder / name)
+    if names:  # the scenario's loader looks for this folder, also if it is empty
+        code = (folder / names[0]).parent / JOB_CODE
+        code.mkdir()
+        own_code.write(code)
+    return names
+
+
+def _copy(file: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, place)
 
 
 def _others(folder: str, names: list[str]) -> list[str]:

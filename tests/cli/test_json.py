@@ -22,7 +22,7 @@ from raysim.sweeps.definition import load_sweep
 from tests.cli.command import run
 from tests.comparison.runs import make_run
 from tests.conftest import REPOSITORY
-from tests.jobs.fakes import cluster, details
+from tests.jobs.fakes import FakeClient, details, use
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
 
@@ -143,20 +143,18 @@ def test_the_status_of_a_sweep(printed: Printed, workplace: Path) -> None:
 
 
 def test_the_status_of_a_job(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anyone may write a job's log."""
     summary = {
         "rounds": 3,
         "final": {"accuracy/all": 0.512345, "loss/train": float("nan")},
-        "scenario": "\x1b[2J\ud800",
     }
-    facts = {"run_folder": "/home/x/r1", "run_id": "r1"}
+    facts = {"run_folder": "/home/x/r1"}
     log = f"{PREFIX}{json.dumps(facts)}\nround 3/9  accuracy 30.0%\n"
-    jobs = cluster(
+    jobs = FakeClient(
         details("j"),
         details("k", "FAILED", driver_exit_code=2),
         logs={"j": log, "k": f"{log}{PREFIX}{json.dumps({'summary': summary})}\nraysim: no such folder\n"},
     )
-    monkeypatch.setattr("raysim.jobs.cluster.connect", lambda address: jobs)
+    use(monkeypatch, jobs)
     found = printed("status", "j")
     assert (found["state"], found["folder"], found["summary"]) == ("RUNNING", "/home/x/r1", {})
     assert found["progress"].startswith("round 3/9") and found["submitted"].startswith("19")

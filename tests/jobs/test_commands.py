@@ -1,220 +1,281 @@
-"""The commands as a user meets them, without a cluster: one sentence, exit code 2, no request."""
+"""The commands as a user meets them, with a client that is a dictionary."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
-from raysim.cli.main import main
-from raysim.jobs.cluster import Cluster
+from raysim.jobs import watch
+from raysim.jobs.entry import versions
 from raysim.jobs.job_log import PREFIX
-from raysim.jobs.versions import Versions
-from raysim.jobs.watch import Job
+from tests.cli.command import run
 from tests.conftest import REPOSITORY
-from tests.jobs import add_commands
-from tests.jobs.fakes import cluster, details
+from tests.jobs.fakes import FakeClient, details, use
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
-NOWHERE = ["--address", "http://127.0.0.1:9"]
+FOLDER = "/home/x/raysim/runs/quickstart/r1"
+LOG = f"noise\n{PREFIX}{json.dumps({'run_folder': FOLDER})}\nround 3/9  accuracy 30.0% all\n"
+SUMMARY = {"rounds": 3, "final": {"accuracy/all": 0.5}, "state_digest": "ab" * 32}
+ENDED = f"{LOG}{PREFIX}{json.dumps({'summary': SUMMARY})}\n"
+SWEEP = f"{PREFIX}{json.dumps({'run_folder': '/home/x/raysim/runs/digits', 'sweep': True})}\n"
+
+Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def _commands() -> None:
-    add_commands()
-
-
-def refused(capfd: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    output = capfd.readouterr()
-    assert ended.value.code == 2, output
-    assert output.out == ""
-    return output.err
+def _default_address(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_DASHBOARD_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--set", "rounds=0"], "rounds: 0 given"),
-        (["--set", "algorithm.name=fedhg"], "did you mean 'fedgh'"),
-        (["--set", "clients.models=[nosuch]"], "nosuch"),
-        (["--env", "X"], "--env X: write it as KEY=VALUE"),
-        (["--id", "a b"], "--id: 'a b' given"),
-        (["--resume", "r1", "--set", "rounds=0"], "rounds: 0 given"),
+        ([QUICKSTART, "--set", "rounds=0"], "rounds"),
+        ([QUICKSTART, "--set", "algorithm.name=fedhg"], "fedgh"),
+        ([QUICKSTART, "--env", "X"], "KEY=VALUE"),
+        ([QUICKSTART, "--resume", "r1", "--set", "rounds=0"], "rounds"),
+        (["digits", "--resume", "r1"], "sweep"),
+        ([], "SCENARIO"),
     ],
 )
 def test_a_wrong_submission_sends_no_request(
-    capfd: pytest.CaptureFixture[str], workplace: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+    capfd: Capture, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
-    def connect(*rest: object) -> None:
-        raise AssertionError("the cluster was asked")
-
-    monkeypatch.setattr("raysim.jobs.cluster.connect", connect)
-    output = refused(capfd, "submit", QUICKSTART, *words)
-    assert message in output
-    assert output.count("\n") == 1
-
-
-def test_a_submission_of_nothing(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
-    assert "Missing argument 'SCENARIO'; it is optional only with --resume" in refused(capfd, "submit", *NOWHERE)
+    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", lambda address: pytest.fail("connected"))
+    if words[:1] == ["digits"]:
+        words = [str(REPOSITORY / "scenarios" / "sweeps" / "digits.yaml"), *words[1:]]
+    code, out, err = run(capfd, "submit", *words)
+    assert (code, out) == (2, "")
+    assert message in err
 
 
-@pytest.mark.parametrize(
-    "words", [["submit", QUICKSTART], ["status", "j"], ["logs", "j"], ["stop", "j"], ["jobs"], ["fetch", "j"]]
-)
-def test_no_cluster(capfd: pytest.CaptureFixture[str], workplace: Path, words: list[str]) -> None:
-    output = refused(capfd, *words, *NOWHERE)
-    assert "http://127.0.0.1:9 does not answer (connection refused)" in output
-    assert output.count("\n") == 1
-    assert list(workplace.iterdir()) == []
+def test_no_cluster(workplace: Path) -> None:
+    """In a process of its own, because Ray reads the mode and the token only once."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [Path(sys.executable).parent / "raysim", "jobs", "--address", "127.0.0.1:9"]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "http://127.0.0.1:9 does not answer" in ended.stderr
+    assert ended.stderr.count("\n") == 1
 
 
-class TestWithACluster:
-    """What the commands print, over a client that is a dictionary."""
-
-    LOG = (
-        "noise\n"
-        + PREFIX
-        + json.dumps({"run_folder": "/home/x/raysim/runs/quickstart/r1", "run_id": "r1"})
-        + "\nround 3/9  accuracy 30.0% all\n"
-    )
-    SUMMARY = PREFIX + json.dumps({"summary": {"rounds": 3, "final": {"accuracy/all": 0.5}, "state_digest": "ab" * 32}})
-
-    @pytest.fixture
-    def use(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Cluster], None]:
-        return lambda given: monkeypatch.setattr("raysim.jobs.cluster.connect", lambda address: given)
-
-    def output(self, capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
-        try:
-            main(words)
-            ended: object = 0
-        except SystemExit as error:
-            ended = error.code or 0
-        output = capfd.readouterr()
-        assert ended == code, output
-        return output.out + output.err
-
-    def test_text_of_a_job_is_safe_for_a_terminal(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
-        evil = "\x1b[2Jx\x1b]0;y\x07"
-        summary = {
-            "scenario": evil,
-            "algorithm": evil,
-            "rounds": evil,
-            "final": {"accuracy/all": evil},
-            "folder": [evil],
-        }
-        use(
-            cluster(
-                details("j", "FAILED", metadata={"raysim": "1", "name": evil, "algorithm": evil}, start_time=10**30),
-                details(f"j{evil}", "FAILED"),
-                details("k", "FAILED", message=f"\n{evil}"),
-                logs={"j": f"{evil}\n{PREFIX}{json.dumps({'summary': summary})}\nraysim: {evil}"},
-            )
-        )
-        for words in (["status", "j"], ["logs", "j"], ["jobs"], ["status", "k"], ["stop", "j"]):
-            output = self.output(capfd, *words)
-            assert "\x1b" not in output
-            assert "\x07" not in output
-            assert "x" in output or words[0] == "stop"
-
-    def test_status_of_a_running_job(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
-        use(cluster(details("j"), logs={"j": self.LOG}))
-        output = self.output(capfd, "status", "j")
-        for text in ("RUNNING", "quickstart, fedgh", "round 3/9  accuracy 30.0% all", "/home/x/raysim/runs"):
-            assert text in output
-
-    def test_status_of_one_that_ended(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
-        use(cluster(details("j", "SUCCEEDED"), logs={"j": self.LOG + self.SUMMARY + "\n"}))
-        output = self.output(capfd, "status", "j")
-        for text in ("SUCCEEDED", "50.0%", "abababababab"):
-            assert text in output
-
-    def test_status_of_one_that_failed(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
-        failed = details("j", "FAILED", driver_exit_code=2)
-        use(cluster(failed, logs={"j": "raysim: data.root: no such folder\n"}))
-        assert "data.root: no such folder" in self.output(capfd, "status", "j")
-
-    def test_logs_are_for_people(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
-        use(cluster(details("j"), logs={"j": self.LOG}))
-        assert self.output(capfd, "logs", "j") == "noise\nround 3/9  accuracy 30.0% all\n"
-
-    def test_the_table_is_never_folded(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
-        use(cluster(details("a" * 100), details("b", "PENDING", start_time=9_000)))
-        head, first, second = self.output(capfd, "jobs").splitlines()
-        assert head.split() == ["id", "state", "scenario", "algorithm", "submitted", "time"]
-        assert first.split()[:2] == ["b", "PENDING"]
-        assert second.split()[:2] == ["a" * 100, "RUNNING"]
-
-    def test_stop_reports_what_is_kept(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
-        use(cluster(details("j"), logs={"j": self.LOG + self.SUMMARY + "\n"}))
-        kept = "3 rounds are kept in /home/x/raysim/runs/quickstart/r1"
-        then = "  fetch   raysim fetch j\n  resume  raysim submit --resume j\n"
-        assert self.output(capfd, "stop", "j") == f"j: STOPPED; {kept}\n{then}"
-        assert self.output(capfd, "stop", "j") == "j had ended already: STOPPED\n"
-
-    def test_a_sweep_that_is_stopped_is_submitted_again(self, capfd: pytest.CaptureFixture[str], use: Any) -> None:
-        facts = {"run_folder": "/home/x/raysim/runs/digits", "run_id": "digits", "sweep": True}
-        use(cluster(details("j"), logs={"j": PREFIX + json.dumps(facts) + "\n"}))
-        assert self.output(capfd, "stop", "j").splitlines()[-1] == "  resume  submit the same sweep again"
-
-    def test_what_was_submitted_and_what_now(
-        self, capfd: pytest.CaptureFixture[str], use: Any, workplace: Path
-    ) -> None:
-        use(cluster(version=Versions.here().ray))
-        output = self.output(capfd, "submit", QUICKSTART, "--id", "j", "--address", "http://head:8265")
-        assert output.splitlines()[0] == "submitted j"
+class TestSubmit:
+    def test_a_scenario(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        client = use(monkeypatch, FakeClient())
+        words = ["--set", "rounds=2", "--env", "RAYSIM_DATA=/data"]
+        code, out, _ = run(capfd, "submit", QUICKSTART, *words, "--id", "j", "--address", "http://head:8265")
+        assert code == 0
+        assert out.splitlines()[0] == "submitted j"
         for word in ("logs j --follow", "status j", "stop j", "fetch j"):
-            assert f"raysim {word} --address http://head:8265" in output
+            assert f"raysim {word} --address http://head:8265" in out
+        (sent,) = client.sent
+        command = f"exec python -m raysim.jobs.entry '{versions()}' quickstart.yaml --set rounds=2"
+        assert (sent["submission_id"], sent["entrypoint"]) == ("j", command)
+        assert sent["metadata"]["algorithm"] == "fedgh"
+        assert sent["runtime_env"]["env_vars"]["RAYSIM_DATA"] == "/data"
+        assert not any("num" in name for name in sent)  # the driver asks for no CPU and no GPU
+        assert not Path(sent["runtime_env"]["working_dir"]).exists()  # uploaded by then
 
-    def test_going_on_with_what_a_job_did(self, capfd: pytest.CaptureFixture[str], use: Any, workplace: Path) -> None:
-        here = cluster(details("j", "STOPPED"), version=Versions.here().ray, logs={"j": self.LOG})
-        use(here)
-        output = self.output(capfd, "submit", "--resume", "j", "--set", "rounds=9")
-        assert output.startswith("submitted quickstart-2")
-        (sent,) = (given for what, given in here.client.asked if what == "submit")
-        assert sent["entrypoint"].endswith("entry --set rounds=9 --resume=/home/x/raysim/runs/quickstart/r1")
+    def test_a_sweep(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        client = use(monkeypatch, FakeClient())
+        file = str(REPOSITORY / "scenarios" / "sweeps" / "digits.yaml")
+        code, out, _ = run(capfd, "submit", file, "--set", "rounds=2")
+        assert code == 0 and out.startswith("submitted digits-")
+        assert client.sent[0]["entrypoint"].endswith(" sweeps/digits.yaml --set rounds=2 --sweep")
+        assert client.sent[0]["metadata"]["name"] == "digits"
+
+    def test_resume_of_a_job(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        client = use(monkeypatch, FakeClient(details("j", "STOPPED"), logs={"j": LOG}))
+        code, out, _ = run(capfd, "submit", "--resume", "j", "--set", "rounds=9", "--code-changed")
+        assert code == 0 and out.startswith("submitted quickstart-")
+        (sent,) = client.sent
+        assert sent["entrypoint"].endswith(f" --set rounds=9 --resume={FOLDER} --code-changed")
         assert sent["metadata"]["algorithm"] == "fedgh"
 
+    def test_resume_of_a_folder_on_the_head_node(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        client = use(monkeypatch, FakeClient())
+        assert run(capfd, "submit", "--resume", FOLDER)[1].startswith("submitted quickstart-")
+        assert client.sent[0]["entrypoint"].endswith(f" --resume={FOLDER}")
+
+    @pytest.mark.parametrize("log", ["raysim: data.root: no such folder\n", SWEEP])
+    def test_a_job_without_a_run_cannot_be_resumed(
+        self, capfd: Capture, monkeypatch: pytest.MonkeyPatch, log: str
+    ) -> None:
+        use(monkeypatch, FakeClient(details("j", "FAILED"), logs={"j": log}))
+        code, _, err = run(capfd, "submit", "--resume", "j")
+        assert code == 2 and "--resume: the job j" in err
+
+    def test_a_new_cluster_is_asked_again(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`ray start` returns before the agent of the node runs."""
+        monkeypatch.setattr("raysim.jobs.submit.RETRY_S", 0.0)
+        client = use(monkeypatch, FakeClient())
+        send, refusals = client.submit_job, ["No available agent to submit job, please try again later."]
+
+        def submit_job(**named: Any) -> str:
+            if refusals:
+                raise RuntimeError(f"Request failed with status code 500: {refusals.pop()}.")
+            return send(**named)
+
+        monkeypatch.setattr(client, "submit_job", submit_job)
+        assert run(capfd, "submit", QUICKSTART)[0] == 0
+        assert len(client.sent) == 1
+
     @pytest.mark.parametrize(
-        ("state", "exit_code", "code"), [("FAILED", 2, 2), ("FAILED", None, 1), ("STOPPED", None, 130)]
+        ("address", "sent"),
+        [("https://mlflow.example", True), ("http://127.0.0.1:5000", False), ("sqlite:///mine.db", False)],
+    )
+    def test_of_this_machine_only_a_tracking_server_is_sent(
+        self, capfd: Capture, monkeypatch: pytest.MonkeyPatch, address: str, sent: bool
+    ) -> None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        client = use(monkeypatch, FakeClient())
+        _, _, err = run(capfd, "submit", QUICKSTART)
+        variables = client.sent[0]["runtime_env"]["env_vars"]
+        assert variables.get("MLFLOW_TRACKING_URI") == (address if sent else None)
+        assert variables.keys() <= {"MLFLOW_TRACKING_URI", "RAY_JOB_STOP_WAIT_TIME_S"}
+        assert ("--env MLFLOW_TRACKING_URI=" in err) == address.startswith("http:")
+
+    @pytest.mark.parametrize(
+        ("state", "exit_code", "code"),
+        [("SUCCEEDED", 0, 0), ("FAILED", 2, 2), ("FAILED", None, 1), ("STOPPED", None, 130)],
     )
     def test_waiting_ends_as_the_job(
-        self,
-        capfd: pytest.CaptureFixture[str],
-        use: Any,
-        workplace: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        state: str,
-        exit_code: int | None,
-        code: int,
+        self, capfd: Capture, monkeypatch: pytest.MonkeyPatch, state: str, exit_code: int | None, code: int
     ) -> None:
-        ended = Job.of(details("j", state, driver_exit_code=exit_code, message="no node left"))
-        monkeypatch.setattr("raysim.jobs.watch.follow", lambda *given: ended)
-        use(cluster(version=Versions.here().ray))
-        output = self.output(capfd, "submit", QUICKSTART, "--id", "j", "--wait", code=code)
-        assert f"raysim: j: {state}: " in output
+        client = use(monkeypatch, FakeClient(logs={"j": LOG}))
+        ended = details("j", state, driver_exit_code=exit_code, message="no node left")
+        monkeypatch.setattr(client, "get_job_info", lambda job: ended)
+        found, out, err = run(capfd, "submit", QUICKSTART, "--id", "j", "--wait")
+        assert (found, out) == (code, "noise\nround 3/9  accuracy 30.0% all\n")
+        assert (f"raysim: j: {state}: " in err) == (code != 0)
+
+
+class TestStatus:
+    def test_a_running_job(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        use(monkeypatch, FakeClient(details("j"), logs={"j": LOG}))
+        _, out, _ = run(capfd, "status", "j")
+        for text in ("RUNNING", "quickstart, fedgh", "round 3/9  accuracy 30.0% all", FOLDER):
+            assert text in out
+
+    def test_a_job_that_ended(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        use(monkeypatch, FakeClient(details("j", "SUCCEEDED"), logs={"j": ENDED}))
+        _, out, _ = run(capfd, "status", "j")
+        for text in ("SUCCEEDED", "50.0%", "abababababab"):
+            assert text in out
+
+    @pytest.mark.parametrize(
+        ("exit_code", "log", "why"),
+        [
+            (2, "raysim: data.root: no such folder\n", "data.root"),
+            (127, "", "PATH"),
+            (-9, "", "-9"),
+            (None, "", "lost"),
+        ],
+    )
+    def test_a_job_that_failed(
+        self, capfd: Capture, monkeypatch: pytest.MonkeyPatch, exit_code: int | None, log: str, why: str
+    ) -> None:
+        failed = details("j", "FAILED", driver_exit_code=exit_code, message="node lost")
+        use(monkeypatch, FakeClient(failed, logs={"j": log}))
+        assert why in run(capfd, "status", "j")[1]
+
+    @pytest.mark.parametrize("command", ["status", "logs", "stop", "fetch"])
+    def test_an_unknown_id(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+        use(monkeypatch, FakeClient(details("j")))
+        code, _, err = run(capfd, command, "i")
+        assert code == 2 and "Job i does not exist" in err and err.count("\n") == 1
+
+    def test_a_refusal_is_the_last_line_of_rays_traceback(
+        self, capfd: Capture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client = use(monkeypatch, FakeClient())
+
+        def list_jobs() -> None:
+            raise RuntimeError("Request failed with status code 500: Traceback\n  File x\nValueError: no room\n.")
+
+        monkeypatch.setattr(client, "list_jobs", list_jobs)
+        code, _, err = run(capfd, "jobs")
+        assert code == 1 and err.endswith("refused: ValueError: no room\n")
+
+
+def test_jobs(capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of raysim, newest first, in a table that is never folded."""
+    other = details("other", metadata={"job_name": "x"})
+    use(monkeypatch, FakeClient(details("a" * 100), details("b", "PENDING", start_time=9_000), other))
+    head, first, second = run(capfd, "jobs")[1].splitlines()
+    assert head.split() == ["id", "state", "scenario", "algorithm", "submitted", "time"]
+    assert first.split()[:2] == ["b", "PENDING"]
+    assert second.split()[:2] == ["a" * 100, "RUNNING"]
+
+
+class TestLogs:
+    def test_they_are_for_people(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        use(monkeypatch, FakeClient(details("j"), logs={"j": ENDED}))
+        assert run(capfd, "logs", "j")[1] == "noise\nround 3/9  accuracy 30.0% all\n"
+
+    def test_a_cluster_that_does_not_come_back(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(watch, "RECONNECT_S", 0.0)
+        client = use(monkeypatch, FakeClient(details("j")))
+
+        def get_job_logs(job: str) -> str:
+            raise requests.ConnectionError("Connection refused")
+
+        monkeypatch.setattr(client, "get_job_logs", get_job_logs)
+        code, _, err = run(capfd, "logs", "j", "--follow")
+        assert code == 1 and "Connection refused" in err and err.count("\n") == 1
+
+    def test_a_connection_that_breaks_loses_nothing(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(watch, "POLL_S", 0.002)
+        client = use(monkeypatch, FakeClient(details("j")))
+        left = list(range(len(ENDED)))
+
+        def get_job_logs(job: str) -> str:
+            if not left:
+                client.jobs["j"] = details("j", "SUCCEEDED")
+                return ENDED
+            if left[0] % 7 == 3:
+                left.pop(0)
+                raise ConnectionResetError("Connection reset")
+            return ENDED[: left.pop(0)]
+
+        monkeypatch.setattr(client, "get_job_logs", get_job_logs)
+        assert run(capfd, "logs", "j", "--follow")[1] == "noise\nround 3/9  accuracy 30.0% all\n"
 
     @pytest.mark.parametrize("address", [(), ("--address", "http://head:8265")])
     def test_ctrl_c_ends_the_following_only(
-        self, capfd: pytest.CaptureFixture[str], use: Any, monkeypatch: pytest.MonkeyPatch, address: tuple[str, ...]
+        self, capfd: Capture, monkeypatch: pytest.MonkeyPatch, address: tuple[str, ...]
     ) -> None:
-        def follow(*given: object) -> None:
+        def interrupt(seconds: float) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("raysim.jobs.watch.follow", follow)
-        here = cluster(details("j"))
-        use(here)
-        output = self.output(capfd, "logs", "j", "--follow", *address, code=130)
-        stop = shlex.join(["raysim", "stop", "j", *address])
-        assert output == f"j continues on the cluster; to stop it, run `{stop}`\n"
-        assert ("stop", "j") not in here.client.asked
+        client = use(monkeypatch, FakeClient(details("j")))
+        monkeypatch.setattr("raysim.jobs.watch.time.sleep", interrupt)
+        code, _, err = run(capfd, "logs", "j", "--follow", *address)
+        assert code == 130 and client.stopped == []
+        assert shlex.join(["raysim", "stop", "j", *address]) in err
+
+
+class TestStop:
+    def test_what_is_kept(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        client = use(monkeypatch, FakeClient(details("j"), logs={"j": ENDED}))
+        _, out, _ = run(capfd, "stop", "j")
+        assert f"STOPPED; 3 rounds are kept in {FOLDER}" in out
+        assert "raysim fetch j\n" in out and "raysim submit --resume j\n" in out
+        assert "had ended already: STOPPED" in run(capfd, "stop", "j")[1]
+        assert client.stopped == ["j"]
+
+    def test_a_sweep_is_submitted_again(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        use(monkeypatch, FakeClient(details("j"), logs={"j": SWEEP}))
+        assert "the same sweep again" in run(capfd, "stop", "j")[1]
 
 
 def test_help_is_fast() -> None:

@@ -19,28 +19,12 @@ import pytest
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.stop import Stop
-from raysim.jobs.versions import VARIABLE, Versions
+from raysim.jobs.job_log import read_log
 from raysim.runs.signals import interruptible, sigterm_kept
 from tests.choices import first
 from tests.conftest import REPOSITORY
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
-
-PROGRAM = """
-import signal, sys, time
-from raysim.jobs.stopping import stoppable
-arrived = []
-with stoppable(0.3) as closing:
-    signal.signal(signal.SIGTERM, lambda number, frame: arrived.append(number))
-    print("ready", flush=True)
-    until = time.monotonic() + 60
-    while not arrived and time.monotonic() < until:
-        time.sleep(0.01)
-    if sys.argv[1] == "ends":
-        closing.set()
-    time.sleep(1.0)
-print(len(arrived))
-"""
 
 
 @contextmanager
@@ -60,22 +44,12 @@ def program(text: str, *words: str, **env: str) -> Iterator[subprocess.Popen[str
         run.communicate()
 
 
-@pytest.mark.parametrize(("how", "signals"), [("goes on", 2), ("ends", 1)])
-def test_a_job_whose_round_goes_on_is_asked_twice(how: str, signals: int) -> None:
-    """Ray sends one SIGTERM, which ends a run after its round; the second ends it at once."""
-    with program(PROGRAM, how) as run:
-        assert run.stdout is not None
-        assert run.stdout.readline() == "ready\n"
-        run.send_signal(signal.SIGTERM)
-        assert int(run.communicate(timeout=240)[0]) == signals
-
-
 # A whole job whose second round takes longer by what the arguments say, and its closing half a second. As in a job on
 # Ray, the driver's handler of SIGTERM is Ray's from the start of the backend on: it ends the process wherever it is.
 JOB = """
 import os, signal, sys, time
 from raysim.engine.inprocess import InProcessBackend
-from raysim.jobs import entry, stopping
+from raysim.jobs import entry
 from raysim.runs import execution as session
 
 round_s, insist_s, scenario, *sets = sys.argv[1:]
@@ -100,10 +74,10 @@ def of_ray(*given):
     return make_backend(*given)
 
 InProcessBackend.send, InProcessBackend.close, session.make_backend = slow_round, slow_close, of_ray
-entry.stoppable = lambda: stopping.stoppable(float(insist_s))
-code = entry.main([scenario, *(word for item in sets for word in ("--set", item))])
+entry.ROUND_DEADLINE_S = float(insist_s)
+code = entry.main([entry.versions(), scenario, *(word for item in sets for word in ("--set", item))])
 time.sleep(0.3)  # for a SIGTERM that is late
-entry._exit(code)
+sys.exit(code)
 """
 
 
@@ -120,9 +94,8 @@ def test_a_stopped_job_writes_what_was_done(
     tmp_path: Path, tracking_store: str, round_s: str, insist_s: str, again: bool, rounds: int, saved_round: int | None
 ) -> None:
     sets = ["backend=in_process", "clients.count=4", "clients.models=[digits_mlp64]", "checkpoint.every=100"]
-    sets += [f"output={tmp_path}/runs", f"tracking.uri={tracking_store}"]
-    env = {VARIABLE: Versions.here().text(), "HOME": str(tmp_path)}
-    with program(JOB, round_s, insist_s, QUICKSTART, *sets, **env) as run:
+    sets += [f"tracking.uri={tracking_store}"]
+    with program(JOB, round_s, insist_s, QUICKSTART, *sets, HOME=str(tmp_path)) as run:
         assert run.stdout is not None
         told = until(run, "in round 2")
         run.send_signal(signal.SIGTERM)
@@ -135,8 +108,11 @@ def test_a_stopped_job_writes_what_was_done(
     assert run.returncode == 130, told
     assert took < 50  # a round takes 60
     assert told.splitlines()[-1] == "raysim: stopped"
-    (folder,) = (tmp_path / "runs" / "quickstart").iterdir()
+    (folder,) = (tmp_path / "raysim" / "runs" / "quickstart").iterdir()  # relative paths are in ~/raysim
+    log = read_log(told)
+    assert log.run_folder == str(folder)
     summary = json.loads((folder / "summary.json").read_text())
+    assert log.summary == summary
     assert (summary["status"], summary["rounds"]) == ("interrupted", rounds), told
     checkpoint = CheckpointStore.open(open_storage(summary["checkpoint"]["folder"])).latest()
     assert (checkpoint.round if checkpoint else None) == saved_round

@@ -228,10 +228,10 @@ class TestRuns:
         from raysim.jobs.stage import stage
 
         loaded = raysim.Scenario.load(folder / "s.yaml")
-        name = stage([folder / "s.yaml"], tmp_path / "job", loaded.own_code)
+        (name,) = stage([folder / "s.yaml"], tmp_path / "job", loaded.own_code)
         shutil.rmtree(folder)
         monkeypatch.chdir(tmp_path / "job")
-        assert raysim.Scenario.load(str(name)).own_code.digests == loaded.own_code.digests
+        assert raysim.Scenario.load(name).own_code.digests == loaded.own_code.digests
 
 
 @pytest.mark.parametrize(

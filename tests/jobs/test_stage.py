@@ -1,0 +1,119 @@
+"""The folder that is sent to a cluster: the code and the files of a scenario or sweep, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raysim import algorithms
+from raysim.common.errors import ScenarioError
+from raysim.common.requirements import installed
+from raysim.jobs.stage import stage
+from raysim.jobs.submit import check
+from raysim.plugins.own_code import JOB_CODE, OwnCode
+from raysim.runs.code import checkout
+from raysim.sweeps.definition import files_of, load_sweep
+from tests.conftest import REPOSITORY
+
+QUICKSTART = REPOSITORY / "scenarios" / "quickstart.yaml"
+
+
+def test_code_and_scenario_and_nothing_else(tmp_path: Path) -> None:
+    assert stage([QUICKSTART], tmp_path, OwnCode()) == ["quickstart.yaml"]
+    top = {path.name for path in tmp_path.iterdir()}
+    assert top == {"raysim", "quickstart.yaml", f"raysim-{installed('raysim')}.dist-info", JOB_CODE}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} <= {".py", ".typed", ".yaml", ""}
+    assert not [path for path in files if "__pycache__" in path.parts]
+    assert sum(path.stat().st_size for path in files) < 5_000_000
+
+
+def test_a_sweep_with_what_it_needs(tmp_path: Path) -> None:
+    base = {"base": "../base.yaml", "published": [{"file": "../../values.csv"}, {"file": "../../values.csv"}]}
+    (tmp_path / "here" / "a" / "b").mkdir(parents=True)
+    (tmp_path / "here" / "a" / "b" / "sweep.yaml").write_text(json.dumps(base))
+    (tmp_path / "here" / "a" / "base.yaml").write_text("rounds: 2")
+    (tmp_path / "here" / "values.csv").write_text("paper")
+    (tmp_path / "here" / "a" / "other.yaml").write_text("rounds: 3")
+    files = files_of(tmp_path / "here" / "a" / "b" / "sweep.yaml")
+    assert stage(files, tmp_path / "there", OwnCode())[0] == "a/b/sweep.yaml"
+    shipped = {path.relative_to(tmp_path / "there").as_posix() for path in (tmp_path / "there").rglob("*.[yc]*")}
+    assert {name for name in shipped if not name.startswith("raysim/")} == {
+        "a/b/sweep.yaml",
+        "a/base.yaml",
+        "values.csv",
+    }
+    assert files_of(tmp_path / "here" / "a" / "base.yaml") == []
+
+
+def test_a_sweep_of_a_bundled_scenario(tmp_path: Path) -> None:
+    """The job's own raysim has the scenario."""
+    (tmp_path / "sweep.yaml").write_text("base: quickstart\nseeds: [1]\n")
+    assert stage(files_of(tmp_path / "sweep.yaml"), tmp_path / "there", OwnCode())[0] == "sweep.yaml"
+    shipped = tmp_path / "there" / "raysim" / "scenarios" / "quickstart.yaml"
+    assert shipped.read_bytes() == Path(QUICKSTART).read_bytes()
+
+
+def test_a_base_in_a_folder_that_is_a_link(tmp_path: Path) -> None:
+    for name in ("mine", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mine" / "sweep.yaml").write_text("base: shared/base.yaml\nseeds: [1]\n")
+    (tmp_path / "other" / "base.yaml").write_text("rounds: 2")
+    (tmp_path / "mine" / "shared").symlink_to(tmp_path / "other")
+    assert stage(files_of(tmp_path / "mine" / "sweep.yaml"), tmp_path / "there", OwnCode())[0] == "sweep.yaml"
+    assert (tmp_path / "there" / "shared" / "base.yaml").read_text() == "rounds: 2"
+
+
+@pytest.mark.parametrize("line", ["base: {there}", "base: quickstart\npublished: {{file: {there}}}"])
+def test_an_absolute_path_which_the_job_would_not_find(tmp_path: Path, line: str) -> None:
+    (tmp_path / "sweep.yaml").write_text(line.format(there=tmp_path / "other.yaml") + "\nseeds: [1]\n")
+    with pytest.raises(ScenarioError, match=r"other\.yaml given; .* give its path relative to the sweep file's folder"):
+        files_of(tmp_path / "sweep.yaml")
+
+
+def test_a_shipped_sweep_is_the_same(tmp_path: Path) -> None:
+    file = REPOSITORY / "scenarios" / "sweeps" / "digits.yaml"
+    name = stage(files_of(file), tmp_path, OwnCode())[0]
+    there, here = load_sweep(tmp_path / name), load_sweep(file)
+    assert [cell.id for cell in there.cells] == [cell.id for cell in here.cells]
+    assert check(file, []).facts == {"name": "digits", "algorithm": "16 methods"}
+
+
+def test_it_stands_alone(tmp_path: Path) -> None:
+    """In a Python that knows of no other raysim, what was staged is found, with its version and requirements."""
+    stage([QUICKSTART], tmp_path, OwnCode())
+    program = (
+        "import sys, importlib.metadata as m, raysim.jobs.entry as v, raysim.algorithms; "
+        "print(v.__file__, raysim.algorithms.__file__, m.version('raysim'), len(m.requires('raysim')), end=' '); "
+        "from raysim.runs.code import checkout; print(*checkout())"
+    )
+    others = "import sys; sys.meta_path = [f for f in sys.meta_path if 'Editable' not in repr(f)]"
+    command = [sys.executable, "-c", f"{others}; {program}"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    output = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout.split()
+    assert [Path(name).is_relative_to(tmp_path) for name in output[:2]] == [True, True]
+    assert output[2] == installed("raysim")
+    assert int(output[3]) > 10
+    assert output[4:] == [str(fact) for fact in checkout()]  # of the checkout that it comes from
+
+
+def test_a_users_own_algorithms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own"
+    (own / ".git").mkdir(parents=True)
+    (own / "mine.py").write_text("# mine")
+    (own / "fedgh.py").write_text("# mine instead")
+    (own / "data.bin").write_bytes(bytes(10))
+    (own / ".git" / "hook.py").write_text("")
+    monkeypatch.setattr(algorithms, "__path__", [str(own), *algorithms.__path__])
+    folder = tmp_path / "staged"
+    stage([QUICKSTART], folder, OwnCode())
+    assert (folder / "raysim" / "algorithms" / "fedgh.py").read_text() == "# mine instead"
+    assert (folder / "raysim" / "algorithms" / "mine.py").exists()
+    assert (folder / "raysim" / "algorithms" / "fedssa.py").exists()
+    assert not (folder / "raysim" / "algorithms" / "data.bin").exists()
+    assert not (folder / "raysim" / "algorithms" / ".git").exists()
