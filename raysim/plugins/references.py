@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,6 +48,12 @@ class Reference:
 
     def load(self) -> ModuleType:
         """Import the module. Raises `ScenarioError` if that fails."""
+        if not self.is_file and find_spec(self.place.partition(".")[0]) is None:
+            file = f"./{self.place.replace('.', '/')}.py"
+            raise ScenarioError(
+                f"{self.place}: no installed package has this module; for a file of your own, give its path: "
+                f"{file}:{self.attribute}"
+            )
         return import_module(self.module, self.place)
 
     def get(self) -> Any:

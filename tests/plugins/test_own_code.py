@@ -258,7 +258,7 @@ class TestRuns:
             {"evil.py": "from .nets import x\n"},
             "evil.py: line 1: the import is relative; use ",
         ),
-        ("algorithm.name=no_such_package:Mine", {}, "no_such_package: cannot be imported: ModuleNotFoundError: "),
+        ("algorithm.name=no_such_package:Mine", {}, "./no_such_package.py:Mine"),
         ("algorithm.name=mine", {}, "unknown algorithm 'mine' (available: "),
         (
             "clients.models=[./nets.py, digits_mlp64]",
