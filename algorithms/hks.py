@@ -162,10 +162,6 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     def exposed(self, client: Client, up: Logits) -> OutputOf:
         return OutputOf(client.net, up.logits_NC)
 
-    def clustered_logits(self, server: Server[Knowledge]) -> Mapping[ClientId, Tensor]:
-        """Return the latest logits [N, C] of each client's samples, for `raysim tree`."""
-        return server.state.logits
-
     # -- the parts -----------------------------------------------------------------------------------
     @property
     def first_upload(self) -> int:

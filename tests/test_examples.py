@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 import raysim
-from examples import budget, leaks, many_clients, personalised, stragglers
+from examples import budget, leaks, many_clients, personalised, stragglers, tree, tsne
+from raysim.algorithms.hks import HKS
 from tests.conftest import REPOSITORY
+from tests.engine.scenarios import digits
 
 FILES = sorted((REPOSITORY / "examples").glob("*.py"))
 
@@ -81,15 +87,87 @@ def test_stragglers(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (workplace / "out" / "stragglers.png").stat().st_size > 1000
 
 
-@pytest.mark.large
-def test_leaks(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = leaks.main(rounds=1, images=1, methods=["fedavg"], folder="out")
-    accuracy, white, blind = map(float, printed(capsys, "fedavg"))
-    assert accuracy == pytest.approx(last_accuracies(table.loc["fedavg", "folder"]).mean(), abs=6e-4)
-    assert white == blind > 60  # the upload is the whole model, which reveals the image without any other weights
-    level, _ = table.loc["(unrelated images)", ["white, dB", "blind, dB"]]
-    assert 5 < level < 12
-    assert (workplace / "out" / "leaks.png").stat().st_size > 1000
+def finished(method: str, *sets: str, models: Sequence[str] = ("digits_mlp64",)) -> raysim.Run:
+    """A finished run of a method on the digits."""
+    clients = {"count": 4, "participation": 1.0, "models": list(models)}
+    return raysim.run(digits(algorithm={"name": method}, clients=clients), sets=sets, quiet=True)
+
+
+def test_an_attack_reveals_an_image_that_was_sent_as_a_network(
+    workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaks, "CALLS", 5)
+    table = leaks.main(finished("fedavg", "rounds=1"), images=1)
+    # The upload is the whole model, which reveals the image without any other weights.
+    assert list(table["white, dB"]) == list(table["blind, dB"]) and table["white, dB"].item() > 20
+    (level,) = (line.split()[-2] for line in capsys.readouterr().out.splitlines() if line.startswith("unrelated"))
+    assert 5 < float(level) < 12
+    assert (workplace / "leaks.png").stat().st_size > 1000
+
+
+PAGE = (REPOSITORY / "docs" / "own_code.md").read_text(encoding="utf-8")
+UPDATE, OUTPUT = (indent(block, "    ") for block in re.findall(r"^```python\n(def exposed.*?)^```", PAGE, re.M | re.S))
+OWN = (
+    "from dataclasses import dataclass\nfrom raysim.core import OutputOf, UpdateOf\n"
+    "from raysim.algorithms.{file} import {name}\n@dataclass(frozen=True)\nclass Mine({name}):\n    'A change.'\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [
+        ("fml", 64 * 32 + 32 + 32 * 10 + 10),
+        ("lg_fedavg", 32 * 10 + 10),
+        ("fedssa", 32 + 1),  # the row of the image's class
+        ("fedral", 32 * 32 // 8),
+        ("fedrep", 64 * 32 + 32),  # trained by the second of two calls of `client.fit`
+        ("fd", 10),
+        ("hks", 10),
+        (OWN.format(file="lg_fedavg", name="LGFedAvg") + UPDATE, 32 * 10 + 10),
+        (OWN.format(file="fedgh", name="FedGH") + OUTPUT, 32),
+    ],
+    ids=["fml", "lg_fedavg", "fedssa", "fedral", "fedrep", "fd", "hks", "own-update", "own-output"],
+)
+def test_the_attacker_matches_the_true_image(workplace: Path, method: str, count: int) -> None:
+    """With the client's weights, the true image and label give what the server sees; other pixels do not."""
+    if "\n" in method:
+        (workplace / "mine.py").write_text(method)
+        method = "./mine.py"
+    sets = {"fedral": ["algorithm.blocks=8"], "hks": ["algorithm.warmup=1"]}.get(method, [])
+    run = finished(method, "rounds=2", *sets)
+    data = leaks.one_of(run.client(1).data.train, 4)
+    label = F.one_hot(data.y, 10).float()
+    seen, send = leaks.upload(run, 1, data, blind=False)
+    assert len(seen) == count
+    torch.testing.assert_close(send(data.x, label).detach(), seen, rtol=1e-3, atol=1e-4)
+    assert float((send(torch.zeros_like(data.x), label) - seen).detach().abs().max()) > 1e-3
+    seen, send = leaks.upload(run, 1, data, blind=True)
+    assert float((send(data.x, label) - seen).detach().abs().max()) > 1e-3
+
+
+def test_tsne(workplace: Path) -> None:
+    run = finished("fedgh", "rounds=1")
+    plane_N2 = tsne.main(run, clients=[0, 2])
+    assert plane_N2.shape == (len(run.partition.query("part == 'test' and client in [0, 2]")), 2)
+    assert (workplace / "tsne.png").stat().st_size > 1000
+
+
+def test_tree(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished("hks", "rounds=2", "algorithm.warmup=1")
+    sample = int(run.partition.query("part == 'train' and client == 2")["sample"].iloc[3])
+    table = tree.main(run, sample)
+    sizes = list(table["samples"])
+    assert sizes == sorted(set(sizes)) and sizes[0] >= 2
+    assert set(table["predicts"]) <= {str(c) for c in range(10)}
+    assert f"sample {sample} of client 2" in capsys.readouterr().out
+    assert (workplace / "tree.png").stat().st_size > 1000
+
+
+def test_the_clusters_around_a_sample_by_hand() -> None:
+    """Logits 0, 1, 10, 12, 13 merge as {0, 1}, {12, 13}, {10, {12, 13}} until two clusters are left."""
+    parent_V = HKS().tree(torch.tensor([[0.0], [1], [10], [12], [13]]), 2).parent_V
+    found = [tree.members(parent_V, 5, node).tolist() for node in tree.path(parent_V, 3)]
+    assert found == [[3, 4], [2, 3, 4]]
 
 
 def test_many_clients(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,22 +185,26 @@ def test_many_clients(workplace: Path, capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_what_a_study_says_about_itself(file: Path) -> None:
     """A docstring with the question, how to run it and how long it takes; imports of raysim's documented names only."""
-    tree = ast.parse(file.read_text())
-    question, *_ = (text := ast.get_docstring(tree) or "").splitlines()
+    parsed = ast.parse(file.read_text())
+    question, *_ = (text := ast.get_docstring(parsed) or "").splitlines()
     assert question.endswith("?")
-    default, tiny = re.findall(rf"^    python examples/{file.name}(.*?) +# (.*)$", text, re.MULTILINE)
-    assert not default[0] and "minute" in default[1] and "--rounds" in tiny[0] and "seconds" in tiny[1]
+    default, *tiny = re.findall(rf"^    python examples/{file.name}(.*?) +# (.*)$", text, re.MULTILINE)
+    if default[0] == " RUN":  # of a finished run
+        assert not tiny and re.search("seconds|minute", default[1])
+    else:
+        assert not default[0] and "minute" in default[1] and "--rounds" in tiny[0][0] and "seconds" in tiny[0][1]
     assert f"`{file.stem}.png`" in text
-    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    modules |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules = {node.module for node in ast.walk(parsed) if isinstance(node, ast.ImportFrom)}
+    modules |= {alias.name for node in ast.walk(parsed) if isinstance(node, ast.Import) for alias in node.names}
     inside = {module for module in modules if module and module.startswith("raysim")}
-    assert inside <= {"raysim", "raysim.inspection.attack"}  # docs/inspection.md documents the second
+    assert inside <= {"raysim", "raysim.core"}
 
 
 def test_the_pages_name_every_study() -> None:
-    page = (REPOSITORY / "docs" / "examples.md").read_text()
+    page, gallery = ((REPOSITORY / "docs" / f"{name}.md").read_text() for name in ("examples", "gallery"))
     for file in FILES:
         assert f"(../examples/{file.name})" in page
-        assert re.search(rf"from examples import {file.stem}$", page, re.MULTILINE), "executed when the site is built"
+        imported = rf"from examples import .*\b{file.stem}\b"
+        assert re.search(imported, page + gallery), "executed when the site is built"
     for name in ("docs/guide.md", "raysim/README.md"):
         assert "examples/" in (REPOSITORY / name).read_text()

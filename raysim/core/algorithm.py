@@ -5,7 +5,7 @@ Each round calls four hooks in this order; three more run once:
     once:        client_model   client_register   server_start
     each round:  server_send -> client_receive -> client_update -> server_update
 
-`exposed` is not part of a run: `raysim attack` calls it to find out what an upload exposes.
+`exposed` is not part of a run: `examples/leaks.py` calls it to find out what an upload exposes.
 """
 
 from __future__ import annotations
@@ -441,7 +441,7 @@ class Algorithm(ABC, Generic[Down, Up, State]):
     def server_update(self, server: Server[State], ups: Mapping[ClientId, Up]) -> None:
         """Update `server.state` from the uploads, which come in client-id order. Default: ignore them."""
 
-    # -- afterwards, for `raysim attack` -----------------------------------------------------------
+    # -- afterwards, for `examples/leaks.py` -------------------------------------------------------
     def exposed(self, client: Client, up: Up) -> Exposed | None:
         """Return what `up` exposes of the single sample in `client.data`. Default: not declared, so no attack.
 

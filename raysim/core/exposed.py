@@ -1,6 +1,6 @@
 """The three kinds of declaration that `Algorithm.exposed` may return for an upload.
 
-`raysim attack` builds the attacker's model of the client from the declaration.
+`examples/leaks.py` builds the attacker's model of the client from the declaration.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OutputOf:
 
 @dataclass(frozen=True)
 class Unexposed:
-    """The upload contains nothing that `raysim attack` could match with a single sample.
+    """The upload contains nothing that an attack could match with a single sample.
 
     >>> from raysim.core import Unexposed
     >>> def exposed(self, client, up):  # of FedMD

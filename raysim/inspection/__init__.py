@@ -1,1 +1,1 @@
-"""Inspection of runs: `raysim plot`, t-SNE of representations, gradient inversion of uploads, trees of HKS."""
+"""Figures of runs: `raysim plot`."""

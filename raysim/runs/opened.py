@@ -32,7 +32,7 @@ from raysim.engine.workers.evaluation import EVALUATION_BATCH
 from raysim.report.load import read_summary
 from raysim.runs.assembly import Assembly, assemble, checkpoint_storage
 from raysim.runs.find import find_run
-from raysim.runs.identity import Identity, label
+from raysim.runs.identity import Identity
 from raysim.runs.initial import initial_of
 from raysim.runs.resume import run_scenario
 from raysim.scenario.scenario import Scenario
@@ -78,12 +78,6 @@ class OpenedRun:
         """All samples of the data set, as stored."""
         return self.assembly.raw()
 
-    def check_images(self) -> None:
-        """Raise `ScenarioError` if the run's samples are not images."""
-        dataset = self.assembly.scenario.dataset
-        if dataset.input_spec.kind != "image":
-            raise ScenarioError(f"{self.folder}: {dataset.name} has {dataset.input_spec}; choose a run on images")
-
     @property
     def spec(self) -> RunSpec:
         """The specification that the run's workers got."""
@@ -93,11 +87,6 @@ class OpenedRun:
     def method(self) -> str:
         """The name of the run's algorithm."""
         return self.assembly.scenario.algorithm_name
-
-    @property
-    def name(self) -> str:
-        """The run's name in MLflow: method, seed and overrides."""
-        return label(self.assembly.scenario.method, self.spec.seed, Identity.of(self.folder).overrides)
 
     def check_clients(self, clients: Collection[ClientId]) -> None:
         """Raise `ScenarioError` if one of these clients does not exist."""
@@ -163,15 +152,13 @@ class OpenedRun:
         )
 
     @contextmanager
-    def backend(
-        self, clients: Collection[ClientId], checkpoint: Checkpoint, spec: RunSpec | None = None
-    ) -> Iterator[InProcessBackend]:
-        """Restore these clients and the server from a checkpoint, in this process. spec: replaces the run's own."""
+    def backend(self, clients: Collection[ClientId], checkpoint: Checkpoint) -> Iterator[InProcessBackend]:
+        """Restore these clients and the server from a checkpoint, in this process."""
         wanted = [replace(f, clients=tuple(k for k in f.clients if k in clients)) for f in checkpoint.client_files]
         some = replace(checkpoint, client_files=tuple(file for file in wanted if file.clients))
         backend = InProcessBackend()
         try:
-            backend.start(spec or self.spec, lambda: self.raw_M)
+            backend.start(self.spec, lambda: self.raw_M)
             backend.restore((some.client_files, some.server), self.store.storage)
             yield backend
         except (RuntimeError, KeyError) as error:

@@ -453,7 +453,7 @@ def test_validate_prints_the_resolved_scenario(capfd: pytest.CaptureFixture[str]
         (["describe", "dirich"], "plain,dirichlet"),
         (["resume", "runs/quick"], "dir,runs/quick"),
         (["launch", "quickstart", "--resume", "runs/quick"], "dir,runs/quick"),
-        (["tsne", "runs/quick"], "dir,runs/quick"),
+        (["plot", "runs/quick"], "dir,runs/quick"),
     ],
 )
 def test_names_and_run_folders_are_completed(words: list[str], expected: str):

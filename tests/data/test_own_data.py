@@ -26,7 +26,6 @@ from raysim.data.predefined import kept_ids
 from raysim.data.sources import Decoded, Source
 from raysim.data.specs import Files
 from raysim.data.tables import read_tables
-from raysim.inspection.attack import attack
 from raysim.runs.assembly import Assembly, assemble
 from raysim.runs.preview import preview
 from raysim.runs.run import Run, run
@@ -332,8 +331,6 @@ def test_a_run_is_replayed_from_its_partition(workplace: Path) -> None:
     assert again.state_digest == first.state_digest
     final = ("accuracy/all", "accuracy/val", "comm/total_bytes")
     assert [again.summary["final"][key] for key in final] == [first.summary["final"][key] for key in final]
-    with pytest.raises(ScenarioError, match="csv has 3 features; choose a run on images"):
-        attack(first.folder)
     # A run goes on with its files, wherever they are now, and with no others.
     (workplace / "mine.csv").rename("moved.csv")
     table(workplace / "mine.csv", 79, users=3)

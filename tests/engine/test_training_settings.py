@@ -22,7 +22,6 @@ from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.run import run_round
 from raysim.engine.spec import RunSpec
 from raysim.engine.stragglers import Stragglers
-from raysim.inspection.transmission import attack_spec
 from raysim.runs.assembly import assemble
 from raysim.scenario.scenario import Scenario
 from tests.choices import first
@@ -157,12 +156,6 @@ def test_stragglers_without_effect_are_warned_of() -> None:
         "training.stragglers: this section has no effect, because all clients train for 1 epoch only",
     )
     assert not warnings("training.epochs=2") and not warnings("training.overrides=[{clients: 0-1, epochs: 2}]")
-
-
-def test_an_attack_knows_the_learning_rate_of_each_client() -> None:
-    spec = attack_spec(spec_of("training.overrides=[{clients: 0-1, lr: 0.5}]", "training.stragglers={share: 1}"))
-    assert [spec.local_of(k).lr for k in (1, 2)] == [0.5, 0.05]
-    assert spec.local_of(1).momentum == 0 and spec.stragglers is None
 
 
 def test_defaults_are_what_they_were() -> None:

@@ -62,7 +62,7 @@ class TestRuns:
         assert before.own_code.digests != after.own_code.digests
 
     def test_each_run_has_its_own_version_of_a_file(self, folder: Path) -> None:
-        """As in a notebook that compares a run with one before an edit, and in `raysim tsne A B`."""
+        """As in a notebook that compares a run with one before an edit, and in `raysim plot A B --kind confusion`."""
         first = raysim.run(folder / "s.yaml", quiet=True)
         (folder / "nets.py").write_text(NETS.replace("nn.ReLU()", "nn.Tanh()"))
         second = raysim.run(folder / "s.yaml", quiet=True)

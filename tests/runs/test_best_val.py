@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 import raysim
 from raysim.common.errors import ScenarioError
@@ -92,7 +93,7 @@ def test_a_best_round_that_is_not_kept_says_why(workplace: Path, capfd: pytest.C
     with pytest.raises(ScenarioError) as caught:
         _ = plain.client(0, round="best_val").network
     assert str(caught.value) == sentence
-    code, _, err = command(capfd, "tsne", str(plain.folder), "--round", "best_val")
+    code, _, err = command(capfd, "export", str(plain.folder), "--round", "best_val", "-o", "nets")
     assert code == 2 and sentence in err
 
     longer = plain.resume(["rounds=7", "checkpoint.keep=[last, best_val]"], quiet=True)  # too late for round 4
@@ -159,12 +160,12 @@ def test_a_run_that_lost_the_best_state_is_resumed(workplace: Path) -> None:
 @pytest.mark.large
 def test_commands_take_the_best_round(workplace: Path, finished: Run, capfd: pytest.CaptureFixture[str]) -> None:
     kept = finished
-    code, _, err = command(capfd, "tsne", str(kept.folder), "--round", "best_val", "--clients", "0,1", "-o", "t.png")
+    code, _, err = command(capfd, "export", str(kept.folder), "--round", "best_val", "-o", "nets")
     assert code == 0, err
-    code, out, err = command(capfd, "attack", str(kept.folder), "--round", "best_val", "--pairs", "1", "-o", "a.png")
-    assert code == 0 and "round 5, from the state after round 4" in out, err
+    with safe_open(workplace / "nets" / "client-0.safetensors", "pt") as file:
+        assert file.metadata()["round"] == "4"
     for wrong in ("best", "9" * 5000):
-        code, _, err = command(capfd, "attack", str(kept.folder), "--round", wrong)
+        code, _, err = command(capfd, "export", str(kept.folder), "--round", wrong, "-o", "nets")
         assert code == 2 and f"{wrong[-4:]}' given; give the number of a round, or best_val" in err
 
 

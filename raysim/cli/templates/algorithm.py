@@ -45,5 +45,5 @@ class NewMethod(Algorithm[Header, Header, Header]):
         server.state = Header(weighted_mean([(1 - self.step, server.state.w), (self.step, mean)]))
 
     def exposed(self, client: Client, up: Header) -> UpdateOf:
-        """For `raysim attack`: what the server learns from one upload."""
+        """For attacks such as `examples/leaks.py`: what the server learns from one upload."""
         return UpdateOf(client.net.header, up.w)
