@@ -1,12 +1,11 @@
 """Conversions for readers of a user's own files: images of mixed sizes, labels to classes, ids to clients.
 
-Every problem raises a ScenarioError of one sentence that names the file.
-
 Shapes: M samples of one data set, H x W pixels, C channels, L tokens, K distinct ids.
 """
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,10 +14,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import few
-from raysim.data.sources import first_line, open_image, refuse_too_large
+from raysim.data.sources import naming
 
 _ID_NAME = re.compile(
     r"^$|^Unnamed: 0$|^__index_level_\d+__$|[a-z]I[dD]$"  # the first three: an index that pandas wrote
@@ -26,8 +26,6 @@ _ID_NAME = re.compile(
 )
 _LEAST_PER_CLASS = 5
 """Mean number of samples of a class, below which whole numbers are taken to be quantities."""
-_DECODING_BYTES = 8
-"""Memory per pixel while an image is decoded: up to 4 bytes as stored, and up to 4 as grey or colour."""
 
 
 @dataclass
@@ -40,50 +38,29 @@ class Images:
     raw_MHWC: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 0, 0, 0), np.uint8))
 
     def add(self, encoded: bytes | None, where: str) -> None:
-        """Decode the PNG or JPEG of the next sample. where: the name of the sample in an error."""
+        """Decode the next image. where: its name in an error."""
         if not encoded:
             raise ScenarioError(f"{where} is missing")
-        try:
-            image = open_image(encoded)
-            width, height = image.size if self.side is None else (self.side, self.side)
-            if image.mode[0] in "IF":
-                kind = "16 or 32 bits per channel" if image.mode[0] == "I" else "floating-point numbers"
-                raise ScenarioError(f"{where} has {kind} (mode {image.mode}); save it with 8 bits per channel")
-            grey = image.mode in ("1", "L")
-            self._check_size(width, height, grey, image.size[0] * image.size[1], where)  # before anything is decoded
-            image = image.convert("L" if grey else "RGB")
-            if image.size != (width, height):
-                image = image.resize((width, height))
-            pixel_HWC = np.asarray(image).reshape(height, width, -1)
-        except (ScenarioError, MemoryError):
-            raise
-        except Exception as error:  # Pillow raises a dozen kinds for damaged bytes
-            raise ScenarioError(f"{where} is not a readable PNG or JPEG ({first_line(error)})") from None
+        with naming(where):
+            image: Image.Image = Image.open(io.BytesIO(encoded))
+            if image.mode[0] in "IF":  # Pillow would clip the values
+                raise ScenarioError(f"{where} has image mode {image.mode}; save it with 8 bits per channel")
+            image = image.convert("L" if image.mode in ("1", "L") else "RGB")
+            if self.side is not None and image.size != (self.side, self.side):
+                image = image.resize((self.side, self.side))
+            pixel_HWC = np.asarray(image).reshape(image.height, image.width, -1)
+        first = self.raw_MHWC.shape
+        if self.names and pixel_HWC.shape[:2] != first[1:3]:
+            raise ScenarioError(
+                f"{where} is {image.width}x{image.height}, but {self.names[0]} is {first[2]}x{first[1]}; set data.size "
+                "to resize all images to one size"
+            )
         if not self.names:
             self.raw_MHWC = np.empty((self.count, *pixel_HWC.shape), np.uint8)
         if pixel_HWC.shape[2] > self.raw_MHWC.shape[3]:
             self.raw_MHWC = np.repeat(self.raw_MHWC, 3, axis=3)
         self.raw_MHWC[len(self.names)] = pixel_HWC
         self.names.append(where)
-
-    def _check_size(self, width: int, height: int, grey: bool, num_pixels: int, where: str) -> None:
-        """Raise ScenarioError if the size differs from that of the first image, or if all images exceed the memory.
-
-        num_pixels: of the image as it is in the file.
-        """
-        first = self.raw_MHWC.shape
-        if self.names and (height, width) != first[1:3]:
-            raise ScenarioError(
-                f"{where} is {width}x{height}, but {self.names[0]} is {first[2]}x{first[1]}; set data.size to "
-                "resize all images to one size"
-            )
-        if not self.names or (not grey and first[3] == 1):
-            refuse_too_large(
-                self.count * height * width * (1 if grey else 3) + _DECODING_BYTES * num_pixels,
-                f"{where}: {self.count} images of {width}x{height} pixels",
-                "give fewer images, or a smaller data.size",
-                key="" if self.side is None else "data.size",
-            )
 
 
 def to_features(value_M: NDArray[Any], names: Sequence[str], where: str) -> NDArray[np.float32]:

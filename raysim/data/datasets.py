@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError, UnavailableError
 from raysim.common.folders import cache_root
+from raysim.common.memory import available_memory
 from raysim.common.text import expanded
 from raysim.data import cache, folders, leaf, sources
 from raysim.data.files import find_files, place_of
@@ -98,7 +99,7 @@ def load_dataset(
     Decoded samples are cached on disk. verify: whether to compare cached samples with their digest, which requires
     reading all of them.
 
-    Raises ScenarioError, one sentence, if the data set is unknown, not found, damaged, or cannot be downloaded.
+    Raises ScenarioError if the data set is unknown, not found, damaged, or cannot be downloaded.
     """
     if name not in DATASETS and (reference := named("datasets", name)) is not None:
         return _of_function(reference.get(), reference.name, files or Files(()))
@@ -113,7 +114,7 @@ def load_dataset(
         return _digits(spec)
     formats = _FORMATS if format == "auto" else (format,)
     for base in _bases(root):
-        with sources.one_sentence(base):
+        with sources.naming(base):
             source = sources.find(spec, base, formats) if spec.train_size else leaf.find_leaf(spec, base)
             if source:
                 return _load(spec, source, verify=verify)
@@ -121,7 +122,7 @@ def load_dataset(
     if not wanted:
         raise ScenarioError(f"{name} is not published as {format}; set data.format to auto", key="data.format")
     if root is not None:
-        place = place_of(root, "data.root")
+        place = place_of(root)
         problem = (
             f"{name} was not found in {place} or its sub-folders {', '.join(spec.folders)}"
             if place.is_dir()
@@ -180,7 +181,7 @@ def missing(name: str, root: str | None = None, format: Format = "auto") -> bool
 
 def _bases(root: str | None) -> list[Path]:
     if root is not None:
-        return [place_of(root, "data.root")]
+        return [place_of(root)]
     named = os.environ.get("RAYSIM_DATA")
     return ([expanded(named)] if named else []) + [_download_folder()]
 
@@ -190,15 +191,27 @@ def _download_folder() -> Path:
 
 
 def _load(spec: DatasetSpec, source: sources.Source, files: Files | None = None, verify: bool = True) -> Dataset:
-    key = cache.cache_key(spec.name, source, files)
+    with sources.naming(source.folder):
+        key = cache.cache_key(spec.name, source, files)
     cached = cache.load(key, verify)
     if cached is None:
+        _refuse_too_large(source)
         decoded = _decode(spec, source, files)
         cache.save(key, decoded)
         # Continue with the copy on disk, if there is one: the system can reclaim the memory of a mapped file.
         cached = cache.load(key) or (decoded, cache.digest_of(decoded))
     decoded, digest = cached
     return _read_only(spec if spec.train_size else completed(spec, decoded), decoded, str(source), digest)
+
+
+def _refuse_too_large(source: sources.Source) -> None:
+    """Raise ScenarioError if the files alone, which take more memory once they are decoded, exceed the memory."""
+    num_bytes, available = sum(path.stat().st_size for path in source.files), available_memory()
+    if num_bytes > available:
+        raise ScenarioError(
+            f"{source} have {num_bytes / 1e9:.3g} GB, but {available / 1e9:.3g} GB of memory are available; give fewer "
+            "or smaller files"
+        )
 
 
 def _decode(spec: DatasetSpec, source: sources.Source, files: Files | None) -> sources.Decoded:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
-from raysim.common.text import expanded, quoted
+from raysim.common.text import expanded
 from raysim.data.sources import IMAGE_SUFFIXES, Source, refuse_missing_shards
 from raysim.data.specs import Files
 
@@ -26,7 +26,7 @@ def find_files(kind: str, settings: Files) -> Source:
             "test data",
             key="data.path",
         )
-    places = [place_of(path, "data.path") for path in settings.path]
+    places = [place_of(path) for path in settings.path]
     parts = [_listed(kind, path) for path in settings.path]
     if len(places) == 2:
         (train, test), folder = parts, places[0].parent
@@ -43,15 +43,13 @@ def find_files(kind: str, settings: Files) -> Source:
     return Source(kind, folder, train, test, tuple(sorted(tables)))
 
 
-def place_of(path: str, key: str) -> Path:
-    """Return a user's path as an absolute path. Raises ScenarioError, about `key`, if it contains a NUL character."""
-    if "\0" in path:
-        raise ScenarioError(f"{path} contains a NUL character; remove it", key=key)
+def place_of(path: str) -> Path:
+    """Return a user's path as an absolute path."""
     return expanded(path).absolute()
 
 
 def _listed(kind: str, path: str) -> tuple[Path, ...]:
-    place, suffixes = place_of(path, "data.path"), SUFFIXES[kind]
+    place, suffixes = place_of(path), SUFFIXES[kind]
     what = f"{'/'.join(sorted(suffixes))} file"
     if place.is_file() and kind != "images":
         if place.suffix.lower() not in suffixes:
@@ -61,26 +59,9 @@ def _listed(kind: str, path: str) -> tuple[Path, ...]:
         state = f"is not a folder; give a folder of {what}s" if place.exists() else "does not exist; correct the path"
         raise ScenarioError(f"{path} {state}", key="data.path")
     named = (file for file in place.rglob("*") if file.suffix.lower() in suffixes)
-    if not (files := tuple(sorted(one for one in named if not _hidden(one.relative_to(place)) and _is_regular(one)))):
+    if not (files := tuple(sorted(one for one in named if not _hidden(one.relative_to(place)) and not one.is_dir()))):
         raise ScenarioError(f"{path} contains no {what}; give another folder, or another data.name", key="data.path")
-    for file in files:
-        try:
-            str(file.relative_to(place)).encode()
-        except UnicodeEncodeError:
-            raise ScenarioError(
-                f"{quoted(str(file))} has a name that is not UTF-8; rename the file or its folder", key="data.path"
-            ) from None
     return files
-
-
-def _is_regular(path: Path) -> bool:
-    if path.is_file():
-        return True
-    if path.is_symlink() and not path.exists():
-        raise ScenarioError(
-            f"{path} is a link to a missing file; restore the file, or remove the link", key="data.path"
-        )
-    return False
 
 
 def _hidden(path: Path) -> bool:

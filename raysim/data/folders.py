@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,12 @@ from raysim.common.errors import ScenarioError
 from raysim.common.text import few, quoted
 from raysim.data.conversions import Images, to_classes, to_features, to_owners, to_tokens, to_whole
 from raysim.data.files import METADATA, part_of, place_of
-from raysim.data.sources import Decoded, Source, one_sentence, refuse_too_large
+from raysim.data.sources import Decoded, Source, naming
 from raysim.data.specs import Files
 from raysim.plugins.calling import failing, whole_number
 
 FOLDER = "folder"
 """Value of `by` for images whose ids are the names of folders."""
-_ARRAY_COPIES = 3
-"""Copies of an array in memory: as read, joined with other files, and converted to float32 or narrow tokens."""
 
 
 def read_images(source: Source, settings: Files) -> Decoded:
@@ -35,7 +32,7 @@ def read_images(source: Source, settings: Files) -> Decoded:
             if settings.by == FOLDER:
                 remedy = "put each image into <client>/<class>/"
             raise ScenarioError(f"{path} is not in the folder of a class; {remedy}")
-        with one_sentence(path):
+        with naming(path):
             images.add(path.read_bytes(), str(path))
     label_M, names = to_classes([np.array([path.parent.name for path in paths])], source.folder)
     owner_M, owners = to_owners(_ids(source, settings) if settings.by else None)
@@ -69,7 +66,7 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
 
 def _below(path: Path, settings: Files, has_parts: bool) -> tuple[str, ...]:
     """Return an image's path relative to `data.path`; has_parts: relative to its part's folder (train, test or val)."""
-    roots = [place_of(root, "data.path") for root in settings.path]
+    roots = [place_of(root) for root in settings.path]
     inside = path.relative_to(next(root for root in roots if path.is_relative_to(root))).parts
     return inside[part_of("images", (*inside[:-1], ""))[1] + 1 :] if has_parts and len(roots) == 1 else inside
 
@@ -80,7 +77,7 @@ def _client_folder(path: Path, source: Source, settings: Files) -> str:
     if len(folders) != 3 and not source.test and part_of("images", path.relative_to(source.folder).parts)[0] != "train":
         folders = _below(path, settings, False)  # without a folder for training, test-1/<class> is a client
     if len(folders) != 3:
-        roots = [place_of(root, "data.path") for root in settings.path]
+        roots = [place_of(root) for root in settings.path]
         root = next(root for root in roots if path.is_relative_to(root))
         below = "" if len(roots) == 2 else f", {root}/train or {root}/test"
         raise ScenarioError(
@@ -93,7 +90,7 @@ def _client_folder(path: Path, source: Source, settings: Files) -> str:
 
 def _rows(path: Path, by: str) -> Iterator[tuple[str, str]]:
     """Yield the columns file_name and `by` of each row of a metadata.csv."""
-    with one_sentence(path), path.open(newline="", encoding="utf-8-sig") as file:
+    with naming(path), path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
         for name in ("file_name", by):
             if name not in (rows.fieldnames or ()):
@@ -165,35 +162,13 @@ def _decoded(parts: Mapping[str, list[NDArray[Any]]], num_train: int, settings: 
 
 
 def _arrays(path: Path, names: tuple[str, ...], settings: Files) -> dict[str, NDArray[Any]]:
-    arrays = {}
-    with one_sentence(path):
-        members = _members(path)  # first: a file that is no archive holds one array or pickled objects, of any size
-    with one_sentence(path), np.load(path, allow_pickle=False) as file:
+    with naming(path), np.load(path, allow_pickle=False) as file:
         if missing := [name for name in names if name not in file.files]:
             raise ScenarioError(f"{path} has no array {missing[0]}; its arrays are {few(file.files) or 'none'}")
-        wanted = {*names, *(f"{name}.npy" for name in names)}
-        num_bytes = sum(about.file_size for about in members if about.filename in wanted)
-        refuse_too_large(_ARRAY_COPIES * num_bytes, str(path), "give fewer or smaller samples", key="data.path")
-        for name in names:
-            try:
-                array = file[name]
-            except ValueError as error:
-                if "allow_pickle" not in str(error):
-                    raise
-                text = f"{path}: array {name} contains Python objects, which raysim does not load; save it as numbers"
-                raise ScenarioError(text if name == "x" else f"{text} or text") from None
-            if not isinstance(array, np.ndarray):
-                raise ScenarioError(f"{path}: {name} is not an array")
-            arrays[name] = array
+        arrays = {name: np.asarray(file[name]) for name in names}
     arrays["y"] = _labels(arrays["y"], path)
     _check_arrays(arrays, path, settings)
     return arrays
-
-
-def _members(path: Path) -> list[zipfile.ZipInfo]:
-    """Return the members of an archive, which state their decompressed sizes, without reading their contents."""
-    with zipfile.ZipFile(path) as archive:
-        return archive.infolist()
 
 
 def _labels(y_M: NDArray[Any], path: Path) -> NDArray[Any]:

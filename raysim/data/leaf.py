@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from raysim.common.errors import ScenarioError
 from raysim.data.conversions import to_owners
 from raysim.data.files import find_files
-from raysim.data.sources import Decoded, Source, one_sentence
+from raysim.data.sources import Decoded, Source, naming
 from raysim.data.specs import DatasetSpec, Files
 from raysim.data.tables import read_tables, text_pieces
 
@@ -41,7 +41,7 @@ def find_leaf(spec: DatasetSpec, base: Path) -> Source | None:
 
 
 def read_leaf(spec: DatasetSpec, source: Source) -> Decoded:
-    """Decode all samples, labels and ids of users. Raises ScenarioError, one sentence."""
+    """Decode all samples, labels and ids of users. Raises ScenarioError."""
     names = tuple(SYMBOLS) if spec.name == "femnist" else (*CHARACTERS, "other")
     if spec.name == "femnist" and source.format != "json":
         return read_tables(source, Files((), label="character", features=("image",), by="writer_id"), names)
@@ -59,7 +59,7 @@ def _read(spec: DatasetSpec, source: Source) -> Decoded:
     values, labels, ids, num_train = [], [], [], 0
     seen: dict[tuple[bool, str], Path] = {}
     for path in source.train + source.test:
-        with one_sentence(path):
+        with naming(path):
             for x, y, id_B in _users(path) if source.format == "json" else text_pieces(path, COLUMNS):
                 first = seen.setdefault((path in source.train, id_B[0]), path)
                 if source.format == "json" and first != path:
@@ -67,7 +67,7 @@ def _read(spec: DatasetSpec, source: Source) -> Decoded:
                         f"{path}: user {id_B[0]} is also in {first}; each user must be in at most one train file and "
                         "one test file"
                     )
-                values.append(_ink(x, path) if spec.name == "femnist" else _tokens(x, path))
+                values.append(_ink(x) if spec.name == "femnist" else _tokens(x, path))
                 labels.append(np.asarray(y, np.int64) if spec.name == "femnist" else _tokens(y, path, 1)[:, 0])
                 ids.append(np.asarray(id_B))
                 num_train += len(y) if path in source.train else 0
@@ -93,15 +93,9 @@ def _users(path: Path) -> Iterator[tuple[Any, Any, list[str]]]:
             yield x, y, [user] * len(y)
 
 
-def _ink(x: Any, path: Path) -> NDArray[np.uint8]:
+def _ink(x: Any) -> NDArray[np.uint8]:
     """Convert x to images of 28 x 28 grey pixels, uint8 [B, 28, 28, 1]."""
-    value_MP = np.asarray(x, np.float64)
-    if value_MP.ndim != 2 or value_MP.shape[1] != 784 or not ((value_MP >= 0) & (value_MP <= 1)).all():
-        raise ScenarioError(
-            f"{path}: x contains an image that does not consist of 784 numbers from 0 to 1; replace the file by the "
-            "published one"
-        )
-    return np.rint(255 * value_MP).astype(np.uint8).reshape(-1, 28, 28, 1)
+    return np.rint(255 * np.asarray(x, np.float64)).astype(np.uint8).reshape(-1, 28, 28, 1)
 
 
 def _tokens(x: Any, path: Path, length: int = LENGTH) -> NDArray[np.uint8]:

@@ -18,8 +18,6 @@ from raysim.data.partition_counts import Ints
 from raysim.data.shards import PARTS, Partition, make_shards
 
 _MOST_CLIENTS = 1_000_000
-_ROW_BYTES = 150
-"""Memory for a row of a partition: three numbers, a text, and their copies while they are checked and sorted."""
 
 
 def kept_ids(min_samples: int, owner_M: Ints, num_train: int, split: str) -> Ints:
@@ -67,7 +65,7 @@ def deal_by_id(
 
 
 def read_partition(path: str, num_clients: int | None, num_samples: int, label_M: Ints | None = None) -> Partition:
-    """Read the partition in a file such as a run's partition.parquet. Raises ScenarioError, one sentence.
+    """Read the partition in a file such as a run's partition.parquet. Raises ScenarioError.
 
     num_clients: the number of clients, of which the last may have no samples; None: the number in the file. label_M:
     labels of the data set, which are compared with the column label, if there is one.
@@ -105,46 +103,25 @@ def _columns(
 ) -> tuple[Ints, NDArray[Any], Ints, NDArray[Any] | None]:
     """Return the columns client, part and sample of a Parquet file, and label, if there is one.
 
-    refused: makes the error for a file that cannot be read, or lacks a column, or has gaps or another type.
+    refused: makes the error for a file that lacks a column, or has gaps or another type.
     """
     import pyarrow as pa  # here, so that other partitions can be checked without importing Arrow and Pillow
     import pyarrow.parquet as pq
 
     from raysim.data.files import place_of
-    from raysim.data.sources import first_line, refuse_too_large
+    from raysim.data.sources import naming
 
-    def is_text(kind: Any) -> bool:
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
+    file = place_of(path)
+    if not file.is_file():
+        raise refused("does not exist; give the path of a Parquet file")
+    with naming(path):
+        table = pq.read_table(file)
     wanted = {"client": pa.int64(), "part": pa.string(), "sample": pa.int64()}
-    file = place_of(path, "data.partition.path")
-    try:
-        with pq.ParquetFile(file) as whole:
-            schema, num_rows = whole.schema_arrow, whole.metadata.num_rows
-            if missing := [name for name in wanted if name not in schema.names]:
-                raise refused(f"has no column {missing[0]}; its columns are {few(schema.names)}")
-            if twice := [name for name in (*wanted, "label") if schema.names.count(name) > 1]:
-                raise refused(f"has two columns named {twice[0]}; rename or remove one")
-            label = ["label"] if "label" in schema.names else []
-            for name in (*wanted, *label):
-                kind = schema.field(name).type
-                if not (is_text(kind) if name == "part" else pa.types.is_integer(kind)):
-                    raise refused(
-                        f"has a column {name} of type {kind}; allowed: {'text' if name == 'part' else 'whole numbers'}"
-                    )
-            refuse_too_large(_ROW_BYTES * num_rows, path, "give a file of fewer rows", key="data.partition.path")
-            table = whole.read(columns=[*wanted, *label])
-    except ScenarioError:
-        raise
-    except FileNotFoundError:
-        raise refused("does not exist; give the path of a Parquet file") from None
-    except Exception as error:
-        raise refused(f"cannot be read as Parquet ({first_line(error)})") from None
-    if gaps := [name for name in table.column_names if table.column(name).null_count]:
+    if missing := [name for name in wanted if name not in table.column_names]:
+        raise refused(f"has no column {missing[0]}; its columns are {few(table.column_names)}")
+    if gaps := [name for name in wanted if table.column(name).null_count]:
         raise refused(f"has gaps in column {gaps[0]}; give a value in every row")
-    try:
+    with naming(path):
         client_Q, part_Q, index_Q = (table.column(name).cast(kind).to_numpy() for name, kind in wanted.items())
-    except pa.ArrowInvalid as error:  # a number too large for a signed 64-bit integer
-        raise refused(f"contains a number that is too large ({first_line(error)})") from None
-    return client_Q, part_Q.astype(str), index_Q, table.column("label").to_numpy() if label else None
+    label_Q = table.column("label").to_numpy() if "label" in table.column_names else None
+    return client_Q, part_Q.astype(str), index_Q, label_Q

@@ -1,6 +1,6 @@
 """Find a data set in a folder and decode it: Parquet files, torchvision's files, IDX files, or a tree of images.
 
-Every problem with a file raises a ScenarioError of one sentence that names the file.
+The error of a library becomes a ScenarioError with the file in front.
 
 Shapes: M images of one data set, H x W pixels, C channels.
 """
@@ -21,12 +21,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from raysim.common.errors import ScenarioError
-from raysim.common.memory import available_memory
 from raysim.common.text import few
-from raysim.data.idx import find_idx, read_images, read_labels
+from raysim.data.idx import find_idx, read_idx
 from raysim.data.specs import DatasetSpec
 
 IMAGE_SUFFIXES = {".jpeg", ".jpg", ".png"}
@@ -103,7 +102,7 @@ def looked_for(spec: DatasetSpec, formats: tuple[str, ...]) -> str:
 
 
 def read(spec: DatasetSpec, source: Source) -> Decoded:
-    """Decode all samples and labels. Raises ScenarioError, one sentence, for a damaged or unsuitable file."""
+    """Decode all samples and labels. Raises ScenarioError for a damaged or unsuitable file."""
     decoded = _READ[source.format](spec, source)
     pa.default_memory_pool().release_unused()  # the memory into which Arrow read the files
     channels, height, width = spec.input_spec.shape
@@ -184,36 +183,28 @@ def _find_folder(spec: DatasetSpec, folder: Path) -> Source | None:
 def _read_parquet(spec: DatasetSpec, source: Source) -> Decoded:
     num_rows = {}
     for path in source.train + source.test:
-        with one_sentence(path), pq.ParquetFile(path) as file:
-            num_rows[path] = file.metadata.num_rows
-    total = sum(num_rows.values())
-    with one_sentence(source.folder):
-        channels, height, width = spec.input_spec.shape
-        image_MHWC = np.empty((total, height, width, channels), np.uint8)
-        label_M = np.empty(total, np.int64)
+        with naming(path):
+            num_rows[path] = pq.read_metadata(path).num_rows
+    channels, height, width = spec.input_spec.shape
+    image_MHWC = np.empty((sum(num_rows.values()), height, width, channels), np.uint8)
+    label_M = np.empty(len(image_MHWC), np.int64)
     names: tuple[str, ...] = ()
-    start = 0
+    row = 0
     for path in num_rows:
-        with one_sentence(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with naming(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
             image_column = _column(path, file.schema_arrow, spec.image_columns)
             label_column = _column(path, file.schema_arrow, spec.label_columns)
             names = one_list(path, names, _class_names(path, file.schema_arrow, label_column, spec))
-            stop = start + num_rows[path]
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, columns=[image_column, label_column])
                 label_B = table.column(label_column)
                 if not pa.types.is_integer(label_B.type) or label_B.null_count:
                     raise ScenarioError(f"{path}: column {label_column} must contain a whole number in every row")
-                end = start + len(label_B)
-                label_M[start:end] = label_B.to_numpy()
-                for row, png in enumerate(_encoded(path, image_column, table), start):
-                    image_MHWC[row] = _decode(png, spec, f"{path}: image {row - stop + num_rows[path]}")
-                start = end
-            if start != stop:
-                raise ScenarioError(
-                    f"{path}: its metadata states {num_rows[path]} rows, but it holds "
-                    f"{start - stop + num_rows[path]}; replace this damaged file"
-                )
+                label_M[row : row + len(label_B)] = label_B.to_numpy()
+                for chunk in table.column(image_column).chunks:
+                    for encoded in chunk.field("bytes").to_pylist():
+                        image_MHWC[row] = _decode(encoded, channels)
+                        row += 1
     num_train = sum(num_rows[path] for path in source.train)
     return Decoded(image_MHWC, label_M, num_train, names or _numbered(spec))
 
@@ -223,14 +214,6 @@ def _column(path: Path, schema: Any, allowed: tuple[str, ...]) -> str:
         if name in schema.names:
             return name
     raise ScenarioError(f"{path} has no column {' or '.join(allowed)}; its columns are {', '.join(schema.names)}")
-
-
-def _encoded(path: Path, column: str, table: Any) -> Iterator[bytes]:
-    """Yield the PNG or JPEG bytes of a struct<bytes, path> column, in order."""
-    for chunk in table.column(column).chunks:
-        if not pa.types.is_struct(chunk.type) or chunk.type.get_field_index("bytes") < 0:
-            raise ScenarioError(f"{path}: column {column} has type {chunk.type}, but must be struct<bytes, path>")
-        yield from chunk.field("bytes").to_pylist()
 
 
 def _class_names(path: Path, schema: Any, column: str, spec: DatasetSpec) -> tuple[str, ...]:
@@ -262,88 +245,41 @@ def _numbered(spec: DatasetSpec) -> tuple[str, ...]:
     return tuple(map(str, range(spec.num_classes)))
 
 
-def _decode(encoded: bytes | None, spec: DatasetSpec, where: str) -> NDArray[np.uint8]:
-    """Decode the pixels [H, W, C] of a PNG or JPEG. A grey image of a colour data set is repeated to all channels."""
-    channels, height, width = spec.input_spec.shape
-    if encoded is None:
-        raise ScenarioError(f"{where} is missing")
-    try:
-        image = open_image(encoded)
-        if image.size == (width, height):
-            repeat = channels == 3 and image.mode != "RGB"
-            pixel = np.asarray(image.convert("RGB") if repeat else image)
-        else:
-            pixel = None
-    except Exception as error:  # Pillow raises a dozen kinds for damaged bytes
-        raise ScenarioError(f"{where} is not a readable PNG or JPEG ({first_line(error)})") from None
-    if pixel is None:
-        raise ScenarioError(f"{where} is {image.size[0]}x{image.size[1]}, but {spec.name} has {width}x{height}")
-    if pixel.dtype != np.uint8 or pixel.size != height * width * channels:
-        raise ScenarioError(f"{where} has image mode {image.mode}, but {spec.name} has {channels} channels of 8 bits")
-    return pixel.reshape(height, width, channels)
-
-
-def open_image(encoded: bytes) -> Image.Image:
-    """Open a PNG or JPEG image of at most 89 million pixels, without decoding it.
-
-    Data sets are published in these formats only, and fewer decoders read untrusted bytes this way. Pillow warns of
-    images with more pixels, because a small file may expand to them.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        try:
-            return Image.open(io.BytesIO(encoded), formats=("PNG", "JPEG"))
-        except UnidentifiedImageError:  # its text names the address of a Python object
-            raise ValueError("the bytes are of neither format") from None
+def _decode(encoded: bytes, channels: int) -> NDArray[np.uint8]:
+    """Decode the pixels [H, W, C] of an image. A grey image of a colour data set is repeated to all channels."""
+    image = Image.open(io.BytesIO(encoded)).convert("RGB" if channels == 3 else "L")
+    return np.asarray(image).reshape(image.height, image.width, channels)
 
 
 def _read_idx(spec: DatasetSpec, source: Source) -> Decoded:
     from torchvision import datasets
 
     parts = []
-    for (image_file, label_file), most in ((source.train, spec.train_size), (source.test, spec.test_size)):
-        image_MHWC, label_M = read_images(image_file, spec, most), read_labels(label_file, spec, most)
-        if len(image_MHWC) != len(label_M):
-            raise ScenarioError(
-                f"{image_file}: has {len(image_MHWC)} images, but {label_file.name} has {len(label_M)} labels"
-            )
-        parts.append((image_MHWC, label_M))
-    (train_MHWC, train_M), (test_MHWC, test_M) = parts
+    for path in source.files:
+        with naming(path):
+            parts.append(read_idx(path))
+    train_MHW, train_M, test_MHW, test_M = parts
+    image_MHWC = np.concatenate([train_MHW, test_MHW])[..., None]
+    label_M = np.concatenate([train_M, test_M]).astype(np.int64)
     names = getattr(datasets, spec.torchvision or "").classes
-    return Decoded(
-        np.concatenate([train_MHWC, test_MHWC]),
-        np.concatenate([train_M, test_M]),
-        len(train_M),
-        tuple(map(str, names)),
-    )
+    return Decoded(image_MHWC, label_M, len(train_M), tuple(map(str, names)))
 
 
 def _read_torchvision(spec: DatasetSpec, source: Source) -> Decoded:
     if spec.idx:  # without torchvision's reader, which would load a file training.pt instead, if there is one
         return _read_idx(spec, source)
     from torchvision import datasets
-    from torchvision.datasets.utils import check_integrity
 
     assert spec.torchvision is not None and spec.torchvision_folder is not None
     cls = getattr(datasets, spec.torchvision)
     # torchvision unpickles CIFAR files, while raysim unpickles no other file from a disk. This exception is safe
-    # because the bytes are the publisher's own: torchvision compares checksums before it unpickles. They are also
-    # compared here, to name the file that differs.
-    published = [*cls.train_list, *cls.test_list, [cls.meta["filename"], cls.meta["md5"]]]
-    for name, md5 in published:
-        path = source.folder / spec.torchvision_folder / name
-        if not check_integrity(str(path), md5):
-            raise ScenarioError(f"{path} is missing or differs from the published file (MD5); download it again")
-    with one_sentence(source.folder / spec.torchvision_folder), warnings.catch_warnings():
+    # because the bytes are the publisher's own: torchvision compares checksums before it unpickles.
+    with naming(source.folder / spec.torchvision_folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NumPy warns about the age of CIFAR's own files
         parts = [cls(str(source.folder), train=train, download=False) for train in (True, False)]
-        images = [np.asarray(part.data) for part in parts]
-        image_MHWC = np.ascontiguousarray(np.concatenate(images))
-        label_M = np.concatenate([np.asarray(part.targets, np.int64) for part in parts])
-        for part, image in zip(parts, images, strict=True):
-            if len(part.targets) != len(image):
-                raise ValueError(f"{len(image)} images but {len(part.targets)} labels")
-    return Decoded(image_MHWC, label_M, len(images[0]), tuple(map(str, parts[0].classes)))
+    image_MHWC = np.ascontiguousarray(np.concatenate([part.data for part in parts]))
+    label_M = np.concatenate([np.asarray(part.targets, np.int64) for part in parts])
+    return Decoded(image_MHWC, label_M, len(parts[0].data), tuple(map(str, parts[0].classes)))
 
 
 def _read_folder(spec: DatasetSpec, source: Source) -> Decoded:
@@ -357,7 +293,7 @@ def _read_folder(spec: DatasetSpec, source: Source) -> Decoded:
         )
     listed: dict[str, str] = {}
     for path in source.extra:
-        with one_sentence(path):
+        with naming(path):
             listed = {cell[0]: cell[1] for cell in (line.split("\t") for line in path.read_text().splitlines())}
     files = source.train + source.test
     number = {name: position for position, name in enumerate(names)}
@@ -369,33 +305,20 @@ def _read_folder(spec: DatasetSpec, source: Source) -> Decoded:
         if name not in number:
             raise ScenarioError(f"{path}: its class {name} has no folder in {source.folder / 'train'}")
         label_M[row] = number[name]
-        with one_sentence(path):
-            encoded = path.read_bytes()
-        image_MHWC[row] = _decode(encoded, spec, str(path))
+        with naming(path):
+            image_MHWC[row] = _decode(path.read_bytes(), channels)
     return Decoded(image_MHWC, label_M, len(source.train), names)
 
 
 @contextmanager
-def one_sentence(path: Path) -> Iterator[None]:
-    """Turn any exception of a reader into a ScenarioError that names the file."""
+def naming(path: Path | str) -> Iterator[None]:
+    """Put the file before the message of any error of a library, as a ScenarioError."""
     try:
         yield
-    except ScenarioError:
+    except (ScenarioError, MemoryError):
         raise
-    except MemoryError as error:
-        raise ScenarioError(f"{path}: cannot be read, because memory is insufficient ({first_line(error)})") from None
     except Exception as error:
-        raise ScenarioError(f"{path}: cannot be read and may be damaged ({first_line(error)})") from None
-
-
-def refuse_too_large(num_bytes: int, what: str, remedy: str, key: str = "") -> None:
-    """Raise ScenarioError if `what` takes more bytes, by an estimate, than there is memory available."""
-    if num_bytes > (available := available_memory()):
-        raise ScenarioError(
-            f"{what}: reading takes about {num_bytes / 1e9:.3g} GB of memory, but {available / 1e9:.3g} GB are "
-            f"available; {remedy}",
-            key=key,
-        )
+        raise ScenarioError(f"{path}: {first_line(error)}") from error
 
 
 def first_line(error: Exception) -> str:

@@ -5,8 +5,7 @@ Shapes: M samples of one data set, B rows of a piece of a file, F features.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -22,24 +20,14 @@ from numpy.typing import NDArray
 from raysim.common.errors import ScenarioError
 from raysim.common.text import few
 from raysim.data.conversions import Images, like_ids, to_classes, to_features, to_owners, to_tokens, to_whole
-from raysim.data.sources import Decoded, Source, hub_class_names, one_list, one_sentence, refuse_too_large
+from raysim.data.sources import Decoded, Source, hub_class_names, naming, one_list
 from raysim.data.specs import Files
 
 _PIECE = 1 << 24
 """Number of values that are decoded at a time: 128 MiB in double precision."""
 _IMAGES = 256
 """Number of encoded images that are read at a time."""
-_VALUE_BYTES = 16
-"""Memory per number while pieces of a table are joined: 4 bytes, or 8 for a token, in the pieces and in the array."""
-_ID_BYTES = 100
-"""Memory per id: once as a Python string, once in an array."""
 _CSV_BLOCK = 1 << 25
-_CSV_VALUE_BYTES = 36
-"""Memory per value of a CSV file, in addition to its characters: 8 bytes in each of four arrays, 4 in the last one
-(measured)."""
-_CSV_SAMPLE = 1 << 20
-_NUMBER = r"^([-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(inf|infinity|nan)|true|false|)$"
-"""What a CSV file may have in a column of numbers, for the message on other columns."""
 
 
 @dataclass
@@ -77,10 +65,9 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = (), te
     text_labels: read the labels of CSV files as text. This is done if one file has text, because the types of a CSV
     file's columns are inferred from that file alone, and 01 is not 1.
 
-    Raises ScenarioError, one sentence, for a damaged or unsuitable file.
+    Raises ScenarioError for a damaged or unsuitable file.
     """
     paths = source.train + source.test
-    _refuse_too_large(paths, settings)
     num_rows = {path: _rows(path) for path in paths} if source.format == "parquet" else {}
     read, images, num_train = _Read(), Images(sum(num_rows.values()), settings.size), 0
     columns: _Columns | None = None
@@ -88,7 +75,7 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = (), te
         start, file_columns = 0, None
         for schema, table in _pieces(path, settings, text_labels):
             if file_columns is None:
-                file_columns = _columns(path, schema, settings, table)
+                file_columns = _columns(path, schema, settings)
                 columns = columns or file_columns
                 if (file_columns.kind, file_columns.features) != (columns.kind, columns.features):
                     raise ScenarioError(
@@ -97,7 +84,7 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = (), te
                         "same types"
                     )
                 names = one_list(path, names, _class_names(schema, settings.label))
-            with one_sentence(path):
+            with naming(path):
                 _read_piece(path, start, table, columns or file_columns, read, images)
             if read.label and (read.label[-1].dtype.kind == "U") != (read.label[0].dtype.kind == "U"):
                 if path.suffix.lower() == ".csv":
@@ -142,50 +129,8 @@ def text_pieces(path: Path, names: Sequence[str]) -> Iterator[list[list[str]]]:
             yield [table.column(name).to_pylist() for name in names]
 
 
-def _refuse_too_large(paths: Sequence[Path], settings: Files) -> None:
-    """Raise ScenarioError, before any decoding, if the files exceed the available memory.
-
-    A few MB of Parquet may hold a billion equal rows.
-    """
-    num_bytes = 0
-    for path in paths:
-        if path.suffix.lower() == ".csv":
-            num_bytes += _csv_bytes(path)
-            continue
-        with one_sentence(path), pq.ParquetFile(path) as file:
-            if not file.metadata.num_rows:
-                continue
-            columns = _columns(path, file.schema_arrow, settings)
-            # A nested column consists of several columns of the file: x.list.element, or img.bytes and img.path.
-            width = {name: _ID_BYTES if name == columns.by else _VALUE_BYTES for name in columns.all}
-            names = frozenset(file.schema_arrow.names)
-            leaf = [_column_of(file.schema.column(i).path, names) for i in range(len(file.schema))]
-            for group in range(file.num_row_groups):
-                about = file.metadata.row_group(group)
-                num_bytes += sum(about.column(i).num_values * width.get(name, 0) for i, name in enumerate(leaf))
-    what = str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more files"
-    refuse_too_large(num_bytes, what, "give fewer rows, or fewer columns in data.features", key="data.path")
-
-
-def _csv_bytes(path: Path) -> int:
-    """Estimate the memory for a CSV file from a sample of its middle, as values may have 1 or 20 characters."""
-    with one_sentence(path), path.open("rb") as file:
-        size = path.stat().st_size
-        file.seek(max(0, (size - _CSV_SAMPLE) // 2))
-        sample = file.read(_CSV_SAMPLE)
-    values = sample.count(b",") + sample.count(b"\n")
-    return size + _CSV_VALUE_BYTES * values * size // max(1, len(sample))
-
-
-def _column_of(path: str, names: Container[str]) -> str:
-    """Return the column of a leaf of a Parquet schema: `x.list.element` belongs to x, but names may contain dots."""
-    while path not in names and "." in path:
-        path = path.rpartition(".")[0]
-    return path
-
-
 def _rows(path: Path) -> int:
-    with one_sentence(path), pq.ParquetFile(path) as file:
+    with naming(path), pq.ParquetFile(path) as file:
         return int(file.metadata.num_rows)
 
 
@@ -194,7 +139,7 @@ def _pieces(path: Path, settings: Files, text_labels: bool) -> Iterator[tuple[An
     if path.suffix.lower() == ".csv":
         as_text = {settings.by: pa.string()} if settings.by else {}  # 007 is not 7
         as_text |= {settings.label: pa.string()} if text_labels else {}
-        with one_sentence(path):
+        with naming(path):
             # A row must fit into a block, but each block adds a piece to every column.
             table = pacsv.read_csv(
                 path,
@@ -205,18 +150,16 @@ def _pieces(path: Path, settings: Files, text_labels: bool) -> Iterator[tuple[An
             raise ScenarioError(f"{path} has no rows below its header")
         yield table.schema, table
         return
-    with one_sentence(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+    with naming(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         columns = _columns(path, file.schema_arrow, settings)
         yield file.schema_arrow, file.schema_arrow.empty_table()
         for batch in file.iter_batches(columns.rows_at_a_time, columns=columns.all):
             yield file.schema_arrow, pa.Table.from_batches([batch])
 
 
-def _columns(path: Path, schema: Any, settings: Files, table: Any = None) -> _Columns:
-    """Return the columns to read. table: rows in which an error can point to a text. Raises ScenarioError."""
+def _columns(path: Path, schema: Any, settings: Files) -> _Columns:
+    """Return the columns to read. Raises ScenarioError."""
     type_of = dict(zip(schema.names, schema.types, strict=True))
-    if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
-        raise ScenarioError(f"{path} has two columns named {twice[0]}; rename or remove one")
     for key, name in (("data.label", settings.label), ("data.partition.by", settings.by)):
         if name is not None and name not in type_of:
             raise ScenarioError(f"{path} has no column {name!r}; its columns are {few(schema.names)}", key=key)
@@ -256,20 +199,12 @@ def _columns(path: Path, schema: Any, settings: Files, table: Any = None) -> _Co
     for name in names:
         kind = type_of[name]
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-            row = None if table is None or not _is_text(kind) else _first_text(table.column(name))
-            found = "" if row is None else f" (row {row + 1}: {few([table.column(name)[row].as_py()])!r})"
             raise ScenarioError(
-                f"{path}: column {name} has type {kind}{found}, but features must be numbers; "
-                f"{'' if row is None else 'correct the values, or '}list only numeric columns in data.features",
+                f"{path}: column {name} has type {kind}, but features must be numbers; correct the values, or list "
+                "only numeric columns in data.features",
                 key="data.features",
             )
     return _Columns("numbers", names, settings.label, settings.by)
-
-
-def _first_text(column: Any) -> int | None:
-    """Return the first row of a column of text that is no number, counted from 0; None if there is none."""
-    row = pc.index(pc.match_substring_regex(column, _NUMBER, ignore_case=True), False).as_py()
-    return None if row < 0 else int(row)
 
 
 def _is_image(kind: Any) -> bool:
@@ -297,14 +232,14 @@ def _read_piece(path: Path, start: int, table: Any, columns: _Columns, read: _Re
         for row, one in enumerate(encoded.to_pylist(), start + 1):
             images.add(one, f"{path}: image {row}")
     elif columns.kind == "list":
-        read.value.append(_nested(path, start, table.column(columns.features[0]).combine_chunks(), columns.features[0]))
+        read.value.append(_nested(path, table.column(columns.features[0]).combine_chunks(), columns.features[0]))
     else:
         value_BF = np.stack([table.column(name).to_numpy() for name in columns.features], axis=1)
         read.value.append(to_features(value_BF, columns.features, f"{path}{f', after row {start}' if start else ''}"))
     read.label.append(_label(path, start, table.column(columns.label), columns.label))
     if columns.by:
-        text_B = _text(path, table.column(columns.by), columns.by)
-        _refuse_odd_text(path, start, text_B, columns.by, "an id")
+        text_B = np.asarray(table.column(columns.by).cast(pa.string()).to_numpy())
+        _refuse_empty_text(path, start, text_B, columns.by)
         read.id.append(text_B)
 
 
@@ -314,15 +249,9 @@ def _refuse_gaps(path: Path, start: int, column: Any, name: str) -> None:
         raise ScenarioError(f"{path}: row {start + row + 1}, column {name} is empty; every row needs a value")
 
 
-def _refuse_odd_text(path: Path, start: int, text_B: NDArray[Any], name: str, what: str) -> None:
-    ends_B = pc.ends_with(pa.array(text_B, pa.large_string()), "\0").to_numpy(zero_copy_only=False)
-    for wrong_B, problem in (
-        (text_B == "", f"is empty; every row needs {what}"),
-        # A NumPy array of text drops it, so two different names would become equal.
-        (ends_B, "ends with a NUL character; remove it"),
-    ):
-        if (row_E := np.flatnonzero(wrong_B)).size:
-            raise ScenarioError(f"{path}: row {start + row_E[0] + 1}, column {name} {problem}")
+def _refuse_empty_text(path: Path, start: int, text_B: NDArray[Any], name: str) -> None:
+    if (row_E := np.flatnonzero(text_B == "")).size:
+        raise ScenarioError(f"{path}: row {start + row_E[0] + 1}, column {name} is empty; every row needs a value")
 
 
 def _label(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
@@ -336,44 +265,21 @@ def _label(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
         return to_whole(column.to_numpy(), f"{path}: column {name}", "data.label")
     if _is_text(kind):
         text_B = column.cast(pa.large_string()).to_numpy()
-        _refuse_odd_text(path, start, text_B, name, "a label")
+        _refuse_empty_text(path, start, text_B, name)
         return np.asarray(text_B.astype(str))
     one_hot = "; of one-hot labels, write the argmax" if _is_list(kind) else ""
     text = f"{path}: column {name} has type {kind}; labels must be whole numbers or text{one_hot}"
     raise ScenarioError(text, key="data.label")
 
 
-def _text(path: Path, column: Any, name: str) -> NDArray[Any]:
-    """Return a piece of the ids as text. Raises ScenarioError if they cannot be converted."""
-    try:
-        return np.asarray(column.cast(pa.string()).to_numpy())
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # lists, or bytes that are no text
-        raise ScenarioError(
-            f"{path}: column {name} has type {column.type} and cannot be read as text; ids must be whole numbers or "
-            "UTF-8 text",
-            key="data.partition.by",
-        ) from None
-
-
-def _nested(path: Path, start: int, column: Any, name: str, per_row: int = 1) -> NDArray[Any]:
-    """Convert lists of equal length, of numbers or of such lists, to an array. Raises ScenarioError for other lists.
-
-    The column begins with row `start` of the file and has `per_row` lists in each row.
-    """
-    if column.null_count:
-        raise ScenarioError(f"{path}: a list in column {name} has a missing entry; every entry must be a number")
+def _nested(path: Path, column: Any, name: str) -> NDArray[Any]:
+    """Convert lists of equal length, of numbers or of such lists, to an array. Raises ScenarioError for other lists."""
     if not _is_list(column.type):
-        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-            raise ScenarioError(f"{path}: the lists in column {name} have type {column.type}, but must contain numbers")
         return np.asarray(column.to_numpy(zero_copy_only=False))
     length_B = column.value_lengths().to_numpy(zero_copy_only=False)
     if (length_B != length_B[0]).any():
-        other = int(np.flatnonzero(length_B != length_B[0])[0])
-        raise ScenarioError(
-            f"{path}: row {start + other // per_row + 1}, column {name} has a list of {length_B[other]} entries, but "
-            f"an earlier list has {length_B[0]}; all lists must have the same length"
-        )
-    inner = _nested(path, start, column.flatten(), name, per_row * int(length_B[0]))
+        raise ScenarioError(f"{path}: all lists in column {name} must have the same length")
+    inner = _nested(path, column.flatten(), name)
     return inner.reshape(len(length_B), int(length_B[0]), *inner.shape[1:])
 
 
@@ -382,13 +288,8 @@ def _stacked(parts: Sequence[NDArray[Any]], path: Path, name: str) -> tuple[NDAr
 
     Returns the samples, and the size of the vocabulary of tokens, else 0.
     """
-    if shapes := {part.shape[1:] for part in parts} - {parts[0].shape[1:]}:
-        other = "x".join(map(str, shapes.pop()))
-        first = "x".join(map(str, parts[0].shape[1:]))
-        raise ScenarioError(
-            f"{path}: column {name} has lists of {first} and of {other} entries; all must have the same length"
-        )
-    value_M = np.concatenate(parts)
+    with naming(path):
+        value_M = np.concatenate(parts)
     if not value_M[0].size:
         raise ScenarioError(f"{path}: the lists in column {name} are empty")
     if value_M.dtype.kind in "iu" and value_M.ndim == 2:

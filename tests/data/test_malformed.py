@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,49 +135,6 @@ def listed(path: str = "mine.parquet", **columns: Any) -> Case:
     return write
 
 
-def no_array() -> Data:
-    np.savez("mine.npz", x=np.zeros((2, 2)))
-    with zipfile.ZipFile("mine.npz", "a") as archive:
-        archive.writestr("y", "no array")
-    return NUMPY
-
-
-def npy() -> Data:
-    with Path("mine.npz").open("wb") as file:
-        np.save(file, [1])
-    return NUMPY
-
-
-def huge_npz() -> Data:
-    """An array of 4 GB, as its archive states."""
-    np.savez_compressed("mine.npz", x=np.zeros((2, 2)), y=np.arange(2))
-    data = bytearray(Path("mine.npz").read_bytes())
-    start = data.index(b"PK\1\2")  # the archive's directory, of which 24 bytes on the size is
-    data[start + 24 : start + 28] = (2**32 - 2).to_bytes(4, "little")
-    Path("mine.npz").write_bytes(data)
-    return NUMPY
-
-
-def many_rows(name: str = "a") -> Case:
-    """20 million equal rows in a few kB."""
-
-    def write() -> Data:
-        rows = pa.table({name: pa.array(np.zeros(1 << 20)), "label": pa.array(np.zeros(1 << 20, np.int64))})
-        with pq.ParquetWriter("mine.parquet", rows.schema) as writer:
-            for _ in range(20):
-                writer.write_table(rows)
-        return PARQUET
-
-    return write
-
-
-def many_digits() -> Data:
-    """16 million values of one character each, in 32 MB."""
-    row = ",".join(["0"] * 1000)
-    head = ",".join([*(f"p{i}" for i in range(999)), "label"])
-    return csv(head, *[row] * 16_000)()
-
-
 def metadata(*lines: str) -> Case:
     def write() -> Data:
         image_folder(Path("pets"))
@@ -188,7 +144,6 @@ def metadata(*lines: str) -> Case:
     return write
 
 
-OBJECTS = np.array([{"a": 1}, None], dtype=object)
 ROWS = ("a,b,label", "1,2,0", "3,4,1")
 
 CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
@@ -205,35 +160,24 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         "test.parquet has labels of another type than ",
         "so equal labels could become different classes; use whole numbers in all files, or text in all files",
     ),
-    "an empty file": (csv(), "mine.csv: cannot be read and may be damaged (Empty CSV file)"),
+    "an empty file": (csv(), "mine.csv: Empty CSV file"),
     "a header alone": (csv("a,b,label"), "mine.csv has no rows below its header"),
     "ragged rows": (
         csv(*ROWS, "5,6"),
-        "mine.csv: cannot be read and may be damaged (CSV parse error: Expected 3 columns",
+        "mine.csv: CSV parse error",
     ),
-    "a column twice": (csv("a,a,label", "1,2,0", "3,4,1"), "has two columns named a; rename or remove one"),
     "no such label": (csv(*ROWS, label="kind"), "mine.csv has no column 'kind'; its columns are a, b, label"),
     "no such feature": (good(features=["a", "z*"]), "data.features: 'z*' given, but "),
     "the label as feature": (good(features="*"), "data.features: the label column 'label' cannot be a feature"),
     "no feature at all": (csv("label", "0", "1"), "data.features: "),
     "text where numbers must be": (
         csv("a,b,label", "1,x,0", "3,y,1"),
-        "column b has type string (row 1: 'x'), but features must be numbers; correct the values, or list only",
-    ),
-    "one text among numbers": (csv("a,b,label", "1,2,0", "3,?,1"), "column b has type string (row 2: '?'), but"),
-    "digits with an underscore": (csv("a,b,label", "1,1_000,0", "3,?,1"), "column b has type string (row 1: '1_000')"),
-    "text in Parquet": (
-        parquet({"a": ["x", "y"], "label": [0, 1]}),
-        "column a has type string, but features must be numbers; list only numeric columns",
+        "column b has type string",
     ),
     "a number is missing": (csv(*ROWS, "5,,0"), "mine.csv: row 3, column b is empty; every row needs a value"),
     "NaN features": (
         parquet({"a": [1.0, float("nan")], "label": [0, 1]}),
         "row 2, column a holds nan; features must be finite",
-    ),
-    "infinite features": (
-        parquet({"a": [1.0, 1e300], "label": [0, 1]}),
-        "row 2, column a holds inf; features must be finite",
     ),
     "labels that are fractions": (csv("a,label", "1,1.0", "2,1.5"), "data.label: ", "1.5", "classification only"),
     "labels that are missing": (parquet({"a": [1, 2], "label": [1.0, float("nan")]}), "the value nan"),
@@ -251,15 +195,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     "one class": (csv("a,label", "1,x", "2,x"), "all 2 labels are x; give data of at least two classes"),
     "empty ids": (
         csv("user,a,label", "u,1,0", ",2,1", **BY_USER),
-        "row 2, column user is empty; every row needs an id",
-    ),
-    "ids that end alike": (
-        parquet({"user": ["u", "u\0", "u"], "a": [1, 2, 3], "label": [0, 1, 0]}, **BY_USER),
-        "row 2, column user ends with a NUL character; remove it",
-    ),
-    "labels that end alike": (
-        parquet({"a": [1, 2, 3], "label": ["x", "y", "x\0"]}),
-        "row 3, column label ends with a NUL character; remove it",
+        "row 2, column user is empty",
     ),
     "no such id column": (csv(*ROWS, **BY_USER), "mine.csv has no column 'user'; its columns are"),
     "ids of too few samples": (
@@ -286,7 +222,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         "2 numbers given; for csv, give 1 or 3",
     ),
     "other columns in the test part": (other_columns, "test.csv has the feature columns a, b, d, but "),
-    "a truncated Parquet file": (truncated, "mine.parquet: cannot be read and may be damaged"),
+    "a truncated Parquet file": (truncated, "mine.parquet: "),
     "a missing shard": (
         a_shard_is_missing,
         "train-00000-of-00002.parquet belongs to a set of 2 files, but the folder holds 1;",
@@ -303,38 +239,12 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "ragged lists": (
         parquet({"x": [[1, 2], [3]], "label": [0, 1]}),
-        "row 2, column x has a list of 1 entries, but an earlier list has 2",
-    ),
-    "ragged lists of lists": (
-        parquet({"x": [[[1, 2], [3, 4]], [[5, 6], [7]]], "label": [0, 1]}),
-        "row 2, column x has a list of 1 entries, but an earlier list has 2",
-    ),
-    "lists of text": (
-        parquet({"x": [["a"], ["b"]], "label": [0, 1]}),
-        "the lists in column x have type string, but must contain numbers",
+        "all lists in column x must have the same length",
     ),
     "tokens below 0": (parquet({"x": [[1], [-1]], "label": [0, 1]}), "token -1 given; allowed: 0 to "),
     "lists beside numbers": (
         parquet({"x": [[1], [2]], "a": [1, 2], "label": [0, 1]}),
         "the columns x, a cannot be features together; give one column of images, one column of lists, or columns of",
-    ),
-    "more rows than fit into memory": (
-        many_rows(),
-        "data.path: ",
-        "mine.parquet: reading takes about 0.671 GB of memory",
-    ),
-    "more rows of a column with a dot than fit": (
-        many_rows("petal.length"),
-        "mine.parquet: reading takes about 0.671 GB of memory",
-    ),
-    "more values of a CSV file than fit": (many_digits, "mine.csv: reading takes about 0.608 GB of memory"),
-    "ids that are lists": (
-        parquet({"user": [[1], [2]], "a": [1, 2], "label": [0, 1]}, features="a", **BY_USER),
-        "column user has type list<",
-    ),
-    "ids that are no text": (
-        parquet({"user": [b"\xff", b"\xfe"], "a": [1, 2], "label": [0, 1]}, features="a", **BY_USER),
-        "column user has type binary and cannot be read as text; ids must be whole numbers or UTF-8 text",
     ),
     # Arrays
     "no array y": (npz(x=np.zeros((2, 2))), "mine.npz has no array y; its arrays are x"),
@@ -342,11 +252,6 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         lambda: {**npz(x=np.zeros((4, 2)), y=[0, 1, 0, 1])(), "partition": {"name": "natural", "by": "x"}},
         "array x has type float64 and shape (4, 2); give one whole number or one text per sample",
     ),
-    "images without pixels": (
-        npz(x=np.zeros((2, 0, 8), np.uint8), y=[0, 1]),
-        "array x has type uint8 and shape (2, 0, 8); give",
-    ),
-    "objects": (npz(x=OBJECTS, y=[0, 1]), "array x contains Python objects, which raysim does not load"),
     "more samples than labels": (
         npz(x=np.zeros((3, 2)), y=[0, 1]),
         "x has 3 samples, y has 2 samples; give all arrays the same number",
@@ -365,25 +270,16 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         npz(x=np.zeros((2, 3, 8, 8), np.uint8), y=[0, 1]),
         "x has type uint8 and shape (2, 3, 8, 8); give",
     ),
-    "a member that is no array": (no_array, "mine.npz: y is not an array"),
-    "an .npz that holds 4 GB": (huge_npz, "mine.npz: reading takes about 12.9 GB of memory, but 0.5 GB are available"),
-    "an array of another file": (npy, "mine.npz: cannot be read and may be damaged (File is not a zip file)"),
-    "no .npz at all": (lambda: Path("mine.npz").write_bytes(b"PK no") and NUMPY, "mine.npz: cannot be read"),
     # Images
     "mixed sizes": (images(size=None), "; set data.size to resize all images to one size"),
     "an image that is none": (
         images(lambda folder: (folder / "dog" / "3.png").write_text("woof")),
-        "3.png is not a readable PNG or JPEG (the bytes are of neither format)",
-    ),
-    "an image whose name is not UTF-8": (
-        images(lambda folder: (folder / "cat" / "0.jpeg").rename(folder / "cat" / "caf\udce9.jpeg")),
-        "data.path: ",
-        "jpeg' has a name that is not UTF-8; rename the file or its folder",
+        "3.png: cannot identify image",
     ),
     "an image that is a link to nothing": (
         images(lambda folder: (folder / "cat" / "9.png").symlink_to("gone.png")),
-        "data.path: ",
-        "cat/9.png is a link to a missing file; restore the file, or remove the link",
+        "No such file",
+        "cat/9.png",
     ),
     "an image outside the classes": (
         images(lambda folder: (folder / "cat" / "0.jpeg").rename("pets/0.png")),
@@ -395,12 +291,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "an image with 16 bits per channel": (
         images(lambda folder: Image.fromarray(np.full((9, 9), 40000, np.uint16)).save(folder / "cat" / "x.png")),
-        "x.png has 16 or 32 bits per channel (mode I;16); save it with 8 bits per channel",
-    ),
-    "images of more than the memory": (
-        images(size=20000),
-        "data.size: ",
-        "0.jpeg: 6 images of 20000x20000 pixels: reading takes about 7.2 GB of memory",
+        "x.png has image mode I;16",
     ),
     "images by folders that are none": (
         images(partition={"name": "natural", "by": "folder"}),
@@ -435,10 +326,6 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         leaf_with({"user_data": {"u": {"x": [], "y": [1]}}}),
         "for user u, x has length 0 but y has length 1; give one label per sample",
     ),
-    "no ink": (
-        leaf_with({"user_data": {"u": {"x": [[2.0] * 784], "y": [1]}}}),
-        "x contains an image that does not consist of 784 numbers from 0 to 1; replace the file by",
-    ),
     # Listed
     "no such list": (
         listed(path="other.parquet"),
@@ -446,7 +333,7 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
     ),
     "a list that is none": (
         listed(path="mine.csv"),
-        "mine.csv cannot be read as Parquet",
+        "mine.csv: ",
     ),
     "a list without parts": (listed(part=None), "has no column part; its columns are client, sample"),
     "an unknown part": (listed(part=["train", "dev"]), "contains the part 'dev'; allowed: train, val, test"),
@@ -456,19 +343,13 @@ CASES: dict[str, tuple[Case, *tuple[str, ...]]] = {
         lambda: {**listed()(), "global_test": True},
         "evaluation.global_test: true given, but with `data.split: listed`, clients may also train on",
     ),
-    "parts that are lists": (listed(part=[["train"], ["test"]]), "has a column part of type list<"),
-    "parts that are no text": (listed(part=[b"\xff", b"train"]), "has a column part of type binary; allowed: text"),
-    "labels that are lists": (listed(label=[[0], [1]]), "has a column label of type list<"),
     "nothing to train on": (listed(part=["val", "test"]), "has no training samples"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_one_sentence(
-    case: str, workplace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_sentence(case: str, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write, *sentences = CASES[case]
-    monkeypatch.setattr("raysim.data.sources.available_memory", lambda: 5 * 10**8)
     data = write()
     evaluation = {"global_test": data.pop("global_test", False)}
     Path("mine.yaml").write_text(yaml.safe_dump(scenario(data, evaluation=evaluation)))
@@ -492,3 +373,13 @@ def test_a_list_of_other_data(workplace: Path, capfd: pytest.CaptureFixture[str]
     told = capfd.readouterr().err
     assert ended.value.code == 2 and "gives sample 0 the label 1, but in the data set it has label 0" in told
     assert not list(workplace.rglob("summary.json"))
+
+
+def test_files_of_more_than_the_memory(
+    workplace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("mine.yaml").write_text(yaml.safe_dump(scenario(good()())))
+    monkeypatch.setattr("raysim.data.datasets.available_memory", lambda: 10)
+    with pytest.raises(SystemExit):
+        main(["validate", "mine.yaml"])
+    assert "memory" in capfd.readouterr().err
