@@ -27,7 +27,6 @@ from raysim.cli.starting import COMMANDS as STARTING_COMMANDS
 from raysim.common.errors import HookError, RaysimError
 from raysim.common.files import reason
 from raysim.common.results import Output
-from raysim.common.text import sentence
 from raysim.plugins.calling import own_line, own_traceback
 from raysim.runs.signals import interruptible
 
@@ -453,7 +452,7 @@ def main(args: Sequence[str] | None = None) -> Any:
         if error.filename is None:
             raise
         # A file or folder of the user does not exist, has a name that is too long, or cannot be written.
-        echo(f"raysim: {sentence(str(error.filename))}: {reason(error)}; give another file or folder", err=True)
+        echo(f"raysim: {error.filename}: {reason(error)}; give another file or folder", err=True)
         sys.exit(2)
     except Exception as error:
         if own_line(error):  # the user's code raised it, where raysim expects no error: Python shows its traceback

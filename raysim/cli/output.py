@@ -1,4 +1,4 @@
-"""Output of commands, without control characters: names of files and runs cannot send commands to the terminal."""
+"""Output of commands."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import io
 
 import click
 
-from raysim.common.text import printable, sentence
-
 
 def echo(text: object, err: bool = False, nl: bool = True) -> None:
-    """Print `text`, to standard error if `err`, without control characters and escape sequences.
+    """Print `text`, to standard error if `err`.
 
     A closed standard error is ignored, so that the exit code does not depend on it.
     """
     with contextlib.suppress(OSError) if err else contextlib.nullcontext():
-        click.echo(printable(str(text)), err=err, nl=nl)
+        click.echo(str(text), err=err, nl=nl)
 
 
 def show_error(error: click.ClickException) -> None:
-    """Print Click's message about a wrong command line, with long words shortened."""
+    """Print Click's message about a wrong command line."""
     text = io.StringIO()
     error.show(text)
-    echo("\n".join(map(sentence, text.getvalue().splitlines())), err=True)
+    echo(text.getvalue(), err=True, nl=False)

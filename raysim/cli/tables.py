@@ -8,12 +8,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from raysim.common.text import printable
-
 
 def as_text(text: str, **options: Any) -> Text:
-    """Convert text for rich, without control characters, because another person may have written the file."""
-    return Text(printable(text).encode(errors="replace").decode(), **options)
+    """Convert text for rich, without its markup."""
+    return Text(text, **options)
 
 
 def new_table(title: str | None, *columns: str) -> Table:

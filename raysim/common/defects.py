@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from raysim.common.text import cause, redacted
+from raysim.common.text import cause
 
 EXIT_CODE = 70
 """The exit code of an internal error (`EX_SOFTWARE` in sysexits.h)."""
@@ -17,7 +17,7 @@ EXIT_CODE = 70
 def report_defect(error: BaseException, words: Sequence[str]) -> str:
     """Write the traceback to a file that only its owner can read, and return the sentence to print.
 
-    words: the command line. Passwords in addresses are removed, in the file too.
+    words: the command line.
     """
     report = (
         f"raysim {version('raysim')}, Python {platform.python_version()}, {platform.platform()}\n"
@@ -25,6 +25,6 @@ def report_defect(error: BaseException, words: Sequence[str]) -> str:
     )
     # The file has mode 0600 and is kept.
     with tempfile.NamedTemporaryFile("w", prefix="raysim-error-", suffix=".txt", delete=False) as file:
-        file.write(redacted(report))
-    problem = f"unexpected error: {redacted(cause(error))}. This is a defect of raysim: report it with the"
+        file.write(report)
+    problem = f"unexpected error: {cause(error)}. This is a defect of raysim: report it with the"
     return f"{problem} traceback in {file.name}."

@@ -5,14 +5,9 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from raysim.common.text import sentence
-
 
 class RaysimError(Exception):
     """Base class of errors that the user sees as one sentence, without a traceback.
-
-    The sentence may quote any text: secrets in addresses and control characters are removed, and long words and
-    quotations are shortened to their beginning and end.
 
     >>> import raysim
     >>> try:
@@ -25,7 +20,7 @@ class RaysimError(Exception):
     exit_code = 1
 
     def __init__(self, text: object = "") -> None:
-        super().__init__(sentence(str(text)))
+        super().__init__(str(text))
 
 
 class ScenarioError(RaysimError, ValueError):

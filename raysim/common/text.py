@@ -1,9 +1,10 @@
-"""Checks and cleaning of untrusted text: names of folders, terminal escape sequences, secrets, length."""
+"""Text for messages: valid names of folders, length, secrets in addresses, docstrings."""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeGuard
@@ -13,14 +14,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 QUOTED = 200
 """Greatest number of characters that a message quotes of a user's text."""
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-Z\\^-~])")
-"""Escape sequences of terminals."""
-
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters except tab and newline, line separators, text direction marks and lone surrogates."""
-
-# A colon before digits and a slash starts a port. S3 secrets and careless passwords may contain any character. Lengths
-# are bounded, so that no text takes quadratic time.
+# A colon before digits and a slash starts a port. S3 secrets and careless passwords may contain any character.
 _USER = re.compile(
     r"(?i)(?:(?<=\bhttp://)|(?<=\bhttps://))[^\s/]{0,2000}@"
     r"|(?<=://)[^\s/?#@:]{0,2000}:(?!\d+(?:[/?#\s]|$))[^\s]{0,2000}@"
@@ -29,12 +23,6 @@ _QUERY = re.compile(
     r"(?i)([?&;](?:[\w.-]*(?:token|secret|passw|pwd|api[_-]?key|access[_-]?key|credential|signature)[\w.-]*|sig|key|sas|pw)"
     r"=)(?!\*\*\*)[^\s&#]+"
 )
-
-
-_LONG = re.compile(
-    rf"(?<!\w)'[^'\n]{{{QUOTED},}}'(?!\w)" + rf'|(?<!\w)"[^"\n]{{{QUOTED},}}"(?!\w)' + rf"|\S{{{QUOTED + 1},}}"
-)
-"""Quotations and words of more than `QUOTED` characters. An apostrophe inside or after a word starts no quotation."""
 
 
 _STANDS_ALONE = re.compile(r"\s*$|\s|[-*] |\d+[.)] |>>> ")
@@ -80,57 +68,57 @@ def _is_break(before: str, line: str, width: int) -> bool:
     return before[-1] in ".:!?" and len(before) + 1 + len(line.split(maxsplit=1)[0]) <= width
 
 
-def printable(text: str) -> str:
-    """Remove escape sequences and control characters, which could control a terminal; tabs and newlines stay."""
-    return _CONTROLS.sub("", _ESCAPES.sub("", text))
-
-
 def one_line(text: str, longest: int = 500) -> str:
-    """Return text as one line for a terminal, without secrets, cut after `longest` characters."""
-    return re.sub(r"[\t\n]", " ", redacted(printable(text[: 4 * longest]))).strip()[:longest]
+    """Return text as one line, cut after `longest` characters."""
+    return " ".join(text.split())[:longest]
 
 
 def cause(error: BaseException) -> str:
-    """Return the class and the shortened text of any exception as one line, even if its `__str__` fails."""
-    try:
-        text = str(error)
-    except (Exception, SystemExit):
-        text = "its text cannot be shown"
-    return f"{type(error).__name__}: {cut(one_line(text))}".removesuffix(": ")
+    """Return the class and the shortened text of an exception as one line."""
+    return f"{type(error).__name__}: {cut(one_line(str(error)))}".removesuffix(": ")
 
 
 def quoted(value: object) -> str:
-    """Return any value as short text for a sentence, even if its `__repr__` fails."""
-    try:
-        text = repr(value)
-    except (Exception, SystemExit):
-        text = f"a {type(value).__name__}"
-    return cut(one_line(text))
+    """Return a value as short text for a sentence."""
+    return cut(one_line(repr(value)))
 
 
 def cut(text: str) -> str:
-    """Remove secrets and shorten text to at most `QUOTED` characters: its beginning and its end."""
-    text = redacted(text)
+    """Shorten text to at most `QUOTED` characters: its beginning and its end."""
     return text if len(text) <= QUOTED else f"{text[: QUOTED // 2]}…{text[1 - QUOTED // 2 :]}"
+
+
+def shortened(text: str, longest: int) -> str:
+    """Return text, cut after `longest` characters."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def distinct(texts: Iterable[str]) -> list[str]:
+    """Number duplicates: a second `fedgh` becomes `fedgh-2`."""
+    taken: dict[str, None] = {}
+    for text in texts:
+        choices = itertools.chain([text], (f"{text}-{i}" for i in itertools.count(2)))
+        taken[next(one for one in choices if one not in taken)] = None
+    return list(taken)
+
+
+def mlflow_name(text: str) -> str:
+    """Return a valid name of an MLflow metric, parameter or tag: _ replaces forbidden characters."""
+    return re.sub(r"[^/\w.\- :]", "_", text)[:250]
 
 
 def few(names: Sequence[str]) -> str:
     """Join at most ten names, each cut to 50 characters."""
     rest = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return ", ".join(name if len(name) <= 50 else f"{name[:49]}…" for name in names[:10]) + rest
-
-
-def sentence(text: str) -> str:
-    """Clean a message for the user: remove secrets and control characters, shorten long quotations and words."""
-    return _LONG.sub(lambda match: cut(match[0]), redacted(printable(text)))
-
-
-def redacted(text: str) -> str:
-    """Remove user names, passwords and tokens from the addresses in a text."""
-    return _QUERY.sub(r"\1***", _USER.sub("", text))
+    return ", ".join(shortened(name, 50) for name in names[:10]) + rest
 
 
 def holds_secret(value: str) -> bool:
-    """Return whether an address contains a password or a token."""
+    """Return whether an address contains a user name with a password, or a token."""
     joined = "".join(value.split())
     return redacted(joined) != joined
+
+
+def redacted(address: str) -> str:
+    """Return an address without user name, password and token."""
+    return _QUERY.sub(r"\1***", _USER.sub("", address))

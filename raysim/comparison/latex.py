@@ -6,12 +6,12 @@ Each column has one unit and one number of digits, and the best and second-best 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
-from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison
 from raysim.comparison.measures import is_cost_to_target, sends_nothing
@@ -23,6 +23,26 @@ from raysim.report.figures import OVER
 PLUS_MINUS = r"@{\,$\pm$\,}"
 UNITS = [unit.name for axis in ("bytes", "operations") for unit in OVER[axis].units[1:]]
 """Units that a title may not name wrongly. Units without a prefix are missing: they may be parts of other words."""
+_LATEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\char34{}",
+    "[": "{[}", "]": "{]}", "*": "{*}",  # after \\, LaTeX would read them as arguments
+}  # fmt: skip
+_LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
+
+
+def _greek(letter: str) -> str:
+    """Return the LaTeX command of a Greek letter; pdflatex has none of them outside mathematical mode."""
+    name = unicodedata.name(letter).split()[-1].lower().replace("lamda", "lambda")
+    return rf"\ensuremath{{\{name if letter.islower() else name.capitalize()}}}"
+
+
+_LATEX |= {letter: _greek(letter) for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ"}
+
+
+def escaped(text: str) -> str:
+    """Escape text for one line of LaTeX, which may be a table cell or a comment."""
+    return "".join(_LATEX.get(character, character) for character in text)
 
 
 @dataclass(frozen=True)
@@ -70,22 +90,22 @@ def latex(
     for one, title in titled(comparison, shown):
         if one.name in heads:
             _check_unit(comparison, one, heads[one.name])
-        columns.append(render(heads.get(one.name, names.latex(title)), _column(comparison, one, bold)))
+        columns.append(render(heads.get(one.name, escaped(title)), _column(comparison, one, bold)))
     packages = "booktabs, siunitx" if siunitx else "booktabs"
     ranked = any(column.kind == "mean" and direction(column.measure) for column in shown)
     comments = [legend(comparison, shown), *([RULES[bold]] if ranked else [])]
     lines = [
         rf"% \usepackage{{{packages}}}",
-        *(f"% {names.latex(comment)}" for comment in comments),
+        *(f"% {escaped(comment)}" for comment in comments),
         *([r"{\sisetup{detect-weight=true, retain-explicit-plus=true, table-number-alignment=right}%"] * siunitx),
         rf"\begin{{tabular}}{{l{''.join(spec for spec, _ in columns)}}}",
         r"\toprule",
     ]
-    first = [heads.get("variant", "variant"), *(names.latex(variant.name) for variant in comparison.variants)]
+    first = [heads.get("variant", "variant"), *(escaped(variant.name) for variant in comparison.variants)]
     for number, name in enumerate(first):
         lines.append(" & ".join([name, *(cells[number] for _, cells in columns)]) + r" \\")
         lines += [r"\midrule"] if number == 0 else []
-    notes = (f"% {names.latex(note)}" for note in comparison.notes)
+    notes = (f"% {escaped(note)}" for note in comparison.notes)
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(["}"] * siunitx), *notes, ""])
 
 
@@ -148,7 +168,7 @@ def _column(comparison: Comparison, column: Column, bold: Bold) -> list[Cell]:
     """The cells of a column."""
     plain = texts(comparison, column)
     if column.kind not in ("mean", "difference"):
-        return [Cell(_signed(names.latex(one))) for one in plain]
+        return [Cell(_signed(escaped(one))) for one in plain]
     measure, differs = column.measure, column.kind == "difference"
     scales = scales_of(comparison, measure)
     scale = scales.difference if differs else scales.mean
@@ -163,7 +183,7 @@ def _column(comparison: Comparison, column: Column, bold: Bold) -> list[Cell]:
     for variant, without_number in zip(comparison.variants, plain, strict=True):
         estimate = found[variant.name]
         if estimate is None or (not differs and sends_nothing(measure, estimate.mean)):
-            cells.append(Cell(names.latex(without_number if estimate is None or partly else "-")))
+            cells.append(Cell(escaped(without_number if estimate is None or partly else "-")))
             continue
         spread = estimate.spread(comparison.spread)
         cells.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from raysim.common import names
+from raysim.common.text import distinct, shortened
 from raysim.comparison.compare import Comparison
 from raysim.comparison.statistics import MIN_SEEDS, estimate
 from raysim.comparison.tables import write_csv
@@ -52,7 +53,7 @@ class Picture(NamedTuple):
     @property
     def name(self) -> str:
         """The file name, without suffix."""
-        return names.file(f"{self.kind}-{self.task}" if self.task else self.kind)
+        return re.sub(r"[^A-Za-z0-9._]+", "-", f"{self.kind}-{self.task}")[:100] if self.task else self.kind
 
 
 def pictures(comparison: Comparison, width: Width = SCREEN, file_per_axis: bool = False) -> list[Picture]:
@@ -74,7 +75,7 @@ def pictures(comparison: Comparison, width: Width = SCREEN, file_per_axis: bool 
     drawn += [(f"over_{key}", "", over_key(comparison, key, width)) for key in swept(comparison)]
     for _, task, figure in drawn:
         if figure is not None and task:
-            figure.suptitle(names.picture(task, longest_label(width)), fontsize=8)
+            figure.suptitle(shortened(task, longest_label(width)), fontsize=8)
     return [Picture(kind, task, figure) for kind, task, figure in drawn if figure is not None]
 
 
@@ -94,7 +95,7 @@ def draw(
     for in_print in (False, True):
         chosen = [suffix for suffix in suffixes if (suffix == ".pdf") is in_print]
         drawn = pictures(comparison, width if in_print else SCREEN, file_per_axis=in_print) if chosen else []
-        for picture, name in zip(drawn, names.distinct((one.name for one in drawn), str), strict=True):
+        for picture, name in zip(drawn, distinct(one.name for one in drawn), strict=True):
             for suffix in chosen:
                 path = folder / f"{name}{suffix}"
                 save(picture.figure, path, format=suffix[1:])
@@ -205,7 +206,7 @@ def profile(comparison: Comparison, width: Width = SCREEN) -> Figure | None:
     for place, variant in enumerate(comparison.variants):
         values = _of_clients(variant, comparison.main)
         if len(values):
-            share, label = (values[None] > at[:, None]).mean(1), names.picture(variant.name, longest_label(width))
+            share, label = (values[None] > at[:, None]).mean(1), shortened(variant.name, longest_label(width))
             axes.plot(at, share, label=label, **line_look(place, len(at)))
     axes.set_xlabel(comparison.accuracy.client_label.replace("\n", " ") + ", x")
     axes.set_ylabel("share of clients above x")
@@ -239,9 +240,9 @@ def architectures(comparison: Comparison, width: Width = SCREEN) -> Figure | Non
         mean = np.array([one.mean for one in each if one])
         low, high = np.array([band(one.mean, one.low, one.high) for one in each if one]).T
         errors = np.stack([mean - low, high - mean])
-        axes.bar(x, mean, bar, yerr=errors if errors.any() else None, label=names.picture(name, longest_label(width)),
+        axes.bar(x, mean, bar, yerr=errors if errors.any() else None, label=shortened(name, longest_label(width)),
                  error_kw={"linewidth": 0.7}, **area_look(place))  # fmt: skip
-    texts = [names.picture(name, 24) for name in architecture_names(models).values()]
+    texts = [shortened(name, 24) for name in architecture_names(models).values()]
     long = sum(map(len, texts)) * 0.08 > INCHES[width]
     axes.set_xticks(range(len(models)), texts, rotation=30 if long else 0, ha="right" if long else "center")
     per_cent_axis(axes.yaxis)
@@ -279,9 +280,9 @@ def over_key(comparison: Comparison, key: str, width: Width = SCREEN) -> Figure 
     figure, (axes,) = make_figure(width=width, height=2.6)
     for place, (name, points) in enumerate(lines.items()):
         x, y, *errors = np.array(sorted(points)).T
-        axes.errorbar(x, y, yerr=errors if np.any(errors) else None, label=names.picture(name, longest_label(width)),
+        axes.errorbar(x, y, yerr=errors if np.any(errors) else None, label=shortened(name, longest_label(width)),
                       capsize=2, elinewidth=0.7, **{**line_look(place, len(x)), "markevery": 1})  # fmt: skip
-    axes.set_xlabel(names.picture(key, longest_label(width)))
+    axes.set_xlabel(shortened(key, longest_label(width)))
     axes.set_ylabel(comparison.accuracy.mean_label)
     per_cent_axis(axes.yaxis)
     plain_numbers(axes)

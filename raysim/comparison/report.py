@@ -12,10 +12,8 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.common.files import write_bytes
-from raysim.common.text import printable
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.main_measure import ORIGINS, in_words
 from raysim.comparison.measures import ACCURACIES, MEASURES
@@ -176,20 +174,13 @@ def report(
         part = _part(Path(source), baseline, select, metric)
         is_repeated = any(part.about == earlier.about for earlier in parts)
         parts.append(dataclasses.replace(part, about="") if is_repeated else part)
-    environment = Environment(
-        loader=PackageLoader("raysim.comparison"), autoescape=True, undefined=StrictUndefined, finalize=_clean
-    )
+    environment = Environment(loader=PackageLoader("raysim.comparison"), autoescape=True, undefined=StrictUndefined)
     measures = {f"{one.title} ({name})": one.meaning.replace("`", "") for name, one in MEASURES.items()}
     name = name or ", ".join(part.name for part in parts)
     page = environment.get_template("report.html").render(parts=parts, measures=measures, live=live, name=name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path.resolve(), page.encode())
     return path
-
-
-def _clean(value: object) -> object:
-    """Remove control characters from plain text, before the page escapes it; other values stay as they are."""
-    return printable(value) if type(value) is str else value
 
 
 def _part(source: Path, baseline: str | None, select: str, metric: str | None) -> Part:
@@ -201,7 +192,7 @@ def _part(source: Path, baseline: str | None, select: str, metric: str | None) -
         name = (
             f"{run.summary.get('scenario') or run.keys.get('name')}, {run.method}, seed {run.seed} ({run.folder.name})"
         )
-    return Part(names.name(name), _about(runs), comparison)
+    return Part(name, _about(runs), comparison)
 
 
 def _about(runs: Sequence[RunRecord]) -> str:

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import is_locked
-from raysim.common.names import name as clean_name
 from raysim.common.results import Summary
 from raysim.comparison.main_measure import ORIGINS
 from raysim.comparison.measures import MIB, TARGETS
@@ -111,7 +110,7 @@ class RunRecord:
     @property
     def method(self) -> str:
         """The algorithm's name in tables; for a custom method, the name of its class."""
-        return clean_name(self.summary.get("method") or self.algorithm)
+        return str(self.summary.get("method") or self.algorithm)
 
     @property
     def pair(self) -> tuple[int, str]:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.common.files import write_bytes
 from raysim.common.suggestions import suggest
@@ -339,14 +338,14 @@ def markdown(comparison: Comparison, shown: Sequence[Column] | None = None) -> s
     """The table of these columns, by default of all measures, in Markdown, with the notes below."""
 
     def table(rows: list[list[str]]) -> list[str]:
-        head, *body = ([names.markdown(text) for text in row] for row in rows)
+        head, *body = ([text.replace("|", "\\|") for text in row] for row in rows)
         return [f"| {' | '.join(line)} |" for line in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
 
     shown = columns(comparison, comparison.measures, ACCURACIES) if shown is None else shown
-    lines = [*table(rows_of(comparison, shown)), "", names.markdown(legend(comparison, shown)), ""]
+    lines = [*table(rows_of(comparison, shown)), "", legend(comparison, shown), ""]
     if over := task_rows(comparison):
         lines += [*table(over), "", tasks_legend(comparison.main), ""]
-    return "\n".join([*lines, *(f"- {names.markdown(note)}" for note in comparison.notes), ""])
+    return "\n".join([*lines, *(f"- {note}" for note in comparison.notes), ""])
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
@@ -356,8 +355,7 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
 
 def _csv(frame: pd.DataFrame) -> str:
     """Convert a table to CSV, escaping text that a spreadsheet would read as a formula."""
-    cells = frame.map(lambda cell: names.spreadsheet(cell) if isinstance(cell, str) else cell)
-    return str(cells.rename(columns=names.spreadsheet).to_csv(index=False))
+    return str(frame.to_csv(index=False))
 
 
 def write_tables(

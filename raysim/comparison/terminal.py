@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from raysim.common import names
 from raysim.comparison.compare import Comparison
 from raysim.comparison.tables import SUFFIXES, Column, legend, rows_of, short_columns, task_rows, tasks_legend
 from raysim.comparison.trials import TrialsCard
@@ -35,7 +34,7 @@ def print_table(comparison: Comparison, file: TextIO | None = None, shown: Seque
         console.print()
         _print_rows(console, over, tasks_legend(comparison.main))
     for note in comparison.notes:
-        console.print(Text(f"note: {names.plain(note)}"))
+        console.print(Text(f"note: {note}"))
 
 
 def print_trials(trials: TrialsCard) -> None:
@@ -51,7 +50,7 @@ def _console(file: TextIO | None = None) -> Console:
 
 
 def _print_rows(console: Console, rows: list[list[str]], meaning: str, joined: Collection[int] = ()) -> None:
-    plain = [[names.plain(text) for text in row] for row in rows]
+    plain = [[*row] for row in rows]
     for block in blocks(plain, console.width, joined):
         head, *body = ([row[0], *(row[i] for i in block)] for row in plain)
         table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
@@ -61,7 +60,7 @@ def _print_rows(console: Console, rows: list[list[str]], meaning: str, joined: C
             table.add_row(*map(Text, row))
         console.print(table)
         console.print()
-    console.print(Text(names.plain(meaning), style="dim"))
+    console.print(Text(meaning, style="dim"))
 
 
 def blocks(rows: Sequence[Sequence[str]], width: int, joined: Collection[int] = ()) -> list[list[int]]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raysim.common.errors import ScenarioError
-from raysim.common.names import distinct
-from raysim.common.names import name as clean_name
+from raysim.common.text import distinct
 from raysim.comparison.published import Published
 from raysim.comparison.runs import RunRecord
 from raysim.comparison.tuned import ChosenValue, TuningCard
@@ -56,7 +55,7 @@ class Variant:
     def plain_method(self) -> str:
         """The algorithm's name, followed by `key=value` for each differing key that is not part of the task."""
         own = [_assigned(key, v) for key, v in self.keys.items() if key != "algorithm.name" and not is_task(key)]
-        return clean_name(" ".join([self.called, *own]))
+        return " ".join([self.called, *own])
 
     @property
     def counted(self) -> Mapping[Any, RunRecord]:
@@ -227,7 +226,7 @@ def _named_by_runs(variants: Sequence[Variant]) -> Sequence[Variant]:
             if not is_task(key) and any(differs(key, on_task) for on_task in alike[method].values())
         ]
         words = [variant.called if key == "algorithm.name" else _assigned(key, variant.keys[key]) for key in own]
-        named.append(replace(variant, method_label=clean_name(" ".join([*method, *words]))))
+        named.append(replace(variant, method_label=" ".join([*method, *words])))
     return named
 
 
@@ -254,12 +253,12 @@ def _called(runs: Sequence[RunRecord]) -> dict[str, str]:
     """Algorithm -> its name in tables. Two classes with the same name also show the algorithm's name, with its file."""
     method_of = {run.algorithm: run.method for run in runs}
     methods = list(method_of.values())
-    return {name: clean_name(f"{of} ({name})") if methods.count(of) > 1 else of for name, of in method_of.items()}
+    return {name: f"{of} ({name})" if methods.count(of) > 1 else of for name, of in method_of.items()}
 
 
 def with_distinct_names(variants: Sequence[Variant]) -> list[Variant]:
     """The variants with clean, unique names."""
-    labels = distinct((variant.name for variant in variants), clean_name)
+    labels = distinct(variant.name for variant in variants)
     return [replace(variant, label=label) for variant, label in zip(variants, labels, strict=True)]
 
 

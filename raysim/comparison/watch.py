@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.common.files import is_locked
 from raysim.comparison.report import Live, report
@@ -50,7 +49,7 @@ class Watched:
         done_of = [(t, of) for t, of in zip(done, asked, strict=True) if of]
         rounds = f"; {sum(t for t, _ in done_of)} of {sum(of for _, of in done_of)} rounds" if done_of else ""
         rounds += " of these runs" if done_of and len(runs) + waiting > 1 else ""
-        name = names.name(folder.resolve().name)
+        name = folder.resolve().name
         return cls(f"{name}: {', '.join(words) or 'no run has begun yet'}{rounds}", running, bool(runs), any(done))
 
 
@@ -111,5 +110,5 @@ def _write(
 ) -> Path:
     measured = [source for source, one in watched.items() if one.measured]
     live = Live([one.line for one in watched.values()], refresh_s, time.strftime("%H:%M:%S"))
-    name = ", ".join(names.name(source.resolve().name) for source in watched)
+    name = ", ".join(source.resolve().name for source in watched)
     return report(*measured, output=output, baseline=baseline, live=live, name=name, select=select, metric=metric)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from raysim.common import names
+from raysim.common.text import shortened
 from raysim.data.partition_counts import Ints
 from raysim.data.shards import Partition
 
@@ -63,7 +63,7 @@ def draw_heatmap(
         else:
             axis.set_major_locator(MaxNLocator(10, integer=True))
     if classes <= _ROOM_FOR_NAMES:
-        cells.set_yticks(range(classes), [names.picture(name, 12) for name in class_names])
+        cells.set_yticks(range(classes), [shortened(name, 12) for name in class_names])
     scale = figure.colorbar(image, ax=cells, pad=0.015, fraction=0.04, aspect=4 * height)
     scale.set_label("training samples", color=_INK)
     scale.outline.set_visible(False)
@@ -89,7 +89,7 @@ def draw_heatmap(
     held_N = (count_CN > 0).sum(0)
     spread = f"{_range(held_N)} classes per client, {_range(holders_C)} clients per class"
     if title:
-        figure.suptitle(names.picture(title, 200), x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
+        figure.suptitle(shortened(title, 200), x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
     counts = f"{clients} clients, {classes} classes: {spread}"
     bars.set_title(counts, fontsize=10, color=_INK, loc="left")
     with warnings.catch_warnings():  # for characters that the fonts lack

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar
+from raysim.common.text import distinct
 from raysim.report.accuracies import DRAWABLE, OWN, Accuracy
 from raysim.report.figures import OVER, Width, picture_file, save_picture
 from raysim.report.load import read_clients, read_rounds, read_summary
@@ -97,7 +97,7 @@ def labels(runs: Sequence[PlottedRun]) -> list[str]:
     keys = dict.fromkeys(key for run in runs for key in run.parts)
     differing = [key for key in keys if len({run.parts.get(key) for run in runs}) > 1 and key]
     texts = (" ".join(run.parts[key] for key in ["", *differing] if key in run.parts) for run in runs)
-    return names.distinct(texts, names.name)
+    return distinct(texts)
 
 
 def _missing(metric: str, rows: Sequence[Mapping[str, Any]], accuracy: Accuracy) -> str:

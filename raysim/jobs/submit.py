@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import shlex
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from typing import Any
 
 from raysim.common.errors import ScenarioError
 from raysim.common.requirements import installed
-from raysim.common.temporary import temporary_folder
 from raysim.common.text import holds_secret
 from raysim.jobs.cluster import KIND
 from raysim.jobs.entry import versions
@@ -102,7 +102,8 @@ def submit(client: Any, job: str | None, work: Work, words: Sequence[str], varia
     """
     name = work.facts.get("name") or "resume"
     job = job or f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    with temporary_folder("submit-") as folder:
+    with tempfile.TemporaryDirectory(prefix="raysim-submit-") as temporary:
+        folder = Path(temporary)
         files = stage(work.files, folder, work.own_code)
         command = ["python", "-m", "raysim.jobs.entry", versions(), *files[:1], *words]
         _submit_when_ready(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from raysim.common import names
+from raysim.common.text import shortened
 from raysim.report.accuracies import OWN, Accuracy
 from raysim.report.figures import (
     GREY,
@@ -130,7 +130,7 @@ def _draw_panel(axes: Axes, over: Over, curves: Sequence[Curve | None], width: W
             continue
         x = [value / unit.size for value in one.x]
         look = line_look(place, len(x))
-        axes.plot(x, one.y, label=names.picture(one.label, longest_label(width)), **look)
+        axes.plot(x, one.y, label=shortened(one.label, longest_label(width)), **look)
         if one.low is not None and one.high is not None:
             axes.fill_between(x, one.low, one.high, color=look["color"], alpha=0.15, linewidth=0)
 
@@ -142,7 +142,7 @@ def draw_boxes(groups: Mapping[str, Floats], accuracy: Accuracy, pooled: str, wi
 
     pooled: the clients of one box, in words.
     """
-    labels = ["\n".join(names.picture(line, 32) for line in textwrap.wrap(label, 32)[:3]) for label in groups]
+    labels = ["\n".join(shortened(line, 32) for line in textwrap.wrap(label, 32)[:3]) for label in groups]
     longest = max(len(line) for label in labels for line in label.split("\n"))
     flat = len(labels) * longest * 0.075 <= INCHES[width] - 0.6
     figure, (axes,) = make_figure(width=width, height=2.6 if flat else 3.1)
@@ -193,12 +193,12 @@ def draw_clients(
                 continue
             if len(clients) <= SEPARATE_BARS:
                 k, value = zip(*here, strict=True)
-                axes.bar(k, value, 0.8, label=names.picture(called[model], 30), **look)
+                axes.bar(k, value, 0.8, label=shortened(called[model], 30), **look)
             else:  # thousands of hatched bars would be black, and take minutes
                 lines = [[(k, 0.0), (k, value)] for k, value in here]
-                _thin_bars(axes, lines, look["facecolor"], names.picture(called[model], 30))
+                _thin_bars(axes, lines, look["facecolor"], shortened(called[model], 30))
         axes.axhline(mean, color="black", linewidth=0.8, linestyle="--", label=None)
-        axes.set_title(names.picture(label, longest_label(width)), loc="left")
+        axes.set_title(shortened(label, longest_label(width)), loc="left")
         axes.set_xlim(clients[0][0] - 0.7, clients[-1][0] + 0.7)
         plain_numbers(axes, whole=True, ticks=8)
         per_cent_axis(axes.yaxis)
@@ -238,11 +238,11 @@ def draw_confusion(
         share_CC = 100 * count_CC / np.maximum(count_CC.sum(1, keepdims=True), 1)
         image = axes.imshow(share_CC, cmap=blues, vmin=0, vmax=100, interpolation="nearest")
         axes.grid(visible=False)
-        axes.set_title(names.picture(label, longest_label("one-column")))
+        axes.set_title(shortened(label, longest_label("one-column")))
         axes.set_xlabel("predicted class (in % of the true class)")
         axes.set_ylabel("true class")
         if classes <= NAMED:
-            ticks = [names.picture(class_names[c], 12) for c in range(classes)]
+            ticks = [shortened(class_names[c], 12) for c in range(classes)]
             long = max(map(len, ticks)) > 2
             axes.set_xticks(range(classes), ticks, rotation=90 if long else 0)
             axes.set_yticks(range(classes), ticks)
@@ -272,7 +272,7 @@ def plot_accuracy(rounds: pa.Table | Sequence[Mapping[str, Any]], path: Path | s
     ratios = (3, *[2] * (len(shown) - 1))
     figure, panels = make_figure(1, len(shown), "two-columns", 2.9, sharey=True, width_ratios=ratios)
     if title:
-        figure.suptitle(names.picture(title, 200), x=0.01, ha="left", fontweight="bold", color="#222222")
+        figure.suptitle(shortened(title, 200), x=0.01, ha="left", fontweight="bold", color="#222222")
     for axes, over in zip(panels, shown, strict=True):
         series = {metric: series_of(rows, over.metric, metric) for metric in LINES}
         unit = over.unit(x for xs, _ in series.values() for x in xs)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from raysim.common.logs import show_logs
-from raysim.common.temporary import temporary_folder
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
@@ -132,8 +133,8 @@ def _traced(
     spec, settings = assembly.spec, assembly.loop_settings
     trace = Trace(variation)
     began = perf_counter()
-    with temporary_folder("verify-") as folder, contextlib.ExitStack() as closing:
-        limits = state_limits(scenario)
+    with tempfile.TemporaryDirectory(prefix="raysim-verify-") as temporary, contextlib.ExitStack() as closing:
+        folder, limits = Path(temporary), state_limits(scenario)
         assert assembly.plan is not None
         backend: Backend
         if variation.actors is None:

@@ -14,7 +14,7 @@ import yaml
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar
-from raysim.common.text import holds_secret, redacted
+from raysim.common.text import holds_secret
 from raysim.core.fields import settings_fields
 from raysim.plugins.own_code import OwnCode
 from raysim.plugins.references import Reference
@@ -58,7 +58,7 @@ class ParsedScenario:
     settings: Settings
     algorithm: AnyAlgorithm  # with its settings
     origin: Origin
-    text: str  # as given, without the secrets that addresses may contain
+    text: str  # as given
     resolved: Mapping[str, Any]  # every key with its value, defaults filled in
     overrides: Mapping[str, Scalar]  # entries of `flat` that an override gave
     own_code: OwnCode = OwnCode()  # the user's own files that the scenario names
@@ -244,7 +244,7 @@ def parse_scenario(
         settings,
         made(cls, algorithm_settings.model_dump(), ("algorithm",), origin),
         origin,
-        redacted(text),
+        text,
         resolved,
         overridden,
         own_code=own_code,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from raysim.common.errors import UnavailableError
+from raysim.common.errors import ScenarioError, UnavailableError
 from raysim.common.text import holds_secret
 from raysim.plugins.calling import failing
 from raysim.scenario.deciding import DECIDING, missing_setting
@@ -36,6 +36,11 @@ def refuse_secrets(parsed: ParsedScenario) -> None:
                 "the address contains a user name, password or token, which the run folder and MLflow would show; "
                 f"{instead.get(name, 'remove it from the address')}",
             )
+    if any(map(holds_secret, parsed.text.splitlines())):
+        raise ScenarioError(
+            "the scenario contains an address with a user name, password or token, which the run folder and MLflow "
+            "would show; remove it"
+        )
 
 
 def refuse_remote_output(parsed: ParsedScenario) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 import yaml
 
 from raysim.common.errors import ScenarioError
-from raysim.common.text import redacted
 from raysim.scenario.bundled import hint
 
 UNREADABLE = (yaml.YAMLError, ValueError)
@@ -175,6 +174,5 @@ def written_value(value: Any, key: str) -> str:
 
 
 def short(text: str) -> str:
-    """Return text without secrets in addresses, cut to at most 80 characters to fit into a sentence."""
-    text = redacted(text)
+    """Return text, cut to at most 80 characters to fit into a sentence."""
     return text if len(text) <= 80 else text[:77] + "..."

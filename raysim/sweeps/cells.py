@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from raysim.common import names
 from raysim.common.errors import ScenarioError
 from raysim.comparison.published import Published
 from raysim.comparison.sweep_card import CellCard, SweepCard
@@ -104,7 +103,7 @@ class Variant:
     @property
     def runs(self) -> tuple[str, ...]:
         """The names in `runs` that define the variant."""
-        return tuple(map(names.name, self.labels.values()))
+        return tuple(self.labels.values())
 
 
 VariantCells = tuple[Variant, Sequence[tuple[int | None, Cell]]]
@@ -187,7 +186,7 @@ class CellMaker:
         parts = [*variant.labels.values(), *parts]
         if trial is not None:
             parts += [*([scenario.method] if scenario is not None and not parts else []), f"trial {trial}"]
-        label = names.name(" ".join(parts)) if parts else ""
+        label = " ".join(parts)
         seeds = [f"{key}={value}" for key, value in variant.assignments if key == "seed"]
         return label, " ".join([label, *seeds, *of_seed]).strip() or "base"
 

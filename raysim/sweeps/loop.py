@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from raysim.common import names
 from raysim.common.errors import RaysimError, RunError, ScenarioError
 from raysim.common.files import hold, reason, write_bytes
+from raysim.common.text import distinct, mlflow_name
 from raysim.comparison.compare import compare
 from raysim.comparison.pictures import draw
 from raysim.comparison.sweep_card import SWEEP_CARD, SWEEP_LOCK
@@ -349,7 +349,7 @@ def _compare(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> No
             comparison = compare(*folders)
             files = [*write_tables(comparison, place), *draw(comparison, place)]
             variants = [variant.name for variant in comparison.variants]
-            for variant, called in zip(variants, names.distinct(variants, names.mlflow), strict=True):
+            for variant, called in zip(variants, distinct(map(mlflow_name, variants)), strict=True):
                 for measure in comparison.measures:
                     if (estimate := comparison.estimate(variant, measure)) is not None:
                         metrics[f"{measure}/{called}"] = estimate.mean

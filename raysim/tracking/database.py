@@ -13,7 +13,6 @@ from typing import Any
 
 from raysim.common.files import if_supported, lock, sync_folder
 from raysim.common.memory import without_collection
-from raysim.common.text import redacted
 from raysim.tracking.store import PASSWORD, USER, bypass_proxy, database_path, is_loopback, sqlite_address
 
 # Short words for errors that the library requests describes in several lines.
@@ -109,7 +108,7 @@ def ask(resolved: str) -> None:
 
 def in_words(error: BaseException) -> str:
     """Return an error of MLflow in one line, or in a few words if the server did not answer."""
-    text = " ".join(redacted(str(error)).split())
+    text = " ".join(str(error).split())
     if getattr(error, "error_code", None) == "UNAUTHENTICATED" or "error code 401" in text:
         return f"the server requires a user name and password: set {USER} and {PASSWORD}"
     for sign, words in _NO_ANSWER.items():

@@ -24,7 +24,6 @@ import pyarrow as pa
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.files import hold, holder, reason, remove_leftovers, set_aside, sync_folder, write_bytes
 from raysim.common.results import LOCK, ClientRow, RunCard, Status
-from raysim.common.text import redacted
 from raysim.tracking.client_rows import ClientRows, MissingRowsError
 from raysim.tracking.rounds import RoundRows
 
@@ -313,19 +312,14 @@ def summary_text(status: Status, summary: Mapping[str, object]) -> str:
 
 
 def _plain(value: object) -> object:
-    """Convert a value for JSON: NaN and infinity become null, numbers of NumPy and torch become Python's.
-
-    Secrets in addresses are removed, because an error may quote an address.
-    """
+    """Convert a value for JSON: NaN and infinity become null, numbers of NumPy and torch become Python's."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, str):
-        return redacted(value)
-    if value is None or isinstance(value, int):
+    if value is None or isinstance(value, str | int):
         return value
     item = getattr(value, "item", None)
     return _plain(item()) if callable(item) else str(value)

@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raysim.common import names
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.results import METRICS, ClientRow, RunCard, Status
+from raysim.common.text import mlflow_name
 from raysim.tracking.database import ensure_database, in_words, load_mlflow
 from raysim.tracking.folder import summary_text
 from raysim.tracking.store import FOR_TRAINING, VIEW, VIEW_TAG, database_path, resolve_uri, shown
@@ -187,7 +187,7 @@ class MlflowTracker:
     def _take(self, t: int, values: Mapping[str, float | int]) -> None:
         # The engine's metrics come first: if a round exceeds one call, metrics of the algorithm are left out.
         ordered = sorted(values.items(), key=lambda item: item[0] not in METRICS)
-        metrics = {names.mlflow(name): _rounded(name, v) for name, v in ordered if v is not None and not math.isnan(v)}
+        metrics = {mlflow_name(name): _rounded(name, v) for name, v in ordered if v is not None and not math.isnan(v)}
         if metrics:
             self._waiting.append((t, time.time_ns() // 1_000_000, metrics))
 
@@ -224,7 +224,7 @@ class MlflowTracker:
             self.experiment_id = self._find_experiment()
         if self.run_id is None:
             tags = {**self._own_tags(card), **card.tags, **self.tags}
-            tags = {names.mlflow(k): str(v)[:_LONGEST_TAG] for k, v in tags.items()}
+            tags = {mlflow_name(k): str(v)[:_LONGEST_TAG] for k, v in tags.items()}
             self._existing = self._find_run(card.run_id) if self._resumed else None
             if self._existing is not None:
                 self.run_id = self._go_on(tags)
@@ -233,9 +233,9 @@ class MlflowTracker:
                 self.run_id = run.info.run_id
         present = self._existing.data.params if self._existing else {}
         params = [
-            entities.Param(names.mlflow(k), _text(v))
+            entities.Param(mlflow_name(k), _text(v))
             for k, v in card.parameters.items()
-            if names.mlflow(k) not in present
+            if mlflow_name(k) not in present
         ]
         for i in range(0, len(params), _PER_BATCH):  # MLflow accepts the same parameter again
             self._client.log_batch(self.run_id, params=params[i : i + _PER_BATCH])

@@ -139,9 +139,3 @@ def test_damaged_run_folders(what: str, copy: Path, capfd: pytest.CaptureFixture
 def test_numbers_beyond_floats_are_compared(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
     change_column(copy, "rounds.parquet", "accuracy/jain", 2**60)
     assert run(capfd, "compare", "copy")[0] == 0
-
-
-def test_long_words_are_cut(capfd: pytest.CaptureFixture[str]) -> None:
-    for words in (["list", "x" * 9999], ["list", "all", "x" * 9999], ["launch", "a.yaml", f"--{'x' * 9999}"]):
-        code, out, err = run(capfd, *words)
-        assert (code, out) == (2, "") and "xxx…xxx" in err and len(err) < 1000

@@ -12,6 +12,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -25,8 +26,8 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.files import reason
+from raysim.common.folders import LONGEST, folder_of_ray
 from raysim.common.memory import without_collection
-from raysim.common.temporary import HELD, LONGEST, folder_of_ray, make_folder
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Environment variable; with "0", Ray uses 127.0.0.1 as this machine's address, as it does by default on a Mac. Ray has
@@ -44,7 +45,6 @@ NODE_WAIT_S = 30.0
 
 _before: dict[str, str | None] = {}  # the environment variables before `start`
 _folder: Path | None = None  # of the running Ray
-_held: int | None = None  # descriptor of the lock of `_folder`
 
 
 def start(**options: Any) -> None:
@@ -52,13 +52,13 @@ def start(**options: Any) -> None:
 
     Raises `RunError` if Ray does not start.
     """
-    global _folder, _held
+    global _folder
     # Only the owner can enter this folder; Ray makes a folder in it that is open to all users.
     place = folder_of_ray()
     try:
         if len(os.fsencode(place)) > LONGEST:
             raise OSError("its name is too long for sockets")
-        _folder, _held = make_folder(place=place)
+        _folder = Path(tempfile.mkdtemp(prefix="raysim-", dir=place))
     except OSError as error:
         raise ScenarioError(
             f"{place}: cannot create Ray's temporary folder here: {reason(error)}; set RAY_TMPDIR to a writable folder "
@@ -136,7 +136,7 @@ def stop(remove_logs: bool = False) -> None:
 
     remove_logs: also remove its folder, which Ray itself never does; otherwise the folder stays permanently.
     """
-    global _folder, _held
+    global _folder
     workers = _workers() if _folder is not None else []
     # Ray ends the whole process, with exit code 1, if another thread (MLflow's, for example) frees a reference to an
     # actor or an object during the shutdown; such references are in cycles that only the garbage collection frees.
@@ -145,13 +145,9 @@ def stop(remove_logs: bool = False) -> None:
     for process in workers:  # they outlive the raylet, with threads of user code for ever
         with contextlib.suppress(psutil.Error):
             process.kill()
-    if _folder is not None:
-        (_folder / HELD).unlink(missing_ok=True)
-        if remove_logs:
-            shutil.rmtree(_folder, ignore_errors=True)
-    if _held is not None:
-        os.close(_held)
-    _folder = _held = None
+    if _folder is not None and remove_logs:
+        shutil.rmtree(_folder, ignore_errors=True)
+    _folder = None
     ray_constants.ENABLE_RAY_CLUSTER = True
     set_environment(_before)
     _before.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,8 +13,6 @@ from pathlib import Path
 import pytest
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import hold
-from raysim.common.temporary import remove_abandoned
 from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.ray
@@ -135,45 +132,6 @@ def test_only_the_owner_on_this_machine_gets_in(namespace: list[str], tmp_path: 
     assert found["left"] == []  # a later Ray of this process is as if there had been none
     assert found["removed"]
     assert not found["lingers"]  # no process that Ray started outlives it
-
-
-def test_a_start_removes_folders_of_killed_processes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
-    from raysim.engine.ray import local_cluster
-
-    here = socket.gethostname()
-    texts = {"dead": f"process 1 on {here}\n", "elsewhere": "process 1 on another\n", "starting": "", "living": None}
-    for name, text in texts.items():
-        (tmp_path / f"raysim-{name}" / "ray").mkdir(parents=True)
-        if text is not None:
-            (tmp_path / f"raysim-{name}" / ".held").write_text(text)
-    (tmp_path / "raysim-logs-of-a-failed-run").mkdir()
-    (tmp_path / "raysim-error.txt").write_text("")
-    (tmp_path / "raysim-link").symlink_to(tmp_path / "linked")
-    shutil.copytree(tmp_path / "raysim-dead", tmp_path / "linked")
-    living = hold(tmp_path / "raysim-living" / ".held")
-    if os.getuid() == 0:
-        shutil.copytree(tmp_path / "raysim-dead", tmp_path / "raysim-of-another-user")
-        os.chown(tmp_path / "raysim-of-another-user", 12345, 12345)
-    before = {path.name for path in tmp_path.iterdir()}
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    monkeypatch.setattr(local_cluster, "LONGEST", 1000)  # no socket is made
-    monkeypatch.setattr(ray, "init", lambda **options: None)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
-    for remove_logs in (True, False):
-        local_cluster.start()
-        remove_abandoned(tmp_path)  # as another process does that starts
-        folder = local_cluster._folder
-        assert folder is not None and folder.exists()
-        local_cluster.stop(remove_logs)
-        assert folder.exists() != remove_logs
-    assert {path.name for path in tmp_path.iterdir()} == before - {"raysim-dead"} | {folder.name}
-    remove_abandoned(tmp_path)
-    assert folder.exists()  # with the logs of a run that failed
-    os.close(living)
-    remove_abandoned(tmp_path)
-    assert not (tmp_path / "raysim-living").exists()
 
 
 def test_sockets_have_short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
