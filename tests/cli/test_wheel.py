@@ -39,7 +39,7 @@ def test_the_pages_commands(tmp_path: Path) -> None:
     )  # fmt: skip
     assert Path(where.stdout.strip()).is_relative_to(site)
     raysim("launch", "quickstart", *SHORT)
-    assert "problem" not in raysim("doctor", "--no-run")
+    assert "problem" not in raysim("doctor")
 
     raysim("init")
     assert "accuracy" in raysim("launch", "scenarios/quickstart.yaml", *SHORT)
