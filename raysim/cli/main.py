@@ -454,10 +454,3 @@ def main(args: Sequence[str] | None = None) -> Any:
         # A file or folder of the user does not exist, has a name that is too long, or cannot be written.
         echo(f"raysim: {error.filename}: {reason(error)}; give another file or folder", err=True)
         sys.exit(2)
-    except Exception as error:
-        if own_line(error):  # the user's code raised it, where raysim expects no error: Python shows its traceback
-            raise
-        from raysim.common.defects import EXIT_CODE, report_defect
-
-        echo(f"raysim: {report_defect(error, sys.argv[1:] if args is None else args)}", err=True)
-        sys.exit(EXIT_CODE)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raysim.common.defects import report_defect
 from raysim.common.errors import RaysimError
 from raysim.common.files import reason
 from raysim.common.results import ClientRow, RunCard, Status
@@ -121,6 +121,6 @@ def _run_here(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
         return Outcome(rounds.folder, note=note)  # the run folder records the interruption
     except RaysimError as error:
         return Outcome(rounds.folder, str(error), note=note)
-    except Exception as error:
-        return Outcome(rounds.folder, report_defect(error, ["sweep"]), note=note)
+    except Exception:  # a defect of raysim, or of the user's code where raysim expects no error
+        return Outcome(rounds.folder, traceback.format_exc().rstrip(), note=note)
     return Outcome(rounds.folder, note=note)
