@@ -30,7 +30,7 @@ from tests.engine.scenarios import digits
 ELSEWHERE: Mapping[tuple[str, str], tuple[int, str]] = {
     ("README.md", "python"): (2, "tests/test_readme.py"),
     ("docs/comparison.md", "python"): (2, "tests/sweeps/test_study.py"),
-    ("docs/comparison.md", "yaml"): (1, "tests/sweeps/test_tuning.py"),
+    ("docs/tuning.md", "yaml"): (1, "tests/sweeps/test_tuning.py"),
     ("docs/guide.md", "python"): (2, "tests/test_readme.py"),
     ("docs/own_code.md", "python"): (2, "tests/test_examples.py"),  # and one here
     ("docs/own_data.md", "python"): (1, "tests/data/test_own_data_page.py"),
@@ -44,7 +44,7 @@ ELSEWHERE: Mapping[tuple[str, str], tuple[int, str]] = {
 
 HERE = {
     ("docs/comparison.md", "yaml"): 4,
-    ("docs/guide.md", "yaml"): 1,
+    ("docs/guide.md", "yaml"): 2,
     ("docs/inspection.md", "python"): 2,
     ("docs/own_code.md", "python"): 1,
     ("docs/own_code.md", "yaml"): 1,
@@ -75,7 +75,8 @@ def test_every_block_has_its_test() -> None:
 
 
 def test_the_training_section_of_the_guide() -> None:
-    (text,) = blocks("docs/guide.md", "yaml")
+    first, text = blocks("docs/guide.md", "yaml")
+    assert Scenario.load(yaml.safe_load(first)).rounds == 20
     clients = {"count": 12, "models": ["digits_cnn_s", "vit_small"], "feature_dim": 32}
     scenario = Scenario.load(digits(**yaml.safe_load(text), clients=clients))
     local = {k: scenario.own_local.get(k, scenario.local) for k in range(12)}
@@ -124,7 +125,7 @@ def test_the_system_that_the_page_shows() -> None:
 
 
 def test_the_examples_of_sweep_files(tmp_path: Path) -> None:
-    *variants, published = [yaml.safe_load(block) for block in blocks("docs/comparison.md", "yaml")[:4]]
+    *variants, published = [yaml.safe_load(block) for block in blocks("docs/comparison.md", "yaml")]
     sweep = tmp_path / "sweep.yaml"
     cells = []
     for example in variants:

@@ -34,7 +34,7 @@ FAST_TRIALS = 2
 """Trials per method with `--fast`."""
 
 FEW_TRIALS = 16
-"""Trials from which on a choice of two or more keys is not mostly a matter of luck: see docs/comparison.md."""
+"""Trials from which on a choice of two or more keys is not mostly a matter of luck: see docs/tuning.md."""
 
 FAST_NOTE = f"--fast: at most {FAST_TRIALS} trials per method, on one seed and without successive halving"
 

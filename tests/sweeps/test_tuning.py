@@ -506,10 +506,10 @@ def test_fast_tuning_is_small(workplace: Path) -> None:
 
 
 @pytest.mark.large
-def test_the_tuning_of_the_page_on_comparisons(workplace: Path, pool: Pool) -> None:
-    """The block of comparison.md, with fewer trials, rounds and clients."""
-    page = (REPOSITORY / "docs" / "comparison.md").read_text(encoding="utf-8")
-    *_, block = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+def test_the_page_on_tuning(workplace: Path, pool: Pool) -> None:
+    """The block of tuning.md, with fewer trials, rounds and clients."""
+    page = (REPOSITORY / "docs" / "tuning.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     content = yaml.safe_load(block)
     assert "tune" in content
     path = workplace / "scenarios" / "sweeps" / "tuned.yaml"
