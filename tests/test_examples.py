@@ -105,7 +105,7 @@ def test_an_attack_reveals_an_image_that_was_sent_as_a_network(
     assert (workplace / "leaks.png").stat().st_size > 1000
 
 
-PAGE = (REPOSITORY / "docs" / "own_code.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "exposed.md").read_text(encoding="utf-8")
 UPDATE, OUTPUT = (indent(block, "    ") for block in re.findall(r"^```python\n(def exposed.*?)^```", PAGE, re.M | re.S))
 OWN = (
     "from dataclasses import dataclass\nfrom raysim.core import OutputOf, UpdateOf\n"

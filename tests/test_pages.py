@@ -32,7 +32,7 @@ ELSEWHERE: Mapping[tuple[str, str], tuple[int, str]] = {
     ("docs/comparison.md", "python"): (2, "tests/sweeps/test_study.py"),
     ("docs/tuning.md", "yaml"): (1, "tests/sweeps/test_tuning.py"),
     ("docs/guide.md", "python"): (2, "tests/test_readme.py"),
-    ("docs/own_code.md", "python"): (2, "tests/test_examples.py"),  # and one here
+    ("docs/exposed.md", "python"): (2, "tests/test_examples.py"),
     ("docs/own_data.md", "python"): (1, "tests/data/test_own_data_page.py"),
     ("docs/own_data.md", "yaml"): (11, "tests/data/test_own_data_page.py"),
     ("docs/system.md", "python"): (1, "tests/scenario/test_system.py"),
