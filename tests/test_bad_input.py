@@ -1,14 +1,10 @@
-"""What a user can get wrong around a scenario: one sentence, exit code 2, no actor, nothing half-written.
-
-That a Ray which `raysim launch` starts ahead is gone as well, tests/runs/test_ahead.py shows.
-"""
+"""What a user can get wrong around a scenario: one sentence, exit code 2, no actor, nothing half-written."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -42,7 +38,6 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     import raysim.engine.ray.session as ray_session
 
     monkeypatch.setattr(ray_session, "connect", connect)
-    monkeypatch.setattr("raysim.runs.ahead.ray_ahead", lambda scenario: nullcontext())
     monkeypatch.setitem(sys.modules, "ray", None)  # as in a new process: no Ray to join
 
 

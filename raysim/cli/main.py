@@ -149,16 +149,11 @@ def launch(
         checked = Scenario.of(parsed)
         show_preview(preview(checked), checked)
         return
-    from raysim.runs.ahead import ray_ahead
+    from raysim.runs.run import Run, run
 
     if run_ is None:
-        with ray_ahead(parsed):
-            from raysim.runs.run import run
-
-            done = run(parsed, quiet=quiet)
+        done = run(parsed, quiet=quiet)
     else:
-        from raysim.runs.run import Run
-
         done = Run(run_).resume(scenario=parsed, quiet=quiet, code_changed=code_changed)
     _close(done.summary)
 

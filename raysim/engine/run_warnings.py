@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from raysim.common.errors import HookError
@@ -85,7 +84,7 @@ class RunWarnings:
         self._once(_on_disk(memory))
 
     def check_round(self, t: int, report: RoundReport, progress: Progress) -> None:
-        """Warn of failed tests, clients trained one by one, new divergence, and an overflow of virtual time."""
+        """Warn of failed tests, clients trained one by one, and new divergence."""
         self.check_tests(t, report.current)
         self._once(_apart(self.backend.spec, report))
         self._once(_single_sample(self.backend.spec, report))
@@ -103,7 +102,6 @@ class RunWarnings:
                 f"infinite for the first time (accuracies still include such clients): {_REMEDY}"
             )
         self.diverged |= progress.diverged
-        self._once(_endless(progress))
 
     def check_run(self, progress: Progress) -> None:
         """Warn, at the end, of a run in which the server learned nothing."""
@@ -144,15 +142,6 @@ def _on_disk(memory: MemoryReport) -> Iterator[str]:
     if memory.on_disk_mb:
         size_gb = memory.on_disk_mb * 2**20 / 1e9
         yield f"the clients' states take {size_gb:.3g} GB, more than resources.memory_gb allows: they are kept on disk"
-
-
-def _endless(progress: Progress) -> Iterator[str]:
-    """Yield a warning if virtual time has overflowed."""
-    if math.isinf(progress.totals.get("virtual_s", 0.0)):
-        yield (
-            "virtual time is too large for a floating-point number, so plots omit this round and all later ones: set "
-            "greater speeds or smaller latencies in the section `system`"
-        )
 
 
 def _named(clients: Sequence[ClientId]) -> str:

@@ -283,8 +283,6 @@ def attach(scenario: Scenario) -> bool:
         return False
     from raysim.engine.ray import session
 
-    if session.is_ahead():
-        return False
     with sigterm_kept():
         session.connect()
     return True

@@ -28,20 +28,16 @@ GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 
 """The first bytes of an HTTP/2 client: the preface and an empty SETTINGS frame. Ray's server answers by a SETTINGS
 frame, whose fourth byte is 4; a dashboard or a program of another kind does not."""
 
-_ahead = False  # whether a Ray of `connect_ahead` waits for a caller of `connect`
-
 
 def connect(local_cpus: float | None = None) -> bool:
     """Join the Ray at RAY_ADDRESS, or keep the one that this process has joined; otherwise start a local Ray.
 
     local_cpus: CPUs that a local Ray should offer; it may exceed the machine's, since Ray only counts them.
-    Returns whether the caller must stop this Ray, because it was started here or by `connect_ahead`. Raises
-    `ScenarioError` if RAY_ADDRESS does not answer.
+    Returns whether the caller must stop this Ray, because it was started here. Raises `ScenarioError` if RAY_ADDRESS
+    does not answer.
     """
-    global _ahead
     if ray.is_initialized():
-        taken_over, _ahead = _ahead, False
-        return taken_over
+        return False
     address = os.environ.get("RAY_ADDRESS")
     if address:
         check_answer(address)
@@ -98,25 +94,6 @@ def _no_cluster(address: str, why: str) -> ScenarioError:
         f"--address or RAY_ADDRESS: no Ray cluster answers at {address} ({why}); correct the address, or remove it "
         "(`unset RAY_ADDRESS`) to run on a local Ray"
     )
-
-
-def connect_ahead() -> None:
-    """Start a local Ray with this machine's CPUs for a later call of `connect`, unless a Ray is joined."""
-    global _ahead
-    _ahead = connect(1.0)
-
-
-def stop_ahead() -> None:
-    """Stop the Ray of `connect_ahead`, if no call of `connect` took it over."""
-    global _ahead
-    if _ahead:
-        local_cluster.stop(remove_logs=True)
-    _ahead = False
-
-
-def is_ahead() -> bool:
-    """Return whether this process has a Ray of `connect_ahead` that no run uses yet."""
-    return _ahead
 
 
 def nodes(head: bool = True) -> list[Node]:

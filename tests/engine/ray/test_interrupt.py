@@ -66,8 +66,7 @@ def test_two_early_sigterms(tmp_path: Path, tracking_store: str) -> None:
         Strike(signal.SIGTERM, "ray._private.worker:connect", after=True),
         Strike(signal.SIGTERM, "raysim.runs.execution:Execution._draw"),
     ]
-    # With pinned clients the run itself starts Ray, not `ray_ahead`.
-    sets = ["resources.clients_per_actor=20", f"tracking.uri={tracking_store}"]
+    sets = [f"tracking.uri={tracking_store}"]
     words = [word for item in sets for word in ("--set", item)]
     scenario = str(REPOSITORY / "scenarios" / "quickstart.yaml")
     with (tmp_path / "log.txt").open("w") as log:
