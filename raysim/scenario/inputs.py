@@ -6,7 +6,7 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
-from raysim.common.errors import ScenarioError
+from raysim.common.errors import RaysimError
 from raysim.common.files import reason
 from raysim.scenario.data import files_of, partition_of
 from raysim.scenario.origin import Key
@@ -49,7 +49,7 @@ def data_digests(parsed: ParsedScenario) -> tuple[str, str | None] | None:
         parsed.own_code.activate()
         digest = present_digest(data.name, data.root, data.format, files_of(parsed, partition_of(parsed)))
         return digest, None if public is None else present_digest(public, data.root, data.format, None)
-    except ScenarioError:
+    except RaysimError:  # a `HookError` if the user's own loader misses a file
         return None
 
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TextIO
 
 from raysim.common.logs import show_logs
-from raysim.common.text import one_line
 from raysim.report.load import read_rounds
 from raysim.report.units import human_seconds, per_cent, plural
 from raysim.sweeps.cells import Sweep, written
@@ -42,7 +41,7 @@ class PlainProgress:
 
     def print(self, text: str) -> None:
         """Print one line."""
-        print(one_line(text, 5000), file=self.stream, flush=True)
+        print(text, file=self.stream, flush=True)
 
     def show(self, progress: SweepProgress) -> None:
         """Print changed states and, when due, the overall progress."""
@@ -109,7 +108,7 @@ class LiveProgress(PlainProgress):
         self.live.start()
 
     def print(self, text: str) -> None:
-        self.live.console.print(one_line(text, 5000), markup=False, highlight=False)
+        self.live.console.print(text, markup=False, highlight=False)
 
     def show(self, progress: SweepProgress) -> None:
         from rich.table import Table

@@ -370,11 +370,6 @@ REFUSED = [
     (["describe", "fedghh"], "raysim: describe fedghh: unknown name; did you mean 'fedgh'?"),
     (["describe", "FedGHH"], "raysim: describe FedGHH: unknown name; did you mean 'fedgh'?"),
     (["describe", "model"], "raysim: describe model: unknown name; did you mean 'models'?"),
-    *(
-        ([command, ""], "raysim: ID: '' is not a job id; give one that `raysim submit` or `raysim jobs` printed")
-        for command in ("fetch", "status", "logs", "stop")
-    ),
-    (["fetch", "a/b"], "raysim: ID: 'a/b' is not a job id; give one that `raysim submit` or"),
     (
         ["validate", QUICKSTART, "--set", "clients.participation=5"],
         "clients.participation: 5 given; allowed: a share of the clients, greater than 0 and at most 1; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import re
 import runpy
 import shlex
@@ -21,6 +22,7 @@ from raysim.algorithms.fedssa import FedSSA
 from raysim.algorithms.standalone import Standalone
 from raysim.comparison.statistics import Estimate, estimate, holm, paired_difference, paired_p_value
 from raysim.contract.trial import Trial
+from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.state import digest
 from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.only import chosen_cells
@@ -824,8 +826,14 @@ def test_the_watched_fedclassavg_is_fedclassavg() -> None:
     assert digest(mine.states()) == digest(original.states())
 
 
-def test_a_late_start_begins_with_the_last_model_of_the_architecture() -> None:
-    late = runpy.run_path(str(FOLDER / "late_start.py"))["LateStart"]
+def late_start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AnyAlgorithm]:
+    """Import the method that begins late, as a module: the server's state contains objects of its classes."""
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module("late_start").LateStart  # type: ignore[no-any-return]
+
+
+def test_a_late_start_begins_with_the_last_model_of_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = late_start(monkeypatch)
     toy = Trial(late()).round(1, [0, 1]).round(2, [0, 3])
     assert toy.server.arch[0] == toy.server.arch[3]
     sent = [msg.model for hook, _, msg in toy.sent if hook == "server_send"]
@@ -834,8 +842,8 @@ def test_a_late_start_begins_with_the_last_model_of_the_architecture() -> None:
     assert digest(sent[3]) == digest(trained)
 
 
-def test_late_starts_train_as_their_methods_do() -> None:
-    late = runpy.run_path(str(FOLDER / "late_start.py"))["LateStart"]
+def test_late_starts_train_as_their_methods_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = late_start(monkeypatch)
     for rows, method in ((True, FedSSA()), (False, Standalone())):
         mine, original = (Trial(one).run(2) for one in (late(rows=rows), method))
         states = (toy.states() for toy in (mine, original))
