@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from raysim.common.errors import ScenarioError
 from raysim.comparison.main_measure import ORIGINS, main_measure, tuned_metric
 from raysim.comparison.measures import MEASURES, SELECT, TO_TARGET, is_cost_to_target
-from raysim.comparison.notes import missing_cells, notes_on, on_selection
+from raysim.comparison.notes import missing_cells, notes_on
 from raysim.comparison.published import Published, by_measure
 from raysim.comparison.rows import measure_rows
 from raysim.comparison.runs import RunRecord, find_runs
@@ -69,11 +69,10 @@ class Comparison:
     variants: Sequence[Variant]
     targets: Sequence[float]
     baseline: str | None = None  # the name of the baseline
-    other_notes: Sequence[str] = field(default_factory=list)  # notes that hold for any `select` and `main`
+    notes: Sequence[str] = field(default_factory=list)  # reasons that may change the conclusion
     targets_on: str = "all"  # what must reach a target: the mean accuracy of clients, one of `CURVES`, or `select`
     select: str = "last"  # what selects the round whose measures count, one of `SELECT`
     main: str = "last"  # the measure, one of `ORIGINS`, of differences, of figures, and of the summary over tasks
-    tunings: Sequence[TuningCard] = ()  # those that chose values of the runs
     spread: Spread = "interval"  # what ± shows in tables
 
     def __repr__(self) -> str:
@@ -83,11 +82,6 @@ class Comparison:
         file = StringIO()
         print_table(self, file)
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
-
-    @property
-    def notes(self) -> list[str]:
-        """A sentence for each reason why the numbers are less fair, or less certain, than they look."""
-        return [*on_selection(self.tunings, self.select, self.accuracy.metric), *self.other_notes]
 
     @property
     def accuracy(self) -> Accuracy:
@@ -328,8 +322,6 @@ def compare(
     ]
     baseline, baselines, no_baseline = _baseline_of(variants, baseline, sweep)
     notes += [*without_trials, *sweep_notes, *no_baseline]
-    if baseline is not None and all(baseline not in (one.name, one.method) for one in baselines):
-        notes.append(f"the baseline {baseline} is {', '.join(one.name for one in baselines)}")
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
     notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
     notes += missing_cells(all_runs)
@@ -346,11 +338,11 @@ def compare(
     if select != "last":
         targets_on = select
     compared = Comparison(
-        variants, chosen, baseline, [*notes, *notes_on(variants, spread)], targets_on, select, main, tunings, spread
+        variants, chosen, baseline, [*notes, *notes_on(variants, spread)], targets_on, select, main, spread
     )
     if targets is not None:  # those of papers are only shown if a run reaches them
         missed = [f"no run reaches the target {target:g}" for target in chosen if not compared.is_reached(target)]
-        compared = replace(compared, other_notes=[*compared.other_notes, *missed])
+        compared = replace(compared, notes=[*compared.notes, *missed])
     return compared
 
 
@@ -416,35 +408,22 @@ def _in_order(runs: Sequence[RunRecord]) -> list[RunRecord]:
 def _sweep_of(
     runs: Sequence[RunRecord], baseline: str | None, targets: Iterable[float] | None
 ) -> tuple[SweepCard | None, list[str]]:
-    """A sweep with the baseline and targets that count, and notes if they are not those of all runs.
+    """A sweep with the baseline and targets that count, and a note on each of them in which several sweeps differ.
 
     baseline, targets: those that the user gave, in place of the sweep's.
     """
     sweeps = {run.cell_folder.parent: run.sweep for run in runs if run.sweep}
     if not sweeps:
         return None, []
-    asked = {
-        "baseline": baseline is None and any(one.baseline is not None for one in sweeps.values()),
-        "targets": targets is None and any(one.targets is not None for one in sweeps.values()),
-    }
-    sweep, names = next(iter(sweeps.values())), ", ".join(folder.name for folder in sweeps)
-    notes, several = [], f"the runs belong to several sweeps ({names}), which differ in"
-    for name, option in (("baseline", "--baseline"), ("targets", "--target")):
-        if any(getattr(one, name) != getattr(sweep, name) for one in sweeps.values()):
-            none = "none is used" if name == "baseline" else "those of papers are used, if there are any for this data"
-            notes += [f"{several} {name}, so {none}; set {option}"] if asked[name] else []
-            sweep = replace(sweep, baseline=None) if name == "baseline" else replace(sweep, targets=None)
-            asked[name] = False
-    if any(one.targets_on != sweep.targets_on for one in sweeps.values()):
-        measured = "a target is reached when the mean accuracy of all clients' own networks reaches it"
-        notes += [f"{several} targets_on; here, {measured}"] if targets or asked["targets"] else []
-        sweep = replace(sweep, targets_on="all")
-    what = " and ".join(name for name, counts in asked.items() if counts)
-    outside = [run for run in runs if not run.sweep]
-    if not outside or not what:
-        return sweep, notes
-    belong = f"{_folders(outside)} {'belong' if len(outside) > 1 else 'belongs'} to no sweep"
-    return sweep, [*notes, f"{belong}; the {what} of {names} {'is' if what == 'baseline' else 'are'} used for all runs"]
+    first, *others = sweeps.values()
+    names, notes = ", ".join(folder.name for folder in sweeps), []
+    for name, default, given in (("baseline", None, baseline), ("targets", None, targets), ("targets_on", "all", None)):
+        if any(getattr(one, name) != getattr(first, name) for one in others):
+            unused: dict[str, Any] = {name: default}
+            first = replace(first, **unused)
+            if given is None:
+                notes.append(f"{name} of the sweep files is not used, because the sweeps differ in it: {names}")
+    return first, notes
 
 
 def _command(folder: Path) -> str:

@@ -127,13 +127,6 @@ class RunRecord:
         return {key: value for key, value in self.keys.items() if key != "seed" and decides(key)}
 
     @property
-    def code_changes(self) -> list[Any]:
-        """The rounds after which the run was resumed with different code."""
-        code = self.summary.get("code")
-        changes = code.get("changes") if isinstance(code, Mapping) else None
-        return [one.get("after_round") for one in changes or () if isinstance(one, Mapping)]
-
-    @property
     def code_files(self) -> dict[str, str]:
         """The method's files, without raysim's engine, and their SHA-256 digests."""
         code = self.summary.get("code")

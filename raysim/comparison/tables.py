@@ -298,13 +298,15 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
         )
     if any(map(is_cost_to_target, measures)):
         sentences.append("Costs to a target: number of runs that reach the target and, if all runs do, the mean cost.")
-        whose = {
-            "participants": "a round's participants",
-            "all_current": "all clients, each tested after it received the server's current message,",
+        reaching = {
+            "participants": "the mean test accuracy of a round's participants",
+            "all_current": "the mean test accuracy of all clients, each tested after it received the server's current "
+            "message,",
+            "val": "accuracy/val",
+            "val_current": "accuracy/val_current",
         }
-        if comparison.targets_on in whose:
-            what = f"the mean test accuracy of {whose[comparison.targets_on]}"
-            sentences.append(f"A target counts as reached when {what} reaches it.")
+        if comparison.targets_on in reaching:
+            sentences.append(f"A target counts as reached when {reaching[comparison.targets_on]} reaches it.")
     if "at_best_val" in measures:
         sentences.append("test at best val.: test accuracy in the round with the greatest validation accuracy.")
     if "at_best_val_current" in measures:

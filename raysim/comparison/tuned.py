@@ -37,15 +37,6 @@ class CloseDecision:
     ended_score: float
     samples: str  # those that measured a score, such as "360 validation samples"
 
-    @property
-    def words(self) -> str:
-        """The trials, their scores and the samples."""
-        return (
-            f"after round {self.round}, trial {self.kept} (score {self.kept_score:.4g}) continued and trial "
-            f"{self.ended} (score {self.ended_score:.4g}) ended, but their scores "
-            f"differ by less than two correct predictions on {self.samples}"
-        )
-
 
 @dataclass(frozen=True)
 class TunedVariant:
@@ -60,6 +51,12 @@ class TunedVariant:
     score: float | None = None  # its mean over the seeds
     chosen: Sequence[ChosenValue] = ()
     close: Sequence[CloseDecision] = ()
+
+    @property
+    def budget(self) -> str:
+        """The number of trials and the rounds of successive halving."""
+        halving = f" with successive halving at rounds {', '.join(map(str, self.steps))}" if self.steps else ""
+        return f"{plural(self.trials, 'trial')}{halving}"
 
     @property
     def sentence(self) -> str:
@@ -97,14 +94,6 @@ class TuningCard:
             )
         if self.uses_test:
             notes.append(f"results are optimistic: {self.select}, which chose the tuned values, uses test samples")
-        if close := [f"{one.label}: {decision.words}" for one in self.variants for decision in one.close]:
-            how = "to decide more reliably, set later rounds in tune.halving.rounds, or more seeds in tune.seeds"
-            notes.append(
-                f"successive halving chose between trials whose scores hardly differ: {'; '.join(close)}; {how}"
-            )
-        notes.append(
-            "intervals and p-values take the tuned settings as given; they do not include the uncertainty of tuning"
-        )
         return notes
 
     @property
@@ -114,19 +103,9 @@ class TuningCard:
 
     @property
     def _budget(self) -> str:
-        """The trials and rounds of each variant, or of all if they are equal."""
-        budgets = {one.label: self._words(one, with_rounds=True) for one in self._begun}
+        """The trials of each variant, or of all if they are equal."""
+        budgets = {one.label: one.budget for one in self._begun}
         different = set(budgets.values())
         if len(different) == 1:
             return f"equal budgets of {different.pop()} per method"
-        if len({(one.trials, tuple(one.steps)) for one in self._begun}) == 1:
-            words = self._words(self._begun[0], with_rounds=False)
-            rounds = ", ".join(f"{one.label} {one.rounds:,}" for one in self._begun)
-            fewer = f"total rounds differ, because trials that failed or ended early took fewer rounds: {rounds}"
-            return f"equal budgets of {words} per method; {fewer}"
         return "unequal budgets: " + ", ".join(f"{label} {words}" for label, words in budgets.items())
-
-    def _words(self, one: TunedVariant, with_rounds: bool) -> str:
-        halving = f" with successive halving at rounds {', '.join(map(str, one.steps))}" if one.steps else ""
-        rounds = f" ({one.rounds:,} rounds)" if with_rounds else ""
-        return f"{plural(one.trials, 'trial')}{halving}{rounds}"

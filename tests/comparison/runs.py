@@ -38,12 +38,10 @@ def make_run(
     version: str = "0.1.0",
     done: int | None = None,
     virtual_s: float | None = None,
-    code_changed: Sequence[int] = (),
     digest: str | None = None,
     losses: Sequence[float | None] = (),
     val: Sequence[float] = (),
     called: str | None = None,
-    processor: str = "AuthenticAMD 26 17 AVX2",
     current: Sequence[float] = (),
     val_current: Sequence[float] = (),
     mib: int = 1,
@@ -53,7 +51,7 @@ def make_run(
     """A run of one participant per round, which sends 1 MiB and receives 2, and computes 10^9 operations.
 
     mib: what it sends per round instead of 1 MiB; it receives twice as much.
-    virtual_s: of each round, in which then 2 clients drop out. code_changed: after these rounds.
+    virtual_s: of each round, in which then 2 clients drop out.
     called: the class's name of a method in a user's own file.
     val: validation accuracies in rounds 0, 1, ...; empty: no client has validation samples.
     current: test accuracies of current networks in rounds 0, 1, ..., of two clients 0.05 below and above it; empty: no
@@ -116,8 +114,7 @@ def make_run(
         "partition_digest": partition or f"p{seed}",
         "dataset": {"name": "digits", "source": "x", "digest": data_digest},
         "state_digest": digest or f"{folder}",
-        "versions": {"raysim": version, "python": "3.11", "torch": "2", "numpy": "2", "processor": processor},
-        "code": {"changes": [{"after_round": t, "files": ["mine.py"]} for t in code_changed]},
+        "versions": {"raysim": version, "python": "3.11", "torch": "2", "numpy": "2"},
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder

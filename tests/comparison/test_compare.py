@@ -139,42 +139,25 @@ def test_runs_on_other_data_are_no_pairs(tmp_path: Path, other: dict[str, str]) 
     make_run(tmp_path / "b", "standalone", **{"partition": "x", **other})  # type: ignore[arg-type]
     comparison = compare(tmp_path, baseline="standalone")
     assert comparison.difference("fedgh", "last") is None
-    sentence = "equal settings but different data or partitions, so they are not paired"
-    assert any(sentence in note for note in comparison.notes)
-
-
-def test_another_seed_of_the_data_is_another_setting(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", partition="x")
-    make_run(tmp_path / "b", "standalone", partition="y", seeds={"data": 5})
-    assert not any("some runs have equal settings" in note for note in compare(tmp_path).notes)
 
 
 def test_what_is_unfair_is_said(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", seed=1, code_changed=[1, 2])
-    make_run(tmp_path / "b", "standalone", 1, accuracy=[0.1, 0.2], version="0.2.0", training={"epochs": 5})
-    other = {"processor": "GenuineIntel 6 85 AVX512", "training": {"epochs": 5}}
-    make_run(tmp_path / "b2", "standalone", 4, accuracy=[0.1, 0.2], **other)
+    make_run(tmp_path / "a", seed=1)
+    make_run(tmp_path / "b", "standalone", 1, accuracy=[0.1, 0.2], training={"epochs": 5})
+    make_run(tmp_path / "b2", "standalone", 4, accuracy=[0.1, 0.2], training={"epochs": 5})
     make_run(tmp_path / "c", "standalone", 2, accuracy=[0.1, 0.2], done=0, training={"epochs": 5})
     make_run(tmp_path / "d", "standalone", 3, accuracy=[0.1, 0.2, 0.3], done=1, training={"epochs": 5})
     notes = "\n".join(compare(tmp_path).notes)
-    assert f"{tmp_path / 'c'} is left out: it has no finished round yet" in notes
-    assert "unequal budgets: rounds is 1 or 2 or 3" in notes
-    assert "unequal budgets: training.epochs is 1 or 5" in notes
-    assert "runs in unequal environments: raysim is 0.1.0 or 0.2.0" in notes
-    assert "runs in unequal environments: processor is AuthenticAMD 26 17 AVX2 or GenuineIntel 6 85 AVX512" in notes
-    assert "interrupted after 1 of 2 rounds" in notes
-    assert "bit-identical" not in notes
-    changed = [line for line in notes.splitlines() if "its code changed" in line]
-    assert [line.rpartition(": ")[2] for line in changed] == [f"its code changed after round {t}" for t in (1, 2)]
-    assert "no run with seed 3" in notes
-    assert "no confidence intervals: every variant has fewer than 3 seeds" in notes
+    assert str(tmp_path / "c") in notes
+    assert "rounds is 1 or 2 or 3" in notes and "training.epochs is 1 or 5" in notes
+    assert "1 of 2 rounds" in notes and "seed 3" in notes and "fewer than 3 seeds" in notes
 
 
 def test_a_loss_that_is_not_finite_is_said(tmp_path: Path) -> None:
     make_run(tmp_path / "a", losses=[2.0, None, 1.0, 0.5])
     make_run(tmp_path / "b", "fd", losses=[2.0, None, float("nan"), float("inf")])
-    notes = [note for note in compare(tmp_path).notes if "finite" in note]
-    assert notes == ["fd, seed 1: its loss is NaN or infinite in round 2"]
+    (note,) = [note for note in compare(tmp_path).notes if "NaN" in note]
+    assert "fd, seed 1" in note and "round 2" in note
 
 
 def add_facts(folder: Path, **facts: Any) -> None:
@@ -185,11 +168,8 @@ def add_facts(folder: Path, **facts: Any) -> None:
 def test_what_was_left_out_is_said(tmp_path: Path) -> None:
     add_facts(make_run(tmp_path / "a"), uploads=18, rejected_uploads=18, diverged_clients=6, failed_clients=2)
     add_facts(make_run(tmp_path / "b", "fd"), uploads=18, rejected_uploads=0, diverged_clients=0)
-    assert [note for note in compare(tmp_path).notes if note.startswith("f")] == [
-        "fedgh, seed 1: uploads that contained NaN or infinity and were left out: 18 of 18",
-        "fedgh, seed 1: 6 clients diverged: the last loss or upload was NaN or infinite",
-        "fedgh, seed 1: clients failed 2 times; rounds continued without them",
-    ]
+    left_out, diverged, failed = [note for note in compare(tmp_path).notes if note.startswith("fedgh, seed 1")]
+    assert "18 of 18" in left_out and "6 clients diverged" in diverged and "failed 2 times" in failed
 
 
 def test_runs_of_other_code_are_said(tmp_path: Path) -> None:
@@ -197,8 +177,8 @@ def test_runs_of_other_code_are_said(tmp_path: Path) -> None:
     for seed, digest in ((1, "a"), (2, "b"), (3, "a")):
         files = {"mine.py": digest, "net.py": "n", engine: str(seed)}
         add_facts(make_run(tmp_path / str(seed), "mine.py:Mine", seed, called="Mine"), code={"files": files})
-    found = [note for note in compare(tmp_path).notes if "code" in note]
-    assert found == ["Mine: its runs used different code (mine.py); run the older runs again"]
+    (note,) = [note for note in compare(tmp_path).notes if "code" in note]
+    assert note.startswith("Mine: ") and "mine.py" in note and "net.py" not in note
 
 
 def test_the_last_of_two_runs_counts_in_every_measure(tmp_path: Path) -> None:
@@ -218,18 +198,6 @@ def test_folders_of_any_depth(tmp_path: Path) -> None:
         assert [run.folder.name for run in find_runs([tmp_path])] == ["run"]
     finally:
         subprocess.run(["rm", "-rf", "d"], cwd=tmp_path, check=True)  # as `shutil.rmtree` cannot
-
-
-def test_equal_results_are_said(tmp_path: Path) -> None:
-    for seed in (2, 1):
-        make_run(tmp_path / f"a{seed}", "hks", seed, digest=f"d{seed}")
-        make_run(tmp_path / f"b{seed}", "standalone", seed, digest=f"d{seed}")
-        make_run(tmp_path / f"c{seed}", "fd", seed, digest="d1")  # of another seed
-    notes = compare(tmp_path).notes
-    assert [note for note in notes if "bit-identical" in note] == [
-        "seed 1: hks and standalone and fd ended with bit-identical networks",
-        "seed 2: hks and standalone ended with bit-identical networks",
-    ]
 
 
 def test_several_data_sets(tmp_path: Path) -> None:
@@ -323,7 +291,7 @@ def test_a_sweep_says_whose_accuracy_must_reach_a_target(tmp_path: Path) -> None
     comparison = compare(tmp_path / "same")
     reached = comparison.estimate("Ours", "rounds_to_0.55")
     assert reached is not None and (reached.mean, reached.n) == (1, 2)
-    sentence = "A target counts as reached when the mean test accuracy of a round's participants reaches it."
+    sentence = "a round's participants reaches it"
     assert sentence in legend(comparison, short_columns(comparison))
     without = compare(tmp_path / "same", targets=[])
     assert sentence not in legend(without, short_columns(without))
@@ -341,9 +309,7 @@ def test_the_accuracy_of_all_clients_with_the_current_message(tmp_path: Path) ->
     assert last["last_current"].mean == last["best_current"].mean == pytest.approx(last["last"].mean + 0.2)  # type: ignore[union-attr]
     reached = comparison.estimate("Ours", "rounds_to_0.55")
     assert reached is not None and reached.n == 2
-    assert "of all clients, each tested after it received the server's current message, reaches it." in legend(
-        comparison, short_columns(comparison)
-    )
+    assert "current message, reaches it" in legend(comparison, short_columns(comparison))
 
 
 def test_a_sweep_whose_names_are_not_its_variants_is_named_by_keys(tmp_path: Path) -> None:
@@ -360,17 +326,16 @@ def test_a_baseline_of_the_sweep_without_a_run_is_left_out(tmp_path: Path) -> No
     sweep_of(tmp_path, baseline="standalone")
     comparison = compare(tmp_path)
     assert comparison.baseline is None
-    assert (
-        "no differences are shown: the baseline in the sweep file is standalone, but must name exactly one of the "
-        "compared methods: fedgh, fedavg"
-    ) in comparison.notes
+    (note,) = [note for note in comparison.notes if "baseline" in note]
+    assert "standalone" in note and "fedgh, fedavg" in note
 
 
 def test_cells_without_a_run_are_counted(tmp_path: Path) -> None:
     sweep_of(tmp_path / "s")
     assert not any("no run" in note for note in compare(tmp_path).notes)
     SweepCard("", {"x": CellCard("X"), "y-1": CellCard("Y"), "y-2": CellCard("Y")}).write(tmp_path / "s")
-    assert "s: 3 of 7 cells of the sweep have no run: X, Y" in compare(tmp_path).notes
+    (note,) = [note for note in compare(tmp_path).notes if "no run" in note]
+    assert "3 of 7 cells" in note and note.endswith("X, Y")
 
 
 def test_cells_that_an_edited_sweep_no_longer_has_are_not_counted(tmp_path: Path) -> None:
@@ -384,7 +349,7 @@ def test_cells_that_an_edited_sweep_no_longer_has_are_not_counted(tmp_path: Path
 def test_cells_that_were_not_given_are_counted_apart_from_those_without_a_run(tmp_path: Path) -> None:
     sweep_of(tmp_path / "s")
     notes = compare(tmp_path / "s" / "z-ours-1", tmp_path / "s" / "z-ours-2").notes
-    assert "s: 2 of 4 cells of the sweep are not compared here: Theirs" in notes
+    assert any("2 of 4 cells" in note and "Theirs" in note for note in notes)
     assert not any("have no run" in note for note in notes)
 
 
@@ -393,19 +358,16 @@ def test_an_earlier_run_that_failed_is_not_reported_as_the_result(tmp_path: Path
     assert any("interrupted after 1 of 3 rounds" in note for note in compare(tmp_path).notes)
     make_run(tmp_path / "a" / "2")
     notes = compare(tmp_path).notes
-    assert "fedgh, seed 1: 2 runs; only the last finished run counts" in notes
     assert not any("interrupted" in note for note in notes)
 
 
 @pytest.mark.parametrize("other", [{"partition": "y"}, {"data_digest": "edited"}])
-def test_runs_of_one_seed_on_other_data_all_count_and_a_note_says_so(tmp_path: Path, other: dict[str, str]) -> None:
+def test_runs_of_one_seed_on_other_data_all_count(tmp_path: Path, other: dict[str, str]) -> None:
     make_run(tmp_path / "a", partition="x")
     make_run(tmp_path / "b", **{"partition": "x", **other})  # type: ignore[arg-type]
     make_run(tmp_path / "c", partition="x")
     comparison = compare(tmp_path)
     assert len(comparison.variants[0].counted) == 2
-    assert "fedgh, seed 1: 2 runs; only the last finished run counts" in comparison.notes
-    assert "fedgh, seed 1: 2 runs with different data or partitions; all of them count" in comparison.notes
     assert any(note.startswith("no confidence intervals") for note in comparison.notes)
     make_run(tmp_path / "d", partition="z")
     three = compare(tmp_path)
@@ -429,7 +391,6 @@ def test_methods_of_one_name_with_different_code_are_two_variants(tmp_path: Path
     comparison = compare(tmp_path)
     assert [(one.name, len(one.counted)) for one in comparison.variants] == [("Mine", 2), ("Mine-2", 2)]
     assert (of(comparison, "Mine", "last"), of(comparison, "Mine-2", "last")) == (0.5, 0.7)
-    assert "Mine and Mine-2 have the same settings, but different code (mine.py)" in comparison.notes
     for baseline, other, gain in (("Mine", "Mine-2", 0.2), ("Mine-2", "Mine", -0.2)):
         difference = compare(tmp_path, baseline=baseline).difference(other, "last")
         assert difference is not None and difference.mean == pytest.approx(gain)
@@ -606,15 +567,8 @@ def test_a_cell_whose_run_has_no_round_yet_is_only_reported_as_such(tmp_path: Pa
     begun = make_run(tmp_path / "s" / "w" / "run", "standalone", accuracy=[0, 0.5], done=0)
     SweepCard("", {"w": CellCard("W")}).write(tmp_path / "s")
     notes = compare(tmp_path / "s").notes
-    assert f"{begun} is left out: it has no finished round yet" in notes
+    assert any(str(begun) in note for note in notes)
     assert not any("cells of the sweep" in note for note in notes)
-
-
-def test_a_task_with_the_same_partition_does_not_hide_runs_that_are_no_pairs(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", partition="x")
-    make_run(tmp_path / "b", "standalone", partition="y")
-    make_run(tmp_path / "c", partition="x", clients={"count": 2, "participation": 0.5, "models": ["a"]})
-    assert any("so they are not paired with each other" in note for note in compare(tmp_path).notes)
 
 
 def test_the_mean_over_tasks_counts_the_seeds_that_a_method_has_on_every_task(tmp_path: Path) -> None:
@@ -635,9 +589,6 @@ def test_clients_that_have_not_taken_part_are_counted(tmp_path: Path) -> None:
         make_run(tmp_path / f"other{seed}", "fd", seed, absent=seed)
     make_run(tmp_path / "all", "fedavg")
     comparison = compare(tmp_path)
-    (note,) = (note for note in comparison.notes if "not taken part" in note)
-    assert note.startswith("fedgh, fd: 1 or 2 of 2 clients")
-    assert "evaluation.clients: all" in note
     head, *rows = rows_of(comparison, short_columns(comparison))
     assert {row[0]: row[2:4] for row in rows} == {
         "fedgh": ["50.00", "70.00"],
@@ -645,4 +596,3 @@ def test_clients_that_have_not_taken_part_are_counted(tmp_path: Path) -> None:
         "fedavg": ["50.00", "-"],
     }
     assert head[3] == "final, took part"
-    assert not any("not taken part" in note for note in compare(tmp_path / "all").notes)

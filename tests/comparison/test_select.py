@@ -10,7 +10,6 @@ import pytest
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.latex import latex
-from raysim.comparison.notes import FOLLOWS_TUNING
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, SweepCard
@@ -70,10 +69,8 @@ def test_tables_show_the_selected_round(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert mean(by_last, "standalone", "rounds_to_0.3") == mean(by_val, "standalone", "rounds_to_0.3") == 3
     assert (mean(by_last, "fedgh", "rounds_to_0.3"), mean(by_val, "fedgh", "rounds_to_0.3")) == (2, 2)
-    sentence = "test accuracies are those of the round with the greatest mean validation accuracy of all clients"
-    assert sentence in by_val.notes[0] and "a target in the first round in which accuracy/val is" in by_val.notes[0]
-    assert sentence in markdown(by_val) and sentence in latex(by_val)
-    assert not any(sentence in note for note in by_last.notes)
+    assert "when accuracy/val reaches it" in markdown(by_val) and "when accuracy/val reaches it" in latex(by_val)
+    assert "when accuracy/val" not in markdown(by_last)
     for comparison in (by_last, by_val):
         assert "test at best val.: test accuracy in the round with the greatest validation accuracy." in legend(
             comparison, short_columns(comparison)
@@ -138,7 +135,7 @@ def test_commands_take_the_option(tmp_path: Path, capfd: pytest.CaptureFixture[s
         "-o",
         str(tmp_path / "c"),
     )
-    assert code == 0 and "at best val." in out and "note: validation selects the round: " in out
+    assert code == 0 and "at best val." in out
     assert (tmp_path / "c" / "clients.png").stat().st_size
     code, *_ = command(capfd, "report", str(tmp_path / "runs"), "--select", "val", "-o", str(tmp_path / "r.html"))
     page = html.unescape((tmp_path / "r.html").read_text())
@@ -183,7 +180,6 @@ def test_the_validation_accuracy_of_current_networks_selects_the_round(
         "current test at best val.", "vs standalone", "p (Holm)", "worst 10% current", "max val. current",
         "max val. current round", "MiB",
     ]  # fmt: skip
-    assert "after they received the server's current message" in comparison.notes[0]
     (first, *_) = comparison.variants
     (run, *_) = first.runs
     assert run.clients_of("at_best_val_current")["accuracy"].to_pylist() == pytest.approx([0.84, 0.74])
@@ -222,29 +218,8 @@ def test_the_accuracy_that_chose_the_values_is_tested_and_drawn(
     """Own networks may order methods otherwise than the current networks that the tuning compared."""
     folder = made_tuned_by_current(tmp_path)
     tuned = compare(folder, baseline="standalone")
-    assert tuned.main == "last_current" and FOLLOWS_TUNING in tuned.notes
+    assert tuned.main == "last_current"
     head, *_ = variant_rows(tuned, short_measures(tuned), {tuned.main})
     assert head[2:7] == ["final current", "vs standalone", "p (Holm)", "final accuracy", "test at best val."]
     own = compare(folder, metric="accuracy/all")
-    assert own.main == "last" and FOLLOWS_TUNING not in own.notes
-    for options, said in (((), True), (("--columns", "last"), False), (("--metric", "accuracy/all"), False)):
-        code, out, _ = command(capfd, "compare", str(folder), *options)
-        assert code == 0 and (FOLLOWS_TUNING in out) == said
-
-
-def test_a_note_tells_tuning_by_another_accuracy(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    folder = made_tuned_by_current(tmp_path)
-    other = (
-        "accuracy/val_current chose the tuned values, but differences and figures show accuracy/all; to choose and "
-        "show the accuracy of the same networks, set tune.select: accuracy/val, or use --metric accuracy/all_current"
-    )
-    assert other in compare(folder, metric="accuracy/all").notes
-    for columns, said in (("last", True), ("last_current", False), ("n", False), ("worst_decile", True)):
-        assert (other in " ".join(command(capfd, "compare", str(folder), "--columns", columns)[1].split())) == said
-    sentence = (
-        "accuracy/val_current chose the tuned values, but --select val chooses rounds by accuracy/val; "
-        "use --select val_current to choose both by the same accuracy"
-    )
-    assert sentence in compare(folder, select="val").notes
-    for select in ("last", "val_current"):
-        assert not any("chooses rounds by" in note for note in compare(folder, select=select).notes)
+    assert own.main == "last"

@@ -110,12 +110,6 @@ def test_a_run_outside_the_sweep_does_not_remove_its_baseline(tmp_path: Path) ->
     make_run(tmp_path / "study" / "again" / "run", "m_c")
     found = compare(tmp_path / "study")
     assert (found.baseline, found.targets) == ("m_b", [0.4])
-    place = tmp_path / "study" / "again" / "run"
-    assert f"{place} belongs to no sweep; the baseline and targets of study are used for all runs" in found.notes
-    given = compare(tmp_path / "study", targets=[0.3])
-    assert f"{place} belongs to no sweep; the baseline of study is used for all runs" in given.notes
-    assert not any("no sweep" in note for note in compare(tmp_path / "study", targets=[0.3], baseline="m_a").notes)
-    assert not any("belong" in note for note in compare(tmp_path / "study" / "a", tmp_path / "study" / "b").notes)
 
 
 def test_two_sweeps_keep_their_order_and_what_they_agree_on(tmp_path: Path) -> None:
@@ -127,26 +121,25 @@ def test_two_sweeps_keep_their_order_and_what_they_agree_on(tmp_path: Path) -> N
     swept(tmp_path / "three", "e", baseline="m_e")
     found = compare(tmp_path / "two", tmp_path / "three")
     assert found.baseline is None and found.targets == [0.4]
-    differ = "the runs belong to several sweeps (two, three), which differ in"
-    assert f"{differ} baseline, so none is used; set --baseline" in found.notes
+    assert any(note.startswith("baseline") and "two, three" in note for note in found.notes)
     given = compare(tmp_path / "two", tmp_path / "three", baseline="m_a")
-    assert given.targets == [0.4] and not any("several" in note for note in given.notes)
+    assert given.targets == [0.4] and not any(note.startswith("baseline") for note in given.notes)
     swept(tmp_path / "four", "f", baseline="m_b", targets_on="participants")
     found = compare(tmp_path / "one", tmp_path / "four")
     assert (found.baseline, found.targets, found.targets_on) == ("m_b", [0.4], "all")
-    differ = "the runs belong to several sweeps (one, four), which differ in targets_on; here, a target is reached when"
-    assert f"{differ} the mean accuracy of all clients' own networks reaches it" in found.notes
-    text = "left out 2 trials of a tuning, which would count as further seeds"
+    assert any(note.startswith("targets_on") for note in found.notes)
     swept(tmp_path / "two-tuning", "xy", trials=TrialsCard("accuracy/val", [], []))
     with_trials = compare(tmp_path)
-    assert text in with_trials.notes and not any(one.name in "xyXY" for one in with_trials.variants)
+    assert any("2 trials" in note for note in with_trials.notes) and not any(
+        one.name in "xyXY" for one in with_trials.variants
+    )
     data = {"name": "cifar100", "partition": {"name": "pathological"}}
     for name, target in (("five", 0.6), ("six", 0.65)):
         make_run(tmp_path / name / "g" / "run", "m_g", data=data)
         SweepCard("", {"g": CellCard("G")}, targets=[target]).write(tmp_path / name)
     found = compare(tmp_path / "five", tmp_path / "six")
     assert found.targets == [0.5, 0.7]
-    assert any("so those of papers are used, if there are any for this data; set --target" in n for n in found.notes)
+    assert any(note.startswith("targets ") for note in found.notes)
 
 
 def test_a_baseline_with_other_clients(tmp_path: Path) -> None:
@@ -157,12 +150,3 @@ def test_a_baseline_with_other_clients(tmp_path: Path) -> None:
     SweepCard("", cells).write(tmp_path)
     difference = compare(tmp_path, baseline="half").difference("all", "last")
     assert difference is not None and difference.mean == 0.25
-
-
-def test_a_note_says_which_row_the_baseline_is_if_rows_are_not_named_as_in_the_sweep(tmp_path: Path) -> None:
-    swept(tmp_path / "study", "ba", baseline="B")
-    assert not any("the baseline B is" in note for note in compare(tmp_path / "study").notes)
-    make_run(tmp_path / "study" / "again" / "run", "m_c")
-    found = compare(tmp_path / "study")
-    (row,) = [one.name for one in found.variants if one.is_baseline]
-    assert found.baseline == "B" != row and f"the baseline B is {row}" in found.notes

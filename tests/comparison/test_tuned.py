@@ -11,75 +11,40 @@ from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import compare
 from raysim.comparison.pictures import over_key, swept
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tuned import ChosenValue, CloseDecision, TunedVariant, TuningCard
+from raysim.comparison.tuned import ChosenValue, TunedVariant, TuningCard
 from tests.comparison.runs import make_run
 
 A = TunedVariant("A", 16, [2, 6, 20], 84, 0, 3, 0.91234, [ChosenValue("training.lr", "0.3", "upper")])
 B = TunedVariant(
     "B", 16, [2, 6, 20], 84, 2, 5, 0.5, [ChosenValue("training.lr", "0.1"), ChosenValue("x", "1", "lower")]
 )
-CHOICE = "intervals and p-values take the tuned settings as given; they do not include the uncertainty of tuning"
 CARD = TuningCard("random", "accuracy/val", False, [101, 102], [A, B], cells=["A", "B"])
 
 
 def test_a_choice_at_an_edge_has_a_mark() -> None:
-    assert A.sentence == (
-        "A: tuned to training.lr=0.3 (at the upper end of its search space; extend it) (trial 3, score 0.9123)"
-    )
-    assert B.sentence == (
-        "B: tuned to training.lr=0.1, x=1 (at the lower end of its search space; extend it) (trial 5, score 0.5); "
-        "2 trials failed or diverged"
-    )
-    assert replace(A, trial=None, score=None, chosen=[]).sentence == "A: no values chosen"
+    assert "training.lr=0.3 (at the upper end" in A.sentence and "trial 3, score 0.9123" in A.sentence
+    assert "training.lr=0.1, x=1 (at the lower end" in B.sentence and "2 trials failed" in B.sentence
+    assert "no values" in replace(A, trial=None, score=None, chosen=[]).sentence
 
 
 def test_a_choice_tells_its_search_space() -> None:
     space = replace(A.chosen[0], space="{log: [0.01, 0.3]}")
-    assert replace(A, chosen=[space, B.chosen[1]]).sentence == (
-        "A: tuned to training.lr=0.3 (from {log: [0.01, 0.3]}; at the upper end of its search space; extend it), "
-        "x=1 (at the lower end of its search space; extend it) (trial 3, score 0.9123)"
-    )
+    assert "training.lr=0.3 (from {log: [0.01, 0.3]}; at the upper end" in replace(A, chosen=[space]).sentence
 
 
 def test_budgets_are_equal_or_it_says_how_they_differ() -> None:
-    begins = "tuned by accuracy/val on seeds 101, 102, random search: "
     halving = "16 trials with successive halving at rounds 2, 6, 20"
-    assert CARD.notes[0] == f"{begins}equal budgets of {halving} (84 rounds) per method"
-    fewer = replace(CARD, variants=[A, replace(B, rounds=80)])
-    rounds = "total rounds differ, because trials that failed or ended early took fewer rounds: A 84, B 80"
-    assert fewer.notes[0] == f"{begins}equal budgets of {halving} per method; {rounds}"
-    other = replace(CARD, seeds=[101], variants=[A, replace(B, trials=4, steps=[], rounds=1600)])
-    assert other.notes[0] == (
-        f"tuned by accuracy/val on seed 101, random search: unequal budgets: A {halving} (84 rounds), "
-        "B 4 trials (1,600 rounds)"
-    )
-    assert replace(CARD, untuned=["C"], uses_test=True).notes[-3:] == [
-        "unequal tuning: C was not tuned",
-        "results are optimistic: accuracy/val, which chose the tuned values, uses test samples",
-        CHOICE,
-    ]
+    assert f": equal budgets of {halving}" in CARD.notes[0]
+    other = replace(CARD, variants=[A, replace(B, trials=4, steps=[])])
+    assert f"unequal budgets: A {halving}, B 4 trials" in other.notes[0]
+    untuned, optimistic = replace(CARD, untuned=["C"], uses_test=True).notes[-2:]
+    assert "C was not tuned" in untuned and "optimistic" in optimistic
 
 
 def test_variants_whose_tuning_has_not_begun_are_one_note() -> None:
     waiting = [TunedVariant(name, 16, [2, 6, 20], 0, 0) for name in "CD"]
-    assert replace(CARD, variants=[A, B, *waiting]).notes == [
-        *CARD.notes[:3],
-        "the tuning of 2 other variants has not begun",
-        CHOICE,
-    ]
-
-
-def test_decisions_between_scores_that_hardly_differ_are_in_one_note() -> None:
-    first, second = (CloseDecision(t, 3, 0.21514, 0, 0.2142, "180 validation samples") for t in (2, 6))
-    found = replace(CARD, variants=[replace(A, close=[first]), replace(B, close=[second])])
-    assert found.notes[-2:] == [
-        "successive halving chose between trials whose scores hardly differ: A: after round 2, trial 3 (score "
-        "0.2151) continued and trial 0 (score 0.2142) ended, but their scores differ by less than two correct "
-        "predictions on 180 validation samples; B: after round 6, trial 3 (score 0.2151) continued and trial 0 "
-        "(score 0.2142) ended, but their scores differ by less than two correct predictions on 180 validation samples; "
-        "to decide more reliably, set later rounds in tune.halving.rounds, or more seeds in tune.seeds",
-        CHOICE,
-    ]
+    *others, note = replace(CARD, variants=[A, B, *waiting]).notes
+    assert others == CARD.notes and "2 other variants" in note
 
 
 def test_a_comparison_shows_the_tuning_of_its_sweep(tmp_path: Path) -> None:
@@ -93,8 +58,8 @@ def test_a_comparison_shows_the_tuning_of_its_sweep(tmp_path: Path) -> None:
     assert found.frame.groupby("variant")["tuned"].first().to_dict() == {
         "A": "training.lr=0.3", "B": "training.lr=0.1, x=1",
     }  # fmt: skip
-    outdated = "left out 1 outdated run: the sweep's settings or the values that tuning chose have changed since it ran"
-    assert found.notes[:5] == [outdated, *CARD.notes]
+    outdated, *tuning = found.notes[: 1 + len(CARD.notes)]
+    assert "1 outdated run" in outdated and tuning == CARD.notes
     assert not any(note.startswith("unequal settings: training.lr") for note in found.notes)
     SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=replace(CARD, cells=["C"])).write(tmp_path)
     with pytest.raises(ScenarioError, match=r"all runs are outdated: .* since they ran; run the sweep again"):
@@ -159,7 +124,6 @@ def test_a_choice_that_equals_another_variant_is_a_row_of_its_own(tmp_path: Path
     gain = found.difference("tuned", "last")
     assert gain is not None and (gain.n, gain.mean) == (3, 0.0)
     assert found.p_values["last"] == {"tuned": 1.0}
-    assert not any("runs; only the last" in note for note in found.notes)
 
 
 def test_runs_of_an_untuned_method_are_one_variant_inside_and_outside_of_a_tuned_sweep(tmp_path: Path) -> None:
