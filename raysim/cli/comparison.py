@@ -20,7 +20,7 @@ from raysim.common.logs import show_logs
 
 if TYPE_CHECKING:
     from raysim.comparison.compare import Comparison
-    from raysim.comparison.ranking import Bold
+    from raysim.comparison.latex import Bold
     from raysim.comparison.statistics import Spread
     from raysim.comparison.tables import Column
     from raysim.report.figures import Width

@@ -1,24 +1,42 @@
 """The table of a comparison in LaTeX, with booktabs and, if wanted, siunitx.
 
-Each column has one unit and one number of digits, and the best and second-best means are marked (`ranking.RULES`).
+Each column has one unit and one number of digits, and the best and second-best means are marked (`RULES`).
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison
-from raysim.comparison.measures import is_cost_to_target, sends_nothing
-from raysim.comparison.ranking import RULES, Bold, Mark, direction, marks
+from raysim.comparison.measures import ACCURACIES, is_cost_to_target, sends_nothing
 from raysim.comparison.scale import scales_of
-from raysim.comparison.tables import Column, legend, short_columns, shown_spread, some, texts, titled
+from raysim.comparison.statistics import SIGNIFICANT, holm, paired_difference, paired_p_value
+from raysim.comparison.tables import Cell, Column, cells, legend, short_columns, titled
 from raysim.report.figures import OVER
+
+Mark = Literal["best", "second"]
+Bold = Literal["significant", "mean"]
+"""Which best means are bold: those that are significantly better than all others, or all."""
+
+_RANKED = (
+    "Of the costs, only costs to a target are ranked, and only among variants whose runs all reach the target; "
+    "variants that send nothing are not ranked by what they send."
+)
+RULES: Mapping[Bold, str] = {
+    "significant": "Bold: the best mean of a column and task, if it is significantly better than every other variant. "
+    "Underlined: the second-best mean, if the best is bold and the second is significantly better than every variant "
+    f"below it. Significant: p < {SIGNIFICANT:g} in the paired t-test over seeds between two variants of the same "
+    f"task, with Holm's correction for all these tests in the column. {_RANKED}",
+    "mean": "Bold: the best mean of a column and task. Underlined: the second-best mean. Means that are printed alike "
+    f"have the same mark. No test says whether they differ. {_RANKED}",
+}
+"""Rule -> its explanation."""
 
 PLUS_MINUS = r"@{\,$\pm$\,}"
 UNITS = [unit.name for axis in ("bytes", "operations") for unit in OVER[axis].units[1:]]
@@ -43,29 +61,6 @@ _LATEX |= {letter: _greek(letter) for letter in "αβγδεζηθικλμνξπ�
 def escaped(text: str) -> str:
     """Escape text for one line of LaTeX, which may be a table cell or a comment."""
     return "".join(_LATEX.get(character, character) for character in text)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell: a number, or text."""
-
-    text: str = ""  # before the number, or instead of it; escaped
-    mean: str = ""
-    spread: str = ""  # the number after ±
-    after: str = ""
-    mark: Mark | None = None
-
-    @property
-    def is_number(self) -> bool:
-        """Whether the cell is a number and nothing else."""
-        return bool(self.mean) and not self.text and not self.after
-
-    @property
-    def plain(self) -> str:
-        """The cell without siunitx."""
-        number = _signed(self.mean) + (rf" $\pm$ {self.spread}" if self.spread else "")
-        marked = {None: number, "best": rf"\textbf{{{number}}}", "second": rf"\underline{{{number}}}"}[self.mark]
-        return self.text + marked + self.after
 
 
 def latex(
@@ -103,34 +98,66 @@ def latex(
     ]
     first = [heads.get("variant", "variant"), *(escaped(variant.name) for variant in comparison.variants)]
     for number, name in enumerate(first):
-        lines.append(" & ".join([name, *(cells[number] for _, cells in columns)]) + r" \\")
+        lines.append(" & ".join([name, *(texts[number] for _, texts in columns)]) + r" \\")
         lines += [r"\midrule"] if number == 0 else []
     notes = (f"% {escaped(note)}" for note in comparison.notes)
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(["}"] * siunitx), *notes, ""])
 
 
-def _with_booktabs(head: str, cells: Sequence[Cell]) -> tuple[str, list[str]]:
+class Marked(NamedTuple):
+    """A cell with the mark of its variant."""
+
+    cell: Cell
+    mark: Mark | None
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the cell is a number and nothing else."""
+        return bool(self.cell.mean) and not self.cell.text and not self.cell.after
+
+    @property
+    def plain(self) -> str:
+        """The cell without siunitx."""
+        text, mean, spread, after = self.cell
+        number = _signed(mean) + (rf" $\pm$ {spread}" if spread else "")
+        marked = {None: number, "best": rf"\textbf{{{number}}}", "second": rf"\underline{{{number}}}"}[self.mark]
+        return _signed(escaped(text)) + marked + escaped(after)
+
+
+def _column(comparison: Comparison, column: Column, bold: Bold) -> list[Marked]:
+    """The cells of a column; costs to a target have no counts if every run reaches the target."""
+    measure, found = column.measure, cells(comparison, column)
+    is_mean = column.kind == "mean"
+    is_cost = is_mean and is_cost_to_target(measure)
+    if is_cost and all(comparison.reached(variant.name, measure).all for variant in comparison.variants):
+        found = [one._replace(text="" if one.mean else "-") for one in found]
+    marked = marks(comparison, measure, bold) if is_mean else {}
+    return [Marked(one, marked.get(variant.name)) for variant, one in zip(comparison.variants, found, strict=True)]
+
+
+def _with_booktabs(head: str, column: Sequence[Marked]) -> tuple[str, list[str]]:
     """The specification of a column, and its title and cells."""
-    return "r", [head, *(cell.plain for cell in cells)]
+    return "r", [head, *(one.plain for one in column)]
 
 
-def _with_siunitx(head: str, cells: Sequence[Cell]) -> tuple[str, list[str]]:
+def _with_siunitx(head: str, column: Sequence[Marked]) -> tuple[str, list[str]]:
     """As `_with_booktabs`: numbers in a column `S`, those with ± in two; columns with other cells stay as they are.
 
     Numbers are aligned to the right, and have equally many digits, so that cells without `S` are aligned with them.
     """
-    if not any(cell.is_number for cell in cells) or not all(cell.is_number or cell.text == "-" for cell in cells):
-        return _with_booktabs(head, cells)
-    spreads = [cell.spread for cell in cells if cell.spread]
-    spec = _format([cell.mean for cell in cells if cell.mean])
+    numbers = [one.cell for one in column if one.is_number]
+    if not numbers or not all(one.is_number or one.cell.text == "-" for one in column):
+        return _with_booktabs(head, column)
+    spreads = [one.spread for one in numbers if one.spread]
+    spec = _format([one.mean for one in numbers])
     if not spreads:
-        return spec, [f"{{{head}}}", *(_one(cell.mean, cell.mark, "r") if cell.mean else "{-}" for cell in cells)]
+        return spec, [f"{{{head}}}", *(_one(one.mean, mark, "r") if one.mean else "{-}" for one, mark in column)]
     both = [rf"\multicolumn{{2}}{{c}}{{{head}}}"]
-    for cell in cells:
-        if cell.spread:
-            both.append(f"{_one(cell.mean, cell.mark, f'r{PLUS_MINUS}')} & {_one(cell.spread, cell.mark, 'r')}")
+    for one, mark in column:
+        if one.spread:
+            both.append(f"{_one(one.mean, mark, f'r{PLUS_MINUS}')} & {_one(one.spread, mark, 'r')}")
         else:
-            number = rf"\num{{{cell.mean}}}" if cell.mean else "-"
+            number = rf"\num{{{one.mean}}}" if one.mean else "-"
             both.append(rf"\multicolumn{{2}}{{c}}{{{number}}}")
     return f"{spec}{PLUS_MINUS}{_format(spreads)}", both
 
@@ -164,35 +191,59 @@ def _check_unit(comparison: Comparison, column: Column, head: str) -> None:
         raise ScenarioError(f"--head: {column.name}={head} given, but this column is in {unit}; write {unit}")
 
 
-def _column(comparison: Comparison, column: Column, bold: Bold) -> list[Cell]:
-    """The cells of a column."""
-    plain = texts(comparison, column)
-    if column.kind not in ("mean", "difference"):
-        return [Cell(_signed(escaped(one))) for one in plain]
-    measure, differs = column.measure, column.kind == "difference"
-    scales = scales_of(comparison, measure)
-    scale = scales.difference if differs else scales.mean
-    of = partial(comparison.difference if differs else comparison.estimate, measure=measure)
-    found = {variant.name: of(variant.name) for variant in comparison.variants}
-    marked = {} if differs else marks(comparison, measure, bold)
-    # Costs that are the same with every seed have no spread to show.
-    spreads = any(shown_spread(measure, one, comparison.spread) is not None for one in found.values() if one)
-    reached = {variant.name: comparison.reached(variant.name, measure) for variant in comparison.variants}
-    partly = is_cost_to_target(measure) and not all(one.all for one in reached.values())
-    cells = []
-    for variant, without_number in zip(comparison.variants, plain, strict=True):
-        estimate = found[variant.name]
-        if estimate is None or (not differs and sends_nothing(measure, estimate.mean)):
-            cells.append(Cell(escaped(without_number if estimate is None or partly else "-")))
-            continue
-        spread = estimate.spread(comparison.spread)
-        cells.append(
-            Cell(
-                f"{reached[variant.name].runs} of {reached[variant.name].of}: " if partly and not differs else "",
-                scale(estimate.mean, sign=differs),
-                scale(spread) if spreads and spread is not None else "",
-                some(estimate, len(comparison.pairs(variant.name))),
-                marked.get(variant.name),
-            )
-        )
-    return cells
+def direction(measure: str) -> int:
+    """1: a greater value is better; -1: a smaller one; 0: the measure ranks no methods.
+
+    Costs of all rounds rank no methods: a method that sends nothing would be the best.
+    """
+    if is_cost_to_target(measure) or measure == "std":
+        return -1
+    return 1 if measure in ACCURACIES or measure == "jain" else 0
+
+
+def marks(comparison: Comparison, measure: str, bold: Bold = "significant") -> dict[str, Mark]:
+    """Variant -> its mark in the column of a measure, as `RULES` say; a variant without a mark is left out."""
+    sign = direction(measure)
+    if not sign:
+        return {}
+    tasks: dict[tuple[str, ...], list[str]] = {}
+    mean: dict[str, float] = {}
+    for variant in comparison.variants:
+        found = comparison.estimate(variant.name, measure)
+        if found is not None and not sends_nothing(measure, found.mean):
+            mean[variant.name] = sign * found.mean
+            tasks.setdefault(variant.task, []).append(variant.name)
+    if bold == "mean":
+        scale = scales_of(comparison, measure).mean
+        shown = {name: scale(sign * value) for name, value in mean.items()}
+        return {name: mark for names in tasks.values() for name, mark in _by_mean(names, mean, shown).items()}
+    p_values: dict[tuple[str, str], float] = {}
+    better: set[tuple[str, str]] = set()  # (one, another) of which the first has the better paired mean
+    for names in tasks.values():
+        for pair in itertools.combinations(names, 2):
+            one, another = (comparison.measured[name][measure] for name in pair)
+            p, difference = paired_p_value(one, another), paired_difference(one, another)
+            if p is not None and difference is not None:
+                p_values[pair] = p
+                better.add(pair if sign * difference.mean > 0 else (pair[1], pair[0]))
+    significant = {pair for pair, p in holm(p_values).items() if p < SIGNIFICANT}
+
+    def beats(one: str, another: str) -> bool:
+        return (one, another) in better and bool({(one, another), (another, one)} & significant)
+
+    marked: dict[str, Mark] = {}
+    for names in tasks.values():
+        best, *others = sorted(names, key=lambda name: -mean[name])
+        if others and all(beats(best, other) for other in others):
+            marked[best] = "best"
+            second, *below = others
+            if below and all(beats(second, other) for other in below):
+                marked[second] = "second"
+    return marked
+
+
+def _by_mean(names: Sequence[str], mean: Mapping[str, float], shown: Mapping[str, str]) -> dict[str, Mark]:
+    """The marks of the variants of one task by their means. shown: the means as printed."""
+    texts = list(dict.fromkeys(shown[name] for name in sorted(names, key=lambda name: -mean[name])))
+    marked: dict[str, Mark] = dict(zip(texts[:2] if len(names) > 1 else [], ("best", "second"), strict=False))
+    return {name: marked[shown[name]] for name in names if shown[name] in marked}

@@ -11,7 +11,7 @@ from raysim.common.files import write_bytes
 from raysim.common.suggestions import suggest
 from raysim.comparison.compare import Comparison
 from raysim.comparison.main_measure import in_words
-from raysim.comparison.measures import ACCURACIES, canonical, is_cost_to_target, is_measure, sends_nothing
+from raysim.comparison.measures import ACCURACIES, canonical, is_cost_to_target, sends_nothing
 from raysim.comparison.published import Published
 from raysim.comparison.scale import ROUNDING, Scale, scales_of
 from raysim.comparison.statistics import SIGNIFICANT, Estimate, Spread
@@ -21,7 +21,7 @@ from raysim.report.units import plural
 if TYPE_CHECKING:
     import pandas as pd
 
-    from raysim.comparison.ranking import Bold
+    from raysim.comparison.latex import Bold
 
 COSTS = ("total_mib", "total_gflop", "virtual_s", "dropped")
 COLUMNS = ("last", "last_took_part", "last_current", "at_best_val", "best_participants", "worst_decile", *COSTS)
@@ -68,20 +68,32 @@ class Column(NamedTuple):
         return self.measure if self.kind == "mean" else f"{self.measure}.{self.kind}".removeprefix(".")
 
 
-def cell(measure: str, scale: Scale, estimate: Estimate | None, sign: bool = False, spread: Spread = "interval") -> str:
-    """Format a mean, with ± and its spread if it has one, in the column's unit; "-" if nothing was measured or sent."""
+class Cell(NamedTuple):
+    """A cell of the table of variants: a number, text, or both. Every format of the table is written from it."""
+
+    text: str = ""  # before the number, or instead of it
+    mean: str = ""
+    spread: str = ""  # the number after ±
+    after: str = ""
+
+    def __str__(self) -> str:
+        """Return the cell as the terminal, Markdown and HTML show it."""
+        return f"{self.text}{self.mean}{f' ± {self.spread}' if self.spread else ''}{self.after}"
+
+
+def cell(
+    measure: str, scale: Scale, estimate: Estimate | None, sign: bool = False, spread: Spread = "interval"
+) -> Cell:
+    """Format a mean and its spread in the column's unit; "-" if nothing was measured or sent.
+
+    There is no spread if there are too few seeds, or if a cost is the same with every seed.
+    """
     if estimate is None or (not sign and sends_nothing(measure, estimate.mean)):
-        return "-"
-    text, after = scale(estimate.mean, sign), shown_spread(measure, estimate, spread)
-    return text if after is None else f"{text} ± {scale(after)}"
-
-
-def shown_spread(measure: str, estimate: Estimate, spread: Spread) -> float | None:
-    """Return the number after ±, or None if there are too few seeds or a cost is the same with every seed."""
-    found = estimate.spread(spread)
-    if found is not None and measure not in ACCURACIES and found < ROUNDING * max(1.0, abs(estimate.mean)):
-        return None
-    return found
+        return Cell("-")
+    after = estimate.spread(spread)
+    if after is not None and measure not in ACCURACIES and after < ROUNDING * max(1.0, abs(estimate.mean)):
+        after = None
+    return Cell(mean=scale(estimate.mean, sign), spread="" if after is None else scale(after))
 
 
 def columns(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[Column]:
@@ -121,21 +133,10 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
     names = [f"{canonical(measure)}{dot}{kind}" for measure, dot, kind in map(_parts, names)]
     for name in names:
         if name not in allowed:
-            measure, _, kind = _parts(name)
-            if measure in allowed and kind in ("difference", "p_holm"):
-                raise ScenarioError(f"--columns: {name} given, but there is no baseline; add --baseline NAME")
-            if is_measure(name) and is_cost_to_target(name):
-                target = name.rpartition("_")[2]
-                if float(target) in comparison.targets:
-                    raise ScenarioError(f"--columns: {name} given, but no run reaches the target {target}")
-                raise ScenarioError(f"--columns: {name} given, but {target} is not a target; add --target {target}")
-            ends = [suffix for suffix in SUFFIXES if kind not in ("", suffix) and suffix.startswith(kind)]
-            near = "" if measure in allowed else suggest(name, allowed)
-            near = f"; did you mean '{measure}.{ends[0]}'?" if measure in allowed and ends else near
             listed = ", ".join(key for key in allowed if "." not in key)
             raise ScenarioError(
-                f"--columns: {name} given{near}; allowed: {listed}. You can append .difference or .p_holm to a measure "
-                "if there is a baseline, and .published if a paper reports its value, for example last.difference"
+                f"--columns: {name} given{suggest(name, allowed)}; allowed: {listed}. A cost to a target needs "
+                "--target, .difference and .p_holm need --baseline, and .published needs a paper's value"
             )
     return [allowed[name] for name in names]
 
@@ -143,14 +144,13 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
 def _parts(name: str) -> tuple[str, str, str]:
     """A column's name as measure, dot and suffix; the last two are empty without one of `SUFFIXES`."""
     measure, dot, kind = name.rpartition(".")
-    known = bool(kind) and any(suffix.startswith(kind) for suffix in SUFFIXES)
-    return (measure, dot, kind) if known else (name, "", "")
+    return (measure, dot, kind) if kind in SUFFIXES else (name, "", "")
 
 
 def rows_of(comparison: Comparison, shown: Sequence[Column]) -> list[list[str]]:
     """The table of variants with these columns: a title row, then a row per variant."""
     first = ["variant", *(variant.name for variant in comparison.variants)]
-    others = [[title, *texts(comparison, column)] for column, title in titled(comparison, shown)]
+    others = [[title, *map(str, cells(comparison, column))] for column, title in titled(comparison, shown)]
     return [list(row) for row in zip(first, *others, strict=True)]
 
 
@@ -172,14 +172,14 @@ def titled(comparison: Comparison, shown: Sequence[Column]) -> list[tuple[Column
     return pairs
 
 
-def texts(comparison: Comparison, column: Column) -> list[str]:
+def cells(comparison: Comparison, column: Column) -> list[Cell]:
     """Return a column of the table of variants: one cell per variant. All numbers of a column have the same unit.
 
     If only n of a variant's N runs have a measure, or only n share seed and partition with the baseline, the cell says
     "(n of N)". A published value is followed by the measured mean minus that value, in brackets.
     """
     if column.kind in ("n", "printed", "p_holm"):
-        return [_plain(comparison, variant, column) for variant in comparison.variants]
+        return [Cell(_plain(comparison, variant, column)) for variant in comparison.variants]
     scale: Scale = getattr(scales_of(comparison, column.measure), column.kind)
     return [_number(comparison, variant.name, column, scale) for variant in comparison.variants]
 
@@ -193,31 +193,20 @@ def _plain(comparison: Comparison, variant: Variant, column: Column) -> str:
     return _p(comparison.p_values[column.measure].get(variant.name))
 
 
-def _number(comparison: Comparison, name: str, column: Column, scale: Scale) -> str:
+def _number(comparison: Comparison, name: str, column: Column, scale: Scale) -> Cell:
     """A cell of a column with a unit."""
-    measure, count = column.measure, len(comparison.pairs(name))
-    if column.kind == "difference":
-        less = comparison.difference(name, measure)
-        return cell(measure, scale, less, sign=True, spread=comparison.spread) + some(less, count)
-    estimate = comparison.estimate(name, measure)
+    measure, differs = column.measure, column.kind == "difference"
+    estimate = comparison.difference(name, measure) if differs else comparison.estimate(name, measure)
     if column.kind == "published":
-        return _published(scale, estimate, comparison.published(name).get(measure))
-    text = cell(measure, scale, estimate, spread=comparison.spread)
-    return _cost(comparison, name, measure, text) if is_cost_to_target(measure) else text + some(estimate, count)
-
-
-def some(estimate: Estimate | None, count: int) -> str:
-    """How many of a variant's runs an estimate is of, unless it is of all of them."""
-    return f" ({estimate.n} of {count})" if estimate is not None and estimate.n < count else ""
-
-
-def _cost(comparison: Comparison, variant: str, measure: str, mean: str) -> str:
-    """The number of runs that reach the target and, if all do, their mean cost."""
-    if measure.startswith("virtual_s_") and "virtual_s" not in comparison.measured[variant]:
-        return "-"
-    reached = comparison.reached(variant, measure)
-    text = f"{reached.runs} of {reached.of}"
-    return text if mean == "-" else f"{text}: {mean}"
+        return Cell(_published(scale, estimate, comparison.published(name).get(measure)))
+    found = cell(measure, scale, estimate, differs, comparison.spread)
+    if is_cost_to_target(measure) and not differs:
+        if measure.startswith("virtual_s_") and "virtual_s" not in comparison.measured[name]:
+            return Cell("-")
+        reached = "{} of {}".format(*comparison.reached(name, measure))
+        return found._replace(text=f"{reached}: ") if found.mean else Cell(reached)
+    count = len(comparison.pairs(name))
+    return found._replace(after=f" ({estimate.n} of {count})") if estimate and estimate.n < count else found
 
 
 def _p(value: float | None) -> str:
@@ -325,7 +314,7 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
 
 def _has_spread(comparison: Comparison, column: Column) -> bool:
     """Whether a cell of this column has a ±, see `cell`."""
-    return column.kind in ("mean", "difference") and any("±" in text for text in texts(comparison, column))
+    return column.kind in ("mean", "difference") and any(one.spread for one in cells(comparison, column))
 
 
 def _seeds(comparison: Comparison) -> str:
@@ -352,12 +341,7 @@ def markdown(comparison: Comparison, shown: Sequence[Column] | None = None) -> s
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
     """Write a table as CSV. Raises `OSError`."""
-    write_bytes(path, _csv(frame).encode())
-
-
-def _csv(frame: pd.DataFrame) -> str:
-    """Convert a table to CSV, escaping text that a spreadsheet would read as a formula."""
-    return str(frame.to_csv(index=False))
+    write_bytes(path, frame.to_csv(index=False).encode())
 
 
 def write_tables(
@@ -381,9 +365,10 @@ def write_tables(
     texts = {
         "comparison.md": markdown(comparison, shown),
         "comparison.tex": latex(comparison, shown, siunitx, heads or {}, bold),
-        "comparison.csv": _csv(comparison.frame),
-        "runs.csv": _csv(pd.DataFrame(comparison.runs)),
     }
     for name, content in texts.items():
         write_bytes(folder / name, content.encode())
-    return [folder / name for name in texts]
+    frames = {"comparison.csv": comparison.frame, "runs.csv": pd.DataFrame(comparison.runs)}
+    for name, frame in frames.items():
+        write_csv(frame, folder / name)
+    return [folder / name for name in (*texts, *frames)]

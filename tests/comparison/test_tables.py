@@ -49,7 +49,7 @@ def comparison(tmp_path: Path) -> Comparison:
     ],
 )
 def test_cells(measure: str, scale: Scale, found: Estimate | None, text: str) -> None:
-    assert cell(measure, scale, found) == text
+    assert str(cell(measure, scale, found)) == text
 
 
 def test_all_tables_have_the_same_units_and_digits(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
