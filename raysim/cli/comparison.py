@@ -334,9 +334,8 @@ def compare(
         raysim compare runs/quickstart --columns last,worst_decile,total_mib -o comparison --siunitx
     """
     from raysim.comparison.compare import compare as of
-    from raysim.comparison.sweep_card import SweepCard
+    from raysim.comparison.sweep_card import SweepCard, TrialsCard
     from raysim.comparison.terminal import print_trials
-    from raysim.comparison.trials import TrialsCard
 
     folders = folders_of(runs)
     card = SweepCard.read(folders[0]) if len(folders) == 1 else None
@@ -347,8 +346,8 @@ def compare(
         else:
             print_trials(card.trials)
         return
+    from raysim.comparison.frame import ComparisonData, for_programs
     from raysim.comparison.main_measure import first_accuracy
-    from raysim.comparison.rows import ComparisonData
     from raysim.comparison.tables import chosen_columns
     from raysim.comparison.terminal import print_table
 
@@ -361,7 +360,7 @@ def compare(
     files = [] if output is None else _write(found, Path(output), shown, siunitx, heads, bold, width)
     if as_json:
         measures = found.measures if shown is None else [column.measure for column in shown]
-        print_json(ComparisonData, ComparisonData.of(found, measures, files))
+        print_json(ComparisonData, for_programs(found, measures, files))
     else:
         for path in files:
             echo(path)

@@ -31,8 +31,8 @@ def commands_schema() -> dict[str, Any]:
     from raysim.cli.description import Entry
     from raysim.cli.jobs import JobStatus
     from raysim.cli.main import Validation
-    from raysim.comparison.rows import ComparisonData
-    from raysim.comparison.trials import TrialsCard
+    from raysim.comparison.frame import ComparisonData
+    from raysim.comparison.sweep_card import TrialsCard
     from raysim.runs.doctor import Finding
     from raysim.sweeps.status import SweepStatus
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from raysim.common.errors import ScenarioError
+from raysim.comparison.frame import flat, records
 from raysim.comparison.main_measure import ORIGINS, main_measure, tuned_metric
 from raysim.comparison.measures import MEASURES, SELECT, TO_TARGET, is_cost_to_target
 from raysim.comparison.notes import missing_cells, notes_on
 from raysim.comparison.published import Published, by_measure
-from raysim.comparison.rows import measure_rows
-from raysim.comparison.runs import RunRecord, find_runs
+from raysim.comparison.runs import RunRecord, find_runs, without_outdated
 from raysim.comparison.statistics import (
     Estimate,
     Spread,
@@ -28,9 +28,7 @@ from raysim.comparison.statistics import (
     paired_p_value,
     probability_of_improvement,
 )
-from raysim.comparison.sweep_card import SweepCard
-from raysim.comparison.tuned import TuningCard
-from raysim.comparison.tuned_runs import without_outdated
+from raysim.comparison.sweep_card import SweepCard, TuningCard
 from raysim.comparison.variants import Variant, baselines_of, group_runs, with_distinct_names
 from raysim.report.accuracies import DRAWABLE, Accuracy
 from raysim.report.units import plural
@@ -205,7 +203,7 @@ class Comparison:
         """A row per variant and measure: differing keys, n, mean, spread, difference to the baseline, values."""
         import pandas as pd
 
-        return pd.DataFrame([row.flat for row in measure_rows(self)])
+        return pd.DataFrame([flat(record) for record in records(self)])
 
     @property
     def runs(self) -> list[dict[str, Any]]:

@@ -10,9 +10,8 @@ from raysim.common.errors import ScenarioError
 from raysim.common.text import expanded
 from raysim.comparison.compare import compare
 from raysim.comparison.pictures import boxes, curves, measured_axes
-from raysim.comparison.runs import find_runs
+from raysim.comparison.runs import find_runs, without_outdated
 from raysim.comparison.sweep_card import SweepCard
-from raysim.comparison.tuned_runs import without_outdated
 from raysim.report.figures import Width
 from raysim.report.plots import MOST_RUNS
 from raysim.runs.find import find_run

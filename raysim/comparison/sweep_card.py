@@ -1,4 +1,4 @@
-"""`sweep.json` in a sweep's folder: labels, baseline, targets and published values for the comparison of its cells."""
+"""`sweep.json` in a sweep's folder: labels, baseline, targets, published values, and its tuning or its trials."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from raysim.common import files
 from raysim.common.errors import ScenarioError
 from raysim.comparison.published import Published
-from raysim.comparison.trials import TrialsCard
-from raysim.comparison.tuned import TuningCard
+from raysim.report.units import plural
 
 SWEEP_CARD = "sweep.json"
 
@@ -22,6 +22,167 @@ FORMAT = 1
 
 SWEEP_LOCK = ".lock"
 """A file in a sweep's folder. It is locked while a process runs the sweep."""
+
+
+@dataclass(frozen=True)
+class ChosenValue:
+    """The value that was chosen for a key."""
+
+    key: str
+    value: str  # YAML in one line
+    edge: Literal["", "lower", "upper"] = ""  # the edge of its possible values that it lies on
+    space: str = ""  # its possible values as in the sweep file, YAML in one line; empty: not recorded
+
+    @property
+    def words(self) -> str:
+        """The key and the value, from which values it was chosen, and whether it lies on their edge."""
+        edge = f"at the {self.edge} end of its search space; extend it" if self.edge else ""
+        inner = "; ".join(filter(None, [f"from {self.space}" if self.space else "", edge]))
+        return f"{self.key}={self.value}" + (f" ({inner})" if inner else "")
+
+
+@dataclass(frozen=True)
+class CloseDecision:
+    """A decision of successive halving between two trials whose scores differ by less than two samples."""
+
+    round: int  # after which the trials were compared
+    kept: int  # the worst trial that continued
+    kept_score: float
+    ended: int  # the best trial that ended
+    ended_score: float
+    samples: str  # those that measured a score, such as "360 validation samples"
+
+
+@dataclass(frozen=True)
+class TunedVariant:
+    """The tuning of one variant."""
+
+    label: str
+    trials: int
+    steps: Sequence[int]  # rounds of successive halving; empty: none
+    rounds: int  # that all trials did
+    failed: int  # trials that failed or diverged
+    trial: int | None = None  # the chosen one; None: no choice yet, or every trial failed
+    score: float | None = None  # its mean over the seeds
+    chosen: Sequence[ChosenValue] = ()
+    close: Sequence[CloseDecision] = ()
+
+    @property
+    def budget(self) -> str:
+        """The number of trials and the rounds of successive halving."""
+        halving = f" with successive halving at rounds {', '.join(map(str, self.steps))}" if self.steps else ""
+        return f"{plural(self.trials, 'trial')}{halving}"
+
+    @property
+    def sentence(self) -> str:
+        """What was chosen, with a mark at each value on an edge of its space."""
+        rank_last = f"; {plural(self.failed, 'trial')} failed or diverged" if self.failed else ""
+        if self.trial is None or self.score is None:
+            return f"{self.label}: no values chosen{rank_last}"
+        values = ", ".join(one.words for one in self.chosen)
+        return f"{self.label}: tuned to {values} (trial {self.trial}, score {self.score:.4g}){rank_last}"
+
+
+@dataclass(frozen=True)
+class TuningCard:
+    """The facts about the tuning of a sweep that its comparison shows."""
+
+    search: str  # grid, random or tpe
+    select: str  # the metric that chose
+    uses_test: bool  # whether that metric uses test samples
+    seeds: Sequence[int]
+    variants: Sequence[TunedVariant]
+    untuned: Sequence[str] = ()  # labels of the variants without a key to tune
+    cells: Sequence[str] = field(default_factory=list)  # names of the folders with runs of the choice
+
+    @property
+    def notes(self) -> list[str]:
+        """A sentence for the tuning, one per tuned variant, and one for each reason why the result is less certain."""
+        seeds = f"{'seed' if len(self.seeds) == 1 else 'seeds'} {', '.join(map(str, self.seeds))}"
+        notes = [f"tuned by {self.select} on {seeds}, {self.search} search: {self._budget}"]
+        notes += [variant.sentence for variant in self._begun]
+        if waiting := len(self.variants) - len(self._begun):
+            notes.append(f"the tuning of {plural(waiting, 'other variant')} has not begun")
+        if self.untuned:
+            notes.append(
+                f"unequal tuning: {', '.join(self.untuned)} {'was' if len(self.untuned) == 1 else 'were'} not tuned"
+            )
+        if self.uses_test:
+            notes.append(f"results are optimistic: {self.select}, which chose the tuned values, uses test samples")
+        return notes
+
+    @property
+    def _begun(self) -> Sequence[TunedVariant]:
+        """The variants with a trial that has done a round; all variants if none has one."""
+        return [one for one in self.variants if one.rounds] or self.variants
+
+    @property
+    def _budget(self) -> str:
+        """The trials of each variant, or of all if they are equal."""
+        budgets = {one.label: one.budget for one in self._begun}
+        different = set(budgets.values())
+        if len(different) == 1:
+            return f"equal budgets of {different.pop()} per method"
+        return "unequal budgets: " + ", ".join(f"{label} {words}" for label, words in budgets.items())
+
+
+@dataclass(frozen=True)
+class TrialCard:
+    """A trial of a tuned method."""
+
+    method: str
+    number: int
+    values: Mapping[str, str]  # key -> value, YAML in one line
+    cells: Sequence[str]  # names of its folders, one per seed
+    rounds: int  # after which it was last compared
+    score: float | None  # then, its mean over the seeds; None: it is not done, or it failed or diverged
+    failed: bool  # whether it failed or diverged
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class TrialsCard:
+    """The trials of a sweep."""
+
+    select: str  # the metric that compares them
+    seeds: Sequence[int]
+    trials: Sequence[TrialCard]
+
+    def rounds_of(self, cell: str) -> int | None:
+        """The rounds that were asked of a trial's cell; None if it belongs to no trial."""
+        return next((trial.rounds for trial in self.trials if cell in trial.cells), None)
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The table: a title row, then a row per trial."""
+        keys = list(dict.fromkeys(key for trial in self.trials for key in trial.values))
+        table = [["method", "trial", *keys, "rounds", self.select, "chosen"]]
+        for trial in self.trials:
+            values = [trial.values.get(key, "-") for key in keys]
+            chosen = "chosen" if trial.chosen else ""
+            table.append([trial.method, str(trial.number), *values, str(trial.rounds), self._score(trial), chosen])
+        return table
+
+    @property
+    def legend(self) -> str:
+        """The explanation of the table."""
+        in_per_cent = " in %" if self._factor > 1 else ""
+        over = f"mean over {plural(len(self.seeds), 'seed')}"
+        text = f"{self.select}{in_per_cent}, {over}, after the number of rounds in the column `rounds`"
+        if len({trial.rounds for trial in self.trials}) > 1:
+            text += "; successive halving ended some trials after fewer rounds and compared only trials of equal length"
+        if open_ := sum(trial.score is None and not trial.failed for trial in self.trials):
+            text += f"; {plural(open_, 'trial')} had not finished when the sweep last compared trials"
+        return f"{text}."
+
+    @property
+    def _factor(self) -> float:
+        return 100.0 if self.select.startswith("accuracy/") else 1.0
+
+    def _score(self, trial: TrialCard) -> str:
+        if trial.failed:
+            return "failed or diverged"
+        return "-" if trial.score is None else f"{self._factor * trial.score:.4g}"
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from raysim.comparison.compare import Comparison
+from raysim.comparison.sweep_card import TrialsCard
 from raysim.comparison.tables import SUFFIXES, Column, legend, rows_of, short_columns, task_rows, tasks_legend
-from raysim.comparison.trials import TrialsCard
 
 GAP = 2
 """Spaces between two columns."""

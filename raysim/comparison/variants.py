@@ -10,7 +10,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.text import distinct
 from raysim.comparison.published import Published
 from raysim.comparison.runs import RunRecord
-from raysim.comparison.tuned import ChosenValue, TuningCard
+from raysim.comparison.sweep_card import ChosenValue, TuningCard
 from raysim.plugins.references import Reference
 
 IMPLIED_BY: Mapping[str, Sequence[str]] = {

@@ -16,9 +16,7 @@ import yaml
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.published import Published
-from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.trials import TrialsCard
-from raysim.comparison.tuned import TuningCard
+from raysim.comparison.sweep_card import CellCard, SweepCard, TrialsCard, TuningCard
 from raysim.engine.learning_rate import SCHEDULES
 from raysim.engine.policies.sampling import cohort_size
 from raysim.plugins.references import Reference

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from raysim.common.results import Output
-from raysim.comparison.tuned import TunedVariant
+from raysim.comparison.sweep_card import TunedVariant
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.state import CellState, State, tally
 from raysim.sweeps.tuning import Standing, Tuning

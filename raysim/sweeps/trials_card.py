@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from raysim.comparison.trials import TrialCard, TrialsCard
+from raysim.comparison.sweep_card import TrialCard, TrialsCard
 from raysim.sweeps.cells import written
 from raysim.sweeps.tuning import Standing, Tuning
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pyarrow.compute as pc
 
 from raysim.common.errors import ScenarioError
-from raysim.comparison.tuned import ChosenValue, CloseDecision, TunedVariant, TuningCard
+from raysim.comparison.sweep_card import ChosenValue, CloseDecision, TunedVariant, TuningCard
 from raysim.engine.policies.stopping import falls
 from raysim.report.load import read_partition, read_rounds
 from raysim.report.units import plural

@@ -13,8 +13,7 @@ import yaml
 
 from raysim.cli.main import cli
 from raysim.comparison.compare import compare
-from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.trials import TrialCard, TrialsCard
+from raysim.comparison.sweep_card import CellCard, SweepCard, TrialCard, TrialsCard
 from raysim.jobs.job_log import PREFIX
 from raysim.plugins.registry import algorithm_names
 from raysim.runs import doctor

@@ -9,9 +9,8 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import compare
-from raysim.comparison.sweep_card import CellCard, SweepCard
+from raysim.comparison.sweep_card import CellCard, SweepCard, TrialsCard
 from raysim.comparison.tables import task_rows
-from raysim.comparison.trials import TrialsCard
 from tests.comparison.runs import make_run
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from raysim.comparison.compare import compare
-from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.trials import TrialCard, TrialsCard
+from raysim.comparison.sweep_card import CellCard, SweepCard, TrialCard, TrialsCard
 from tests.cli.command import run as command
 from tests.comparison.runs import make_run
 

@@ -10,8 +10,7 @@ import pytest
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import compare
 from raysim.comparison.pictures import over_key, swept
-from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tuned import ChosenValue, TunedVariant, TuningCard
+from raysim.comparison.sweep_card import CellCard, ChosenValue, SweepCard, TunedVariant, TuningCard
 from tests.comparison.runs import make_run
 
 A = TunedVariant("A", 16, [2, 6, 20], 84, 0, 3, 0.91234, [ChosenValue("training.lr", "0.3", "upper")])

@@ -1,4 +1,4 @@
-"""The numbers of a comparison as rows, unrounded: for `Comparison.frame`, and for `raysim compare --json`."""
+"""The numbers of a comparison as records, unrounded: `Comparison.frame`, and the output of `compare --json`."""
 
 from __future__ import annotations
 
@@ -60,58 +60,6 @@ class MeasureRow(Output):
     values: Sequence[float]
     """the value of each run"""
 
-    @property
-    def flat(self) -> dict[str, Any]:
-        """The row for a table: a column per key, and lists as text."""
-        first = {"variant": self.variant, "method": self.method}
-        keys = {key: str(value) for key, value in self.keys.items()}
-        others = {name: value for name, value in vars(self).items() if name != "keys"}
-        lists = {"seeds": " ".join(map(str, self.seeds)), "values": " ".join(map(repr, self.values))}
-        return {**first, **keys, **others, **lists}
-
-
-def measure_rows(comparison: Comparison) -> list[MeasureRow]:
-    """A row per variant and measure."""
-    rows = []
-    for variant in comparison.variants:
-        for measure in comparison.measures:
-            values = comparison.measured[variant.name].get(measure, {})
-            if not values and not is_cost_to_target(measure):
-                continue
-            mean, std, low, high = _numbers(comparison.estimate(variant.name, measure))
-            difference = comparison.difference(variant.name, measure)
-            less, _, less_low, less_high = _numbers(difference)
-            paper = comparison.published(variant.name).get(measure)
-            row = MeasureRow(
-                variant=variant.name,
-                method=variant.method,
-                keys=variant.keys,
-                tuned=variant.tuned_values,
-                measure=measure,
-                n=len(values),
-                runs=len(comparison.pairs(variant.name)),
-                mean=mean,
-                std=std,
-                low=low,
-                high=high,
-                difference=less,
-                difference_low=less_low,
-                difference_high=less_high,
-                pairs=difference.n if difference else 0,
-                p_holm=comparison.p_values[measure].get(variant.name),
-                published=paper.value if paper else None,
-                published_in=paper.source if paper else "",
-                seeds=[seed for seed, _ in values],
-                values=list(values.values()),
-            )
-            rows.append(row)
-    return rows
-
-
-def _numbers(one: Estimate | None) -> tuple[float | None, float | None, float | None, float | None]:
-    """Mean, standard deviation and interval."""
-    return (None, None, None, None) if one is None else (one.mean, one.std, one.low, one.high)
-
 
 @dataclass(frozen=True)
 class RunRow(Output):
@@ -168,19 +116,71 @@ class ComparisonData(Output):
     files: Sequence[Path]
     """tables and figures that were written"""
 
-    @classmethod
-    def of(cls, comparison: Comparison, measures: Collection[str], files: Sequence[Path]) -> ComparisonData:
-        """Return the numbers of a comparison. measures: those to include."""
-        frame = comparison.over_tasks()
-        tasks = [] if frame is None else frame.to_dict("records")
-        return cls(
-            comparison.select,
-            comparison.main,
-            comparison.baseline,
-            comparison.targets,
-            [row for row in measure_rows(comparison) if row.measure in measures],
-            [TaskRow(**{name: value for name, value in task.items() if value == value}) for task in tasks],  # not NaN
-            [RunRow(**run) for run in comparison.runs],
-            comparison.notes,
-            [path.absolute() for path in files],
-        )
+
+def records(comparison: Comparison) -> list[MeasureRow]:
+    """A record per variant and measure."""
+    found = []
+    for variant in comparison.variants:
+        for measure in comparison.measures:
+            values = comparison.measured[variant.name].get(measure, {})
+            if not values and not is_cost_to_target(measure):
+                continue
+            mean, std, low, high = _numbers(comparison.estimate(variant.name, measure))
+            difference = comparison.difference(variant.name, measure)
+            less, _, less_low, less_high = _numbers(difference)
+            paper = comparison.published(variant.name).get(measure)
+            found.append(
+                MeasureRow(
+                    variant=variant.name,
+                    method=variant.method,
+                    keys=variant.keys,
+                    tuned=variant.tuned_values,
+                    measure=measure,
+                    n=len(values),
+                    runs=len(comparison.pairs(variant.name)),
+                    mean=mean,
+                    std=std,
+                    low=low,
+                    high=high,
+                    difference=less,
+                    difference_low=less_low,
+                    difference_high=less_high,
+                    pairs=difference.n if difference else 0,
+                    p_holm=comparison.p_values[measure].get(variant.name),
+                    published=paper.value if paper else None,
+                    published_in=paper.source if paper else "",
+                    seeds=[seed for seed, _ in values],
+                    values=list(values.values()),
+                )
+            )
+    return found
+
+
+def _numbers(one: Estimate | None) -> tuple[float | None, float | None, float | None, float | None]:
+    """Mean, standard deviation and interval."""
+    return (None, None, None, None) if one is None else (one.mean, one.std, one.low, one.high)
+
+
+def flat(record: MeasureRow) -> dict[str, Any]:
+    """A record as a row of a table: a column per key, and lists as text."""
+    row = dict(vars(record))
+    first, keys = {name: row.pop(name) for name in ("variant", "method")}, row.pop("keys")
+    lists = {"seeds": " ".join(map(str, record.seeds)), "values": " ".join(map(repr, record.values))}
+    return {**first, **{key: str(value) for key, value in keys.items()}, **row, **lists}
+
+
+def for_programs(comparison: Comparison, measures: Collection[str], files: Sequence[Path]) -> ComparisonData:
+    """Return the numbers of a comparison as `--json` prints them. measures: those to include."""
+    frame = comparison.over_tasks()
+    tasks = [] if frame is None else frame.to_dict("records")
+    return ComparisonData(
+        comparison.select,
+        comparison.main,
+        comparison.baseline,
+        comparison.targets,
+        [record for record in records(comparison) if record.measure in measures],
+        [TaskRow(**{name: value for name, value in task.items() if value == value}) for task in tasks],  # not NaN
+        [RunRow(**run) for run in comparison.runs],
+        comparison.notes,
+        [path.absolute() for path in files],
+    )
