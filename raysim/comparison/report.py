@@ -16,10 +16,10 @@ from raysim.common.errors import ScenarioError
 from raysim.common.files import write_bytes
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.main_measure import ORIGINS, in_words
-from raysim.comparison.measures import ACCURACIES, MEASURES
+from raysim.comparison.measures import MEASURES
 from raysim.comparison.pictures import pictures, without_clients
 from raysim.comparison.runs import RunRecord
-from raysim.comparison.tables import Column, columns, legend, rows_of, short_columns, task_rows, tasks_legend
+from raysim.comparison.tables import all_columns, legend, rows_of, short_columns, task_rows, tasks_legend
 from raysim.report.figures import save
 from raysim.scenario.yaml_text import opening_comment, read_text, shown
 
@@ -44,20 +44,6 @@ class Part:
     comparison: Comparison
 
     @property
-    def table(self) -> list[list[str]]:
-        """The short table."""
-        return rows_of(self.comparison, short_columns(self.comparison))
-
-    @property
-    def all_measures(self) -> list[list[str]]:
-        """The table of every measure."""
-        return rows_of(self.comparison, self._all_columns)
-
-    @property
-    def _all_columns(self) -> list[Column]:
-        return columns(self.comparison, self.comparison.measures, ACCURACIES)
-
-    @property
     def settings(self) -> list[list[str]]:
         """The table of every key that decides a result, with its values, defaults included, and their variants.
 
@@ -74,31 +60,6 @@ class Part:
             for value, having in variants.items():
                 table.append([key, value, "all" if len(having) == len(of_variant) else ", ".join(having)])
         return table
-
-    @property
-    def over_tasks(self) -> list[list[str]]:
-        """The table of methods over all data sets and partitions, if there are several."""
-        return task_rows(self.comparison)
-
-    @property
-    def tasks_legend(self) -> str:
-        """The explanation of that table."""
-        return tasks_legend(self.comparison.main)
-
-    @property
-    def legend(self) -> str:
-        """The explanation of the short table's signs."""
-        return legend(self.comparison, short_columns(self.comparison))
-
-    @property
-    def all_legend(self) -> str:
-        """The explanation of the signs of the table of every measure."""
-        return legend(self.comparison, self._all_columns)
-
-    @property
-    def without_clients(self) -> str:
-        """Why figures of single clients are missing; empty if they are not."""
-        return without_clients(self.comparison)
 
     @property
     def partitions(self) -> list[tuple[str, str]]:
@@ -177,6 +138,8 @@ def report(
     environment = Environment(loader=PackageLoader("raysim.comparison"), autoescape=True, undefined=StrictUndefined)
     measures = {f"{one.title} ({name})": one.meaning.replace("`", "") for name, one in MEASURES.items()}
     name = name or ", ".join(part.name for part in parts)
+    tables = {one.__name__: one for one in (rows_of, all_columns, short_columns, legend, task_rows, tasks_legend)}
+    environment.globals.update(tables, without_clients=without_clients)
     page = environment.get_template("report.html").render(parts=parts, measures=measures, live=live, name=name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path.resolve(), page.encode())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -341,23 +341,19 @@ def _why_empty(folder: Path) -> str:
 
 def run_folders(path: Path) -> list[Path]:
     """The path itself if it is a run folder, else the run folders below it. Raises `ScenarioError`."""
-    # `Path.exists` raises if a name is too long.
-    return [path] if os.path.exists(path / "summary.json") else list(_below(path))  # noqa: PTH110
+    if (path / "summary.json").exists():
+        return [path]
+    found = []
+    for folder, inner, files in os.walk(path, onerror=_refuse):
+        inner.sort()
+        if "summary.json" in files:
+            found.append(Path(folder))
+            inner.clear()
+    return found
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    """Run folders below this folder; does not search inside run folders."""
-    left = [folder]
-    while left:
-        inner = left.pop()
-        try:
-            is_run = inner != folder and (inner / "summary.json").exists()
-            children = [] if is_run else [one for one in inner.iterdir() if one.is_dir() and not one.is_symlink()]
-        except OSError as error:
-            raise ScenarioError(f"{inner}: cannot be read: {error.strerror}") from None
-        if is_run:
-            yield inner
-        left += sorted(children, reverse=True)
+def _refuse(error: OSError) -> NoReturn:
+    raise ScenarioError(f"{error.filename}: cannot be read: {error.strerror}") from None
 
 
 def _count(value: object) -> int:

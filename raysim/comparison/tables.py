@@ -267,6 +267,11 @@ def short_columns(comparison: Comparison) -> list[Column]:
     return columns(comparison, short(comparison), {comparison.main})
 
 
+def all_columns(comparison: Comparison) -> list[Column]:
+    """The columns of the table of all measures."""
+    return columns(comparison, comparison.measures, ACCURACIES)
+
+
 def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
     """The explanation of the signs and titles of a table with these columns."""
     kinds = {column.kind for column in shown}
@@ -332,7 +337,7 @@ def markdown(comparison: Comparison, shown: Sequence[Column] | None = None) -> s
         head, *body = ([text.replace("|", "\\|") for text in row] for row in rows)
         return [f"| {' | '.join(line)} |" for line in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
 
-    shown = columns(comparison, comparison.measures, ACCURACIES) if shown is None else shown
+    shown = all_columns(comparison) if shown is None else shown
     lines = [*table(rows_of(comparison, shown)), "", legend(comparison, shown), ""]
     if over := task_rows(comparison):
         lines += [*table(over), "", tasks_legend(comparison.main), ""]

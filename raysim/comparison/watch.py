@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ class Watched:
     @classmethod
     def of(cls, folder: Path) -> Watched:
         """Read the state. Raises `ScenarioError` if a folder or a file is damaged."""
-        runs = run_folders(folder) if os.path.exists(folder) else []  # noqa: PTH110
+        runs = run_folders(folder) if folder.exists() else []
         running = is_locked(folder / SWEEP_LOCK) or any(map(is_running, runs))
         summaries = [read_summary(run) for run in runs]
         done = [rounds_done(run, summary) for run, summary in zip(runs, summaries, strict=True)]
