@@ -334,8 +334,8 @@ def compare(
         raysim compare runs/quickstart --columns last,worst_decile,total_mib -o comparison --siunitx
     """
     from raysim.comparison.compare import compare as of
+    from raysim.comparison.formats import print_trials
     from raysim.comparison.sweep_card import SweepCard, TrialsCard
-    from raysim.comparison.terminal import print_trials
 
     folders = folders_of(runs)
     card = SweepCard.read(folders[0]) if len(folders) == 1 else None
@@ -346,10 +346,10 @@ def compare(
         else:
             print_trials(card.trials)
         return
+    from raysim.comparison.formats import print_table
     from raysim.comparison.frame import ComparisonData, for_programs
     from raysim.comparison.main_measure import first_accuracy
     from raysim.comparison.tables import chosen_columns
-    from raysim.comparison.terminal import print_table
 
     found = of(*folders, targets=targets or None, baseline=baseline, select=select, metric=metric, spread=spread)
     shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])
@@ -376,8 +376,8 @@ def _write(
     width: Width,
 ) -> list[Path]:
     """Write the tables and figures of a comparison, and return their paths."""
+    from raysim.comparison.formats import write_tables
     from raysim.comparison.pictures import draw, without_clients, write_curves
-    from raysim.comparison.tables import write_tables
 
     tables = [*write_tables(found, folder, shown, siunitx, heads, bold), write_curves(found, folder)]
     files = [*tables, *draw(found, folder, width=width)]

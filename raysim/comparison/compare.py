@@ -75,7 +75,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         """Return the table, the legend and the notes, as `raysim compare` prints them."""
-        from raysim.comparison.terminal import print_table
+        from raysim.comparison.formats import print_table
 
         file = StringIO()
         print_table(self, file)

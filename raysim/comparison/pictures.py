@@ -12,8 +12,8 @@ import numpy as np
 
 from raysim.common.text import distinct, shortened
 from raysim.comparison.compare import Comparison
+from raysim.comparison.formats import write_csv
 from raysim.comparison.statistics import MIN_SEEDS, estimate
-from raysim.comparison.tables import write_csv
 from raysim.comparison.variants import Variant
 from raysim.report.figures import (
     COLOURS,

@@ -1,13 +1,11 @@
-"""Tables of a comparison in Markdown and in CSV; `terminal.py` prints them, and `latex.py` writes them in LaTeX."""
+"""The tables of a comparison: their columns, cells and explanations. `formats.py` and `latex.py` write them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import write_bytes
 from raysim.common.suggestions import suggest
 from raysim.comparison.compare import Comparison
 from raysim.comparison.main_measure import in_words
@@ -17,11 +15,6 @@ from raysim.comparison.scale import ROUNDING, Scale, scales_of
 from raysim.comparison.statistics import SIGNIFICANT, Estimate, Spread
 from raysim.comparison.variants import Variant
 from raysim.report.units import plural
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from raysim.comparison.latex import Bold
 
 COSTS = ("total_mib", "total_gflop", "virtual_s", "dropped")
 COLUMNS = ("last", "last_took_part", "last_current", "at_best_val", "best_participants", "worst_decile", *COSTS)
@@ -328,52 +321,3 @@ def _seeds(comparison: Comparison) -> str:
     if len(set(counts.values())) == 1:
         return f"{plural(next(iter(counts.values())), 'seed')} per variant."
     return f"Seeds: {', '.join(f'{name} {count}' for name, count in counts.items())}."
-
-
-def markdown(comparison: Comparison, shown: Sequence[Column] | None = None) -> str:
-    """The table of these columns, by default of all measures, in Markdown, with the notes below."""
-
-    def table(rows: list[list[str]]) -> list[str]:
-        head, *body = ([text.replace("|", "\\|") for text in row] for row in rows)
-        return [f"| {' | '.join(line)} |" for line in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
-
-    shown = all_columns(comparison) if shown is None else shown
-    lines = [*table(rows_of(comparison, shown)), "", legend(comparison, shown), ""]
-    if over := task_rows(comparison):
-        lines += [*table(over), "", tasks_legend(comparison.main), ""]
-    return "\n".join([*lines, *(f"- {note}" for note in comparison.notes), ""])
-
-
-def write_csv(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table as CSV. Raises `OSError`."""
-    write_bytes(path, frame.to_csv(index=False).encode())
-
-
-def write_tables(
-    comparison: Comparison,
-    folder: Path,
-    shown: Sequence[Column] | None = None,
-    siunitx: bool = False,
-    heads: Mapping[str, str] | None = None,
-    bold: Bold = "significant",
-) -> list[Path]:
-    """Write comparison.md, .tex and .csv, and runs.csv, into a folder, created if missing. Raises `OSError`.
-
-    shown: the columns in LaTeX and Markdown; default: see `latex` and `markdown`; CSV has all measures. siunitx,
-    heads, bold: see `latex`.
-    """
-    import pandas as pd
-
-    from raysim.comparison.latex import latex
-
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {
-        "comparison.md": markdown(comparison, shown),
-        "comparison.tex": latex(comparison, shown, siunitx, heads or {}, bold),
-    }
-    for name, content in texts.items():
-        write_bytes(folder / name, content.encode())
-    frames = {"comparison.csv": comparison.frame, "runs.csv": pd.DataFrame(comparison.runs)}
-    for name, frame in frames.items():
-        write_csv(frame, folder / name)
-    return [folder / name for name in (*texts, *frames)]

@@ -17,9 +17,9 @@ from raysim.common.errors import RaysimError, RunError, ScenarioError
 from raysim.common.files import hold, reason, write_bytes
 from raysim.common.text import distinct, mlflow_name
 from raysim.comparison.compare import compare
+from raysim.comparison.formats import write_tables
 from raysim.comparison.pictures import draw
 from raysim.comparison.sweep_card import SWEEP_CARD, SWEEP_LOCK
-from raysim.comparison.tables import write_tables
 from raysim.engine.stop import Stop
 from raysim.report.units import plural
 from raysim.runs.signals import interruptible

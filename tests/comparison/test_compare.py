@@ -15,12 +15,13 @@ from scipy import stats
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.formats import markdown
 from raysim.comparison.latex import latex
 from raysim.comparison.published import Published
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tables import legend, markdown, rows_of, short_columns, task_rows
+from raysim.comparison.tables import legend, rows_of, short_columns, task_rows
 from raysim.comparison.watch import Watched
 from tests.comparison.runs import make_run, variant_rows
 

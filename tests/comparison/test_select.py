@@ -9,13 +9,13 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.formats import markdown, print_table
 from raysim.comparison.latex import latex
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, ChosenValue, SweepCard, TunedVariant, TuningCard
-from raysim.comparison.tables import legend, markdown, short_columns, task_rows, tasks_legend
+from raysim.comparison.tables import legend, short_columns, task_rows, tasks_legend
 from raysim.comparison.tables import short as short_measures
-from raysim.comparison.terminal import print_table
 from tests.cli.command import run as command
 from tests.comparison.runs import make_run, variant_rows
 

@@ -14,13 +14,13 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.formats import blocks, markdown, print_table, write_tables
 from raysim.comparison.latex import latex
 from raysim.comparison.measures import canonical, is_measure, meaning_of
 from raysim.comparison.pictures import curves, draw, pictures, swept, write_curves
 from raysim.comparison.scale import Scale
 from raysim.comparison.statistics import Estimate
-from raysim.comparison.tables import cell, chosen_columns, legend, markdown, rows_of, write_tables
-from raysim.comparison.terminal import blocks, print_table
+from raysim.comparison.tables import cell, chosen_columns, legend, rows_of
 from tests.cli.command import run
 from tests.comparison.runs import make_run
 

@@ -1,19 +1,34 @@
-"""Tables of a comparison and of a tuning's trials, in the terminal."""
+"""A comparison in the terminal and as files: Markdown, LaTeX and CSV; and the trials of a tuning in the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from raysim.common.files import write_bytes
 from raysim.comparison.compare import Comparison
+from raysim.comparison.latex import Bold, latex
 from raysim.comparison.sweep_card import TrialsCard
-from raysim.comparison.tables import SUFFIXES, Column, legend, rows_of, short_columns, task_rows, tasks_legend
+from raysim.comparison.tables import (
+    SUFFIXES,
+    Column,
+    all_columns,
+    legend,
+    rows_of,
+    short_columns,
+    task_rows,
+    tasks_legend,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 GAP = 2
 """Spaces between two columns."""
@@ -87,3 +102,50 @@ def blocks(rows: Sequence[Sequence[str]], width: int, joined: Collection[int] = 
             groups[-1].append(i)
             used += size
     return groups
+
+
+def markdown(comparison: Comparison, shown: Sequence[Column] | None = None) -> str:
+    """The table of these columns, by default of all measures, in Markdown, with the notes below."""
+
+    def table(rows: list[list[str]]) -> list[str]:
+        head, *body = ([text.replace("|", "\\|") for text in row] for row in rows)
+        return [f"| {' | '.join(line)} |" for line in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
+
+    shown = all_columns(comparison) if shown is None else shown
+    lines = [*table(rows_of(comparison, shown)), "", legend(comparison, shown), ""]
+    if over := task_rows(comparison):
+        lines += [*table(over), "", tasks_legend(comparison.main), ""]
+    return "\n".join([*lines, *(f"- {note}" for note in comparison.notes), ""])
+
+
+def write_csv(frame: pd.DataFrame, path: Path) -> None:
+    """Write a table as CSV. Raises `OSError`."""
+    write_bytes(path, frame.to_csv(index=False).encode())
+
+
+def write_tables(
+    comparison: Comparison,
+    folder: Path,
+    shown: Sequence[Column] | None = None,
+    siunitx: bool = False,
+    heads: Mapping[str, str] | None = None,
+    bold: Bold = "significant",
+) -> list[Path]:
+    """Write comparison.md, .tex and .csv, and runs.csv, into a folder, created if missing. Raises `OSError`.
+
+    shown: the columns in LaTeX and Markdown; default: see `latex` and `markdown`; CSV has all measures. siunitx,
+    heads, bold: see `latex`.
+    """
+    import pandas as pd
+
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "comparison.md": markdown(comparison, shown),
+        "comparison.tex": latex(comparison, shown, siunitx, heads or {}, bold),
+    }
+    for name, content in texts.items():
+        write_bytes(folder / name, content.encode())
+    frames = {"comparison.csv": comparison.frame, "runs.csv": pd.DataFrame(comparison.runs)}
+    for name, frame in frames.items():
+        write_csv(frame, folder / name)
+    return [folder / name for name in (*texts, *frames)]
