@@ -38,15 +38,17 @@ def notes_on(variants: Sequence[Variant], spread: Spread) -> list[str]:
         *_unequal_budgets(runs),
         *_not_tuned(variants),
         *_unequal_settings(variants),
+        *_absent_clients(variants),
         *(note for variant in variants for note in _on_runs(variant)),
         *_missing_seeds(variants),
         *_few_seeds(variants, spread),
+        *_unequal_environments(runs),
         *_unequal_files(variants),
     ]
 
 
 def _on_runs(variant: Variant) -> list[str]:
-    """Sentences on a variant's runs that ended early, failed, or have different code."""
+    """Sentences on a variant's runs that ended early, failed, have different code, or have the same seed."""
     notes = []
     for run in variant.counted.values():
         done, asked = run.summary["rounds"], run.rounds_asked
@@ -56,7 +58,31 @@ def _on_runs(variant: Variant) -> list[str]:
         notes += [f"{variant.name}, seed {run.seed}: {text}" for text in run.failures]
     if changed := _unequal_code(list(variant.counted.values())):
         notes.append(f"{variant.name}: its runs used different code ({', '.join(changed)}); run the older runs again")
+    for pair, counted in sorted(variant.counted.items()):
+        same = [
+            run for run in variant.runs if run.pair == pair or (run.cell and run.cell_folder == counted.cell_folder)
+        ]
+        which = "last finished" if counted.is_finished else "last"
+        if len(same) > 1:
+            others = "" if all(run.pair == pair for run in same) else ", because the others have other data"
+            notes.append(f"{variant.name}, seed {counted.seed}: {len(same)} runs; only the {which} run counts{others}")
     return notes
+
+
+def _absent_clients(variants: Sequence[Variant]) -> list[str]:
+    """A sentence for each number of clients that have not taken part in the runs of a variant."""
+    named: dict[str, list[str]] = {}
+    for variant in variants:
+        runs = list(variant.counted.values())
+        if absent := sorted({run.absent for run in runs if run.absent}):
+            clients = runs[0].keys.get("clients.count")
+            named.setdefault(f"{' or '.join(map(str, absent))} of {clients}", []).append(variant.name)
+    return [
+        f"{', '.join(names)}: {count} clients have not taken part yet; `last` counts their initial networks, and "
+        "`last_took_part` leaves them out; for methods with one global model, papers report the accuracy of the "
+        "current model on all clients, which is `last_current` and needs evaluation.clients: all"
+        for count, names in named.items()
+    ]
 
 
 def _unequal_budgets(runs: Sequence[RunRecord]) -> list[str]:
@@ -88,6 +114,16 @@ def _few_seeds(variants: Sequence[Variant], spread: Spread) -> list[str]:
     if len(few) == len(variants):
         return [f"no {what}: every variant has fewer than {least} seeds"]
     return [f"no {what} for {', '.join(few)}: fewer than {least} seeds"]
+
+
+def _unequal_environments(runs: Sequence[RunRecord]) -> list[str]:
+    """A sentence for each library, and for the processor, of which runs had different ones."""
+    notes = []
+    for name in ("raysim", "python", "torch", "numpy", "processor"):
+        values = {str(run.summary.get("versions", {}).get(name, "unknown")) for run in runs}
+        if len(values) > 1:
+            notes.append(f"runs in unequal environments: {name} is {' or '.join(sorted(values))}")
+    return notes
 
 
 def _unequal_files(variants: Sequence[Variant]) -> list[str]:

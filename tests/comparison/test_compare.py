@@ -153,6 +153,13 @@ def test_what_is_unfair_is_said(tmp_path: Path) -> None:
     assert "1 of 2 rounds" in notes and "seed 3" in notes and "fewer than 3 seeds" in notes
 
 
+def test_repeated_runs_and_other_versions_are_said(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", version="0.2.0")
+    notes = "\n".join(compare(tmp_path).notes)
+    assert "fedgh, seed 1: 2 runs" in notes and "raysim is 0.1.0 or 0.2.0" in notes
+
+
 def test_a_loss_that_is_not_finite_is_said(tmp_path: Path) -> None:
     make_run(tmp_path / "a", losses=[2.0, None, 1.0, 0.5])
     make_run(tmp_path / "b", "fd", losses=[2.0, None, float("nan"), float("inf")])
@@ -580,6 +587,8 @@ def test_clients_that_have_not_taken_part_are_counted(tmp_path: Path) -> None:
         make_run(tmp_path / f"other{seed}", "fd", seed, absent=seed)
     make_run(tmp_path / "all", "fedavg")
     comparison = compare(tmp_path)
+    (note,) = (note for note in comparison.notes if "not taken part" in note)
+    assert note.startswith("fedgh, fd: 1 or 2 of 2 clients")
     head, *rows = rows_of(comparison, short_columns(comparison))
     assert {row[0]: row[2:4] for row in rows} == {
         "fedgh": ["50.00", "70.00"],
