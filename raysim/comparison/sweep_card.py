@@ -42,18 +42,6 @@ class ChosenValue:
 
 
 @dataclass(frozen=True)
-class CloseDecision:
-    """A decision of successive halving between two trials whose scores differ by less than two samples."""
-
-    round: int  # after which the trials were compared
-    kept: int  # the worst trial that continued
-    kept_score: float
-    ended: int  # the best trial that ended
-    ended_score: float
-    samples: str  # those that measured a score, such as "360 validation samples"
-
-
-@dataclass(frozen=True)
 class TunedVariant:
     """The tuning of one variant."""
 
@@ -65,7 +53,6 @@ class TunedVariant:
     trial: int | None = None  # the chosen one; None: no choice yet, or every trial failed
     score: float | None = None  # its mean over the seeds
     chosen: Sequence[ChosenValue] = ()
-    close: Sequence[CloseDecision] = ()
 
     @property
     def budget(self) -> str:

@@ -13,12 +13,10 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
-import pyarrow.compute as pc
-
 from raysim.common.errors import ScenarioError
-from raysim.comparison.sweep_card import ChosenValue, CloseDecision, TunedVariant, TuningCard
+from raysim.comparison.sweep_card import ChosenValue, TunedVariant, TuningCard
 from raysim.engine.policies.stopping import falls
-from raysim.report.load import read_partition, read_rounds
+from raysim.report.load import read_rounds
 from raysim.report.units import plural
 from raysim.scenario.deciding import DECIDING, missing_setting, rounds_between
 from raysim.scenario.origin import override_key
@@ -37,9 +35,6 @@ FEW_TRIALS = 16
 """Trials from which on a choice of two or more keys is not mostly a matter of luck: see docs/tuning.md."""
 
 FAST_NOTE = f"--fast: at most {FAST_TRIALS} trials per method, on one seed and without successive halving"
-
-CLOSE = 2
-"""Scores that differ by fewer samples than this hardly differ."""
 
 HasEnded = Callable[[CellState], bool]
 """Whether a cell of a trial has ended for good."""
@@ -86,7 +81,6 @@ class Standing:
     open: tuple[CellState, ...] = ()  # the cells that must end before the next decision
     step: int = 0  # index in `steps` of the next decision or, after the last, of the choice
     chosen: Trial | None = None
-    close: tuple[CloseDecision, ...] = ()  # earlier decisions between trials with nearly equal scores
 
     @property
     def rounds(self) -> int:
@@ -199,38 +193,23 @@ class Tuning:
         points = self.points(candidate)
         trials: dict[int, Trial] = {}
         alive = list(range(len(points)))
-        close: list[CloseDecision] = []
         for step, until in enumerate(candidate.steps):
             for number in alive:
                 trials[number] = self.trial(candidate, number, points[number], until, ended)
             known = tuple(trials.values())
             if any(trials[number].score is None for number in alive):
                 still = tuple(s for number in alive for s in trials[number].states)
-                return Standing(candidate, known, still, step, close=tuple(close))
+                return Standing(candidate, known, still, step)
             best = self.ranked({number: trials[number] for number in alive})
             if not best or until == candidate.steps[-1]:
-                return Standing(candidate, known, (), step, trials[best[0]] if best else None, tuple(close))
-            continuing = kept(len(alive), self.keep)
-            if len(best) > continuing:
-                close += self._close(trials[best[continuing - 1]], trials[best[continuing]], until)
-            alive = sorted(best[:continuing])
+                return Standing(candidate, known, (), step, trials[best[0]] if best else None)
+            alive = sorted(best[: kept(len(alive), self.keep)])
         raise AssertionError("a candidate has at least one step")
 
     def ranked(self, trials: Mapping[int, Trial]) -> list[int]:
         """The trials with a finite score, from the best to the worst; of equal trials, the earlier one first."""
         scores = {number: math.nan if one.score is None else one.score for number, one in trials.items()}
         return ranked(scores, smaller=falls(self.settings.select))
-
-    def _close(self, last: Trial, first_ended: Trial, until: int) -> list[CloseDecision]:
-        """The decision after round `until` between two trials if they hardly differ, else nothing."""
-        assert last.score is not None and first_ended.score is not None
-        of = DECIDING[self.settings.select]
-        called = "validation" if of.part == "val" else "test"
-        samples = sum(_samples(state, of.part) for state in last.states) if of.of_all else 0
-        if abs(last.score - first_ended.score) * samples >= CLOSE or not samples:
-            return []
-        words = f"{samples:,} {called} samples"
-        return [CloseDecision(until, last.number, last.score, first_ended.number, first_ended.score, words)]
 
     def trial(self, candidate: Candidate, number: int, values: Mapping[str, Any], until: int, ended: HasEnded) -> Trial:
         """Read a trial, and its score after round `until`, from its run folders."""
@@ -281,18 +260,7 @@ class Tuning:
             chosen.number if chosen is not None else None,
             chosen.score if chosen is not None else None,
             values,
-            standing.close,
         )
-
-
-def _samples(state: CellState, part: str) -> int:
-    """The number of samples in a part of all clients' samples; 0 if the run folder does not have it."""
-    if state.folder is None:
-        return 0
-    try:
-        return int(pc.sum(pc.equal(read_partition(state.folder)["part"], part)).as_py() or 0)
-    except (ScenarioError, KeyError):
-        return 0
 
 
 def score(state: CellState, metric: str) -> float:

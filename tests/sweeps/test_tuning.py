@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import math
 import re
 import shutil
@@ -24,11 +23,9 @@ from raysim.comparison.compare import compare
 from raysim.engine.ray import task_pool
 from raysim.engine.ray.task_pool import Ended
 from raysim.engine.stop import Stop
-from raysim.report.load import read_clients
 from raysim.runs.run import run
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.display import PlainProgress
 from raysim.sweeps.loop import SweepProgress, lock, run_sweep
 from raysim.sweeps.run_cell import Task, run_cell
 from raysim.sweeps.state import CellState, counts, states_of
@@ -397,20 +394,6 @@ def test_the_best_score_is_the_greatest_accuracy_or_the_smallest_loss(
         assert standing.chosen is not None and standing.chosen.values["training.lr"] == chosen
 
 
-@pytest.mark.parametrize(("second", "close"), [(0.485, False), (0.495, True)])
-def test_scores_hardly_differ_by_the_samples_of_all_seeds(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, second: float, close: bool
-) -> None:
-    """Of 200 samples, two seeds with 100 each, 0.015 are three and 0.005 are one."""
-    of_rate = {0.1: 0.5, 0.2: second, 0.3: 0.1}
-    monkeypatch.setattr("raysim.sweeps.tuning.state_of", lambda cell, sweep: CellState(cell, "done"))
-    monkeypatch.setattr("raysim.sweeps.tuning.score", lambda state, metric: of_rate[state.cell.scenario.training.lr])
-    monkeypatch.setattr("raysim.sweeps.tuning._samples", lambda state, part: 100)
-    settings = tune(seeds=[101, 102], space={"training.lr": [*of_rate]}, halving={"rounds": [1, 4]})
-    standing = tuning(load_sweep(write(workplace, tune=settings))).standings()[0]
-    assert [one.samples for one in standing.close] == ["200 validation samples"] * close
-
-
 def test_rounds_and_starts_count_for_every_seed_of_a_trial(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four trials on two seeds until round 1, of which two go on to round 2, and one of these to round 4."""
     monkeypatch.setattr("raysim.sweeps.tuning.state_of", lambda cell, sweep: CellState(cell, "waiting"))
@@ -420,27 +403,6 @@ def test_rounds_and_starts_count_for_every_seed_of_a_trial(workplace: Path, monk
     assert found.later_rounds(standing) == 2 * (2 * 1 + 1 * 2)
     assert found.starts_left(standing) == 2 * (4 + 2 + 1)
     assert found.full_rounds(standing.candidate) == 2 * 4 * 4
-
-
-def test_halving_notes_decisions_between_trials_that_hardly_differ(workplace: Path, pool: Pool) -> None:
-    """Learning rates near 0 change nothing, so all trials have equal scores; the comparison says so."""
-    tuned = tune(space={"training.lr": [1e-9, 2e-9, 3e-9]}, halving={"rounds": [1, 2], "keep": 0.5})
-    path = write(workplace, seeds=[1], set=["rounds=2"], runs={"Alone": ["algorithm.name=standalone"]}, tune=tuned)
-    sweep = load_sweep(path)
-    stream = io.StringIO()
-    run_sweep(sweep, show=PlainProgress(sweep, stream).show)
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == "trials: 3 waiting; 0 of 7 rounds"  # 3 trials of a round, 2 of another, and the result
-    (standing,) = tuning(sweep).standings()
-    after = [f"{trial.score:.4g} after round 1; training.lr={trial.number + 1}.0e-09" for trial in standing.trials]
-    done = [line for line in lines if line.startswith("done")]
-    assert done[:3] == [f"done        Alone trial {i} seed=101  accuracy/val {after[i]}" for i in range(3)]
-    (decision,) = standing.close
-    assert (decision.round, decision.kept, decision.ended) == (1, 1, 2)
-    folder = standing.trials[0].states[0].folder
-    assert folder is not None
-    validated = [row["val_total"] for row in read_clients(folder).to_pylist() if row["round"] == 0]
-    assert decision.samples == f"{sum(validated)} validation samples"
 
 
 def test_methods_draw_the_same_values_of_shared_keys_in_any_order(workplace: Path) -> None:
