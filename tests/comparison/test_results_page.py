@@ -684,6 +684,14 @@ def test_hks_with_all_rounds() -> None:
     words = "There, it has {:.2f} in the best round and {:.2f} on the whole test set."
     assert words.format(*of["again"]) in WORDS
     assert f"the processor alone changes its best round by {over('HKS all', of['again'])[0]:.2f} points" in WORDS
+    of["own"] = [
+        values(HKS_AGAIN, "HKS all with the data set's own constants", measure)["1"]
+        for measure in ("best", "last_global")
+    ]
+    words = "HKS `all` has {:.2f} in the best round and {:.2f} on the whole test set on the AMD EPYC"
+    assert words.format(*of["own"]) in WORDS
+    more = [mine - value for mine, value in zip(of["own"], of["again"], strict=True)]
+    assert "{:.2f} and {:.2f} more than with raysim's constants".format(*more) in WORDS
     of["T2"] = [values(HKS_AGAIN, "HKS all with T²", measure)["1"] for measure in ("best", "last_global")]
     gain, loss = over("T2", of["HKS all"])
     words = "HKS `all` has {:.2f} in the best round and {:.2f} on the whole test set (Intel Xeon, same file): "
