@@ -178,7 +178,7 @@ class SimulatedWorkers:
             raise KilledError
         if part == "server":
             self.server = None
-        if part in ("worker", "node"):
+        if part in ("worker", "node") and self.workers:  # none before the first start
             count = 1 if part == "worker" else -(-len(self.workers) // 2)
             for i in self.schedule.rng.sample(range(len(self.workers)), count):
                 self._forget(i)
