@@ -117,9 +117,14 @@ def _clients_in_float64(trial: Trial, t: int, **changes: Any) -> tuple[Trial, Tr
     return other, pending.result()
 
 
+_FALLS_BACK = ("BatchNorm", "NoneType")
+"""In reasons for training clients one by one after all, which changes no result: networks that need equal batches, and
+clients that have no teacher yet, whose data in `given` is None."""
+
+
 def _compare_together(algorithm: AnyAlgorithm, alone: Trial, together: Trial, trained: TrainingResult) -> None:
     for report in trained.reports.values():
-        if report.alone_because and "BatchNorm" not in report.alone_because:
+        if report.alone_because and not any(word in report.alone_because for word in _FALLS_BACK):
             text = f"clients cannot be trained together, because {report.alone_because}"
             raise ContractError(algorithm, "trained_together", text)
     text = (
