@@ -117,9 +117,9 @@ def _clients_in_float64(trial: Trial, t: int, **changes: Any) -> tuple[Trial, Tr
     return other, pending.result()
 
 
-_FALLS_BACK = ("BatchNorm", "NoneType")
+_FALLS_BACK = ("BatchNorm", "NoneType", "values that are not tensors")
 """In reasons for training clients one by one after all, which changes no result: networks that need equal batches, and
-clients that have no teacher yet, whose data in `given` is None."""
+clients of which some have no teacher yet, so that their data in `given` is None."""
 
 
 def _compare_together(algorithm: AnyAlgorithm, alone: Trial, together: Trial, trained: TrainingResult) -> None:
