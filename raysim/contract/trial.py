@@ -56,7 +56,7 @@ class ContractError(RaysimError):
 
 
 class AllKnown(dict[str, int]):
-    """The operations of the server, as if all were counted already."""
+    """A memory of counted operations that seems to know every set of uploads, so that the server counts none."""
 
     def __contains__(self, key: object) -> bool:
         return True

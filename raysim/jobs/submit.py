@@ -40,7 +40,7 @@ READY_S, RETRY_S = 60.0, 1.0
 class Work:
     """The files of a job, and its metadata for the list of jobs."""
 
-    files: Sequence[Path] = ()  # first the scenario or sweep file; empty: the scenario of the run to resume
+    files: Sequence[Path] = ()  # the scenario or sweep file, and what it names; empty: a run is resumed from its folder
     sweep: bool = False
     own_code: OwnCode = OwnCode()  # custom code that the scenario refers to
     facts: Mapping[str, str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ Only the method is looked up here; `raysim.scenario.scenario` looks up everythin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -62,7 +62,6 @@ class ParsedScenario:
     resolved: Mapping[str, Any]  # every key with its value, defaults filled in
     overrides: Mapping[str, Scalar]  # entries of `flat` that an override gave
     own_code: OwnCode = OwnCode()  # the user's own files that the scenario names
-    paths: Mapping[str, str | list[str]] = field(default_factory=dict)  # as given, by dotted key
 
     def __repr__(self) -> str:
         """One line; `resolved_yaml` has every key."""
@@ -248,7 +247,6 @@ def parse_scenario(
         resolved,
         overridden,
         own_code=own_code,
-        paths=paths,
     )
 
 

@@ -98,14 +98,6 @@ def _make(uri: str) -> None:
         client._tracking_client.store.engine.dispose()
 
 
-def ask(resolved: str) -> None:
-    """Ask the store at a resolved address for an experiment, to see whether it answers. Raises MLflow's exceptions."""
-    load_mlflow(resolved)
-    from mlflow.tracking import MlflowClient
-
-    MlflowClient(resolved).search_experiments(max_results=1)
-
-
 def in_words(error: BaseException) -> str:
     """Return an error of MLflow in one line, or in a few words if the server did not answer."""
     text = " ".join(str(error).split())
