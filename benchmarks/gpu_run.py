@@ -18,10 +18,10 @@ from typing import Any
 from raysim import Scenario
 from raysim.common.results import ClientRow
 from raysim.core import accelerator
-from raysim.engine.progress import Progress
-from raysim.engine.run import Observers, run_rounds
-from raysim.runs.assembly import assemble
+from raysim.engine.recorder import Recorder
+from raysim.engine.run import Rounds
 from raysim.runs.backend import make_backend
+from raysim.runs.plan import make_plan
 from raysim.tracking.in_memory import MemoryTracker
 
 
@@ -52,19 +52,16 @@ class Warnings(logging.Handler):
 
 def run(content: dict[str, Any]) -> dict[str, Any]:
     """Run a scenario; return the arrival of each round, the digest, and memory of tensors on the accelerator."""
-    assembly = assemble(Scenario.load(content))
+    scenario = Scenario.load(content)
+    plan, data = make_plan(scenario)
     timed, warnings = Timed(), Warnings()
     logging.getLogger("raysim").addHandler(warnings)
-    with contextlib.ExitStack() as cleanup:
-        backend = make_backend(assembly, cleanup, lambda: True)
-        settings = assembly.loop_settings
-        digest = run_rounds(
-            backend,
-            settings,
-            Progress(),
-            Observers([timed]),
-            start=lambda: backend.start(assembly.spec, assembly.raw),
-        )
+    with contextlib.ExitStack() as cleanup, Recorder([timed]) as record:
+        rounds = Rounds(plan, make_backend(scenario, plan, cleanup, lambda: True), record)
+        rounds.start(data.raw)
+        for _ in rounds:
+            pass
+        digest = rounds.state_digest()
     tensors_mb = max(timed.series("memory/gpu_peak_mb"), default=0.0)
     return {"arrived_s": timed.arrived_s, "digest": digest, "tensors_mb": tensors_mb, "warnings": warnings.texts}
 

@@ -24,7 +24,7 @@ PRIVATE_TERMS = {
     r"hello|hellos": "registration",
     r"settle|settles|settled": "wait, fsync, drain or mark_saved",
     r"thaw|thawed": "deserialize",
-    r"world": "RunSpec",
+    r"world": "Plan",
     r"elastic": "oversubscribable",
     r"seats|seated|seating|unseated": "placement",
     r"hurry|impatient": "deadline",

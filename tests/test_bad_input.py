@@ -11,7 +11,7 @@ import pytest
 
 from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
-from raysim.runs.assembly import attach
+from raysim.runs.machine import attach
 from raysim.scenario.scenario import Scenario
 from tests.conftest import REPOSITORY
 from tests.data.layouts import fashion_parquet

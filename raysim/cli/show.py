@@ -37,7 +37,7 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
         )
     )
     actors = new_table("Client actors", "actors", "clients", "clients per actor", "CPUs each", "GPUs each")
-    for group in found.plan.groups:
+    for group in found.layout.groups:
         pinned = " (pinned)" if group.pinned else ""
         actors.add_row(
             str(group.actors),
@@ -61,8 +61,8 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
         name = f"{model.name}, batches of {model.batch_size}" if several else model.name
         models.add_row(name, str(model.clients), f"{model.params:,}", f"{model.step_s * 1e3:.3g} ms")
     console.print(models)
-    count = 1 if alone else found.plan.num_actors + 2
-    who = "This process" if alone else f"Processes ({found.plan.num_actors} client actors, server, driver)"
+    count = 1 if alone else found.layout.num_actors + 2
+    who = "This process" if alone else f"Processes ({found.layout.num_actors} client actors, server, driver)"
     memory = found.process_memory_mb * count + found.client_memory_mb + found.samples_mb
     console.print(
         as_text(
@@ -79,7 +79,7 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
             "- Not included: messages, the server's state, and further networks that a method keeps for each client."
         )
     )
-    for note in found.plan.notes:
+    for note in found.layout.notes:
         console.print(as_text(f"Note: {note}"))
     console.print(as_text("This was a dry run: the scenario was not run."))
 
@@ -88,7 +88,7 @@ def _start(found: Preview, scenario: Scenario) -> str:
     """The steps before a run's first round, which the estimate does not include."""
     if scenario.backend == "in_process":
         return "the start (reading the data)"
-    processes = found.plan.num_actors + 1
+    processes = found.layout.num_actors + 1
     return f"the start (reading the data, starting Ray, importing torch in {processes} processes), which takes seconds"
 
 

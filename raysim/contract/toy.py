@@ -18,7 +18,7 @@ from raysim.core.algorithm import AnyAlgorithm, ClientId, pixels
 from raysim.core.data import Augmentation, Samples
 from raysim.core.fit import LocalTraining
 from raysim.core.seeds import global_seed, seeded
-from raysim.engine.spec import RunSpec
+from raysim.engine.plan import Plan
 
 SEED, C, D, SIDE, ROUNDS = 7, 4, 8, 4, 8
 LOCAL = LocalTraining(epochs=1, batch_size=6, lr=0.1, momentum=0.5)
@@ -118,7 +118,7 @@ def toy_samples(labels: Sequence[int], k: ClientId) -> Samples:
     return Samples(raw_N, torch.tensor(labels), ToyTransform())
 
 
-def toy_spec(algorithm: AnyAlgorithm, labels: Labels, models: Sequence[str], **changes: Any) -> RunSpec:
+def toy_spec(algorithm: AnyAlgorithm, labels: Labels, models: Sequence[str], **changes: Any) -> Plan:
     """Return the specification of a run in the toy task. Clients are tested on their training samples."""
     whole = np.arange(sum(map(len, labels)))
     train = Shards(whole, np.cumsum([0, *map(len, labels)]))
@@ -130,7 +130,7 @@ def toy_spec(algorithm: AnyAlgorithm, labels: Labels, models: Sequence[str], **c
         "labels": np.concatenate([np.asarray(one, np.int64) for one in labels]),
         "public": (public.raw_N.numpy(), public.y.numpy()),
     }
-    return RunSpec(
+    return Plan(
         algorithm, SEED, C, D, tuple(models), ToyNet, ToyTransform(), LOCAL, train, none, train, (1,),
         **(settings | changes),
     )  # fmt: skip

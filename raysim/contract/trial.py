@@ -19,18 +19,18 @@ from raysim.core.data import Samples
 from raysim.core.messages import pack, unpack
 from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.plan import Plan
+from raysim.engine.policies.evaluations import Coverage
 from raysim.engine.policies.placement import Group
 from raysim.engine.records import (
     Broadcast,
     CheckpointFile,
-    Coverage,
     NonFiniteUpload,
     Pending,
     RoundReport,
     TrainingResult,
 )
 from raysim.engine.run import run_round
-from raysim.engine.spec import RunSpec
 
 
 class ContractError(RaysimError):
@@ -148,7 +148,7 @@ class Trial:
     ) -> None:
         """labels: of each client. models: their architectures; default: the first family that the algorithm accepts.
 
-        reverse, tamper: see `SeamBackend`. counts: whether operations are counted. changes: fields of `RunSpec`.
+        reverse, tamper: see `SeamBackend`. counts: whether operations are counted. changes: fields of `Plan`.
         """
         self.algorithm, self.labels, self.t = algorithm, labels, 0
         self.spec = toy_spec(algorithm, labels, models, **changes) if models else _accepted(algorithm, labels, changes)
@@ -230,7 +230,7 @@ class Trial:
             states.close(k)
 
 
-def _accepted(algorithm: AnyAlgorithm, labels: Labels, changes: dict[str, Any]) -> RunSpec:
+def _accepted(algorithm: AnyAlgorithm, labels: Labels, changes: dict[str, Any]) -> Plan:
     """Return the specification with the first family of architectures that the algorithm accepts.
 
     With `one_architecture` the only candidate is `norm`, which is the hardest to exchange.

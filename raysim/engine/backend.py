@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.storage import Storage
+from raysim.engine.plan import Plan
+from raysim.engine.policies.evaluations import Coverage
 from raysim.engine.policies.placement import Group
 from raysim.engine.records import (
     ClientEvaluation,
-    Coverage,
     CurrentTests,
     MemoryReport,
     Pending,
@@ -21,7 +22,6 @@ from raysim.engine.records import (
     Startup,
     TrainingResult,
 )
-from raysim.engine.spec import RunSpec
 
 
 class Backend(Protocol):
@@ -31,9 +31,9 @@ class Backend(Protocol):
     and `restore`, then repeat the rounds since the checkpoint.
     """
 
-    spec: RunSpec  # set by `start`
+    spec: Plan  # set by `start`
 
-    def start(self, spec: RunSpec, raw: Callable[[], NDArray[Any]]) -> Startup | None:
+    def start(self, spec: Plan, raw: Callable[[], NDArray[Any]]) -> Startup | None:
         """Start workers and server, with the state before round 1. `raw` reads the samples as stored, [M, ...].
 
         Returns how long actors took to start; None if there are none, or if one died meanwhile.

@@ -17,6 +17,8 @@ from raysim.core import accelerator
 from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.format import read_file
 from raysim.engine.checkpoint.storage import Storage
+from raysim.engine.plan import Plan
+from raysim.engine.policies.evaluations import Coverage
 from raysim.engine.policies.placement import Group
 from raysim.engine.records import (
     Broadcast,
@@ -24,7 +26,6 @@ from raysim.engine.records import (
     ClientEvaluation,
     ClientFailure,
     ClientReport,
-    Coverage,
     CurrentTests,
     MemoryReport,
     Pending,
@@ -32,7 +33,6 @@ from raysim.engine.records import (
     ServerReport,
     TrainingResult,
 )
-from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client import ClientWorker, registers
 from raysim.engine.workers.server import ServerWorker
 from raysim.engine.workers.state_files import AUTO, StateFiles, StateLimits
@@ -43,7 +43,7 @@ T = TypeVar("T")
 class InProcessBackend:
     """See `raysim.engine.backend.Backend`."""
 
-    spec: RunSpec
+    spec: Plan
 
     def __init__(self, device: torch.device | str = "cpu", limits: StateLimits = AUTO) -> None:
         self.device, self.limits = torch.device(device), limits
@@ -52,7 +52,7 @@ class InProcessBackend:
         if self.device.type != "cpu":
             accelerator.use_deterministic_kernels()
 
-    def start(self, spec: RunSpec, raw: Callable[[], NDArray[Any]]) -> None:
+    def start(self, spec: Plan, raw: Callable[[], NDArray[Any]]) -> None:
         self.spec, self.raw = spec, raw
         if self.device.type != "cpu":
             accelerator.release_memory(self.device)

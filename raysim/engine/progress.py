@@ -11,7 +11,7 @@ from typing import Any
 
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
-from raysim.engine.policies.metrics import Latest, compute_metrics
+from raysim.engine.metrics import Latest, compute_metrics
 from raysim.engine.policies.stopping import Watched
 from raysim.engine.records import RoundReport
 

@@ -15,8 +15,9 @@ class Recorder:
     There is one thread, so trackers get rounds in order. A tracker's exception is raised with the next round.
     """
 
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self.trackers = trackers
+    def __init__(self, trackers: Sequence[Tracker] = (), at_once: bool = False) -> None:
+        """Create the thread. at_once: the caller waits for each round to be logged, before it runs the next one."""
+        self.trackers, self.at_once = trackers, at_once
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
         self.logging: Future[None] | None = None
 

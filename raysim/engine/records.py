@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,10 @@ from raysim.common.errors import RunError
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import WireSize
+from raysim.engine.policies.system import Timing
 
 if TYPE_CHECKING:
-    from raysim.engine.spec import RunSpec
+    from raysim.engine.plan import Plan
 
 T = TypeVar("T")
 
@@ -81,10 +82,6 @@ class EvaluationResult:
         return self.loss_sum / self.total if self.total else None
 
 
-Coverage = Literal["own", "whole"]
-"""Samples of a test: the client's own, or also the whole published test set, if the scenario requests it."""
-
-
 @dataclass(frozen=True)  # with slots it takes twice as long to pickle
 class ClientEvaluation:
     """The test of a client's model."""
@@ -121,7 +118,7 @@ class ClientReport:
 
 
 def client_row(
-    spec: RunSpec,
+    plan: Plan,
     t: int,
     k: ClientId,
     report: ClientReport | None,
@@ -136,7 +133,7 @@ def client_row(
     return ClientRow(
         round=t,
         client=k,
-        model=spec.arch(k),
+        model=plan.arch(k),
         participated=report is not None,
         accuracy=local.accuracy if local else None,
         correct=local.correct if local else None,
@@ -225,16 +222,6 @@ class CheckpointFile:
 
 SavedFiles = tuple[Sequence[CheckpointFile], CheckpointFile]
 """The files of a checkpoint: (files of clients, file of the server)."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """When the participants of a round finished, in virtual seconds from its beginning, and when the round ended."""
-
-    seconds: Mapping[ClientId, float]
-    late: Collection[ClientId]  # clients that finished after the deadline, or after enough others
-    round_s: float
-    dropped: int = 0  # number of clients of the cohort that dropped out or were late
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from raysim.common.errors import HookError
 from raysim.common.text import few
 from raysim.core.algorithm import ClientId
 from raysim.engine.backend import Backend
+from raysim.engine.plan import Plan
 from raysim.engine.progress import Progress
 from raysim.engine.records import ClientFailure, CurrentTests, MemoryReport, RoundReport
-from raysim.engine.spec import RunSpec
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class RunWarnings:
                 logger.warning(text)
 
 
-def _apart(spec: RunSpec, report: RoundReport) -> Iterator[str]:
+def _apart(spec: Plan, report: RoundReport) -> Iterator[str]:
     """Yield a warning for each client that could not be trained together with others, with the reason."""
     for k, one in report.client_reports.items():
         if one.alone_because:
@@ -126,7 +126,7 @@ def _apart(spec: RunSpec, report: RoundReport) -> Iterator[str]:
             yield f"{clients} are trained one by one, in spite of training.together: {one.alone_because}"
 
 
-def _single_sample(spec: RunSpec, report: RoundReport) -> Iterator[str]:
+def _single_sample(spec: Plan, report: RoundReport) -> Iterator[str]:
     """Yield a warning for each client whose training was skipped because it had only one sample."""
     for k, one in report.client_reports.items():
         if one.single_sample:

@@ -177,7 +177,7 @@ def _confusion(runs: Runs, width: Width, accuracy: Accuracy) -> Figure:
         title = f"{name}, after round {checkpoint.round}{', current' if current else ''}"
         counts[title] = opened.confusion("test", checkpoint, current)
     assert first is not None
-    return draw_confusion(counts, first.assembly.data.class_names, width)
+    return draw_confusion(counts, first.data.dataset.class_names, width)
 
 
 KINDS: Mapping[str, Draw] = {

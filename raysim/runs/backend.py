@@ -1,4 +1,4 @@
-"""The backend of an assembled run: attach to Ray or start it, place the actors, report what each node holds."""
+"""The backend of a planned run: attach to Ray or start it, place the actors, report what each node holds."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from raysim.common.results import Tracker
 from raysim.core import accelerator
 from raysim.engine.backend import Backend
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.plan import Plan
 from raysim.engine.policies.placement import (
     ActorGroup,
     ClusterResources,
     Growth,
+    Layout,
     Node,
-    Plan,
     first_actors,
-    make_plan,
+    lay_out,
     place_actors,
 )
 from raysim.engine.workers.state_files import StateLimits
 from raysim.report.units import plural
-from raysim.runs.assembly import Assembly
 from raysim.scenario.scenario import Scenario
 
 logger = logging.getLogger(__name__)
@@ -55,14 +55,15 @@ def only_in_process(backend: str) -> Iterator[None]:
         _in_process.release()
 
 
-def device_in_process(plan: Plan) -> torch.device:
+def device_in_process(layout: Layout) -> torch.device:
     """Return the device on which a run in this process trains."""
-    wanted = any(group.gpus_per_actor for group in plan.groups)
+    wanted = any(group.gpus_per_actor for group in layout.groups)
     return (accelerator.available() if wanted else None) or torch.device("cpu")
 
 
 def make_backend(
-    assembly: Assembly,
+    scenario: Scenario,
+    plan: Plan,
     cleanup: contextlib.ExitStack,
     succeeded: Callable[[], bool],
     folder: Path | None = None,
@@ -72,20 +73,19 @@ def make_backend(
     succeeded: returns whether the run has all its rounds when `cleanup` runs; Ray's logs are then removed. folder: the
     run folder; its disk holds clients' states that do not fit into memory.
     """
-    scenario, plan = assembly.scenario, assembly.plan
-    assert plan is not None
-    resources = scenario.resources
+    layout, resources = plan.layout, scenario.resources
+    assert layout is not None
     if scenario.backend == "in_process":
-        in_process = InProcessBackend(device_in_process(plan), state_limits(scenario, folder))
+        in_process = InProcessBackend(device_in_process(layout), state_limits(scenario, folder))
         cleanup.callback(in_process.close)
-        for text in plan.notes:
+        for text in layout.notes:
             logger.info(text)
         return in_process
     from raysim.engine.ray import local_cluster, session
     from raysim.engine.ray.backend import RayBackend
     from raysim.engine.ray.pool import ActorPool
 
-    started = session.connect(plan.cpus)
+    started = session.connect(layout.cpus)
     if started:
         cleanup.callback(lambda: local_cluster.stop(remove_logs=succeeded()))
     elif local_cluster.is_running():
@@ -94,38 +94,38 @@ def make_backend(
             "the runs in separate processes, or run `ray start --head` and set RAY_ADDRESS=auto for both"
         )
     nodes = session.nodes(resources.head)
-    growth = growth_notes(scenario, plan, None if started else session.growth(resources.head))
-    for text in (*plan.notes, *growth, *(one.sentence for one in placement(scenario, plan, nodes))):
+    growth = growth_notes(scenario, layout, None if started else session.growth(resources.head))
+    for text in (*layout.notes, *growth, *(one.sentence for one in placement(scenario, layout, nodes))):
         logger.info(text)
 
-    def replan(machine: ClusterResources) -> Plan:
-        return make_plan(scenario.requests, machine, scenario.participants)
+    def replan(machine: ClusterResources) -> Layout:
+        return lay_out(scenario.requests, machine, scenario.participants)
 
     limits = state_limits(scenario, folder)
     pool = ActorPool(
-        plan, resources.placement, resources.head, None if started else replan, scenario.participants, limits
+        layout, resources.placement, resources.head, None if started else replan, scenario.participants, limits
     )
     backend = RayBackend(pool)
     cleanup.callback(backend.close)
     return backend
 
 
-def growth_notes(scenario: Scenario, plan: Plan, growth: Growth | None) -> tuple[str, ...]:
+def growth_notes(scenario: Scenario, layout: Layout, growth: Growth | None) -> tuple[str, ...]:
     """Return a sentence about the nodes for which the run would wait; none if all actors fit on the present nodes."""
     if growth is None:
         return ()
-    fit = sum(map(len, place_actors(plan.groups, growth.present, scenario.resources.placement)))
-    if fit == plan.num_actors:
+    fit = sum(map(len, place_actors(layout.groups, growth.present, scenario.resources.placement)))
+    if fit == layout.num_actors:
         return ()
-    first = sum(group.actors for group in first_actors(plan.groups, growth.present, scenario.resources.placement))
+    first = sum(group.actors for group in first_actors(layout.groups, growth.present, scenario.resources.placement))
     types = Counter(
         f"{node.name} ({node.cpus:g} CPU, {node.gpus:g} GPU)" for node in growth.largest or () if not node.id
     )
     most = f" (at most {', '.join(f'{count} x {name}' for name, count in types.items())})" if types else ""
-    begins = "when all fit" if first == plan.num_actors else f"with {first}, and adds the others when nodes join"
+    begins = "when all fit" if first == layout.num_actors else f"with {first}, and adds the others when nodes join"
     return (
-        f"{fit} of {plural(plan.num_actors, 'client actor')} fit on the present nodes; the run requests nodes for the "
-        f"others from the cluster's autoscaler{most}. It begins {begins}",
+        f"{fit} of {plural(layout.num_actors, 'client actor')} fit on the present nodes; the run requests nodes for "
+        f"the others from the cluster's autoscaler{most}. It begins {begins}",
     )
 
 
@@ -167,7 +167,7 @@ class Placement:
         return f"node {self.node.name}: {self.holds}"
 
 
-def placement(scenario: Scenario, plan: Plan, nodes: Sequence[Node]) -> list[Placement]:
+def placement(scenario: Scenario, layout: Layout, nodes: Sequence[Node]) -> list[Placement]:
     """Return the actors that each node will hold; empty for a single node, which holds all of them."""
     if len(nodes) < 2:
         return []
@@ -177,8 +177,8 @@ def placement(scenario: Scenario, plan: Plan, nodes: Sequence[Node]) -> list[Pla
         for request, override in zip(scenario.requests[:-1], resources.overrides, strict=True)
     }
     groups: dict[str, list[ActorGroup]] = {node.id: [] for node in nodes}
-    placed = place_actors(plan.groups, nodes, resources.placement)
-    for group, group_nodes in zip(plan.groups, placed, strict=True):
+    placed = place_actors(layout.groups, nodes, resources.placement)
+    for group, group_nodes in zip(layout.groups, placed, strict=True):
         for node in group_nodes:
             groups[node.id].append(group)
     return [

@@ -1,4 +1,4 @@
-"""Execution of one run from the moment its folder exists until it is closed; the folder records how it ended."""
+"""One process of a run, from the moment the run folder exists until it is closed: status, trackers, summary, plots."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import copy
 import logging
 import shlex
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,28 +19,30 @@ import pyarrow.parquet as pq
 from raysim.common.errors import HookError, RaysimError, RunError
 from raysim.common.logs import show_logs
 from raysim.common.memory import return_freed_memory
-from raysim.common.results import RunCard, Status, Summary, Tracker
+from raysim.common.results import Status, Summary, Tracker
 from raysim.common.text import cause
 from raysim.data.heatmap import draw_heatmap
-from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
+from raysim.engine.plan import Plan
 from raysim.engine.progress import Progress
+from raysim.engine.recorder import Recorder
 from raysim.engine.resource_monitor import ResourceMonitor
-from raysim.engine.run import Observers, run_rounds
-from raysim.engine.spec import RunSpec
+from raysim.engine.run import Rounds
 from raysim.engine.stop import Stop
 from raysim.plugins.own_code import CODE
 from raysim.report.load import read_rounds
 from raysim.report.plots import plot_accuracy
-from raysim.report.progress import Display
+from raysim.report.progress import make_display
 from raysim.report.units import plural
-from raysim.runs.assembly import Assembly, checkpoint_storage
 from raysim.runs.backend import make_backend, metrics_tracker
 from raysim.runs.code import Code
-from raysim.runs.identity import Identity
+from raysim.runs.data import RunData
+from raysim.runs.identity import Identity, card_of
 from raysim.runs.initial import FILE as INITIAL
 from raysim.runs.signals import interruptible, sigterm_kept
+from raysim.runs.storage import checkpoint_storage
+from raysim.scenario.scenario import Scenario
 from raysim.scenario.trackers import NamedTracker
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
@@ -77,19 +78,21 @@ class Resumed(NamedTuple):
 
 @dataclass
 class Execution:
-    """Execution of a run's rounds by one process, from the moment the folder exists; `run` or `complete` closes it."""
+    """One process of a run, from the moment the run folder exists; `run` or `complete` closes it."""
 
-    assembly: Assembly
+    scenario: Scenario
+    plan: Plan
+    data: RunData
     identity: Identity
-    card: RunCard
     folder: RunFolder
-    display: Display
     options: Options
     resumed: Resumed | None = None
     facts: dict[str, Any] = field(init=False, default_factory=dict)  # entries of the summary besides the progress
 
     def __post_init__(self) -> None:
-        scenario = self.assembly.scenario
+        scenario = self.scenario
+        self.card = card_of(scenario, self.data, self.identity, self.folder.path)
+        self.display = make_display(scenario.rounds, scenario.clients.number, self.options.quiet)
         self.mlflow = MlflowTracker(
             self.identity.tracking, scenario.tracking.experiment or scenario.name, scenario.tracking.tags
         )
@@ -168,11 +171,8 @@ class Execution:
         summary = {**summary, "status": "finished", "folder": str(self.card.folder)}
         with show_logs(self.display.print), interruptible(self.stop):
             logger.info("finalising: writing missing plots and MLflow data")
-            try:
-                rows = read_rounds(self.card.folder).to_pylist()
-                self.mlflow.resume([{name: value for name, value in row.items() if value is not None} for row in rows])
-            except (ValueError, TypeError, LookupError) as error:
-                raise self._incompatible(error) from error
+            rows = read_rounds(self.card.folder).to_pylist()
+            self.mlflow.resume([{name: value for name, value in row.items() if value is not None} for row in rows])
             self.trackers.remove(self.display)
             card = replace(self.card, first_round=int(summary["rounds"]) + 1)
             for tracker in self.trackers:
@@ -182,7 +182,7 @@ class Execution:
 
     def _make_checkpoints(self) -> CheckpointManager | None:
         """Return the manager that saves checkpoints, or None if the scenario wants no checkpoints."""
-        scenario = self.assembly.scenario
+        scenario = self.scenario
         if (every := scenario.checkpoint.every) == 0:
             return None
         store = self.resumed.store if self.resumed else CheckpointStore(checkpoint_storage(self.checkpoint_folder))
@@ -195,11 +195,8 @@ class Execution:
             keep_best_val="best_val" in scenario.checkpoint.keep,
         )
 
-    def _resume(self, resumed: Resumed, backend: Backend) -> None:
-        """Restore the newest intact checkpoint, and reset the folder and the progress to its round."""
-        checkpoint = resumed.store.latest()
-        if checkpoint is not None:
-            resumed.store.restore(checkpoint, backend.restore)
+    def _go_on(self, resumed: Resumed, checkpoint: Checkpoint | None, rounds: Rounds) -> None:
+        """Reset the folder, the trackers and the progress of a resumed run to the round of the restored checkpoint."""
         t = checkpoint.round if checkpoint else -1
         latest = self.folder.truncate(t)
         self.restored = True
@@ -210,7 +207,7 @@ class Execution:
             logger.warning("no checkpoint was found, so the run starts from its beginning again, in the same folder")
         else:
             logger.info(f"resuming after round {t}")
-            self.progress.resume(t, checkpoint.facts, latest)
+            rounds.go_on(checkpoint, latest)
         self.identity = self.identity.with_code(resumed.code, t)
         self.card = replace(
             self.card,
@@ -223,17 +220,17 @@ class Execution:
     def _open(self) -> None:
         """Write all files that are known before the first round, and open the trackers."""
         if self.resumed is None:
-            self.folder.write_text("scenario.yaml", self.assembly.scenario.text)
-            data = self.assembly.data
-            table = self.assembly.partition.table(data.label_M, data.class_names)
+            self.folder.write_text("scenario.yaml", self.scenario.text)
+            dataset = self.data.dataset
+            table = self.data.partition.table(dataset.label_M, dataset.class_names)
             pq.write_table(table, self.card.folder / "partition.parquet")
             del table
-            if self.assembly.initial is not None:
-                self.folder.write(INITIAL, self.assembly.initial.file())
+            if self.plan.initial is not None:
+                self.folder.write(INITIAL, self.plan.initial.file())
             # The table of 100,000 clients takes 200 MB, which no round needs.
             pa.default_memory_pool().release_unused()
             return_freed_memory()
-        scenario = self.assembly.scenario
+        scenario = self.scenario
         self.folder.write_text("resolved.yaml", scenario.resolved_yaml())
         for name, source in scenario.own_code.files.items():
             self.folder.write(f"{CODE}/{name}", source.text)
@@ -244,27 +241,32 @@ class Execution:
             _log_checkpoint(self.folder, self.checkpoint_folder, self.checkpoints.saved_round)
 
     def _run_rounds(self) -> None:
-        assembly, spec = self.assembly, self.assembly.spec
-        assert assembly.plan is not None
+        plan = self.plan
+        assert plan.layout is not None
         with sigterm_kept():
-            folder = self.folder.path
-            backend = make_backend(assembly, self.cleanup, lambda: "state_digest" in self.facts, folder)
-        if metrics := metrics_tracker(assembly.scenario.backend):
+            succeeded = partial(self.facts.__contains__, "state_digest")
+            backend = make_backend(self.scenario, plan, self.cleanup, succeeded, self.folder.path)
+        if metrics := metrics_tracker(self.scenario.backend):
             metrics.open(self.card)
             self.trackers.append(metrics)
-        self.facts["actors"] = assembly.plan.num_actors
-        for text in (*assembly.scenario.warnings, *assembly.notes):
+        self.facts["actors"] = plan.layout.num_actors
+        for text in (*self.scenario.warnings, *self.data.notes):
             logger.warning(text)
-        for text in _without_samples(spec):
+        for text in _without_samples(plan):
             logger.info(text)
-        self.facts["state_digest"] = run_rounds(
-            backend,
-            replace(assembly.loop_settings, stop=self.stop),
-            self.progress,
-            Observers(self.trackers, self.display.within, self._after_round, self._logs_at_once),
-            self.checkpoints,
-            partial(self._start, backend),
-        )
+        with Recorder(self.trackers, self._logs_at_once) as record:
+            stop, within = self.stop, self.display.within
+            rounds = Rounds(plan, backend, record, self.checkpoints, progress=self.progress, stop=stop, within=within)
+            startup, checkpoint = rounds.start(self.data.raw, self.resumed.store if self.resumed else None)
+            self.facts["startup"] = startup.facts() if startup else None
+            if self.resumed:
+                self._go_on(self.resumed, checkpoint, rounds)
+            self.mlflow.ready()
+            for t in rounds:
+                if t == 1:  # all clients were tested before it: 100 MB of rows for 100,000 clients
+                    return_freed_memory()
+                self.monitor.check()
+            self.facts["state_digest"] = rounds.state_digest()
         if self.progress.ended_early:
             logger.info(f"the run ends early: {self.progress.ended_early}")
 
@@ -276,24 +278,12 @@ class Execution:
         """
         called = [one.tracker if isinstance(one, NamedTracker) else one for one in self.trackers]
         foreign = [one for one in called if not type(one).__module__.startswith("raysim.")]
-        return self.assembly.scenario.backend == "in_process" and bool(foreign)
-
-    def _start(self, backend: Backend) -> None:
-        startup = backend.start(self.assembly.spec, self.assembly.raw)
-        self.facts["startup"] = startup.facts() if startup else None
-        if self.resumed:
-            self._resume(self.resumed, backend)
-        self.mlflow.ready()
-
-    def _after_round(self, t: int) -> None:
-        if t == 1:  # all clients were tested before it: 100 MB of rows for 100,000 clients
-            return_freed_memory()
-        self.monitor.check()
+        return self.scenario.backend == "in_process" and bool(foreign)
 
     def _failure(self, error: BaseException) -> BaseException:
         """Return the exception to raise for an error that ended the run, and record it in the summary.
 
-        Tracebacks of hooks, and of unexpected errors in a resumed run, are written to `logs/error.txt`.
+        The traceback of a hook is written to `logs/error.txt`.
         """
         failure: BaseException = error
         if missing := self.folder.why_missing():
@@ -306,21 +296,8 @@ class Execution:
         if isinstance(error, HookError) and error.trace:
             with contextlib.suppress(RunError):  # of a full disk, which must not replace the error of the hook
                 self.folder.write_text("logs/error.txt", error.trace)
-            self.own_code_failed = bool(self.assembly.scenario.own_code.files)
-        if self.resumed and isinstance(error, Exception) and not isinstance(error, RaysimError):
-            return self._incompatible(error)
+            self.own_code_failed = bool(self.scenario.own_code.files)
         return error
-
-    def _incompatible(self, error: Exception) -> RunError:
-        """Return a `RunError` for an unexpected error in a resumed run, and write the traceback to `logs/error.txt`.
-
-        The cause may be a file in the run folder that raysim did not write.
-        """
-        self.folder.write_text("logs/error.txt", traceback.format_exc())
-        return RunError(
-            f"the run cannot be resumed from the files in {self.card.folder} ({cause(error)}); "
-            "see the traceback in logs/error.txt there"
-        )
 
     def _close(self, status: Status, summary: Summary) -> None:
         """Close the folder, stop Ray, draw plots, complete MLflow's run. A step that fails does not stop the others.
@@ -374,12 +351,12 @@ class Execution:
         plots = self.card.folder / "plots"
         plots.mkdir(exist_ok=True)
         title = f"{self.card.name}: {self.card.label}"
-        data = self.assembly.data
+        data = self.data.dataset
         rounds = read_rounds(self.card.folder)
         partition, accuracy = plots / "partition.png", plots / "accuracy.png"
         pictures: dict[Path, Callable[[], object]] = {
             partition: partial(
-                draw_heatmap, self.assembly.partition, data.label_M, data.class_names, partition, title=title
+                draw_heatmap, self.data.partition, data.label_M, data.class_names, partition, title=title
             ),
             accuracy: partial(plot_accuracy, rounds, accuracy, title=title),
         }
@@ -444,7 +421,7 @@ def _log_checkpoint(folder: RunFolder, checkpoint_folder: str, t: int) -> None:
     folder.write_summary("running", {"checkpoint": {"round": t, "folder": checkpoint_folder}})
 
 
-def _without_samples(spec: RunSpec) -> Iterator[str]:
+def _without_samples(spec: Plan) -> Iterator[str]:
     """Yield a note for each kind of samples that some clients lack."""
     idle = spec.num_clients - len(spec.eligible)
     untested, unvalidated = (int((part.size_N == 0).sum()) for part in (spec.test, spec.val))

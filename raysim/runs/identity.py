@@ -12,10 +12,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import check_format
-from raysim.common.results import Scalar
+from raysim.common.results import RunCard, Scalar, written
 from raysim.plugins.own_code import CODE
-from raysim.runs.code import UNKNOWN, Code
-from raysim.scenario.schema import short_overrides
+from raysim.runs.code import UNKNOWN, Code, versions
+from raysim.runs.data import RunData
+from raysim.scenario.scenario import Scenario
+from raysim.scenario.schema import decides, short_overrides
 
 FORMAT = 1
 """The format of run folders that this version writes."""
@@ -70,11 +72,11 @@ class Identity:
         """Return the text of `run.json`."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
-    def refuse_other_data(self, folder: Path, dataset: str, partition: str, inputs: Mapping[str, str]) -> None:
+    def refuse_other_data(self, folder: Path, data: RunData) -> None:
         """Raise `ScenarioError` if the samples, their partition or other input files are not those of the run."""
         for what, had, has in (
-            ("data set", self.dataset_digest, dataset),
-            ("partition", self.partition_digest, partition),
+            ("data set", self.dataset_digest, data.digest),
+            ("partition", self.partition_digest, data.partition.digest),
         ):
             if had != has:
                 raise ScenarioError(
@@ -82,6 +84,7 @@ class Identity:
                     "resuming or inspecting a run requires its original data; to train on other data, start a new run "
                     "(a sweep starts it by itself)"
                 )
+        inputs = data.inputs
         had_files = [*(inputs if self.inputs is None else self.inputs).values()]  # the files may have been moved
         if had_files != [*inputs.values()]:
             others = ", ".join(path for path, digest in inputs.items() if digest not in had_files)
@@ -141,3 +144,52 @@ def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:
     """
     text = " ".join([f"{algorithm}-s{seed}", *short_overrides(overrides).values()])
     return text if len(text) <= 120 else f"{text[:119]}…"
+
+
+def card_of(scenario: Scenario, data: RunData, identity: Identity, folder: Path) -> RunCard:
+    """Return what the trackers of a run are told when it begins."""
+    dataset, public = data.dataset, data.public.digest if data.public else ""
+    tagged = ("algorithm.name", "seed")  # these have their own tags; a sweep overrides many keys that decide no result
+    deciding = [(key, value) for key, value in identity.overrides.items() if key not in tagged and decides(key)]
+    overridden = " ".join(written(deciding))
+    return RunCard(
+        name=scenario.name,
+        run_id=identity.run_id,
+        folder=folder,
+        parameters=scenario.flat(),
+        tags={
+            "algorithm": scenario.method,
+            "dataset": dataset.name,
+            "partition": scenario.resolved["data"]["partition"]["name"],
+            "clients": str(scenario.clients.number),
+            "seed": str(scenario.seed),
+            **({"overridden": overridden} if overridden else {}),
+            **identity.code.tags(),
+        },
+        dataset=dataset.name,
+        dataset_source=dataset.source,
+        dataset_digest=data.digest,
+        partition_digest=data.partition.digest,
+        num_samples=len(dataset.label_M),
+        num_clients=scenario.clients.number,
+        label=label(scenario.method, scenario.seed, identity.overrides),
+        facts={
+            "scenario": scenario.name,
+            "algorithm": scenario.algorithm_name,
+            "method": scenario.method,
+            "run_id": identity.run_id,
+            "seed": scenario.seed,
+            "overrides": identity.overrides,
+            "backend": scenario.backend,
+            "rounds_asked": scenario.rounds,
+            "clients": scenario.clients.number,
+            "participants_per_round": min(scenario.participants, int((data.partition.train.size_N > 0).sum())),
+            "dataset": {"name": dataset.name, "source": dataset.source, "digest": dataset.digest},
+            **({"public_digest": public} if public else {}),  # of another data set
+            "partition_digest": data.partition.digest,
+            "inputs": data.inputs,
+            "versions": versions(),
+            "code": identity.code_facts(),
+            "folder": str(folder),
+        },
+    )

@@ -26,15 +26,17 @@ from raysim.data.shards import PARTS
 from raysim.engine import initial
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.spec import RunSpec
+from raysim.engine.plan import Plan
 from raysim.engine.tensor_files import contiguous_copies
 from raysim.engine.workers.evaluation import EVALUATION_BATCH
 from raysim.report.load import read_summary
-from raysim.runs.assembly import Assembly, assemble, checkpoint_storage
+from raysim.runs.data import RunData
 from raysim.runs.find import find_run
 from raysim.runs.identity import Identity
 from raysim.runs.initial import initial_of
+from raysim.runs.plan import make_plan
 from raysim.runs.resume import run_scenario
+from raysim.runs.storage import checkpoint_storage
 from raysim.scenario.scenario import Scenario
 
 BEST_VAL: Literal["best_val"] = "best_val"
@@ -57,7 +59,9 @@ class OpenedRun:
     """A run folder and the data of its run, opened for reading only."""
 
     folder: Path
-    assembly: Assembly
+    scenario: Scenario
+    spec: Plan  # that the run's workers got, without actors
+    data: RunData
     store: CheckpointStore
 
     @classmethod
@@ -69,24 +73,19 @@ class OpenedRun:
         folder = find_run(str(run))
         scenario = Scenario.of(run_scenario(folder, ["backend=in_process", "tracking.also=[]"]))
         identity = Identity.of(folder)
-        assembly = replace(assemble(scenario, rounds_left=False), initial=initial_of(folder, scenario))
-        identity.refuse_other_data(folder, assembly.digest, assembly.partition.digest, assembly.inputs)
-        return cls(folder, assembly, checkpoints_of(folder))
+        plan, data = make_plan(scenario, rounds_left=False)
+        identity.refuse_other_data(folder, data)
+        return cls(folder, scenario, replace(plan, initial=initial_of(folder, scenario)), data, checkpoints_of(folder))
 
     @cached_property
     def raw_M(self) -> NDArray[Any]:
         """All samples of the data set, as stored."""
-        return self.assembly.raw()
-
-    @property
-    def spec(self) -> RunSpec:
-        """The specification that the run's workers got."""
-        return self.assembly.spec
+        return self.data.raw()
 
     @property
     def method(self) -> str:
         """The name of the run's algorithm."""
-        return self.assembly.scenario.algorithm_name
+        return self.scenario.algorithm_name
 
     def check_clients(self, clients: Collection[ClientId]) -> None:
         """Raise `ScenarioError` if one of these clients does not exist."""
@@ -142,7 +141,7 @@ class OpenedRun:
             if problem := self.store.problem(kept[t]):
                 raise ScenarioError(f"{self.folder}: {state}, cannot be used: {problem}; restore that file")
             return kept[t]
-        if BEST_VAL not in self.assembly.scenario.checkpoint.keep:
+        if BEST_VAL not in self.scenario.checkpoint.keep:
             raise ScenarioError(
                 f"{self.folder}: {state}, was not kept; run the scenario again with checkpoint.keep: [last, {BEST_VAL}]"
             )
@@ -198,7 +197,7 @@ class OpenedRun:
             "round": checkpoint.round,
             "num_classes": spec.num_classes,
             "feature_dim": spec.feature_dim,
-            "input": self.assembly.scenario.dataset.input_spec.shape_text,
+            "input": self.scenario.dataset.input_spec.shape_text,
             "transform": spec.transform,
         }
         with self.backend(range(spec.num_clients), checkpoint) as backend:
@@ -212,13 +211,13 @@ class OpenedRun:
         self.check_clients([k])
         if part not in PARTS:
             raise ScenarioError(f"part: {part!r} given; allowed: {', '.join(PARTS)}")
-        index_N = self.assembly.partition.parts[part].of(k)
+        index_N = self.data.partition.parts[part].of(k)
         raw_N = torch.from_numpy(self.raw_M[index_N])
         return Samples(raw_N, torch.from_numpy(self.spec.labels[index_N]), self.spec.transform)
 
     def refuse_other_classes(self, first: OpenedRun) -> None:
         """Raise `ScenarioError` if this run's classes are not those of `first`, with which it is to be drawn."""
-        if list(self.assembly.data.class_names) != list(first.assembly.data.class_names):
+        if list(self.data.dataset.class_names) != list(first.data.dataset.class_names):
             raise ScenarioError(
                 f"{self.folder}: the classes of this run differ from those of the first run; draw it in another figure"
             )
@@ -242,7 +241,7 @@ class OpenedRun:
             probability_NC = torch.cat(logits).softmax(1) if logits else torch.zeros(0, self.spec.num_classes)
             probability_N, predicted_N = probability_NC.max(1)
         return {
-            "sample": self.assembly.partition.parts[part].of(k),
+            "sample": self.data.partition.parts[part].of(k),
             "label": samples.y.numpy(),
             "predicted": predicted_N.numpy(),
             "probability": probability_N.numpy(),
@@ -257,7 +256,7 @@ class OpenedRun:
         """
         classes = self.spec.num_classes
         count_CC = np.zeros((classes, classes), np.int64)
-        clients = [k for k in range(self.spec.num_clients) if len(self.assembly.partition.parts[part].of(k))]
+        clients = [k for k in range(self.spec.num_clients) if len(self.data.partition.parts[part].of(k))]
         with self.backend(clients, checkpoint) as backend:
             receive = _receiver(backend, checkpoint, current)
             for k in clients:

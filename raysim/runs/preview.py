@@ -18,20 +18,13 @@ from raysim.core.ops import cross_entropy
 from raysim.core.torch_workarounds import lacks_memory, one_thread, set_training
 from raysim.data.datasets import load_dataset, missing
 from raysim.data.partition import Resample
-from raysim.engine.policies.placement import ActorGroup, ClusterResources, Plan, check_fits, make_plan
+from raysim.engine.policies.placement import ActorGroup, ClusterResources, Layout, check_fits, lay_out
 from raysim.models import MODELS
 from raysim.models.split import example
 from raysim.plugins.calling import hook_error
-from raysim.runs.assembly import (
-    assemble,
-    attach,
-    bytes_of_models,
-    check_local,
-    find_machine,
-    loop_settings,
-    refuse_float16_on_cpu,
-)
 from raysim.runs.backend import Placement, growth_notes, placement
+from raysim.runs.machine import attach, bytes_of_models, check_local, find_machine, refuse_float16_on_cpu
+from raysim.runs.plan import evaluations_of, make_plan
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.scenario import Scenario
 
@@ -57,7 +50,7 @@ class Preview:
     """The facts and estimates that `raysim launch --dry-run` shows."""
 
     machine: ClusterResources
-    plan: Plan
+    layout: Layout
     placement: tuple[Placement, ...]  # empty for a single node
     models: tuple[ModelCost, ...]
     participants: int
@@ -83,26 +76,27 @@ def preview(scenario: Scenario) -> Preview:
     """
     check_local(scenario)
     machine, nodes = find_machine(scenario), []
-    plan = make_plan(scenario.requests, machine, scenario.participants)
-    notes = list(plan.notes)
-    refuse_float16_on_cpu(scenario, plan)
+    layout = lay_out(scenario.requests, machine, scenario.participants)
+    notes = list(layout.notes)
+    refuse_float16_on_cpu(scenario, layout)
     if attach(scenario):
         from raysim.engine.ray import session
 
         nodes, growth = session.nodes(scenario.resources.head), session.growth(scenario.resources.head)
-        check_fits(plan, nodes, scenario.resources.placement, growth)
-        notes += growth_notes(scenario, plan, growth)
+        check_fits(layout, nodes, scenario.resources.placement, growth)
+        notes += growth_notes(scenario, layout, growth)
     data = scenario.data
     if missing(data.name, data.root, data.format):
         if data.root is not None or not scenario.dataset.torchvision or data.format not in ("auto", "torchvision"):
             load_dataset(data.name, data.root, data.format, download=False)  # raises the same error as a run
         notes.append(f"the data set {data.name} is not on this machine; a run will try to download it")
     else:
-        notes += warm_start(assemble(scenario, machine)).notes
+        _, _, planned = warm_start(scenario, *make_plan(scenario, machine))
+        notes += planned.notes
     early = ("the times are for all rounds, but `stop` may end the run earlier",) if scenario.may_end_early else ()
     half = ("training steps were measured in float32, because float16 is too slow on CPUs",)
     measured = half if scenario.training.precision == "float16" else ()
-    plan = replace(plan, notes=(*scenario.warnings, *early, *measured, *notes))
+    layout = replace(layout, notes=(*scenario.warnings, *early, *measured, *notes))
     count = scenario.clients.number
     dataset = scenario.dataset
     pool = (
@@ -119,12 +113,12 @@ def preview(scenario: Scenario) -> Preview:
     client_round_s = sum(model.step_s * model.steps * model.clients for model in models) / count
     tested = samples * (dataset.train_size - scenario.held_back + dataset.test_size - pool_train) / pool_train
     tests_s = sum(model.test_s * model.clients for model in models) / count * _samples_tested(scenario, tested)
-    lanes = 1 if scenario.backend == "in_process" else min(plan.num_actors, machine.cpus, scenario.participants)
+    lanes = 1 if scenario.backend == "in_process" else min(layout.num_actors, machine.cpus, scenario.participants)
     total_s = (client_round_s * scenario.participants * scenario.rounds + tests_s) / lanes
     return Preview(
         machine=machine,
-        plan=plan,
-        placement=tuple(placement(scenario, plan, nodes)),
+        layout=layout,
+        placement=tuple(placement(scenario, layout, nodes)),
         models=models,
         participants=scenario.participants,
         samples_per_client=samples,
@@ -149,16 +143,16 @@ def check_code(scenario: Scenario) -> None:
 
 def _samples_tested(scenario: Scenario, own: float) -> float:
     """Return the number of samples that all tests of a run evaluate. own: test and validation samples of a client."""
-    settings = loop_settings(scenario)
+    evaluations = evaluations_of(scenario)
     seen = {None: 0.0, "own": own, "whole": own}
     if scenario.evaluation.global_test:
         seen["whole"] += scenario.dataset.test_size
-    before_round_1 = scenario.clients.number * seen["whole" if settings.global_every is None else "own"]
-    rounds = range(1, settings.rounds + 1)
-    after_training = scenario.participants * sum(seen[settings.coverage(t)] for t in rounds)
-    evaluated = sum(settings.coverage(t) is not None for t in rounds)
+    before_round_1 = scenario.clients.number * seen["whole" if evaluations.global_every is None else "own"]
+    rounds = range(1, evaluations.rounds + 1)
+    after_training = scenario.participants * sum(seen[evaluations.coverage(t)] for t in rounds)
+    evaluated = sum(evaluations.coverage(t) is not None for t in rounds)
     before_training = scenario.participants * own * evaluated if scenario.evaluation.when == "both" else 0.0
-    all_clients = scenario.clients.number * own * sum(settings.tests_all(t) for t in (0, *rounds))
+    all_clients = scenario.clients.number * own * sum(evaluations.tests_all(t) for t in (0, *rounds))
     return before_round_1 + after_training + before_training + all_clients
 
 

@@ -12,9 +12,9 @@ from raysim.common.results import Summary
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.learning_rate import factor_of
 from raysim.plugins.own_code import OwnCode
-from raysim.runs.assembly import stopping_rule
 from raysim.runs.code import RAYSIM, Code
 from raysim.runs.identity import Identity
+from raysim.runs.plan import stopping_rule
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import FREE, decides

@@ -10,27 +10,27 @@ from datetime import datetime
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
-from raysim.common.results import LOCK, RunCard, Summary, written
+from raysim.common.results import LOCK, Summary
 from raysim.engine.checkpoint.storage import local_folder
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.stop import Stop
 from raysim.report.load import read_rounds, read_summary
-from raysim.report.progress import make_display
-from raysim.runs.assembly import Assembly, assemble, check_local, checkpoint_storage, try_storage
 from raysim.runs.backend import only_in_process
 from raysim.runs.code import Code, versions
 from raysim.runs.execution import Execution, Options, Resumed, resume_line
-from raysim.runs.identity import INSIDE, Identity, label
+from raysim.runs.identity import INSIDE, Identity
 from raysim.runs.initial import initial_of
+from raysim.runs.machine import check_local
+from raysim.runs.plan import make_plan
 from raysim.runs.resume import (
     how_to_continue,
     refuse_differences,
     refuse_lost_checkpoints,
     run_scenario,
 )
+from raysim.runs.storage import checkpoint_storage, try_storage
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.scenario import Scenario
-from raysim.scenario.schema import decides
 from raysim.scenario.trackers import lacks, trackers_of
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.store import VARIABLE, check_uri
@@ -50,8 +50,7 @@ def _begin(scenario: Scenario, options: Options) -> Path:
     check_local(scenario)
     uri = check_uri(scenario.tracking.uri)
     options = _with_trackers(options, scenario)
-    assembly = warm_start(assemble(scenario))
-    scenario = assembly.scenario
+    scenario, plan, data = warm_start(scenario, *make_plan(scenario))
     run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     checkpoints = INSIDE
     if folder := scenario.checkpoint.folder:
@@ -63,16 +62,16 @@ def _begin(scenario: Scenario, options: Options) -> Path:
         run_id,
         uri,
         checkpoints,
-        assembly.digest,
-        assembly.partition.digest,
+        data.digest,
+        data.partition.digest,
         versions(),
         Code.of(scenario.algorithm, scenario.own_code),
         overrides=scenario.overrides,
         init=None if scenario.init is None else scenario.init.model_dump(mode="json"),
-        inputs=assembly.inputs,
+        inputs=data.inputs,
     )
     run_folder = RunFolder.create(scenario.settings.results_folder(), run_id)
-    _execution(assembly, identity, run_folder, options).run()
+    Execution(scenario, plan, data, identity, run_folder, options).run()
     return run_folder.path
 
 
@@ -119,11 +118,12 @@ def _resume(folder: Path, scenario: Scenario, options: Options, code_changed: bo
     else:
         identity = replace(identity, tracking=check_uri(scenario.tracking.uri))
     options = _with_trackers(options, scenario)
-    assembly = replace(assemble(scenario, rounds_left=not closing), initial=initial_of(folder, before))
-    identity.refuse_other_data(folder, assembly.digest, assembly.partition.digest, assembly.inputs)
+    plan, data = make_plan(scenario, rounds_left=not closing)
+    identity.refuse_other_data(folder, data)
+    plan = replace(plan, initial=initial_of(folder, before))
     run_folder = RunFolder.reopen(folder)
     if closing:
-        _execution(assembly, identity, run_folder, replace(options, stop=Stop())).complete(summary)
+        Execution(scenario, plan, data, identity, run_folder, replace(options, stop=Stop())).complete(summary)
         return {"completed": True}
     store = CheckpointStore.open(checkpoint_storage(identity.checkpoints_of(folder)))
     refuse_lost_checkpoints(folder, store, summary)
@@ -135,7 +135,7 @@ def _resume(folder: Path, scenario: Scenario, options: Options, code_changed: bo
         )
     resumed = Resumed(store, code, warnings)
     identity = replace(identity, overrides={**identity.overrides, **scenario.overrides})
-    _execution(assembly, identity, run_folder, options, resumed).run()
+    Execution(scenario, plan, data, identity, run_folder, options, resumed).run()
     return {}
 
 
@@ -158,60 +158,3 @@ def _with_trackers(options: Options, scenario: Scenario) -> Options:
             name = getattr(tracker, "__name__", type(tracker).__name__)  # of a class, or of an object's class
             raise ScenarioError(f"trackers: {name} {problem}")
     return replace(options, trackers=[*options.trackers, *trackers_of(scenario)])
-
-
-def _execution(
-    assembly: Assembly, identity: Identity, folder: RunFolder, options: Options, resumed: Resumed | None = None
-) -> Execution:
-    scenario = assembly.scenario
-    display = make_display(scenario.rounds, scenario.clients.number, options.quiet)
-    return Execution(assembly, identity, _card(assembly, identity, folder.path), folder, display, options, resumed)
-
-
-def _card(assembly: Assembly, identity: Identity, folder: Path) -> RunCard:
-    scenario, data = assembly.scenario, assembly.data
-    public = assembly.public.digest if assembly.public else ""
-    tagged = ("algorithm.name", "seed")  # these have their own tags; a sweep overrides many keys that decide no result
-    deciding = [(key, value) for key, value in identity.overrides.items() if key not in tagged and decides(key)]
-    overridden = " ".join(written(deciding))
-    return RunCard(
-        name=scenario.name,
-        run_id=identity.run_id,
-        folder=folder,
-        parameters=scenario.flat(),
-        tags={
-            "algorithm": scenario.method,
-            "dataset": data.name,
-            "partition": scenario.resolved["data"]["partition"]["name"],
-            "clients": str(scenario.clients.number),
-            "seed": str(scenario.seed),
-            **({"overridden": overridden} if overridden else {}),
-            **identity.code.tags(),
-        },
-        dataset=data.name,
-        dataset_source=data.source,
-        dataset_digest=assembly.digest,
-        partition_digest=assembly.partition.digest,
-        num_samples=len(data.label_M),
-        num_clients=scenario.clients.number,
-        label=label(scenario.method, scenario.seed, identity.overrides),
-        facts={
-            "scenario": scenario.name,
-            "algorithm": scenario.algorithm_name,
-            "method": scenario.method,
-            "run_id": identity.run_id,
-            "seed": scenario.seed,
-            "overrides": identity.overrides,
-            "backend": scenario.backend,
-            "rounds_asked": scenario.rounds,
-            "clients": scenario.clients.number,
-            "participants_per_round": min(scenario.participants, len(assembly.spec.eligible)),
-            "dataset": {"name": data.name, "source": data.source, "digest": data.digest},
-            **({"public_digest": public} if public else {}),  # of another data set
-            "partition_digest": assembly.partition.digest,
-            "inputs": assembly.inputs,
-            "versions": versions(),
-            "code": identity.code_facts(),
-            "folder": str(folder),
-        },
-    )

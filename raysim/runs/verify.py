@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,10 +21,11 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.progress import Progress
-from raysim.engine.run import Observers, run_rounds, sample, state_digest
+from raysim.engine.recorder import Recorder
+from raysim.engine.run import Rounds, state_digest
 from raysim.report.units import plural
-from raysim.runs.assembly import assemble
 from raysim.runs.backend import device_in_process, state_limits
+from raysim.runs.plan import make_plan
 from raysim.runs.signals import sigterm_kept
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.parse import ParsedScenario, parse_scenario
@@ -129,44 +131,32 @@ def _traced(
         sets = ["backend=ray", f"resources.actors={variation.actors}", "tracking.also=[]"]
     scenario = Scenario.of(parse_scenario(given.resolved, sets, known_code=given.own_code))
     machine = None if variation.actors is None else _start_ray(scenario, most, cleanup)
-    assembly = warm_start(assemble(scenario, machine))
-    spec, settings = assembly.spec, assembly.loop_settings
+    scenario, plan, data = warm_start(scenario, *make_plan(scenario, machine))
     trace = Trace(variation)
     began = perf_counter()
     with tempfile.TemporaryDirectory(prefix="raysim-verify-") as temporary, contextlib.ExitStack() as closing:
-        folder, limits = Path(temporary), state_limits(scenario)
-        assert assembly.plan is not None
+        folder, limits, memory, progress = Path(temporary), state_limits(scenario), MemoryTracker(), Progress()
+        assert plan.layout is not None
         backend: Backend
         if variation.actors is None:
-            backend = InProcessBackend(device_in_process(assembly.plan), limits)
+            backend = InProcessBackend(device_in_process(plan.layout), limits)
         else:
             from raysim.engine.ray.backend import RayBackend
             from raysim.engine.ray.pool import ActorPool
 
-            backend = RayBackend(ActorPool(assembly.plan, limits=limits))
+            backend = RayBackend(ActorPool(plan.layout, limits=limits))
         closing.callback(backend.close)
-        memory, progress = MemoryTracker(), Progress()
-
-        def fingerprint(t: int) -> None:
-            participants = sample(spec, settings, t)
-            clients, server = backend.fingerprints(participants)
-            trace.rounds.append({**{f"client {k}": clients[k] for k in participants}, "the server": server})
-
         within = _killer(backend, rounds, progress) if variation.kill else lambda done, of: None
-        checkpoints = CheckpointManager(
-            CheckpointStore(open_storage(folder)),
-            2,
-            settings.rounds,
-            keep_best_val="best_val" in scenario.checkpoint.keep,
-        )
-        trace.digest = run_rounds(
-            backend,
-            settings,
-            progress,
-            Observers([memory], within_round=within, after_round=fingerprint),
-            checkpoints,
-            lambda: backend.start(spec, assembly.raw),
-        )
+        keeps = "best_val" in scenario.checkpoint.keep
+        checkpoints = CheckpointManager(CheckpointStore(open_storage(folder)), 2, plan.num_rounds, keep_best_val=keeps)
+        with Recorder([memory]) as record:
+            run = Rounds(plan, backend, record, checkpoints, progress=progress, within=within)
+            run.start(data.raw)
+            for t in run:
+                cohort = plan.cohort(t)
+                clients, server = run.call(partial(backend.fingerprints, cohort))
+                trace.rounds.append({**{f"client {k}": clients[k] for k in cohort}, "the server": server})
+            trace.digest = run.state_digest()
         trace.metrics, trace.restarts = list(memory.rounds), progress.restarts
         if (best := checkpoints.best_val) is not None:
             backend.recover()

@@ -17,27 +17,27 @@ from raysim.core.state import Form, form_of, serialize, state_tensors
 from raysim.engine.checkpoint.store import Checkpoint
 from raysim.engine.initial import Initial, Packed, packed, part_with
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.spec import RunSpec
+from raysim.engine.plan import Plan
 from raysim.engine.workers.networks import new_network
 from raysim.engine.workers.server import receives
-from raysim.runs.assembly import Assembly
+from raysim.runs.data import RunData
 from raysim.runs.find import find_run
 from raysim.runs.opened import OpenedRun
+from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import Init
 
 
-def warm_start(assembly: Assembly) -> Assembly:
-    """Return the assembly of a run with the initial state that its scenario names; without `init`, the same assembly.
+def warm_start(scenario: Scenario, plan: Plan, data: RunData) -> tuple[Scenario, Plan, RunData]:
+    """Return the parts of a run with the initial state that its scenario names; without `init`, the same parts.
 
     The scenario then records the other run's folder and the state's digest. Raises `ScenarioError` if the other run has
     no intact state, the state does not fit this run's clients, or its digest is not the one that the scenario gives.
     """
-    scenario = assembly.scenario
     if (init := scenario.init) is None:
-        return assembly
+        return scenario, plan, data
     try:
         folder = find_run(init.run)
-        initial, notes = _taken(folder, init, assembly)
+        initial, notes = _taken(folder, init, scenario, plan, data)
     except (ScenarioError, RunError) as error:
         text = error.reason if isinstance(error, ScenarioError) else str(error)
         raise scenario.origin.error(("init", "run"), text) from error
@@ -54,17 +54,17 @@ def warm_start(assembly: Assembly) -> Assembly:
         settings=scenario.settings.model_copy(update={"init": filled}),
         resolved={**scenario.resolved, "init": filled.model_dump(mode="json")},
     )
-    return replace(assembly, scenario=scenario, initial=initial, notes=(*assembly.notes, *notes))
+    return scenario, replace(plan, initial=initial), replace(data, notes=(*data.notes, *notes))
 
 
-def _taken(folder: Path, init: Init, assembly: Assembly) -> tuple[Initial, tuple[str, ...]]:
+def _taken(folder: Path, init: Init, scenario: Scenario, spec: Plan, data: RunData) -> tuple[Initial, tuple[str, ...]]:
     """Return the state of the other run in `folder`, and warnings about it."""
-    source, spec = OpenedRun.of(folder), assembly.spec
+    source = OpenedRun.of(folder)
     # Here, because the backend takes the data.
-    had, have = ((one.data.digest, one.partition.digest) for one in (source.assembly, assembly))
+    had, have = ((one.dataset.digest, one.partition.digest) for one in (source.data, data))
     _refuse_other_clients(source, spec)
     checkpoint = _checkpoint(source, init)
-    same_method = source.method == assembly.scenario.algorithm_name
+    same_method = source.method == scenario.algorithm_name
     if same_method and had != have and spec.algorithm.state_of_samples:
         raise ScenarioError(
             f"the clients of {folder} have different samples than the clients of this run, but the server's state of "
@@ -94,7 +94,7 @@ def _taken(folder: Path, init: Init, assembly: Assembly) -> tuple[Initial, tuple
     return Initial(states, of, whole, {}, json.dumps(server.tree), packed(server.tensors)), tuple(notes)
 
 
-def _refuse_other_clients(source: OpenedRun, spec: RunSpec) -> None:
+def _refuse_other_clients(source: OpenedRun, spec: Plan) -> None:
     had, has = source.spec, spec
     if had.num_clients != has.num_clients:
         raise ScenarioError(
@@ -110,7 +110,7 @@ def _refuse_other_clients(source: OpenedRun, spec: RunSpec) -> None:
             )
 
 
-def _differing_settings(source: RunSpec, spec: RunSpec) -> list[str]:
+def _differing_settings(source: Plan, spec: Plan) -> list[str]:
     """Return how the method's settings differ from those of the source, which has the same method."""
     settings = [field.name for field in fields(spec.algorithm) if field.init]  # without derived fields
     had, has = ({key: getattr(one, key, None) for key in settings} for one in (source.algorithm, spec.algorithm))
@@ -126,7 +126,7 @@ def _checkpoint(source: OpenedRun, init: Init) -> Checkpoint:
 
 
 def _clients(
-    source: OpenedRun, backend: InProcessBackend, spec: RunSpec, same_method: bool
+    source: OpenedRun, backend: InProcessBackend, spec: Plan, same_method: bool
 ) -> tuple[tuple[Packed, ...], tuple[int, ...], bool]:
     """Return the distinct states of all clients, the position of each client's state, and whether they are whole.
 
@@ -157,7 +157,7 @@ def _clients(
     return tuple(states), tuple(of), same_method
 
 
-def _models(backend: InProcessBackend, spec: RunSpec) -> dict[str, Packed]:
+def _models(backend: InProcessBackend, spec: Plan) -> dict[str, Packed]:
     """Return the model in the server's state, by its architecture; empty if there is none, or several.
 
     With several architectures, methods disagree about what their servers share. Buffers that the server does not have,

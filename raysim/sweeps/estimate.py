@@ -18,9 +18,11 @@ from raysim.common.shards import Shards
 from raysim.core.algorithm import ClientId
 from raysim.data.datasets import missing
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.run import run_round, sample
+from raysim.engine.plan import Plan
+from raysim.engine.run import run_round
 from raysim.report.load import read_summary
-from raysim.runs.assembly import Assembly, assemble
+from raysim.runs.data import RunData
+from raysim.runs.plan import make_plan
 from raysim.runs.preview import preview
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import decides
@@ -162,40 +164,40 @@ def _probed(scenario: Scenario) -> float | None:
     """
     if missing(scenario.data.name, scenario.data.root, scenario.data.format):
         return None
-    assembly = assemble(scenario)
+    plan, data = make_plan(scenario)
     rounds = sorted({1, scenario.rounds // 2 + 1, scenario.rounds})
-    cohorts = {t: sample(assembly.spec, assembly.loop_settings, t)[:PROBED] for t in rounds}
-    first, *later = _bytes_per_client(assembly, cohorts)
+    cohorts = {t: plan.cohort(t)[:PROBED] for t in rounds}
+    first, *later = _bytes_per_client(plan, data, cohorts)
     return scenario.participants * (first + sum(later) / max(1, len(later)) * (scenario.rounds - 1))
 
 
-def _bytes_per_client(assembly: Assembly, cohorts: Mapping[int, Sequence[ClientId]]) -> list[float]:
+def _bytes_per_client(plan: Plan, data: RunData, cohorts: Mapping[int, Sequence[ClientId]]) -> list[float]:
     """Return the mean bytes that a client sends and receives in each round of `cohorts` (round -> participants).
 
     Training on all samples of a client can take minutes. A message has a fixed size, a part per class, or a part per
     sample, so clients train on `FEW` samples, and again on twice as many; what a sample adds is the difference.
     """
-    train, label_M = assembly.spec.train, assembly.spec.labels
+    train, label_M = plan.train, plan.labels
     ids = sorted({k for cohort in cohorts.values() for k in cohort})
     if all(len(train.of(k)) <= 2 * FEW for k in ids):
-        return _measure_bytes(assembly, train, cohorts)
+        return _measure_bytes(plan, data, train, cohorts)
     low, high = (fewer_samples(train, label_M, most) for most in (FEW, 2 * FEW))
     each = []
-    low_bytes, high_bytes = (_measure_bytes(assembly, part, cohorts) for part in (low, high))
+    low_bytes, high_bytes = (_measure_bytes(plan, data, part, cohorts) for part in (low, high))
     for cohort, at_low, at_high in zip(cohorts.values(), low_bytes, high_bytes, strict=True):
         at, to, all_ = (sum(len(part.of(k)) for k in cohort) for part in (low, high, train))
         each.append(at_low + (at_high - at_low) * (all_ - at) / max(1, to - at))
     return each
 
 
-def _measure_bytes(assembly: Assembly, train: Shards, cohorts: Mapping[int, Sequence[ClientId]]) -> list[float]:
+def _measure_bytes(plan: Plan, data: RunData, train: Shards, cohorts: Mapping[int, Sequence[ClientId]]) -> list[float]:
     """Run the rounds with these training samples for one epoch, and return the mean bytes per client of each."""
-    spec = assembly.spec  # message sizes do not depend on the number of epochs
-    own = {k: replace(local, epochs=1) for k, local in spec.own_local.items()}
-    local = replace(spec.local, epochs=1)
+    # Message sizes do not depend on the number of epochs.
+    own = {k: replace(local, epochs=1) for k, local in plan.own_local.items()}
+    local = replace(plan.local, epochs=1)
     backend = InProcessBackend()
     try:
-        backend.start(replace(spec, local=local, own_local=own, stragglers=None, train=train), assembly.raw)
+        backend.start(replace(plan, local=local, own_local=own, stragglers=None, train=train), data.raw)
         reports = [run_round(backend, t, cohort).client_reports.values() for t, cohort in cohorts.items()]
         return [sum(one.up.bytes + one.down.bytes for one in each) / max(1, len(each)) for each in reports]
     finally:

@@ -24,8 +24,8 @@ from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.plan import Plan
 from raysim.engine.run import run_round
-from raysim.engine.spec import RunSpec
 
 
 def server_of(state: Any, num_samples: Mapping[int, int]) -> Server[Any]:
@@ -197,11 +197,11 @@ class PlainTransform:
         return [self.plain] * len(sizes)
 
 
-def spec_of_one(algorithm: Any) -> tuple[RunSpec, np.ndarray[Any, Any]]:
+def spec_of_one(algorithm: Any) -> tuple[Plan, np.ndarray[Any, Any]]:
     samples: Samples = toy_samples([0, 1, 2, 3] * 6, 0)
     one = Shards(np.arange(20), np.array([0, 20]))
     rest = Shards(np.arange(20, 24), np.array([0, 4]))
-    spec = RunSpec(
+    spec = Plan(
         algorithm, 3, 4, 8, ("norm",), toy_model, PlainTransform(), LocalTraining(epochs=2, batch_size=6, momentum=0.9),
         one, rest, rest, (1,), labels=samples.y.numpy(),
     )  # fmt: skip

@@ -33,7 +33,7 @@ from raysim.core.messages import nonfinite, wire_size
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
 from raysim.engine.workers.server import ServerWorker
-from raysim.runs.assembly import assemble
+from raysim.runs.plan import make_plan
 from raysim.scenario.scenario import Scenario
 from tests.algorithms.nets import Seen, same_weights
 from tests.engine.scenarios import loaded, of_method
@@ -390,7 +390,7 @@ def test_the_official_server_is_the_released_arithmetic_at_the_clients_rate(lr: 
 
 def test_the_engine_tells_the_server_how_clients_train():
     checked = Scenario.of(loaded(*of_method("fedtgp"), "training.lr=0.03"))
-    assert ServerWorker(assemble(checked).spec).server.local.lr == 0.03
+    assert ServerWorker(make_plan(checked)[0]).server.local.lr == 0.03
 
 
 # -- bytes -------------------------------------------------------------------------------------------

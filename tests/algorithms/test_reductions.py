@@ -21,11 +21,11 @@ from raysim.algorithms.fd import FD
 from raysim.common.shards import Shards
 from raysim.core.messages import Weights
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.plan import Plan
 from raysim.engine.policies.sampling import cohort
 from raysim.engine.run import run_round
-from raysim.engine.spec import RunSpec
 from raysim.plugins.registry import algorithm_class
-from raysim.runs.assembly import assemble
+from raysim.runs.plan import make_plan
 from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import states_of
@@ -37,14 +37,14 @@ FIVE = ("digits_mlp64", "digits_mlp128", "digits_cnn_s", "digits_cnn_m", "digits
 
 
 @cache
-def task(clients: int, models: tuple[str, ...], cifar_root: str | None = None) -> tuple[RunSpec, NDArray[np.uint8]]:
+def task(clients: int, models: tuple[str, ...], cifar_root: str | None = None) -> tuple[Plan, NDArray[np.uint8]]:
     """Standalone's run specification with a few training samples of each client, and the images.
 
     cifar_root: of CIFAR-100, for 10 of its 100 classes per client.
     """
     data: dict[str, Any] = {"name": "digits"} if cifar_root is None else {"name": "cifar100", "root": cifar_root}
     classes = 2 if cifar_root is None else 10
-    assembly = assemble(
+    plan, data = make_plan(
         Scenario.of(
             parse_scenario(
                 {
@@ -58,11 +58,11 @@ def task(clients: int, models: tuple[str, ...], cifar_root: str | None = None) -
             )
         )
     )
-    spec = assembly.spec
+    spec = plan
     rng = np.random.default_rng(0)
     few = [np.sort(rng.choice(spec.train.of(k), PER_CLIENT, replace=False)) for k in range(clients)]
     train = Shards(np.concatenate(few), np.arange(clients + 1, dtype=np.int64) * PER_CLIENT)
-    return replace(spec, train=train), assembly.raw()
+    return replace(spec, train=train), data.raw()
 
 
 @cache

@@ -17,7 +17,7 @@ from raysim.core.data import AsGiven, Samples
 from raysim.core.seeds import seeded
 from raysim.data.datasets import load_dataset
 from raysim.data.predefined import read_partition
-from raysim.runs.assembly import assemble
+from raysim.runs.plan import make_plan
 from raysim.scenario.scenario import Scenario
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
@@ -44,7 +44,7 @@ def test_both_sides_read_the_samples_that_were_dealt(tmp_path: Path) -> None:
 
 def test_the_initial_network_is_the_one_of_a_run() -> None:
     scenario = Scenario.load(digits(seed=7, clients={"count": 10, "models": [beside_fluke.MODEL]}))
-    ours = assemble(scenario, rounds_left=True).spec.fresh_model(beside_fluke.MODEL).state_dict()
+    ours = make_plan(scenario, rounds_left=True)[0].fresh_model(beside_fluke.MODEL).state_dict()
     drawn = beside_fluke.initial_net(7).state_dict()
     assert ours.keys() == drawn.keys()
     assert all(torch.equal(ours[name], drawn[name]) for name in ours)

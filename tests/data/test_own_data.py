@@ -26,7 +26,7 @@ from raysim.data.predefined import kept_ids
 from raysim.data.sources import Decoded, Source
 from raysim.data.specs import Files
 from raysim.data.tables import read_tables
-from raysim.runs.assembly import Assembly, assemble
+from raysim.runs.data import RunData
 from raysim.runs.preview import preview
 from raysim.runs.run import Run, run
 from raysim.scenario.data import files_of
@@ -35,19 +35,19 @@ from tests.data import layouts
 from tests.data.own import checked, features, image_folder, leaf, scenario, table
 
 
-def assembled(data: dict, **changes: object) -> Assembly:
-    return assemble(checked(data, **changes))
+def assembled(data: dict, **changes: object) -> RunData:
+    return RunData.of(checked(data, **changes))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_columns_of_numbers(workplace: Path, suffix: str) -> None:
     table(workplace / f"mine{suffix}")
     made = assembled({"name": suffix[1:], "path": f"mine{suffix}", "features": ["b", "[ac]"]})
-    spec, raw_M = made.scenario.dataset, made.data.raw_M
+    spec, raw_M = made.scenario.dataset, made.dataset.raw_M
     x, y = features()
     assert str(spec.input_spec) == "3 features" and (spec.num_classes, spec.train_size, spec.test_size) == (3, 60, 0)
     assert raw_M.dtype == np.float32 and np.allclose(raw_M, x[:, [1, 0, 2]], rtol=1e-6)  # in the order asked for
-    assert np.array_equal(made.data.label_M, y) and made.data.class_names == ("0", "1", "2")
+    assert np.array_equal(made.dataset.label_M, y) and made.dataset.class_names == ("0", "1", "2")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_train_and_a_test_part(workplace: Path) -> None:
     whole = assembled({"name": "csv", "path": "set", "features": "[abc]", "split": "published"})
     spec = whole.scenario.dataset
     assert (spec.train_size, spec.test_size) == (40, 20)
-    assert np.allclose(spec.mean, whole.data.raw_M[:40].mean(0), rtol=1e-5)  # of the train part alone
+    assert np.allclose(spec.mean, whole.dataset.raw_M[:40].mean(0), rtol=1e-5)  # of the train part alone
     two = assembled({"name": "csv", "path": ["set/train-a.csv", "set/test.csv"], "features": "[abc]"})
     assert (two.scenario.dataset.train_size, two.scenario.dataset.test_size) == (30, 20)
     assert sum(map(len, (two.partition.train.index, two.partition.val.index, two.partition.test.index))) == 50
@@ -202,7 +202,7 @@ def test_a_cifar10_of_the_hub(workplace: Path) -> None:
         {"name": "parquet", "path": "hub"},
         clients={"count": 2, "models": ["cnn5", "hks_resnet8"]} | {"feature_dim": 20},
     )
-    assert np.array_equal(made.data.raw_M, image) and made.data.class_names == tuple(names)
+    assert np.array_equal(made.dataset.raw_M, image) and made.dataset.class_names == tuple(names)
     spec = made.scenario.dataset
     assert (spec.train_size, spec.test_size, str(spec.input_spec)) == (9, 5, "3x32x32 images")
     assert np.allclose(spec.mean, (image[:9] / 255).mean((0, 1, 2))) and np.allclose(
@@ -266,7 +266,7 @@ def test_the_clients_are_the_ids(workplace: Path) -> None:
     assert made.partition.ids == ("u0", "u1", "u2", "u3")
     for k, shard in enumerate(made.partition.train.of(k) for k in range(4)):
         assert (shard % 4 == k).all()  # row r is of user r % 4
-    rows = made.partition.table(made.data.label_M).to_pandas()
+    rows = made.partition.table(made.dataset.label_M).to_pandas()
     assert sorted(rows["sample"]) == list(range(62)) and (rows["id"] == "u" + rows["client"].astype(str)).all()
     assert rows.groupby("client")["part"].value_counts().unstack().to_numpy().min() >= 1
     few = assembled({**data, "partition": {"name": "natural", "by": "user", "min_samples": 16, "max_clients": 1}})
@@ -368,11 +368,11 @@ def test_leaf(workplace: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert [len(made.partition.test.of(k)) for k in range(3)] == [2, 2, 2]
     if name == "femnist":
         assert (str(spec.input_spec), spec.num_classes) == ("1x28x28 images", 62)
-        assert made.data.class_names[10] == "A"
+        assert made.dataset.class_names[10] == "A"
     else:
         assert (str(spec.input_spec), spec.num_classes) == ("80 tokens of a vocabulary of 81", 81)
-        assert np.array_equal(made.data.label_M, made.data.raw_M[:, 0])  # y is the first character, in the tests
-        assert {CHARACTERS[token] for token in np.unique(made.data.raw_M)} == set("To be, or not")
+        assert np.array_equal(made.dataset.label_M, made.dataset.raw_M[:, 0])  # y is the first character, in the tests
+        assert {CHARACTERS[token] for token in np.unique(made.dataset.raw_M)} == set("To be, or not")
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)

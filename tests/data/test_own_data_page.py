@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from raysim.data.specs import DATASETS
-from raysim.runs.assembly import assemble
+from raysim.runs.plan import make_plan
 from raysim.runs.run import run
 from raysim.runs.verify import verify
 from raysim.scenario.parse import parse_scenario
@@ -59,7 +59,7 @@ def test_the_whole_scenario_runs_and_is_replayed(workplace: Path, files: Path, m
                 assert " needs " in str(error)
             else:
                 seen.add(data["name"])
-                assert assemble(made).partition.train.index.size
+                assert make_plan(made)[1].partition.train.index.size
                 break
         else:
             pytest.fail(text)

@@ -34,15 +34,16 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import LocalStorage, Storage
 from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.plan import Plan
+from raysim.engine.policies.evaluations import Coverage
 from raysim.engine.policies.placement import Group
-from raysim.engine.progress import Progress
+from raysim.engine.recorder import Recorder
 from raysim.engine.records import (
     Broadcast,
     CheckpointFile,
     ClientEvaluation,
     ClientFailure,
     ClientReport,
-    Coverage,
     CurrentTests,
     LostError,
     MemoryReport,
@@ -51,15 +52,15 @@ from raysim.engine.records import (
     ServerReport,
     TrainingResult,
 )
-from raysim.engine.run import Observers, run_rounds
-from raysim.engine.spec import RunSpec
+from raysim.engine.run import Rounds
 from raysim.engine.workers.client import ClientWorker, registers
 from raysim.engine.workers.server import ServerWorker
 from raysim.engine.workers.state_files import StateFiles, StateLimits
-from raysim.runs.assembly import Assembly, assemble
+from raysim.runs.data import RunData
+from raysim.runs.plan import make_plan
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
-from tests.engine.scenarios import plain
+from tests.engine.scenarios import all_rounds, plain
 
 T = TypeVar("T")
 
@@ -139,7 +140,7 @@ class LosingStorage(LocalStorage):
 class SimulatedWorkers:
     """The `Backend` of the schedule: client k lives on worker k modulo their number. Who is lost forgets everything."""
 
-    spec: RunSpec
+    spec: Plan
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -210,7 +211,7 @@ class SimulatedWorkers:
 
     # -- the protocol ------------------------------------------------------------------------------
 
-    def start(self, spec: RunSpec, raw: Callable[[], NDArray[Any]]) -> None:
+    def start(self, spec: Plan, raw: Callable[[], NDArray[Any]]) -> None:
         self.spec, self.raw = spec, raw()
         self.recover()
 
@@ -350,18 +351,18 @@ Outcome = tuple[str, list[ClientRow], list[dict[str, Any]]]
 
 
 @cache
-def assembled(variant: tuple[str, ...]) -> Assembly:
+def variant_plan(variant: tuple[str, ...]) -> tuple[Scenario, Plan, RunData]:
     """Return what a run of a variant starts from."""
-    return assemble(Scenario.of(plain("rounds=4", "training.batch_size=64", *variant)))
+    scenario = Scenario.of(plain("rounds=4", "training.batch_size=64", *variant))
+    return scenario, *make_plan(scenario)
 
 
 @cache
 def undisturbed(variant: tuple[str, ...]) -> Outcome:
     """Return the outcome of a run that loses nothing, in the in-process backend."""
-    assembly, backend, rows = assembled(variant), InProcessBackend(), Rows()
-    backend.start(assembly.spec, assembly.raw)
+    (_, plan, data), backend, rows = variant_plan(variant), InProcessBackend(), Rows()
     try:
-        digest = run_rounds(backend, assembly.loop_settings, Progress(), Observers([rows]))
+        digest = all_rounds(plan, backend, data.raw, rows)
     finally:
         backend.close()
     return outcome(digest, rows)
@@ -378,39 +379,36 @@ def run_with_losses(
     schedule: Schedule, folder: Path, backend: Callable[[Schedule], SimulatedWorkers] = SimulatedWorkers
 ) -> Outcome:
     """Run a variant to its end, resuming it from a new process's view after each loss that ends it."""
-    assembly, rows = assembled(VARIANTS[schedule.seed % len(VARIANTS)]), Rows()
+    variant, rows = VARIANTS[schedule.seed % len(VARIANTS)], Rows()
     while True:
         try:
-            return outcome(attempt(assembly, schedule, folder, rows, backend(schedule)), rows)
+            return outcome(attempt(variant, schedule, folder, rows, backend(schedule)), rows)
         except (KilledError, CheckpointError):
             pass
 
 
-def attempt(assembly: Assembly, schedule: Schedule, folder: Path, rows: Rows, workers: SimulatedWorkers) -> str:
+def attempt(variant: tuple[str, ...], schedule: Schedule, folder: Path, rows: Rows, workers: SimulatedWorkers) -> str:
     """Start the run, or resume it from its checkpoints and rows, and return the digest of its end."""
+    scenario, plan, data = variant_plan(variant)
     storage = LosingStorage(str(folder), schedule)
     store = CheckpointStore.open(storage)
-    settings = replace(assembly.loop_settings, max_attempts=100)
-    keeps = "best_val" in assembly.scenario.checkpoint.keep
+    keeps = "best_val" in scenario.checkpoint.keep
     manager = (
-        CheckpointManager(store, schedule.every, settings.rounds, rows.sync, keep_best_val=keeps)
+        CheckpointManager(store, schedule.every, plan.num_rounds, rows.sync, keep_best_val=keeps)
         if schedule.every
         else None
     )
-    # Rows are logged at once: if a thread logged them beside the next round, a seed would not replay its losses.
-    progress, observers = Progress(), Observers([rows], at_once=True)
-
-    def start() -> None:
-        workers.start(assembly.spec, assembly.raw)
-        checkpoint = store.latest()
-        if checkpoint is not None:
-            store.restore(checkpoint, workers.restore)
-        latest = rows.truncate(checkpoint.round if checkpoint else -1)
-        if checkpoint is not None:
-            progress.resume(checkpoint.round, checkpoint.facts, latest)
-
     try:
-        return run_rounds(workers, settings, progress, observers, manager, start)
+        # Rows are logged at once: if a thread logged them beside the next round, a seed would not replay its losses.
+        with Recorder([rows], at_once=True) as record:
+            rounds = Rounds(replace(plan, max_attempts=100), workers, record, manager)
+            _, checkpoint = rounds.start(data.raw, store)
+            latest = rows.truncate(checkpoint.round if checkpoint else -1)
+            if checkpoint is not None:
+                rounds.go_on(checkpoint, latest)
+            for _ in rounds:
+                pass
+            return rounds.state_digest()
     finally:
         workers.close()
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from numpy.typing import NDArray
 
-from raysim.common.results import ClientRow
+from raysim.common.results import ClientRow, Tracker
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights, weights
 from raysim.core.state import state_tensors
+from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.plan import Plan
+from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.progress import Progress
-from raysim.engine.run import LoopSettings, Observers, run_rounds
-from raysim.engine.spec import RunSpec
+from raysim.engine.recorder import Recorder
+from raysim.engine.run import Rounds
+from raysim.engine.stop import Stop
 from raysim.plugins.registry import algorithm_names
-from raysim.runs.assembly import assemble
+from raysim.runs.plan import make_plan
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
@@ -97,12 +103,29 @@ def plain(*sets: str, **changes: Any) -> ParsedScenario:
     return parse_scenario(plain_digits(**changes), sets)
 
 
+def all_rounds(
+    plan: Plan,
+    backend: Backend,
+    raw: Callable[[], NDArray[Any]],
+    *trackers: Tracker,
+    checkpoints: CheckpointManager | None = None,
+    after: Callable[[Rounds, int], object] = lambda rounds, t: None,
+    **options: Any,
+) -> str:
+    """Start the backend, run all rounds without a folder, and return the digest. options: those of `Rounds`."""
+    with Recorder(trackers) as record:
+        rounds = Rounds(plan, backend, record, checkpoints, **options)
+        rounds.start(raw)
+        for t in rounds:
+            after(rounds, t)
+        return rounds.state_digest()
+
+
 def rounds_of(given: ParsedScenario, **changes: Any) -> tuple[InProcessBackend, MemoryTracker, str]:
-    """Run a scenario in this process, without a folder. changes: fields of the `RunSpec`."""
-    assembly = assemble(Scenario.of(given))
+    """Run a scenario in this process, without a folder. changes: fields of the `Plan`."""
+    plan, data = make_plan(Scenario.of(given))
     backend, memory = InProcessBackend(), MemoryTracker()
-    backend.start(replace(assembly.spec, **changes), assembly.raw)
-    digest = run_rounds(backend, assembly.loop_settings, Progress(), Observers([memory]))
+    digest = all_rounds(replace(plan, **changes), backend, data.raw, memory)
     return backend, memory, digest
 
 
@@ -118,27 +141,27 @@ ROUNDS = 4
 Outcome = tuple[str, list[ClientRow], list[dict[str, Any]]]
 
 
-def spec_for(given: ParsedScenario) -> tuple[RunSpec, Any, int]:
-    """Of a scenario: the run's specification, its images and the number of participants per round."""
-    checked = Scenario.of(given)
-    assembly = assemble(checked)
-    return assembly.spec, assembly.raw, checked.participants
+def planned(given: ParsedScenario, **changes: Any) -> tuple[Plan, Callable[[], NDArray[Any]]]:
+    """The plan of a scenario, with other fields, and its samples."""
+    plan, data = make_plan(Scenario.of(given))
+    return replace(plan, **changes), data.raw
 
 
 def outcome(
     given: ParsedScenario,
-    backend: InProcessBackend,
+    backend: Backend,
     checkpoints: CheckpointManager | None = None,
     progress: Progress | None = None,
-    **settings: Any,
+    stop: Stop | None = None,
+    all_every: int | None = None,
+    **changes: Any,
 ) -> Outcome:
     """(state digest, client rows, round values), without timings and what the engine says of itself."""
-    spec, images, participants = spec_for(given)
+    schedule = EvaluationSchedule(ROUNDS, every=2, all_every=all_every)
+    plan, raw = planned(given, num_rounds=ROUNDS, evaluations=schedule, **changes)
     memory = MemoryTracker()
     try:
-        backend.start(spec, images)
-        plan = LoopSettings(ROUNDS, participants, evaluate_every=2, **settings)
-        digest = run_rounds(backend, plan, progress or Progress(), Observers([memory]), checkpoints)
+        digest = all_rounds(plan, backend, raw, memory, checkpoints=checkpoints, progress=progress, stop=stop)
     finally:
         backend.close()
     rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]

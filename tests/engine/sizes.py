@@ -13,8 +13,8 @@ from raysim.data.partition import Pathological, make_partition
 from raysim.data.specs import DATASETS
 from raysim.data.transform import ImageTransform
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.plan import Plan
 from raysim.engine.run import run_round
-from raysim.engine.spec import RunSpec
 from raysim.models.cnn import mlp
 from raysim.models.split import SplitNet
 
@@ -35,7 +35,7 @@ def sizes(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, ro
     label_M = np.repeat(np.arange(num_classes, dtype=np.int64), 20)
     raw_M = np.zeros((len(label_M), 4, 4, 3), dtype=np.uint8)
     partition = make_partition(label_M, len(label_M), num_classes, 10, Pathological(classes_per_client), "pooled811", 0)
-    spec = RunSpec(
+    spec = Plan(
         algorithm=algorithm,
         seed=0,
         num_classes=num_classes,

@@ -19,9 +19,9 @@ from raysim.core.algorithm import Algorithm, Client, ClientId, Server
 from raysim.core.messages import unpack
 from raysim.core.ops import cross_entropy
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.plan import Plan
+from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.records import TrainingResult
-from raysim.engine.run import LoopSettings
-from raysim.engine.spec import RunSpec
 from raysim.engine.workers.server import receives
 from raysim.runs.run import Run, run
 from raysim.tracking.in_memory import MemoryTracker
@@ -57,7 +57,7 @@ def without_metrics(rounds: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def accuracy_of(backend: InProcessBackend, net: Any, k: ClientId) -> tuple[int, int]:
     """(correct, total) of a network on the test samples of a client."""
-    spec: RunSpec = backend.spec
+    spec: Plan = backend.spec
     data = backend.worker.training.samples.at(spec.test.of(k))
     net.eval()
     with torch.no_grad():
@@ -186,23 +186,21 @@ def test_rounds_of_their_own(workplace: Path) -> None:
 
 
 def test_which_rounds() -> None:
-    settings = LoopSettings(10, 4, evaluate_every=2, all_every=4)
+    settings = EvaluationSchedule(10, every=2, all_every=4)
     assert [t for t in range(11) if settings.tests_all(t)] == [0, 4, 8, 10]
     assert [t for t in range(11) if settings.watches(t)] == [0, 4, 8]
-    assert not any(LoopSettings(3, 4).tests_all(t) for t in range(4))
+    assert not any(EvaluationSchedule(3).tests_all(t) for t in range(4))
 
 
 def test_stopping_takes_only_rounds_that_test_all_that_the_last_one_tests() -> None:
     # Multiples of 2, of 3 * 2 (the published test set) and of 4 (current networks).
-    settings = LoopSettings(13, 4, evaluate_every=2, global_every=6, all_every=4)
+    settings = EvaluationSchedule(13, every=2, global_every=6, all_every=4)
     assert [t for t in range(1, 14) if settings.watches(t)] == [12]
-    assert [t for t in range(1, 14) if settings.extra(t)] == [13] and not LoopSettings(12, 4, evaluate_every=2).extra(
-        12
-    )
+    assert [t for t in range(1, 14) if settings.extra(t)] == [13] and not EvaluationSchedule(12, every=2).extra(12)
     # In the last round, all are tested with everything; else the published set is due in rounds 6 and 12 alone.
     assert [settings.coverage(t) for t in (1, 2, 6, 8, 12, 13)] == [None, "own", "whole", "own", "whole", "whole"]
     # Round 9 of a schedule that tests current networks every third round and evaluates every second is no test.
-    assert [t for t in range(1, 11) if LoopSettings(10, 4, evaluate_every=2, all_every=3).tests_all(t)] == [6, 10]
+    assert [t for t in range(1, 11) if EvaluationSchedule(10, every=2, all_every=3).tests_all(t)] == [6, 10]
 
 
 def test_more_rounds_later_and_all_at_once(workplace: Path) -> None:
@@ -231,7 +229,7 @@ class FailsToReceive(LGFedAvg):
 
 def test_a_client_that_fails_to_receive(caplog: pytest.LogCaptureFixture) -> None:
     given = loaded(ALL, "failure.max_failed_fraction=0.5", "rounds=1")
-    backend, memory, _ = rounds_of(given, algorithm=FailsToReceive(), tolerates_failures=True)
+    backend, memory, _ = rounds_of(given, algorithm=FailsToReceive(), max_failed_fraction=1.0)
     assert {row.client for row in memory.clients if row.round == 1 and row.current_total is not None} == {
         0, 1, 2, 4, 5, 6, 7,
     }  # fmt: skip

@@ -13,7 +13,7 @@ import raysim
 from raysim.common.errors import RunError, ScenarioError
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.learning_rate import Constant, Cosine, RateSchedule, Step, factor_of
-from raysim.runs.assembly import assemble
+from raysim.runs.plan import make_plan
 from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import ROUNDS, Outcome, outcome
@@ -74,7 +74,7 @@ def test_a_schedule_that_fails() -> None:
 
 
 def test_clients_and_server_train_with_it() -> None:
-    spec = assemble(Scenario.of(loaded("training.lr=0.5", "training.schedule={name: step, every: 1}", "rounds=3"))).spec
+    spec = make_plan(Scenario.of(loaded("training.lr=0.5", "training.schedule={name: step, every: 1}", "rounds=3")))[0]
     assert [spec.local_in(t).lr for t in range(4)] == pytest.approx([0.5, 0.5, 0.05, 0.005])
 
 

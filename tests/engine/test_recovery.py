@@ -22,6 +22,7 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.progress import Progress
 from raysim.engine.records import (
     Broadcast,
@@ -29,13 +30,13 @@ from raysim.engine.records import (
     Pending,
     ServerReport,
 )
-from raysim.engine.run import LoopSettings, Observers, run_rounds
+from raysim.engine.run import Rounds
 from raysim.engine.stop import Stop
 from raysim.scenario.parse import ParsedScenario
 from raysim.tracking.in_memory import MemoryTracker
 from tests.conftest import said
 from tests.engine import scenarios
-from tests.engine.scenarios import ROUNDS, Outcome, outcome, spec_for
+from tests.engine.scenarios import ROUNDS, Outcome, all_rounds, outcome, planned
 
 pytestmark = pytest.mark.xdist_group("recovery")  # one process makes the runs of `undisturbed`
 
@@ -106,7 +107,7 @@ def test_a_damaged_checkpoint_is_told_and_is_no_attempt(tmp_path: Path, caplog: 
 
 def test_the_end_is_asked_for_once_the_round_is_saved(tmp_path: Path) -> None:
     given = loaded()
-    spec, images, participants = spec_for(given)
+    plan, raw = planned(given, num_rounds=ROUNDS, evaluations=EvaluationSchedule(ROUNDS))
     stop, progress = Stop(), Progress()
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 100, ROUNDS)
     backend, memory = InProcessBackend(), MemoryTracker()
@@ -114,10 +115,8 @@ def test_the_end_is_asked_for_once_the_round_is_saved(tmp_path: Path) -> None:
     def ask(done: int, of: int) -> None:
         stop.requested = progress.t == 1  # in the middle of round 2
 
-    backend.start(spec, images)
     with pytest.raises(KeyboardInterrupt):
-        settings = LoopSettings(ROUNDS, participants, stop=stop)
-        run_rounds(backend, settings, progress, Observers([memory], within_round=ask), checkpoints)
+        all_rounds(plan, backend, raw, memory, checkpoints=checkpoints, progress=progress, stop=stop, within=ask)
     backend.close()
     assert [values["round"] for values in memory.rounds] == [0, 1, 2]
     assert checkpoints.saved_round == 2
@@ -275,23 +274,25 @@ def test_what_a_lost_round_had_in_hand_is_not_kept_while_it_is_repeated() -> Non
     assert outcome(loaded(), Dying()) == undisturbed()
 
 
-def test_a_death_in_a_callback_after_a_round_is_recovered() -> None:
+def test_a_death_between_two_rounds_is_recovered() -> None:
     """As in `raysim verify --kill`, where an actor dies between its last answer and the question for fingerprints."""
-    spec, images, participants = spec_for(loaded())
+    plan, raw = planned(loaded())
 
     def run(deaths: list[int]) -> tuple[str, list[Any], int]:
         backend, progress = InProcessBackend(), Progress()
         seen: list[Any] = []
 
-        def after_round(t: int) -> None:
-            if t in deaths:
-                deaths.remove(t)
+        def fingerprints() -> Any:
+            if progress.t in deaths:
+                deaths.remove(progress.t)
                 backend.worker.states.held.clear()
                 raise LostError("the fingerprints: client actor 1 of 1 died")
-            seen.append((t, backend.fingerprints(range(spec.num_clients))))
+            return backend.fingerprints(range(plan.num_clients))
 
-        backend.start(spec, images)
-        digest = run_rounds(backend, LoopSettings(3, participants), progress, Observers(after_round=after_round))
+        def after(rounds: Rounds, t: int) -> None:
+            seen.append((t, rounds.call(fingerprints)))
+
+        digest = all_rounds(plan, backend, raw, after=after, progress=progress)
         backend.close()
         return digest, seen, progress.restarts
 

@@ -28,15 +28,15 @@ from raysim.engine.checkpoint.format import read_clients, read_file, read_server
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.progress import Progress
 from raysim.engine.records import RoundReport, ServerReport
-from raysim.engine.run import LoopSettings
 from raysim.engine.workers.client import ClientWorker
 from raysim.engine.workers.state_files import StateLimits
 from raysim.models import MODELS, ModelSpec
 from raysim.models.split import SplitNet
 from raysim.report.load import class_accuracy
-from raysim.runs.assembly import assemble
+from raysim.runs.plan import make_plan
 from raysim.runs.run import Run, run
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.folder import RunFolder
@@ -150,19 +150,19 @@ def test_accuracy_of_each_class(finished: Run) -> None:
 @pytest.mark.parametrize("split", ["pooled811", "published"])
 def test_test_and_validation_samples_are_told_apart(split: str) -> None:
     checked = Scenario.of(loaded(f"data.split={split}", "data.partition={name: dirichlet}"))
-    assembly = assemble(checked)
-    host = ClientWorker(assembly.spec, assembly.raw())
+    plan, data = make_plan(checked)
+    host = ClientWorker(plan, data.raw())
     with torch.no_grad():  # networks that say "3" to everything
         for k in range(8):
             header = host.net(k).header
             header.weight.zero_()
             header.bias.copy_(torch.arange(10) == 3)
-    counts = {part: assembly.partition.count_NC(assembly.data.label_M, 10, part) for part in ("val", "test")}
+    counts = {part: data.partition.count_NC(data.dataset.label_M, 10, part) for part in ("val", "test")}
     threes = {part: count_NC[:, 3].tolist() for part, count_NC in counts.items()}
     found = host.evaluate([(k,) for k in range(8)]).values()
     assert [one.local.correct for one in found] == threes["test"]
     assert [one.val_correct for one in found] == threes["val"]
-    assert [one.val_total for one in found] == assembly.partition.val.size_N.tolist()
+    assert [one.val_total for one in found] == data.partition.val.size_N.tolist()
     # One logit is 1 and nine are 0: ln(9 + e) each, and 1 less where it is a three.
     for one in found:
         assert one.local.loss_sum == pytest.approx(one.local.total * math.log(9 + math.e) - one.local.correct)
@@ -207,7 +207,7 @@ def test_clients_without_samples_are_counted(
         val = make_shards(partition.val.index[validating], partition.val.owner[validating], partition.num_clients)
         return replace(partition, train=train, test=test, val=val)
 
-    monkeypatch.setattr("raysim.runs.assembly.make_partition", dealt)
+    monkeypatch.setattr("raysim.runs.data.make_partition", dealt)
     result = run(loaded("rounds=1", "clients.participation=1"))
     lines = [line for line in capsys.readouterr().err.splitlines() if "clients hold no" in line]
     assert lines == said
@@ -232,7 +232,7 @@ def test_a_client_that_is_never_tested(workplace: Path, monkeypatch: pytest.Monk
     def refusing(net: SplitNet, x_B: Tensor) -> Tensor:
         return forward(net, x_B.view(len(x_B), -1).view(x_B.shape))
 
-    monkeypatch.setattr("raysim.runs.assembly.make_partition", dealt)
+    monkeypatch.setattr("raysim.runs.data.make_partition", dealt)
     monkeypatch.setattr(SplitNet, "forward", refusing)
     result = run(loaded("rounds=1", "clients.participation=1", f"training.together={together}"))
     rows = Run(result.folder).clients.query("client == 3")
@@ -311,8 +311,8 @@ def test_the_global_test_set_has_rounds_of_its_own(when: str, together: int, wor
 
 
 def test_the_global_test_set_is_tested_in_every_round_by_default() -> None:
-    assert [LoopSettings(4, 1).coverage(t) for t in (1, 2, 3, 4)] == ["whole"] * 4
-    seldom = LoopSettings(5, 1, evaluate_every=2)
+    assert [EvaluationSchedule(4).coverage(t) for t in (1, 2, 3, 4)] == ["whole"] * 4
+    seldom = EvaluationSchedule(5, every=2)
     assert [seldom.coverage(t) for t in (1, 2, 3, 4, 5)] == [None, "whole", None, "whole", "whole"]
 
 
@@ -497,8 +497,8 @@ def test_checkpoints_hold_every_state(finished: Run) -> None:
     assert sorted(states) == took_part
     # The weights in it measure as the run's last rows say.
     checked = Scenario.of(loaded())
-    assembly = assemble(checked)
-    host = ClientWorker(assembly.spec, assembly.raw())
+    plan, data = make_plan(checked)
+    host = ClientWorker(plan, data.raw())
     for k, state in states.items():
         host.net(k).load_state_dict(state)
     latest = rows.groupby("client")["correct"].last()

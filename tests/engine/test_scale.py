@@ -17,29 +17,27 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.metrics import Latest
+from raysim.engine.metrics import Latest
+from raysim.engine.plan import Plan
+from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.progress import Progress
 from raysim.engine.records import client_row
-from raysim.engine.run import LoopSettings, Observers, run_rounds
-from raysim.engine.spec import RunSpec
+from raysim.engine.run import Rounds
 from raysim.engine.workers.client import ClientWorker
-from raysim.runs.assembly import assemble
-from raysim.scenario.scenario import Scenario
-from tests.engine.scenarios import loaded
+from tests.engine.scenarios import all_rounds, loaded, planned
 
 FEW, MANY = 1_000, 20_000  # so many that participants are new in either
 
 
-def spec_of(clients: int, *sets: str) -> tuple[RunSpec, Any]:
+def spec_of(clients: int, *sets: str) -> tuple[Plan, Any]:
     given = loaded(
         f"clients.count={clients}", f"clients.participation={4 / clients}", "clients.models=[digits_mlp64]",
         "data.partition={name: resample, samples_per_client: 8}", "algorithm={name: lg_fedavg}", *sets,
     )  # fmt: skip
-    assembly = assemble(Scenario.of(given))
-    return assembly.spec, assembly.raw
+    return planned(given)
 
 
-def measured(spec: RunSpec, k: int) -> ClientRow:
+def measured(spec: Plan, k: int) -> ClientRow:
     return replace(client_row(spec, 0, k, None, None), accuracy=k % 2, total=4, loss=k / 7, val_correct=1, val_total=2)
 
 
@@ -61,7 +59,7 @@ class Cost:
     def __init__(self, begin: int, end: int) -> None:
         self.begin, self.end, self.bytecodes, self.bytes = begin, end, 0, 0
 
-    def after_round(self, t: int) -> None:
+    def after_round(self, rounds: Rounds, t: int) -> None:
         if t == self.begin:
             tracemalloc.start()
             sys.settrace(self._trace)
@@ -82,8 +80,8 @@ def cost(clients: int, folder: Path) -> Cost:
     progress = Progress(t=0, latest=Latest(measured(spec, k) for k in range(clients)))
     found = Cost(3, 4)
     checkpoints = CheckpointManager(CheckpointStore(open_storage(folder / str(clients))), None, 5)
-    observers = Observers(after_round=found.after_round)
-    run_rounds(backend, LoopSettings(5, 4), progress, observers, checkpoints, lambda: backend.start(spec, raw))
+    plan = replace(spec, num_rounds=5, participants=4, evaluations=EvaluationSchedule(5))
+    all_rounds(plan, backend, raw, checkpoints=checkpoints, after=found.after_round, progress=progress)
     backend.close()
     return found
 

@@ -19,28 +19,25 @@ from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources
-from raysim.engine.progress import Progress
-from raysim.engine.run import Observers, run_round, run_rounds, sample, state_digest
+from raysim.engine.run import run_round, state_digest
 from raysim.report.load import read_rounds
 from raysim.report.table import summary_rows
-from raysim.runs.assembly import assemble
+from raysim.runs.plan import make_plan
 from raysim.runs.run import Run, run
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
-from tests.engine.scenarios import loaded
+from tests.engine.scenarios import all_rounds, loaded
 
 SYSTEM = "system={flops_per_s: [1.0e+9, 2.0e+8], up_mbit_per_s: 1, down_mbit_per_s: {name: uniform, low: 2, high: 8}}"
 
 
 def rounds_on(backend: Backend, given: ParsedScenario, folder: Path | None = None) -> tuple[str, Any, Any]:
     """State digest, client rows without timings, and each round's values that are the same everywhere."""
-    assembly = assemble(Scenario.of(given), ClusterResources(8, 2))
-    backend.start(assembly.spec, assembly.raw)
+    plan, data = make_plan(Scenario.of(given), ClusterResources(8, 2))
     memory = MemoryTracker()
-    checkpoints = folder and CheckpointManager(CheckpointStore(open_storage(folder)), 2, 3)
-    settings = replace(assembly.loop_settings, max_attempts=50)
-    digest = run_rounds(backend, settings, Progress(), Observers([memory]), checkpoints)
+    checkpoints = CheckpointManager(CheckpointStore(open_storage(folder)), 2, 3) if folder else None
+    digest = all_rounds(replace(plan, max_attempts=50), backend, data.raw, memory, checkpoints=checkpoints)
     if isinstance(backend, InProcessBackend):
         backend.close()
     rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
@@ -88,11 +85,11 @@ def test_who_is_late_stays_as_it_was() -> None:
     assert values[2]["time/virtual_s"] == deadline
     assert values[2]["comm/up_bytes"] == sum(row.up_bytes for row in counted[1].values())
 
-    assembly = assemble(Scenario.of(loaded(*_sets(given), "failure.max_failed_fraction=0.9")))
+    plan, data = make_plan(Scenario.of(loaded(*_sets(given), "failure.max_failed_fraction=0.9")))
     backend = InProcessBackend()
-    backend.start(assembly.spec, assembly.raw)
+    backend.start(plan, data.raw)
     for t in (1, 2):
-        everyone = sample(assembly.spec, assembly.loop_settings, t)
+        everyone = plan.cohort(t)
         run_round(backend, t, everyone, skip={*everyone} - counted[t - 1].keys())
     expected = state_digest(backend)
     backend.close()
@@ -107,9 +104,9 @@ def test_the_first_to_finish_count(workplace: Path) -> None:
     given = loaded(SYSTEM, "clients.participation=0.25", "clients.oversample=2")
     backend = InProcessBackend()
     _, rows, values = rounds_on(backend, given)
-    assembly = assemble(Scenario.of(given))
+    plan, _ = make_plan(Scenario.of(given))
     for t in (1, 2, 3):
-        selected = sample(assembly.spec, assembly.loop_settings, t)
+        selected = plan.cohort(t)
         assert len(selected) == 4 and values[t]["engine/dropped_clients"] == 2
         assert participants(rows, t).keys() < {*selected}
         assert len(participants(rows, t)) == values[t]["engine/participants"] == 2
@@ -181,10 +178,10 @@ def test_seeds_of_their_own() -> None:
     """Each changes its own part, and what is not given follows `seed`."""
 
     def facts(*sets: str) -> tuple[Any, Any, Any]:
-        assembly = assemble(Scenario.of(loaded(*sets)))
-        weight = assembly.spec.fresh_model("digits_mlp64").header.weight
-        drawn = [sample(assembly.spec, assembly.loop_settings, t) for t in range(1, 9)]
-        return assembly.partition.digest, weight, drawn
+        plan, data = make_plan(Scenario.of(loaded(*sets)))
+        weight = plan.fresh_model("digits_mlp64").header.weight
+        drawn = [plan.cohort(t) for t in range(1, 9)]
+        return data.partition.digest, weight, drawn
 
     def same(one: Any, other: Any) -> list[bool]:
         return [one[0] == other[0], torch.equal(one[1], other[1]), one[2] == other[2]]
@@ -199,8 +196,8 @@ def test_seeds_of_their_own() -> None:
 
 def test_dropout_follows_the_seed_of_cohorts() -> None:
     def drawn(*sets: str) -> list[Any]:
-        assembly = assemble(Scenario.of(loaded("clients.participation=1", "system={dropout: 0.5}", *sets)))
-        return [sample(assembly.spec, assembly.loop_settings, t) for t in range(1, 9)]
+        plan, _ = make_plan(Scenario.of(loaded("clients.participation=1", "system={dropout: 0.5}", *sets)))
+        return [plan.cohort(t) for t in range(1, 9)]
 
     base = drawn()  # seed 5
     assert base == drawn("seed=6", "seeds={data: 5, weights: 5, cohorts: 5}")

@@ -14,10 +14,10 @@ from raysim.common.errors import HookError, RunError
 from raysim.core.algorithm import Client
 from raysim.core.data import Batch
 from raysim.core.ops import cross_entropy
-from raysim.engine.spec import RunSpec
+from raysim.engine.plan import Plan
 from raysim.tracking.in_memory import MemoryTracker
 from tests.engine import scenarios
-from tests.engine.scenarios import loaded, of_method, spec_for
+from tests.engine.scenarios import loaded, of_method, planned
 
 EVERYONE = ("clients.models=[digits_mlp64]", "clients.participation=1.0", "rounds=2")
 
@@ -27,7 +27,7 @@ def rounds_of(*sets: str, **changes: Any) -> MemoryTracker:
 
 
 def test_groups_are_clients_of_one_architecture_in_id_order() -> None:
-    spec = spec_for(loaded("clients.count=12", "training.together={digits_mlp64: 3, digits_cnn_s: 2}"))[0]
+    spec = planned(loaded("clients.count=12", "training.together={digits_mlp64: 3, digits_cnn_s: 2}"))[0]
     # Architectures are dealt in turn: 0, 3, 6 and 9 are perceptrons, two groups of two, as even as can be.
     assert spec.groups([0, 1, 2, 3, 4, 5, 6, 9]) == [(0, 3), (1, 4), (2,), (5,), (6, 9)]
     assert spec.groups([]) == []
@@ -36,7 +36,7 @@ def test_groups_are_clients_of_one_architecture_in_id_order() -> None:
     assert auto.groups(range(7)) == [(k,) for k in range(7)]
     assert auto.groups(range(8)) == [tuple(range(8))]
     assert [len(group) for group in auto.groups(range(70))] == [23, 23, 24]
-    assert RunSpec.groups(replace(spec, together={}), [0, 3, 6]) == [(0,), (3,), (6,)]
+    assert Plan.groups(replace(spec, together={}), [0, 3, 6]) == [(0,), (3,), (6,)]
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,14 @@ from raysim.core.algorithm import Client
 from raysim.core.fit import LocalTraining
 from raysim.core.ops import cross_entropy
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.plan import Plan
 from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.run import run_round
-from raysim.engine.spec import RunSpec
 from raysim.engine.stragglers import Stragglers
-from raysim.runs.assembly import assemble
+from raysim.runs.plan import make_plan
 from raysim.scenario.scenario import Scenario
 from tests.choices import first
-from tests.engine.scenarios import digits, loaded, plain_digits, spec_for
+from tests.engine.scenarios import digits, loaded, plain_digits, planned
 
 SETTINGS = {
     "bfloat16": ["training.precision=bfloat16"],
@@ -36,8 +36,8 @@ SETTINGS = {
 """The `--set`s of settings with which a run has the same bits everywhere."""
 
 
-def spec_of(*sets: str) -> RunSpec:
-    return assemble(Scenario.of(loaded(*sets))).spec
+def spec_of(*sets: str) -> Plan:
+    return make_plan(Scenario.of(loaded(*sets)))[0]
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Noted(Standalone):
 
 def reports_of(*sets: str, t: int = 2) -> Any:
     """The reports of all clients in round `t`."""
-    assembly = assemble(Scenario.of(loaded(*sets, "clients.participation=1.0")))
+    plan, data = make_plan(Scenario.of(loaded(*sets, "clients.participation=1.0")))
     backend = InProcessBackend()
-    backend.start(replace(assembly.spec, algorithm=Noted()), assembly.raw)
+    backend.start(replace(plan, algorithm=Noted()), data.raw)
     report = run_round(backend, t, range(8))
     backend.close()
     return report.client_reports
@@ -159,7 +159,7 @@ def test_stragglers_without_effect_are_warned_of() -> None:
 
 
 def test_defaults_are_what_they_were() -> None:
-    assert spec_for(loaded())[0].local == LocalTraining(epochs=1, batch_size=32, lr=0.05, momentum=0.9, clip=5.0)
+    assert planned(loaded())[0].local == LocalTraining(epochs=1, batch_size=32, lr=0.05, momentum=0.9, clip=5.0)
     assert (spec_of().own_local, spec_of().stragglers) == ({}, None)
 
 
@@ -193,9 +193,9 @@ def test_a_client_trains_with_as_many_threads_as_its_actor_has_cpus() -> None:
     few = {"models": ["digits_resnet"], "cpus_per_actor": 0.5}
     resources = {"cpus_per_actor": 2.5, "gpus_per_actor": 0, "overrides": [few]}
     given = loaded("clients.participation=1.0", resources=resources)
-    assembly = assemble(Scenario.of(given), ClusterResources(8, 0))
+    plan, data = make_plan(Scenario.of(given), ClusterResources(8, 0))
     backend = InProcessBackend()
-    backend.start(replace(assembly.spec, algorithm=Watched()), assembly.raw)
+    backend.start(replace(plan, algorithm=Watched()), data.raw)
     run_round(backend, 1, range(8))
     backend.close()
     assert seen == {k: 1 if k % 3 == 2 else 2 for k in range(8)}  # client k has architecture k % 3

@@ -16,13 +16,12 @@ from torch import nn
 from raysim.core.meter import flops_of
 from raysim.core.torch_workarounds import countable
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.progress import Progress
-from raysim.engine.run import Observers, run_rounds, state_digest
+from raysim.engine.run import state_digest
 from raysim.plugins.registry import algorithm_names
-from raysim.runs.assembly import assemble
+from raysim.runs.plan import make_plan
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
-from tests.engine.scenarios import digits, loaded, of_method
+from tests.engine.scenarios import all_rounds, digits, loaded, of_method
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,10 +33,9 @@ def on(device: str, method: str, *sets: str) -> tuple[str, list[float]]:
     """State digest and test losses of three rounds."""
     place = "resources.gpus_per_actor=" + ("0" if device == "cpu" else "auto")
     checked = Scenario.of(loaded(*of_method(method), place, *sets))
-    assembly = assemble(checked)
+    plan, data = make_plan(checked)
     backend, memory = InProcessBackend(device), MemoryTracker()
-    backend.start(assembly.spec, assembly.raw)
-    run_rounds(backend, assembly.loop_settings, Progress(), Observers([memory]))
+    all_rounds(plan, backend, data.raw, memory)
     digest = state_digest(backend)
     backend.close()
     return digest, [float(v) for v in memory.series("loss/test")]

@@ -247,10 +247,10 @@ SLOW = """
 import sys, time
 from raysim.cli.main import main
 import raysim.runs.start as start
-def assemble(scenario):
+def make_plan(scenario):
     print("reading", flush=True)
     time.sleep(60)
-start.assemble = assemble
+start.make_plan = make_plan
 main(["launch", sys.argv[1], "--set", "backend=in_process"])
 """
 

@@ -17,7 +17,7 @@ from raysim.common.inputs import Kind
 from raysim.core.algorithm import only_pixels
 from raysim.core.seeds import global_seed
 from raysim.models.encoders import ENCODERS, MobileNet, _mobilenet, build_encoder, weights_file
-from raysim.runs.assembly import assemble
+from raysim.runs.plan import make_plan
 from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 
@@ -185,7 +185,7 @@ def test_a_scenario_is_the_same_run_whatever_weights_a_machine_has(hub: Path, re
 def test_every_process_reads_its_own_weights(hub: Path, at_hand: Path):
     checked = Scenario.load(scenario(encoder="mobilenet_v3_small"))
     assert checked.task.encoder("mobilenet_v3_small")(images(1, 1, 8)).shape == (1, 576)
-    spec = assemble(checked).spec
+    spec = make_plan(checked)[0]
     at_hand.unlink()
     there = pickle.loads(pickle.dumps(spec))
     with pytest.raises(ScenarioError, match="no weights at"):  # a machine without what the driver has
@@ -197,14 +197,14 @@ def test_a_run_without_weights_hashes_pixels(hub: Path):
     from raysim.engine.run import run_round
 
     checked = Scenario.load(scenario(neighbours=4))
-    assembly = assemble(checked)
+    plan, data = make_plan(checked)
     backend = InProcessBackend()
     try:
-        backend.start(assembly.spec, assembly.raw)
+        backend.start(plan, data.raw)
         report = run_round(backend, 1, range(4))
     finally:
         backend.close()
     assert report.server.values == {"hash_width": 64.0, "cache_filled": 1.0}
     assert [report.client_reports[k].up.bytes for k in range(4)] == [
-        4 * 10 * int(n) for n in np.diff(assembly.spec.train.offset)
+        4 * 10 * int(n) for n in np.diff(plan.train.offset)
     ]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import raysim
-from raysim.runs.assembly import assemble
+from raysim.runs.plan import make_plan
 from tests.plugins.own import ran
 
 SELECTS = """import numpy as np
@@ -198,8 +198,8 @@ class TestData:
 
 def dealt(folder: Path, sets: list[str]) -> pd.DataFrame:
     """The samples of every client, as a run would write them."""
-    assembly = assemble(raysim.Scenario.load(folder / "s.yaml", sets))
-    return assembly.partition.table(assembly.data.label_M).to_pandas()
+    _, data = make_plan(raysim.Scenario.load(folder / "s.yaml", sets))
+    return data.partition.table(data.dataset.label_M).to_pandas()
 
 
 class TestPartition:

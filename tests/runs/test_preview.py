@@ -7,9 +7,9 @@ import math
 import pytest
 
 from raysim.common.errors import ScenarioError
-from raysim.engine.policies.placement import ClusterResources, Growth, Node, make_plan
-from raysim.runs.assembly import assemble
+from raysim.engine.policies.placement import ClusterResources, Growth, Node, lay_out
 from raysim.runs.backend import growth_notes
+from raysim.runs.plan import make_plan
 from raysim.runs.preview import _samples_tested, preview
 from raysim.scenario.scenario import Scenario
 
@@ -69,10 +69,10 @@ def test_overrides_and_stragglers_are_in_the_estimate() -> None:
 
 def test_float16_needs_gpus() -> None:
     scenario = Scenario.load(QUICKSTART, [*TINY, "training.precision=float16", "resources.gpus_per_actor=0"])
-    for refused in (preview, assemble):
+    for refused in (preview, make_plan):
         with pytest.raises(ScenarioError, match=r"training\.precision: float16 given, but some or all clients "):
             refused(scenario)
-    assert assemble(scenario, ClusterResources(2, 0), rounds_left=False).spec.local.precision == "float16"
+    assert make_plan(scenario, ClusterResources(2, 0), rounds_left=False)[0].local.precision == "float16"
     many = ["clients.count=64", "clients.models=[digits_mlp64]"]
     together = {
         precision: Scenario.load(QUICKSTART, [*many, f"training.precision={precision}"]).together["digits_mlp64"]
@@ -87,7 +87,7 @@ def test_the_nodes_for_which_a_run_would_wait() -> None:
     def notes(growth: Growth | None, *sets: str) -> tuple[str, ...]:
         scenario = Scenario.load(QUICKSTART, ["clients.count=20", "clients.participation=1", *sets])
         machine = ClusterResources(20, 0) if growth is None else growth.resources
-        return growth_notes(scenario, make_plan(scenario.requests, machine, scenario.participants), growth)
+        return growth_notes(scenario, lay_out(scenario.requests, machine, scenario.participants), growth)
 
     [note] = notes(growth, "resources.actors=4")
     assert note == (

@@ -19,7 +19,7 @@ from raysim.core.state import state_tensors
 from raysim.engine.initial import unpacked
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.workers.networks import new_network
-from raysim.runs.assembly import assemble
+from raysim.runs.plan import make_plan
 from raysim.runs.preview import preview
 from raysim.runs.run import Run, run
 from raysim.runs.verify import verify
@@ -147,11 +147,12 @@ def test_a_method_with_two_networks_takes_the_clients_own_model(workplace: Path,
 def test_a_model_inside_another_network_or_with_more_buffers(finished: Finished, method: str, sets: list[str]) -> None:
     shared = [one for one in sets if not one.startswith("algorithm.")]
     source = finished("standalone", *shared)
-    assembly = warm_start(assemble(Scenario.of(after(source, method, *sets))))
-    (arch,) = assembly.spec.task.architectures
-    net = new_network(assembly.spec, assembly.spec.task, torch.device("cpu"), arch)
-    assert assembly.initial is not None
-    assembly.initial.load(0, net)
+    given = Scenario.of(after(source, method, *sets))
+    _, plan, _ = warm_start(given, *make_plan(given))
+    (arch,) = plan.task.architectures
+    net = new_network(plan, plan.task, torch.device("cpu"), arch)
+    assert plan.initial is not None
+    plan.initial.load(0, net)
     own, held = source.client(0).network.state_dict(), getattr(net, "model", net).state_dict()
     assert all(torch.equal(held[name], value) for name, value in own.items())
 
@@ -243,12 +244,14 @@ def test_a_state_that_refers_to_samples_needs_the_same_samples(workplace: Path, 
 
 def test_other_settings_of_the_same_method_are_noted(workplace: Path) -> None:
     source = source_of("fedcache", "algorithm.neighbours=3")
-    notes = warm_start(assemble(Scenario.of(after(source, "fedcache", "algorithm.neighbours=2")))).notes
+    given = Scenario.of(after(source, "fedcache", "algorithm.neighbours=2"))
+    notes = warm_start(given, *make_plan(given))[2].notes
     assert notes == (
         f"init: settings of fedcache differ from those of the run {source.folder}: neighbours: 2 (there: 3). What the "
         "server's state already contains was computed with that run's settings",
     )
-    assert not warm_start(assemble(Scenario.of(after(source, "fedcache", "algorithm.neighbours=3")))).notes
+    given = Scenario.of(after(source, "fedcache", "algorithm.neighbours=3"))
+    assert not warm_start(given, *make_plan(given))[2].notes
 
 
 def test_a_source_without_an_intact_state_is_refused(workplace: Path) -> None:
@@ -270,11 +273,12 @@ def test_a_source_without_an_intact_state_is_refused(workplace: Path) -> None:
 
 @pytest.mark.parametrize("method", ["fedgh", "fedclassavg", "fedssa", "fedgen", "dc_pfl"])
 def test_servers_that_begin_with_a_header_take_the_header_of_the_model(finished: Finished, method: str) -> None:
-    assembly = warm_start(assemble(Scenario.of(after(finished("fedavg"), method))))
-    assert assembly.initial is not None
-    trained = unpacked(assembly.initial.models["digits_cnn_s"])["header.weight"]
+    given = Scenario.of(after(finished("fedavg"), method))
+    _, plan, data = warm_start(given, *make_plan(given))
+    assert plan.initial is not None
+    trained = unpacked(plan.initial.models["digits_cnn_s"])["header.weight"]
     backend = InProcessBackend("cpu")
-    backend.start(assembly.spec, assembly.raw)
+    backend.start(plan, data.raw)
     assert any(torch.equal(value, trained) for value in state_tensors(backend.server.server.state).values())
     backend.close()
 

@@ -14,7 +14,8 @@ from raysim.common.errors import ScenarioError
 from raysim.comparison.runs import find_runs
 from raysim.data.datasets import load_dataset
 from raysim.engine.inprocess import InProcessBackend
-from raysim.runs.assembly import Assembly, assemble
+from raysim.runs.data import RunData
+from raysim.runs.plan import make_plan
 from raysim.runs.run import run
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import ROUNDS, loaded, outcome
@@ -23,17 +24,17 @@ DIGITS, TRAIN = 1797, 1437
 """Samples of scikit-learn's digits, and those that train."""
 
 
-def assembled(*sets: str) -> Assembly:
-    return assemble(Scenario.of(loaded(*sets)))
+def assembled(*sets: str) -> RunData:
+    return RunData.of(Scenario.of(loaded(*sets)))
 
 
-def dealt(found: Assembly) -> np.ndarray:
+def dealt(found: RunData) -> np.ndarray:
     return np.sort(np.concatenate([part.index for part in found.partition.parts.values()]))
 
 
 @pytest.mark.parametrize("split", ["published", "pooled811"])
 def test_a_share_is_held_back_from_all_clients(split: str) -> None:
-    found = assembled("data.public.share=0.2", f"data.split={split}")
+    plan, found = make_plan(Scenario.of(loaded("data.public.share=0.2", f"data.split={split}")))
     public = found.public
     assert public is not None
     assert len(public.held_P) == round(0.2 * TRAIN)
@@ -41,18 +42,18 @@ def test_a_share_is_held_back_from_all_clients(split: str) -> None:
     # Every sample is public or some client's.
     assert np.array_equal(np.sort(np.concatenate([dealt(found), public.held_P])), np.arange(DIGITS))
 
-    task = found.spec.task
+    task = plan.task
     assert task.public is not None
     assert np.array_equal(task.public.raw_N.numpy(), found.raw()[public.held_P])
-    assert task.public.y.tolist() == found.data.label_M[public.held_P].tolist()
+    assert task.public.y.tolist() == found.dataset.label_M[public.held_P].tolist()
     plain = next(task.public.in_order(8)).x
-    assert torch.equal(plain, found.spec.transform.plain(task.public.raw_N[:8]))
+    assert torch.equal(plain, plan.transform.plain(task.public.raw_N[:8]))
 
 
 def test_clients_hold_the_classes_that_the_partition_says() -> None:
     found = assembled("data.public.share=0.5")
     for k in range(8):
-        labels = found.data.label_M[found.partition.parts["train"].of(k)]
+        labels = found.dataset.label_M[found.partition.parts["train"].of(k)]
         assert len(np.unique(labels)) == 3
 
 
@@ -94,17 +95,17 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_another_data_set(own: Path) -> None:
-    found = assemble(Scenario.load(own))
+    plan, found = make_plan(Scenario.load(own))
     assert found.public is not None
     assert len(dealt(found)) == 60 and found.public.held_P.size == 0
-    task = found.spec.task
+    task = plan.task
     assert task.public is not None
     assert task.public.raw_N.shape == (40, 8, 8, 1)
     assert task.public.y.tolist() == [-1] * 40  # its classes are others
     # A run is resumed with the same public data only.
-    assert found.digest != found.data.digest
-    without = assemble(Scenario.load(own, ["data.public=null", "algorithm={name: fd}"]))
-    assert without.digest == without.data.digest == found.data.digest
+    assert found.digest != found.dataset.digest
+    without = RunData.of(Scenario.load(own, ["data.public=null", "algorithm={name: fd}"]))
+    assert without.digest == without.dataset.digest == found.dataset.digest
 
 
 def test_standalone_without_the_public_data_is_compared_by_seed(own: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -122,11 +123,11 @@ def test_the_same_data_under_another_name(own: Path, monkeypatch: pytest.MonkeyP
     """As `mnist` and `fashion_mnist` read loose files of one folder."""
     digits = load_dataset("digits")
     given = Scenario.load(own)
-    monkeypatch.setattr("raysim.runs.assembly._read_data", lambda scenario: digits)
+    monkeypatch.setattr("raysim.runs.data._read", lambda scenario: digits)
     with pytest.raises(
         ScenarioError, match=r"data\.public\.name: digits given, but its files have the same samples as"
     ):
-        assemble(given)
+        RunData.of(given)
 
 
 def test_a_part_of_a_published_data_set(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +138,9 @@ def test_a_part_of_a_published_data_set(own: Path, monkeypatch: pytest.MonkeyPat
     def read(name: str, *more: Any, **files: Any) -> Any:
         return few if name == "digits" else load_dataset(name, *more, **files)
 
-    monkeypatch.setattr("raysim.runs.assembly.load_dataset", read)
+    monkeypatch.setattr("raysim.runs.data.load_dataset", read)
     with pytest.raises(ScenarioError, match=r"data\.public\.samples: 40 samples needed, but .* have only 20; set"):
-        assemble(given)
+        RunData.of(given)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def test_a_method_that_needs_it_says_so(method: str) -> None:
 
 
 def test_a_share_of_own_data(own: Path) -> None:
-    found = assemble(Scenario.load(own, ["data.public={share: 0.5}"]))
+    found = RunData.of(Scenario.load(own, ["data.public={share: 0.5}"]))
     assert found.public is not None
     assert len(found.public.held_P) == 30
     assert np.array_equal(np.sort(np.concatenate([dealt(found), found.public.held_P])), np.arange(60))

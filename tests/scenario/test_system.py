@@ -13,8 +13,7 @@ import yaml
 
 from raysim.common.errors import ScenarioError
 from raysim.engine.policies.system import System
-from raysim.engine.run import sample
-from raysim.runs.assembly import assemble
+from raysim.runs.plan import make_plan
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import loaded
 from tests.structure import REPOSITORY
@@ -98,8 +97,8 @@ def test_the_selection_policy_that_docs_show(workplace: Path) -> None:
     example = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     assert example
     Path("few_samples.py").write_text(example[1])
-    assembly = assemble(Scenario.of(loaded("clients.selection={name: ./few_samples.py:Smallest, largest: 184}")))
-    drawn = [sample(assembly.spec, assembly.loop_settings, t) for t in range(1, 9)]
+    plan, _ = make_plan(Scenario.of(loaded("clients.selection={name: ./few_samples.py:Smallest, largest: 184}")))
+    drawn = [plan.cohort(t) for t in range(1, 9)]
     assert all({*ids} <= {0, 2, 4, 6, 7} for ids in drawn) and len({*drawn}) > 1  # the others have 199 and more
 
 

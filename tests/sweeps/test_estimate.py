@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from raysim.common.shards import Shards
-from raysim.runs.assembly import Assembly, assemble
+from raysim.engine.plan import Plan
+from raysim.runs.data import RunData
+from raysim.runs.plan import make_plan
 from raysim.runs.run import run
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps import estimate
@@ -38,7 +40,7 @@ def test_bytes_of_the_middle_and_the_last_round_stand_for_all_but_the_first(monk
     """4 participants in 7 rounds: 10 bytes in the first, and the mean of 20 and 40 in each of the six others."""
     asked: list[int] = []
 
-    def measured(assembly: Any, cohorts: Mapping[int, Sequence[int]]) -> list[float]:
+    def measured(plan: Any, data: Any, cohorts: Mapping[int, Sequence[int]]) -> list[float]:
         asked.extend(cohorts)
         return [10.0, 20.0, 40.0]
 
@@ -106,18 +108,18 @@ def test_the_plan_adds_up_what_is_left(workplace: Path, capsys: pytest.CaptureFi
 def test_bytes_of_clients_with_many_samples(method: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients train on few of their samples; the bytes are those of training on all, also if each sample has a part."""
     content = digits(rounds=6, algorithm=method, clients={"count": 3, "models": ["digits_mlp64"]})
-    assembly = assemble(Scenario.load(content))
+    plan, data = make_plan(Scenario.load(content))
     cohorts = {1: [0, 1], 4: [0, 2], 6: [1, 2]}
-    assert min(assembly.spec.train.size_N) > 2 * FEW
+    assert min(plan.train.size_N) > 2 * FEW
     trained: list[int] = []
     measured = estimate._measure_bytes
 
-    def watch(one: Assembly, train: Shards, given: Mapping[int, Sequence[int]]) -> list[float]:
+    def watch(one: Plan, data: RunData, train: Shards, given: Mapping[int, Sequence[int]]) -> list[float]:
         trained.append(max(train.size_N))
-        return measured(one, train, given)
+        return measured(one, data, train, given)
 
     monkeypatch.setattr(estimate, "_measure_bytes", watch)
-    assert estimate._bytes_per_client(assembly, cohorts) == measured(assembly, assembly.spec.train, cohorts)
+    assert estimate._bytes_per_client(plan, data, cohorts) == measured(plan, data, plan.train, cohorts)
     assert trained == [FEW, 2 * FEW]
 
 

@@ -113,7 +113,7 @@ class ActorGroup:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Layout:
     """All actors of a run."""
 
     groups: tuple[ActorGroup, ...]
@@ -135,7 +135,7 @@ class Plan:
         return sum(group.actors * group.gpus_per_actor for group in self.groups)
 
 
-def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, participants: int | None = None) -> Plan:
+def lay_out(requests: Sequence[ResourceRequest], machine: ClusterResources, participants: int | None = None) -> Layout:
     """Return the number of actors of each group and their resources.
 
     participants: K, the size of a cohort; None: all clients. Raises `ScenarioError` if the plan cannot fit.
@@ -160,7 +160,7 @@ def make_plan(requests: Sequence[ResourceRequest], machine: ClusterResources, pa
         share = share_of_a_gpu(sum(groups[g].actors for g in sharing), machine.gpus - taken)
         for g in sharing:
             groups[g] = replace(groups[g], gpus_per_actor=share)
-    plan = Plan(tuple(groups))
+    plan = Layout(tuple(groups))
     _refuse_too_large(plan, machine)
     if plan.cpus > machine.cpus + 1e-6:
         notes.append(
@@ -207,7 +207,7 @@ def first_actors(
     )
 
 
-def check_fits(plan: Plan, nodes: Sequence[Node], order: NodeOrder = "spread", growth: Growth | None = None) -> None:
+def check_fits(plan: Layout, nodes: Sequence[Node], order: NodeOrder = "spread", growth: Growth | None = None) -> None:
     """Raise `ScenarioError` if some actors fit on no node, although the cluster has enough resources in total.
 
     order: as in `resources.placement`.
@@ -315,7 +315,7 @@ def _num_actors(request: ResourceRequest, machine: ClusterResources, gpus: float
     return max(1, min(int(by_cpu + 1e-9), int(min(by_gpu + 1e-9, 1e9)), busy))
 
 
-def _refuse_too_large(plan: Plan, machine: ClusterResources) -> None:
+def _refuse_too_large(plan: Layout, machine: ClusterResources) -> None:
     """Raise `ScenarioError` if the actors need more GPUs, or on a cluster more CPUs, than there are."""
     largest = " at the maximum size of its autoscaler" if machine.growing else ""
     if plan.gpus > machine.gpus + 1e-6 and not machine.unlimited:

@@ -5,7 +5,7 @@ Shapes: N clients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,7 +17,6 @@ from raysim.core.seeds import seed_for
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
-    from raysim.engine.records import Timing
 
 Floats = NDArray[np.float64]
 BYTES_PER_MBIT = 1e6 / 8
@@ -105,6 +104,16 @@ def _drawn(seed: int, purpose: str, t: int, num_clients: int) -> Floats:
     return np.random.default_rng(seed_for(seed, "system", purpose, t)).random(num_clients)
 
 
+@dataclass(frozen=True)
+class Timing:
+    """When the participants of a round finished, in virtual seconds from its beginning, and when the round ended."""
+
+    seconds: Mapping[ClientId, float]
+    late: Collection[ClientId]  # clients that finished after the deadline, or after enough others
+    round_s: float
+    dropped: int = 0  # number of clients of the cohort that dropped out or were late
+
+
 def time_round(
     seconds: Mapping[ClientId, float], size: int, deadline_s: float | None = None, dropped: int = 0, failed: int = 0
 ) -> Timing:
@@ -113,8 +122,6 @@ def time_round(
     seconds: of each participant that finished. dropped, failed: numbers of selected clients that never finish. The
     round ends when `size` clients have finished; with fewer, at the deadline if any is missing, else with the last.
     """
-    from raysim.engine.records import Timing  # imported here, since it imports torch
-
     order = sorted(seconds, key=lambda k: (seconds[k], k))
     counted = [k for k in order if deadline_s is None or seconds[k] <= deadline_s][:size]
     late = sorted(order[len(counted) :])

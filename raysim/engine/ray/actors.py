@@ -24,6 +24,8 @@ from raysim.engine.workers.state_files import Handles, StateFiles, StateLimits
 if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
     from raysim.engine.checkpoint.storage import Storage
+    from raysim.engine.plan import Plan
+    from raysim.engine.policies.evaluations import Coverage
     from raysim.engine.policies.placement import Group
     from raysim.engine.records import (
         Broadcast,
@@ -32,11 +34,9 @@ if TYPE_CHECKING:
         ClientFailure,
         ClientReport,
         ClientState,
-        Coverage,
         MemoryReport,
         ServerReport,
     )
-    from raysim.engine.spec import RunSpec
     from raysim.engine.workers.client import ClientWorker
     from raysim.engine.workers.server import ServerWorker
 
@@ -113,7 +113,7 @@ class ClientActor:
     """A `ClientWorker` in a separate process, created at its first use."""
 
     _worker: ClientWorker | None = None
-    inputs: Sequence[Any] = ()  # references to the RunSpec and the samples
+    inputs: Sequence[Any] = ()  # references to the Plan and the samples
     files: StateFiles  # for the clients' states
     gpu_share: float = 0.0
     trimmed_s: float = 0.0  # perf_counter() when this process last returned freed memory
@@ -128,7 +128,7 @@ class ClientActor:
             import raysim.engine.workers.client  # noqa: F401
 
     def setup(self, inputs: Sequence[Any], gpu_share: float, limits: StateLimits) -> Location:
-        """Reset to the state before round 1. inputs: references to the RunSpec and the samples."""
+        """Reset to the state before round 1. inputs: references to the Plan and the samples."""
         if hasattr(self, "files"):
             self.files.close()
         self._worker, self.inputs, self.gpu_share, self.files = None, inputs, gpu_share, StateFiles(limits)
@@ -279,7 +279,7 @@ class ServerActor:
         with without_collection():
             import raysim.engine.workers.server  # noqa: F401
 
-    def setup(self, spec: RunSpec) -> Location:
+    def setup(self, spec: Plan) -> Location:
         """Reset to the state before round 1."""
         from raysim.engine.workers.server import ServerWorker
 

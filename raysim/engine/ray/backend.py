@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.storage import Storage
-from raysim.engine.policies.cost_model import CostModel
-from raysim.engine.policies.placement import Group, Plan, assign
+from raysim.engine.cost_model import CostModel
+from raysim.engine.plan import Plan
+from raysim.engine.policies.evaluations import Coverage
+from raysim.engine.policies.placement import Group, Layout, assign
 from raysim.engine.ray.actors import STREAM_S, WorkReport, WorkResult, private_mb
 from raysim.engine.ray.calls import uninterrupted
 from raysim.engine.ray.pool import ActorPool, ActorRecord
@@ -28,7 +30,6 @@ from raysim.engine.records import (
     ClientEvaluation,
     ClientFailure,
     ClientReport,
-    Coverage,
     CurrentTests,
     LostError,
     MemoryReport,
@@ -38,7 +39,6 @@ from raysim.engine.records import (
     Startup,
     TrainingResult,
 )
-from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client import registers
 
 
@@ -50,7 +50,7 @@ class RayBackend:
         owner: client -> the worker that holds its state; without clients that have had no round yet.
     """
 
-    spec: RunSpec
+    spec: Plan
     cost_model: CostModel
     raw: Callable[[], NDArray[Any]]
 
@@ -61,11 +61,11 @@ class RayBackend:
         self.spec_ref: Any = None
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> Layout:
         """The current actors; the plan changes when nodes leave or join."""
         return self.pool.plan
 
-    def start(self, spec: RunSpec, raw: Callable[[], NDArray[Any]]) -> Startup | None:
+    def start(self, spec: Plan, raw: Callable[[], NDArray[Any]]) -> Startup | None:
         spec.own_code.activate()  # so that classes of the user's files are sent by their names
         self.spec, self.raw, self.cost_model = spec, raw, CostModel(spec)
         self._share()

@@ -17,9 +17,9 @@ from raysim.core.algorithm import ClientId
 from raysim.engine.policies.placement import (
     ActorGroup,
     ClusterResources,
+    Layout,
     Node,
     NodeOrder,
-    Plan,
     check_fits,
     first_actors,
     place_actors,
@@ -76,10 +76,10 @@ class ActorPool:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Layout,
         order: NodeOrder = "spread",
         head: bool = True,
-        replan: Callable[[ClusterResources], Plan] | None = None,
+        replan: Callable[[ClusterResources], Layout] | None = None,
         participants: int | None = None,
         limits: StateLimits = AUTO,
     ) -> None:
@@ -96,7 +96,7 @@ class ActorPool:
         self.driver_node = ""
         self.calls = ActorCalls(self._name, self._detail, self._idle)
         self.startup: Startup | None = None
-        self._inputs: Sequence[Any] = ()  # references to the RunSpec and the samples
+        self._inputs: Sequence[Any] = ()  # references to the Plan and the samples
         present, growing = nodes(head), None if replan is None else growth(head)
         self.largest = None if growing is None else plan
         check_fits(plan, present, order, growing)
@@ -144,7 +144,7 @@ class ActorPool:
     def begin(self, spec: Any, raw: Any) -> None:
         """Wait until all actors have started, and reset each to its state before round 1.
 
-        spec, raw: references to the RunSpec and the samples.
+        spec, raw: references to the Plan and the samples.
 
         Raises:
             LostError: an actor died meanwhile.

@@ -18,6 +18,8 @@ from raysim.core import accelerator
 from raysim.core.algorithm import Algorithm, Client, ClientId, overrides
 from raysim.core.state import digest, state_tensors
 from raysim.engine.checkpoint.format import client_files, read_clients
+from raysim.engine.plan import Plan
+from raysim.engine.policies.evaluations import Coverage
 from raysim.engine.policies.placement import Group
 from raysim.engine.records import (
     Broadcast,
@@ -26,9 +28,7 @@ from raysim.engine.records import (
     ClientFailure,
     ClientReport,
     ClientState,
-    Coverage,
 )
-from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client_samples import ClientSamples
 from raysim.engine.workers.evaluation import Evaluation
 from raysim.engine.workers.networks import new_network
@@ -41,7 +41,7 @@ class ClientWorker:
     """Some of a run's clients, with their models, on one device."""
 
     def __init__(
-        self, spec: RunSpec, raw_M: NDArray[Any], device: torch.device | str = "cpu", files: StateFiles | None = None
+        self, spec: Plan, raw_M: NDArray[Any], device: torch.device | str = "cpu", files: StateFiles | None = None
     ) -> None:
         """files: where to keep the clients' states; default: new files."""
         self.device = place = torch.device(device)

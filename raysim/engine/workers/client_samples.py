@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raysim.core.data import Samples, shared
-from raysim.engine.spec import RunSpec
+from raysim.engine.plan import Plan
 
 Ints = NDArray[np.int64]
 
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 class ClientSamples:
     """The samples of a data set by position. The data set stays as stored; returned samples are on the device."""
 
-    def __init__(self, spec: RunSpec, raw_M: NDArray[Any], device: torch.device) -> None:
+    def __init__(self, spec: Plan, raw_M: NDArray[Any], device: torch.device) -> None:
         self.raw_M, self.label_M = shared(raw_M), shared(spec.labels)
         self.transform, self.device = spec.transform, device
 

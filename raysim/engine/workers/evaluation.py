@@ -21,10 +21,11 @@ from raysim.common.errors import RunError
 from raysim.common.text import cause
 from raysim.core.algorithm import ClientId
 from raysim.core.torch_workarounds import eval_mode, lacks_memory
-from raysim.engine.policies.metrics import by_class
+from raysim.engine.metrics import by_class
+from raysim.engine.plan import Plan
+from raysim.engine.policies.evaluations import Coverage
 from raysim.engine.policies.placement import Group
-from raysim.engine.records import ClientEvaluation, Coverage, EvaluationResult
-from raysim.engine.spec import RunSpec
+from raysim.engine.records import ClientEvaluation, EvaluationResult
 from raysim.engine.workers.client_samples import ClientSamples, Ints
 from raysim.engine.workers.hooks import errors_from, set_threads
 from raysim.engine.workers.states import ClientStates
@@ -48,7 +49,7 @@ class Score(NamedTuple):
 class Evaluation:
     """Tests the clients of one worker, without changing them."""
 
-    def __init__(self, spec: RunSpec, states: ClientStates, samples: ClientSamples) -> None:
+    def __init__(self, spec: Plan, states: ClientStates, samples: ClientSamples) -> None:
         self.spec, self.states, self.samples = spec, states, samples
         # (architecture, threads) -> logits of `spec.shared_tests`, [U, C]; the number of threads can change last bits
         self.untrained_logits: dict[tuple[str, int], Tensor] = {}

@@ -14,7 +14,7 @@ from raysim.common.text import few
 from raysim.core import accelerator
 from raysim.core.algorithm import ClientId
 from raysim.core.seeds import seed_for
-from raysim.engine.spec import RunSpec
+from raysim.engine.plan import Plan
 from raysim.plugins.calling import own_traceback, where
 
 
@@ -24,7 +24,7 @@ def shapes(msg: object) -> str:
     return f"{type(msg).__name__}[{few([*map(str, leaves)])}]"
 
 
-def set_threads(spec: RunSpec, k: ClientId) -> None:
+def set_threads(spec: Plan, k: ClientId) -> None:
     """Set the number of torch's threads for client k."""
     threads = spec.threads[k % len(spec.threads)]
     if torch.get_num_threads() != threads:

@@ -7,11 +7,11 @@ from torch import nn
 
 from raysim.core.algorithm import Task
 from raysim.core.seeds import global_seed
-from raysim.engine.spec import RunSpec
+from raysim.engine.plan import Plan
 from raysim.engine.workers.hooks import errors_from
 
 
-def new_network(spec: RunSpec, task: Task, device: torch.device, arch: str, *key: int) -> nn.Module:
+def new_network(spec: Plan, task: Task, device: torch.device, arch: str, *key: int) -> nn.Module:
     """Return the network that `client_model` makes of a fresh model. key: the client, if its weights are separate."""
     model = spec.fresh_model(arch, *key)
     place = f"{type(spec.algorithm).__name__}.client_model failed with model {arch}"

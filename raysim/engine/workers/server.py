@@ -32,8 +32,8 @@ from raysim.core.state import (
     state_tensors,
 )
 from raysim.engine.checkpoint.format import read_server, server_file
+from raysim.engine.plan import Plan
 from raysim.engine.records import Broadcast, CheckpointFile, ClientFailure, NonFiniteUpload, ServerReport
-from raysim.engine.spec import RunSpec
 from raysim.engine.workers.hooks import hook
 from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
 
@@ -45,7 +45,7 @@ MOST_COUNTS = 1000
 class ServerWorker:
     """The only server of a run. A plain class: the Ray backend makes it an actor."""
 
-    spec: RunSpec
+    spec: Plan
     server: Server[Any] = field(init=False)
     _flops: dict[str, int] = field(default_factory=dict)  # SHA-256 of the uploads' shapes -> operations
     _send_s: float = 0.0
@@ -60,7 +60,7 @@ class ServerWorker:
 
     def start(self, registrations: Sequence[Mapping[ClientId, Any]] = ()) -> None:
         """Create the state before round 1. registrations: parts of client -> packed message."""
-        torch.set_num_threads(self.spec.server_threads)
+        torch.set_num_threads(1)
         packed = {k: registration for part in registrations for k, registration in part.items()}
         unpacked = {k: unpack(packed[k]) for k in sorted(packed)}
         guard = Unchanged(unpacked)
@@ -97,7 +97,7 @@ class ServerWorker:
         of: dict[ClientId, int | None] = dict.fromkeys(range(self.spec.num_clients))
         if not receivers:
             return Broadcast((), of)
-        torch.set_num_threads(self.spec.server_threads)
+        torch.set_num_threads(1)
         with self._visible():
             copied = serialize(self.server.state)
         state = deserialize(copied, self.server.state, modules_of(self.spec.algorithm))
@@ -221,7 +221,7 @@ class ServerWorker:
             raise RunError(f"the server's state after round {self.server.t} cannot be saved: {error}") from error
 
     def _begin(self, purpose: str, t: int) -> None:
-        torch.set_num_threads(self.spec.server_threads)
+        torch.set_num_threads(1)
         self.server.t = t
         self.server.local = self.spec.local_in(t)
         self.server.rng = seeded(self.spec.seed, purpose, t)

@@ -25,16 +25,16 @@ from raysim.core.meter import FlopMeter
 from raysim.core.replay import RecordingError
 from raysim.core.seeds import seeded
 from raysim.core.torch_workarounds import lacks_memory
+from raysim.engine.plan import Plan
+from raysim.engine.policies.evaluations import Coverage
 from raysim.engine.policies.placement import Group
 from raysim.engine.records import (
     Broadcast,
     ClientEvaluation,
     ClientFailure,
     ClientReport,
-    Coverage,
     NonFiniteUpload,
 )
-from raysim.engine.spec import RunSpec
 from raysim.engine.workers.client_samples import ClientSamples
 from raysim.engine.workers.evaluation import Evaluation
 from raysim.engine.workers.hooks import hook, set_threads
@@ -70,7 +70,7 @@ class Training:
     """Runs the hooks and the training of the clients of one worker."""
 
     def __init__(
-        self, spec: RunSpec, task: Task, states: ClientStates, samples: ClientSamples, evaluation: Evaluation
+        self, spec: Plan, task: Task, states: ClientStates, samples: ClientSamples, evaluation: Evaluation
     ) -> None:
         """task: the run's task, with public data on the device of the samples."""
         self.spec, self.task, self.states = spec, task, states

@@ -14,11 +14,12 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import Storage, open_storage
 from raysim.engine.checkpoint.store import KEPT, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.progress import Progress
 from raysim.engine.records import LostError, Pending, SavedFiles
-from raysim.engine.run import LoopSettings, Observers, run_rounds, state_digest
+from raysim.engine.run import state_digest
 from tests.choices import first
-from tests.engine.scenarios import loaded, spec_for
+from tests.engine.scenarios import all_rounds, loaded, planned
 from tests.engine.test_recovery import Dies
 
 pytestmark = pytest.mark.xdist_group("checkpoint-best_val")  # one process makes the run of `undisturbed`
@@ -40,20 +41,16 @@ def run(
     after_round: Callable[[Any, int], None] = lambda backend, t: None,
 ) -> tuple[Progress, str, str | None]:
     """Run the scenario: its progress, its final digest and that of the kept state of the best round."""
-    spec, images, participants = spec_for(loaded(*PEAK, *sets))
+    schedule = EvaluationSchedule(ROUNDS, every=every)
+    plan, raw = planned(loaded(*PEAK, *sets), num_rounds=ROUNDS, evaluations=schedule, max_attempts=100)
     used, progress = backend or InProcessBackend(), Progress()
-    used.start(spec, images)
     try:
-        digest = run_rounds(
-            used,
-            LoopSettings(ROUNDS, participants, evaluate_every=every, max_attempts=100),
-            progress,
-            Observers(after_round=lambda t: after_round(used, t)),
-            checkpoints,
+        digest = all_rounds(
+            plan, used, raw, checkpoints=checkpoints, after=lambda rounds, t: after_round(used, t), progress=progress
         )
     finally:
         used.close()
-    return progress, digest, checkpoints and digest_of_best(checkpoints, spec, images)
+    return progress, digest, checkpoints and digest_of_best(checkpoints, plan, raw)
 
 
 @cache

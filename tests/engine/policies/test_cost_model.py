@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from raysim.engine.policies.cost_model import CostModel
+from raysim.engine.cost_model import CostModel
 from raysim.engine.records import ClientEvaluation, EvaluationResult
 
 COUNTS = {"train": 8, "val": 1, "test": 10}

@@ -16,7 +16,7 @@ from sklearn.metrics import f1_score, recall_score
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
 from raysim.core.messages import WireSize
-from raysim.engine.policies.metrics import (
+from raysim.engine.metrics import (
     ALL_CLIENTS,
     CONDITIONS,
     CURRENT,
@@ -36,20 +36,21 @@ from raysim.engine.policies.placement import (
     ActorGroup,
     ClusterResources,
     Growth,
+    Layout,
     Node,
     NodeOrder,
-    Plan,
     ResourceRequest,
     assign,
     check_fits,
     first_actors,
-    make_plan,
+    lay_out,
     place_actors,
 )
 from raysim.engine.policies.sampling import cohort, cohort_size
 from raysim.engine.policies.stopping import Watched
+from raysim.engine.policies.system import Timing
 from raysim.engine.progress import CUMULATIVE, Progress
-from raysim.engine.records import ClientReport, MemoryReport, RoundReport, ServerReport, Timing
+from raysim.engine.records import ClientReport, MemoryReport, RoundReport, ServerReport
 from raysim.scenario.overrides import parse_ranges
 
 
@@ -82,7 +83,7 @@ def group_of(
 def test_plan(
     request_: ResourceRequest, machine: ClusterResources, participants: int | None, actors: int, gpus_each: float
 ) -> None:
-    plan = make_plan([request_], machine, participants)
+    plan = lay_out([request_], machine, participants)
     assert plan.num_actors == actors
     assert plan.groups[0].gpus_per_actor == gpus_each
     assert plan.gpus <= machine.gpus
@@ -97,11 +98,11 @@ def test_actors_with_an_automatic_share_fit_on_any_gpus(actors: list[int], gpus:
     requests = [replace(group_of(40, count, gpus=None), key=f"{i}") for i, count in enumerate(actors)]
     nodes = [Node(str(i), 200.0, float(count), str(i)) for i, count in enumerate(gpus)]
     for order in ("spread", "pack"):
-        check_fits(make_plan(requests, ClusterResources.of(nodes)), nodes, order)
+        check_fits(lay_out(requests, ClusterResources.of(nodes)), nodes, order)
 
 
 def test_auto_without_a_gpu_notes_it() -> None:
-    plan = make_plan([group_of(10, gpus=None)], ClusterResources(2, 0))
+    plan = lay_out([group_of(10, gpus=None)], ClusterResources(2, 0))
     assert plan.gpus == 0
     assert "no GPU found" in plan.notes[0]
 
@@ -117,11 +118,11 @@ def test_auto_without_a_gpu_notes_it() -> None:
 )
 def test_plan_that_does_not_fit(request_: ResourceRequest, machine: ClusterResources, words: str) -> None:
     with pytest.raises(ScenarioError, match=words):
-        make_plan([request_], machine)
+        lay_out([request_], machine)
 
 
 def test_local_cpus_may_be_oversubscribed() -> None:
-    plan = make_plan([group_of(10, actors=3)], ClusterResources(2, 0, oversubscribable=True))
+    plan = lay_out([group_of(10, actors=3)], ClusterResources(2, 0, oversubscribable=True))
     assert plan.num_actors == 3
     note = "the actors need 3 CPUs, but the machine has 2: rounds take longer, but the results stay the same"
     assert plan.notes == (note,)
@@ -135,19 +136,19 @@ GROWTH = Growth(
 def test_a_growing_cluster_is_planned_with_its_maximum_size() -> None:
     machine = GROWTH.resources
     assert (machine.cpus, machine.nodes, machine.growing) == (6, 4, True)
-    plan = make_plan([group_of(20)], machine)
+    plan = lay_out([group_of(20)], machine)
     assert plan.num_actors == 6
     check_fits(plan, GROWTH.present, growth=GROWTH)
     [first] = first_actors(plan.groups, GROWTH.present)
     assert first.actors == 2  # those that fit now
     assert [group.actors for group in first_actors(plan.groups, GROWTH.present[:1])] == [1]
-    explicit = make_plan([group_of(20, actors=5)], machine)
+    explicit = lay_out([group_of(20, actors=5)], machine)
     assert first_actors(explicit.groups, GROWTH.present) == explicit.groups  # waits until all fit
-    pinned = make_plan([group_of(20, per=5)], machine)
+    pinned = lay_out([group_of(20, per=5)], machine)
     assert first_actors(pinned.groups, GROWTH.present) == pinned.groups
     with pytest.raises(ScenarioError, match="the cluster has only 6 at the maximum size of its autoscaler; request"):
-        make_plan([group_of(20, actors=7)], machine)
-    wide = make_plan([group_of(20, actors=2, cpus=3)], machine)
+        lay_out([group_of(20, actors=7)], machine)
+    wide = lay_out([group_of(20, actors=2, cpus=3)], machine)
     with pytest.raises(
         ScenarioError, match=r"only 0 of 2 actors .* fit on the nodes: head .*, worker \(2 CPU, 0 GPU\)"
     ):
@@ -156,15 +157,15 @@ def test_a_growing_cluster_is_planned_with_its_maximum_size() -> None:
 
 def test_an_unknown_maximum_size_holds_any_plan() -> None:
     growth = replace(GROWTH, largest=None)
-    assert make_plan([group_of(100)], growth.resources, 30).num_actors == 30  # one per participant
-    plan = make_plan([group_of(100, actors=50, gpus=0.5)], growth.resources)  # GPUs, although no node has one yet
+    assert lay_out([group_of(100)], growth.resources, 30).num_actors == 30  # one per participant
+    plan = lay_out([group_of(100, actors=50, gpus=0.5)], growth.resources)  # GPUs, although no node has one yet
     check_fits(plan, growth.present, growth=growth)
     assert plan.gpus == 25
-    automatic = make_plan([group_of(100, gpus=None)], growth.resources, 8)
+    automatic = lay_out([group_of(100, gpus=None)], growth.resources, 8)
     assert automatic.gpus == 0
     assert automatic.notes[0].endswith("to use GPUs of nodes that the autoscaler adds, set gpus_per_actor")
     with_gpus = replace(growth, present=(*growth.present, Node("b", 4, 1, "b")))
-    assert make_plan([group_of(100, gpus=None)], with_gpus.resources, 8).groups[0].gpus_per_actor == 0.25
+    assert lay_out([group_of(100, gpus=None)], with_gpus.resources, 8).groups[0].gpus_per_actor == 0.25
 
 
 def test_groups_share_the_machine() -> None:
@@ -172,14 +173,14 @@ def test_groups_share_the_machine() -> None:
         ResourceRequest((0, 5), None, 1, 1.0, 0.5),
         ResourceRequest((1, 2, 3, 4), None, None, 1.0, 0.25),
     ]
-    plan = make_plan(requests, ClusterResources(8, 2))
+    plan = lay_out(requests, ClusterResources(8, 2))
     assert [group.actors for group in plan.groups] == [2, 4]
     assert plan.gpus == 2.0
 
 
 def test_groups_share_the_participants() -> None:
     requests = [ResourceRequest(tuple(range(6)), None, None, 1.0, 0.0), ResourceRequest((6, 7), None, None, 1.0, 0.0)]
-    assert [group.actors for group in make_plan(requests, ClusterResources(64, 0), 4).groups] == [3, 1]
+    assert [group.actors for group in lay_out(requests, ClusterResources(64, 0), 4).groups] == [3, 1]
 
 
 def singles(*ids: int) -> list[tuple[int, ...]]:
@@ -541,14 +542,14 @@ def test_a_resumed_run_has_all_that_was_counted() -> None:
 
 
 def test_what_fits_in_all_but_on_no_node_is_refused() -> None:
-    plan = Plan(tuple(groups((1, 4, 0))))
+    plan = Layout(tuple(groups((1, 4, 0))))
     check_fits(plan, [Node("a", 4, 0)])
     with pytest.raises(ScenarioError, match=r"only 0 of 1 actors \(4 CPU .* fit .* a \(2 CPU, 0 GPU\), b"):
         check_fits(plan, [Node("a", 2, 0), Node("b", 2, 0)])
 
 
 def test_what_only_fits_packed_is_refused_spread_alone() -> None:
-    plan = Plan(tuple(groups((2, 3, 0), (3, 2, 0))))
+    plan = Layout(tuple(groups((2, 3, 0), (3, 2, 0))))
     nodes = [Node("a", 6, 0), Node("b", 6, 0)]
     check_fits(plan, nodes, order="pack")  # 3 + 3 and 2 + 2 + 2
     with pytest.raises(ScenarioError, match=r"only 2 of 3 actors \(2 CPU .* fit"):  # 3 + 2 and 3 + 2

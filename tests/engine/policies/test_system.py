@@ -18,8 +18,7 @@ from raysim.engine.policies.sampling import (
     cohort,
     selected_size,
 )
-from raysim.engine.policies.system import LogNormal, System, Uniform, time_round
-from raysim.engine.records import Timing
+from raysim.engine.policies.system import LogNormal, System, Timing, Uniform, time_round
 from raysim.engine.stragglers import Stragglers
 
 

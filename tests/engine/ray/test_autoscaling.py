@@ -23,7 +23,7 @@ with autoscaling_cluster(version, cpus=1, most=2) as address:
     from raysim.common.errors import RunError, ScenarioError
     from raysim.common.logs import show_logs
     from raysim.engine.inprocess import InProcessBackend
-    from raysim.engine.policies.placement import ResourceRequest, make_plan
+    from raysim.engine.policies.placement import ResourceRequest, lay_out
     from raysim.engine.ray import autoscaler as autoscaler_module
     from raysim.engine.ray import pool as pool_module, session, starting
     from raysim.engine.ray.backend import RayBackend
@@ -40,8 +40,8 @@ with autoscaling_cluster(version, cpus=1, most=2) as address:
     def pool_of(actors):
         growth = session.growth()
         assert [node.cpus for node in growth.largest] == [0, 1, 1]
-        plan = make_plan(request(actors), growth.resources)
-        return ActorPool(plan, replan=lambda found: make_plan(request(actors), found))
+        plan = lay_out(request(actors), growth.resources)
+        return ActorPool(plan, replan=lambda found: lay_out(request(actors), found))
 
     def until(done, seconds=120):
         began = time.monotonic()

@@ -23,7 +23,7 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.placement import ResourceRequest, make_plan
+from raysim.engine.policies.placement import ResourceRequest, lay_out
 from raysim.engine.progress import Progress
 from raysim.engine.ray import pool as pool_module
 from raysim.engine.ray.backend import RayBackend
@@ -39,7 +39,7 @@ leaving = cluster.add_node(num_cpus=2)
 ray.init(address=cluster.address, logging_level="ERROR")
 assert growth() is None  # a cluster without an autoscaler
 requests = [ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)]
-pool = ActorPool(make_plan(requests, machine()), replan=lambda found: make_plan(requests, found))
+pool = ActorPool(lay_out(requests, machine()), replan=lambda found: lay_out(requests, found))
 backend = RayBackend(pool)
 trained, train = [], backend.train
 backend.train = lambda t, *args: (trained.append(t), train(t, *args))[1]

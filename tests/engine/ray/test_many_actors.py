@@ -19,10 +19,10 @@ import yaml
 
 from raysim.cli.main import cli
 from raysim.common.errors import ScenarioError
-from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
+from raysim.engine.policies.placement import ClusterResources, ResourceRequest, lay_out
 from raysim.engine.records import Startup
-from raysim.runs.assembly import assemble
 from raysim.runs.backend import make_backend
+from raysim.runs.plan import make_plan
 from raysim.runs.preview import preview
 from raysim.runs.run import run
 from raysim.scenario.scenario import Scenario
@@ -122,11 +122,11 @@ def test_startup_counts_only_the_first_start(caplog: pytest.LogCaptureFixture) -
 
     checked = Scenario.of(loaded())
     # Pinned, so that the actor without participants stays a bare process.
-    plan = make_plan([ResourceRequest(tuple(range(8)), None, 4, 1.0, 0.0)], ClusterResources(8, 0))
+    plan = lay_out([ResourceRequest(tuple(range(8)), None, 4, 1.0, 0.0)], ClusterResources(8, 0))
     backend = RayBackend(ActorPool(plan, participants=1))
     try:
-        assembly = assemble(checked)
-        first = backend.start(assembly.spec, assembly.raw)
+        plan, data = make_plan(checked)
+        first = backend.start(plan, data.raw)
         assert first is not None and first.actors == 2 and 0 < first.slowest_s <= first.seconds
         ray.kill(backend.pool.clients[1].actor)
         wait_until_dead(backend.pool.clients[1])
@@ -155,14 +155,14 @@ def held(checked: Scenario) -> tuple[list[Any], dict[str, float]]:
     from raysim.engine.ray.session import nodes
 
     with ExitStack() as cleanup:
-        assembly = assemble(checked)
-        backend = make_backend(assembly, cleanup, lambda: True)
-        assert assembly.plan is not None
+        plan, _ = make_plan(checked)
+        backend = make_backend(checked, plan, cleanup, lambda: True)
+        assert plan.layout is not None
         assert isinstance(backend, RayBackend)
         names = {node.id: node.name for node in nodes()}
         answers = ray.get([host.actor.__ray_call__.remote(holding) for host in backend.pool.clients])
         actors = [[names[node], gpus, shares["CPU"], shares["GPU"]] for node, gpus, shares in answers]
-        return actors, left_over(assembly.plan.cpus, assembly.plan.gpus)
+        return actors, left_over(plan.layout.cpus, plan.layout.gpus)
 
 
 def holding(actor: Any) -> tuple[str, list[int], dict[str, float]]:

@@ -17,11 +17,11 @@ from ray.cluster_utils import Cluster
 from raysim.common.logs import show_logs
 from raysim.engine.ray import pool as pool_module
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.placement import ResourceRequest, make_plan
+from raysim.engine.policies.placement import ResourceRequest, lay_out
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.ray.session import machine
-from tests.engine.scenarios import loaded, outcome
+from tests.engine.scenarios import loaded, outcome, planned
 from tests.engine.ray.deaths import GIVEN, Killing
 
 pool_module.NODE_CHECK_S = 0.0
@@ -29,8 +29,8 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_
 ray.init(address=cluster.address, logging_level="ERROR")
 requests = [ResourceRequest(tuple(range(8)), None, None, 1.0, 0.0)]
 notes = []
-plan = make_plan(requests, machine())
-pool = ActorPool(plan, replan=lambda found: make_plan(requests, found))
+plan = lay_out(requests, machine())
+pool = ActorPool(plan, replan=lambda found: lay_out(requests, found))
 backend = RayBackend(pool)
 assert len(pool.clients) == 1
 nodes = []
@@ -70,7 +70,7 @@ import ray
 from ray.cluster_utils import Cluster
 from raysim.common.logs import show_logs
 from raysim.engine.ray import pool as pool_module
-from raysim.engine.policies.placement import ResourceRequest, make_plan
+from raysim.engine.policies.placement import ResourceRequest, lay_out
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.ray.session import machine
@@ -83,9 +83,9 @@ cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_
 cluster.add_node(num_cpus=1)
 ray.init(address=cluster.address, logging_level="ERROR")
 requests = [ResourceRequest(tuple(range(8)), None, None, 1.0, 0.0)]
-pool = ActorPool(make_plan(requests, machine(False)), head=False, replan=lambda found: make_plan(requests, found))
+pool = ActorPool(lay_out(requests, machine(False)), head=False, replan=lambda found: lay_out(requests, found))
 backend = RayBackend(pool)
-spec, images, _ = spec_for(loaded(GIVEN))
+spec, images = planned(loaded(GIVEN))
 backend.start(spec, images)
 
 def until(done):

@@ -19,20 +19,19 @@ from raysim.common.errors import HookError, RunError, ScenarioError
 from raysim.common.results import ClientRow
 from raysim.engine.backend import Backend
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.placement import ActorGroup, ClusterResources, Group, ResourceRequest, make_plan
-from raysim.engine.progress import Progress
+from raysim.engine.policies.placement import ActorGroup, ClusterResources, Group, ResourceRequest, lay_out
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
-from raysim.engine.run import Observers, run_rounds, state_digest
+from raysim.engine.run import state_digest
 from raysim.engine.workers.state_files import AUTO, StateLimits
 from raysim.plugins.registry import algorithm_names
-from raysim.runs.assembly import assemble
+from raysim.runs.plan import make_plan
 from raysim.runs.run import Run, run
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
 from tests.choices import first
-from tests.engine.scenarios import loaded, of_method
+from tests.engine.scenarios import all_rounds, loaded, of_method
 from tests.engine.test_system import UNEVEN
 from tests.engine.test_system import rounds_on as rounds_in_virtual_time
 from tests.engine.test_training_settings import SETTINGS
@@ -71,7 +70,7 @@ def backends(ray_session: None) -> Iterator[dict[str, RayBackend]]:
     """A backend per plan, used by every method: actors are slow to start and can begin a new run at any time."""
     on_disk = StateLimits(memory_gb=1e-6)  # where clients' states do not fit into memory
     made = {
-        name: RayBackend(ActorPool(make_plan(requests, ClusterResources(8, 2)), limits=limits))
+        name: RayBackend(ActorPool(lay_out(requests, ClusterResources(8, 2)), limits=limits))
         for (name, requests), limits in zip(PLANS.items(), (AUTO, on_disk), strict=True)
     }
     yield {**made}
@@ -87,10 +86,9 @@ def test_tests_that_share_one_ray_run_in_one_process(request: pytest.FixtureRequ
 def rounds_on(backend: Backend, given: ParsedScenario) -> tuple[str, list[ClientRow], list[dict[str, Any]], int]:
     """Run three rounds: state digest, client rows and round values without timings, clients moved."""
     checked = Scenario.of(given)
-    assembly = assemble(checked, ClusterResources(8, 2))
+    plan, data = make_plan(checked, ClusterResources(8, 2))
     memory = MemoryTracker()
-    backend.start(assembly.spec, assembly.raw)
-    run_rounds(backend, assembly.loop_settings, Progress(), Observers([memory]))
+    all_rounds(plan, backend, data.raw, memory)
     rows = [replace(row, train_s=0.0, evaluate_s=0.0) for row in memory.clients]
     varying = ("time/", "memory/", "engine/")
     values = [{k: v for k, v in row.items() if not k.startswith(varying)} for row in memory.rounds]

@@ -20,17 +20,16 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
-from raysim.engine.progress import Progress
+from raysim.engine.policies.placement import ClusterResources, ResourceRequest, lay_out
 from raysim.engine.ray.at_work import at_work, at_work_here
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool
-from raysim.engine.run import LoopSettings, Observers, run_round, run_rounds
+from raysim.engine.run import run_round
 from raysim.engine.workers.state_files import StateLimits
 from tests.conftest import REPOSITORY, said
 from tests.engine.ray.deaths import GIVEN, Killing, kill
-from tests.engine.scenarios import ROUNDS, loaded, outcome, spec_for
+from tests.engine.scenarios import ROUNDS, all_rounds, loaded, outcome, planned
 from tests.engine.test_training_settings import SETTINGS
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
@@ -43,7 +42,7 @@ def expected() -> Any:
 
 @pytest.fixture
 def backend(ray_session: None) -> Iterator[RayBackend]:
-    plan = make_plan([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2))
+    plan = lay_out([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2))
     made = RayBackend(ActorPool(plan, limits=StateLimits(memory_gb=1e-6)))  # clients' states lie on a disk
     yield made
     made.close()
@@ -109,16 +108,9 @@ def test_samples_that_cannot_be_shared_end_the_run_in_a_sentence(
         raise ray.exceptions.OutOfDiskError("Local disk is full")
 
     monkeypatch.setattr(ray, "put", full)
-    spec, images, participants = spec_for(loaded(GIVEN))
+    plan, raw = planned(loaded(GIVEN), max_attempts=1)
     with pytest.raises(RunError, match=r"sharing the samples: OutOfDiskError.*because it recovered 1 time in a row"):
-        run_rounds(
-            backend,
-            LoopSettings(ROUNDS, participants, max_attempts=1),
-            Progress(),
-            Observers(),
-            None,
-            lambda: backend.start(spec, images),
-        )
+        all_rounds(plan, backend, raw)
 
 
 def test_a_dead_gcs_ends_the_run(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,10 +139,10 @@ def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPa
             notes.append(text)
             os.kill(stopped.pop(), signal.SIGCONT)
 
-    pool = ActorPool(make_plan([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2)))
+    pool = ActorPool(lay_out([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2)))
     backend = RayBackend(pool)
     try:
-        spec, images, _ = spec_for(loaded(GIVEN))
+        spec, images = planned(loaded(GIVEN))
         backend.start(spec, images)
         run_round(backend, 1, range(8))
         pids = backend.pids()
@@ -260,7 +252,7 @@ from pathlib import Path
 from raysim.engine.records import LostError
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.placement import ResourceRequest, ClusterResources, make_plan
+from raysim.engine.policies.placement import ResourceRequest, ClusterResources, lay_out
 from raysim.engine.ray.at_work import at_work
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
@@ -276,7 +268,7 @@ second = cluster.add_node(num_cpus=2)
 import ray
 ray.init(address=cluster.address, logging_level="ERROR")
 assert len(nodes()) == 2
-pool = ActorPool(make_plan([ResourceRequest(tuple(range(8)), 3, None, 1.0, 0.0)], ClusterResources(4, 0)))
+pool = ActorPool(lay_out([ResourceRequest(tuple(range(8)), 3, None, 1.0, 0.0)], ClusterResources(4, 0)))
 backend = RayBackend(pool)
 notes = []
 checkpoints = CheckpointManager(CheckpointStore(open_storage(Path(sys.argv[1]))), 1, ROUNDS)

@@ -18,8 +18,8 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import LocalStorage, open_storage
 from raysim.engine.checkpoint.store import CheckpointStore, DamagedCheckpointError
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.placement import ClusterResources, ResourceRequest, make_plan
-from raysim.engine.progress import Progress
+from raysim.engine.policies.evaluations import EvaluationSchedule
+from raysim.engine.policies.placement import ClusterResources, ResourceRequest, lay_out
 from raysim.engine.ray import saving
 from raysim.engine.ray.actors import Location
 from raysim.engine.ray.backend import RayBackend
@@ -27,10 +27,10 @@ from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool, ActorRecord
 from raysim.engine.ray.saving import begin_save
 from raysim.engine.records import CheckpointFile
-from raysim.engine.run import LoopSettings, Observers, run_round, run_rounds, sample, state_digest
+from raysim.engine.run import run_round, state_digest
 from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.ray.deaths import GIVEN, sleep, wait_until_dead
-from tests.engine.scenarios import loaded, outcome, spec_for
+from tests.engine.scenarios import all_rounds, loaded, outcome, planned
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -122,9 +122,7 @@ def test_all_forwarded_files_are_taken_even_if_one_cannot_be_written(tmp_path: P
 
 @pytest.fixture
 def backend() -> Iterator[RayBackend]:
-    made = RayBackend(
-        ActorPool(make_plan([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2)))
-    )
+    made = RayBackend(ActorPool(lay_out([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2))))
     yield made
     made.close()
 
@@ -216,11 +214,10 @@ def test_a_damaged_file_is_found_where_it_is_read(
 ) -> None:
     """Actors read the files of their clients; for an actor that does not reach them the driver does."""
     monkeypatch.setattr(saving, "reaches", lambda pool, worker, storage: reached)
-    spec, images, participants = spec_for(loaded(GIVEN))
+    plan, raw = planned(loaded(GIVEN), num_rounds=4, evaluations=EvaluationSchedule(4))
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, 4)
-    settings, store = LoopSettings(4, participants), checkpoints.store
-    backend.start(spec, images)
-    digest = run_rounds(backend, settings, Progress(), Observers(), checkpoints)
+    store = checkpoints.store
+    digest = all_rounds(plan, backend, raw, checkpoints=checkpoints)
     file = next(tmp_path.glob("clients-000004-*"))
     data = file.read_bytes()
     file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -235,7 +232,7 @@ def test_a_damaged_file_is_found_where_it_is_read(
     assert before is not None and before.round == 3
     backend.recover()
     store.restore(before, backend.restore)
-    run_round(backend, 4, sample(spec, settings, 4))
+    run_round(backend, 4, plan.cohort(4))
     assert state_digest(backend) == digest
 
 
@@ -244,7 +241,7 @@ def forwarding(monkeypatch: pytest.MonkeyPatch) -> RayBackend:
     import ray
 
     monkeypatch.setattr(saving, "reaches", lambda pool, worker, storage: False)
-    plan = make_plan([ResourceRequest(tuple(range(8)), 1, None, 1.0, 0.0)], ClusterResources(8, 2))
+    plan = lay_out([ResourceRequest(tuple(range(8)), 1, None, 1.0, 0.0)], ClusterResources(8, 2))
     backend = RayBackend(ActorPool(plan))
 
     def a_file_for_each_client(actor: Any) -> None:
@@ -290,14 +287,13 @@ def test_an_error_of_a_tracker_ends_the_run_although_files_are_forwarded(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     backend = forwarding(monkeypatch)
-    spec, images, participants = spec_for(loaded(GIVEN))
-    backend.start(spec, images)
+    plan, raw = planned(loaded(GIVEN), num_rounds=8, evaluations=EvaluationSchedule(8))
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 4, 4)
     found: list[BaseException] = []
 
     def run() -> None:
         try:
-            run_rounds(backend, LoopSettings(8, participants), Progress(), Observers([Full()]), checkpoints)
+            all_rounds(plan, backend, raw, Full(), checkpoints=checkpoints)
         except OSError as error:
             found.append(error)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from raysim.engine.workers.client_samples import ClientSamples
 from raysim.engine.workers.evaluation import Evaluation
-from tests.engine.scenarios import loaded, spec_for
+from tests.engine.scenarios import loaded, planned
 
 META = torch.device("meta")
 
@@ -28,7 +28,7 @@ class Creates(nn.Module):
 
 
 def test_a_network_is_tested_with_its_device_as_the_default() -> None:
-    spec, raw, _ = spec_for(loaded("algorithm={name: standalone}"))
+    spec, raw = planned(loaded("algorithm={name: standalone}"))
     evaluation = Evaluation(spec, cast(Any, None), ClientSamples(spec, raw(), META))
     nets = [Creates(spec.num_classes) for _ in range(2)]
     assert evaluation._outputs(nets[0], np.arange(3)[None]).is_meta
@@ -44,7 +44,7 @@ def test_a_model_has_the_same_weights_on_every_device() -> None:
         drawn.append(torch.zeros(()).device.type)
         return nn.Linear(1, 1)
 
-    spec, *_ = spec_for(loaded("algorithm={name: standalone}"))
+    spec, _ = planned(loaded("algorithm={name: standalone}"))
     task = replace(spec, build_model=build).task
     with META:
         assert task.model("digits_mlp64").weight.is_meta

@@ -20,7 +20,7 @@ from raysim.engine.records import Broadcast
 from raysim.engine.workers.client import ClientWorker
 from raysim.engine.workers.state_files import StateFiles, StateLimits
 from raysim.engine.workers.states import ClientStates
-from tests.engine.scenarios import loaded, spec_for
+from tests.engine.scenarios import loaded, planned
 
 
 class Odd(nn.Module):
@@ -215,7 +215,7 @@ def test_a_state_that_is_no_tensor_of_the_network_is_refused(extra: Any) -> None
 
 def test_clients_move_between_workers(tmp_path: Path) -> None:
     """With their rows where files are shared, without where they are not, as on different machines."""
-    spec, raw, _ = spec_for(loaded("algorithm={name: standalone}"))
+    spec, raw = planned(loaded("algorithm={name: standalone}"))
     files = StateFiles(StateLimits(1e-6, str(tmp_path)))
     one, near, far = (ClientWorker(spec, raw(), files=kept) for kept in (files, files, None))
     found = [
@@ -237,7 +237,7 @@ def test_clients_move_between_workers(tmp_path: Path) -> None:
 
 def test_a_worker_leaves_memory_without_garbage_collection() -> None:
     """A recovery replaces workers in actors, which exempt their objects from garbage collection."""
-    spec, raw, _ = spec_for(loaded("algorithm={name: standalone}"))
+    spec, raw = planned(loaded("algorithm={name: standalone}"))
     worker = ClientWorker(spec, raw())
     list(worker.train(1, [(0,)], Broadcast((), {0: None}), None))
     nets = [shell.net for free in worker.states.free.values() for shell in free]

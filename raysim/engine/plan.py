@@ -1,4 +1,4 @@
-"""The specification of a run that every process gets once: the clients' data and models, and their training."""
+"""`Plan`: what the rounds of a run need, which every process gets once: clients, data, training, tests, cohorts."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ from raysim.core.fit import LocalTraining
 from raysim.core.seeds import global_seed
 from raysim.engine.initial import Initial
 from raysim.engine.learning_rate import Constant, RateSchedule, factor_of
+from raysim.engine.policies.evaluations import EvaluationSchedule
+from raysim.engine.policies.placement import Layout
+from raysim.engine.policies.sampling import Participation
+from raysim.engine.policies.sampling import cohort as select
+from raysim.engine.policies.stopping import StoppingRule
+from raysim.engine.policies.system import Timing, time_round
 from raysim.engine.stragglers import Stragglers
 from raysim.plugins.own_code import OwnCode
 
@@ -29,8 +35,8 @@ FEW = 8
 
 
 @dataclass(frozen=True)
-class RunSpec:
-    """All that the workers and the server of a run need, except the samples, which travel separately. Picklable."""
+class Plan:
+    """All that the rounds of a run need, except the samples, which travel separately. Every process gets it once."""
 
     algorithm: AnyAlgorithm
     seed: int
@@ -44,23 +50,27 @@ class RunSpec:
     val: Shards
     test: Shards
     threads: tuple[int, ...]  # intra-op threads of client k's work: threads[k % len(threads)]
-    global_test: NDArray[np.int64] | None = None  # positions of the published test samples, if requested
-    evaluate_when: Literal["after_update", "after_receive", "both"] = "after_update"
-    independent_init: bool = False  # True: each client draws separate initial weights
-    server_threads: int = 1
-    tolerates_failures: bool = False  # whether a round may continue without a client that fails
-    may_discard: bool = False  # whether participants may be late, and then keep their earlier state
-    client_timeout_s: float | None = None  # time limit of a client's part of a round
-    together: Mapping[str, int] = field(default_factory=dict)  # architecture -> most clients in one call, else 1
+    layout: Layout | None = None  # the actors; None: no round is left. It never changes a result
     num_rounds: int = 1
+    participants: int = 1  # K
+    participation: Participation = Participation()
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    encoder: Callable[[str], Any] = only_pixels  # as in `Task`; picklable
-    weights_seed: int | None = None  # seed of initial weights; None: the run's seed
     public: tuple[NDArray[Any], NDArray[np.int64]] | None = None  # stored samples and labels of `Task.public`
-    schedule: RateSchedule = field(default_factory=Constant)  # schedule of the learning rate
+    encoder: Callable[[str], Any] = only_pixels  # as in `Task`; picklable
     own_local: Mapping[ClientId, LocalTraining] = field(default_factory=dict)  # of clients that an override selects
-    initial: Initial | None = None  # weights of another run to begin with
+    schedule: RateSchedule = field(default_factory=Constant)  # schedule of the learning rate
     stragglers: Stragglers | None = None  # which clients do not finish their epochs
+    together: Mapping[str, int] = field(default_factory=dict)  # architecture -> most clients in one call, else 1
+    independent_init: bool = False  # True: each client draws separate initial weights
+    weights_seed: int | None = None  # seed of initial weights; None: the run's seed
+    initial: Initial | None = None  # weights of another run to begin with
+    evaluate_when: Literal["after_update", "after_receive", "both"] = "after_update"
+    evaluations: EvaluationSchedule = EvaluationSchedule()
+    global_test: NDArray[np.int64] | None = None  # positions of the published test samples, if requested
+    stopping: StoppingRule | None = None
+    max_failed_fraction: float = 0.0  # of a round's participants, without ending the run
+    max_attempts: int = 5  # recoveries in a row without completing another round
+    client_timeout_s: float | None = None  # time limit of a client's part of a round
     own_code: OwnCode = OwnCode()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -70,6 +80,16 @@ class RunSpec:
     def num_clients(self) -> int:
         """Number of clients, N."""
         return len(self.train)
+
+    @property
+    def tolerates_failures(self) -> bool:
+        """Whether a round may continue without a client that fails."""
+        return self.max_failed_fraction > 0
+
+    @property
+    def may_discard(self) -> bool:
+        """Whether participants may be late, and then keep their earlier state."""
+        return self.participation.deadline_s is not None or self.participation.oversample > 1
 
     @property
     def separate_init(self) -> bool:
@@ -104,6 +124,24 @@ class RunSpec:
             ends = [len(ids) * i // count for i in range(count + 1)]
             groups += [tuple(ids[begin:end]) for begin, end in pairwise(ends)]
         return sorted(groups)
+
+    def cohort(self, t: int) -> Sequence[ClientId]:
+        """Return the clients that take part in round `t`: those selected, except those that drop out."""
+        selected, system = self._selected(t), self.participation.system
+        return selected if system is None else system.finishing(self._cohorts_seed, t, selected)
+
+    def timing(self, t: int, seconds: Mapping[ClientId, float], failed: int) -> Timing:
+        """Return the virtual timing of round `t`. seconds: of the clients that trained; `failed` others did not."""
+        dropped = len(self._selected(t)) - len(seconds) - failed
+        return time_round(seconds, self.participants, self.participation.deadline_s, dropped, failed)
+
+    def _selected(self, t: int) -> Sequence[ClientId]:
+        size, samples = self.participants, self.num_samples
+        return select(self._cohorts_seed, t, self.eligible, size, samples, self.participation)
+
+    @property
+    def _cohorts_seed(self) -> int:
+        return self.seed if self.participation.seed is None else self.participation.seed
 
     def local_of(self, k: ClientId) -> LocalTraining:
         """Return the training settings of client k as the scenario gives them, without schedule and stragglers."""
@@ -185,17 +223,17 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class _Classes(Mapping[ClientId, Tensor]):
-    """`RunSpec.classes`, computed on access: most methods never read them, and 100,000 tensors take a second."""
+    """`Plan.classes`, computed on access: most methods never read them, and 100,000 tensors take a second."""
 
-    spec: RunSpec
+    plan: Plan
 
     def __getitem__(self, k: ClientId) -> Tensor:
-        if not self.spec.num_samples[k]:
+        if not self.plan.num_samples[k]:
             raise KeyError(k)
-        return torch.from_numpy(np.unique(self.spec.labels[self.spec.train.of(k)]))
+        return torch.from_numpy(np.unique(self.plan.labels[self.plan.train.of(k)]))
 
     def __iter__(self) -> Iterator[ClientId]:
-        return iter(self.spec.eligible)
+        return iter(self.plan.eligible)
 
     def __len__(self) -> int:
-        return len(self.spec.eligible)
+        return len(self.plan.eligible)

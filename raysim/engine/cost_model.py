@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from raysim.core.algorithm import ClientId
+from raysim.engine.plan import Plan
 from raysim.engine.records import ClientEvaluation, ClientReport
-from raysim.engine.spec import RunSpec
 
 NEWEST = 0.3
 """Weight of a new measurement in the running mean."""
@@ -17,7 +17,7 @@ NEWEST = 0.3
 class CostModel:
     """Seconds per sample of a client round, by architecture."""
 
-    spec: RunSpec
+    spec: Plan
     sample_s: dict[str, float] = field(default_factory=dict)
 
     def expected_s(self, t: int, k: ClientId) -> float:
