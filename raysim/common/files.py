@@ -84,16 +84,6 @@ def check_format(path: Path, content: Any, newest: int) -> None:
         )
 
 
-def set_aside(path: Path) -> Path | None:
-    """Rename a damaged file, for example to `rounds.damaged.parquet`; return the new path, or None without a file."""
-    names = (f"{path.stem}.damaged{number}{path.suffix}" for number in ("", *range(2, 1000)))
-    aside = next(free for name in names if not (free := path.with_name(name)).exists())
-    try:
-        return path.rename(aside)
-    except FileNotFoundError:
-        return None
-
-
 def remove_leftovers(folder: Path) -> None:
     """Remove temporary files that processes killed during `replacing` left in `folder`."""
     for path in folder.iterdir():

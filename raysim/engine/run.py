@@ -115,10 +115,11 @@ class Rounds:
         return self.recovering(lambda: state_digest(self.backend))
 
     def _begin(self) -> None:
-        """Test all clients of unknown accuracy before the first round of this process."""
+        """Prepare the first round of this process; the first of the run begins with a test of all clients."""
         self.recovering.at = self.progress.rounds
         self.recovering.restarts += self.progress.restarts
-        self._test_unknown()
+        if self.progress.t < 0:
+            self._test_initial()
         self.warnings.diverged = set(self.progress.diverged)
         self.progress.started = perf_counter()
         self.stop.possible = True
@@ -242,26 +243,20 @@ class Rounds:
         """Return whether the state after round `t` is saved: it is due, or to be kept as the best by validation."""
         return checkpoints.due(t) or (checkpoints.keep_best_val and self.progress.best_val_round == t)
 
-    def _test_unknown(self) -> None:
-        """Test all clients before round 1; in a resumed run, test the clients with a missing latest row."""
-        progress, plan = self.progress, self.plan
-        unknown = [k for k in range(plan.num_clients) if k not in progress.latest.measured]
-        if not unknown:
-            return
-        # With evaluation.when: after_receive, a participant's lost row was measured before training. In a resumed run,
-        # accuracy/all then counts the client after training.
-        tested = self._test(unknown, "whole" if self.plan.evaluations.global_every is None else "own")
+    def _test_initial(self) -> None:
+        """Test all clients before round 1, and record this as round 0."""
+        plan, progress = self.plan, self.progress
+        tested = self._test(range(plan.num_clients), "whole" if plan.evaluations.global_every is None else "own")
         current: CurrentTests = {}
-        if progress.t < 0 and self.plan.evaluations.tests_all(0):
+        if plan.evaluations.tests_all(0):
             current = self.recovering(lambda: self.backend.evaluate_current(1).result())
             self.warnings.check_tests(0, current)
-        rows = [client_row(plan, progress.rounds, k, None, one, current=current.get(k)) for k, one in tested.items()]
+        rows = [client_row(plan, 0, k, None, one, current=current.get(k)) for k, one in tested.items()]
         progress.latest.update(rows)
-        if progress.t < 0:
-            progress.final = compute_metrics(ALL_CLIENTS, progress.latest) | compute_metrics(CURRENT, rows)
-            self.record(0, progress.final, rows)
-            progress.t = 0
-            self._wait_if_at_once()
+        progress.final = compute_metrics(ALL_CLIENTS, progress.latest) | compute_metrics(CURRENT, rows)
+        self.record(0, progress.final, rows)
+        progress.t = 0
+        self._wait_if_at_once()
 
     def _test(self, clients: Sequence[ClientId], coverage: Coverage) -> Mapping[ClientId, ClientEvaluation]:
         return self.recovering(lambda: self.backend.evaluate([(k,) for k in clients], coverage).result())

@@ -138,7 +138,7 @@ class Execution:
 
     def _end_early(self) -> None:
         try:
-            if not self.folder.why_missing():
+            if self.folder.path.exists():
                 self._say_how_to_resume()
         finally:  # a log handler of the user may raise
             self._shut_down()  # before the folder is closed: actors may still work on a round that was cut off
@@ -200,7 +200,7 @@ class Execution:
         t = checkpoint.round if checkpoint else -1
         latest = self.folder.truncate(t)
         self.restored = True
-        for text in (*resumed.store.take_damage(), *resumed.warnings, *self.folder.damage):
+        for text in (*resumed.store.take_damage(), *resumed.warnings):
             logger.warning(text)
         self.mlflow.resume(self.folder.rounds)
         if checkpoint is None:
@@ -285,11 +285,7 @@ class Execution:
 
         The traceback of a hook is written to `logs/error.txt`.
         """
-        failure: BaseException = error
-        if missing := self.folder.why_missing():
-            failure = RunError(missing)
-        elif isinstance(error, OSError):
-            failure = _disk_error(error, self.card.folder)
+        failure = _disk_error(error, self.card.folder) if isinstance(error, OSError) else error
         self.facts["error"] = str(failure) or type(failure).__name__
         if failure is not error:
             return failure
@@ -318,26 +314,27 @@ class Execution:
                 failed.append(error)
 
         try:
-            with self.folder.locked():  # so that no other process resumes the run before all steps are done
+            summary["mlflow"] = self.mlflow.where
+            attempt(self.folder.end, "closing" if over else status, summary)
+            if failed:
+                status = "failed"
+            attempt(self._shut_down)
+            for tracker in self.trackers:
+                if tracker is not self.folder and tracker is not self.mlflow:
+                    attempt(tracker.close, status, copy.deepcopy(summary))  # a custom tracker may change it
+            attempt(self._draw)
+            attempt(self.mlflow.close, status, summary)
+            if over and not failed:
                 summary["mlflow"] = self.mlflow.where
-                attempt(self.folder.close, "closing" if over else status, summary)
-                if failed:
-                    status = "failed"
-                attempt(self._shut_down)
-                for tracker in self.trackers:
-                    if tracker is not self.folder and tracker is not self.mlflow:
-                        attempt(tracker.close, status, copy.deepcopy(summary))  # a custom tracker may change it
-                attempt(self._draw)
-                attempt(self.mlflow.close, status, summary)
-                if over and not failed:
-                    summary["mlflow"] = self.mlflow.where
-                    attempt(self.folder.mark_finished, summary)
+                attempt(self.folder.mark_finished, summary)
         except KeyboardInterrupt:
             if over:
                 logger.warning(f"all rounds are done, but some results are not written yet; {complete}")
             raise
+        finally:
+            self.folder.release()  # only now, so that no other process resumes the run before all steps are done
         if over and failed:
-            if isinstance(failed[0], RaysimError) and not self.folder.why_missing():
+            if isinstance(failed[0], RaysimError):
                 raise RunError(f"{str(failed[0]).rstrip('.')}. All rounds are done; {complete}") from failed[0]
             raise failed[0]
 
@@ -346,8 +343,6 @@ class Execution:
             self.cleanup.close()
 
     def _draw(self) -> None:
-        if self.folder.why_missing():  # do not recreate a deleted folder just for plots
-            return
         plots = self.card.folder / "plots"
         plots.mkdir(exist_ok=True)
         title = f"{self.card.name}: {self.card.label}"

@@ -16,11 +16,9 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raysim.common.files import replace, replacing, sync_folder
-from raysim.common.parquet import read_parquet
 from raysim.common.results import ClientRow
 
 _TYPES = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_()}
@@ -97,14 +95,6 @@ class ClientRows:
         sync_folder(self.parquet.parent)
         self.stream.unlink()
 
-    def start_after(self, t: int) -> None:
-        """Begin an empty stream for the rounds after `t`, because earlier files are missing or were renamed."""
-        with replacing(self.stream) as file:
-            writer = pa.ipc.new_stream(file, CLIENT_SCHEMA)
-            _write(writer, t, _batch([]))
-        self.close_stream()
-        self._file, self._writer, self._last = file, writer, t
-
     def close_stream(self) -> None:
         """Close the stream without changing the files."""
         if self._file is not None:
@@ -119,7 +109,7 @@ class ClientRows:
 
         Raises:
             MissingRowsError: rows of these rounds are missing.
-            OSError, pyarrow.ArrowException, KeyError, TypeError, ValueError: the file is missing or damaged.
+            OSError, pyarrow.ArrowException: the file is missing or damaged.
         """
         latest, since = CLIENT_SCHEMA.empty_table(), CLIENT_SCHEMA.empty_table()
         with replacing(self.stream) as file:
@@ -143,12 +133,8 @@ class ClientRows:
         """Yield the rows of rounds 0 to `t`, in batches."""
         if t < 0:
             return
-        # Both files exist if a process was killed in `end` or `truncate`; then both have all rows up to `t`. But a copy
-        # of the folder may have an old Parquet file, and the stream may have lost its end in a power cut.
+        # Both files exist if a process was killed in `end` or `truncate`; then both have all rows up to `t`.
         whole = self.parquet.exists()
-        if whole and self.stream.exists():
-            streamed = max((first for first, _ in _stream(self.stream)), default=-1)
-            whole = streamed < t and streamed <= _last_round(self.parquet)
         reached = -1
         for first, batch in _parquet(self.parquet) if whole else _stream(self.stream):
             if first > t:
@@ -187,11 +173,6 @@ def _parquet(path: Path) -> _Batches:
         for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(use_threads=False):
             if batch.num_rows:
                 yield batch.column("round")[0].as_py(), batch
-
-
-def _last_round(path: Path) -> int:
-    rounds = read_parquet(path, ["round"])["round"]
-    return pc.max(rounds).as_py() if len(rounds) else -1
 
 
 def _write_tables(write: Callable[[pa.Table], None], batches: _Batches) -> int:

@@ -13,7 +13,6 @@ import errno
 import json
 import math
 import os
-import shlex
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.common.files import hold, holder, reason, remove_leftovers, set_aside, sync_folder, write_bytes
+from raysim.common.files import hold, holder, reason, remove_leftovers, sync_folder, write_bytes
 from raysim.common.results import LOCK, ClientRow, RunCard, Status
 from raysim.tracking.client_rows import ClientRows, MissingRowsError
 from raysim.tracking.rounds import RoundRows
@@ -30,26 +29,20 @@ from raysim.tracking.rounds import RoundRows
 ROUNDS_EVERY_S = 2.0
 """Minimum time between two writes of `rounds.parquet` while rounds are logged, in seconds."""
 
-_DAMAGE = (MissingRowsError, pa.ArrowException, OSError, KeyError, TypeError, ValueError)
-"""Exceptions raised by reading a damaged file."""
-
 
 class RunFolder:
     """The tracker that owns `<output>/<scenario>/<run id>/`, for one process at a time.
 
     Attributes:
         path: the absolute path of the folder.
-        damage: a sentence for each damaged file that `truncate` renamed.
+        release: unlocks the folder, after which another process may resume the run.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
-        """Use `create` or `reopen` instead. lock: the descriptor of the locked file, which `close` closes."""
+        """Use `create` or `reopen` instead. lock: the descriptor of the locked file."""
         self.path = path
-        self._inode = _inode(path)
-        self.damage: list[str] = []
-        # An object that is never closed unlocks the folder when it is collected; until then, no process can resume.
-        self._lock = lock
-        self._release = weakref.finalize(self, _close, lock)
+        # An object that is never released unlocks the folder when it is collected; until then, no process can resume.
+        self.release = weakref.finalize(self, os.close, lock)
         self._card: RunCard | None = None
         self._rounds = RoundRows(path)
         self._written = -math.inf  # time.monotonic() of the last rounds.parquet
@@ -109,24 +102,23 @@ class RunFolder:
         """Keep rounds 0 to `t` and delete later ones; -1 keeps nothing.
 
         Returns, per client, the last kept row in which it was measured. If this fails or is interrupted, all rows up to
-        `t` are still in the folder, and `close` does not change it. A file that is damaged or lacks rounds does not
-        stop the run, whose state is in its checkpoints: the file is renamed, and `damage` says what is missing.
+        `t` are still in the folder, and `close` does not change it.
 
         Raises:
-            RunError: the disk fails.
+            RunError: the disk fails, or rows of these rounds are missing.
         """
-        self._restored, self.damage = False, []
+        self._restored = False
         try:
-            self._check_summary()
-            self._truncate_rounds(t)
-            latest = self._truncate_clients(t)
+            self._rounds.truncate(t)
+            latest = self._clients.truncate(t)
             if t < 0:
                 self._rounds.remove()
             else:
                 self._write_rounds()
-        except OSError as error:
+        except (OSError, pa.ArrowException, MissingRowsError) as error:
             where = f"after round {t}" if t >= 0 else "from its beginning"
-            raise RunError(f"The run in {self.path} cannot be resumed {where}: {reason(error)}.") from error
+            why = reason(error) if isinstance(error, OSError) else error
+            raise RunError(f"The run in {self.path} cannot be resumed {where}: {why}.") from error
         self._restored = True
         return latest
 
@@ -142,6 +134,8 @@ class RunFolder:
     def write(self, name: str, content: bytes) -> None:
         """Write a file into the folder or a sub-folder. Raises `RunError` when that fails."""
         with self._writing(self.path / name):
+            if not self.path.exists():  # otherwise the next line would create a deleted folder again
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(self.path / name, content)
 
@@ -178,7 +172,14 @@ class RunFolder:
             self._write_summary(status, summary)
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Write the remaining data, `summary.json` last, and unlock the folder.
+        """Write the remaining data, and unlock the folder; see `end`."""
+        try:
+            self.end(status, summary)
+        finally:
+            self.release()
+
+    def end(self, status: Status, summary: Mapping[str, object]) -> None:
+        """Write the remaining data, `summary.json` last. The folder stays locked until `release`.
 
         A folder that was reopened but not truncated is not changed.
 
@@ -188,54 +189,24 @@ class RunFolder:
         """
         try:
             if self._restored:
-                self._end(status, summary)
+                self._write_end(status, summary)
         finally:
             self._clients.close_stream()
-            self._release()
 
     def mark_finished(self, summary: Mapping[str, object]) -> None:
         """Change the status from "closing" to "finished". Raises `RunError` when that cannot be written."""
         self.write_summary("finished", summary)
 
-    def why_missing(self) -> str:
-        """Return a sentence about a folder that was moved or deleted while the run was running; else an empty text."""
-        try:
-            if _inode(self.path) == self._inode:
-                return ""
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError:  # a network disk that does not answer; a write will say so
-            return ""
-        with contextlib.suppress(OSError):  # for example on a system without /proc
-            now = Path(f"/proc/self/fd/{self._lock}").readlink().parent.parent
-            if _inode(now) == self._inode:
-                return (
-                    f"The run folder {self.path} was moved to {now} while the run was running, so the run ended; "
-                    f"resume the run from its last checkpoint with: raysim resume {shlex.quote(str(now))}"
-                )
-        return f"The run folder {self.path} and all its contents were deleted while the run was running."
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep the folder locked for this block, even if `close` is called in it."""
-        with contextlib.ExitStack() as over:
-            with contextlib.suppress(OSError):  # the method's code closed the descriptor
-                # A second descriptor of the same open file: the lock ends when both are closed.
-                over.callback(_close, os.dup(self._lock))
-            yield
-
     @contextlib.contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
-        """Raise `RunError` when the folder is missing, or a write to `path` within this block fails."""
-        if missing := self.why_missing():
-            raise RunError(missing)
+        """Raise `RunError` when a write to `path` within this block fails."""
         try:
             yield
         except OSError as error:
             kept = f"the first {self._rounds.written} of {len(self._rounds)} rounds are kept in {self.path}"
             raise RunError(f"{path} could not be written ({reason(error)}); {kept}.") from error
 
-    def _end(self, status: Status, summary: Mapping[str, object]) -> None:
+    def _write_end(self, status: Status, summary: Mapping[str, object]) -> None:
         failed: list[RunError] = []
         for path, write in ((self._rounds.parquet, self._write_rounds), (self._clients.parquet, self._clients.end)):
             try:
@@ -260,51 +231,6 @@ class RunFolder:
         known = {} if self._card is None else self._card.facts
         write_bytes(self.path / "summary.json", summary_text(status, {**known, **summary}).encode())
 
-    def _check_summary(self) -> None:
-        path = self.path / "summary.json"
-        try:
-            if not isinstance(json.loads(path.read_bytes()), dict):
-                raise ValueError
-        except FileNotFoundError:
-            pass
-        except (ValueError, RecursionError):
-            self.damage.append(
-                f"{path} was damaged and has been renamed to {set_aside(path)}; the run writes a new file"
-            )
-
-    def _truncate_rounds(self, t: int) -> None:
-        try:
-            missing = self._rounds.truncate(t)
-        except _DAMAGE as error:
-            self._rounds.truncate(-1)
-            self._set_aside(self._rounds.parquet, error, t)
-        else:
-            if missing:
-                self.damage.append(
-                    f"{self._rounds.parquet} should contain rounds 0 to {t}, but lacks {missing} of these "
-                    f"{t + 1} rounds"
-                )
-
-    def _truncate_clients(self, t: int) -> dict[int, ClientRow]:
-        parquet, stream = self._clients.parquet, self._clients.stream
-        path = parquet if parquet.exists() else stream
-        try:
-            return self._clients.truncate(t)
-        except _DAMAGE as error:
-            self._set_aside(path, error, t)
-        if path is parquet and stream.exists():
-            return self._truncate_clients(t)  # a process that is killed between two steps leaves all rows in both files
-        self._clients.start_after(t)
-        return {}
-
-    def _set_aside(self, path: Path, error: Exception, t: int) -> None:
-        """Rename a damaged file and record which rows are missing. Raises the error if the disk failed."""
-        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):  # pyarrow's errors have no number
-            raise error
-        aside = set_aside(path)
-        why = f"was damaged and has been renamed to {aside.name}" if aside else "is missing"
-        self.damage.append(f"{path} {why}: the new file lacks the rows of rounds 0 to {t}")
-
 
 def summary_text(status: Status, summary: Mapping[str, object]) -> str:
     """Return the text of `summary.json`."""
@@ -325,15 +251,5 @@ def _plain(value: object) -> object:
     return _plain(item()) if callable(item) else str(value)
 
 
-def _inode(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino
-
-
 def _refusal(path: Path, error: OSError) -> str:
     return f"The run folder {path} cannot be used ({reason(error)}); set output to a folder that can be written."
-
-
-def _close(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # the method's code closed it
-        os.close(descriptor)

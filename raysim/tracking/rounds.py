@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raysim.common.files import replace
 from raysim.common.parquet import read_parquet
 from raysim.common.results import METRICS
+from raysim.tracking.client_rows import MissingRowsError
 
 
 class RoundRows:
@@ -49,26 +51,22 @@ class RoundRows:
         replace(self.parquet, lambda file: pq.write_table(table, file))
         self.written = len(self)
 
-    def truncate(self, t: int) -> int:
+    def truncate(self, t: int) -> None:
         """Replace the rounds in memory by rounds 0 to `t` of the file, which does not change until `write`.
 
-        Returns the number of these rounds that the file lacks.
-
         Raises:
-            OSError, pyarrow.ArrowException, KeyError, TypeError, ValueError: the file is missing or damaged.
+            MissingRowsError: the file lacks one of these rounds.
+            OSError, pyarrow.ArrowException: the file is missing or damaged.
         """
         self._packed, self._latest = _table([]), []
         if t < 0:
-            return 0
+            return
         table = read_parquet(self.parquet)
-        table.validate(full=True)
-        rounds = [number for number in table["round"].to_pylist() if number <= t]
-        if rounds != sorted({*rounds} & {*range(t + 1)}):
-            raise ValueError(f"{self.parquet.name} does not contain the rounds in order")
-        table = table.slice(0, len(rounds))
+        table = table.filter(pc.field("round") <= t)
+        if table["round"].to_pylist() != [*range(t + 1)]:
+            raise MissingRowsError(f"{self.parquet.name} lacks some of the rounds 0 to {t}")
         later = [name for name in table.column_names if table[name].null_count == len(table) and name not in METRICS]
         self._packed = _joined(self._packed, table.drop_columns(later))
-        return t + 1 - len(rounds)
 
     def remove(self) -> None:
         """Remove the file."""

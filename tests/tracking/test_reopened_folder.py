@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from raysim.common import files
@@ -107,7 +106,7 @@ def contents(path):
 def kill(folder):
     """Leave of `folder` what its process would if it were killed."""
     folder._clients.close_stream()
-    folder._release()
+    folder.release()
 
 
 def test_a_killed_run_ends_as_if_it_had_not_been(begin, continue_run, ideal):
@@ -141,19 +140,6 @@ def test_again_and_again(begin, continue_run, ideal, make_card, tell):
         else:
             kill(folder)
     assert continue_run(path, 4) == ideal
-
-
-def test_an_old_parquet_file_beside_the_stream(begin, continue_run, ideal):
-    """As in a copy of the folder to which the stream was added later."""
-    folder = begin(2)
-    folder.close("interrupted", {})
-    old = (folder.path / "clients.parquet").read_bytes()
-    shutil.rmtree(folder.path)
-    folder = begin(5)
-    folder.sync()
-    kill(folder)
-    (folder.path / "clients.parquet").write_bytes(old)
-    assert continue_run(folder.path, 5) == ideal
 
 
 def test_a_run_that_begins_anew(begin, continue_run, ideal, make_card):
@@ -203,35 +189,14 @@ def test_a_stream_that_was_cut_off_anywhere(begin, make_rows, monkeypatch):
         with pytest.raises(MissingRowsError, match=r"^clients\.arrows ends after round 1$"):
             rows.truncate(2)
         assert stream.stat().st_size == cut
-    for n, cut in enumerate((ends[0], ends[0] + 9, ends[1] - 1), start=1):
-        stream.write_bytes(whole[:cut])
+    for name in ("clients.arrows", "rounds.parquet"):
+        whole = (path / name).read_bytes()
+        (path / name).unlink()
         folder = RunFolder.reopen(path)
-        assert folder.truncate(2) == {}
+        with pytest.raises(RunError, match="cannot be resumed after round 2"):
+            folder.truncate(2)
         kill(folder)
-        aside = path / f"clients.damaged{n if n > 1 else ''}.arrows"
-        assert folder.damage == [
-            f"{stream} was damaged and has been renamed to {aside.name}: the new file lacks the rows of rounds 0 to 2"
-        ]
-        assert aside.stat().st_size == cut and len(folder.rounds) == 3
-
-
-def test_an_old_parquet_file_beside_a_stream_that_was_cut_off(begin, tmp_path):
-    """As in a copy of a run's folder whose upload was interrupted. The stream is preferred unless it ends earlier."""
-    folder = begin(3)
-    folder.sync()
-    kill(folder)
-    expected = read_clients(folder.path)
-    (tmp_path / "early").mkdir()
-    early, later = ClientRows(tmp_path / "early"), ClientRows(folder.path)
-    shutil.copy(later.stream, early.stream)
-    early.truncate(1)
-    early.end()
-    shutil.copy(early.parquet, later.parquet)
-    with pytest.raises(MissingRowsError, match=r"^clients\.arrows ends after round 3$"):
-        list(later._until(4))
-    for rows, t in ((later, 3), (early, 1)):
-        found = pa.Table.from_batches([batch for _, batch in rows._until(t)])
-        assert found.equals(expected.filter(pc.field("round") <= t))
+        (path / name).write_bytes(whole)
 
 
 class KilledError(BaseException):
@@ -306,73 +271,6 @@ def test_columns_of_rounds_that_are_forgotten_are_forgotten(begin):
     assert read_rounds(folder.path).column_names[-2:] == ["client/odd", "server/z"]
 
 
-DAMAGED = {
-    "a cut": lambda whole: whole[: len(whole) // 2],
-    "nothing": None,
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [(name, how) for name in ("rounds.parquet", "clients.parquet", "clients.arrows") for how in DAMAGED],
-)  # fmt: skip
-def test_a_damaged_file_costs_its_rows_and_nothing_else(begin, make_card, tell, how, name):
-    folder = begin(5)
-    path = folder.path
-    if name == "clients.arrows":
-        folder.sync()
-        kill(folder)
-    else:
-        folder.close("failed", {})
-    whole, damage = (path / name).read_bytes(), DAMAGED[how]
-    (path / name).unlink() if damage is None else (path / name).write_bytes(damage(whole))
-    aside = path / name.replace(".", ".damaged.")
-
-    folder = RunFolder.reopen(path)
-    latest = folder.truncate(4)
-    kept = "is missing" if damage is None else f"was damaged and has been renamed to {aside.name}"
-    read = path / ("clients.arrows" if (name, damage) == ("clients.parquet", None) else name)
-    assert folder.damage == [f"{read} {kept}: the new file lacks the rows of rounds 0 to 4"]
-    assert damage is None or aside.read_bytes() == damage(whole)
-    assert bool(latest) == (name == "rounds.parquet")  # who has no row is to be measured again
-    kill(folder)  # and so once more: what is missing stays missing, and is not damage
-
-    folder = RunFolder.reopen(path)
-    assert bool(folder.truncate(4)) == (name == "rounds.parquet")
-    assert folder.damage == (
-        [f"{path / name} should contain rounds 0 to 4, but lacks 5 of these 5 rounds"]
-        if name == "rounds.parquet"
-        else []
-    )
-    folder.open(make_card(path))
-    tell(folder, 5, LAST)
-    folder.close("finished", {})
-    rounds, clients = read_rounds(path)["round"].to_pylist(), read_clients(path)["round"].unique().to_pylist()
-    assert rounds == ([5, 6] if name == "rounds.parquet" else [0, 1, 2, 3, 4, 5, 6])
-    assert clients == ([0, 1, 2, 4, 5, 6] if name == "rounds.parquet" else [5, 6])
-    folder = RunFolder.reopen(path)
-    assert {row.round for row in folder.truncate(6).values()} <= ({4, 5, 6} if name == "rounds.parquet" else {5, 6})
-    kill(folder)
-
-
-@pytest.mark.parametrize("text", ["{", ""])
-def test_a_damaged_summary_is_written_anew(begin, make_card, text):
-    folder = begin(2)
-    folder.close("failed", {"error": "why"})
-    summary = folder.path / "summary.json"
-    summary.write_bytes(text.encode("latin-1"))
-    with pytest.raises(ScenarioError, match=r"summary.json cannot be read"):
-        read_summary(folder.path)
-    folder = RunFolder.reopen(folder.path)
-    folder.truncate(2)
-    aside = folder.path / "summary.damaged.json"
-    assert folder.damage == [f"{summary} was damaged and has been renamed to {aside}; the run writes a new file"]
-    assert aside.read_bytes() == text.encode("latin-1")
-    folder.open(make_card(folder.path))
-    folder.close("finished", {})
-    assert read_summary(folder.path)["status"] == "finished"
-
-
 def test_a_full_disk_stops_the_way_back_and_loses_nothing(begin, continue_run, ideal, monkeypatch):
     folder = begin(5)
     folder.close("failed", {})
@@ -422,15 +320,6 @@ def test_only_one_at_a_time(begin):
     refused()
     del third  # a run that failed before it could say so
     gc.collect()
-    RunFolder.reopen(folder.path)
-
-
-def test_who_holds_it_keeps_it_beyond_close(begin):
-    folder = begin(1)
-    with folder.locked():
-        folder.close("failed", {})
-        with pytest.raises(ScenarioError, match="still running"):
-            RunFolder.reopen(folder.path)
     RunFolder.reopen(folder.path)
 
 
@@ -489,7 +378,6 @@ def test_sync_makes_every_round_durable(begin, monkeypatch):
 SCRIPT = """
 import sys, pathlib
 from raysim.common.results import ClientRow, RunCard
-from raysim.common.files import set_aside
 from raysim.tracking.folder import RunFolder
 folder = RunFolder.create(pathlib.Path(sys.argv[1]) / "quick", "killed")
 folder.open(RunCard("quick", "killed", folder.path, {}, {}, "digits", "s", "d", "p", 1, 1, "m-s1", {}))

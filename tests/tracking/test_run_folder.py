@@ -7,7 +7,6 @@ import errno
 import fcntl
 import json
 import math
-import os
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -34,13 +33,6 @@ def test_schema_follows_client_row():
     assert CLIENT_SCHEMA.names == [field.name for field in dataclasses.fields(ClientRow)]
     optional = {f.name for f in dataclasses.fields(ClientRow) if "None" in str(f.type)}
     assert {f.name for f in CLIENT_SCHEMA if f.nullable} == optional
-
-
-def test_a_lock_that_a_method_closed_does_not_stop_the_closing(run):
-    os.close(run._lock)
-    with run.locked():
-        pass
-    run._release()
 
 
 def test_finished_run(run, make_rows, tmp_path):
@@ -79,7 +71,7 @@ def test_killed_run_is_readable_and_does_not_look_whole(run, make_rows):
     assert read_rounds(run.path)["round"].to_pylist() == [0]  # the first at once, then every two seconds
     assert read_summary(run.path)["status"] == "running" and read_summary(run.path)["seed"] == 1
     before = {path: path.stat().st_mtime_ns for path in [run.path, *run.path.rglob("*")]}
-    run._release()  # as the end of the process does
+    run.release()  # as the end of the process does
     assert read_summary(run.path)["status"] == "died" and read_summary(run.path)["seed"] == 1
     assert before == {path: path.stat().st_mtime_ns for path in [run.path, *run.path.rglob("*")]}
     (run.path / "logs" / ".lock").unlink()  # a copy, which may be of a run that goes on
@@ -87,7 +79,7 @@ def test_killed_run_is_readable_and_does_not_look_whole(run, make_rows):
 
 
 def test_looking_whether_a_run_died_does_not_keep_it_from_going_on(run, monkeypatch):
-    run._release()
+    run.release()
     with (run.path / "logs" / ".lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         monkeypatch.setattr("raysim.common.files.time.sleep", lambda _: fcntl.flock(lock, fcntl.LOCK_UN))
@@ -193,16 +185,3 @@ def _full_disk(*args, **kwargs):
 
 def _forbidden(*args, **kwargs):
     raise PermissionError(errno.EACCES, "Permission denied")
-
-
-def test_a_disk_that_does_not_answer_is_not_a_missing_folder(tmp_path, monkeypatch):
-    folder = RunFolder.create(tmp_path, "r1")
-
-    def stale(path: Path) -> tuple[int, int]:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-
-    monkeypatch.setattr("raysim.tracking.folder._inode", stale)
-    assert folder.why_missing() == ""
-    monkeypatch.setattr("raysim.tracking.folder.write_bytes", lambda path, content: stale(path))
-    with pytest.raises(RunError, match=r"could not be written \(stale file handle\)"):
-        folder.write_text("run.json", "{}")
