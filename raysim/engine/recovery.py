@@ -52,13 +52,11 @@ class RecoveringBackend:
                 traceback.clear_frames(error.__traceback__)
                 lost = error
 
-    def round(self, t: int, call: Callable[[], RoundReport]) -> RoundReport:
-        """Make the call that runs round `t`, the round after `at`."""
-        report = self(call)
+    def completed(self, t: int, report: RoundReport) -> None:
+        """Note that the backend's state includes round `t`, the round after `at`."""
         self.at, self.attempts = t, 0
         if report.failed:
             self.failed[t] = list(report.failed)
-        return report
 
     def move(self, why: str) -> None:
         """Replace actors by others with the state of the last checkpoint, for the reason `why`; this is no attempt."""

@@ -146,7 +146,9 @@ class Rounds:
             timing=self._timing(t),
             all_clients=self.plan.evaluations.tests_all(t),
         )
-        return self.recovering.round(t, call)
+        report = self.recovering(call)
+        self.recovering.completed(t, report)
+        return report
 
     def _client_rows(self, t: int, report: RoundReport, evaluate: Coverage | None) -> list[ClientRow]:
         """Return the rows of round `t`: of its participants and of other clients that were tested.

@@ -43,36 +43,32 @@ def begin(scenario: Scenario, options: Options) -> Path:
     stopped.
     """
     with only_in_process(scenario.backend):
-        return _begin(scenario, options)
-
-
-def _begin(scenario: Scenario, options: Options) -> Path:
-    check_local(scenario)
-    uri = check_uri(scenario.tracking.uri)
-    options = _with_trackers(options, scenario)
-    scenario, plan, data = warm_start(scenario, *make_plan(scenario))
-    run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    checkpoints = INSIDE
-    if folder := scenario.checkpoint.folder:
-        place = local_folder(folder)
-        checkpoints = f"{place or folder.rstrip('/')}/{scenario.name}/{run_id}"
-        if scenario.checkpoint.every != 0:
-            try_storage(checkpoints)
-    identity = Identity(
-        run_id,
-        uri,
-        checkpoints,
-        data.digest,
-        data.partition.digest,
-        versions(),
-        Code.of(scenario.algorithm, scenario.own_code),
-        overrides=scenario.overrides,
-        init=None if scenario.init is None else scenario.init.model_dump(mode="json"),
-        inputs=data.inputs,
-    )
-    run_folder = RunFolder.create(scenario.settings.results_folder(), run_id)
-    Execution(scenario, plan, data, identity, run_folder, options).run()
-    return run_folder.path
+        check_local(scenario)
+        uri = check_uri(scenario.tracking.uri)
+        options = _with_trackers(options, scenario)
+        scenario, plan, data = warm_start(scenario, *make_plan(scenario))
+        run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        checkpoints = INSIDE
+        if folder := scenario.checkpoint.folder:
+            place = local_folder(folder)
+            checkpoints = f"{place or folder.rstrip('/')}/{scenario.name}/{run_id}"
+            if scenario.checkpoint.every != 0:
+                try_storage(checkpoints)
+        identity = Identity(
+            run_id,
+            uri,
+            checkpoints,
+            data.digest,
+            data.partition.digest,
+            versions(),
+            Code.of(scenario.algorithm, scenario.own_code),
+            overrides=scenario.overrides,
+            init=None if scenario.init is None else scenario.init.model_dump(mode="json"),
+            inputs=data.inputs,
+        )
+        run_folder = RunFolder.create(scenario.settings.results_folder(), run_id)
+        Execution(scenario, plan, data, identity, run_folder, options).run()
+        return run_folder.path
 
 
 def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: bool) -> Summary:
