@@ -16,7 +16,6 @@ from click.core import ParameterSource
 from raysim.cli.json_output import JSON, print_json
 from raysim.cli.options import ADDRESS, SETS, SWEEP_FILES, WIDTH, ScenarioFile, attach, folders_of, metric
 from raysim.cli.output import echo
-from raysim.common.logs import show_logs
 
 if TYPE_CHECKING:
     from raysim.comparison.compare import Comparison
@@ -74,8 +73,8 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="List the cells with their states, and estimate each cell's seconds and bytes sent, without running the "
-    "sweep. A few clients are trained to make the estimates.",
+    help="List the cells with their states, and estimate each cell's seconds from a few training steps, without "
+    "running the sweep.",
 )
 @click.option(
     "--status", is_flag=True, help="Only show the sweep's progress. Another process may be running the sweep."
@@ -128,9 +127,9 @@ def sweep(
     attach(address)
     if as_json and not status:
         raise click.UsageError("--json requires --status: add --status, or leave out --json.")
+    from raysim.sweeps.cells import chosen_cells
     from raysim.sweeps.definition import load_sweep
     from raysim.sweeps.display import run_and_show
-    from raysim.sweeps.only import chosen_cells
 
     loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
     listed = {cell.name for cell in chosen_cells(loaded, only)}
@@ -146,7 +145,7 @@ def sweep(
 def _show_status(loaded: Sweep, tuning: Tuning | None, listed: Collection[str], every: bool, as_json: bool) -> None:
     """Print the states of the cells in `listed`, and how far their tuning is."""
     from raysim.sweeps.copies import download
-    from raysim.sweeps.listing import print_states
+    from raysim.sweeps.display import print_states
     from raysim.sweeps.state import states_of
     from raysim.sweeps.status import SweepStatus, TuningStatus
     from raysim.sweeps.tuning_list import print_tuning
@@ -175,31 +174,28 @@ def _dry_run(
     every: bool,
     retry_failed: bool,
 ) -> None:
-    """Print the cells in `listed` with their states and estimated costs, and the time left.
+    """Print the cells in `listed` with their states and estimated seconds, and the time left.
 
     tuning: of these cells. Raises `ScenarioError`, after printing, if one of them can never run.
     """
     from raysim.common.errors import ScenarioError
     from raysim.report.units import plural
-    from raysim.sweeps.estimate import Estimator, costs_of_trials
-    from raysim.sweeps.listing import print_plan
+    from raysim.sweeps.display import print_plan
+    from raysim.sweeps.estimate import Estimator, seconds_of_trials
     from raysim.sweeps.state import states_of
     from raysim.sweeps.tuning_list import print_tuning_plan, seconds_left
 
-    before_s, starts = 0.0, 0
+    before_s = 0.0
     notes: list[str] = []
     if tuning is not None:
         standings = tuning.standings()
-        with show_logs(partial(echo, err=True)):
-            trial_costs, notes = costs_of_trials(tuning, standings)
+        trial_costs, notes = seconds_of_trials(tuning, standings)
         print_tuning_plan(tuning, standings, trial_costs)
-        before_s, starts = seconds_left(tuning, standings, trial_costs), sum(map(tuning.starts_left, standings))
+        before_s = seconds_left(tuning, standings, trial_costs)
         loaded = tuning.resolved(loaded, standings)
     estimator, states = Estimator(loaded, notes), [one for one in states_of(loaded) if one.cell.name in listed]
-    with show_logs(partial(echo, err=True)):
-        costs = estimator.of(states)
-    at_once = parallel or os.cpu_count() or 1
-    print_plan(states, costs, at_once, every=every, before_s=before_s, starts=starts, retry_failed=retry_failed)
+    costs, at_once = estimator.of(states), parallel or os.cpu_count() or 1
+    print_plan(states, costs, at_once, every=every, before_s=before_s, retry_failed=retry_failed)
     for note in (*loaded.notes, *estimator.notes):
         echo(f"note: {note}")
     if refused := estimator.refused:

@@ -14,6 +14,7 @@ class Stop:
     requested: bool = False
     closing: bool = False  # whether the rounds have ended, however they ended, and results are being written
     after: int | None = None  # also end the run after this round; None: after its last
+    quiet: bool = False  # whether a signal that ends the run is not confirmed on standard error
     saved_round: Callable[[], bool] = lambda: True  # whether the last round that is done is saved already
 
     def due(self, t: int) -> bool:

@@ -62,7 +62,8 @@ def interruptible(stop: Stop | None = None) -> Iterator[None]:
             return
         if stop.possible and not stop.closing and not stop.requested and not stop.saved_round():
             stop.requested = True
-            _print("ending after this round is saved; press Ctrl-C or send SIGTERM again to end immediately")
+            if not stop.quiet:
+                _print("ending after this round is saved; press Ctrl-C or send SIGTERM again to end immediately")
             return
         stop.requested = stop.closing = True
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Progress of a sweep: a live table on a terminal, otherwise a line whenever a cell begins or ends."""
+"""Lists of a sweep's cells, and its progress: a live table on a terminal, otherwise lines."""
 
 from __future__ import annotations
 
@@ -8,25 +8,123 @@ import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import mean
 from typing import TextIO
 
 from raysim.common.logs import show_logs
+from raysim.common.text import one_line
 from raysim.report.load import read_rounds
 from raysim.report.units import human_seconds, per_cent, plural
-from raysim.sweeps.cells import Sweep, written
-from raysim.sweeps.estimate import Estimator
-from raysim.sweeps.listing import print_states
+from raysim.sweeps.cells import Sweep, chosen_cells, written
 from raysim.sweeps.loop import ComparisonError, SweepProgress, run_sweep
-from raysim.sweeps.only import chosen_cells
-from raysim.sweeps.state import CellState, State, counts
-from raysim.sweeps.time_left import TimeLeft
+from raysim.sweeps.state import CellState, State, counts, in_words, tally
 from raysim.sweeps.tuning import score
 
 logger = logging.getLogger(__name__)
 
 LINE_EVERY_S = 10.0
+
+LONG = 20
+"""The most cells of a list with a line for each; a longer one has a line per variant or method."""
+
+
+def _groups(states: Sequence[CellState]) -> dict[str, list[int]]:
+    """Name -> positions of its cells: variants, that is, the cells that differ only in their seed.
+
+    Methods instead, if there are several and more than `LONG` variants.
+    """
+    by_label: dict[str, list[int]] = {}
+    by_method: dict[str, list[int]] = {}
+    for place, state in enumerate(states):
+        by_label.setdefault(state.cell.variant, []).append(place)
+        by_method.setdefault(state.cell.scenario.method, []).append(place)
+    return by_method if len(by_label) > LONG and len(by_method) > 1 else by_label
+
+
+def _collapsed(states: Sequence[CellState], costs: Sequence[float | None] | None) -> list[str]:
+    """A line per group: how many of its cells are in each state, and the rounds done or the mean seconds.
+
+    Reasons why cells are not done follow in lines of their own, equal ones once.
+    """
+    lines = []
+    for name, places in _groups(states).items():
+        cells = [states[place] for place in places]
+        seeds = "seeds" if len({one.cell.variant for one in cells}) == 1 else "cells"
+        tallied = tally(cells)
+        text = f"{name}: {tallied.pop('done', 0)} of {len(cells)} {seeds} done"
+        rounds, total = sum(one.rounds for one in cells), sum(one.cell.rounds for one in cells)
+        if tallied:
+            text += f", {in_words(tallied)}"
+        if costs is not None:
+            known = [one for one in (costs[place] for place in places) if one is not None]
+            text += f"; {_shown_s(mean(known) if known else None)} each"
+        elif tallied:
+            text += f"; {rounds} of {total} rounds"
+        lines.append(one_line(text))
+        reasons = Counter((one.state, one_line(one.reason)) for one in cells if one.reason)
+        lines += [f"    {count} {state}: {reason}" for (state, reason), count in reasons.items()]
+    return lines
+
+
+def _shown_s(seconds: float | None) -> str:
+    return "?" if seconds is None else human_seconds(seconds)
+
+
+def print_states(
+    states: Sequence[CellState],
+    file: TextIO | None = None,
+    every: bool = False,
+    costs: Sequence[float | None] | None = None,
+) -> None:
+    """Print titles, and a line per cell with its state, rounds and, if known, why it is not done; then the counts.
+
+    every: also in a long list, which otherwise has a line per variant. costs: also print each cell's seconds.
+    """
+    if not every and len(states) > LONG and len(_groups(states)) < len(states):
+        for line in _collapsed(states, costs):
+            print(line, file=file)
+        print("(a line per cell: --all)", file=file)
+    else:
+        title = "" if costs is None else f" {'time':>12}"
+        print(f"{'state':<11} {'rounds':>9}{title}  cell", file=file)
+        for place, one in enumerate(states):
+            rounds = f"{one.rounds}/{one.cell.rounds}"
+            cost = "" if costs is None else f" {_shown_s(costs[place]):>12}"
+            reason = f"  {one_line(one.reason)}" if one.reason else ""
+            print(f"{one.state:<11} {rounds:>9}{cost}  {one.cell.name}{reason}", file=file)
+    print(counts(states), file=file)
+
+
+def print_plan(
+    states: Sequence[CellState],
+    costs: Sequence[float | None],
+    parallel: int,
+    *,
+    every: bool = False,
+    before_s: float = 0.0,
+    retry_failed: bool = False,
+) -> None:
+    """Print the cells with their seconds; then the time left.
+
+    before_s: seconds of the trials that are left. retry_failed: whether failed cells run again.
+    """
+    print_states(states, every=every, costs=costs)
+    ended = ("done",) if retry_failed else ("done", "failed")
+    left = [(one, cost) for one, cost in zip(states, costs, strict=True) if one.state not in ended]
+    if not before_s and not left:
+        return
+    rest_s = [(seconds or 0.0) * (1 - one.rounds / one.cell.rounds) for one, seconds in left]
+    rounds_s = max(sum(rest_s, before_s) / parallel, max(rest_s, default=0.0))
+    run = f"{plural(parallel, 'cell')} {'runs' if parallel == 1 else 'run'} at a time"
+    unknown = sum(seconds is None for _, seconds in left)
+    besides = f", and {plural(unknown, 'cell')} of unknown length" if unknown else ""
+    print(
+        f"estimated time, if {run} on an idle machine: about {human_seconds(rounds_s)}. Not included: the start of "
+        f"each cell{besides}."
+    )
 
 
 class PlainProgress:
@@ -37,7 +135,7 @@ class PlainProgress:
         self.states: dict[str, str] = {}
         self.shown_s = 0.0
         self.phase: list[tuple[str, int]] = []  # the cells: tuning runs other cells, or the same for more rounds
-        self.left = TimeLeft(lambda cells: Estimator(sweep).seconds_per_round(cells))
+        self.began: tuple[float, int] | None = None  # when the first cell reported a round, and the rounds done then
 
     def print(self, text: str) -> None:
         """Print one line."""
@@ -45,7 +143,6 @@ class PlainProgress:
 
     def show(self, progress: SweepProgress) -> None:
         """Print changed states and, when due, the overall progress."""
-        self.left.update(progress)
         if (phase := [(one.cell.name, one.cell.rounds) for one in progress.states]) != self.phase:
             self.phase, self.states = phase, {}
         running = dict(progress.running)
@@ -79,7 +176,7 @@ class PlainProgress:
         """The number of cells in each state, the rounds done and planned of the whole sweep, and the time left."""
         running = dict(progress.running)
         now = [replace(one, state=_shown_state(one, running)) for one in progress.states]
-        done, total = progress.earlier, progress.earlier + sum(progress.later.values())
+        done, total = progress.earlier, progress.earlier + progress.later
         for one in progress.states:
             ran = one.cell.rounds if one.state == "done" else one.rounds
             reported = running.get(one.cell.name, -1)
@@ -89,9 +186,12 @@ class PlainProgress:
             cells = plural(len(running), "cell")
             ends = f"ending: {cells} will end after this round" if running else "ending"
             return f"{ends}; {done} of {total} rounds are done"
-        # A round that takes longer than the ones before it uses up its estimate, and then nothing is known.
-        left_s = self.left.seconds(progress) if done < total else None
-        left = "" if left_s is None or left_s < 1 else f", about {human_seconds(left_s)} left"
+        if self.began is None and max(running.values(), default=-1) >= 0:
+            self.began = time.monotonic(), done
+        left = ""
+        if self.began is not None and self.began[1] < done < total:
+            left_s = (time.monotonic() - self.began[0]) / (done - self.began[1]) * (total - done)
+            left = f", about {human_seconds(left_s)} left"
         phase = "trials: " if any(one.cell.values for one in progress.states) else ""
         return f"{phase}{counts(now)}; {done} of {total} rounds{left}"
 

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from raysim.common.errors import RaysimError, RunError, ScenarioError
-from raysim.common.files import hold, reason, write_bytes
+from raysim.common.files import hold, reason
 from raysim.common.text import distinct, mlflow_name
 from raysim.comparison.compare import compare
 from raysim.comparison.formats import write_tables
 from raysim.comparison.pictures import draw
-from raysim.comparison.sweep_card import SWEEP_CARD, SWEEP_LOCK
-from raysim.engine.stop import Stop
-from raysim.report.units import plural
+from raysim.comparison.sweep_card import SWEEP_LOCK
 from raysim.runs.signals import interruptible
 from raysim.scenario.scenario import forget_data
 from raysim.scenario.trackers import check_packages
-from raysim.sweeps.cells import Sweep
+from raysim.sweeps.cells import Sweep, chosen_cells
 from raysim.sweeps.copies import download, upload
-from raysim.sweeps.large import is_large
-from raysim.sweeps.only import chosen_cells
-from raysim.sweeps.run_cell import Outcome, run_cell
 from raysim.sweeps.state import CellState, states_of
 from raysim.sweeps.trials_card import trials_card
 from raysim.sweeps.tuning import Standing, Tuning
-from raysim.sweeps.workers import Workers, run_in_workers, state_after, task_of
+from raysim.sweeps.workers import Workers, run_cells
 from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import check_uri
 
@@ -44,10 +37,6 @@ ABANDONED_S = 60.0
 
 COMPARISON = "comparison"
 """The folder of tables and pictures, inside the sweep's folder."""
-
-COMPARED = "runs.json"
-"""A file in that folder with the runs that were compared, and the hash of `sweep.json`, which names the baseline and
-the targets. It is written last, once MLflow has everything."""
 
 
 class ComparisonError(RunError):
@@ -70,7 +59,10 @@ class SweepProgress:
     running: Sequence[tuple[str, int]]  # (cell's name, last finished round); -1 while the cell is starting
     stopping: bool = False  # whether Ctrl-C was pressed, so that the running cells end after their round
     earlier: int = 0  # rounds of other cells that are done: of trials that ended, and of the result
-    later: Mapping[str, int] = field(default_factory=dict)  # method -> rounds of other cells that are still to run
+    later: int = 0  # rounds of other cells that are still to run
+
+
+Show = Callable[[SweepProgress], None]
 
 
 def run_sweep(
@@ -79,7 +71,7 @@ def run_sweep(
     parallel: int | None = None,
     retry_failed: bool = False,
     only: Sequence[str] = (),
-    show: Callable[[SweepProgress], None] = lambda progress: None,
+    show: Show = lambda progress: None,
 ) -> list[CellState]:
     """Run every cell that is not done; returns the states afterwards.
 
@@ -102,69 +94,63 @@ def run_sweep(
         lock(sweep, cleanup)
         download(sweep)
         workers = cleanup.enter_context(Workers(parallel))
+        earlier = 0
         if sweep.tuning is not None:
             tuning = sweep.tuning.of_cells(chosen)
             sweep = _tune(sweep, tuning, chosen, uri, workers, retry_failed, show)
-            show = _with_others(show, sum(standing.rounds for standing in tuning.standings()), {})
-        show = _of_cells(chosen, show) if only else show
+            earlier = sum(standing.rounds for standing in tuning.standings())
         _write_card(sweep)
         states = {one.cell.name: one for one in _when_abandoned_cells_have_ended(sweep)}
         left = [one for one in states.values() if one.state != "done" and (retry_failed or one.state != "failed")]
         left = [one for one in left if one.cell.name in chosen and not one.cell.pending]
-        if not left and _already_compared(sweep, states.values()):
-            _upload(sweep, list(states.values()))
-            return list(states.values())
-        show(SweepProgress(list(states.values()), []))  # MLflow and the workers take seconds to start
-        with ParentRun(uri, sweep.name, sweep.output) as parent:
-            _run_cells(left, states, sweep, parent, workers, show)
-            workers.close()
-            forget_data()  # files may have changed while the cells ran: two data sets must not be in one table
-            now = states_of(sweep)
-            states |= {one.cell.name: one for one in now if "done" in (one.state, states[one.cell.name].state)}
-            try:
-                _compare(sweep, list(states.values()), parent)
-            except RaysimError as error:
-                again = "run the same command to compare the cells again"
-                raise ComparisonError(f"{str(error).rstrip('.')}; {again}", list(states.values())) from error
-        _upload(sweep, list(states.values()))
+        if left or _done(states.values()):
+            with ParentRun(uri, sweep.name, sweep.output) as parent:
+                run_cells(left, states, sweep, parent, workers, partial(_show_cells, show, states, chosen, earlier, 0))
+                workers.close()
+                forget_data()  # files may have changed while the cells ran: two data sets must not be in one table
+                now = states_of(sweep)
+                states |= {one.cell.name: one for one in now if "done" in (one.state, states[one.cell.name].state)}
+                try:
+                    _compare(sweep, list(states.values()), parent)
+                except RaysimError as error:
+                    again = "run the same command to compare the cells again"
+                    raise ComparisonError(f"{str(error).rstrip('.')}; {again}", list(states.values())) from error
+        try:
+            upload(sweep)
+            if sweep.tuning is not None:
+                upload(sweep.tuning.sweep)
+        except RunError as error:
+            raise ComparisonError(str(error), list(states.values())) from error
         return list(states.values())
 
 
-def _upload(sweep: Sweep, states: Sequence[CellState]) -> None:
-    """Copy the folder to the sweep's address, if it has one. Raises `ComparisonError`."""
-    try:
-        upload(sweep)
-        if sweep.tuning is not None:
-            upload(sweep.tuning.sweep)
-    except RunError as error:
-        raise ComparisonError(str(error), states) from error
-
-
-def _of_cells(names: Collection[str], show: Callable[[SweepProgress], None]) -> Callable[[SweepProgress], None]:
-    """Show the progress of these cells only."""
-    return lambda progress: show(replace(progress, states=[one for one in progress.states if one.cell.name in names]))
-
-
-def _with_others(
-    show: Callable[[SweepProgress], None], earlier: int, later: Mapping[str, int]
-) -> Callable[[SweepProgress], None]:
-    """Show the progress together with the rounds of other cells."""
-    return lambda progress: show(replace(progress, earlier=earlier, later=later))
+def _show_cells(
+    show: Show,
+    states: Mapping[str, CellState],
+    names: Collection[str],
+    earlier: int,
+    later: int,
+    running: Sequence[tuple[str, int]],
+    stopping: bool,
+) -> None:
+    """Show the progress of the cells with these names. earlier, later: of `SweepProgress`."""
+    shown = [state for name, state in states.items() if name in names]
+    show(SweepProgress(shown, running, stopping, earlier, later))
 
 
 def _rounds_of_others(
     sweep: Sweep, tuning: Tuning, standings: Sequence[Standing], chosen: Collection[str]
-) -> tuple[int, Mapping[str, int]]:
-    """Rounds besides those of the open trials: done by ended trials and cells of the result; left, by method."""
-    earlier, later = 0, Counter[str]()
+) -> tuple[int, int]:
+    """Rounds besides those of the open trials: done by ended trials and cells of the result; left."""
+    earlier = later = 0
     for standing in standings:
         still = sum(min(state.rounds, state.cell.rounds) for state in standing.open)
         earlier += standing.rounds - still
-        later[standing.candidate.finals[0][1].scenario.method] += tuning.later_rounds(standing)
+        later += tuning.later_rounds(standing)
     for state in states_of(tuning.resolved(sweep, standings)):
         if state.cell.name in chosen and state.state != "failed":
             earlier += state.rounds
-            later[state.cell.scenario.method] += state.cell.rounds - state.rounds
+            later += state.cell.rounds - state.rounds
     return earlier, later
 
 
@@ -184,7 +170,7 @@ def _tune(
     uri: str,
     workers: Workers,
     retry_failed: bool,
-    show: Callable[[SweepProgress], None],
+    show: Show,
 ) -> Sweep:
     """Run the trials that are left, and return the sweep with the values that they choose.
 
@@ -213,10 +199,9 @@ def _tune(
                 break
             tried.update((one.cell.folder_name, one.cell.rounds) for one in left)
             _write_card(trials)
-            show_whole = _with_others(show, *_rounds_of_others(sweep, tuning, standings, chosen))
-            show_whole(SweepProgress(list(states.values()), []))  # MLflow and the workers take seconds to start
+            earlier, later = _rounds_of_others(sweep, tuning, standings, chosen)
             parent = parent or cleanup.enter_context(ParentRun(uri, trials.name, trials.output))
-            _run_cells(left, states, trials, parent, workers, show_whole)
+            run_cells(left, states, trials, parent, workers, partial(_show_cells, show, states, states, earlier, later))
         if parent is not None:
             parent.close(all(standing.chosen for standing in standings), {}, [])
     for standing in standings:
@@ -228,62 +213,6 @@ def _tune(
     standings = everything.standings()
     _write_card(replace(tuning.sweep, trials=trials_card(everything, standings)))
     return everything.resolved(sweep, standings)
-
-
-def _run_cells(
-    left: Sequence[CellState],
-    states: dict[str, CellState],
-    sweep: Sweep,
-    parent: ParentRun,
-    workers: Workers,
-    show: Callable[[SweepProgress], None],
-) -> None:
-    """Run the cells in `left`, and update `states`. Raises `KeyboardInterrupt` after Ctrl-C."""
-    again = Counter(one.reason for one in left if one.state == "waiting" and one.reason)
-    for why, count in again.items():
-        logger.warning(f"{plural(count, 'cell')} to run again: {why}")
-    large: list[CellState] = []
-    small: list[CellState] = []
-    for one in left:
-        (large if is_large(one.cell, workers.parallel) else small).append(one)
-
-    def show_running(running: Sequence[tuple[str, int]], stopping: bool) -> None:
-        show(SweepProgress(list(states.values()), running, stopping))
-
-    if small:
-        run_in_workers(small, states, sweep, parent, workers, show_running)
-    if large:
-        workers.close()  # client actors start a Ray of their own
-        _run_with_actors(large, states, sweep, parent, show)
-
-
-def _run_with_actors(
-    left: Sequence[CellState],
-    states: dict[str, CellState],
-    sweep: Sweep,
-    parent: ParentRun,
-    show: Callable[[SweepProgress], None],
-) -> None:
-    """Run each cell in turn as `raysim launch` does, and update `states`. Raises `KeyboardInterrupt` after Ctrl-C."""
-    for state in left:
-        name, stop, before = state.cell.name, Stop(), Stop()
-
-        def report(done: int, name: str = name, stop: Stop = stop, before: Stop = before) -> None:
-            stopping = stop.requested or before.requested
-            show(SweepProgress(list(states.values()), [(name, done)], stopping))
-
-        report(-1)
-        with interruptible(before):
-            try:
-                task = task_of(state, sweep, parent, "ray")
-            except ScenarioError as error:  # the cell waits until the cause is gone
-                outcome = Outcome(None, str(error), died=True)
-            else:
-                outcome = run_cell(task, stop, report)
-        states[name] = state_after(outcome, state.cell, sweep)
-        show(SweepProgress(list(states.values()), []))
-        if stop.requested or before.requested:
-            raise KeyboardInterrupt
 
 
 def lock(sweep: Sweep, cleanup: contextlib.ExitStack) -> None:
@@ -319,21 +248,6 @@ def _when_abandoned_cells_have_ended(sweep: Sweep) -> list[CellState]:
         time.sleep(0.5)
 
 
-def _already_compared(sweep: Sweep, states: Iterable[CellState]) -> bool:
-    done = _done(states)
-    compared = sweep.output / COMPARISON / COMPARED
-    try:
-        return not done or bool(json.loads(compared.read_bytes()) == _inputs(sweep, done))
-    except (OSError, ValueError):
-        return False
-
-
-def _inputs(sweep: Sweep, done: Sequence[Path]) -> dict[str, object]:
-    """Everything that decides the comparison. Raises `OSError`."""
-    card = (sweep.output / SWEEP_CARD).read_bytes()
-    return {"runs": [str(folder) for folder in done], "sweep_sha256": hashlib.sha256(card).hexdigest()}
-
-
 def _done(states: Iterable[CellState]) -> list[Path]:
     return [one.folder for one in states if one.state == "done" and one.folder is not None]
 
@@ -354,8 +268,5 @@ def _compare(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> No
                     if (estimate := comparison.estimate(variant, measure)) is not None:
                         metrics[f"{measure}/{called}"] = estimate.mean
         parent.close(len(folders) == len(states), metrics, files)
-        if folders:
-            text = json.dumps(_inputs(sweep, folders), indent=1)
-            write_bytes(place / COMPARED, text.encode())
     except OSError as error:
         raise RunError(f"{place} cannot be written ({reason(error)})") from error

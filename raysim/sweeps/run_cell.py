@@ -1,34 +1,41 @@
-"""Runs one cell of a sweep in the calling process, as each of the sweep's workers does."""
+"""Runs one cell of a sweep in the calling process: a Ray task on any node or, with client actors, the driver."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import shutil
+import tempfile
+import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from raysim.common.errors import RaysimError
-from raysim.common.files import reason
-from raysim.common.results import ClientRow, RunCard, Status
+from raysim.common.files import is_locked, reason
+from raysim.common.results import LOCK, ClientRow, RunCard, Status
 from raysim.engine.stop import Stop
 from raysim.runs.resume import LostCheckpointsError
 from raysim.runs.run import Run, run
 from raysim.scenario.parse import ParsedScenario
 from raysim.tracking.store import database_path, resolve_uri
 
+LOCKED_S = 180.0
+"""How long the run folder of a lost task may stay locked, in seconds: a node that lost its network ends its processes
+after a minute, and a file server releases their locks some time later."""
+
 
 @dataclass(frozen=True)
 class Task:
-    """A worker's task, as plain data that can be sent to another process."""
+    """A cell to run, as plain data that can be sent to another process."""
 
     scenario: ParsedScenario
     resumed: Path | None = None  # the run folder to resume; None: a new run
     until: int | None = None  # the round after which the run is interrupted; None: after its last
-    marker: Path | None = None  # a file on the driver's disk; None: the task runs on this disk
-    sent: tuple[Any, ...] = ()  # the files of `resumed`, for a worker that does not see the marker
+    marker: tuple[Path, bytes] | None = None  # a file of the driver and its content; None: the task runs on its disk
+    files: bytes | None = None  # the packed folder `resumed`, for a node that does not see the marker
 
 
 @dataclass(frozen=True)
@@ -37,10 +44,8 @@ class Outcome:
 
     folder: Path | None  # the run folder, if it was created
     error: str = ""  # empty: the cell has all its rounds, or was asked to stop
-    died: bool = False  # whether the worker process died
     note: str = ""  # for the user
-    sent: tuple[Any, ...] = ()  # the files of the run folder, if the worker does not see the driver's disk
-    unseen: bool = False  # whether nothing was done, because the worker has no copy of the run folder to resume
+    files: bytes | None = None  # the packed run folder, if the node does not see the driver's disk
 
 
 @dataclass
@@ -66,41 +71,28 @@ def run_cell(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
     """Run or resume a cell. Errors are returned in the outcome, so that they do not stop other cells.
 
     report: called with the number of each finished round. stop: once `requested`, the cell ends after its round.
-    On a node that does not share the driver's disk, the run folder is at the same path until its files are sent.
+    On a node that does not share the driver's disk, the run folder is at the same path until it is packed.
     """
-    if task.marker is None or task.marker.exists():
+    if task.marker is None or _sees(*task.marker):
         return _run_here(task, stop, report)
-    from raysim.engine.ray.folders import receive, send
-
     try:
-        if task.resumed is not None:
-            if not task.sent:
-                return Outcome(None, unseen=True)
-            receive(task.sent, task.resumed)
-        _make_folder_of_database(task.scenario)
+        if task.resumed is not None and task.files is not None:
+            unpack(task.files, task.resumed)
+        if database := database_path(resolve_uri(task.scenario.tracking.uri)):
+            database.parent.mkdir(parents=True, exist_ok=True)  # this node may lack the folders of the driver's
         outcome = _run_here(task, stop, report)
         folder = outcome.folder or task.resumed
         if folder is None or not folder.exists():
             return outcome
-        sent = send(folder)
-        _remove(folder)
-        return replace(outcome, sent=sent)
+        outcome = replace(outcome, folder=folder, files=pack(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+        return outcome
     except OSError as error:
         return Outcome(None, f"{error.filename or task.scenario.output}: {reason(error)} (on the node of the cell)")
 
 
-def _make_folder_of_database(scenario: ParsedScenario) -> None:
-    """Make the folder of MLflow's database on this node, which may lack the folders of the driver's node."""
-    if database := database_path(resolve_uri(scenario.tracking.uri)):
-        database.parent.mkdir(parents=True, exist_ok=True)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a run folder that was sent to the driver, and the folders around it that are empty then."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        folder.parent.rmdir()
-        folder.parent.parent.rmdir()
+def _sees(marker: Path, content: bytes) -> bool:
+    return marker.exists() and marker.read_bytes() == content
 
 
 def _run_here(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
@@ -111,6 +103,7 @@ def _run_here(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
     try:
         try:
             if task.resumed is not None:
+                _wait_until_unlocked(task.resumed / LOCK)
                 # Not with the run's own scenario: the data, MLflow and the backend may be others than when it began.
                 Run(task.resumed).resume(scenario=task.scenario, quiet=True, trackers=[rounds], stop=stop)
                 return Outcome(rounds.folder)
@@ -120,7 +113,43 @@ def _run_here(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
     except KeyboardInterrupt:
         return Outcome(rounds.folder, note=note)  # the run folder records the interruption
     except RaysimError as error:
-        return Outcome(rounds.folder, str(error), note=note)
+        return Outcome(rounds.folder, str(error), note)
     except Exception:  # a defect of raysim, or of the user's code where raysim expects no error
-        return Outcome(rounds.folder, traceback.format_exc().rstrip(), note=note)
+        return Outcome(rounds.folder, traceback.format_exc().rstrip(), note)
     return Outcome(rounds.folder, note=note)
+
+
+def _wait_until_unlocked(lock: Path) -> None:
+    """Wait for the end of a process that Ray has given up, for example because its node lost the network."""
+    until_s = time.monotonic() + LOCKED_S
+    while is_locked(lock) and time.monotonic() < until_s:
+        time.sleep(0.5)
+
+
+def pack(folder: Path) -> bytes:
+    """Return the files of a run folder as a ZIP archive, which Ray's object store brings to another node."""
+    buffer = io.BytesIO()
+    # Parquet, PNG and weights are already compressed.
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED, strict_timestamps=False) as archive:
+        for path in sorted(folder.rglob("*")):
+            archive.write(path, path.relative_to(folder))
+    return buffer.getvalue()
+
+
+def unpack(files: bytes, folder: Path) -> None:
+    """Replace `folder` by the files that `pack` returned. Raises `OSError` if it cannot be written."""
+    with replaced(folder) as new, zipfile.ZipFile(io.BytesIO(files)) as archive:
+        archive.extractall(new)
+
+
+@contextlib.contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+    """Yield a new folder, which takes the place of `folder` at the end of the block."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".received-", dir=folder.parent) as temporary:
+        new = Path(temporary, "new")
+        new.mkdir()
+        yield new
+        if folder.exists():
+            folder.rename(Path(temporary, "old"))  # removed with the temporary folder, once the new one is there
+        new.rename(folder)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from raysim.common.text import one_line
 from raysim.report.units import human_seconds, plural
-from raysim.sweeps.estimate import Cost
 from raysim.sweeps.state import in_words
 from raysim.sweeps.status import TuningStatus
 from raysim.sweeps.tuning import Standing, Tuning
@@ -26,21 +25,21 @@ def print_tuning(statuses: Sequence[TuningStatus]) -> None:
         print(f"{one.state:<11} {text}")
 
 
-def seconds_left(tuning: Tuning, standings: Sequence[Standing], costs: Sequence[Cost]) -> float:
+def seconds_left(tuning: Tuning, standings: Sequence[Standing], costs: Sequence[float | None]) -> float:
     """Return the seconds of the trials' rounds that are left.
 
-    costs: of a cell of each candidate with all its rounds.
+    costs: seconds of a cell of each candidate with all its rounds.
     """
     left_s = 0.0
     for standing, cost in zip(standings, costs, strict=True):
-        if standing.open and cost.seconds is not None:
+        if standing.open and cost is not None:
             candidate = standing.candidate
             rounds = max(tuning.planned_rounds(candidate) - standing.rounds, 0)
-            left_s += cost.seconds / candidate.rounds * rounds
+            left_s += cost / candidate.rounds * rounds
     return left_s
 
 
-def print_tuning_plan(tuning: Tuning, standings: Sequence[Standing], costs: Sequence[Cost]) -> None:
+def print_tuning_plan(tuning: Tuning, standings: Sequence[Standing], costs: Sequence[float | None]) -> None:
     """Print a line per tuned variant with the rounds and seconds of its trials. costs: as in `seconds_left`.
 
     A full search gives every trial all rounds.
@@ -48,7 +47,7 @@ def print_tuning_plan(tuning: Tuning, standings: Sequence[Standing], costs: Sequ
     for standing, cost in zip(standings, costs, strict=True):
         candidate = standing.candidate
         planned, full = tuning.planned_rounds(candidate), tuning.full_rounds(candidate)
-        seconds = None if cost.seconds is None else cost.seconds / candidate.rounds
+        seconds = None if cost is None else cost / candidate.rounds
         shown = "?" if seconds is None else human_seconds(seconds * planned)
         share = f" (without halving: {full:,})" if planned < full else ""
         rounds = f"{plural(candidate.trials, 'trial')}, {standing.rounds} of {planned:,} rounds{share}"

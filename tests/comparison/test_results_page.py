@@ -24,8 +24,8 @@ from raysim.comparison.statistics import Estimate, estimate, holm, paired_differ
 from raysim.contract.trial import Trial
 from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.state import digest
+from raysim.sweeps.cells import chosen_cells
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.only import chosen_cells
 from tests.conftest import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "results.md").read_text(encoding="utf-8")

@@ -221,7 +221,6 @@ def test_a_dry_run_refuses_no_cell(
     """The command as users give it, without the measurements, which take minutes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("raysim.sweeps.estimate.preview", lambda checked: SimpleNamespace(total_s=1.0))
-    monkeypatch.setattr("raysim.sweeps.estimate._probed", lambda checked: 1.0)
     main(["sweep", str(path), "--seeds", "1", "--dry-run"])
     cells, last = re.search(r"^(\d+) waiting\n(.*)", out := capsys.readouterr().out, re.MULTILINE).groups()
     assert int(cells) == len(sweep_of(name_of(path)).cells) and last.startswith("estimated time, if ")

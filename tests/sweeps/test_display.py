@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,11 @@ import yaml
 from raysim.common.files import hold
 from raysim.jobs.job_log import read_log
 from raysim.report.load import read_summary
-from raysim.sweeps.cells import Cell, Sweep, placed
+from raysim.sweeps.cells import Sweep, chosen_cells, placed
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.display import PlainProgress
-from raysim.sweeps.estimate import Cost, Estimator
-from raysim.sweeps.listing import LONG, collapsed, is_long, print_plan, print_states
+from raysim.sweeps.display import LONG, PlainProgress, print_plan, print_states
 from raysim.sweeps.loop import SweepProgress
-from raysim.sweeps.only import chosen_cells
 from raysim.sweeps.state import CellState, counts, state_of, states_of
-from raysim.sweeps.time_left import PLAN_AFTER_S, TimeLeft
 from tests.cli.command import run
 from tests.comparison.runs import make_run
 from tests.engine.scenarios import plain_digits as digits
@@ -40,95 +35,8 @@ def sweep_of(folder: Path, *sets: str, **content: Any) -> Sweep:
 METHODS = {"algorithm.name": ["fedgh", "standalone", "fd"]}
 
 
-class Clock:
-    """A clock that only the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def waiting(sweep: Sweep) -> list[CellState]:
     return [CellState(cell, "waiting") for cell in sweep.cells]
-
-
-def test_the_time_left_by_measured_rounds(tmp_path: Path) -> None:
-    """fedgh takes 2 s per round, standalone 1 s; fd, not begun, counts as their mean."""
-    sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
-    clock, states = Clock(), waiting(sweep)
-    left = TimeLeft(lambda cells: pytest.fail("rounds were measured"), clock)
-    progress = SweepProgress(states, [("fedgh", -1), ("standalone", -1)])
-    left.update(progress)
-    assert left.seconds(progress) is None
-    for second, running in ((2, [("fedgh", 1), ("standalone", 2)]), (4, [("fedgh", 2), ("standalone", 4)])):
-        clock.now = 1000.0 + second
-        progress = SweepProgress(states, running)
-        left.update(progress)
-        # With both at work: the sum of what is left, divided by two; fd has 10 rounds of 1.5 s.
-        rest = (10 - running[0][1]) * 2 + (10 - running[1][1]) * 1 + 15
-        assert left.seconds(progress) == pytest.approx(rest / 2)
-    # standalone ends after 10 s; fd begins, and the estimate follows what it takes: 5 s per round.
-    done = [states[0], replace(states[1], state="done", rounds=10), states[2]]
-    clock.now = 1010.0
-    progress = SweepProgress(done, [("fedgh", 5), ("fd", -1)])
-    left.update(progress)
-    assert left.seconds(progress) == pytest.approx(15)  # fd alone; the half of both is less
-    clock.now = 1015.0
-    progress = SweepProgress(done, [("fedgh", 7), ("fd", 1)])
-    left.update(progress)
-    assert left.seconds(progress) == pytest.approx(9 * 5)
-
-
-def test_the_time_left_is_of_all_seeds_that_have_ended(tmp_path: Path) -> None:
-    """The first takes 20 s for ten rounds, the second 40 s: the third 3 s per round."""
-    sweep = sweep_of(tmp_path, "rounds=10", seeds="1..3")
-    clock, states = Clock(), waiting(sweep)
-    left = TimeLeft(lambda cells: pytest.fail("rounds were measured"), clock)
-    for i, seconds in enumerate((20.0, 40.0)):
-        left.update(SweepProgress(states, [(states[i].cell.name, -1)]))
-        clock.now += seconds
-        states[i] = replace(states[i], state="done", rounds=10)
-    progress = SweepProgress(states, [(states[2].cell.name, -1)])
-    left.update(progress)
-    assert left.seconds(progress) == pytest.approx(10 * 3)
-
-
-def test_the_time_left_before_the_first_round(tmp_path: Path) -> None:
-    """Timed steps tell it, once, after some seconds without a round; a measured round then corrects all plans."""
-    sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
-    clock, states = Clock(), waiting(sweep)
-    asked: list[list[str]] = []
-
-    def plan(cells: Sequence[Cell]) -> Mapping[str, float]:
-        asked.append([cell.name for cell in cells])
-        return {"fedgh": 10.0, "standalone": 30.0}
-
-    left = TimeLeft(plan, clock)
-    progress = SweepProgress(states, [("fedgh", -1)])
-    left.update(progress)
-    assert left.seconds(progress) is None and not asked
-    clock.now += PLAN_AFTER_S
-    assert left.seconds(progress) == pytest.approx(100 - 10 + 300 + 200)  # 10 s of the first round have passed
-    left.seconds(progress)
-    assert asked == [["fedgh", "standalone", "fd"]]
-    clock.now = 1040.0  # the first round took 40 s, four times the plan
-    progress = SweepProgress(states, [("fedgh", 1)])
-    left.update(progress)
-    assert left.seconds(progress) == pytest.approx(9 * 40 + 10 * 30 * 4 + 10 * 40)
-
-
-def test_a_resumed_cell_counts_only_its_new_rounds(tmp_path: Path) -> None:
-    sweep = sweep_of(tmp_path, "rounds=10", grid={})
-    clock, state = Clock(), CellState(sweep.cells[0], "interrupted", None, 6)
-    left = TimeLeft(lambda cells: {}, clock)
-    name = state.cell.name
-    left.update(SweepProgress([state], [(name, -1)]))
-    clock.now += 3
-    progress = SweepProgress([state], [(name, 7)])
-    left.update(progress)
-    assert left.seconds(progress) == pytest.approx(3 * 3)
 
 
 def test_the_rounds_of_a_cell_count_while_it_is_being_resumed(tmp_path: Path) -> None:
@@ -138,59 +46,24 @@ def test_the_rounds_of_a_cell_count_while_it_is_being_resumed(tmp_path: Path) ->
     assert "7 of 10 rounds" in shown.line(SweepProgress([state], [(state.cell.name, 7)]))
 
 
-def test_steps_are_timed_for_each_data_and_model_but_not_for_each_method(workplace: Path) -> None:
-    sweep = sweep_of(workplace, grid={**METHODS, "training.batch_size": [16, 32]})
-    planned = Estimator(sweep).seconds_per_round(sweep.cells)
-    assert planned.keys() == {cell.name for cell in sweep.cells} and all(value > 0 for value in planned.values())
-    assert len(set(planned.values())) == 2
-    assert Estimator(sweep).seconds_per_round(sweep.cells, within_s=0.0) == {}
-
-
 def test_the_progress_line_tells_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rounds that are left, at the speed of those since the sweep began: 1 of 30 in a minute."""
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
-    clock, stream = Clock(), io.StringIO()
-    shown = PlainProgress(sweep, stream)
-    shown.left.clock = clock
-    monkeypatch.setattr("raysim.sweeps.display.LINE_EVERY_S", 0.0)
-    shown.show(SweepProgress(waiting(sweep), [("fedgh", -1)]))
-    clock.now += 60
-    shown.show(SweepProgress(waiting(sweep), [("fedgh", 1)]))
-    assert "1 running, 2 waiting; 1 of 30 rounds, about 29 min 00 s left" in stream.getvalue()
-
-
-def test_the_last_round_may_take_longer_than_estimated(tmp_path: Path) -> None:
-    """The line said "about 0 ms left" until that round ended."""
-    sweep = sweep_of(tmp_path, "rounds=40", grid={})
-    clock, shown = Clock(), PlainProgress(sweep, io.StringIO())
-    shown.left.clock = clock
-    shown.left.update(SweepProgress(waiting(sweep), [(sweep.cells[0].name, -1)]))
-    clock.now += 39.0
-    progress = SweepProgress(waiting(sweep), [(sweep.cells[0].name, 39)])
-    shown.left.update(progress)
-    assert shown.line(progress).endswith("39 of 40 rounds, about 1.00 s left")
-    clock.now += 5.0
-    assert shown.line(progress).endswith("39 of 40 rounds")
-
-
-def test_the_time_left_includes_rounds_of_later_cells(tmp_path: Path) -> None:
-    """fedgh takes 2 s per round, standalone 4 s. Later rounds count like those of their method; of fd, as the mean."""
-    sweep = sweep_of(tmp_path, "rounds=10", grid={"algorithm.name": ["fedgh", "standalone"]})
-    clock, states = Clock(), waiting(sweep)
-    left = TimeLeft(lambda cells: pytest.fail("rounds were measured"), clock)
-    left.update(SweepProgress(states, [("fedgh", -1), ("standalone", -1)]))
-    clock.now += 4.0
-    progress = SweepProgress(states, [("fedgh", 2), ("standalone", 1)])
-    left.update(progress)
-    now_s = 9 * 4.0  # of the slower cell
-    assert left.seconds(progress) == pytest.approx(now_s)
-    later = replace(progress, later={"fedgh": 20, "standalone": 5, "fd": 10})
-    assert left.seconds(later) == pytest.approx(now_s + (20 * 2 + 5 * 4 + 10 * 3) / 2)
+    now, shown = [1000.0], PlainProgress(sweep, io.StringIO())
+    monkeypatch.setattr("raysim.sweeps.display.time.monotonic", lambda: now[0])
+    states = waiting(sweep)
+    states[1] = replace(states[1], state="done", rounds=10)  # by an earlier command
+    assert shown.line(SweepProgress(states, [("fedgh", -1)])).endswith("10 of 30 rounds")
+    now[0] += 30
+    assert shown.line(SweepProgress(states, [("fedgh", 0)])).endswith("10 of 30 rounds")
+    now[0] += 60
+    assert shown.line(SweepProgress(states, [("fedgh", 1)])).endswith("11 of 30 rounds, about 19 min 00 s left")
 
 
 def test_the_progress_line_counts_the_rounds_of_the_whole_sweep_and_says_when_it_ends(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
     shown = PlainProgress(sweep, io.StringIO())
-    progress = SweepProgress(waiting(sweep), [("fedgh", 2)], earlier=40, later={"fedgh": 50, "fd": 8})
+    progress = SweepProgress(waiting(sweep), [("fedgh", 2)], earlier=40, later=58)
     assert shown.line(progress) == "1 running, 2 waiting; 42 of 128 rounds"
     ending = replace(progress, stopping=True)
     assert shown.line(ending) == "ending: 1 cell will end after this round; 42 of 128 rounds are done"
@@ -276,28 +149,24 @@ def test_long_lists_are_collapsed(tmp_path: Path) -> None:
     shown = io.StringIO()
     print_states(states, shown, every=True)
     assert len(shown.getvalue().splitlines()) == len(states) + 2 > LONG
-    assert not is_long(states[:LONG])
 
 
-def test_methods_are_collapsed_if_variants_are_many(tmp_path: Path) -> None:
-    rates = [0.001 * (i + 1) for i in range(12)]
-    several = waiting(sweep_of(tmp_path, grid={**METHODS, "training.lr": rates}))
-    assert collapsed(several)[0] == "fedgh: 0 of 12 cells done, 12 waiting; 0 of 36 rounds"
-    assert len(collapsed(several)) == 3
-    one_method = waiting(sweep_of(tmp_path, grid={"training.lr": [0.001 * (i + 1) for i in range(30)]}))
-    assert not is_long(one_method)  # a line for all of them would hide every variant
+def test_methods_are_collapsed_if_variants_are_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rates = [0.001 * (i + 1) for i in range(30)]
+    print_states(waiting(sweep_of(tmp_path, grid={**METHODS, "training.lr": rates[:12]})))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "fedgh: 0 of 12 cells done, 12 waiting; 0 of 36 rounds" and len(lines) == 3 + 2
+    print_states(waiting(sweep_of(tmp_path, grid={"training.lr": rates})))
+    assert len(capsys.readouterr().out.splitlines()) == 30 + 2  # a line for all of them would hide every variant
 
 
 def test_the_plan_of_a_long_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     states = waiting(sweep_of(tmp_path, grid=METHODS, seeds="1..7"))
-    print_plan(states, [Cost(10.0, 1024.0)] * 20 + [Cost(None, None)], 2)
+    print_plan(states, [10.0] * 20 + [None], 2)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "fedgh: 0 of 7 seeds done, 7 waiting; 10.0 s, 1.00 KiB each"
-    assert lines[-1] == (
-        "estimated time, if 2 cells run at a time on an idle machine: about 1 min 51 s. This includes 11.3 s to "
-        "start the processes (once) and 21 cells. Not included: 1 cell of unknown length."
-    )
-    print_plan(states, [Cost(10.0, 1024.0)] * 21, 2, every=True)
+    assert lines[0] == "fedgh: 0 of 7 seeds done, 7 waiting; 10.0 s each"
+    assert "about 1 min 40 s" in lines[-1] and "1 cell of unknown length" in lines[-1]
+    print_plan(states, [10.0] * 21, 2, every=True)
     assert len(capsys.readouterr().out.splitlines()) == 21 + 3
 
 

@@ -70,25 +70,22 @@ def test_a_worker_that_ray_kills_for_memory() -> None:
     """Ray's own memory monitor, with a threshold that every machine is above."""
     program = """
 import time
-from raysim.engine.ray.task_pool import task_pool
+from raysim.engine.ray.tasks import Tasks
 
 def work(task, stop, report):
     time.sleep(60)
 
-with task_pool(work, 1) as pool:
-    pool.start("cell", None)
-    while pool.running:
-        for ended in pool.wait():
-            print(ended.death)
+with Tasks(work, 1) as tasks:
+    tasks.start("cell", None)
+    while tasks.running:
+        for ended in tasks.wait():
+            print(ended.final, ended.death)
 """
     monitor = {"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "100"}
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | monitor
     words = [sys.executable, "-c", program]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=100)
-    assert (
-        done.stdout
-        == "its worker process died (its node ran out of memory; run fewer cells at a time (`--parallel`))\n"
-    )
+    assert "True its worker process died" in done.stdout and "--parallel" in done.stdout
 
 
 @pytest.mark.large

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.large import is_large
+from raysim.sweeps.workers import is_large
 from tests.engine.scenarios import digits
 
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from mlflow.tracking import MlflowClient
@@ -91,16 +92,15 @@ def test_a_worker_that_dies_costs_its_cell_nothing_but_time(workplace: Path, cap
 
     def kill(progress: SweepProgress) -> None:
         if not said(caplog) and progress.running and progress.running[0][1] >= 1:
-            from ray._private.state import actors
-
-            for actor in actors().values():
-                if actor["ActorClassName"] == "TaskWorker" and actor["State"] == "ALIVE":
-                    os.kill(actor["Pid"], signal.SIGKILL)
+            # A cell is a child of Ray's process on this node; other tests may have a Ray of their own.
+            for process in psutil.Process().children(recursive=True):
+                if process.cmdline()[:1] == ["ray::_work"]:
+                    process.kill()
 
     (state,) = run_sweep(sweep, parallel=1, show=kill)
     assert state.state == "done", said(caplog)
     (note,) = said(caplog)
-    assert note.startswith("fedgh: its worker process died") and "; the cell is resumed after round" in note
+    assert note.startswith("fedgh: its worker process died") and "; the cell is resumed" in note
     assert len(run_folders(sweep)) == 1
     alone = parse_scenario(digits(training={"batch_size": 64}, rounds=40))
     assert digest(state) == run(alone, quiet=True).state_digest

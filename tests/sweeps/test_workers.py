@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -16,17 +17,18 @@ import pytest
 from raysim.common.files import hold
 from raysim.common.results import LOCK
 from raysim.engine.policies.placement import Node
-from raysim.engine.ray import task_pool
-from raysim.engine.ray.task_pool import Ended, TaskPool
+from raysim.engine.ray import tasks as ray_tasks
+from raysim.engine.ray.tasks import Ended, Tasks, gpu_share
 from raysim.engine.stop import Stop
 from raysim.report.load import read_rounds
 from raysim.runs.run import run
 from raysim.scenario.parse import parse_scenario
-from raysim.sweeps import workers
+from raysim.sweeps import run_cell as cells_of_workers
 from raysim.sweeps.cells import Sweep
+from raysim.sweeps.loop import lock
 from raysim.sweeps.run_cell import Task, run_cell
 from raysim.sweeps.state import CellState, counts, states_of
-from raysim.sweeps.workers import run_in_workers
+from raysim.sweeps.workers import run_cells
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import plain_digits as digits
 from tests.sweeps.test_loop import digest, run_folders, sweep_of
@@ -37,39 +39,46 @@ DEATH = "its node died"
 
 @dataclass
 class Pool:
-    """A pool of one worker in this process, as both the workers of a sweep and their pool.
+    """One cell at a time in this process, as both the `Workers` of a sweep and their `Tasks`.
 
-    rounds: the rounds after which the worker dies, for each task of a cell in turn; None: it does not die, -1: it dies
-    before the run begins. private: whether the worker does not see the marker of the driver's disk.
+    rounds: the rounds after which the process dies, for each task of a cell in turn; None: it does not die, -1: it dies
+    before the run begins. private: whether the tasks do not see the driver's disk.
     """
 
     rounds: dict[str, list[int | None]] = field(default_factory=dict)
     final: bool = False
     private: bool = False
-    own_disks: bool = False  # of `Workers`
     began: Counter[str] = field(default_factory=Counter)
-    tasks: list[Task] = field(default_factory=list)
-    running: list[tuple[str, int]] = field(default_factory=list)
+    given: list[Task] = field(default_factory=list)
+    running: dict[str, int] = field(default_factory=dict)
     when_dead: Callable[[Task], None] = lambda task: None
+    parallel: int | None = 1
+    expected: int | None = None
 
     @property
-    def pool(self) -> Pool:
+    def tasks(self) -> Pool:
         return self
 
     @property
     def has_room(self) -> bool:
         return not self.running
 
+    @property
+    def several_nodes(self) -> bool:
+        return self.private
+
     def start(self, name: str, task: Task) -> None:
-        assert task.marker is not None and task.marker.exists()
+        assert task.marker is not None
+        path, content = task.marker
+        assert path.read_bytes() == content
         self.began[name] += 1
-        self.tasks.append(replace(task, marker=task.marker.with_name("unseen")) if self.private else task)
-        self.running = [(name, -1)]
+        self.given.append(replace(task, marker=(path, b"of another driver")) if self.private else task)
+        self.running = {name: -1}
 
     def wait(self) -> list[Ended]:
         if not self.running:
             return []
-        (name, _), self.running, task = self.running[0], [], self.tasks[-1]
+        (name,), self.running, task = self.running, {}, self.given[-1]
         dies = self.rounds.get(name, [])
         last = dies.pop(0) if dies else None
         if last is None:
@@ -83,12 +92,12 @@ class Pool:
 
 
 def run_all(sweep: Sweep, pool: Pool, store: str) -> dict[str, CellState]:
-    sweep.output.mkdir(parents=True, exist_ok=True)
-    states = {one.cell.name: one for one in states_of(sweep)}
-    left = [one for one in states.values() if one.state != "done"]
-    parent: Any = Unrecorded(store, sweep.name, sweep.output)
-    run_in_workers(left, states, sweep, parent, pool, lambda running, stopping: None)  # type: ignore[arg-type]
-    assert not list(sweep.output.glob(".driver-*"))
+    with contextlib.ExitStack() as cleanup:
+        lock(sweep, cleanup)
+        states = {one.cell.name: one for one in states_of(sweep)}
+        left = [one for one in states.values() if one.state != "done"]
+        parent: Any = Unrecorded(store, sweep.name, sweep.output)
+        run_cells(left, states, sweep, parent, pool, lambda running, stopping: None)  # type: ignore[arg-type]
     return states
 
 
@@ -116,8 +125,8 @@ def test_a_lost_cell_is_resumed_and_no_round_is_recorded_twice(
     assert [rounds_of(folder) for folder in run_folders(sweep)] == [[0, 1, 2, 3, 4]] * 2
     assert pool.began == {"fedgh": 3, "standalone": 1}
     assert notes(caplog) == [
-        "fedgh: its node died; the cell begins again in another worker",
-        "fedgh: its node died; the cell is resumed after round 2 in another worker",
+        "fedgh: its node died; the cell begins again in another process",
+        "fedgh: its node died; the cell is resumed in another process",
     ]
     alone = run(parse_scenario(digits(training={"batch_size": 64}, rounds=4)), quiet=True)
     assert digest(states["fedgh"]) == alone.state_digest
@@ -147,13 +156,13 @@ def test_a_run_that_ended_before_its_worker_died_is_done(sweep: Sweep, tracking_
 def test_a_run_that_a_lost_process_still_holds_is_not_begun_twice(
     sweep: Sweep, tracking_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a process on a node that lost its network: other cells run until it has ended, or for a limited time."""
-    monkeypatch.setattr(workers, "LOCKED_S", 0.0)
+    """As a process on a node that lost its network: the cell waits for its end, for a limited time."""
+    monkeypatch.setattr(cells_of_workers, "LOCKED_S", 0.0)
     pool = Pool({"fedgh": [1]}, when_dead=lambda task: hold(run_folders(sweep)[0] / LOCK) and None)
     states = run_all(sweep, pool, tracking_store)
-    assert pool.began == {"fedgh": 1, "standalone": 1}
     assert states["standalone"].state == "done"
-    assert "is still in use by the process that was lost; run the same command later" in states["fedgh"].reason
+    assert states["fedgh"].rounds == 1 and len(list(sweep.output.glob("fedgh-*/*/run.json"))) == 1
+    assert "is still running" in states["fedgh"].reason
 
 
 def test_checkpoints_that_are_lost_with_a_node(
@@ -166,18 +175,15 @@ def test_checkpoints_that_are_lost_with_a_node(
     assert notes(caplog)[-1].startswith("fedgh: the cell begins again, because its checkpoints are lost: ")
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_session")
 def test_a_node_with_a_disk_of_its_own(sweep: Sweep, tracking_store: str, caplog: pytest.LogCaptureFixture) -> None:
     """Its runs are sent, and a run to resume, such as a trial of a tuning, is sent there with its checkpoints."""
     shorter = replace(sweep, cells=(replace(sweep.cells[0], until=2), sweep.cells[1]))
-    pool = Pool(private=True)
-    states = run_all(shorter, pool, tracking_store)
+    states = run_all(shorter, Pool(private=True), tracking_store)
     assert [(one.state, one.rounds) for one in states.values()] == [("done", 2), ("done", 4)]
-    assert notes(caplog)[0].startswith("the nodes do not share a disk, so cells on other nodes do not appear in MLflow")
+    assert "does not appear in MLflow" in notes(caplog)[0]
     pool = Pool(private=True)
     run_all(sweep, pool, tracking_store)
-    assert [bool(task.sent) for task in pool.tasks] == [False, True]
+    assert [task.files is not None for task in pool.given] == [True]
     assert counts(states_of(sweep)) == "2 done"
     assert len(run_folders(sweep)) == 2
     assert rounds_of(run_folders(sweep)[0]) == [0, 1, 2, 3, 4]
@@ -185,28 +191,24 @@ def test_a_node_with_a_disk_of_its_own(sweep: Sweep, tracking_store: str, caplog
     assert digest(states_of(sweep)[0]) == alone.state_digest
 
 
-def test_the_number_of_workers_follows_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_tasks_follows_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [Node("a", 2.0, 0.0), Node("b", 1.0, 0.0)]
-    monkeypatch.setattr(task_pool.session, "nodes", lambda: nodes)
-    monkeypatch.setattr(task_pool, "POLL_S", 0.0)
+    monkeypatch.setattr(ray_tasks.session, "nodes", lambda: nodes)
 
-    def room(pool: TaskPool) -> int:
-        pool.wait()
-        pool._workers = []
-        while pool.has_room:
-            pool._workers.append(task_pool._Worker(None, "cell"))
-        pool._workers, busy = [], len(pool._workers)
-        return busy
+    def room(limit: int | None = None) -> int:
+        tasks = Tasks(run_cell, limit)
+        while tasks.has_room:
+            tasks.running[f"cell {len(tasks.running)}"] = -1
+        return len(tasks.running)
 
-    pool = TaskPool(run_cell)
-    assert room(pool) == 3
+    assert room() == 3
     nodes.pop(0)
-    assert room(pool) == 1
+    assert room() == 1
     nodes.extend([Node("c", 4.0, 0.0)])
-    assert room(pool) == 5
+    assert room() == 5
     nodes.clear()
-    assert room(pool) == 1  # a worker waits for a node
-    assert room(TaskPool(run_cell, 7)) == 7
+    assert room() == 1  # a task waits for a node
+    assert room(7) == 7
 
 
 DYING = """
@@ -259,14 +261,6 @@ def test_two_of_four_nodes_die(workplace: Path, monkeypatch: pytest.MonkeyPatch,
     assert Path("digests").read_text().split() == [one.state_digest for one in alone]
 
 
-def test_folders_that_a_killed_driver_was_receiving_are_removed(sweep: Sweep, tracking_store: str) -> None:
-    cell = sweep.output / sweep.cells[0].folder_name
-    (cell / ".received-abc" / "content").mkdir(parents=True)
-    (cell / ".received-xyz" / "before").mkdir(parents=True)
-    run_all(sweep, Pool(), tracking_store)
-    assert [path.name for path in cell.glob(".received-*")] == [".received-xyz"]
-
-
 @pytest.mark.parametrize(
     ("limit", "expected", "nodes", "share"),
     [
@@ -278,11 +272,9 @@ def test_folders_that_a_killed_driver_was_receiving_are_removed(sweep: Sweep, tr
         (None, None, [Node("a", 8.0, 2.0), Node("b", 8.0, 0.0)], 0.0),
         (None, None, [], 0.0),
         (None, 3, [Node("a", 16.0, 4.0)], 1.0),  # 3 cells: a GPU each, since Ray puts shares of 1/4 on one GPU
-        (16, None, [Node("a", 4.0, 1.0), Node("b", 32.0, 1.0)], 0.0833),  # 4 on a, 12 on b
     ],
 )
-def test_workers_share_the_gpus_of_a_node(
-    limit: int | None, expected: int | None, nodes: list[Node], share: float, monkeypatch: pytest.MonkeyPatch
+def test_tasks_share_the_gpus_of_a_node(
+    limit: int | None, expected: int | None, nodes: list[Node], share: float
 ) -> None:
-    monkeypatch.setattr(task_pool.session, "nodes", lambda: nodes)
-    assert TaskPool(run_cell, limit, expected)._gpu_share() == share
+    assert gpu_share(nodes, limit, expected) == share
