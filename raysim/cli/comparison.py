@@ -111,8 +111,8 @@ def sweep(
     be written. With --dry-run, exit code 2: a cell can never run, for example because its data is damaged. Data that is
     not downloaded yet is not an error.
 
-    Cells run in worker processes, several at a time. A cell runs with client actors instead if it has `backend: ray`,
-    or a number of client actors or `overrides` in `resources`, or is too large for a worker's share of the memory. Only
+    Cells run as Ray tasks, several at a time. A cell runs with client actors instead if it has `backend: ray`, or a
+    number of client actors or `overrides` in `resources`, or is too large for a task's share of the memory. Only
     one such cell runs at a time.
 
     If the file has `tune`, trials on other seeds run first. Then the cells run with the values of the best trials.
