@@ -17,6 +17,7 @@ from sphinx.writers.html5 import HTML5Translator
 sys.path.insert(0, str(Path(__file__).parent))
 import measured_runs
 import scenario_keys
+import tables
 
 # Cells call `raysim` of the environment that builds the site, and print for a page, not for a terminal.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -137,6 +138,7 @@ def setup(app: Sphinx) -> None:
             content[0] += scenario_keys.markdown()
         if page == "measured_runs":
             content[0] += measured_runs.markdown()
+        content[0] = tables.expand(content[0])
 
     def include(app: Sphinx, path: Path, page: str, content: list[str]) -> None:
         # `page` lacks its folder (MyST-Parser 5.2).

@@ -89,12 +89,10 @@ def test_results_survive_the_file(tmp_path: Path) -> None:
     assert beside_fluke.read(tmp_path / "rows.csv") == pairs
 
 
-@pytest.mark.parametrize("batches", ["own", "same"])
-def test_the_page_shows_what_was_measured(batches: str) -> None:
+def test_every_method_was_measured() -> None:
     measured = beside_fluke.read(REPOSITORY / "docs" / "results" / "beside_fluke.csv")
-    some = [pair for pair in measured if pair.batches == batches]
-    assert {pair.method for pair in some} == METHODS.keys()
-    assert beside_fluke.table(some) in (REPOSITORY / "docs" / "results.md").read_text(encoding="utf-8")
+    for batches in ("own", "same"):
+        assert {pair.method for pair in measured if pair.batches == batches} == METHODS.keys()
 
 
 def test_without_fluke_one_sentence_says_what_to_do(

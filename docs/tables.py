@@ -1,0 +1,234 @@
+"""The tables of measured and of published values, which the site's build makes from CSV files.
+
+A comment such as `<!-- table: digits -->` in a page stands for the table of that name, and `<!-- published: FedKD -->`
+for the published values of the methods whose names match one of the patterns.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean, stdev
+
+from raysim.comparison.statistics import Estimate, estimate, paired_difference
+
+RESULTS = Path(__file__).parent / "results"
+PUBLISHED = Path(__file__).parents[1] / "scenarios" / "published_results.csv"
+MARK = re.compile(r"^<!-- (table|published): (.+) -->$", re.MULTILINE)
+
+Row = dict[str, str]
+
+CIFAR100 = {
+    ("FedSSA", "Table 2", "heterogeneous CNN-1..5;N=100;C=10%", "avg_test_acc_%"),
+    ("FedRAL", "Table 3", "heterogeneous;N=100;pathological", "avg_test_acc_mean_%"),
+}
+"""The published columns of the setting with 100 clients; both papers print the same values of the other methods."""
+
+BASELINES = {
+    "FedMD": "Standalone, five networks",
+    "FedMD, transfer learning": "Standalone, five networks",
+    "FedDF": "Standalone, five networks",
+    "HeteroFL": "Standalone, three widths",
+    "FedGKT": "Standalone, two ResNets",
+}
+"""Method with public data, widths or stages -> the runs of Standalone with the same networks."""
+
+
+def expand(page: str) -> str:
+    """Return the text of a page with a table in place of each mark."""
+    return MARK.sub(lambda mark: TABLES[mark[2]]() if mark[1] == "table" else published(mark[2].split(", ")), page)
+
+
+def published(patterns: Sequence[str]) -> str:
+    """Return the values that the papers print for some methods: a row per paper, table, setting, method and metric."""
+
+    def key(row: Row) -> list[str]:
+        return [row[name] for name in ("paper", "table", "setting", "method", "metric")]
+
+    rows = [row for row in read(PUBLISHED) if any(fnmatchcase(row["method"], pattern) for pattern in patterns)]
+    return markdown(
+        ["paper", "table", "setting", "row", "metric", "values"],
+        (
+            [*names, "; ".join(f"{row['dataset']}: {row['value']}" for row in some)]
+            for names, some in groupby(sorted(rows, key=key), key=key)
+        ),
+    )
+
+
+def digits(name: str) -> str:
+    """Return final accuracies of the sweeps on digits, and the paired differences to Standalone."""
+    rows = read(RESULTS / f"{name}.csv")
+    methods = dict.fromkeys(row["variant"].split()[0] for row in rows)
+    lines = []
+    for method in methods:
+        cells = []
+        for count in (2, 3, 5):
+            mine, alone = (
+                by_seed(rows, f"{one} data.partition.classes_per_client={count}", "last")
+                for one in (method, "standalone")
+            )
+            cells += [shown(estimate(list(mine.values()))), difference(mine, alone) if method != "standalone" else "-"]
+        lines.append([method, *cells])
+    head = [text for count in (2, 3, 5) for text in (f"{count} classes", "minus Standalone")]
+    return markdown(["method", *head], lines, right=range(1, 7))
+
+
+def cifar100(name: str) -> str:
+    """Return a sweep on CIFAR-100 with 100 clients beside the published values; "-" where there is none."""
+    printed = {row["method"]: row["value"] for row in read(PUBLISHED) if _of_cifar100(row)}
+    rows = read(RESULTS / f"{name}.csv")
+    best = {row["variant"]: 100 * float(row["best_participants"]) for row in rows}
+    end = {method: fmean(every_round(name, method, "all")[-50:]) for method in best}
+    lines = []
+    for row in rows:
+        method, gains, paper = row["variant"], ["-", "-", "-"], printed.get(row["variant"], "-")
+        if method != "Standalone":
+            gains = [f"{of[method] - of['Standalone']:+.2f}" for of in (best, end)]
+            gains.append("-" if paper == "-" else f"{float(paper) - float(printed['Standalone']):+.2f}")
+        numbers = [f"{one:.2f}" for one in (best[method], end[method], float(row["total_mib"]))]
+        lines.append([method, *numbers, *gains, paper])
+    head = ["method", "best round", "last 50 rounds", "total MiB", "gain: best round", "gain: last 50 rounds"]
+    return markdown([*head, "gain: paper", "paper"], lines, right=range(1, 8))
+
+
+def _of_cifar100(row: Row) -> bool:
+    key = (row["paper"], row["table"], row["setting"], row["metric"])
+    return key in CIFAR100 and row["dataset"] == "CIFAR-100" and row["value"] != "-"
+
+
+def fedral_choices() -> str:
+    """Return other readings of FedRAL's paper, each minus Standalone with equally drawn first weights."""
+    lines = []
+    for variant in (row["variant"] for row in read(RESULTS / "fedral_choices.csv")):
+        alone = "Standalone, own first weights" if variant == "own first weights" else "Standalone"
+        if not variant.startswith("Standalone"):
+            mine, other = (every_round("fedral_choices", one, "all") for one in (variant, alone))
+            gains = (mine[-1] - other[-1], fmean(mine[-10:]) - fmean(other[-10:]))
+            lines.append([variant, f"{mine[-1]:.2f}", *(f"{gain:+.2f}" for gain in gains)])
+    head = ["reading", "after 30 rounds", "gain: after 30 rounds", "gain: last 10 rounds"]
+    return markdown(head, lines, right=range(1, 4))
+
+
+def hks_table1() -> str:
+    """Return the rows of HKS's Table I that were run, beside the published values."""
+    printed = {(row["method"], row["metric"]): row["value"] for row in read(PUBLISHED) if row["table"] == "Table I"}
+    lines = [
+        [
+            row["variant"],
+            *(f"{100 * float(row[measure]):.2f}" for measure in ("best", "last_global")),
+            *(printed.get((row["variant"], metric), "-") for metric in ("MAUA_%", "global_test_acc_%")),
+            row["processor"],
+        ]
+        for file in ("hks_table1", "hks_all_again")
+        for row in read(RESULTS / f"{file}.csv")
+    ]
+    head = ["method", "best round", "whole test set", "paper: best round", "paper: whole test set", "processor"]
+    return markdown(head, lines, right=range(1, 5))
+
+
+def public() -> str:
+    """Return the methods with public data, widths and stages, each minus Standalone with the same networks."""
+    rows = read(RESULTS / "public.csv")
+    lines = []
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        last = by_seed(rows, variant, "last")
+        mib = fmean(float(row["total_mib"]) for row in rows if row["variant"] == variant)
+        alone = BASELINES.get(variant)
+        gain = difference(last, by_seed(rows, alone, "last")) if alone else "-"
+        lines.append([variant, shown(estimate(list(last.values()))), f"{mib:.2f}", gain])
+    return markdown(["method", "last", "total MiB", "minus Standalone"], lines, right=range(1, 4))
+
+
+def beside_fluke() -> str:
+    """Return accuracies of raysim and fluke-fl with their own batches, and the differences with the same batches."""
+    rows = read(RESULTS / "beside_fluke.csv")
+    lines = []
+    for method, measure in dict.fromkeys((row["method"], row["measure"]) for row in rows):
+        mine = [row for row in rows if (row["method"], row["measure"]) == (method, measure)]
+        own, same = ([row for row in mine if row["batches"] == batches] for batches in ("own", "same"))
+        sides = [_spread([float(row[side]) for row in own]) for side in ("raysim", "fluke")]
+        apart = [_spread([float(row["raysim"]) - float(row["fluke"]) for row in some], "+") for some in (own, same)]
+        weights = [float(row["weights"]) for row in same if row["weights"]]
+        lines.append([method, measure, *sides, *apart, f"{max(weights):.0e}" if weights else "-"])
+    head = ["method", "measure", "raysim", "fluke", "raysim minus fluke", "with the same batches", "weights"]
+    return markdown(head, lines, right=range(2, 7))
+
+
+def _spread(values: Sequence[float], sign: str = "") -> str:
+    mean = f"{fmean(values):{sign}.2f}"
+    return f"{mean if float(mean) else '0.00'} ± {stdev(values):.2f}"
+
+
+def reported(name: str, label: str) -> str:
+    """Return best rounds beside the values that another project reports."""
+    lines = []
+    for row in read(RESULTS / f"{name}.csv"):
+        best, last = (100 * float(row[measure]) for measure in ("best", "last"))
+        theirs = ["-", "-"]
+        if row["reported"]:
+            theirs = [f"{row['reported']} ± {row['deviation']}", f"{best - float(row['reported']):+.2f}"]
+        lines.append([row[label], f"{best:.2f}", row["round"], f"{last:.2f}", *theirs])
+    head = [label, "best round", "round", "last", "reported", "raysim minus reported"]
+    return markdown(head, lines, right=range(1, 6))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "digits": partial(digits, "digits"),
+    "digits_tuned": partial(digits, "digits_tuned"),
+    "cifar100": partial(cifar100, "cifar100"),
+    "cifar100_published": partial(cifar100, "cifar100_published"),
+    "cifar100_published_500": partial(cifar100, "cifar100_published_500"),
+    "fedral_choices": fedral_choices,
+    "hks_table1": hks_table1,
+    "public": public,
+    "beside_fluke": beside_fluke,
+    "beside_niid_bench": partial(reported, "beside_niid_bench", "partition"),
+    "beside_pfllib": partial(reported, "beside_pfllib", "method"),
+}
+
+
+def read(path: Path) -> list[Row]:
+    """Return the rows of a CSV file."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def by_seed(rows: Iterable[Row], variant: str, measure: str) -> dict[object, float]:
+    """Return the measure of a variant by seed, in per cent."""
+    return {row["seed"]: 100 * float(row[measure]) for row in rows if row["variant"] == variant}
+
+
+def every_round(name: str, variant: str, measure: str) -> list[float]:
+    """Return the measure of a variant after each round, in per cent."""
+    rows = read(RESULTS / "rounds" / f"{name}.csv")
+    return [100 * float(row[measure]) for row in rows if row["variant"] == variant]
+
+
+def difference(mine: dict[object, float], other: dict[object, float]) -> str:
+    """Return the difference between two variants, paired by seed."""
+    found = paired_difference(mine, other)
+    assert found
+    return shown(found, "+")
+
+
+def shown(found: Estimate, sign: str = "") -> str:
+    """Return a mean with half of its 95 % interval, where there are enough seeds for one."""
+    half = "" if found.half_width is None else f" ± {found.half_width:.2f}"
+    return f"{found.mean:{sign}.2f}{half}"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
+    """Return a table in Markdown. `right` lists the columns that are aligned to the right."""
+    return "\n".join(_lines(head, rows, set(right)))
+
+
+def _lines(head: Sequence[str], rows: Iterable[Sequence[str]], right: set[int]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"| {' | '.join('---:' if place in right else '---' for place in range(len(head)))} |"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
