@@ -8,19 +8,19 @@ import inspect
 import io
 import re
 import tokenize
-from itertools import groupby
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raysim.comparison.statistics import paired_difference
 from raysim.plugins.registry import algorithm_names
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = REPOSITORY / "docs" / "methods"
-HEADINGS = ["Idea", "Equations", "Equation to function", "Symbol to code", "Deviations", "Published values"]
+HEADINGS = ["Idea", "Equations", "Symbol to code", "Deviations", "Results"]
 EQUATION = re.compile(r"Eq\. (\d+|[A-Z])\b")
+SHOWN = re.compile(r"^- \*\*(Eq\. \w+)\*\* \(`([\w.]+)`\) ", re.MULTILINE)
 
 
 def page(method: str) -> str:
@@ -29,12 +29,6 @@ def page(method: str) -> str:
 
 def section(method: str, heading: str) -> str:
     return page(method).split(f"\n## {heading}\n")[1].split("\n## ")[0]
-
-
-def table(method: str, heading: str) -> list[list[str]]:
-    """The cells of a section's table, without its two header lines."""
-    lines = [line for line in section(method, heading).splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
 
 def function(method: str, name: str) -> Any:
@@ -49,18 +43,6 @@ def comments(source: str) -> str:
     return "\n".join(token.string for token in tokens if token.type == tokenize.COMMENT)
 
 
-def published(methods: set[str]) -> list[list[str]]:
-    """Rows of a page's table of published values: one per table of a paper, setting, method and metric."""
-    with (REPOSITORY / "scenarios" / "published_results.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["method"] in methods]
-    key = ("paper", "table", "setting", "method", "metric")
-    groups = groupby(sorted(rows, key=lambda r: [r[n] for n in key]), key=lambda r: [r[n] for n in key])
-    return [
-        [*(name.replace("|", "\\|") for name in names), "; ".join(f"{r['dataset']}: {r['value']}" for r in values)]
-        for names, values in groups
-    ]
-
-
 def test_every_method_has_a_page():
     assert sorted(path.stem for path in PAGES.glob("*.md")) == algorithm_names()
 
@@ -72,28 +54,32 @@ def test_headings_are_the_agreed_ones(method: str):
 
 @pytest.mark.parametrize("method", algorithm_names())
 def test_every_equation_is_marked_in_the_function_that_computes_it(method: str):
-    rows = table(method, "Equation to function")
-    assert rows
-    for equation, _, name in rows:
-        assert EQUATION.fullmatch(equation)
-        source = inspect.getsource(function(method, name.strip("`")))
+    equations = SHOWN.findall(section(method, "Equations"))
+    assert equations
+    for equation, name in equations:
+        source = inspect.getsource(function(method, name))
         assert re.search(rf"{re.escape(equation)}\b", comments(inspect.cleandoc("\n" + source))), (equation, name)
 
 
 @pytest.mark.parametrize("method", algorithm_names())
 def test_page_and_file_have_the_same_equations(method: str):
     file = (REPOSITORY / "algorithms" / f"{method}.py").read_text(encoding="utf-8")
-    listed = {row[0] for row in table(method, "Equation to function")}
-    shown = {f"Eq. {label}" for label in EQUATION.findall(section(method, "Equations"))}
+    shown = section(method, "Equations")
     marked = {f"Eq. {label}" for label in EQUATION.findall(comments(file))}
-    assert listed == shown == marked
+    assert {equation for equation, _ in SHOWN.findall(shown)} == {f"Eq. {x}" for x in EQUATION.findall(shown)} == marked
 
 
-@pytest.mark.parametrize("method", algorithm_names())
-def test_published_values_are_those_of_the_collected_tables(method: str):
-    rows = table(method, "Published values")
-    methods = {row[3].replace("\\|", "|") for row in rows}
-    assert rows == published(methods)
+def test_published_values_are_on_the_page_of_one_method() -> None:
+    with (REPOSITORY / "scenarios" / "published_results.csv").open(encoding="utf-8", newline="") as file:
+        methods = {row["method"] for row in csv.DictReader(file)}
+    patterns = [
+        pattern
+        for method in algorithm_names()
+        for mark in re.findall(r"^<!-- published: (.+) -->$", page(method), re.MULTILINE)
+        for pattern in mark.split(", ")
+    ]
+    found = [name for pattern in patterns for name in methods if fnmatchcase(name, pattern)]
+    assert sorted(found) == sorted(name for name in methods if not name.startswith("CNN-"))
 
 
 def sources(*folders: str) -> list[Path]:
@@ -106,18 +92,3 @@ def test_methods_and_their_pages_name_no_path_outside_the_repository():
     outside = re.compile(r"\.\./shared|/home/")
     for path in sources("algorithms", "docs/methods", "raysim/contract", "raysim/core", "tests/algorithms"):
         assert not outside.search(path.read_text(encoding="utf-8")), path
-
-
-@pytest.mark.parametrize("method", ["fedprox", "fedper", "fedrep", "ditto", "apfl", "fedgen"])
-def test_differences_on_digits_follow_from_the_values_of_the_seeds(method: str) -> None:
-    text = " ".join(section(method, "Published values").split())
-    listed = re.findall(r"- (\w[\w-]*)(?: with `mu: 0\.1`)?: [\d.]+ %[^(]*\(([^)]*)\)", text)
-    seeds = {}
-    for name, values in listed:
-        seeds[name] = dict(zip("123", map(float, re.findall(r"\d+\.\d\d", values)), strict=True))
-    names = "FedProx|LG-FedAvg|FedAvg|FedPer|FedRep|Ditto|APFL|FedGen"
-    shown = re.findall(rf"({names})(?: is)? (\d\.\d\d ± \d\.\d\d)", text)
-    assert len(shown) == 2
-    for name, words in shown:
-        found = paired_difference(seeds[name], seeds["Standalone"])
-        assert found and found.half_width and words == f"{abs(found.mean):.2f} ± {found.half_width:.2f}"
