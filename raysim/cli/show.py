@@ -130,8 +130,4 @@ def show_traces(traces: Sequence[Trace]) -> None:
 
 def _cluster(machine: ClusterResources) -> str:
     """Return the nodes and resources for which a run is planned, in words."""
-    nodes = plural(machine.nodes, "node")
-    if machine.unlimited:
-        return f"{nodes} and nodes that an autoscaler adds"
-    grown = "a cluster that grows to " if machine.growing else ""
-    return f"{grown}{nodes} with {machine.cpus:g} CPUs and {machine.gpus:g} GPUs"
+    return f"{plural(machine.nodes, 'node')} with {machine.cpus:g} CPUs and {machine.gpus:g} GPUs"

@@ -39,11 +39,8 @@ class Backend(Protocol):
         Returns how long actors took to start; None if there are none, or if one died meanwhile.
         """
 
-    def drain_reason(self) -> str:
-        """Return why `recover` should move actors, in a sentence about nodes that are being drained; "" if none."""
-
     def recover(self) -> None:
-        """Replace dead actors and those on nodes that are being drained, and reset all state, as after `start`."""
+        """Replace dead actors, and reset all state, as after `start`."""
 
     def restore(self, files: SavedFiles, storage: Storage) -> None:
         """Load the states that `save` wrote; call it after `start` or `recover`.

@@ -59,9 +59,6 @@ class InProcessBackend:
         spec.own_code.activate()  # as in an actor: this process may have opened a run with other files of these names
         self._begin()
 
-    def drain_reason(self) -> str:
-        return ""
-
     def recover(self) -> None:
         self.worker.states.files.close()
         self._begin()

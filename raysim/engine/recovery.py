@@ -58,11 +58,6 @@ class RecoveringBackend:
         if report.failed:
             self.failed[t] = list(report.failed)
 
-    def move(self, why: str) -> None:
-        """Replace actors by others with the state of the last checkpoint, for the reason `why`; this is no attempt."""
-        logger.info(why)
-        self(lambda: self._go_back(self._latest()))
-
     def _recover(self, lost: LostError) -> None:
         """Replace dead actors, restore the last checkpoint and replay the rounds from there to `at`.
 

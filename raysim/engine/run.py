@@ -93,7 +93,6 @@ class Rounds:
                 raise KeyboardInterrupt
             if self._ends_early():
                 break
-            self._leave_drained_nodes()
             began, evaluate = perf_counter(), plan.evaluations.coverage(t)
             report = self._report(t, evaluate)
             self.warnings.check_failures(t, report)
@@ -123,15 +122,6 @@ class Rounds:
         self.warnings.diverged = set(self.progress.diverged)
         self.progress.started = perf_counter()
         self.stop.possible = True
-
-    def _leave_drained_nodes(self) -> None:
-        """Move actors from nodes that are being drained to other nodes, by a checkpoint of the last round.
-
-        Without checkpoints, they stay: moving them would repeat all rounds, as the death of the node does.
-        """
-        if self.checkpoints is not None and (why := self.recovering(self.backend.drain_reason)):
-            self._save()
-            self.recovering.move(why)
 
     def _report(self, t: int, evaluate: Coverage | None) -> RoundReport:
         """Run round `t`, again if an actor dies in it, and return its report."""

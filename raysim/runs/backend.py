@@ -18,16 +18,7 @@ from raysim.core import accelerator
 from raysim.engine.backend import Backend
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.plan import Plan
-from raysim.engine.policies.placement import (
-    ActorGroup,
-    ClusterResources,
-    Growth,
-    Layout,
-    Node,
-    first_actors,
-    lay_out,
-    place_actors,
-)
+from raysim.engine.policies.placement import ActorGroup, Layout, Node, place_actors
 from raysim.engine.workers.state_files import StateLimits
 from raysim.report.units import plural
 from raysim.scenario.scenario import Scenario
@@ -94,39 +85,14 @@ def make_backend(
             "the runs in separate processes, or run `ray start --head` and set RAY_ADDRESS=auto for both"
         )
     nodes = session.nodes(resources.head)
-    growth = growth_notes(scenario, layout, None if started else session.growth(resources.head))
-    for text in (*layout.notes, *growth, *(one.sentence for one in placement(scenario, layout, nodes))):
+    for text in (*layout.notes, *(one.sentence for one in placement(scenario, layout, nodes))):
         logger.info(text)
 
-    def replan(machine: ClusterResources) -> Layout:
-        return lay_out(scenario.requests, machine, scenario.participants)
-
     limits = state_limits(scenario, folder)
-    pool = ActorPool(
-        layout, resources.placement, resources.head, None if started else replan, scenario.participants, limits
-    )
+    pool = ActorPool(layout, resources.placement, resources.head, scenario.participants, limits)
     backend = RayBackend(pool)
     cleanup.callback(backend.close)
     return backend
-
-
-def growth_notes(scenario: Scenario, layout: Layout, growth: Growth | None) -> tuple[str, ...]:
-    """Return a sentence about the nodes for which the run would wait; none if all actors fit on the present nodes."""
-    if growth is None:
-        return ()
-    fit = sum(map(len, place_actors(layout.groups, growth.present, scenario.resources.placement)))
-    if fit == layout.num_actors:
-        return ()
-    first = sum(group.actors for group in first_actors(layout.groups, growth.present, scenario.resources.placement))
-    types = Counter(
-        f"{node.name} ({node.cpus:g} CPU, {node.gpus:g} GPU)" for node in growth.largest or () if not node.id
-    )
-    most = f" (at most {', '.join(f'{count} x {name}' for name, count in types.items())})" if types else ""
-    begins = "when all fit" if first == layout.num_actors else f"with {first}, and adds the others when nodes join"
-    return (
-        f"{fit} of {plural(layout.num_actors, 'client actor')} fit on the present nodes; the run requests nodes for "
-        f"the others from the cluster's autoscaler{most}. It begins {begins}",
-    )
 
 
 def state_limits(scenario: Scenario, folder: Path | None = None) -> StateLimits:

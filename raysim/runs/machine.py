@@ -21,7 +21,7 @@ from raysim.scenario.trackers import check_packages
 def find_machine(scenario: Scenario) -> ClusterResources:
     """Return the resources for the run's actors, of the cluster that it attaches to or else of this machine.
 
-    A cluster with an autoscaler counts with its maximum size. Raises `ScenarioError` when the cluster does not answer.
+    Raises `ScenarioError` when the cluster does not answer.
     """
     if not attach(scenario):
         kind = accelerator.available()
@@ -31,8 +31,7 @@ def find_machine(scenario: Scenario) -> ClusterResources:
         return ClusterResources(float(os.cpu_count() or 1), float(gpus), oversubscribable=True)
     from raysim.engine.ray import session
 
-    growth = session.growth(scenario.resources.head)
-    return session.machine(scenario.resources.head) if growth is None else growth.resources
+    return session.machine(scenario.resources.head)
 
 
 def attach(scenario: Scenario) -> bool:

@@ -22,7 +22,7 @@ from raysim.engine.policies.placement import ActorGroup, ClusterResources, Layou
 from raysim.models import MODELS
 from raysim.models.split import example
 from raysim.plugins.calling import hook_error
-from raysim.runs.backend import Placement, growth_notes, placement
+from raysim.runs.backend import Placement, placement
 from raysim.runs.machine import attach, bytes_of_models, check_local, find_machine, refuse_float16_on_cpu
 from raysim.runs.plan import evaluations_of, make_plan
 from raysim.runs.warm_start import warm_start
@@ -82,9 +82,9 @@ def preview(scenario: Scenario) -> Preview:
     if attach(scenario):
         from raysim.engine.ray import session
 
-        nodes, growth = session.nodes(scenario.resources.head), session.growth(scenario.resources.head)
-        check_fits(layout, nodes, scenario.resources.placement, growth)
-        notes += growth_notes(scenario, layout, growth)
+        nodes = session.nodes(scenario.resources.head)
+        if not machine.growing:
+            check_fits(layout, nodes, scenario.resources.placement)
     data = scenario.data
     if missing(data.name, data.root, data.format):
         if data.root is not None or not scenario.dataset.torchvision or data.format not in ("auto", "torchvision"):

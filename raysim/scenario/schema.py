@@ -366,7 +366,7 @@ class Resources(Section):
 
     actors: AtLeastOne | Auto = "auto"
     """Number of client actors; `auto`: as many as the CPUs and GPUs allow, at most one per participant. On a cluster
-    with an autoscaler, these are the CPUs and GPUs at its maximum size, and the run grows while nodes join."""
+    with an autoscaler, a number requests nodes for these actors; `auto` uses the nodes that are present."""
     clients_per_actor: AtLeastOne | Auto = "auto"
     """Pin this many clients to each actor; 1: one actor per client; `auto`: pack the clients, and move them when that
     is worth it. Clients that train together (`training.together`) train at the actor of the first of them."""

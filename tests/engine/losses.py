@@ -215,15 +215,12 @@ class SimulatedWorkers:
         self.spec, self.raw = spec, raw()
         self.recover()
 
-    def drain_reason(self) -> str:
-        return ""
-
     def recover(self) -> None:
         self.close()
         self._call("recover", self._begin)
 
     def _begin(self) -> None:
-        # After a node is lost, fewer workers may be left; later, others may join.
+        # After a node is lost, fewer workers may be left; after the next loss, other nodes may be there.
         count = self.schedule.rng.randint(1, self.schedule.workers)
         self.workers = [ClientWorker(self.spec, self.raw, "cpu", StateFiles(LIMITS)) for _ in range(count)]
         self.server = ServerWorker(self.spec)

@@ -300,40 +300,6 @@ def test_a_death_between_two_rounds_is_recovered() -> None:
     assert (run([2]), restarts) == ((*expected, 1), 0)
 
 
-class Drained(InProcessBackend):
-    """A backend whose node is being drained after round 2, and that forgets all state when it leaves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trained: list[int] = []
-        self.left = 0
-
-    def drain_reason(self) -> str:
-        return "node a is being drained" if len(self.trained) == 2 and not self.left else ""
-
-    def train(self, t: int, *args: Any) -> Pending[Any]:
-        self.trained.append(t)
-        return super().train(t, *args)
-
-    def recover(self) -> None:
-        self.left += bool(self.trained)
-        super().recover()
-
-
-@pytest.mark.parametrize("saves", [True, False])
-def test_a_drained_node_is_left_without_repeating_a_round(
-    saves: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    store = CheckpointStore(open_storage(tmp_path))
-    backend, progress = Drained(), Progress()
-    # No checkpoint is due before the last round. Without checkpoints the run stays: leaving would repeat all rounds.
-    checkpoints = CheckpointManager(store, 100, ROUNDS) if saves else None
-    assert outcome(loaded(), backend, checkpoints, progress) == undisturbed()
-    assert (backend.trained, backend.left, progress.restarts) == ([1, 2, 3, 4], int(saves), 0)
-    assert ("node a is being drained" in caplog.messages) is saves
-
-
 class OfTheMachine(Standalone):
     """Fails for one client in round 2 for a reason that depends on the machine."""
 

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from raysim.common.errors import ScenarioError
-from raysim.engine.policies.placement import ClusterResources, Growth, Node, lay_out
-from raysim.runs.backend import growth_notes
+from raysim.engine.policies.placement import ClusterResources
 from raysim.runs.plan import make_plan
 from raysim.runs.preview import _samples_tested, preview
 from raysim.scenario.scenario import Scenario
@@ -79,21 +78,3 @@ def test_float16_needs_gpus() -> None:
         for precision in ("bfloat16", "float16")
     }
     assert together == {"bfloat16": 32, "float16": 1}
-
-
-def test_the_nodes_for_which_a_run_would_wait() -> None:
-    growth = Growth((Node("a", 2, 0, "a"),), (*[Node("small", 2, 0)] * 2, Node("large", 8, 0)))
-
-    def notes(growth: Growth | None, *sets: str) -> tuple[str, ...]:
-        scenario = Scenario.load(QUICKSTART, ["clients.count=20", "clients.participation=1", *sets])
-        machine = ClusterResources(20, 0) if growth is None else growth.resources
-        return growth_notes(scenario, lay_out(scenario.requests, machine, scenario.participants), growth)
-
-    [note] = notes(growth, "resources.actors=4")
-    assert note == (
-        "2 of 4 client actors fit on the present nodes; the run requests nodes for the others from the cluster's "
-        "autoscaler (at most 2 x small (2 CPU, 0 GPU), 1 x large (8 CPU, 0 GPU)). It begins when all fit"
-    )
-    assert "It begins with 2, and adds the others when nodes join" in notes(growth)[0]
-    assert "autoscaler. It begins with 2" in notes(Growth(growth.present, None))[0]
-    assert notes(growth, "resources.actors=2") == notes(None) == ()

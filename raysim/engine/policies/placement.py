@@ -54,8 +54,7 @@ class ClusterResources:
     gpus: float
     nodes: int = 1
     oversubscribable: bool = False  # whether actors may reserve more CPUs than exist, as on a local Ray
-    growing: bool = False  # whether an autoscaler adds nodes; these are then the resources at its maximum size
-    unlimited: bool = False  # whether that maximum size is not known; the CPUs are then infinite
+    growing: bool = False  # whether an autoscaler may add nodes for actors that fit on no present node
 
     @classmethod
     def of(cls, nodes: Sequence[Node]) -> ClusterResources:
@@ -74,23 +73,6 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Growth:
-    """The nodes of a cluster with an autoscaler that may add nodes."""
-
-    present: tuple[Node, ...]
-    largest: tuple[Node, ...] | None  # all nodes of the cluster at its maximum size; None: Ray does not report it
-
-    @property
-    def resources(self) -> ClusterResources:
-        """The resources for which a run on this cluster is planned."""
-        if self.largest is not None:
-            return replace(ClusterResources.of(self.largest), growing=True)
-        # Without a GPU node, it is not known whether the autoscaler can add one.
-        gpus = math.inf if any(node.gpus for node in self.present) else 0.0
-        return ClusterResources(math.inf, gpus, len(self.present), growing=True, unlimited=True)
-
-
-@dataclass(frozen=True)
 class ActorGroup:
     """Actors with the same resources, and their clients."""
 
@@ -99,7 +81,6 @@ class ActorGroup:
     cpus_per_actor: float
     gpus_per_actor: float
     pinned: bool  # clients never move to another actor
-    automatic: bool = False  # the scenario gives no number of actors
 
     @cached_property
     def place(self) -> dict[ClientId, int]:
@@ -151,22 +132,24 @@ def lay_out(requests: Sequence[ResourceRequest], machine: ClusterResources, part
         busy = count if participants is None else max(1, math.ceil(participants * count / total))
         actors = _num_actors(request, machine, gpus, len(requests), busy)
         pinned = request.clients_per_actor is not None
-        automatic = request.actors is None and not pinned
-        groups.append(ActorGroup(request.clients, actors, request.cpus_per_actor, gpus, pinned, automatic))
+        groups.append(ActorGroup(request.clients, actors, request.cpus_per_actor, gpus, pinned))
     sharing = [g for g, request in enumerate(requests) if request.gpus_per_actor is None]
-    if machine.gpus and sharing and not machine.unlimited:
+    if machine.gpus and sharing:
         # One share for all of them: shares of several sizes may leave gaps on GPUs into which no actor fits.
         taken = sum(group.actors * group.gpus_per_actor for g, group in enumerate(groups) if g not in sharing)
         share = share_of_a_gpu(sum(groups[g].actors for g in sharing), machine.gpus - taken)
         for g in sharing:
             groups[g] = replace(groups[g], gpus_per_actor=share)
     plan = Layout(tuple(groups))
-    _refuse_too_large(plan, machine)
-    if plan.cpus > machine.cpus + 1e-6:
-        notes.append(
-            f"the actors need {plan.cpus:g} CPUs, but the machine has {machine.cpus:g}: rounds take longer, but the "
-            "results stay the same"
-        )
+    if machine.growing:
+        notes += _growing_notes(requests, plan, machine)
+    else:
+        _refuse_too_large(plan, machine)
+        if plan.cpus > machine.cpus + 1e-6:
+            notes.append(
+                f"the actors need {plan.cpus:g} CPUs, but the machine has {machine.cpus:g}: rounds take longer, but "
+                "the results stay the same"
+            )
     return replace(plan, notes=tuple(dict.fromkeys(notes)))
 
 
@@ -192,31 +175,11 @@ def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], order: Nod
     return placed
 
 
-def first_actors(
-    groups: Sequence[ActorGroup], nodes: Sequence[Node], order: NodeOrder = "spread"
-) -> tuple[ActorGroup, ...]:
-    """Return the groups with the actors that a run on a growing cluster waits for; the others may join later.
-
-    A group with a given number of actors needs all of them. An automatic group begins with the actors that fit on
-    `nodes`, but at least one. order: as in `resources.placement`.
-    """
-    placed = place_actors(groups, nodes, order)
-    return tuple(
-        replace(group, actors=max(1, len(places))) if group.automatic else group
-        for group, places in zip(groups, placed, strict=True)
-    )
-
-
-def check_fits(plan: Layout, nodes: Sequence[Node], order: NodeOrder = "spread", growth: Growth | None = None) -> None:
+def check_fits(plan: Layout, nodes: Sequence[Node], order: NodeOrder = "spread") -> None:
     """Raise `ScenarioError` if some actors fit on no node, although the cluster has enough resources in total.
 
     order: as in `resources.placement`.
-    growth: of a cluster with an autoscaler, whose nodes at its maximum size count instead of `nodes`.
     """
-    if growth is not None:
-        if growth.largest is None:
-            return
-        nodes = growth.largest
     for group, placed in zip(plan.groups, place_actors(plan.groups, nodes, order), strict=True):
         if len(placed) < group.actors:
             offers = ", ".join(f"{node.name} ({node.cpus:g} CPU, {node.gpus:g} GPU)" for node in nodes)
@@ -282,11 +245,11 @@ def assign(
 def _gpus_per_actor(request: ResourceRequest, machine: ClusterResources, notes: list[str]) -> float:
     if request.gpus_per_actor is None:
         if not machine.gpus:
-            hint = "; to use GPUs of nodes that the autoscaler adds, set gpus_per_actor" if machine.unlimited else ""
+            hint = "; to use GPUs of nodes that the autoscaler adds, set gpus_per_actor" if machine.growing else ""
             notes.append(f"no GPU found: clients train on the CPU (resources.gpus_per_actor: auto){hint}")
             return 0.0
         return 1.0 / GPU_ACTORS
-    if request.gpus_per_actor and not machine.gpus and not machine.unlimited:
+    if request.gpus_per_actor and not machine.gpus and not machine.growing:
         raise ScenarioError(
             f"{request.key}.gpus_per_actor: {request.gpus_per_actor:g} given, but no GPU was found; set it to 0 or auto"
         )
@@ -311,23 +274,38 @@ def _num_actors(request: ResourceRequest, machine: ClusterResources, gpus: float
     if request.actors is not None:
         return min(request.actors, count)
     by_cpu = min(machine.cpus / request.cpus_per_actor / groups, 1e9)
-    by_gpu = machine.gpus / gpus / groups if gpus and not machine.unlimited else math.inf
+    by_gpu = machine.gpus / gpus / groups if gpus else math.inf
     return max(1, min(int(by_cpu + 1e-9), int(min(by_gpu + 1e-9, 1e9)), busy))
+
+
+def _growing_notes(requests: Sequence[ResourceRequest], plan: Layout, machine: ClusterResources) -> list[str]:
+    """Return sentences about a run on a cluster with an autoscaler: how it gets more nodes, and whether it waits."""
+    notes = []
+    if any(request.actors is None and request.clients_per_actor is None for request in requests):
+        notes.append(
+            "the cluster has an autoscaler, but resources.actors: auto plans with the nodes that are present "
+            f"({machine.nodes}); set a number of actors to request nodes for them"
+        )
+    if plan.cpus > machine.cpus + 1e-6 or plan.gpus > machine.gpus + 1e-6:
+        notes.append(
+            f"the actors need {plan.cpus:g} CPUs and {plan.gpus:g} GPUs, but the nodes that are present have "
+            f"{machine.cpus:g} and {machine.gpus:g}: the run waits until the cluster's autoscaler has added nodes"
+        )
+    return notes
 
 
 def _refuse_too_large(plan: Layout, machine: ClusterResources) -> None:
     """Raise `ScenarioError` if the actors need more GPUs, or on a cluster more CPUs, than there are."""
-    largest = " at the maximum size of its autoscaler" if machine.growing else ""
-    if plan.gpus > machine.gpus + 1e-6 and not machine.unlimited:
+    if plan.gpus > machine.gpus + 1e-6:
         raise ScenarioError(
             f"resources.gpus_per_actor: the actors need {plan.gpus:g} GPUs ({_recipe(plan.groups)}), but only "
-            f"{machine.gpus:g} are available{largest and f' in the cluster{largest}'}; request fewer actors or less "
-            "GPU per actor, or set gpus_per_actor to 0 or auto"
+            f"{machine.gpus:g} are available; request fewer actors or less GPU per actor, or set gpus_per_actor to 0 "
+            "or auto"
         )
     if plan.cpus > machine.cpus + 1e-6 and not machine.oversubscribable:
         raise ScenarioError(
             f"resources.cpus_per_actor: the actors need {plan.cpus:g} CPUs ({_recipe(plan.groups)}), but the cluster "
-            f"has only {machine.cpus:g}{largest}; request fewer actors or fewer CPUs per actor"
+            f"has only {machine.cpus:g}; request fewer actors or fewer CPUs per actor"
         )
 
 

@@ -62,7 +62,7 @@ class RayBackend:
 
     @property
     def plan(self) -> Layout:
-        """The current actors; the plan changes when nodes leave or join."""
+        """The current actors; fewer than planned if a node was lost."""
         return self.pool.plan
 
     def start(self, spec: Plan, raw: Callable[[], NDArray[Any]]) -> Startup | None:
@@ -71,9 +71,6 @@ class RayBackend:
         self._share()
         self._begin()
         return self.pool.startup
-
-    def drain_reason(self) -> str:
-        return self.pool.drain_reason()
 
     def recover(self) -> None:
         self.calls.wait_for_gcs("going back")
@@ -105,7 +102,6 @@ class RayBackend:
         restore(parts, server, storage, self.pool)
 
     def send(self, t: int, cohort: Sequence[ClientId]) -> Any:
-        self.pool.add_new_actors()
         with uninterrupted():
             return self.pool.server.actor.send.remote(t, cohort)
 

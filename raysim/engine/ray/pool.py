@@ -1,10 +1,10 @@
-"""The actors of a run: started where they fit, replaced when they die, and added when nodes join."""
+"""The actors of a run: started where they fit, and replaced when they die."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -12,24 +12,14 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raysim.common.errors import RaysimError, ScenarioError
 from raysim.core.algorithm import ClientId
-from raysim.engine.policies.placement import (
-    ActorGroup,
-    ClusterResources,
-    Layout,
-    Node,
-    NodeOrder,
-    check_fits,
-    first_actors,
-    place_actors,
-)
+from raysim.engine.policies.placement import ActorGroup, Layout, Node, NodeOrder, check_fits, place_actors
 from raysim.engine.ray.actors import ClientActor, Location, ServerActor
 from raysim.engine.ray.at_work import at_work
 from raysim.engine.ray.calls import RECOVERY_DEADLINE_S, ActorCalls, gcs_answers, succeeded
-from raysim.engine.ray.session import HEAD, draining, growth, head_id, nodes
-from raysim.engine.ray.starting import START_TIMEOUT_S, NodeWait, wait_until_started
-from raysim.engine.records import LostError, MemoryReport, Startup
+from raysim.engine.ray.session import HEAD, growing, head_id, nodes
+from raysim.engine.ray.starting import START_TIMEOUT_S, wait_until_started
+from raysim.engine.records import MemoryReport, Startup
 from raysim.engine.workers.state_files import AUTO, Handles, StateLimits
 
 logger = logging.getLogger(__name__)
@@ -39,9 +29,6 @@ RETRY_S = 2.0
 
 MANY_ACTORS = 10
 """Number of actors from which the log reports their start time, the cost of one more actor."""
-
-NODE_CHECK_S = 5.0
-"""Seconds between checks for new nodes; a check costs a millisecond of a round."""
 
 
 @dataclass(eq=False)
@@ -65,10 +52,10 @@ class ActorPool:
     """All actors of a run. Ray starts them at once; `begin` waits for them, while they import torch.
 
     Attributes:
-        plan: the current actors: fewer than planned if some no longer fit, more if nodes have joined.
+        plan: the current actors: fewer than planned if some no longer fit.
         clients: the client actors, group by group as in `plan`.
         server: the server's actor.
-        largest: on a cluster with an autoscaler, the plan that the run grows to; else None.
+        growing: whether the cluster has an autoscaler, which adds nodes for actors that fit on no present node.
         driver_node: id of the node of this process; "" until `begin`.
         calls: waits for the actors' answers.
         startup: how long the client actors took to start when the run began; None before.
@@ -79,7 +66,6 @@ class ActorPool:
         plan: Layout,
         order: NodeOrder = "spread",
         head: bool = True,
-        replan: Callable[[ClusterResources], Layout] | None = None,
         participants: int | None = None,
         limits: StateLimits = AUTO,
     ) -> None:
@@ -87,26 +73,17 @@ class ActorPool:
 
         order: as in `resources.placement`.
         head: whether client actors may run on the head node.
-        replan: makes the plan for a cluster that nodes have joined; None: the plan never grows.
         participants: clients per round: with pinned clients, only so many actors test untrained clients. None: all.
         limits: where each node may store the clients' states.
         """
-        self.plan, self.order, self.head, self.replan = plan, order, head, replan
+        self.plan, self.order, self.head, self.growing = plan, order, head, growing()
         self.participants, self.limits = participants, limits
         self.driver_node = ""
         self.calls = ActorCalls(self._name, self._detail, self._idle)
         self.startup: Startup | None = None
         self._inputs: Sequence[Any] = ()  # references to the Plan and the samples
-        present, growing = nodes(head), None if replan is None else growth(head)
-        self.largest = None if growing is None else plan
-        check_fits(plan, present, order, growing)
-        if growing is not None:
-            self.plan = replace(plan, groups=first_actors(plan.groups, present, order))
-        self._known_nodes = {node.id for node in present}
-        self._checked_s = perf_counter() if growing is None else -NODE_CHECK_S  # time of the last check for new nodes
-        self._asked_s = 0.0  # time of the last check for nodes that are being drained
-        self._staying: set[str] = set()  # ids of nodes that are being drained, but whose actors fit on no other node
-        self.starting: list[tuple[ActorRecord, Any]] = []  # actors starting on new nodes: (worker, its first answer)
+        if not self.growing:
+            check_fits(plan, nodes(head), order)
         self.clients: list[ActorRecord] = []
         for g, placed in enumerate(self._place()):
             self.clients += [self._new_client(g, *placed[i : i + 1]) for i in range(self.plan.groups[g].actors)]
@@ -148,7 +125,7 @@ class ActorPool:
 
         Raises:
             LostError: an actor died meanwhile.
-            RunError: no further actor started within `START_TIMEOUT_S`, or no node joined within `NODES_TIMEOUT_S`.
+            RunError: no further actor started within `START_TIMEOUT_S`.
         """
         first, self._inputs = not self._inputs, (spec, raw)
         shares = [group.gpus_per_actor for group in self.plan.groups for _ in range(group.actors)]
@@ -157,8 +134,7 @@ class ActorPool:
             for worker, share in zip(self.clients, shares, strict=True)
         ]
         setups.append(self.server.actor.setup.remote(spec))
-        growing = None if self.largest is None else NodeWait(self.plan.groups, self.order, lambda: nodes(self.head))
-        started_s = wait_until_started(self.calls, setups, growing)
+        started_s = wait_until_started(self.calls, setups)
         for worker, location in zip(self.workers, self.calls.get(setups, "starting"), strict=True):
             worker.location, worker.usage, worker.pending_clients = location, None, []
         joined = [worker.actor.join.remote(self._files(worker)) for worker in self.clients]
@@ -178,52 +154,17 @@ class ActorPool:
         """Replace actors that do not answer, if the new actors fit, and wait until all have started."""
         self._replace_dead()
         began = perf_counter()
-        while not self._all_answer() and perf_counter() - began < START_TIMEOUT_S:
+        while not self.growing and not self._all_answer() and perf_counter() - began < START_TIMEOUT_S:
             # Ray takes a while to notice that a node is gone; only then do fewer actors fit.
             if any(len(placed) < group.actors for group, placed in zip(self.plan.groups, self._place(), strict=True)):
                 self._replace_dead()
 
-    def drain_reason(self) -> str:
-        """Return a sentence about nodes with actors that are being drained; "" if none, or if the actors must stay.
-
-        Asks Ray every `NODE_CHECK_S`.
-        """
-        if self.replan is None or perf_counter() - self._asked_s < NODE_CHECK_S:
-            return ""
-        self._asked_s = perf_counter()
-        self.calls.wait_for_gcs("looking for drained nodes")
-        counts = Counter(worker.location.address for worker in self._drained())
-        return "; ".join(f"node {name} is being drained: its {n} actors move elsewhere" for name, n in counts.items())
-
-    def add_new_actors(self) -> None:
-        """Add actors that have started on new nodes, and check for new nodes every `NODE_CHECK_S`.
-
-        On a cluster with an autoscaler, start all actors of the plan `largest` that this pool lacks: those that fit on
-        no node request one.
-        """
-        for entry in list(self.starting):
-            worker, answer = entry
-            if not ray.wait([answer], timeout=0)[0]:
-                continue
-            self.starting.remove(entry)
-            if succeeded(answer):
-                self._add_actor(worker)
-        if self.replan is None or perf_counter() - self._checked_s < NODE_CHECK_S:
-            return
-        self._checked_s = perf_counter()
-        self.calls.wait_for_gcs("looking for new nodes")
-        present = nodes(self.head)
-        new = [node for node in present if node.id not in self._known_nodes]
-        self._known_nodes = {node.id for node in present}
-        if new or self.largest:
-            self._start_more(present, new)
-
     def close(self) -> None:
         """End all actors and release their inputs; safe to call twice."""
         if ray.is_initialized() and gcs_answers():  # Ray would wait a minute for a dead GCS
-            for worker in [*self.workers, *(worker for worker, _ in self.starting)]:
+            for worker in self.workers:
                 ray.kill(worker.actor)
-        self.starting, self._inputs = [], ()
+        self._inputs = ()
 
     def _groups(self) -> list[tuple[ActorGroup, list[ActorRecord]]]:
         """Return the groups of the plan, each with its client actors."""
@@ -246,7 +187,7 @@ class ActorPool:
         resources would wait for it, and not request another node.
         """
         group, chosen = self.plan.groups[g], {}
-        if node is not None and self.largest is None:
+        if node is not None and not self.growing:
             chosen["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.id, soft=self.head)
         else:
             chosen["scheduling_strategy"] = "DEFAULT" if self.order == "pack" else "SPREAD"
@@ -296,37 +237,22 @@ class ActorPool:
         self.calls.wait_for_gcs("placing actors")
         return place_actors(self.plan.groups, nodes(self.head), self.order)
 
-    def _drained(self) -> list[ActorRecord]:
-        """Return the actors on nodes that are being drained; none if some group of actors fits on no other node."""
-        leaving = draining()
-        found = [worker for worker in self.workers if worker.node in leaving]
-        if not found or self.largest or all(self._place()):
-            return found
-        for node, address in {worker.node: worker.location.address for worker in found}.items():
-            if node not in self._staying:
-                self._staying.add(node)
-                logger.warning(f"node {address} is being drained, but its actors fit on no other node: they stay")
-        return []
-
     def _replace_dead(self) -> None:
-        """Replace actors that do not answer or are on drained nodes; a group shrinks if not all its actors fit."""
+        """Replace actors that do not answer. A group shrinks if not all its actors fit and no node will be added."""
         answers = {worker: worker.actor.pid.remote() for worker in self.workers}
         # Living actors may be busy with the interrupted round, which is not worth a long wait.
         ray.wait(list(answers.values()), num_returns=len(answers), timeout=RECOVERY_DEADLINE_S)
-        alive = {worker for worker, ref in answers.items() if succeeded(ref)}.difference(self._drained())
-        # Starting actors may be on the lost node; if not, `add_new_actors` starts them again.
-        for worker in [*(one for one in self.workers if one not in alive), *(one for one, _ in self.starting)]:
-            ray.kill(worker.actor)
+        alive = {worker for worker, ref in answers.items() if succeeded(ref)}
+        for worker in self.workers:
+            if worker not in alive:
+                ray.kill(worker.actor)
         if self.server not in alive:
             self.server = self._new_server()
-        self.starting = []
-        # Nodes without an actor count as new for `add_new_actors`.
-        self._known_nodes = {worker.node for worker in self.clients if worker in alive}
         clients: list[ActorRecord] = []
         groups: list[ActorGroup] = []
         for g, ((group, workers), placed) in enumerate(zip(self._groups(), self._place(), strict=True)):
             left = [worker for worker in workers if worker in alive]
-            count = max(min(group.actors, len(placed)), len(left), 1)
+            count = group.actors if self.growing else max(len(placed), len(left), 1)
             taken = Counter(worker.node for worker in left)
             free: list[Node] = []
             for node in placed:
@@ -335,7 +261,6 @@ class ActorPool:
                 else:
                     free.append(node)
             free = free[: count - len(left)]
-            self._known_nodes |= {node.id for node in free}
             clients += left + [self._new_client(g, *free[i : i + 1]) for i in range(count - len(left))]
             groups.append(replace(group, actors=count))
             if count < group.actors:
@@ -350,36 +275,3 @@ class ActorPool:
         answers = [worker.actor.pid.remote() for worker in self.workers]
         ready, _ = ray.wait(answers, num_returns=len(answers), timeout=RETRY_S)
         return len(ready) == len(answers)
-
-    def _start_more(self, present: Sequence[Node], new: Sequence[Node]) -> None:
-        """Start the actors of a plan for all nodes, or of `largest`, that this pool lacks: on new nodes, or later."""
-        assert self.replan is not None
-        try:
-            wanted = self.largest or self.replan(ClusterResources.of(present))
-        except ScenarioError:
-            return
-        starting = Counter(worker.group for worker, _ in self.starting)
-        more = [
-            # Pinned clients do not move, so their group never grows; CPUs and GPUs per actor stay the same.
-            replace(has, actors=0 if has.pinned else max(0, wants.actors - has.actors - starting[g]))
-            for g, (has, wants) in enumerate(zip(self.plan.groups, wanted.groups, strict=True))
-        ]
-        for g, placed in enumerate(place_actors(more, new, self.order)):
-            for i in range(more[g].actors if self.largest else len(placed)):
-                worker = self._new_client(g, *placed[i : i + 1])
-                self.starting.append((worker, worker.actor.pid.remote()))
-
-    def _add_actor(self, worker: ActorRecord) -> None:
-        """Add an actor to its group, unless it has died since it started, or fails to start."""
-        g, groups = worker.group, list(self.plan.groups)
-        setup, where = worker.actor.setup.remote(self._inputs, groups[g].gpus_per_actor, self.limits), "adding an actor"
-        try:
-            worker.location = self.calls.get(setup, where)
-            worker.location = self.calls.get(worker.actor.join.remote(self._files(worker)), where)
-        except (LostError, RaysimError, OSError) as error:
-            logger.warning(f"an actor on a new node was not added ({error})")
-            return
-        self.clients.insert(sum(group.actors for group in groups[: g + 1]), worker)
-        groups[g] = replace(groups[g], actors=groups[g].actors + 1)
-        self.plan = replace(self.plan, groups=tuple(groups))
-        logger.info(f"added an actor on a new node: the run now has {len(self.clients)} client actors")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from ray._private import ray_constants, services
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import reason
-from raysim.engine.policies.placement import ClusterResources, Growth, Node
-from raysim.engine.ray import autoscaler, local_cluster
+from raysim.engine.policies.placement import ClusterResources, Node
+from raysim.engine.ray import local_cluster
 
 HEAD = "node:__internal_head__"
 """The resource that only the head node has."""
@@ -99,9 +98,8 @@ def _no_cluster(address: str, why: str) -> ScenarioError:
 def nodes(head: bool = True) -> list[Node]:
     """Return the nodes of the connected cluster that may get actors, with all their CPUs and GPUs.
 
-    Nodes that are being drained are left out. head: include the head node.
+    head: include the head node.
     """
-    leaving = draining()
     return [
         Node(
             node["NodeManagerAddress"],
@@ -110,18 +108,8 @@ def nodes(head: bool = True) -> list[Node]:
             node["NodeID"],
         )
         for node in ray.nodes()
-        if node["Alive"] and node["NodeID"] not in leaving and (head or HEAD not in node["Resources"])
+        if node["Alive"] and (head or HEAD not in node["Resources"])
     ]
-
-
-def draining() -> Mapping[str, int]:
-    """Return the nodes that Ray will take away, such as spot instances: id -> deadline in ms; 0: without deadline."""
-    found: Mapping[str, int] = {}
-    with contextlib.suppress(ImportError, AttributeError):
-        from ray._private.state import state  # there is no public interface
-
-        found = state.get_draining_nodes()
-    return found
 
 
 def head_id() -> str:
@@ -129,18 +117,18 @@ def head_id() -> str:
     return next((node["NodeID"] for node in ray.nodes() if HEAD in node["Resources"]), "")
 
 
-def growth(head: bool = True) -> Growth | None:
-    """Return the nodes that the autoscaler of the connected cluster may add; None without an autoscaler that may.
+def growing() -> bool:
+    """Return whether Ray may add nodes to the connected cluster.
 
-    head: include the head node.
+    Nodes that `ray up` or KubeRay has started have this label. Ray does not say whether they will start more: on own
+    hosts, or on KubeRay without autoscaling, a run waits for nodes that never come, and ends with a sentence.
     """
-    present, head_node = nodes(head), head_id()
-    return autoscaler.growth(present, [node for node in present if node.id == head_node])
+    return any("ray.io/node-group" in node["Labels"] for node in ray.nodes() if node["Alive"])
 
 
 def machine(head: bool = True) -> ClusterResources:
     """Return the resources of the connected cluster. head: include the head node."""
-    return ClusterResources.of(nodes(head))
+    return replace(ClusterResources.of(nodes(head)), growing=growing())
 
 
 def attached() -> bool:

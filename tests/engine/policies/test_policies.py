@@ -35,14 +35,12 @@ from raysim.engine.metrics import (
 from raysim.engine.policies.placement import (
     ActorGroup,
     ClusterResources,
-    Growth,
     Layout,
     Node,
     NodeOrder,
     ResourceRequest,
     assign,
     check_fits,
-    first_actors,
     lay_out,
     place_actors,
 )
@@ -128,44 +126,18 @@ def test_local_cpus_may_be_oversubscribed() -> None:
     assert plan.notes == (note,)
 
 
-GROWTH = Growth(
-    (Node("head", 0, 0, "head"), Node("a", 2, 0, "a")), (Node("head", 0, 0, "head"), *[Node("worker", 2, 0)] * 3)
-)
-
-
-def test_a_growing_cluster_is_planned_with_its_maximum_size() -> None:
-    machine = GROWTH.resources
-    assert (machine.cpus, machine.nodes, machine.growing) == (6, 4, True)
-    plan = lay_out([group_of(20)], machine)
-    assert plan.num_actors == 6
-    check_fits(plan, GROWTH.present, growth=GROWTH)
-    [first] = first_actors(plan.groups, GROWTH.present)
-    assert first.actors == 2  # those that fit now
-    assert [group.actors for group in first_actors(plan.groups, GROWTH.present[:1])] == [1]
-    explicit = lay_out([group_of(20, actors=5)], machine)
-    assert first_actors(explicit.groups, GROWTH.present) == explicit.groups  # waits until all fit
-    pinned = lay_out([group_of(20, per=5)], machine)
-    assert first_actors(pinned.groups, GROWTH.present) == pinned.groups
-    with pytest.raises(ScenarioError, match="the cluster has only 6 at the maximum size of its autoscaler; request"):
-        lay_out([group_of(20, actors=7)], machine)
-    wide = lay_out([group_of(20, actors=2, cpus=3)], machine)
-    with pytest.raises(
-        ScenarioError, match=r"only 0 of 2 actors .* fit on the nodes: head .*, worker \(2 CPU, 0 GPU\)"
-    ):
-        check_fits(wide, GROWTH.present, growth=GROWTH)
-
-
-def test_an_unknown_maximum_size_holds_any_plan() -> None:
-    growth = replace(GROWTH, largest=None)
-    assert lay_out([group_of(100)], growth.resources, 30).num_actors == 30  # one per participant
-    plan = lay_out([group_of(100, actors=50, gpus=0.5)], growth.resources)  # GPUs, although no node has one yet
-    check_fits(plan, growth.present, growth=growth)
-    assert plan.gpus == 25
-    automatic = lay_out([group_of(100, gpus=None)], growth.resources, 8)
-    assert automatic.gpus == 0
-    assert automatic.notes[0].endswith("to use GPUs of nodes that the autoscaler adds, set gpus_per_actor")
-    with_gpus = replace(growth, present=(*growth.present, Node("b", 4, 1, "b")))
-    assert lay_out([group_of(100, gpus=None)], with_gpus.resources, 8).groups[0].gpus_per_actor == 0.25
+def test_a_number_of_actors_requests_nodes_from_an_autoscaler() -> None:
+    machine = ClusterResources(4, 0, 2, growing=True)
+    explicit = lay_out([group_of(20, actors=5, gpus=0.5)], machine)
+    assert (explicit.num_actors, explicit.gpus) == (5, 2.5)
+    [note] = explicit.notes
+    assert "5 CPUs and 2.5 GPUs" in note
+    assert "4 and 0" in note
+    assert lay_out([group_of(20, actors=4)], machine).notes == ()
+    automatic = lay_out([group_of(20)], machine)
+    assert automatic.num_actors == 4
+    assert "auto plans with the nodes that are present (2)" in automatic.notes[0]
+    assert lay_out([group_of(20)], ClusterResources(0, 0, growing=True)).num_actors == 1  # one node to begin with
 
 
 def test_groups_share_the_machine() -> None:

@@ -32,6 +32,7 @@ def autoscaling_cluster(version: str, cpus: int, most: int) -> Iterator[str]:
     """
     node_type = {"RAY_NODE_TYPE_NAME": HEAD_TYPE, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD}
     os.environ |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_AUTH_MODE": "disabled"}
+    os.environ["RAY_NODE_TYPE_NAME"] = HEAD_TYPE  # as for `ray start` on a head node of `ray up` or KubeRay
     if version == "v2":
         os.environ |= {"RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": HEAD}
         os.environ["RAY_OVERRIDE_NODE_ID_FOR_TESTING"] = HEAD

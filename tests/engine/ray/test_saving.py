@@ -29,7 +29,7 @@ from raysim.engine.ray.saving import begin_save
 from raysim.engine.records import CheckpointFile
 from raysim.engine.run import run_round, state_digest
 from raysim.tracking.in_memory import MemoryTracker
-from tests.engine.ray.deaths import GIVEN, sleep, wait_until_dead
+from tests.engine.ray.deaths import GIVEN, sleep
 from tests.engine.scenarios import all_rounds, loaded, outcome, planned
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
@@ -177,34 +177,6 @@ def test_an_interrupt_does_not_wait_for_the_clients_of_the_next_round(backend: R
         outcome(loaded(GIVEN), backend, checkpoints)  # type: ignore[arg-type]
     assert time.monotonic() - began[0] < 250  # the turn takes 300
     assert checkpoints.saved_round == 1
-
-
-def test_an_actor_that_dies_before_it_is_taken_in_is_no_death_of_the_run(backend: RayBackend) -> None:
-    import ray
-
-    pool = backend.pool
-    member = pool._new_client(0)
-    answer = member.actor.pid.remote()
-    ray.get(answer)
-    ray.kill(member.actor)
-    wait_until_dead(member)
-    pool.starting.append((member, answer))
-    pool.add_new_actors()
-    assert not pool.starting and len(pool.clients) == pool.plan.num_actors == 2
-
-
-@pytest.mark.large
-def test_closing_ends_those_that_were_to_join(backend: RayBackend) -> None:
-    import ray
-
-    pool = backend.pool
-    member = pool._new_client(0)
-    answer = member.actor.pid.remote()
-    ray.get(answer)
-    pool.starting.append((member, answer))
-    backend.close()
-    for one in [member, *pool.workers]:
-        wait_until_dead(one)
 
 
 @pytest.mark.large
