@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import raysim
-from raysim.common.errors import ScenarioError
+from raysim.common.errors import RunError
 from tests.choices import first
 from tests.cli.command import run
 from tests.conftest import plain_runs
@@ -75,7 +75,7 @@ def test_no_folder_for_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     from raysim.engine.ray import local_cluster
 
     monkeypatch.setenv("RAY_TMPDIR", "/nonexistent")
-    with pytest.raises(ScenarioError, match=r"/nonexistent: .*no such file or directory; set RAY_TMPDIR"):
+    with pytest.raises(RunError, match=r"/nonexistent/.*RAY_TMPDIR"):
         local_cluster.start()
 
 
