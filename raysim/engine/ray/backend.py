@@ -22,7 +22,6 @@ from raysim.engine.plan import Plan
 from raysim.engine.policies.evaluations import Coverage
 from raysim.engine.policies.placement import Group, Layout, assign
 from raysim.engine.ray.actors import STREAM_S, WorkReport, WorkResult, private_mb
-from raysim.engine.ray.calls import uninterrupted
 from raysim.engine.ray.pool import ActorPool, ActorRecord
 from raysim.engine.ray.saving import begin_save, restore
 from raysim.engine.records import (
@@ -73,7 +72,6 @@ class RayBackend:
         return self.pool.startup
 
     def recover(self) -> None:
-        self.calls.wait_for_gcs("going back")
         self.pool.replace_dead()
         if self.raw_ref is None:  # they could not be shared when the run started
             self._share()
@@ -102,8 +100,7 @@ class RayBackend:
         restore(parts, server, storage, self.pool)
 
     def send(self, t: int, cohort: Sequence[ClientId]) -> Any:
-        with uninterrupted():
-            return self.pool.server.actor.send.remote(t, cohort)
+        return self.pool.server.actor.send.remote(t, cohort)
 
     def train(
         self,
@@ -124,23 +121,22 @@ class RayBackend:
                     moves.setdefault((self.owner[k], worker), []).append(k)
         # answer -> (worker, result; None: a stream of results)
         work: dict[Any, tuple[ActorRecord, WorkResult | None]] = {}
-        with uninterrupted():
-            # Old owners release clients before any new work is queued.
-            released = {
-                (old, new): old.actor.release.remote(ids, old.location.files == new.location.files)
-                for (old, new), ids in moves.items()
-            }
-            self.calls.inputs = [broadcast, *released.values()]
-            for worker, ids in lists.items():
-                moved = [states for (_, new), states in released.items() if new is worker]
-                args = (t, work_lists[worker], evaluate_before, skip, broadcast, *moved)
-                if sum(cost_s[k] for k in ids) < STREAM_S:
-                    refs = worker.actor.train.options(num_returns=len(WorkResult._fields)).remote(*args)
-                    whole = WorkResult(*refs)
-                    work[whole.report] = worker, whole
-                else:
-                    stream = worker.actor.train_streaming.options(num_returns="streaming").remote(*args)
-                    work[stream] = worker, None
+        # Old owners release clients before any new work is queued.
+        released = {
+            (old, new): old.actor.release.remote(ids, old.location.files == new.location.files)
+            for (old, new), ids in moves.items()
+        }
+        self.calls.inputs = [broadcast, *released.values()]
+        for worker, ids in lists.items():
+            moved = [states for (_, new), states in released.items() if new is worker]
+            args = (t, work_lists[worker], evaluate_before, skip, broadcast, *moved)
+            if sum(cost_s[k] for k in ids) < STREAM_S:
+                refs = worker.actor.train.options(num_returns=len(WorkResult._fields)).remote(*args)
+                whole = WorkResult(*refs)
+                work[whole.report] = worker, whole
+            else:
+                stream = worker.actor.train_streaming.options(num_returns="streaming").remote(*args)
+                work[stream] = worker, None
         self._own(lists)
         for worker, ids in lists.items():
             worker.pending_clients = list(ids)
@@ -158,22 +154,20 @@ class RayBackend:
         self, groups: Sequence[Group], coverage: Coverage = "whole"
     ) -> Pending[Mapping[ClientId, ClientEvaluation]]:
         at = {group[0]: group for group in groups}
-        with uninterrupted():
-            parts = [
-                worker.actor.evaluate.remote([at[k] for k in firsts], coverage)
-                for worker, firsts in self._spread_thin(at).items()
-            ]
+        parts = [
+            worker.actor.evaluate.remote([at[k] for k in firsts], coverage)
+            for worker, firsts in self._spread_thin(at).items()
+        ]
 
         return Pending(lambda: self._joined(parts, "the evaluation of clients"))
 
     def evaluate_current(self, t: int) -> Pending[CurrentTests]:
-        with uninterrupted():
-            broadcast = self.pool.server.actor.current.remote(t)
-            self.calls.inputs = [broadcast]
-            parts = [
-                worker.actor.evaluate_current.remote(t, ids, broadcast)
-                for worker, ids in self._spread_thin(range(self.spec.num_clients)).items()
-            ]
+        broadcast = self.pool.server.actor.current.remote(t)
+        self.calls.inputs = [broadcast]
+        parts = [
+            worker.actor.evaluate_current.remote(t, ids, broadcast)
+            for worker, ids in self._spread_thin(range(self.spec.num_clients)).items()
+        ]
 
         def result() -> CurrentTests:
             tests = self._joined(parts, "the evaluation of all clients")
@@ -183,8 +177,7 @@ class RayBackend:
         return Pending(result)
 
     def discard(self, ids: Collection[ClientId]) -> Pending[None]:
-        with uninterrupted():
-            parts = [worker.actor.discard.remote(part) for worker, part in self._spread(ids).items()]
+        parts = [worker.actor.discard.remote(part) for worker, part in self._spread(ids).items()]
 
         def result() -> None:
             self.calls.get(parts, "discarding updates that came too late")
@@ -192,8 +185,7 @@ class RayBackend:
         return Pending(result)
 
     def aggregate(self, t: int, uploads: Sequence[Any], late: Collection[ClientId]) -> Pending[ServerReport]:
-        with uninterrupted():
-            answer = self.pool.server.actor.update.remote(t, late, *uploads)
+        answer = self.pool.server.actor.update.remote(t, late, *uploads)
 
         def result() -> ServerReport:
             report: ServerReport
@@ -203,8 +195,7 @@ class RayBackend:
         return Pending(result)
 
     def save(self, t: int, storage: Storage) -> Pending[SavedFiles]:
-        with uninterrupted():
-            return begin_save(t, storage, self.pool)
+        return begin_save(t, storage, self.pool)
 
     def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:
         where = "the fingerprints"

@@ -12,13 +12,12 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raysim.common.errors import RunError
 from raysim.core.algorithm import ClientId
 from raysim.engine.policies.placement import ActorGroup, Layout, Node, NodeOrder, check_fits, place_actors
 from raysim.engine.ray.actors import ClientActor, Location, ServerActor
-from raysim.engine.ray.at_work import at_work
-from raysim.engine.ray.calls import RECOVERY_DEADLINE_S, ActorCalls, gcs_answers, succeeded
+from raysim.engine.ray.calls import POLL_S, ActorCalls, succeeded
 from raysim.engine.ray.session import HEAD, growing, head_id, nodes
-from raysim.engine.ray.starting import START_TIMEOUT_S, wait_until_started
 from raysim.engine.records import MemoryReport, Startup
 from raysim.engine.workers.state_files import AUTO, Handles, StateLimits
 
@@ -27,8 +26,14 @@ logger = logging.getLogger(__name__)
 RETRY_S = 2.0
 """Seconds between checks that actors that have not started still fit."""
 
-MANY_ACTORS = 10
-"""Number of actors from which the log reports their start time, the cost of one more actor."""
+RECOVERY_DEADLINE_S = 10.0
+"""Seconds within which a busy actor must answer after another died; otherwise the run replaces it as well."""
+
+START_TIMEOUT_S = 900.0
+"""Seconds to wait for the next actor to start, perhaps on a node that an autoscaler adds; all may take longer."""
+
+SLOW_START_S = 30.0
+"""Seconds after which the user is warned that some actors have not started."""
 
 
 @dataclass(eq=False)
@@ -79,7 +84,7 @@ class ActorPool:
         self.plan, self.order, self.head, self.growing = plan, order, head, growing()
         self.participants, self.limits = participants, limits
         self.driver_node = ""
-        self.calls = ActorCalls(self._name, self._detail, self._idle)
+        self.calls = ActorCalls(self._name, self._detail)
         self.startup: Startup | None = None
         self._inputs: Sequence[Any] = ()  # references to the Plan and the samples
         if not self.growing:
@@ -142,11 +147,6 @@ class ActorPool:
             worker.location = location
         if first:
             self.startup = Startup.of([worker.requested_s for worker in self.clients], started_s[:-1])
-            if self.startup.actors >= MANY_ACTORS:
-                logger.info(
-                    f"{self.startup.actors} client actors started in {self.startup.seconds:.3g} s "
-                    f"({self.startup.per_actor_s:.2g} s per actor)"
-                )
         self.driver_node = str(ray.get_runtime_context().get_node_id())
         self.calls.get([worker.actor.ready.remote() for worker in self.initial_workers], "starting")
 
@@ -161,7 +161,7 @@ class ActorPool:
 
     def close(self) -> None:
         """End all actors and release their inputs; safe to call twice."""
-        if ray.is_initialized() and gcs_answers():  # Ray would wait a minute for a dead GCS
+        if ray.is_initialized():
             for worker in self.workers:
                 ray.kill(worker.actor)
         self._inputs = ()
@@ -215,16 +215,6 @@ class ActorPool:
             return "the server actor"
         return f"client actor {self.clients.index(worker) + 1} of {len(self.clients)}"
 
-    def _idle(self, actor_ids: Sequence[str]) -> list[str]:
-        """Return which of these actors use no CPU."""
-        workers = {one: worker for one in actor_ids if (worker := self._worker(one)) is not None and worker.node}
-        processes: dict[str, list[int]] = {}
-        for worker in workers.values():
-            processes.setdefault(worker.node, []).append(worker.location.pid)
-        working = at_work(processes)
-        busy = {one for one, worker in workers.items() if worker.location.pid in working.get(worker.node, ())}
-        return [one for one in actor_ids if one not in busy]
-
     def _detail(self, actor_id: str) -> str:
         worker = self._worker(actor_id)
         if worker is None:
@@ -234,7 +224,6 @@ class ActorPool:
         return f" ({process}{f', at client {clients}' if clients else ''})"
 
     def _place(self) -> list[list[Node]]:
-        self.calls.wait_for_gcs("placing actors")
         return place_actors(self.plan.groups, nodes(self.head), self.order)
 
     def _replace_dead(self) -> None:
@@ -275,3 +264,36 @@ class ActorPool:
         answers = [worker.actor.pid.remote() for worker in self.workers]
         ready, _ = ray.wait(answers, num_returns=len(answers), timeout=RETRY_S)
         return len(ready) == len(answers)
+
+
+def wait_until_started(calls: ActorCalls, setups: Sequence[Any]) -> list[float]:
+    """Wait for the first answer of every actor, and warn if that takes long. Returns perf_counter() of each answer.
+
+    Raises `LostError` if an actor died, `RunError` if no further actor started within `START_TIMEOUT_S`.
+    """
+    began = latest = perf_counter()
+    warned = False
+    started_s: dict[Any, float] = {}
+    left = list(setups)
+    while left:
+        with calls.translate_errors("starting"):
+            ray.wait(left, num_returns=1, timeout=POLL_S)
+            # Take all answers at once: one wait per answer would take quadratic time with a thousand actors.
+            ready, left = ray.wait(left, num_returns=len(left), timeout=0)
+        if ready:
+            calls.get(ready, "starting")  # raises the error of a failed setup
+            latest = perf_counter()
+            started_s |= dict.fromkeys(ready, latest)
+        if left and perf_counter() - latest >= START_TIMEOUT_S:
+            raise RunError(
+                f"starting: no further actor started within {START_TIMEOUT_S:.0f} s ({len(started_s)} of {len(setups)} "
+                "have); on a cluster, run `ray status` to see which resources are missing"
+            )
+        if left and not warned and perf_counter() - began >= SLOW_START_S:
+            warned = True
+            logger.warning(
+                f"{len(started_s)} of {len(setups)} actors have started; the others are starting, or wait for CPUs, "
+                "GPUs or nodes (on a cluster, `ray status` shows which are in use). The run ends if no further actor "
+                f"starts for {START_TIMEOUT_S:.0f} s"
+            )
+    return [started_s[answer] for answer in setups]

@@ -26,7 +26,7 @@ from raysim.runs.plan import make_plan
 from raysim.runs.preview import preview
 from raysim.runs.run import run
 from raysim.scenario.scenario import Scenario
-from tests.conftest import REPOSITORY, said
+from tests.conftest import REPOSITORY
 from tests.engine.ray.deaths import wait_until_dead
 from tests.engine.scenarios import digits, loaded
 
@@ -99,8 +99,6 @@ def test_an_actor_for_each_of_a_hundred_clients(workplace: Path) -> None:
     assert startup["actors"] == summary["actors"] == 100
     assert 0 < startup["slowest_s"] <= startup["seconds"] < summary["seconds"]["total"]
     assert startup["per_actor_s"] == startup["seconds"] / 100
-    each = f"{startup['per_actor_s']:.2g} s per actor"
-    assert f"100 client actors started in {startup['seconds']:.3g} s ({each})" in output
     assert f"node {SECOND}: 50 client actors" in output
     print(startup)
 
@@ -113,7 +111,7 @@ def test_startup_counts_from_the_first_request_to_the_last_answer() -> None:
 
 @pytest.mark.large
 @pytest.mark.usefixtures("ray_session")
-def test_startup_counts_only_the_first_start(caplog: pytest.LogCaptureFixture) -> None:
+def test_startup_counts_only_the_first_start() -> None:
     """Neither idle time before a second run nor the replacement of dead actors counts as startup."""
     import ray
 
@@ -133,7 +131,6 @@ def test_startup_counts_only_the_first_start(caplog: pytest.LogCaptureFixture) -
         backend.recover()
         assert len(backend.pids()) == 3
         assert backend.pool.startup is first
-        assert not [text for text in said(caplog) if "per actor" in text]  # two are not worth a word
     finally:
         backend.close()
 

@@ -21,7 +21,6 @@ from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, lay_out
-from raysim.engine.ray.at_work import at_work, at_work_here
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool
@@ -113,23 +112,9 @@ def test_samples_that_cannot_be_shared_end_the_run_in_a_sentence(
         all_rounds(plan, backend, raw)
 
 
-def test_a_dead_gcs_ends_the_run(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
-    calls = ActorCalls(lambda actor_id: None)
-    ref = ray.put(1)
-    assert calls.get(ref, "round 1") == 1
-    monkeypatch.setattr("raysim.engine.ray.calls.POLL_S", 0.0)
-    monkeypatch.setattr("raysim.engine.ray.calls.gcs_answers", lambda: False)
-    assert calls.get(ref, "round 2") == 1  # a cluster may restart its GCS
-    monkeypatch.setattr("raysim.engine.ray.calls.GCS_TIMEOUT_S", 0.0)
-    with pytest.raises(RunError, match=r"round 3: Ray's GCS \(gcs_server\) has died"):
-        calls.get(ref, "round 3")
-
-
 @pytest.mark.large
 def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raysim.engine.ray.calls.STALL_S", 1.0)
+    monkeypatch.setattr("raysim.engine.ray.calls.SLOW_S", 1.0)
     monkeypatch.setattr("raysim.engine.ray.calls.POLL_S", 0.1)
     notes: list[str] = []
     stopped: list[int] = []
@@ -155,57 +140,9 @@ def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPa
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
         backend.close()
-    assert re.match(
-        rf"round 2: no answer for \S+ s from client actor 1 of 2 \(pid {pids[0]} on \S+, at client \d.*\), "
-        r"which uses no CPU.*py-spy.*Ctrl-C twice .*failure.client_timeout_s=",
-        notes[0],
-    )
-    assert re.match(
-        rf"round 3: no answer for \S+ s from the server actor \(pid {pids[-1]} on \S+\), which uses no CPU", notes[1]
-    )
-
-
-def test_work_of_a_child_that_ends_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = "read go; sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; echo done; sleep 60"
-    with subprocess.Popen(
-        ["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        start, answer = process.stdin, process.stdout
-
-        def until_the_child_ended(seconds: float) -> None:
-            print("go", file=start, flush=True)
-            assert answer.readline() == "done\n"
-
-        monkeypatch.setattr("raysim.engine.ray.at_work.sleep", until_the_child_ended)
-        try:
-            assert at_work_here([process.pid]) == [process.pid]
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def test_who_is_at_work(ray_session: None) -> None:
-    import ray
-
-    class Works:
-        def pid(self) -> int:
-            return os.getpid()
-
-        def compute(self, seconds: float) -> None:
-            end = time.perf_counter() + seconds
-            while time.perf_counter() < end:
-                pass
-
-        def sleep(self, seconds: float) -> None:
-            time.sleep(seconds)
-
-    node = str(ray.get_runtime_context().get_node_id())
-    computes, sleeps = (ray.remote(Works).options(num_cpus=0).remote() for _ in range(2))
-    pids = ray.get([computes.pid.remote(), sleeps.pid.remote()])
-    _ = computes.compute.remote(30.0), sleeps.sleep.remote(30.0)
-    assert at_work({node: pids}) == {node: pids[:1]}
-    for one in (computes, sleeps):
-        ray.kill(one)
+    assert f"client actor 1 of 2 (pid {pids[0]} on" in notes[0] and "at client " in notes[0]
+    assert "failure.client_timeout_s" in notes[0]
+    assert f"the server actor (pid {pids[-1]} on" in notes[1]
 
 
 class Owner:
@@ -253,7 +190,6 @@ from raysim.engine.records import LostError
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ResourceRequest, ClusterResources, lay_out
-from raysim.engine.ray.at_work import at_work
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.ray.session import nodes
@@ -318,7 +254,7 @@ def test_an_answer_is_fetched_in_one_piece(ray_session: None, monkeypatch: pytes
         timeouts.append(timeout)
         return fetch(refs, timeout=timeout)
 
-    calls, refs = ActorCalls(lambda actor_id: None), [ray.put(1), ray.put(2)]
+    calls, refs = ActorCalls(lambda actor_id: None, lambda actor_id: ""), [ray.put(1), ray.put(2)]
     monkeypatch.setattr(ray, "get", get)
     assert calls.get(refs, "round 1") == [1, 2]
     assert calls.get(refs[1], "round 1") == 2

@@ -84,7 +84,7 @@ def test_forwarded_files_are_taken_before_other_answers(tmp_path: Path) -> None:
         clients=[near, far],
         server=server,
         driver_node="Near",
-        calls=ActorCalls(lambda actor: None),
+        calls=ActorCalls(lambda actor: None, lambda actor: ""),
     )
     files = begin_save(1, open_storage(tmp_path), pool)
     found: list[Any] = []
@@ -110,7 +110,7 @@ def test_all_forwarded_files_are_taken_even_if_one_cannot_be_written(tmp_path: P
     made = {cls: ray.remote(cls).options(num_cpus=0) for cls in (Far, Server)}
     far = ActorRecord(made[Far].remote(tmp_path / "taken"), location=Location("Far", "", 0))
     server = ActorRecord(made[Server].remote(), location=Location("Near", "", 0))
-    calls = ActorCalls(lambda actor: None)
+    calls = ActorCalls(lambda actor: None, lambda actor: "")
     pool: Any = SimpleNamespace(clients=[far], server=server, driver_node="Near", calls=calls)
     files = begin_save(1, Full(str(tmp_path)), pool)
     with pytest.raises(OSError, match="No space left"):
@@ -156,11 +156,6 @@ def test_a_checkpoint_does_not_wait_for_the_next_round(backend: RayBackend, tmp_
 
 
 @pytest.mark.large
-# An interrupt while the driver asks whether the GCS answers leaves that socket to the garbage collector.
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-@pytest.mark.filterwarnings(
-    "ignore:.*unclosed <socket|Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning"
-)
 def test_an_interrupt_does_not_wait_for_the_clients_of_the_next_round(backend: RayBackend, tmp_path: Path) -> None:
     began: list[float] = []
     collect = backend._collect
