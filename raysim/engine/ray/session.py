@@ -123,7 +123,8 @@ def growing() -> bool:
     Nodes that `ray up` or KubeRay has started have this label. Ray does not say whether they will start more: on own
     hosts, or on KubeRay without autoscaling, a run waits for nodes that never come, and ends with a sentence.
     """
-    return any("ray.io/node-group" in node["Labels"] for node in ray.nodes() if node["Alive"])
+    named = any("ray.io/node-group" in node["Labels"] for node in ray.nodes() if node["Alive"])
+    return named and not local_cluster.is_running()
 
 
 def machine(head: bool = True) -> ClusterResources:
