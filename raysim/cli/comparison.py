@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from raysim.cli.json_output import JSON, print_json
-from raysim.cli.options import ADDRESS, SETS, SWEEP_FILES, WIDTH, ScenarioFile, attach, folders_of, metric
+from raysim.cli.options import ADDRESS, SETS, WIDTH, ScenarioFile, attach, folders_of, metric
 from raysim.cli.output import echo
 
 if TYPE_CHECKING:
@@ -391,15 +391,7 @@ def _write(
     "current networks; otherwise accuracy/all"
 )
 @click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML file.")
-@click.option(
-    "--watch",
-    "watched",
-    is_flag=True,
-    help="Write the file again every few seconds until the runs have ended. The page refreshes itself in the browser.",
-)
-def report(
-    runs: tuple[str, ...], baseline: str | None, select: str, metric: str | None, output: str, watched: bool
-) -> None:
+def report(runs: tuple[str, ...], baseline: str | None, select: str, metric: str | None, output: str) -> None:
     """Write a comparison of runs as one self-contained HTML file.
 
     The file has a section for each folder or file in RUNS. RUNS are run folders, folders that contain run folders (such
@@ -408,22 +400,12 @@ def report(
     \b
     Example:
         raysim report runs/digits --baseline standalone -o digits.html
-        raysim report sweep.yaml --watch -o report.html
     """
     from raysim.common.errors import RunError
     from raysim.comparison.report import report as write
 
-    folders = folders_of(runs)
     try:
-        if watched:
-            from raysim.comparison.runs import find_runs
-            from raysim.comparison.watch import watch
-
-            # Only a sweep's folder, which its file names, may still be missing.
-            find_runs([run for run in runs if Path(run).suffix not in SWEEP_FILES and not Path(run).is_dir()])
-            echo(watch(folders, output, baseline, partial(echo, err=True), select=select, metric=metric))
-        else:
-            echo(write(*folders, output=output, baseline=baseline, select=select, metric=metric))
+        echo(write(*folders_of(runs), output=output, baseline=baseline, select=select, metric=metric))
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise RunError(f"-o: {output} cannot be written: {why}; choose a file that can be written") from None

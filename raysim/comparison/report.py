@@ -102,28 +102,17 @@ def inline(svg: str, prefix: str) -> str:
     return re.sub(r'width="([\d.]+)pt" height="[\d.]+pt"', r'style="max-width: \1pt"', svg, count=1)
 
 
-@dataclass(frozen=True)
-class Live:
-    """The state of runs that a report shows at its top, while they run."""
-
-    lines: Sequence[str]
-    refresh_s: int | None = None  # the browser reads the file again after these seconds; None: the last report
-    written: str = ""  # when the report was written
-
-
 def report(
     *sources: Path | str,
     output: Path | str,
     baseline: str | None = None,
-    live: Live | None = None,
-    name: str = "",
     select: str = "last",
     metric: str | None = None,
 ) -> Path:
     """Write a report on runs, one part per source, into one HTML file; returns its path.
 
-    sources: run folders, or folders with runs in them, such as a sweep's. live: the state of the runs. name: the title;
-    default: the names of the sources. baseline, select, metric: as in `compare`.
+    sources: run folders, or folders with runs in them, such as a sweep's. baseline, select,
+    metric: as in `compare`.
 
     Raises:
         ScenarioError: see `compare`; or `output` is no regular file.
@@ -137,10 +126,10 @@ def report(
         parts.append(dataclasses.replace(part, about="") if is_repeated else part)
     environment = Environment(loader=PackageLoader("raysim.comparison"), autoescape=True, undefined=StrictUndefined)
     measures = {f"{one.title} ({name})": one.meaning.replace("`", "") for name, one in MEASURES.items()}
-    name = name or ", ".join(part.name for part in parts)
+    name = ", ".join(part.name for part in parts)
     tables = {one.__name__: one for one in (rows_of, all_columns, short_columns, legend, task_rows, tasks_legend)}
     environment.globals.update(tables, without_clients=without_clients)
-    page = environment.get_template("report.html").render(parts=parts, measures=measures, live=live, name=name)
+    page = environment.get_template("report.html").render(parts=parts, measures=measures, name=name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path.resolve(), page.encode())
     return path

@@ -22,7 +22,6 @@ from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.comparison.tables import legend, rows_of, short_columns, task_rows
-from raysim.comparison.watch import Watched
 from tests.comparison.runs import make_run, variant_rows
 
 
@@ -341,7 +340,6 @@ def test_cells_that_an_edited_sweep_no_longer_has_are_not_counted(tmp_path: Path
     SweepCard("", {"never-began": CellCard("Ours"), "z-ours-1": CellCard("Before")}).write(tmp_path / "s")
     sweep_of(tmp_path / "s")
     assert not any("no run" in note for note in compare(tmp_path / "s").notes)
-    assert "waiting" not in Watched.of(tmp_path / "s").line
 
 
 def test_cells_that_were_not_given_are_counted_apart_from_those_without_a_run(tmp_path: Path) -> None:
