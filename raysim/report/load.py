@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import is_locked, lock
+from raysim.common.files import lock
 from raysim.common.parquet import read_parquet
-from raysim.common.results import LOCK, ClientRow, Summary
+from raysim.common.results import LOCK, Summary
 
 
 def read_rounds(folder: Path | str) -> pa.Table:
@@ -28,9 +25,7 @@ def read_rounds(folder: Path | str) -> pa.Table:
     Raises:
         ScenarioError: no such run, or its file is damaged.
     """
-    table = _parquet(Path(folder), "rounds.parquet")
-    kinds = dict.fromkeys(table.column_names, "float | None") | {"round": "int"}
-    return _checked(table, kinds, Path(folder) / "rounds.parquet")
+    return _parquet(Path(folder), "rounds.parquet")
 
 
 def read_clients(folder: Path | str) -> pa.Table:
@@ -44,12 +39,12 @@ def read_clients(folder: Path | str) -> pa.Table:
     folder = Path(folder)
     if not (folder / "clients.parquet").exists():
         try:
-            return _checked(_stream(folder / "clients.arrows"), _CLIENT_KINDS, folder / "clients.arrows")
+            return _stream(folder / "clients.arrows")
         except FileNotFoundError:
             pass  # the run may have ended between the two checks, which turns the stream into Parquet
         except OSError as error:
             raise ScenarioError(f"{folder / 'clients.arrows'} cannot be read ({error}).") from error
-    return _checked(_parquet(folder, "clients.parquet"), _CLIENT_KINDS, folder / "clients.parquet")
+    return _parquet(folder, "clients.parquet")
 
 
 def read_partition(folder: Path | str) -> pa.Table:
@@ -116,16 +111,16 @@ def read_summary(folder: Path | str) -> Summary:
     """
     path = Path(folder) / "summary.json"
     try:
-        value = _summary(path)
+        value: Summary = json.loads(path.read_text())
         if value.get("status") == "running":
             with contextlib.suppress(OSError), (Path(folder) / LOCK).open("rb") as file:
                 lock(file.fileno(), shared=True)  # raises while the run's process holds the lock
-                value = _summary(path)  # the run may have ended between the two checks
+                value = json.loads(path.read_text())  # the run may have ended between the two checks
                 if value.get("status") == "running":
                     value["status"] = "died"
     except FileNotFoundError as error:
         raise ScenarioError(f"{folder} is not a run folder: it has no summary.json.") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ScenarioError(f"{path} cannot be read ({error}).") from error
     return value
 
@@ -142,72 +137,6 @@ def rounds_done(folder: Path | str, summary: Summary) -> int:
     except (ScenarioError, KeyError):  # no round is done yet, or the file is damaged
         return 0
     return max(done, default=0)
-
-
-def is_running(folder: Path | str) -> bool:
-    """Return whether a process holds the lock of this run folder, or it is unknown because locks are not supported."""
-    with contextlib.suppress(ScenarioError):
-        return read_summary(folder).get("status") == "running" or is_locked(Path(folder) / LOCK)
-    return False
-
-
-def _kinds(hint: Any) -> tuple[type, ...]:
-    """Return the classes of the values that an annotation of `Summary` allows; JSON may have 1 for the float 1.0."""
-    parts = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    kinds = [get_origin(part) or part for part in parts]  # `Mapping` of `Mapping[str, Any]`
-    return (*kinds, int) if float in kinds else (*kinds,)
-
-
-_SUMMARY_KINDS = {name: _kinds(hint) for name, hint in get_type_hints(Summary).items()}
-"""Types of the values in a summary; each may be missing."""
-
-
-def _check_summary(value: object) -> None:
-    """Raise `ValueError` if the content of `summary.json`, or one of its values, has another type than in a run's."""
-    if not isinstance(value, dict):
-        raise ValueError(f"it holds a {type(value).__name__} instead of an object")
-    for name, kind in _SUMMARY_KINDS.items():
-        if name in value and not isinstance(value[name], kind):
-            raise ValueError(f"{name} is a {type(value[name]).__name__}")
-    numbers = [*value.get("final", {}).items(), *value.get("seconds", {}).items()]
-    for name, number in numbers:
-        if not isinstance(number, int | float | None):
-            raise ValueError(f"{name} is a {type(number).__name__}")
-
-
-_CLIENT_KINDS = {f.name: str(f.type) for f in fields(ClientRow)}
-_ARE: dict[str, Callable[[pa.DataType], bool]] = {
-    "int": pa.types.is_integer,
-    "float": lambda kind: bool(pa.types.is_floating(kind) or pa.types.is_integer(kind)),
-    "str": lambda kind: bool(pa.types.is_string(kind) or pa.types.is_large_string(kind)),
-    "bool": pa.types.is_boolean,
-    "list[int]": lambda kind: bool(pa.types.is_list(kind) and pa.types.is_integer(kind.value_type)),
-}
-
-
-def _checked(table: pa.Table, kinds: Mapping[str, str], path: Path) -> pa.Table:
-    """Return the table if its columns are of these kinds, written like the types of `ClientRow`.
-
-    Raises `ScenarioError` otherwise.
-    """
-    for column in table.schema:
-        kind = kinds.get(column.name, "")
-        of = _ARE.get(kind.removesuffix(" | None"))
-        is_empty = kind.endswith(" | None") and pa.types.is_null(column.type)
-        if of is not None and not is_empty and not of(column.type):
-            raise ScenarioError(f"{path} is damaged: the column {column.name} has the type {column.type}")
-        if kind == "int" and table[column.name].null_count:
-            raise ScenarioError(f"{path} is damaged: the column {column.name} has missing values")
-    missing = sorted(name for name in ("round", "client") if name in kinds and name not in table.column_names)
-    if missing and table.num_columns:
-        raise ScenarioError(f"{path} is damaged: the column {missing[0]} is missing")
-    return table
-
-
-def _summary(path: Path) -> Summary:
-    value = json.loads(path.read_text())
-    _check_summary(value)
-    return value
 
 
 def _parquet(folder: Path, name: str) -> pa.Table:

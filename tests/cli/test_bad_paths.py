@@ -14,7 +14,6 @@ import yaml
 
 import raysim
 from raysim.common.errors import RunError
-from tests.choices import first
 from tests.cli.command import run
 from tests.conftest import plain_runs
 from tests.engine.scenarios import digits
@@ -94,38 +93,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> P
         return raysim.run(scenario, sets=["rounds=2", "backend=in_process"], quiet=True).folder
 
 
-def change_summary(folder: Path, **changes: Any) -> None:
-    path = folder / "summary.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
 def change_column(folder: Path, file: str, name: str, value: Any) -> None:
     table = pq.read_table(folder / file)
     values = pa.array([value] * len(table))
     pq.write_table(table.set_column(table.column_names.index(name), name, values), folder / file)
-
-
-DAMAGE: dict[str, tuple[Any, str]] = {
-    "versions": (lambda folder: change_summary(folder, versions=-1), "cannot be read (versions is a int)"),
-    "uploads": (lambda folder: change_summary(folder, uploads="many"), "cannot be read (uploads is a str)"),
-    "final": (lambda folder: change_summary(folder, final={"accuracy/all": "x"}), "accuracy/all is a str"),
-    "metric": (
-        lambda folder: change_column(folder, "rounds.parquet", "accuracy/jain", "x"),
-        "jain has the type string",
-    ),
-    "round": (lambda folder: change_column(folder, "rounds.parquet", "round", None), "round has the type null"),
-    "model": (lambda folder: change_column(folder, "clients.parquet", "model", [1]), "model has the type list<"),
-}
-
-
-@pytest.mark.parametrize("what", first(DAMAGE, 2))
-def test_damaged_run_folders(what: str, copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    damage, sentence = DAMAGE[what]
-    damage(copy)
-    commands = [["report", "copy"]] if what == "model" else [["report", "copy"], ["compare", "copy"]]
-    for command in commands:  # `compare` does not read the clients' rows
-        code, _, err = run(capfd, *command)
-        assert code == 2 and sentence in err and err.count("\n") == 1, err
 
 
 def test_numbers_beyond_floats_are_compared(copy: Path, capfd: pytest.CaptureFixture[str]) -> None:

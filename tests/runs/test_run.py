@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import time
@@ -17,7 +16,6 @@ import raysim
 from raysim.algorithms.standalone import Standalone
 from raysim.common.results import Summary
 from raysim.engine.stop import Stop
-from raysim.report.load import _SUMMARY_KINDS
 from raysim.runs.run import run
 from tests.engine.scenarios import plain as loaded
 from tests.engine.scenarios import plain_digits as digits
@@ -78,7 +76,6 @@ def test_every_entry_of_a_summary_is_declared(workplace: Path) -> None:
     declared = Summary.__annotations__.keys()
     assert set(run.summary) == declared - {"public_digest", "nothing_to_do", "completed"}
     assert set(run.resume(quiet=True).summary) == declared - {"public_digest", "completed"}
-    assert declared >= _SUMMARY_KINDS.keys()
 
 
 class Watch:
@@ -143,8 +140,8 @@ def test_what_is_whole_of_a_damaged_run_is_read(workplace: Path) -> None:
         _ = run.clients
     with pytest.raises(raysim.ScenarioError, match=r"has no checkpoint"):
         _ = run.client(1).network
-    (run.folder / "summary.json").write_text(json.dumps([]))
-    with pytest.raises(raysim.ScenarioError, match=r"summary\.json cannot be read \(it holds a list"):
+    (run.folder / "summary.json").write_text("{")
+    with pytest.raises(raysim.ScenarioError, match=r"summary\.json cannot be read"):
         _ = run.status
 
 
