@@ -23,7 +23,7 @@ def _saved_round(context: click.Context, parameter: click.Parameter, given: str 
     return int(given)
 
 
-# The keys of `run_plots.KINDS`, which would import torch: `raysim --help` takes no second.
+# The keys of `comparison.plot.KINDS`, which would import torch: `raysim --help` takes no second.
 PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
 
 
@@ -76,17 +76,14 @@ def plot(runs: tuple[str, ...], kind: str, metric: str | None, ymin: float, widt
         raysim plot 20261121-062424-3099 20261121-071512-9a01 --kind boxes -o boxes.pdf
         raysim plot runs/digits/fedgh-seed-1-* runs/digits/fedproto-seed-1-* -o fedgh.pdf
     """
-    from raysim.comparison.plotted import draw_variants, runs_to_plot
-    from raysim.inspection.run_plots import draw, output_file, save
+    from raysim.comparison.plot import draw, start_at
+    from raysim.report.figures import picture_file, save_picture
 
-    file = output_file(output, kind, ymin)
-    found, shown = runs_to_plot(map(str, folders_of(runs))), metric or METRICS[0]
-    # Runs that are given one by one are drawn one by one.
-    figure = draw_variants(found, kind, width, shown) if len(found) > len(runs) else None
-    if figure is None:
-        folders, variants = zip(*found, strict=True)
-        figure = draw(folders, kind, width, shown, variants)
-    echo(save(figure, file, ymin))
+    file = picture_file(output)
+    figure = draw([str(folder) for folder in folders_of(runs)], kind, width, metric or METRICS[0])
+    if ymin:
+        start_at(figure, kind, ymin)
+    echo(save_picture(figure, file))
 
 
 @click.command()

@@ -14,11 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.common.text import shortened
-from raysim.report.accuracies import OWN, Accuracy
+from raysim.report.accuracies import DRAWABLE, OWN, Accuracy
 from raysim.report.figures import (
-    GREY,
     INCHES,
-    LINE,
     OVER,
     Over,
     Width,
@@ -33,7 +31,6 @@ from raysim.report.figures import (
     save,
     style,
 )
-from raysim.report.units import per_cent
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,14 +38,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
-
-LINES = {
-    "accuracy/participants": ("participants", "#d55e00", 0.7),
-    "accuracy/all": ("all clients", "#0072b2", 1.8),
-    "accuracy/all_current": ("all, current message", "#009e73", LINE),
-    "accuracy/worst_decile": ("worst tenth", "#000000", LINE),
-}
-"""The curves of one run: metric -> name, colour, line width."""
 
 MOST_RUNS = 40
 """The most runs or variants in one figure."""
@@ -259,7 +248,6 @@ def draw_confusion(
     return figure
 
 
-@style()
 def plot_accuracy(rounds: pa.Table | Sequence[Mapping[str, Any]], path: Path | str, title: str = "") -> Path:
     """Draw accuracy over rounds, bytes sent and virtual time into the PNG `path`, and create its folder.
 
@@ -267,38 +255,32 @@ def plot_accuracy(rounds: pa.Table | Sequence[Mapping[str, Any]], path: Path | s
     `comm/total_bytes` in bytes. Values that were not measured, or that overflowed, are left out. Raises `OSError`.
     """
     rows: list[Mapping[str, Any]] = list(rounds) if isinstance(rounds, Sequence) else rounds.to_pylist()
-    virtual = any(row.get("time/virtual_total_s") is not None for row in rows)
-    shown = [OVER["round"], OVER["bytes"], *([OVER["virtual-time"]] if virtual else [])]
-    ratios = (3, *[2] * (len(shown) - 1))
-    figure, panels = make_figure(1, len(shown), "two-columns", 2.9, sharey=True, width_ratios=ratios)
-    if title:
-        figure.suptitle(shortened(title, 200), x=0.01, ha="left", fontweight="bold", color="#222222")
-    for axes, over in zip(panels, shown, strict=True):
-        series = {metric: series_of(rows, over.metric, metric) for metric in LINES}
-        unit = over.unit(x for xs, _ in series.values() for x in xs)
-        axes.set_xlabel(over.title(unit))
-        axes.set_ylim(0, _top(rows))
-        plain_numbers(axes, whole=over.metric == "round", ticks=6)
-        per_cent_axis(axes.yaxis)
-        if axes is panels[0]:
-            _band(axes, rows)
-        for metric, (_, colour, line) in LINES.items():
-            xs, ys = series[metric]
-            if axes is not panels[0] and metric == "accuracy/participants":
-                continue  # it varies with the participants, and would hide the other two lines in the narrow panels
-            # A single measurement would not be visible as a line.
-            marker = "o" if len(xs) == 1 else None
-            scaled = [x / unit.size for x in xs]
-            axes.plot(scaled, ys, color=colour, linewidth=line, marker=marker, clip_on=False, zorder=3)
-        least = 1.0 if over.metric == "round" else 1e-3
-        axes.set_xlim(0, max([least, *(max(xs) / unit.size for xs, _ in series.values() if xs)]))
-        if axes is panels[0]:
-            _label(axes, series)
-    panels[0].set_ylabel("test accuracy")
+    virtual = any(row.get(OVER["virtual-time"].metric) is not None for row in rows)
+    axes = ["round", "bytes", *(["virtual-time"] if virtual else [])]
+    figure = draw_curves({over: run_curves(rows, over) for over in axes}, f"mean {OWN.kind}", "two-columns")
+    figure.suptitle(shortened(title, 200), x=0.01, ha="left", fontweight="bold", fontsize=8)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     save(figure, path, format="png")
     return path
+
+
+def run_curves(rows: Sequence[Mapping[str, Any]], over: str, accuracy: Accuracy = OWN) -> list[Curve]:
+    """The curves of one run over an axis: a mean with a standard deviation over clients on both sides, the worst tenth
+    of these clients, and participants; with own networks also current networks, if they were tested.
+
+    over: a key of `OVER`. accuracy: one with `std`.
+    """
+    x_of = OVER[over].metric
+    x, y = series_of(rows, x_of, accuracy.metric)
+    spread = dict(zip(*series_of(rows, x_of, accuracy.std), strict=True))
+    ends = [band(mean, mean - spread.get(at, 0.0), mean + spread.get(at, 0.0)) for at, mean in zip(x, y, strict=True)]
+    low, high = [low for low, _ in ends], [high for _, high in ends]
+    others = {accuracy.worst_decile: "worst tenth of them", "accuracy/participants": "participants"}
+    if accuracy is OWN:
+        others["accuracy/all_current"] = DRAWABLE["accuracy/all_current"].whose
+    found = [Curve(name, *series_of(rows, x_of, metric)) for metric, name in others.items()]
+    return [Curve(f"{accuracy.whose}, ± one std", x, y, low, high), *(one for one in found if one.x)]
 
 
 def series_of(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[float], list[float]]:
@@ -306,51 +288,3 @@ def series_of(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[f
     points = [(row.get(x), row.get(y)) for row in rows]
     known = [(a, b) for a, b in points if a is not None and b is not None and abs(a) < 1e300 and math.isfinite(b)]
     return [a for a, _ in known], [b for _, b in known]
-
-
-def spread_curve(rows: Sequence[Mapping[str, Any]], accuracy: Accuracy = OWN) -> Curve:
-    """A mean accuracy of a run over rounds, with a standard deviation over clients on both sides.
-
-    accuracy: one with `std`.
-    """
-    x, y = series_of(rows, "round", accuracy.metric)
-    spread = dict(zip(*series_of(rows, "round", accuracy.std), strict=True))
-    ends = [band(mean, mean - spread.get(at, 0.0), mean + spread.get(at, 0.0)) for at, mean in zip(x, y, strict=True)]
-    return Curve("", x, y, [low for low, _ in ends], [high for _, high in ends])
-
-
-def _top(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the end of the accuracy axis: above all lines, but at least 0.2, so that chance does not look good."""
-    drawn = [row.get(metric) or 0.0 for row in rows for metric in LINES]
-    drawn += [(row.get("accuracy/all") or 0.0) + (row.get("accuracy/all_std") or 0.0) for row in rows]
-    return min(1.0, max([0.2, *(1.05 * a for a in drawn if math.isfinite(a))]))
-
-
-def _band(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    one = spread_curve([row for row in rows if row.get("accuracy/all_std") is not None])
-    if len(one.x) < 2 or one.low is None or one.high is None:
-        return
-    axes.fill_between(one.x, one.low, one.high, color=LINES["accuracy/all"][1], alpha=0.13, linewidth=0, zorder=1)
-    note = "band: one standard deviation over clients"
-    axes.annotate(note, (1, 0), (-4, 5), "axes fraction", "offset points", ha="right", fontsize=6.5, color=GREY)
-
-
-def _label(axes: Axes, series: Mapping[str, tuple[list[float], list[float]]]) -> None:
-    """Label each line at its right end with name and last value, and move labels apart if they are close."""
-    ends = sorted((ys[-1], xs[-1], metric) for metric, (xs, ys) in series.items() if ys)
-    low, high = axes.get_ylim()
-    gap = (high - low) * 0.065
-    place = -math.inf
-    for y, x, metric in ends:
-        place = max(y, place + gap)
-        name, colour, _ = LINES[metric]
-        axes.annotate(
-            f"{name} {per_cent(y)}",
-            (x, place),
-            xytext=(6, 0),
-            textcoords="offset points",
-            color=colour,
-            fontsize=7,
-            va="center",
-            annotation_clip=False,
-        )

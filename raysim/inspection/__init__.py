@@ -1,1 +1,0 @@
-"""Figures of runs: `raysim plot`."""
