@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from raysim.comparison.runs import RunRecord
 from raysim.comparison.statistics import MIN_SEEDS, Spread
-from raysim.comparison.variants import Variant, differs
+from raysim.comparison.variants import Variant
 
 BUDGET = ("rounds", "clients.count", "clients.participation", "training.epochs", "training.batch_size")
-"""Keys that decide how much work a run does. If they differ, the variant that does more work has an advantage."""
+"""Keys that decide how much work a run does: unequal ones are noted even if the variants' names tell them."""
 
 
 def missing_cells(runs: Sequence[RunRecord]) -> list[str]:
@@ -33,18 +33,73 @@ def missing_cells(runs: Sequence[RunRecord]) -> list[str]:
 
 def notes_on(variants: Sequence[Variant], spread: Spread) -> list[str]:
     """One sentence for each reason why the comparison is less fair or less certain than it looks."""
-    runs = [run for variant in variants for run in variant.runs]
+    counted = [(variant.name, run) for variant in variants for run in variant.counted.values()]
     return [
-        *_unequal_budgets(runs),
-        *_not_tuned(variants),
         *_unequal_settings(variants),
+        *_not_tuned(variants),
         *_absent_clients(variants),
         *(note for variant in variants for note in _on_runs(variant)),
         *_missing_seeds(variants),
         *_few_seeds(variants, spread),
-        *_unequal_environments(runs),
-        *_unequal_files(variants),
+        *_unequal("environments", ((variant.name, _environment(run)) for variant in variants for run in variant.runs)),
+        *_unequal_data(counted),
+        *_unequal("files", ((name, _short(run.summary.get("inputs", {}))) for name, run in counted)),
     ]
+
+
+def _unequal(what: str, facts: Iterable[tuple[str, Mapping[str, object]]]) -> list[str]:
+    """A sentence for each fact that has several values. facts: the names of variants or runs, and their facts."""
+    having: dict[str, dict[str, dict[str, None]]] = {}  # fact -> value -> names
+    for name, of_name in facts:
+        for fact, value in of_name.items():
+            having.setdefault(fact, {}).setdefault(str(value), {})[name] = None
+    return [
+        f"unequal {what}: {fact} is " + " or ".join(f"{value} ({', '.join(names)})" for value, names in values.items())
+        for fact, values in having.items()
+        if len(values) > 1
+    ]
+
+
+def _environment(run: RunRecord) -> dict[str, object]:
+    """The processor and the versions of the libraries that may change a result."""
+    versions = run.summary.get("versions", {})
+    return {name: versions.get(name, "unknown") for name in ("raysim", "python", "torch", "numpy", "processor")}
+
+
+def _short(digests: Mapping[str, str]) -> dict[str, str]:
+    """The first digits of each digest."""
+    return {name: digest[:8] for name, digest in digests.items()}
+
+
+def _unequal_data(counted: Sequence[tuple[str, RunRecord]]) -> list[str]:
+    """A sentence for each data set that was changed between runs with the same settings of data."""
+    by_task: dict[str, list[tuple[str, dict[str, str]]]] = {}
+    for name, run in counted:
+        task = sorted((key, value) for key, value in run.keys.items() if key.startswith("data."))
+        dataset = run.summary.get("dataset", {})
+        digest = _short({str(dataset.get("name")): str(dataset.get("digest"))})
+        by_task.setdefault(repr(task), []).append((name, digest))
+    notes = [note for facts in by_task.values() for note in _unequal("data", facts)]
+    return [f"{note}; these results cannot be compared" for note in notes]
+
+
+def _unequal_settings(variants: Sequence[Variant]) -> list[str]:
+    """A sentence for every key in which variants differ, except the methods' own keys and those in variants' names.
+
+    Tuned values of a key may differ from each other, but not from a value that was not tuned.
+    """
+    scenarios = [next(iter(variant.counted.values())).deciding for variant in variants]
+    named = {key for variant in variants for key in variant.keys}
+    named -= {*BUDGET, *(key for variant in variants for key in variant.tuned_keys)}
+    keys = dict.fromkeys(key for scenario in scenarios for key in scenario)
+    told = [key for key in keys if key not in named and not key.startswith("algorithm.")]
+    return _unequal(
+        "settings",
+        (
+            (variant.method, {key: "tuned" if key in variant.tuned_keys else scenario.get(key) for key in told})
+            for variant, scenario in zip(variants, scenarios, strict=True)
+        ),
+    )
 
 
 def _on_runs(variant: Variant) -> list[str]:
@@ -56,8 +111,8 @@ def _on_runs(variant: Variant) -> list[str]:
             how = "ended early" if run.summary.get("ended_early") else run.summary.get("status")
             notes.append(f"{variant.name}, seed {run.seed}: {how} after {done} of {asked} rounds")
         notes += [f"{variant.name}, seed {run.seed}: {text}" for text in run.failures]
-    if changed := _unequal_code(list(variant.counted.values())):
-        notes.append(f"{variant.name}: its runs used different code ({', '.join(changed)}); run the older runs again")
+    code = ((f"seed {run.seed}", _short(run.code_files)) for run in variant.counted.values())
+    notes += [f"{variant.name}: {note}; run the older runs again" for note in _unequal("code", code)]
     for pair, counted in sorted(variant.counted.items()):
         same = [
             run for run in variant.runs if run.pair == pair or (run.cell and run.cell_folder == counted.cell_folder)
@@ -85,16 +140,6 @@ def _absent_clients(variants: Sequence[Variant]) -> list[str]:
     ]
 
 
-def _unequal_budgets(runs: Sequence[RunRecord]) -> list[str]:
-    """A sentence for each key in `BUDGET` of which runs have different values."""
-    notes = []
-    for key in BUDGET:
-        values = {str(run.keys.get(key)) for run in runs}
-        if len(values) > 1:
-            notes.append(f"unequal budgets: {key} is {' or '.join(sorted(values))}")
-    return notes
-
-
 def _missing_seeds(variants: Sequence[Variant]) -> list[str]:
     """A sentence for each variant without a seed that another variant has."""
     every = {run.seed for variant in variants for run in variant.runs}
@@ -116,69 +161,9 @@ def _few_seeds(variants: Sequence[Variant], spread: Spread) -> list[str]:
     return [f"no {what} for {', '.join(few)}: fewer than {least} seeds"]
 
 
-def _unequal_environments(runs: Sequence[RunRecord]) -> list[str]:
-    """A sentence for each library, and for the processor, of which runs had different ones."""
-    notes = []
-    for name in ("raysim", "python", "torch", "numpy", "processor"):
-        values = {str(run.summary.get("versions", {}).get(name, "unknown")) for run in runs}
-        if len(values) > 1:
-            notes.append(f"runs in unequal environments: {name} is {' or '.join(sorted(values))}")
-    return notes
-
-
-def _unequal_files(variants: Sequence[Variant]) -> list[str]:
-    """A sentence for each data set, and each other file, that was changed between the runs that count."""
-    read: dict[tuple[str, str], dict[str, list[str]]] = {}  # (data set or file, settings of data) -> digest -> variants
-    for variant in variants:
-        for run in variant.counted.values():
-            task = sorted((key, value) for key, value in run.keys.items() if key.startswith("data."))
-            dataset = run.summary.get("dataset", {})
-            digests = {(str(dataset.get("name")), repr(task)): str(dataset.get("digest"))}
-            digests |= {(path, ""): digest for path, digest in run.summary.get("inputs", {}).items()}
-            for what, digest in digests.items():
-                read.setdefault(what, {}).setdefault(digest, []).append(variant.name)
-    return [
-        f"unequal data: {what} changed between runs, so their results cannot be compared: "
-        + " or ".join(f"{digest[:8]} ({', '.join(dict.fromkeys(names))})" for digest, names in by_digest.items())
-        for (what, _), by_digest in read.items()
-        if len(by_digest) > 1
-    ]
-
-
-def _unequal_code(runs: Sequence[RunRecord]) -> list[str]:
-    """The method's files whose contents differ between runs."""
-    digests: dict[str, set[str]] = {}
-    for run in runs:
-        for name, digest in run.code_files.items():
-            digests.setdefault(name, set()).add(digest)
-    return sorted(name for name, of_file in digests.items() if len(of_file) > 1)
-
-
 def _not_tuned(variants: Sequence[Variant]) -> list[str]:
     """A sentence that names the variants of no tuned sweep, if other variants are of one."""
     others = [variant.name for variant in variants if not variant.tunings]
     if not others or len(others) == len(variants):
         return []
     return [f"unequal tuning: {', '.join(others)} {'was' if len(others) == 1 else 'were'} not tuned"]
-
-
-def _unequal_settings(variants: Sequence[Variant]) -> list[str]:
-    """One sentence for every key in which methods differ, except the method's own keys and those in variants' names.
-
-    Tuned values of a key may differ from each other, but not from a value that was not tuned.
-    """
-    scenarios = [next(iter(variant.counted.values())).deciding for variant in variants]
-    mentioned = {*BUDGET, *(key for variant in variants for key in variant.keys)}
-    mentioned -= {key for variant in variants for key in variant.tuned_keys}
-    notes = []
-    for key in dict.fromkeys(key for scenario in scenarios for key in scenario):
-        if key in mentioned or key.startswith("algorithm.") or not differs(key, scenarios):
-            continue
-        methods: dict[str, list[str]] = {}
-        for variant, scenario in zip(variants, scenarios, strict=True):
-            value = "tuned" if key in variant.tuned_keys else str(scenario.get(key))
-            methods.setdefault(value, []).append(variant.method)
-        if len(methods) > 1:
-            values = (f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in methods.items())
-            notes.append(f"unequal settings: {key} is {' or '.join(values)}")
-    return notes

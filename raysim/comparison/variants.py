@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,22 +109,42 @@ class Variant:
 
 def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
     """Group runs with the same settings apart from their seeds, in the order of their first runs."""
-    by_settings: dict[tuple[Any, ...], list[RunRecord]] = {}
-    for run in runs:
-        by_settings.setdefault(tuple(sorted(run.deciding.items(), key=str)), []).append(run)
     groups: list[list[RunRecord]] = []
     suffixes: list[str] = []  # of the method's name; "-2" for the second version of a custom method's code
-    for of_label in (part for of_settings in by_settings.values() for part in _by_label(of_settings)):
-        for number, group in enumerate(_by_code(of_label), 1):
-            groups.append(group)
-            suffixes.append(f"-{number}" if number > 1 else "")
-    first = [repeats[0].deciding for repeats in groups]
-    keys = dict.fromkeys(key for deciding in first for key in deciding)
-    differing = [key for key in keys if differs(key, first) and not _implied(key, first)]
-    # Omit a key that has one value per method: the method's name already implies that value.
+    for of_settings in _grouped(runs, lambda run: tuple(sorted(run.deciding.items(), key=str))):
+        for of_label in _by_label(of_settings):
+            for number, group in enumerate(_by_code(of_label), 1):
+                groups.append(group)
+                suffixes.append(f"-{number}" if number > 1 else "")
+    called = _called(runs)
+    labels = [{run.cell.label for run in group if run.cell} for group in groups]
+    labelled = all(len(own) == 1 and all(own) for own in labels) and len(set().union(*labels)) == len(labels)
+    variants = [
+        Variant(keys, group, called[group[0].algorithm] + suffix, *(label if labelled else ()))
+        for keys, group, label, suffix in zip(_differing(groups), groups, labels, suffixes, strict=True)
+    ]
+    return with_distinct_names(_named_by_runs(_without_tuned_values(variants)))
+
+
+def _grouped(runs: Iterable[RunRecord], key: Callable[[RunRecord], Hashable]) -> list[list[RunRecord]]:
+    """Group runs with equal values of `key`, in the order of the first runs."""
+    groups: dict[Hashable, list[RunRecord]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return list(groups.values())
+
+
+def _differing(groups: Sequence[Sequence[RunRecord]]) -> list[dict[str, Any]]:
+    """For each group of runs, the keys in which the groups differ, and the values of the group.
+
+    A key that has one value per method is omitted, because the method's name already implies the value.
+    """
+    settings = [group[0].deciding for group in groups]
     by_method: dict[Any, list[dict[str, Any]]] = {}
-    for deciding in first:
+    for deciding in settings:
         by_method.setdefault(deciding.get("algorithm.name"), []).append(deciding)
+    keys = dict.fromkeys(key for deciding in settings for key in deciding)
+    differing = [key for key in keys if differs(key, settings) and not _implied(key, settings)]
 
     def tells(key: str, deciding: Mapping[str, Any]) -> bool:
         if key == "algorithm.name":
@@ -133,19 +153,7 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
             return differs(key, by_method[deciding.get("algorithm.name")])
         return key in deciding and any(differs(key, of_method) for of_method in by_method.values())
 
-    labels = [{run.cell.label for run in repeats if run.cell} for repeats in groups]
-    labelled = all(len(own) == 1 and all(own) for own in labels) and len(set().union(*labels)) == len(labels)
-    called = _called(runs)
-    variants = [
-        Variant(
-            {key: deciding.get(key) for key in differing if tells(key, deciding)},
-            repeats,
-            called[repeats[0].algorithm] + suffix,
-            *(label if labelled else ()),
-        )
-        for deciding, repeats, label, suffix in zip(first, groups, labels, suffixes, strict=True)
-    ]
-    return with_distinct_names(_named_by_runs(_without_tuned_values(variants)))
+    return [{key: deciding.get(key) for key in differing if tells(key, deciding)} for deciding in settings]
 
 
 def _without_tuned_values(variants: Sequence[Variant]) -> Sequence[Variant]:
@@ -171,20 +179,14 @@ def _implied(key: str, deciding: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _by_label(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Group runs with the same settings by their names in a tuned sweep, if it has them under several names.
+    """Group runs with the same settings by their names in tuned sweeps, if these have them under several names.
 
     Reason: tuning may choose the settings of another variant. Otherwise all runs are one group: those of a method that
     was not tuned belong together with its runs outside of the sweep.
     """
-    labels: dict[int, set[str]] = {}  # of each tuned sweep
-    by_label: dict[str, list[RunRecord]] = {}
-    for run in runs:
-        label = ""
-        if run.cell is not None and run.sweep is not None and run.sweep.tuning is not None:
-            label = run.cell.label
-            labels.setdefault(id(run.sweep), set()).add(label)
-        by_label.setdefault(label, []).append(run)
-    return [*by_label.values()] if any(len(of_sweep) > 1 for of_sweep in labels.values()) else [[*runs]]
+    groups = _grouped(runs, lambda run: run.cell.label if run.cell and run.sweep and run.sweep.tuning else "")
+    labels = {run.cell.label for run in runs if run.cell and run.sweep and run.sweep.tuning}
+    return groups if len(labels) > 1 else [[*runs]]
 
 
 def _by_code(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
@@ -192,61 +194,39 @@ def _by_code(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
 
     Scenarios name the file of a method without its folder, and a file may be edited between two runs.
     """
-    by_code: dict[tuple[tuple[str, str], ...], list[RunRecord]] = {}
-    for run in runs:
-        by_code.setdefault(tuple(sorted(run.code_files.items())), []).append(run)
-    pairs = [pair for group in by_code.values() for pair in {run.pair for run in group}]
+    groups = _grouped(runs, lambda run: tuple(sorted(run.code_files.items())))
+    pairs = [pair for group in groups for pair in {run.pair for run in group}]
     is_custom = ":" in runs[0].algorithm and not any(run.cell for run in runs)
-    return [*by_code.values()] if is_custom and len(set(pairs)) < len(pairs) else [[*runs]]
+    return groups if is_custom and len(set(pairs)) < len(pairs) else [[*runs]]
 
 
 def _named_by_runs(variants: Sequence[Variant]) -> Sequence[Variant]:
     """The variants with names of their methods from `runs` in the sweep file, if some of these names stand for methods.
 
-    Other keys that differ on the same task are added to a name.
+    A name stands for a method if variants of one task differ in it; other names stand for tasks, such as data sets.
+    Keys that differ in spite of the same name and task are added to the name.
     """
-    of_variant = [{tuple(run.cell.runs) if run.cell else () for run in variant.runs} for variant in variants]
-    if any(len(names) != 1 for names in of_variant):
+    names = [{tuple(run.cell.runs) if run.cell else () for run in variant.runs} for variant in variants]
+    if any(len(of_variant) != 1 for of_variant in names) or len({len(name) for of in names for name in of}) != 1:
         return variants
-    names = [names.pop() for names in of_variant]
-    if len(set(map(len, names))) != 1:
-        return variants
-    axes = _axes_of_methods(names, [variant.task for variant in variants])
+    parts = [dict(enumerate(of_variant.pop())) for of_variant in names]
+    of_task: dict[tuple[str, ...], list[dict[int, str]]] = {}
+    for variant, name in zip(variants, parts, strict=True):
+        of_task.setdefault(variant.task, []).append(name)
+    axes = [axis for axis in parts[0] if any(differs(axis, alike) for alike in of_task.values())]
     if not axes:
         return variants
-    methods = [tuple(name[axis] for axis in axes) for name in names]
-    alike: dict[tuple[str, ...], dict[tuple[str, ...], list[Mapping[str, Any]]]] = {}
+    methods = [tuple(name[axis] for axis in axes) for name in parts]
+    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Mapping[str, Any]]] = {}
     for variant, method in zip(variants, methods, strict=True):
-        alike.setdefault(method, {}).setdefault(variant.task, []).append(variant.keys)
+        alike.setdefault((method, variant.task), []).append(variant.keys)
     named = []
     for variant, method in zip(variants, methods, strict=True):
-        own = [
-            key
-            for key in variant.keys
-            if not is_task(key) and any(differs(key, on_task) for on_task in alike[method].values())
-        ]
+        others = [keys for (name, _), keys in alike.items() if name == method]
+        own = [key for key in variant.keys if not is_task(key) and any(differs(key, keys) for keys in others)]
         words = [variant.called if key == "algorithm.name" else _assigned(key, variant.keys[key]) for key in own]
         named.append(replace(variant, method_label=" ".join([*method, *words])))
     return named
-
-
-def _axes_of_methods(names: Sequence[tuple[str, ...]], tasks: Sequence[tuple[str, ...]]) -> list[int]:
-    """The positions of names that stand for methods or settings; none if this cannot be decided.
-
-    Names of methods have runs on the same tasks. Names of tasks, such as data sets, have no task in common. With
-    missing cells, neither may hold.
-    """
-    axes = []
-    for axis in range(len(names[0])):
-        by_name: dict[str, set[tuple[str, ...]]] = {}
-        for name, task in zip(names, tasks, strict=True):
-            by_name.setdefault(name[axis], set()).add(task)
-        tasks_of = list(by_name.values())
-        if len(tasks_of) > 1 and all(one == tasks_of[0] for one in tasks_of):
-            axes.append(axis)
-        elif sum(map(len, tasks_of)) > len(set().union(*tasks_of)):
-            return []
-    return axes
 
 
 def _called(runs: Sequence[RunRecord]) -> dict[str, str]:
@@ -262,9 +242,9 @@ def with_distinct_names(variants: Sequence[Variant]) -> list[Variant]:
     return [replace(variant, label=label) for variant, label in zip(variants, labels, strict=True)]
 
 
-def differs(key: str, scenarios: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether scenarios have different values of a key."""
-    return len({repr(deciding.get(key)) for deciding in scenarios}) > 1
+def differs(key: Any, mappings: Iterable[Mapping[Any, Any]]) -> bool:
+    """Whether mappings have different values of a key."""
+    return len({repr(one.get(key)) for one in mappings}) > 1
 
 
 def baselines_of(variants: Sequence[Variant], baseline: str) -> tuple[str, list[Variant]]:

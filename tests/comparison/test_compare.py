@@ -148,7 +148,7 @@ def test_what_is_unfair_is_said(tmp_path: Path) -> None:
     make_run(tmp_path / "d", "standalone", 3, accuracy=[0.1, 0.2, 0.3], done=1, training={"epochs": 5})
     notes = "\n".join(compare(tmp_path).notes)
     assert str(tmp_path / "c") in notes
-    assert "rounds is 1 or 2 or 3" in notes and "training.epochs is 1 or 5" in notes
+    assert "rounds is 3 (fedgh" in notes and "training.epochs is 1 (fedgh" in notes
     assert "1 of 2 rounds" in notes and "seed 3" in notes and "fewer than 3 seeds" in notes
 
 
@@ -156,7 +156,7 @@ def test_repeated_runs_and_other_versions_are_said(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", version="0.2.0")
     notes = "\n".join(compare(tmp_path).notes)
-    assert "fedgh, seed 1: 2 runs" in notes and "raysim is 0.1.0 or 0.2.0" in notes
+    assert "fedgh, seed 1: 2 runs" in notes and "raysim is 0.1.0 (fedgh) or 0.2.0 (fedgh)" in notes
 
 
 def test_a_loss_that_is_not_finite_is_said(tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def test_names_of_settings_are_joined_to_the_algorithm_of_a_grid(tmp_path: Path)
     assert compare(tmp_path, baseline="fedgh lr=0.1").baseline == "low fedgh"
 
 
-def test_missing_cells_leave_the_names_as_they_are(tmp_path: Path) -> None:
-    """Names with missing cells may stand for methods or for tasks."""
+def test_names_of_methods_are_known_although_cells_are_missing(tmp_path: Path) -> None:
+    """On one task, two names: they stand for methods."""
     cells = {}
     for name, method, data in (
         ("GH", "fedgh", "digits"),
@@ -94,7 +94,7 @@ def test_missing_cells_leave_the_names_as_they_are(tmp_path: Path) -> None:
         make_run(tmp_path / f"{name}-{data}" / "run", method, partition=data, algorithm={}, data={"name": data})
         cells[f"{name}-{data}"] = CellCard(f"{name} {data}", runs=(name,))
     SweepCard("", cells).write(tmp_path)
-    assert [one.method for one in compare(tmp_path).variants] == ["fedgh", "fedgh", "standalone"]
+    assert [one.method for one in compare(tmp_path).variants] == ["GH", "GH", "Alone"]
 
 
 def swept(folder: Path, names: str, **card: Any) -> None:
