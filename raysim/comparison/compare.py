@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.frame import flat, records
@@ -35,18 +35,6 @@ from raysim.report.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-class Reached(NamedTuple):
-    """The number of runs that reach a target, and the number of all runs."""
-
-    runs: int
-    of: int
-
-    @property
-    def all(self) -> bool:
-        """Whether every run reaches the target."""
-        return self.runs == self.of
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,23 +100,15 @@ class Comparison:
 
     def pairs(self, variant: str) -> list[tuple[int, str]]:
         """The distinct (seed, partition digest) pairs of a variant's runs."""
-        return list(self._variant(variant).counted)
+        return list(self._by_name[variant].counted)
 
     def published(self, variant: str) -> Mapping[str, Published]:
         """Measure -> the value that a paper printed for a variant."""
-        return by_measure(self._variant(variant).published)
-
-    def _variant(self, name: str) -> Variant:
-        """The variant with this name, which is unique."""
-        return self._by_name[name]
+        return by_measure(self._by_name[variant].published)
 
     @cached_property
     def _by_name(self) -> Mapping[str, Variant]:
         return {variant.name: variant for variant in self.variants}
-
-    @cached_property
-    def _baselines(self) -> Sequence[Variant]:
-        return [variant for variant in self.variants if variant.is_baseline]
 
     @property
     def by_task(self) -> dict[str, Comparison]:
@@ -152,18 +132,17 @@ class Comparison:
         A mean cost over only the runs that reach a target would look better the more runs fail to reach it.
         """
         values = self.measured[variant].get(measure)
-        if not values or (is_cost_to_target(measure) and not self.reached(variant, measure).all):
-            return None
-        return estimate(list(values.values()))
+        return estimate(list(values.values())) if values and self._all_reach(variant, measure) else None
 
-    def reached(self, variant: str, measure: str) -> Reached:
-        """The number of a variant's runs that reach the target of a cost such as `rounds_to_0.5`."""
-        count = len(self.pairs(variant))
-        return Reached(len(self.measured[variant].get(f"rounds_to_{measure.partition('_to_')[2]}", {})), count)
+    def reached(self, variant: str, measure: str) -> tuple[int, int]:
+        """How many of a variant's runs reach the target of a cost such as `rounds_to_0.5`, and how many runs it has."""
+        reaching = self.measured[variant].get(f"rounds_to_{measure.partition('_to_')[2]}", {})
+        return len(reaching), len(self.pairs(variant))
 
-    def is_reached(self, target: float) -> bool:
-        """Whether a run of any variant reaches a target accuracy."""
-        return any(f"rounds_to_{target:g}" in of_variant for of_variant in self.measured.values())
+    def _all_reach(self, variant: str, measure: str) -> bool:
+        """Whether all runs of a variant reach the target, if the measure is a cost to a target."""
+        runs, of = self.reached(variant, measure)
+        return not is_cost_to_target(measure) or runs == of
 
     def difference(self, variant: str, measure: str) -> Estimate | None:
         """The paired difference to the baseline, see `_pair`, over the seeds and partitions that both have.
@@ -176,14 +155,11 @@ class Comparison:
 
     def _pair(self, variant: str, measure: str) -> tuple[Mapping[Any, float], Mapping[Any, float]] | None:
         """A measure's values for a variant and for the baseline: the one on the same task, or the only one."""
-        one = self._variant(variant)
-        baselines = self._baselines
-        others = [other for other in baselines if other.task == one.task or len(baselines) == 1]
-        if one.is_baseline or not others:
+        one, baselines = self._by_name[variant], [one for one in self.variants if one.is_baseline]
+        others = [other.name for other in baselines if other.task == one.task or len(baselines) == 1]
+        if one.is_baseline or not others or not all(self._all_reach(name, measure) for name in (variant, others[0])):
             return None
-        if is_cost_to_target(measure) and not all(self.reached(two.name, measure).all for two in (one, others[0])):
-            return None
-        return self.measured[variant].get(measure, {}), self.measured[others[0].name].get(measure, {})
+        return self.measured[variant].get(measure, {}), self.measured[others[0]].get(measure, {})
 
     @cached_property
     def p_values(self) -> Mapping[str, Mapping[str, float]]:
@@ -339,7 +315,11 @@ def compare(
         variants, chosen, baseline, [*notes, *notes_on(variants, spread)], targets_on, select, main, spread
     )
     if targets is not None:  # those of papers are only shown if a run reaches them
-        missed = [f"no run reaches the target {target:g}" for target in chosen if not compared.is_reached(target)]
+        missed = [
+            f"no run reaches the target {target:g}"
+            for target in chosen
+            if not any(f"rounds_to_{target:g}" in of_variant for of_variant in compared.measured.values())
+        ]
         compared = replace(compared, notes=[*compared.notes, *missed])
     return compared
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from raysim.common.files import write_bytes
@@ -17,7 +14,6 @@ from raysim.comparison.compare import Comparison
 from raysim.comparison.latex import Bold, latex
 from raysim.comparison.sweep_card import TrialsCard
 from raysim.comparison.tables import (
-    SUFFIXES,
     Column,
     all_columns,
     legend,
@@ -30,78 +26,39 @@ from raysim.comparison.tables import (
 if TYPE_CHECKING:
     import pandas as pd
 
-GAP = 2
-"""Spaces between two columns."""
-
 
 def print_table(comparison: Comparison, file: TextIO | None = None, shown: Sequence[Column] | None = None) -> None:
     """Print the table for a terminal, followed by the notes on fairness. shown: its columns; default: a short table."""
-    console = _console(file)
+    console = Console(file=file)
     shown = shown or short_columns(comparison)
-    # A difference stays beside its mean, which has the unit.
-    joined = [
-        i
-        for i, (one, next_) in enumerate(pairwise(shown), 2)
-        if next_.kind in SUFFIXES and one.measure == next_.measure
-    ]
-    _print_rows(console, rows_of(comparison, shown), legend(comparison, shown), joined)
+    _print_rows(console, rows_of(comparison, shown), legend(comparison, shown))
     if over := task_rows(comparison):
         console.print()
         _print_rows(console, over, tasks_legend(comparison.main))
     for note in comparison.notes:
-        console.print(Text(f"note: {note}"))
+        _print(console, f"note: {note}")
 
 
 def print_trials(trials: TrialsCard) -> None:
     """Print the table of a tuning's trials for a terminal."""
-    _print_rows(_console(), trials.rows, trials.legend)
+    _print_rows(Console(), trials.rows, trials.legend)
 
 
-def _console(file: TextIO | None = None) -> Console:
-    console = Console(file=file)
-    if not console.is_terminal:
-        console.width = 10_000  # a pipe has no width
-    return console
+def _print_rows(console: Console, rows: Sequence[Sequence[str]], meaning: str) -> None:
+    """Print a table. Columns that do not fit into the width of a terminal are printed below, with the names again."""
+    import pandas as pd
+
+    (first, *head), *body = rows
+    frame = pd.DataFrame([row[1:] for row in body], [row[0] for row in body], pd.Index(head, name=first))
+    with pd.option_context("display.unicode.east_asian_width", True):
+        _print(console, frame.to_string(line_width=console.width if console.is_terminal else None))
+    console.print()
+    _print(console, meaning, style="dim")
 
 
-def _print_rows(console: Console, rows: list[list[str]], meaning: str, joined: Collection[int] = ()) -> None:
-    plain = [[*row] for row in rows]
-    for block in blocks(plain, console.width, joined):
-        head, *body = ([row[0], *(row[i] for i in block)] for row in plain)
-        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
-        for i, name in enumerate(head):
-            table.add_column(Text(name), justify="right" if i else "left", no_wrap=i > 0)
-        for row in body:
-            table.add_row(*map(Text, row))
-        console.print(table)
-        console.print()
-    console.print(Text(meaning, style="dim"))
-
-
-def blocks(rows: Sequence[Sequence[str]], width: int, joined: Collection[int] = ()) -> list[list[int]]:
-    """Group the columns of a table that is too wide: each group is printed below the previous one.
-
-    Each printed table begins with column 0, so a group has the numbers of the columns beside it. If column 0 is
-    wider than a third of `width`, its names are wrapped. joined: columns that stay beside the column before them, as
-    far as the width allows.
-    """
-    first, *others = (max(map(cell_len, column)) for column in zip(*rows, strict=True))
-    room = width - min(first, width // 3)
-    units: list[list[int]] = []
-    for i in range(1, len(others) + 1):
-        units = [*units[:-1], [*units[-1], i]] if i in joined else [*units, [i]]
-    groups: list[list[int]] = [[]]
-    used = 0
-    for unit in units:
-        needed = sum(GAP + others[i - 1] for i in unit)
-        for i in unit:
-            size = GAP + others[i - 1]
-            if groups[-1] and used + (needed if i == unit[0] else size) > room:
-                groups.append([])
-                used = 0
-            groups[-1].append(i)
-            used += size
-    return groups
+def _print(console: Console, text: str, style: str = "") -> None:
+    """Print text; a pipe, which has no width, gets whole lines."""
+    console.print(Text(text, style=style), soft_wrap=not console.is_terminal)
 
 
 def markdown(comparison: Comparison, shown: Sequence[Column] | None = None) -> str:

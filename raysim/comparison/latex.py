@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -15,12 +14,11 @@ from typing import Literal, NamedTuple
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison
 from raysim.comparison.measures import ACCURACIES, is_cost_to_target, sends_nothing
-from raysim.comparison.scale import scales_of
 from raysim.comparison.statistics import SIGNIFICANT, holm, paired_difference, paired_p_value
-from raysim.comparison.tables import Cell, Column, cells, legend, short_columns, titled
-from raysim.report.figures import OVER
+from raysim.comparison.tables import Cell, Column, cells, legend, scale_of, short_columns, titled
 
 Mark = Literal["best", "second"]
+MARKS: tuple[Mark, ...] = ("best", "second")
 Bold = Literal["significant", "mean"]
 """Which best means are bold: those that are significantly better than all others, or all."""
 
@@ -39,23 +37,12 @@ RULES: Mapping[Bold, str] = {
 """Rule -> its explanation."""
 
 PLUS_MINUS = r"@{\,$\pm$\,}"
-UNITS = [unit.name for axis in ("bytes", "operations") for unit in OVER[axis].units[1:]]
-"""Units that a title may not name wrongly. Units without a prefix are missing: they may be parts of other words."""
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\char34{}",
     "[": "{[}", "]": "{]}", "*": "{*}",  # after \\, LaTeX would read them as arguments
 }  # fmt: skip
 _LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
-
-
-def _greek(letter: str) -> str:
-    """Return the LaTeX command of a Greek letter; pdflatex has none of them outside mathematical mode."""
-    name = unicodedata.name(letter).split()[-1].lower().replace("lamda", "lambda")
-    return rf"\ensuremath{{\{name if letter.islower() else name.capitalize()}}}"
-
-
-_LATEX |= {letter: _greek(letter) for letter in "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ"}
 
 
 def escaped(text: str) -> str:
@@ -127,12 +114,14 @@ class Marked(NamedTuple):
 def _column(comparison: Comparison, column: Column, bold: Bold) -> list[Marked]:
     """The cells of a column; costs to a target have no counts if every run reaches the target."""
     measure, found = column.measure, cells(comparison, column)
-    is_mean = column.kind == "mean"
-    is_cost = is_mean and is_cost_to_target(measure)
-    if is_cost and all(comparison.reached(variant.name, measure).all for variant in comparison.variants):
+    if column.kind != "mean":
+        return [Marked(one, None) for one in found]
+    names = [variant.name for variant in comparison.variants]
+    counts = [comparison.reached(name, measure) for name in names]
+    if is_cost_to_target(measure) and all(reaching == runs for reaching, runs in counts):
         found = [one._replace(text="" if one.mean else "-") for one in found]
-    marked = marks(comparison, measure, bold) if is_mean else {}
-    return [Marked(one, marked.get(variant.name)) for variant, one in zip(comparison.variants, found, strict=True)]
+    marked = marks(comparison, measure, bold)
+    return [Marked(one, marked.get(name)) for name, one in zip(names, found, strict=True)]
 
 
 def _with_booktabs(head: str, column: Sequence[Marked]) -> tuple[str, list[str]]:
@@ -182,12 +171,9 @@ def _signed(number: str) -> str:
 
 
 def _check_unit(comparison: Comparison, column: Column, head: str) -> None:
-    """Raise `ScenarioError` if a title names a unit of `UNITS`, but the numbers of the column have another unit."""
-    if column.measure not in comparison.measures or column.kind == "p_holm":
-        return
-    unit = scales_of(comparison, column.measure).mean.unit
-    named = [one for one in UNITS if one in head]
-    if unit and named and unit not in named:
+    """Raise `ScenarioError` if a title names a unit of bytes or operations, but not that of the column's numbers."""
+    unit = scale_of(comparison, column).unit if column.kind in ("mean", "difference", "published") else ""
+    if unit and re.search(r"[KMGT]iB|[kMGTPE]FLOP", head) and unit not in head:
         raise ScenarioError(f"--head: {column.name}={head} given, but this column is in {unit}; write {unit}")
 
 
@@ -204,46 +190,36 @@ def direction(measure: str) -> int:
 def marks(comparison: Comparison, measure: str, bold: Bold = "significant") -> dict[str, Mark]:
     """Variant -> its mark in the column of a measure, as `RULES` say; a variant without a mark is left out."""
     sign = direction(measure)
-    if not sign:
-        return {}
-    tasks: dict[tuple[str, ...], list[str]] = {}
-    mean: dict[str, float] = {}
-    for variant in comparison.variants:
+    ranked: dict[tuple[str, ...], dict[str, float]] = {}  # task -> variant -> mean, times `sign`
+    for variant in comparison.variants if sign else ():
         found = comparison.estimate(variant.name, measure)
         if found is not None and not sends_nothing(measure, found.mean):
-            mean[variant.name] = sign * found.mean
-            tasks.setdefault(variant.task, []).append(variant.name)
+            ranked.setdefault(variant.task, {})[variant.name] = sign * found.mean
+    of_task = [sorted(mean, key=lambda name: -mean[name]) for mean in ranked.values()]
     if bold == "mean":
-        scale = scales_of(comparison, measure).mean
-        shown = {name: scale(sign * value) for name, value in mean.items()}
-        return {name: mark for names in tasks.values() for name, mark in _by_mean(names, mean, shown).items()}
-    p_values: dict[tuple[str, str], float] = {}
-    better: set[tuple[str, str]] = set()  # (one, another) of which the first has the better paired mean
-    for names in tasks.values():
-        for pair in itertools.combinations(names, 2):
-            one, another = (comparison.measured[name][measure] for name in pair)
-            p, difference = paired_p_value(one, another), paired_difference(one, another)
-            if p is not None and difference is not None:
-                p_values[pair] = p
-                better.add(pair if sign * difference.mean > 0 else (pair[1], pair[0]))
-    significant = {pair for pair, p in holm(p_values).items() if p < SIGNIFICANT}
+        scale = scale_of(comparison, Column("mean", measure))
+        shown = {name: scale(sign * value) for mean in ranked.values() for name, value in mean.items()}
+        return {name: mark for names in of_task if len(names) > 1 for name, mark in _by_text(names, shown).items()}
+    values = comparison.measured
+    pairs = [pair for names in of_task for pair in itertools.combinations(names, 2)]
+    tested = {pair: paired_p_value(*(values[name][measure] for name in pair)) for pair in pairs}
+    corrected = holm({pair: p for pair, p in tested.items() if p is not None})
 
-    def beats(one: str, another: str) -> bool:
-        return (one, another) in better and bool({(one, another), (another, one)} & significant)
+    def beats(one: str, other: str) -> bool:
+        difference = paired_difference(values[one][measure], values[other][measure])
+        return difference is not None and sign * difference.mean > 0 and corrected.get((one, other), 1.0) < SIGNIFICANT
 
     marked: dict[str, Mark] = {}
-    for names in tasks.values():
-        best, *others = sorted(names, key=lambda name: -mean[name])
-        if others and all(beats(best, other) for other in others):
-            marked[best] = "best"
-            second, *below = others
-            if below and all(beats(second, other) for other in below):
-                marked[second] = "second"
+    for names in of_task:
+        for place, mark in enumerate(MARKS):
+            one, *below = names[place:]
+            if not below or not all(beats(one, other) for other in below):
+                break
+            marked[one] = mark
     return marked
 
 
-def _by_mean(names: Sequence[str], mean: Mapping[str, float], shown: Mapping[str, str]) -> dict[str, Mark]:
-    """The marks of the variants of one task by their means. shown: the means as printed."""
-    texts = list(dict.fromkeys(shown[name] for name in sorted(names, key=lambda name: -mean[name])))
-    marked: dict[str, Mark] = dict(zip(texts[:2] if len(names) > 1 else [], ("best", "second"), strict=False))
-    return {name: marked[shown[name]] for name in names if shown[name] in marked}
+def _by_text(names: Sequence[str], shown: Mapping[str, str]) -> dict[str, Mark]:
+    """The marks of the variants of one task, from the best to the worst, by their means as printed."""
+    mark_of = dict(zip(dict.fromkeys(shown[name] for name in names), MARKS, strict=False))
+    return {name: mark_of[shown[name]] for name in names if shown[name] in mark_of}

@@ -220,9 +220,16 @@ def meaning_of(name: str) -> str | None:
 
 
 def canonical(name: str) -> str:
-    """Return the name of a measure in tables: `rounds_to_0.5` for `rounds_to_0.50`. Other names stay unchanged."""
-    cost = _TO_TARGET.fullmatch(name)
-    return f"{cost[1]}_to_{float(name.rpartition('_')[2]):g}" if cost else name
+    """Return the name of a column in tables: `rounds_to_0.5` for `rounds_to_0.50`. Other names stay unchanged."""
+    return re.sub(r"_to_(\d+(?:\.\d+)?)", lambda target: f"_to_{float(target[1]):g}", name)
+
+
+def title(measure: str) -> str:
+    """The title of a measure's column, with the measure's own unit."""
+    if measure in MEASURES:
+        return MEASURES[measure].title
+    cost, target = measure.split("_to_")
+    return f"{TO_TARGET[cost].title} to {100 * float(target):g}%"
 
 
 def is_cost_to_target(measure: str) -> bool:

@@ -1,20 +1,26 @@
-"""The tables of a comparison: their columns, cells and explanations. `formats.py` and `latex.py` write them."""
+"""The table of a comparison: its columns with units and digits, its cells, its explanation.
+
+`formats.py` writes it for the terminal and in Markdown, `latex.py` in LaTeX, and `report.py` in HTML.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import suggest
 from raysim.comparison.compare import Comparison
 from raysim.comparison.main_measure import in_words
-from raysim.comparison.measures import ACCURACIES, canonical, is_cost_to_target, sends_nothing
-from raysim.comparison.published import Published
-from raysim.comparison.scale import ROUNDING, Scale, scales_of
+from raysim.comparison.measures import ACCURACIES, MIB, canonical, is_cost_to_target, sends_nothing, title
 from raysim.comparison.statistics import SIGNIFICANT, Estimate, Spread
-from raysim.comparison.variants import Variant
+from raysim.report.figures import OVER
 from raysim.report.units import plural
+
+ROUNDING = 1e-12
+"""Smaller numbers are errors of rounding: they are shown as 0."""
 
 COSTS = ("total_mib", "total_gflop", "virtual_s", "dropped")
 COLUMNS = ("last", "last_took_part", "last_current", "at_best_val", "best_participants", "worst_decile", *COSTS)
@@ -74,19 +80,60 @@ class Cell(NamedTuple):
         return f"{self.text}{self.mean}{f' ± {self.spread}' if self.spread else ''}{self.after}"
 
 
-def cell(
-    measure: str, scale: Scale, estimate: Estimate | None, sign: bool = False, spread: Spread = "interval"
-) -> Cell:
-    """Format a mean and its spread in the column's unit; "-" if nothing was measured or sent.
+@dataclass(frozen=True)
+class Scale:
+    """The title, the unit and the digits of a column."""
 
-    There is no spread if there are too few seeds, or if a cost is the same with every seed.
-    """
-    if estimate is None or (not sign and sends_nothing(measure, estimate.mean)):
-        return Cell("-")
-    after = estimate.spread(spread)
-    if after is not None and measure not in ACCURACIES and after < ROUNDING * max(1.0, abs(estimate.mean)):
-        after = None
-    return Cell(mean=scale(estimate.mean, sign), spread="" if after is None else scale(after))
+    title: str
+    factor: float  # a value in the column's unit is this times the measure's
+    decimals: int
+    unit: str = ""  # of bytes or operations, as in the title
+
+    def __call__(self, value: float, sign: bool = False) -> str:
+        """Format a value of the measure; sign: with a plus if it is positive."""
+        if abs(value) < ROUNDING:
+            value = 0.0
+        return f"{self.factor * value:{'+' if sign and value else ''}.{self.decimals}f}"
+
+
+def scale_of(comparison: Comparison, column: Column) -> Scale:
+    """Choose the unit and the digits of a column with numbers. All columns of a measure have one unit."""
+    measure, name = column.measure, title(column.measure)
+    if measure in ACCURACIES:
+        return Scale(name, 100.0, 2)
+    unit, factor = "", 1.0
+    for own, axis, size in (("MiB", "bytes", MIB), ("GFLOP", "operations", 1e9)):
+        if own in name:
+            unit = own
+            of_both = [_estimates(comparison, Column(kind, measure)) for kind in ("mean", "published")]
+            if sizes := _sizes(one for of_kind in of_both for one in of_kind):
+                # The least number is at least 0.1 in this unit, so that three decimals show three of its digits.
+                chosen = OVER[axis].unit([size * min(max(sizes), 10 * min(sizes))])
+                name, unit, factor = name.replace(own, chosen.name), chosen.name, size / chosen.size
+    estimates = [one for one in _estimates(comparison, column) if one is not None]
+    values = [factor * value for one in estimates for value in (one.mean, one.spread(comparison.spread) or 0.0)]
+    sizes = _sizes(estimates)
+    if not sizes or all(abs(value - round(value)) < 1e-9 for value in values if math.isfinite(value)):
+        return Scale(name, factor, 0, unit)
+    # Three digits of the smallest mean.
+    digits = max(0, 2 - math.floor(math.log10(factor * min(sizes))))
+    return Scale(name, factor, min(5 if column.kind == "difference" else 3, digits), unit)
+
+
+def _estimates(comparison: Comparison, column: Column) -> list[Estimate | None]:
+    """The numbers of a column, one per variant."""
+    names = [variant.name for variant in comparison.variants]
+    if column.kind == "difference":
+        return [comparison.difference(name, column.measure) for name in names]
+    if column.kind != "published":
+        return [comparison.estimate(name, column.measure) for name in names]
+    papers = [comparison.published(name).get(column.measure) for name in names]
+    return [None if paper is None or paper.value is None else Estimate(1, paper.value) for paper in papers]
+
+
+def _sizes(estimates: Iterable[Estimate | None]) -> list[float]:
+    """Absolute values of the means that are finite and not 0."""
+    return [abs(one.mean) for one in estimates if one and math.isfinite(one.mean) and abs(one.mean) >= ROUNDING]
 
 
 def columns(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[Column]:
@@ -95,15 +142,14 @@ def columns(comparison: Comparison, measures: Sequence[str], differences: Collec
     differences: the measures that are followed by the paired difference to the baseline, if there is a baseline, and by
     its p-value. A measure that a paper printed is followed by the published value.
     """
-    if comparison.baseline is None:
-        differences = ()
+    compared = differences if comparison.baseline is not None else ()
     printed = _printed(comparison)
     shown = [Column("n")]
     for measure in measures:
         shown.append(Column("mean", measure))
         shown += [Column("published", measure)] if measure in printed else []
-        shown += [Column("difference", measure)] if measure in differences else []
-        shown += [Column("p_holm", measure)] if measure in differences and comparison.p_values[measure] else []
+        shown += [Column("difference", measure)] if measure in compared else []
+        shown += [Column("p_holm", measure)] if measure in compared and comparison.p_values[measure] else []
     papers = [one for variant in comparison.variants for one in variant.published]
     return shown + [
         Column("printed", metric) for metric in dict.fromkeys(one.metric for one in papers if not one.measure)
@@ -115,15 +161,11 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
 
     Raises `ScenarioError` for a name that this comparison has no column of.
     """
-    allowed = {"n": Column("n"), **{measure: Column("mean", measure) for measure in comparison.measures}}
-    printed = _printed(comparison)
-    for measure in comparison.measures:
-        if comparison.baseline is not None:
-            allowed[f"{measure}.difference"] = Column("difference", measure)
-            allowed[f"{measure}.p_holm"] = Column("p_holm", measure)
-        if measure in printed:
-            allowed[f"{measure}.published"] = Column("published", measure)
-    names = [f"{canonical(measure)}{dot}{kind}" for measure, dot, kind in map(_parts, names)]
+    known = columns(comparison, comparison.measures, comparison.measures)
+    if comparison.baseline is not None:
+        known += [Column("p_holm", measure) for measure in comparison.measures]
+    allowed = {column.name: column for column in known if column.kind != "printed"}
+    names = [canonical(name) for name in names]
     for name in names:
         if name not in allowed:
             listed = ", ".join(key for key in allowed if "." not in key)
@@ -134,12 +176,6 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
     return [allowed[name] for name in names]
 
 
-def _parts(name: str) -> tuple[str, str, str]:
-    """A column's name as measure, dot and suffix; the last two are empty without one of `SUFFIXES`."""
-    measure, dot, kind = name.rpartition(".")
-    return (measure, dot, kind) if kind in SUFFIXES else (name, "", "")
-
-
 def rows_of(comparison: Comparison, shown: Sequence[Column]) -> list[list[str]]:
     """The table of variants with these columns: a title row, then a row per variant."""
     first = ["variant", *(variant.name for variant in comparison.variants)]
@@ -147,22 +183,17 @@ def rows_of(comparison: Comparison, shown: Sequence[Column]) -> list[list[str]]:
     return [list(row) for row in zip(first, *others, strict=True)]
 
 
-def titled(comparison: Comparison, shown: Sequence[Column]) -> list[tuple[Column, str]]:
+def titled(comparison: Comparison, shown: Sequence[Column]) -> Iterator[tuple[Column, str]]:
     """Each column with its title. A difference names its measure, unless the column of the means precedes it."""
-    pairs, latest = [], ""  # the measure of the columns so far
+    latest = ""  # the measure of the columns so far
+    short = {"published": "published", "difference": f"vs {comparison.baseline}", "p_holm": "p (Holm)", "n": "n"}
     for column in shown:
-        if column.kind == "printed":
-            title = f"{column.measure}, published"
-        elif column.kind == "mean":
-            title = scales_of(comparison, column.measure).mean.title
-        else:
-            short = {"published": "published", "difference": f"vs {comparison.baseline}", "p_holm": "p (Holm)"}
-            title = short.get(column.kind, "n")
-            if column.kind in SUFFIXES and column.measure != latest:
-                title = f"{scales_of(comparison, column.measure).mean.title} {title}"
-        latest = column.measure if column.kind in ("mean", *SUFFIXES) else latest
-        pairs.append((column, title))
-    return pairs
+        text = f"{column.measure}, published" if column.kind == "printed" else short.get(column.kind, "")
+        if column.kind in ("mean", *SUFFIXES):
+            if column.kind == "mean" or column.measure != latest:
+                text = f"{scale_of(comparison, Column('mean', column.measure)).title} {text}".rstrip()
+            latest = column.measure
+        yield column, text
 
 
 def cells(comparison: Comparison, column: Column) -> list[Cell]:
@@ -171,35 +202,49 @@ def cells(comparison: Comparison, column: Column) -> list[Cell]:
     If only n of a variant's N runs have a measure, or only n share seed and partition with the baseline, the cell says
     "(n of N)". A published value is followed by the measured mean minus that value, in brackets.
     """
-    if column.kind in ("n", "printed", "p_holm"):
-        return [Cell(_plain(comparison, variant, column)) for variant in comparison.variants]
-    scale: Scale = getattr(scales_of(comparison, column.measure), column.kind)
-    return [_number(comparison, variant.name, column, scale) for variant in comparison.variants]
-
-
-def _plain(comparison: Comparison, variant: Variant, column: Column) -> str:
-    """A cell without a unit."""
+    names = [variant.name for variant in comparison.variants]
     if column.kind == "n":
-        return str(len(comparison.pairs(variant.name)))
+        return [Cell(str(len(comparison.pairs(name)))) for name in names]
     if column.kind == "printed":
-        return {one.metric: one.text for one in variant.published}.get(column.measure, "-")
-    return _p(comparison.p_values[column.measure].get(variant.name))
+        texts = ({one.metric: one.text for one in variant.published} for variant in comparison.variants)
+        return [Cell(of_variant.get(column.measure, "-")) for of_variant in texts]
+    if column.kind == "p_holm":
+        return [Cell(_p(comparison.p_values[column.measure].get(name))) for name in names]
+    scale, estimates = scale_of(comparison, column), _estimates(comparison, column)
+    make = _published if column.kind == "published" else _cell
+    return [make(comparison, name, column, scale, one) for name, one in zip(names, estimates, strict=True)]
 
 
-def _number(comparison: Comparison, name: str, column: Column, scale: Scale) -> Cell:
-    """A cell of a column with a unit."""
-    measure, differs = column.measure, column.kind == "difference"
-    estimate = comparison.difference(name, measure) if differs else comparison.estimate(name, measure)
-    if column.kind == "published":
-        return Cell(_published(scale, estimate, comparison.published(name).get(measure)))
-    found = cell(measure, scale, estimate, differs, comparison.spread)
-    if is_cost_to_target(measure) and not differs:
-        if measure.startswith("virtual_s_") and "virtual_s" not in comparison.measured[name]:
-            return Cell("-")
-        reached = "{} of {}".format(*comparison.reached(name, measure))
-        return found._replace(text=f"{reached}: ") if found.mean else Cell(reached)
-    count = len(comparison.pairs(name))
-    return found._replace(after=f" ({estimate.n} of {count})") if estimate and estimate.n < count else found
+def _cell(comparison: Comparison, name: str, column: Column, scale: Scale, found: Estimate | None) -> Cell:
+    """A mean or a difference, with its spread; "-" if nothing was measured or sent.
+
+    There is no spread if there are too few seeds, or if a cost is the same with every seed.
+    """
+    measure, is_mean, count = column.measure, column.kind == "mean", len(comparison.pairs(name))
+    has_reached = is_mean and is_cost_to_target(measure)
+    if has_reached and measure.startswith("virtual_s_") and "virtual_s" not in comparison.measured[name]:
+        return Cell("-")
+    reached = "{} of {}".format(*comparison.reached(name, measure)) if has_reached else ""
+    if found is None or (is_mean and sends_nothing(measure, found.mean)):
+        return Cell(reached or "-")
+    after = found.spread(comparison.spread)
+    if after is not None and measure not in ACCURACIES and after < ROUNDING * max(1.0, abs(found.mean)):
+        after = None
+    return Cell(
+        f"{reached}: " if reached else "",
+        scale(found.mean, sign=not is_mean),
+        "" if after is None else scale(after),
+        f" ({found.n} of {count})" if found.n < count and not has_reached else "",
+    )
+
+
+def _published(comparison: Comparison, name: str, column: Column, scale: Scale, paper: Estimate | None) -> Cell:
+    """A paper's value and, in brackets, the measured mean minus that value."""
+    if paper is None:
+        return Cell("-")
+    found = comparison.estimate(name, column.measure)
+    less = "" if found is None else f" ({scale(found.mean - paper.mean, sign=True)})"
+    return Cell(scale(paper.mean) + less)
 
 
 def _p(value: float | None) -> str:
@@ -231,14 +276,6 @@ def tasks_legend(measure: str) -> str:
         f"IQM, in %, is the interquartile mean of the {in_words(measure)}. It covers all tasks, and the seeds that a "
         "method has on every task; a task is a combination of data and client settings."
     )
-
-
-def _published(scale: Scale, estimate: Estimate | None, paper: Published | None) -> str:
-    """Format a paper's value and, in brackets, the measured mean minus that value."""
-    if paper is None or paper.value is None:
-        return "-"
-    text = scale(paper.value)
-    return text if estimate is None else f"{text} ({scale(estimate.mean - paper.value, sign=True)})"
 
 
 def _printed(comparison: Comparison) -> set[str]:
@@ -274,7 +311,7 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
         sentences.append("Accuracies in %.")
     if "n" not in kinds:
         sentences.append(_seeds(comparison))
-    if any(_has_spread(comparison, column) for column in shown):
+    if any(one.spread for column in shown for one in cells(comparison, column)):
         sentences.append(SPREADS[comparison.spread])
     if "difference" in kinds:
         sentences.append(f"vs {comparison.baseline}: the difference to {comparison.baseline}, paired over seeds.")
@@ -304,15 +341,14 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
     if kinds & {"published", "printed"}:
         sources = dict.fromkeys(one.source for variant in comparison.variants for one in variant.published)
         sentences.append(f"published: value of {'; '.join(sources)}; in brackets: measured mean minus published value.")
-    explained = [f"{scales_of(comparison, m).mean.title}: {SHORT_MEANINGS[m]}" for m in SHORT_MEANINGS if m in measures]
+    explained = [
+        f"{scale_of(comparison, Column('mean', m)).title}: {short}"
+        for m, short in SHORT_MEANINGS.items()
+        if m in measures
+    ]
     if explained:
         sentences.append(f"{'; '.join(explained)}. `raysim list measures` explains all measures.")
     return " ".join(sentences)
-
-
-def _has_spread(comparison: Comparison, column: Column) -> bool:
-    """Whether a cell of this column has a ±, see `cell`."""
-    return column.kind in ("mean", "difference") and any(one.spread for one in cells(comparison, column))
 
 
 def _seeds(comparison: Comparison) -> str:

@@ -15,10 +15,9 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
-from raysim.comparison.latex import _signed, direction, latex, marks
-from raysim.comparison.scale import Scale, scales_of
+from raysim.comparison.latex import direction, latex, marks
 from raysim.comparison.statistics import Estimate, Spread
-from raysim.comparison.tables import chosen_columns, rows_of
+from raysim.comparison.tables import Column, Scale, chosen_columns, rows_of, scale_of
 from tests.cli.command import run
 from tests.comparison.runs import make_run
 
@@ -151,7 +150,7 @@ def test_a_column_has_one_unit_and_one_number_of_digits(
     comparison = compared(tmp_path, {"a": A, "b": B})
     of = dict(zip("ab", values, strict=True))
     monkeypatch.setattr(Comparison, "estimate", lambda self, variant, measure: Estimate(1, of[variant]))
-    scale = scales_of(comparison, "total_mib").mean
+    scale = scale_of(comparison, Column("mean", "total_mib"))
     assert (scale.title, [scale(value) for value in values]) == (title, shown)
 
 
@@ -162,9 +161,9 @@ def test_published_values_count_for_the_unit_and_have_their_own_digits(
     comparison = compared(tmp_path, {"a": A, "b": B})
     monkeypatch.setattr(Comparison, "estimate", lambda self, variant, measure: Estimate(1, 2048.0))
     monkeypatch.setattr(Comparison, "published", lambda self, variant: {"total_mib": SimpleNamespace(value=0.5)})
-    scales = scales_of(comparison, "total_mib")
-    assert scales.mean.title == scales.published.title == "MiB"
-    assert (scales.mean(2048.0), scales.published(0.5)) == ("2048", "0.500")
+    mean, published = (scale_of(comparison, Column(kind, "total_mib")) for kind in ("mean", "published"))
+    assert mean.title == published.title == "MiB"
+    assert (mean(2048.0), published(0.5)) == ("2048", "0.500")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +183,7 @@ def test_digits_follow_what_is_shown_after_the_mean(
     comparison = replace(compared(tmp_path, {"a": A, "b": B}), spread=spread)
     of = {"a": a, "b": Estimate(3, b, b, b, std=0.0)}
     monkeypatch.setattr(Comparison, "estimate", lambda self, variant, measure: of[variant])
-    scale = scales_of(comparison, "total_mib").mean
+    scale = scale_of(comparison, Column("mean", "total_mib"))
     assert [scale(a.mean), scale(b)] == shown
 
 
@@ -300,8 +299,3 @@ def test_siunitx_compiles(tmp_path: Path) -> None:
     (tmp_path / "t.tex").write_text(f"{preamble}{latex(comparison, siunitx=True)}\\end{{document}}")
     done = subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-
-
-def test_a_minus_in_brackets_is_no_hyphen() -> None:
-    assert _signed("52.00 (-2.00)") == "52.00 ($-$2.00)" and _signed("-1.50") == "$-$1.50"
-    assert _signed("1e-5") == "1e-5" and _signed("3-5") == "3-5"

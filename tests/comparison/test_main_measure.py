@@ -14,11 +14,10 @@ from raysim.common.errors import ScenarioError
 from raysim.comparison import pictures as drawn
 from raysim.comparison.compare import compare
 from raysim.comparison.main_measure import OF_METRIC, ORIGINS, first_accuracy, in_words, main_measure, tuned_metric
-from raysim.comparison.measures import ACCURACIES, MEASURES, SELECT, TARGETS, TO_TARGET, is_measure
+from raysim.comparison.measures import ACCURACIES, MEASURES, SELECT, TARGETS, TO_TARGET, is_measure, title
 from raysim.comparison.pictures import pictures, without_clients
 from raysim.comparison.report import report
 from raysim.comparison.runs import RunRecord
-from raysim.comparison.scale import title
 from raysim.comparison.tables import short_columns
 from raysim.report.accuracies import DRAWABLE
 from tests.cli.command import run as command
