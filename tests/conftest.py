@@ -110,7 +110,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
         if isinstance(file, Path):
             file.write_bytes(b"not drawn")
         else:
-            file.write("<svg/>")
+            file.write(b"<svg/>")
 
     monkeypatch.setattr("raysim.comparison.pictures.save", save)
     monkeypatch.setattr("raysim.comparison.report.save", save)

@@ -42,19 +42,16 @@ ORIGINS: Mapping[str, Origin] = {
 """Measure -> its accuracy and round, for the measures that figures can follow."""
 
 OF_METRIC: Mapping[str, Mapping[str, str]] = {
-    "last": {
-        "accuracy/all": "last",
-        "accuracy/all_current": "last_current",
-        "accuracy/participants": "best_participants",
-        "accuracy/global": "last_global",
-        "accuracy/val": "val",
-        "accuracy/val_current": "val_current",
-    },
-    "val": {"accuracy/all": "at_best_val", "accuracy/val": "best_val"},
-    "val_current": {"accuracy/all_current": "at_best_val_current", "accuracy/val_current": "best_val_current"},
+    select: {
+        accuracy.metric: measure
+        for measure, (accuracy, round) in ORIGINS.items()
+        if round == select or (select == "last" and measure == "best_participants")
+    }
+    for select in SELECT
 }
-"""What selects a run's round -> metric of `--metric` -> the measure that then comes first."""
-
+"""What selects a run's round -> metric of `--metric` -> the measure that then comes first. Of participants, this is the
+greatest accuracy, because each round has other participants.
+"""
 
 OVER_CLIENTS = ("worst_decile", "min", "jain", "macro_f1", "balanced", "std")
 """Measures of how the test accuracy of own networks spreads over clients."""

@@ -22,7 +22,6 @@ class Measure(NamedTuple):
 
     title: str  # of its columns
     meaning: str
-    in_per_cent: bool = False  # whether its values are in [0, 1] and tables show them in per cent
 
 
 MEASURES: Mapping[str, Measure] = {
@@ -30,119 +29,90 @@ MEASURES: Mapping[str, Measure] = {
         "final accuracy",
         "mean test accuracy of all clients in the last round that measured it; each client counts with the latest test "
         "accuracy of its own network",
-        in_per_cent=True,
     ),
     "last_took_part": Measure(
         "final, took part",
         "`last`, but without the clients that have not taken part in any round yet; only if there are such clients",
-        in_per_cent=True,
     ),
     "last_pooled": Measure(
         "final pooled",
         "test accuracy of all clients in the last round that measured it, pooled over samples: the share of all "
         "clients' test samples that are classified correctly",
-        in_per_cent=True,
     ),
     "last_current_pooled": Measure(
-        "final current pooled",
-        "`last_pooled`, each client tested after it received the server's current message",
-        in_per_cent=True,
+        "final current pooled", "`last_pooled`, each client tested after it received the server's current message"
     ),
     "at_best_val": Measure(
         "test at best val.",
         "mean test accuracy of all clients, as in `last`, in the round with the greatest validation accuracy (`val`)",
-        in_per_cent=True,
     ),
     "best": Measure(
         "best",
         "greatest mean test accuracy of all clients in any round; the test samples choose the round, so this is "
         "optimistic",
-        in_per_cent=True,
     ),
     "last_current": Measure(
         "final current",
         "mean test accuracy of all clients in the last round that measured it, each client tested after it received "
         "the server's current message (needs `evaluation.clients: all`)",
-        in_per_cent=True,
     ),
     "at_best_val_current": Measure(
         "current test at best val.",
         "mean test accuracy of all clients, as in `last_current`, in the round with the greatest validation accuracy "
         "(`val_current`)",
-        in_per_cent=True,
     ),
     "best_current": Measure(
         "best current",
         "greatest mean test accuracy of all clients in any round, each client tested after it received the server's "
         "current message",
-        in_per_cent=True,
     ),
     "best_participants": Measure(
         "best part.",
         "greatest mean test accuracy of the participants in any round; the code released with papers often reports "
         "this number",
-        in_per_cent=True,
     ),
     "best_global": Measure(
-        "best global",
-        "greatest mean accuracy of participants' models on the whole published test set, in any round",
-        in_per_cent=True,
+        "best global", "greatest mean accuracy of participants' models on the whole published test set, in any round"
     ),
     "last_global": Measure(
         "final global",
         "mean accuracy of participants' models on the whole published test set, in the last round that measured it",
-        in_per_cent=True,
     ),
     "worst_decile": Measure(
-        "worst 10%",
-        "mean test accuracy of the worst tenth of the clients, in the last round that measured it",
-        in_per_cent=True,
+        "worst 10%", "mean test accuracy of the worst tenth of the clients, in the last round that measured it"
     ),
     "worst_decile_current": Measure(
         "worst 10% current",
         "mean test accuracy of the worst tenth of the clients in the last round that measured it, each client tested "
         "after it received the server's current message",
-        in_per_cent=True,
     ),
-    "min": Measure("min", "lowest test accuracy of any client, in the last round that measured it", in_per_cent=True),
+    "min": Measure("min", "lowest test accuracy of any client, in the last round that measured it"),
     "jain": Measure(
         "Jain",
         "Jain's fairness index of the clients' test accuracies in the last round that measured them; 1: all clients "
         "are equally accurate",
     ),
     "macro_f1": Measure(
-        "macro F1",
-        "macro-averaged F1 of each client, averaged over all clients, in the last round that measured it",
-        in_per_cent=True,
+        "macro F1", "macro-averaged F1 of each client, averaged over all clients, in the last round that measured it"
     ),
     "balanced": Measure(
-        "balanced",
-        "balanced accuracy of each client, averaged over all clients, in the last round that measured it",
-        in_per_cent=True,
+        "balanced", "balanced accuracy of each client, averaged over all clients, in the last round that measured it"
     ),
     "std": Measure(
-        "std clients",
-        "standard deviation of the clients' test accuracies, in the last round that measured them",
-        in_per_cent=True,
+        "std clients", "standard deviation of the clients' test accuracies, in the last round that measured them"
     ),
-    "val": Measure(
-        "val.",
-        "mean validation accuracy of all clients, in the last round that measured it",
-        in_per_cent=True,
-    ),
-    "best_val": Measure("max val.", "greatest mean validation accuracy of all clients in any round", in_per_cent=True),
+    "val": Measure("val.", "mean validation accuracy of all clients, in the last round that measured it"),
+    "best_val": Measure("max val.", "greatest mean validation accuracy of all clients in any round"),
     "best_val_round": Measure("max val. round", "first round that reached `best_val`"),
     "val_current": Measure(
         "val. current",
         "mean validation accuracy of all clients in the last round that measured it, each client evaluated after it "
         "received the server's current message",
-        in_per_cent=True,
     ),
     "best_val_current": Measure(
         "max val. current",
         "greatest mean validation accuracy of all clients in any round, each client evaluated after it received the "
         "server's current message",
-        in_per_cent=True,
     ),
     "best_val_current_round": Measure("max val. current round", "first round that reached `best_val_current`"),
     "up_mib": Measure("MiB up", "MiB that a participant sends per round, on average"),
@@ -150,12 +120,10 @@ MEASURES: Mapping[str, Measure] = {
     "both_mib": Measure("MiB each", "MiB that a participant sends and receives per round, on average"),
     "total_mib": Measure("MiB", "MiB that all clients sent and received in all rounds"),
     "gflop": Measure(
-        "GFLOP each",
-        "GFLOP (10^9 floating-point operations) that a participant computes per round, on average",
+        "GFLOP each", "GFLOP (10^9 floating-point operations) that a participant computes per round, on average"
     ),
     "total_gflop": Measure(
-        "GFLOP",
-        "GFLOP (10^9 floating-point operations) that clients and server computed in all rounds",
+        "GFLOP", "GFLOP (10^9 floating-point operations) that clients and server computed in all rounds"
     ),
     "virtual_s": Measure("virtual s", "virtual seconds that all rounds took, if the scenario has a section `system`"),
     "dropped": Measure(
@@ -174,16 +142,14 @@ TO_TARGET: Mapping[str, Measure] = {
     ),
     "mib": Measure("MiB", "MiB that all clients sent and received until the round that reached A"),
     "up_mib": Measure(
-        "upload MiB",
-        "MiB that one client sends until the accuracy reaches A, if the client takes part in every round",
+        "upload MiB", "MiB that one client sends until the accuracy reaches A, if the client takes part in every round"
     ),
     "gflop": Measure(
         "GFLOP",
         "GFLOP (10^9 floating-point operations) that clients and server computed until the round that reached A",
     ),
     "virtual_s": Measure(
-        "virtual s",
-        "virtual seconds until the accuracy reached A, if the scenario has a section `system`",
+        "virtual s", "virtual seconds until the accuracy reached A, if the scenario has a section `system`"
     ),
 }
 """Cost until a target accuracy A is reached -> measure; a column's title ends with A, as in `rounds to 50%`."""
@@ -200,7 +166,10 @@ CURVES = ("all", "all_current", "participants")
 """Clients whose mean test accuracy must reach a target: all clients with their own networks or with the server's
 current message, or a round's participants."""
 
-ACCURACIES = frozenset(name for name, measure in MEASURES.items() if measure.in_per_cent)
+_OTHERS = {"jain", "best_val_round", "best_val_current_round", "virtual_s", "dropped"}
+_OTHERS |= {"up_mib", "down_mib", "both_mib", "total_mib", "gflop", "total_gflop"}
+
+ACCURACIES = frozenset(MEASURES.keys() - _OTHERS)
 """Measures in [0, 1], which tables show in per cent."""
 
 

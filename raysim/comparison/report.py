@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,30 +75,19 @@ class Part:
 
     @property
     def figures(self) -> list[tuple[str, str]]:
-        """(SVG, caption) of every figure that the runs have data for."""
+        """(SVG as base64, caption) of every figure that the runs have data for."""
         figures = []
         for picture in pictures(self.comparison):
-            text = io.StringIO()
-            save(picture.figure, text, format="svg", transparent=True)
+            svg = io.BytesIO()
+            save(picture.figure, svg, format="svg", transparent=True)
             key = picture.kind.removeprefix("over_")
             over_key = "Mean {measure} over {key}, with 95% confidence intervals over seeds."
             main = self.comparison.main
             texts = {"phrase": ORIGINS[main].accuracy.phrase, "measure": in_words(main), "key": key}
             caption = CAPTIONS.get(picture.kind, over_key).format(**texts)
             caption += f" Task: {picture.task}." if picture.task else ""
-            figures.append((inline(text.getvalue(), f"{self.name}-{picture.name}"), caption))
+            figures.append((base64.b64encode(svg.getvalue()).decode(), caption))
         return figures
-
-
-def inline(svg: str, prefix: str) -> str:
-    """Convert an SVG file to an element of a page with several: make its ids unique and drop XML declarations."""
-    prefix = re.sub(r"[^\w-]", "-", prefix)
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
-    svg = re.sub(r'href="#', f'href="#{prefix}-', svg).replace("url(#", f"url(#{prefix}-")
-    # At most as wide as drawn; the height follows from the view box.
-    return re.sub(r'width="([\d.]+)pt" height="[\d.]+pt"', r'style="max-width: \1pt"', svg, count=1)
 
 
 def report(

@@ -129,23 +129,20 @@ class RunRecord:
     @property
     def code_files(self) -> dict[str, str]:
         """The method's files, without raysim's engine, and their SHA-256 digests."""
-        code = self.summary.get("code")
-        files = code.get("files") if isinstance(code, Mapping) else None
-        items = files.items() if isinstance(files, Mapping) else ()
-        return {str(name): str(digest) for name, digest in items if not str(name).startswith("raysim/{")}
+        files = self.summary.get("code", {}).get("files", {})
+        return {name: digest for name, digest in files.items() if not name.startswith("raysim/{")}
 
     @property
     def failures(self) -> list[str]:
         """Phrases that say which losses or uploads of this run were not finite, and how many clients failed."""
         sentences = [] if self.diverged is None else [f"its loss is NaN or infinite in round {self.diverged}"]
-        if rejected := _count(self.summary.get("rejected_uploads")):
-            uploads = _count(self.summary.get("uploads"))
-            of = f" of {uploads}" if uploads else ""
+        of = f" of {uploads}" if (uploads := self.summary.get("uploads")) else ""
+        if rejected := self.summary.get("rejected_uploads"):
             sentences.append(f"uploads that contained NaN or infinity and were left out: {rejected}{of}")
-        if diverged := _count(self.summary.get("diverged_clients")):
+        if diverged := self.summary.get("diverged_clients"):
             clients = plural(diverged, "client")
             sentences.append(f"{clients} diverged: the last loss or upload was NaN or infinite")
-        if failed := _count(self.summary.get("failed_clients")):
+        if failed := self.summary.get("failed_clients"):
             sentences.append(f"clients failed {plural(failed, 'time')}; rounds continued without them")
         return sentences
 
@@ -354,11 +351,6 @@ def run_folders(path: Path) -> list[Path]:
 
 def _refuse(error: OSError) -> NoReturn:
     raise ScenarioError(f"{error.filename}: cannot be read: {error.strerror}") from None
-
-
-def _count(value: object) -> int:
-    """The value of a count in a summary; 0 if it is missing or has another type."""
-    return value if isinstance(value, int) else 0
 
 
 def _last(values: np.ndarray[Any, Any]) -> float | None:
