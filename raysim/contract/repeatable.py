@@ -108,7 +108,7 @@ def _clients_in_float64(trial: Trial, t: int, **changes: Any) -> tuple[Trial, Tr
         with _default_type(torch.float32):
             broadcast = other.backend.send(t, cohort)
         try:
-            pending = other.backend.train(t, other.spec.groups(cohort), broadcast, None, (), lambda done: None)
+            pending = other.backend.train(t, other.plan.groups(cohort), broadcast, None, (), lambda done: None)
         except RaysimError as error:
             text = "give new tensors the type of the network's values, for example value.to(logits.dtype)"
             raise ContractError(

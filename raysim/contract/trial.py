@@ -151,12 +151,12 @@ class Trial:
         reverse, tamper: see `SeamBackend`. counts: whether operations are counted. changes: fields of `Plan`.
         """
         self.algorithm, self.labels, self.t = algorithm, labels, 0
-        self.spec = toy_spec(algorithm, labels, models, **changes) if models else _accepted(algorithm, labels, changes)
+        self.plan = toy_spec(algorithm, labels, models, **changes) if models else _accepted(algorithm, labels, changes)
         raw_M = np.concatenate([samples.raw_N.numpy() for samples in self.samples.values()])
         self.backend = SeamBackend(reverse, tamper)
         self.storage = InMemory()
         self.saved: list[CheckpointFile] = []
-        self.backend.start(self.spec, lambda: raw_M)
+        self.backend.start(self.plan, lambda: raw_M)
         if not counts:
             self.backend.count_no_operations()
 
@@ -168,7 +168,7 @@ class Trial:
     @property
     def task(self) -> Task:
         """The task that the hooks see."""
-        return self.spec.task
+        return self.plan.task
 
     @property
     def server(self) -> Server[Any]:
@@ -207,7 +207,7 @@ class Trial:
         self._close_nets()
         clients, server = self.backend.save(self.t, self.storage).result()
         self.saved += clients  # with the clients that changed since the last checkpoint
-        other = Trial(pickle.loads(pickle.dumps(self.algorithm)), self.labels, self.spec.models, **changes)
+        other = Trial(pickle.loads(pickle.dumps(self.algorithm)), self.labels, self.plan.models, **changes)
         other.backend.restore((self.saved, server), self.storage)
         other.backend.count_no_operations()
         other.t = self.t
@@ -237,13 +237,13 @@ def _accepted(algorithm: AnyAlgorithm, labels: Labels, changes: dict[str, Any]) 
     """
     refused: ValueError | None = None
     for family in (("norm",),) if algorithm.one_architecture else FAMILIES:
-        spec = toy_spec(algorithm, labels, family, **changes)
+        plan = toy_spec(algorithm, labels, family, **changes)
         try:
-            algorithm.check(spec.task)
+            algorithm.check(plan.task)
         except ValueError as error:
             refused = refused or error
         else:
-            return spec
+            return plan
     text = f"`check` refuses all small tasks that the test tries: {refused}; accept small tasks in `check`"
     raise ContractError(algorithm, "runs", text)
 

@@ -31,9 +31,9 @@ class Backend(Protocol):
     and `restore`, then repeat the rounds since the checkpoint.
     """
 
-    spec: Plan  # set by `start`
+    plan: Plan  # set by `start`
 
-    def start(self, spec: Plan, raw: Callable[[], NDArray[Any]]) -> Startup | None:
+    def start(self, plan: Plan, raw: Callable[[], NDArray[Any]]) -> Startup | None:
         """Start workers and server, with the state before round 1. `raw` reads the samples as stored, [M, ...].
 
         Returns how long actors took to start; None if there are none, or if one died meanwhile.
@@ -83,7 +83,7 @@ class Backend(Protocol):
         """
 
     def discard(self, ids: Collection[ClientId]) -> Pending[None]:
-        """Restore participants to their state before the last call of `train`. Needs `spec.may_discard`."""
+        """Restore participants to their state before the last call of `train`. Needs `plan.may_discard`."""
 
     def aggregate(self, t: int, uploads: Sequence[Any], late: Collection[ClientId]) -> Pending[ServerReport]:
         """Let the server update its state from the uploads of round `t`, without those of the clients in `late`."""

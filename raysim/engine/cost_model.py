@@ -17,7 +17,7 @@ NEWEST = 0.3
 class CostModel:
     """Seconds per sample of a client round, by architecture."""
 
-    spec: Plan
+    plan: Plan
     sample_s: dict[str, float] = field(default_factory=dict)
 
     def expected_s(self, t: int, k: ClientId) -> float:
@@ -27,7 +27,7 @@ class CostModel:
         the others.
         """
         known = self.sample_s.values()
-        return self._samples(t, k) * self.sample_s.get(self.spec.arch(k), sum(known) / len(known) if known else 1.0)
+        return self._samples(t, k) * self.sample_s.get(self.plan.arch(k), sum(known) / len(known) if known else 1.0)
 
     def learn(
         self, t: int, reports: Mapping[ClientId, ClientReport], evaluations: Mapping[ClientId, ClientEvaluation]
@@ -36,14 +36,14 @@ class CostModel:
         for k, report in reports.items():
             seconds = report.train_s + (_own_s(evaluations[k]) if k in evaluations else 0.0)
             sample_s = seconds / self._samples(t, k)
-            arch = self.spec.arch(k)
+            arch = self.plan.arch(k)
             before = self.sample_s.get(arch, sample_s)
             self.sample_s[arch] = (1 - NEWEST) * before + NEWEST * sample_s
 
     def _samples(self, t: int, k: ClientId) -> int:
         """Return the number of samples that pass through the network in a client round, plus one for fixed cost."""
-        spec = self.spec
-        return spec.epochs_in(t, k) * len(spec.train.of(k)) + len(spec.val.of(k)) + len(spec.test.of(k)) + 1
+        plan = self.plan
+        return plan.epochs_in(t, k) * len(plan.train.of(k)) + len(plan.val.of(k)) + len(plan.test.of(k)) + 1
 
 
 def _own_s(one: ClientEvaluation) -> float:

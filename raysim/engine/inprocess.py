@@ -43,7 +43,7 @@ T = TypeVar("T")
 class InProcessBackend:
     """See `raysim.engine.backend.Backend`."""
 
-    spec: Plan
+    plan: Plan
 
     def __init__(self, device: torch.device | str = "cpu", limits: StateLimits = AUTO) -> None:
         self.device, self.limits = torch.device(device), limits
@@ -52,11 +52,11 @@ class InProcessBackend:
         if self.device.type != "cpu":
             accelerator.use_deterministic_kernels()
 
-    def start(self, spec: Plan, raw: Callable[[], NDArray[Any]]) -> None:
-        self.spec, self.raw = spec, raw
+    def start(self, plan: Plan, raw: Callable[[], NDArray[Any]]) -> None:
+        self.plan, self.raw = plan, raw
         if self.device.type != "cpu":
             accelerator.release_memory(self.device)
-        spec.own_code.activate()  # as in an actor: this process may have opened a run with other files of these names
+        plan.own_code.activate()  # as in an actor: this process may have opened a run with other files of these names
         self._begin()
 
     def recover(self) -> None:
@@ -64,9 +64,9 @@ class InProcessBackend:
         self._begin()
 
     def _begin(self) -> None:
-        self.worker = ClientWorker(self.spec, self.raw(), self.device, StateFiles(self.limits))
-        self.server = ServerWorker(self.spec)
-        registrations = self.worker.register(range(self.spec.num_clients)) if registers(self.spec.algorithm) else {}
+        self.worker = ClientWorker(self.plan, self.raw(), self.device, StateFiles(self.limits))
+        self.server = ServerWorker(self.plan)
+        registrations = self.worker.register(range(self.plan.num_clients)) if registers(self.plan.algorithm) else {}
         self.server.start([registrations])
 
     def restore(self, files: SavedFiles, storage: Storage) -> None:
@@ -102,7 +102,7 @@ class InProcessBackend:
         return _done({k: evaluations[k] for k in sorted(evaluations)})
 
     def evaluate_current(self, t: int) -> Pending[CurrentTests]:
-        return _done(self.worker.evaluate_current(t, range(self.spec.num_clients), self.server.current(t)))
+        return _done(self.worker.evaluate_current(t, range(self.plan.num_clients), self.server.current(t)))
 
     def discard(self, ids: Collection[ClientId]) -> Pending[None]:
         self.worker.discard(ids)
@@ -124,7 +124,7 @@ class InProcessBackend:
         return Pending(saved.result)
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
-        return self.worker.digests(range(self.spec.num_clients)), self.server.digest()
+        return self.worker.digests(range(self.plan.num_clients)), self.server.digest()
 
     def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:
         return self.worker.fingerprints(ids), self.server.fingerprints()

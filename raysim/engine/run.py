@@ -294,9 +294,9 @@ def run_round(
     timing: computes the virtual times; late clients do not count.
     all_clients: also test all clients with the message that the server would send next.
     """
-    when = backend.spec.evaluate_when if evaluate else None
+    when = backend.plan.evaluate_when if evaluate else None
     broadcast = backend.send(t, participants)
-    groups = backend.spec.groups(participants)
+    groups = backend.plan.groups(participants)
     before: Coverage | None = "own" if when == "both" else evaluate if when == "after_receive" else None
     training = backend.train(t, groups, broadcast, before, skip, progress)
     evaluation = backend.evaluate(groups if when in ("after_update", "both") else (), evaluate or "own")

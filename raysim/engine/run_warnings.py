@@ -86,8 +86,8 @@ class RunWarnings:
     def check_round(self, t: int, report: RoundReport, progress: Progress) -> None:
         """Warn of failed tests, clients trained one by one, and new divergence."""
         self.check_tests(t, report.current)
-        self._once(_apart(self.backend.spec, report))
-        self._once(_single_sample(self.backend.spec, report))
+        self._once(_apart(self.backend.plan, report))
+        self._once(_single_sample(self.backend.plan, report))
         clients = sorted(progress.diverged - self.diverged)
         received = [k for k in clients if k in report.client_reports and report.client_reports[k].received_nonfinite]
         if received:
@@ -118,20 +118,20 @@ class RunWarnings:
                 logger.warning(text)
 
 
-def _apart(spec: Plan, report: RoundReport) -> Iterator[str]:
+def _apart(plan: Plan, report: RoundReport) -> Iterator[str]:
     """Yield a warning for each client that could not be trained together with others, with the reason."""
     for k, one in report.client_reports.items():
         if one.alone_because:
-            clients = f"clients with model {spec.arch(k)}"
+            clients = f"clients with model {plan.arch(k)}"
             yield f"{clients} are trained one by one, in spite of training.together: {one.alone_because}"
 
 
-def _single_sample(spec: Plan, report: RoundReport) -> Iterator[str]:
+def _single_sample(plan: Plan, report: RoundReport) -> Iterator[str]:
     """Yield a warning for each client whose training was skipped because it had only one sample."""
     for k, one in report.client_reports.items():
         if one.single_sample:
             yield (
-                f"clients with model {spec.arch(k)} are not trained on a single sample, because BatchNorm needs two; "
+                f"clients with model {plan.arch(k)} are not trained on a single sample, because BatchNorm needs two; "
                 "give each client at least two training samples (and each call of client.fit, if it gets `data`), or "
                 "choose networks without BatchNorm"
             )

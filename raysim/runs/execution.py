@@ -416,16 +416,16 @@ def _log_checkpoint(folder: RunFolder, checkpoint_folder: str, t: int) -> None:
     folder.write_summary("running", {"checkpoint": {"round": t, "folder": checkpoint_folder}})
 
 
-def _without_samples(spec: Plan) -> Iterator[str]:
+def _without_samples(plan: Plan) -> Iterator[str]:
     """Yield a note for each kind of samples that some clients lack."""
-    idle = spec.num_clients - len(spec.eligible)
-    untested, unvalidated = (int((part.size_N == 0).sum()) for part in (spec.test, spec.val))
-    clients = f"of {spec.num_clients} clients hold no"
+    idle = plan.num_clients - len(plan.eligible)
+    untested, unvalidated = (int((part.size_N == 0).sum()) for part in (plan.test, plan.val))
+    clients = f"of {plan.num_clients} clients hold no"
     if idle:
         yield f"{idle} {clients} training samples and never take part"
     if untested:
         yield f"{untested} {clients} test samples; mean accuracies leave them out"
-    if 0 < unvalidated < spec.num_clients:
+    if 0 < unvalidated < plan.num_clients:
         yield f"{unvalidated} {clients} validation samples; validation accuracies leave them out"
 
 

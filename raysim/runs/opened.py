@@ -60,7 +60,7 @@ class OpenedRun:
 
     folder: Path
     scenario: Scenario
-    spec: Plan  # that the run's workers got, without actors
+    plan: Plan  # that the run's workers got, without actors
     data: RunData
     store: CheckpointStore
 
@@ -90,8 +90,8 @@ class OpenedRun:
     def check_clients(self, clients: Collection[ClientId]) -> None:
         """Raise `ScenarioError` if one of these clients does not exist."""
         for k in clients:
-            if isinstance(k, bool) or not isinstance(k, Integral) or not 0 <= k < self.spec.num_clients:
-                last = self.spec.num_clients - 1
+            if isinstance(k, bool) or not isinstance(k, Integral) or not 0 <= k < self.plan.num_clients:
+                last = self.plan.num_clients - 1
                 raise ScenarioError(f"client {k!r} given, but {self.folder} has clients 0 to {last}")
 
     def checkpoint(self, t: Round = None) -> Checkpoint:
@@ -157,7 +157,7 @@ class OpenedRun:
         some = replace(checkpoint, client_files=tuple(file for file in wanted if file.clients))
         backend = InProcessBackend()
         try:
-            backend.start(self.spec, lambda: self.raw_M)
+            backend.start(self.plan, lambda: self.raw_M)
             backend.restore((some.client_files, some.server), self.store.storage)
             yield backend
         except (RuntimeError, KeyError) as error:
@@ -190,19 +190,19 @@ class OpenedRun:
 
         The metadata of each file describe the network. One network is in memory at a time.
         """
-        checkpoint, spec = self.checkpoint(t), self.spec
+        checkpoint, plan = self.checkpoint(t), self.plan
         folder.mkdir(parents=True, exist_ok=True)
         facts = {
             "algorithm": self.method,
             "round": checkpoint.round,
-            "num_classes": spec.num_classes,
-            "feature_dim": spec.feature_dim,
+            "num_classes": plan.num_classes,
+            "feature_dim": plan.feature_dim,
             "input": self.scenario.dataset.input_spec.shape_text,
-            "transform": spec.transform,
+            "transform": plan.transform,
         }
-        with self.backend(range(spec.num_clients), checkpoint) as backend:
-            for k in range(spec.num_clients):
-                own = {name: str(value) for name, value in {"client": k, "architecture": spec.arch(k), **facts}.items()}
+        with self.backend(range(plan.num_clients), checkpoint) as backend:
+            for k in range(plan.num_clients):
+                own = {name: str(value) for name, value in {"client": k, "architecture": plan.arch(k), **facts}.items()}
                 with backend.worker.states.reading(k) as net:
                     save_file(contiguous_copies(net.state_dict()), folder / f"client-{k}.safetensors", own)
 
@@ -213,7 +213,7 @@ class OpenedRun:
             raise ScenarioError(f"part: {part!r} given; allowed: {', '.join(PARTS)}")
         index_N = self.data.partition.parts[part].of(k)
         raw_N = torch.from_numpy(self.raw_M[index_N])
-        return Samples(raw_N, torch.from_numpy(self.spec.labels[index_N]), self.spec.transform)
+        return Samples(raw_N, torch.from_numpy(self.plan.labels[index_N]), self.plan.transform)
 
     def refuse_other_classes(self, first: OpenedRun) -> None:
         """Raise `ScenarioError` if this run's classes are not those of `first`, with which it is to be drawn."""
@@ -238,7 +238,7 @@ class OpenedRun:
         with torch.inference_mode():
             # Not every network accepts a batch without samples.
             logits = [net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)] if len(samples) else []
-            probability_NC = torch.cat(logits).softmax(1) if logits else torch.zeros(0, self.spec.num_classes)
+            probability_NC = torch.cat(logits).softmax(1) if logits else torch.zeros(0, self.plan.num_classes)
             probability_N, predicted_N = probability_NC.max(1)
         return {
             "sample": self.data.partition.parts[part].of(k),
@@ -254,9 +254,9 @@ class OpenedRun:
         Each client's own network, as it was at the checkpoint, classifies the client's own samples of one part.
         One network is in memory at a time. current: as in `nets`.
         """
-        classes = self.spec.num_classes
+        classes = self.plan.num_classes
         count_CC = np.zeros((classes, classes), np.int64)
-        clients = [k for k in range(self.spec.num_clients) if len(self.data.partition.parts[part].of(k))]
+        clients = [k for k in range(self.plan.num_clients) if len(self.data.partition.parts[part].of(k))]
         with self.backend(clients, checkpoint) as backend:
             receive = _receiver(backend, checkpoint, current)
             for k in clients:

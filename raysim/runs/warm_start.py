@@ -57,33 +57,33 @@ def warm_start(scenario: Scenario, plan: Plan, data: RunData) -> tuple[Scenario,
     return scenario, replace(plan, initial=initial), replace(data, notes=(*data.notes, *notes))
 
 
-def _taken(folder: Path, init: Init, scenario: Scenario, spec: Plan, data: RunData) -> tuple[Initial, tuple[str, ...]]:
+def _taken(folder: Path, init: Init, scenario: Scenario, plan: Plan, data: RunData) -> tuple[Initial, tuple[str, ...]]:
     """Return the state of the other run in `folder`, and warnings about it."""
     source = OpenedRun.of(folder)
     # Here, because the backend takes the data.
     had, have = ((one.dataset.digest, one.partition.digest) for one in (source.data, data))
-    _refuse_other_clients(source, spec)
+    _refuse_other_clients(source, plan)
     checkpoint = _checkpoint(source, init)
     same_method = source.method == scenario.algorithm_name
-    if same_method and had != have and spec.algorithm.state_of_samples:
+    if same_method and had != have and plan.algorithm.state_of_samples:
         raise ScenarioError(
             f"the clients of {folder} have different samples than the clients of this run, but the server's state of "
             f"{source.method} refers to samples or classes; set data, and seed or seeds.data, as in that run, or "
             "choose a run of another method"
         )
-    with source.backend(range(spec.num_clients), checkpoint) as backend:
-        states, of, whole = _clients(source, backend, spec, same_method)
-        models = _models(backend, spec)
+    with source.backend(range(plan.num_clients), checkpoint) as backend:
+        states, of, whole = _clients(source, backend, plan, same_method)
+        models = _models(backend, plan)
         server = serialize(backend.server.server.state) if same_method else None
     notes = []
     if had != have:
         notes.append(f"init: the clients of the run {folder} have different samples than the clients of this run")
-    if same_method and (differing := _differing_settings(source.spec, spec)):
+    if same_method and (differing := _differing_settings(source.plan, plan)):
         notes.append(
             f"init: settings of {source.method} differ from those of the run {folder}: {'; '.join(differing)}. What "
             "the server's state already contains was computed with that run's settings"
         )
-    if server is None and not models and receives(spec.algorithm):
+    if server is None and not models and receives(plan.algorithm):
         notes.append(
             f"init: the server of this run begins with new weights, because the server of {folder} ({source.method}) "
             "has no model that this run's method can use. In round 1, weights from the server replace the "
@@ -94,8 +94,8 @@ def _taken(folder: Path, init: Init, scenario: Scenario, spec: Plan, data: RunDa
     return Initial(states, of, whole, {}, json.dumps(server.tree), packed(server.tensors)), tuple(notes)
 
 
-def _refuse_other_clients(source: OpenedRun, spec: Plan) -> None:
-    had, has = source.spec, spec
+def _refuse_other_clients(source: OpenedRun, plan: Plan) -> None:
+    had, has = source.plan, plan
     if had.num_clients != has.num_clients:
         raise ScenarioError(
             f"{source.folder} has {had.num_clients} clients, but this run has {has.num_clients}; "
@@ -110,10 +110,10 @@ def _refuse_other_clients(source: OpenedRun, spec: Plan) -> None:
             )
 
 
-def _differing_settings(source: Plan, spec: Plan) -> list[str]:
+def _differing_settings(source: Plan, plan: Plan) -> list[str]:
     """Return how the method's settings differ from those of the source, which has the same method."""
-    settings = [field.name for field in fields(spec.algorithm) if field.init]  # without derived fields
-    had, has = ({key: getattr(one, key, None) for key in settings} for one in (source.algorithm, spec.algorithm))
+    settings = [field.name for field in fields(plan.algorithm) if field.init]  # without derived fields
+    had, has = ({key: getattr(one, key, None) for key in settings} for one in (source.algorithm, plan.algorithm))
     return [f"{key}: {has[key]} (there: {had[key]})" for key in settings if has[key] != had[key]]
 
 
@@ -126,20 +126,20 @@ def _checkpoint(source: OpenedRun, init: Init) -> Checkpoint:
 
 
 def _clients(
-    source: OpenedRun, backend: InProcessBackend, spec: Plan, same_method: bool
+    source: OpenedRun, backend: InProcessBackend, plan: Plan, same_method: bool
 ) -> tuple[tuple[Packed, ...], tuple[int, ...], bool]:
     """Return the distinct states of all clients, the position of each client's state, and whether they are whole.
 
     They are if both runs have the same method; otherwise only the clients' own models can be taken.
     """
-    nets = {arch: new_network(spec, spec.task, torch.device("cpu"), arch) for arch in spec.task.architectures}
-    models: dict[str, Weights] = {arch: spec.fresh_model(arch).state_dict() for arch in nets}
-    had: dict[str, Weights] = {arch: source.spec.fresh_model(arch).state_dict() for arch in nets}
+    nets = {arch: new_network(plan, plan.task, torch.device("cpu"), arch) for arch in plan.task.architectures}
+    models: dict[str, Weights] = {arch: plan.fresh_model(arch).state_dict() for arch in nets}
+    had: dict[str, Weights] = {arch: source.plan.fresh_model(arch).state_dict() for arch in nets}
     states: list[Packed] = []
     of: list[int] = []
     untrained: dict[str, int] = {}  # architecture -> position of the state of clients that never took part
-    for k in range(spec.num_clients):
-        arch = spec.arch(k)
+    for k in range(plan.num_clients):
+        arch = plan.arch(k)
         fresh = backend.worker.states.is_untrained(k)
         if not (fresh and arch in untrained):
             with backend.worker.states.reading(k) as net:
@@ -157,16 +157,16 @@ def _clients(
     return tuple(states), tuple(of), same_method
 
 
-def _models(backend: InProcessBackend, spec: Plan) -> dict[str, Packed]:
+def _models(backend: InProcessBackend, plan: Plan) -> dict[str, Packed]:
     """Return the model in the server's state, by its architecture; empty if there is none, or several.
 
     With several architectures, methods disagree about what their servers share. Buffers that the server does not have,
     such as BatchNorm's, stay those of a new model.
     """
-    if len(spec.task.architectures) > 1:
+    if len(plan.task.architectures) > 1:
         return {}
-    (arch,) = spec.task.architectures
-    held, model = state_tensors(backend.server.server.state), spec.fresh_model(arch)
+    (arch,) = plan.task.architectures
+    held, model = state_tensors(backend.server.server.state), plan.fresh_model(arch)
     needed = {name: value.shape for name, value in model.named_parameters()}
     first = min(needed)
     prefixes = [name.removesuffix(first) for name in held if name == first or name.endswith(f".{first}")]

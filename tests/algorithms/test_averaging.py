@@ -201,11 +201,11 @@ def spec_of_one(algorithm: Any) -> tuple[Plan, np.ndarray[Any, Any]]:
     samples: Samples = toy_samples([0, 1, 2, 3] * 6, 0)
     one = Shards(np.arange(20), np.array([0, 20]))
     rest = Shards(np.arange(20, 24), np.array([0, 4]))
-    spec = Plan(
+    plan = Plan(
         algorithm, 3, 4, 8, ("norm",), toy_model, PlainTransform(), LocalTraining(epochs=2, batch_size=6, momentum=0.9),
         one, rest, rest, (1,), labels=samples.y.numpy(),
     )  # fmt: skip
-    return spec, samples.raw_N.numpy()
+    return plan, samples.raw_N.numpy()
 
 
 @pytest.mark.parametrize("settings", [{}, {"avg_bn_buffers": False}], ids=["with-buffers", "without"])
@@ -214,8 +214,8 @@ def test_fedavg_of_one_client_is_standalone_bit_for_bit(settings: dict[str, bool
     for algorithm in (FedAvg(**settings), Standalone()):
         backend = InProcessBackend()
         try:
-            spec, raw_M = spec_of_one(algorithm)
-            backend.start(spec, lambda raw_M=raw_M: raw_M)
+            plan, raw_M = spec_of_one(algorithm)
+            backend.start(plan, lambda raw_M=raw_M: raw_M)
             reports = [run_round(backend, t, [0], evaluate="whole") for t in (1, 2, 3)]
             digests.append(backend.digests()[0])
             accuracies.append([(r.evaluations[0].local, r.client_reports[0].train_loss) for r in reports])

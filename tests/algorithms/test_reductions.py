@@ -58,17 +58,17 @@ def task(clients: int, models: tuple[str, ...], cifar_root: str | None = None) -
             )
         )
     )
-    spec = plan
+    plan = plan
     rng = np.random.default_rng(0)
-    few = [np.sort(rng.choice(spec.train.of(k), PER_CLIENT, replace=False)) for k in range(clients)]
+    few = [np.sort(rng.choice(plan.train.of(k), PER_CLIENT, replace=False)) for k in range(clients)]
     train = Shards(np.concatenate(few), np.arange(clients + 1, dtype=np.int64) * PER_CLIENT)
-    return replace(spec, train=train), data.raw()
+    return replace(plan, train=train), data.raw()
 
 
 @cache
 def after(method: str, settings: tuple[tuple[str, Any], ...], models: tuple[str, ...] = FIVE) -> Mapping[int, Weights]:
     """Every client's weights after two rounds."""
-    spec, raw_M = task(CLIENTS, models)
+    plan, raw_M = task(CLIENTS, models)
     scenario = {
         "name": "one",
         "rounds": 1,
@@ -78,7 +78,7 @@ def after(method: str, settings: tuple[tuple[str, Any], ...], models: tuple[str,
     }
     backend = InProcessBackend()
     try:
-        backend.start(replace(spec, algorithm=parse_scenario(scenario).algorithm), lambda: raw_M)
+        backend.start(replace(plan, algorithm=parse_scenario(scenario).algorithm), lambda: raw_M)
         for t in range(1, ROUNDS + 1):
             report = run_round(backend, t, range(CLIENTS))
             assert not report.server.rejected
@@ -138,12 +138,12 @@ def test_reduction(method: str, settings: dict[str, Any], like: str, like_settin
 def test_fd_runs_where_the_papers_print_a_dash(data_root: str) -> None:
     # 10 of 100 clients with 10 of 100 classes in each of 20 rounds: almost every round some class has one participant,
     # whose leave-one-out mean is 0/0 unless guarded. With 24 samples, some clients lack some of their classes, too.
-    spec, raw_M = task(100, ("heterofl_cnn_e",), cifar_root=data_root)
+    plan, raw_M = task(100, ("heterofl_cnn_e",), cifar_root=data_root)
     backend, lonely = InProcessBackend(), 0.0
     try:
-        backend.start(replace(spec, algorithm=FD()), lambda: raw_M)
+        backend.start(replace(plan, algorithm=FD()), lambda: raw_M)
         for t in range(1, 21):
-            report = run_round(backend, t, cohort(spec.seed, t, list(range(100)), 10))
+            report = run_round(backend, t, cohort(plan.seed, t, list(range(100)), 10))
             assert not report.server.rejected
             assert all(
                 math.isfinite(client_report.train_loss or math.nan) for client_report in report.client_reports.values()

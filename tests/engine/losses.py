@@ -140,7 +140,7 @@ class LosingStorage(LocalStorage):
 class SimulatedWorkers:
     """The `Backend` of the schedule: client k lives on worker k modulo their number. Who is lost forgets everything."""
 
-    spec: Plan
+    plan: Plan
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -211,8 +211,8 @@ class SimulatedWorkers:
 
     # -- the protocol ------------------------------------------------------------------------------
 
-    def start(self, spec: Plan, raw: Callable[[], NDArray[Any]]) -> None:
-        self.spec, self.raw = spec, raw()
+    def start(self, plan: Plan, raw: Callable[[], NDArray[Any]]) -> None:
+        self.plan, self.raw = plan, raw()
         self.recover()
 
     def recover(self) -> None:
@@ -222,10 +222,10 @@ class SimulatedWorkers:
     def _begin(self) -> None:
         # After a node is lost, fewer workers may be left; after the next loss, other nodes may be there.
         count = self.schedule.rng.randint(1, self.schedule.workers)
-        self.workers = [ClientWorker(self.spec, self.raw, "cpu", StateFiles(LIMITS)) for _ in range(count)]
-        self.server = ServerWorker(self.spec)
-        shares = self._shares([(k,) for k in range(self.spec.num_clients)])
-        wanted = registers(self.spec.algorithm)
+        self.workers = [ClientWorker(self.plan, self.raw, "cpu", StateFiles(LIMITS)) for _ in range(count)]
+        self.server = ServerWorker(self.plan)
+        shares = self._shares([(k,) for k in range(self.plan.num_clients)])
+        wanted = registers(self.plan.algorithm)
         self.server.start([self._worker(i).register(k for (k,) in ids) for i, ids in shares.items()] if wanted else [])
 
     def restore(self, files: SavedFiles, storage: Storage) -> None:
@@ -275,7 +275,7 @@ class SimulatedWorkers:
 
     def evaluate_current(self, t: int) -> Pending[CurrentTests]:
         def work() -> CurrentTests:
-            broadcast, everyone = self._server().current(t), [(k,) for k in range(self.spec.num_clients)]
+            broadcast, everyone = self._server().current(t), [(k,) for k in range(self.plan.num_clients)]
             parts = [
                 self._worker(i).evaluate_current(t, [k for (k,) in ids], broadcast)
                 for i, ids in self._shares(everyone).items()
@@ -307,7 +307,7 @@ class SimulatedWorkers:
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
         def work() -> tuple[dict[ClientId, str], str]:
-            shares = self._shares([(k,) for k in range(self.spec.num_clients)])
+            shares = self._shares([(k,) for k in range(self.plan.num_clients)])
             clients = [self._worker(i).digests(k for (k,) in ids) for i, ids in shares.items()]
             return {k: sha for part in clients for k, sha in part.items()}, self._server().digest()
 

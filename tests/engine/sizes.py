@@ -35,7 +35,7 @@ def sizes(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, ro
     label_M = np.repeat(np.arange(num_classes, dtype=np.int64), 20)
     raw_M = np.zeros((len(label_M), 4, 4, 3), dtype=np.uint8)
     partition = make_partition(label_M, len(label_M), num_classes, 10, Pathological(classes_per_client), "pooled811", 0)
-    spec = Plan(
+    plan = Plan(
         algorithm=algorithm,
         seed=0,
         num_classes=num_classes,
@@ -52,7 +52,7 @@ def sizes(algorithm: AnyAlgorithm, num_classes: int, classes_per_client: int, ro
     )
     backend = InProcessBackend()
     try:
-        backend.start(spec, lambda: raw_M)
+        backend.start(plan, lambda: raw_M)
         reports = [run_round(backend, t, range(10)) for t in range(1, rounds + 1)]
     finally:
         backend.close()

@@ -57,8 +57,8 @@ def without_metrics(rounds: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def accuracy_of(backend: InProcessBackend, net: Any, k: ClientId) -> tuple[int, int]:
     """(correct, total) of a network on the test samples of a client."""
-    spec: Plan = backend.spec
-    data = backend.worker.training.samples.at(spec.test.of(k))
+    plan: Plan = backend.plan
+    data = backend.worker.training.samples.at(plan.test.of(k))
     net.eval()
     with torch.no_grad():
         return int((net(data.x).argmax(1) == data.y).sum()), len(data)
@@ -106,9 +106,9 @@ def test_nothing_else_changes(method: str) -> None:
     assert [row.round for row in tested] == [0] * 8 + [4] * 8
     assert all("accuracy/participants_before" in found[2][t] for t in (2, 4))
     of_own, of_current = (found[2][4][name] for name in ("loss/test", "loss/test_current"))
-    nearest = method in ("fedproto", "fedtgp") and getattr(backend.spec.algorithm, "inference", "") == "nearest"
+    nearest = method in ("fedproto", "fedtgp") and getattr(backend.plan.algorithm, "inference", "") == "nearest"
     assert (of_current != pytest.approx(of_own)) == (method in differing() or nearest), "docs/guide.md says otherwise"
-    if not receives(backend.spec.algorithm):  # the message has no effect before training
+    if not receives(backend.plan.algorithm):  # the message has no effect before training
         for t in (0, 4):
             for name in ("accuracy/all", "accuracy/val", "loss/test"):
                 of_current = {"accuracy/all": "accuracy/all_current"}.get(name, f"{name}_current")
@@ -258,7 +258,7 @@ def test_a_client_that_changes_the_message() -> None:
 def test_the_current_message_is_what_the_next_round_sends() -> None:
     backend, _, _ = rounds_of(loaded("rounds=2"), algorithm=ChangesWhenItSends())
     server = backend.server
-    current, sent = (ask(3) for ask in (server.current, lambda t: server.send(t, server.spec.eligible)))
+    current, sent = (ask(3) for ask in (server.current, lambda t: server.send(t, server.plan.eligible)))
     assert current.of == sent.of and len(sent.messages) == 8
     for one, other in zip(unpack(list(current.messages)), unpack(list(sent.messages)), strict=True):
         assert torch.equal(one.w["bias"], other.w["bias"])

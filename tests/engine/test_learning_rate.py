@@ -74,8 +74,8 @@ def test_a_schedule_that_fails() -> None:
 
 
 def test_clients_and_server_train_with_it() -> None:
-    spec = make_plan(Scenario.of(loaded("training.lr=0.5", "training.schedule={name: step, every: 1}", "rounds=3")))[0]
-    assert [spec.local_in(t).lr for t in range(4)] == pytest.approx([0.5, 0.5, 0.05, 0.005])
+    plan = make_plan(Scenario.of(loaded("training.lr=0.5", "training.schedule={name: step, every: 1}", "rounds=3")))[0]
+    assert [plan.local_in(t).lr for t in range(4)] == pytest.approx([0.5, 0.5, 0.05, 0.005])
 
 
 def test_a_warm_up_is_recorded_where_there_is_one() -> None:

@@ -37,8 +37,8 @@ def spec_of(clients: int, *sets: str) -> tuple[Plan, Any]:
     return planned(given)
 
 
-def measured(spec: Plan, k: int) -> ClientRow:
-    return replace(client_row(spec, 0, k, None, None), accuracy=k % 2, total=4, loss=k / 7, val_correct=1, val_total=2)
+def measured(plan: Plan, k: int) -> ClientRow:
+    return replace(client_row(plan, 0, k, None, None), accuracy=k % 2, total=4, loss=k / 7, val_correct=1, val_total=2)
 
 
 @dataclass
@@ -75,12 +75,12 @@ class Cost:
 
 
 def cost(clients: int, folder: Path) -> Cost:
-    spec, raw = spec_of(clients)
+    plan, raw = spec_of(clients)
     backend = InProcessBackend()
-    progress = Progress(t=0, latest=Latest(measured(spec, k) for k in range(clients)))
+    progress = Progress(t=0, latest=Latest(measured(plan, k) for k in range(clients)))
     found = Cost(3, 4)
     checkpoints = CheckpointManager(CheckpointStore(open_storage(folder / str(clients))), None, 5)
-    plan = replace(spec, num_rounds=5, participants=4, evaluations=EvaluationSchedule(5))
+    plan = replace(plan, num_rounds=5, participants=4, evaluations=EvaluationSchedule(5))
     all_rounds(plan, backend, raw, checkpoints=checkpoints, after=found.after_round, progress=progress)
     backend.close()
     return found
@@ -94,12 +94,12 @@ def test_a_round_costs_what_its_participants_cost(tmp_path: Path) -> None:
 
 
 def test_clients_that_never_trained_are_tested_in_one_pass_with_the_same_result() -> None:
-    spec, raw = spec_of(300)
-    raw_M, counted = raw(), CountedTransform(spec.transform)
-    shared = ClientWorker(replace(spec, transform=counted), raw_M)
+    plan, raw = spec_of(300)
+    raw_M, counted = raw(), CountedTransform(plan.transform)
+    shared = ClientWorker(replace(plan, transform=counted), raw_M)
     found = shared.evaluate([(k,) for k in range(300)])
-    assert spec.shared_tests is not None and counted.samples == len(spec.shared_tests) < 300 * 2
-    each = ClientWorker(spec, raw_M)
+    assert plan.shared_tests is not None and counted.samples == len(plan.shared_tests) < 300 * 2
+    each = ClientWorker(plan, raw_M)
     for k in range(0, 300, 50):
         with each.states.changing(k):
             pass  # from now on it has a state of its own

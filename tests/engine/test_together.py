@@ -27,16 +27,16 @@ def rounds_of(*sets: str, **changes: Any) -> MemoryTracker:
 
 
 def test_groups_are_clients_of_one_architecture_in_id_order() -> None:
-    spec = planned(loaded("clients.count=12", "training.together={digits_mlp64: 3, digits_cnn_s: 2}"))[0]
+    plan = planned(loaded("clients.count=12", "training.together={digits_mlp64: 3, digits_cnn_s: 2}"))[0]
     # Architectures are dealt in turn: 0, 3, 6 and 9 are perceptrons, two groups of two, as even as can be.
-    assert spec.groups([0, 1, 2, 3, 4, 5, 6, 9]) == [(0, 3), (1, 4), (2,), (5,), (6, 9)]
-    assert spec.groups([]) == []
+    assert plan.groups([0, 1, 2, 3, 4, 5, 6, 9]) == [(0, 3), (1, 4), (2,), (5,), (6, 9)]
+    assert plan.groups([]) == []
     # Fewer than eight are not worth a call, unless so few were asked for.
-    auto = replace(spec, models=("digits_mlp64",), together={"digits_mlp64": 32})
+    auto = replace(plan, models=("digits_mlp64",), together={"digits_mlp64": 32})
     assert auto.groups(range(7)) == [(k,) for k in range(7)]
     assert auto.groups(range(8)) == [tuple(range(8))]
     assert [len(group) for group in auto.groups(range(70))] == [23, 23, 24]
-    assert Plan.groups(replace(spec, together={}), [0, 3, 6]) == [(0,), (3,), (6,)]
+    assert Plan.groups(replace(plan, together={}), [0, 3, 6]) == [(0,), (3,), (6,)]
 
 
 @pytest.mark.parametrize(

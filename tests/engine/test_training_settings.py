@@ -61,18 +61,18 @@ def reports_of(*sets: str, t: int = 2) -> Any:
 
 
 def test_the_first_override_that_matches_a_client_applies() -> None:
-    spec = spec_of(
+    plan = spec_of(
         "training.overrides=[{clients: '1-2', lr: 0.5}, {models: [digits_cnn_s], epochs: 4, optimizer: adamw}]",
         "training.schedule={name: step, every: 1}",
     )
     # Client k has architecture k % 3; digits_cnn_s is that of clients 1, 4 and 7.
-    plain = spec.local
-    assert spec.local_of(0) == plain and spec.local_of(8 - 3) == plain
-    assert spec.local_of(1) == spec.local_of(2) == replace(plain, lr=0.5)  # and not `epochs: 4`
-    assert spec.local_of(4) == spec.local_of(7) == replace(plain, epochs=4, optimizer="adamw")
-    assert spec.local_in(2, spec.local_of(1)).lr == pytest.approx(0.05)  # the schedule applies to all
-    assert spec.local_in(2) == replace(plain, lr=pytest.approx(plain.lr / 10))  # of the server
-    assert spec.local_of(4) is spec.local_of(7)
+    plain = plan.local
+    assert plan.local_of(0) == plain and plan.local_of(8 - 3) == plain
+    assert plan.local_of(1) == plan.local_of(2) == replace(plain, lr=0.5)  # and not `epochs: 4`
+    assert plan.local_of(4) == plan.local_of(7) == replace(plain, epochs=4, optimizer="adamw")
+    assert plan.local_in(2, plan.local_of(1)).lr == pytest.approx(0.05)  # the schedule applies to all
+    assert plan.local_in(2) == replace(plain, lr=pytest.approx(plain.lr / 10))  # of the server
+    assert plan.local_of(4) is plan.local_of(7)
 
 
 def test_a_client_sees_its_own_settings_and_trains_with_them() -> None:
@@ -107,11 +107,11 @@ def test_stragglers_are_drawn_anew_by_seed_round_and_client() -> None:
 
 def test_a_straggler_trains_for_fewer_epochs_of_its_own() -> None:
     sets = ["training.epochs=4", "training.stragglers={share: 1}", "training.overrides=[{clients: 0-3, epochs: 2}]"]
-    reports, spec = reports_of(*sets), spec_of(*sets)
-    epochs = {k: spec.epochs_in(2, k) for k in range(8)}
+    reports, plan = reports_of(*sets), spec_of(*sets)
+    epochs = {k: plan.epochs_in(2, k) for k in range(8)}
     assert {k: report.values["epochs"] for k, report in reports.items()} == epochs
     assert max(epochs[k] for k in range(4)) <= 2 < max(epochs.values()) <= 4
-    assert spec.epochs_in(0, 0) == 2  # before round 1 no client trains
+    assert plan.epochs_in(0, 0) == 2  # before round 1 no client trains
     plain = reports_of()
     assert {k: report.train_samples for k, report in reports.items()} == {
         k: epochs[k] * one.train_samples for k, one in plain.items()
@@ -130,12 +130,12 @@ def test_stragglers_follow_the_seed_of_cohorts() -> None:
 
 
 def test_groups_have_the_same_settings_except_epochs() -> None:
-    spec = spec_of(
+    plan = spec_of(
         "clients.count=24", "training.together=3", "training.stragglers={share: 0.5}",
         "training.overrides=[{clients: 0-8, lr: 0.1}, {clients: 9-11, epochs: 7}]",
     )  # fmt: skip
     # Of the perceptrons, 0, 3 and 6 have a rate of their own; 9 differs only in epochs.
-    assert [group for group in spec.groups(range(24)) if group[0] % 3 == 0] == [(0, 3, 6), (9, 12), (15, 18, 21)]
+    assert [group for group in plan.groups(range(24)) if group[0] % 3 == 0] == [(0, 3, 6), (9, 12), (15, 18, 21)]
 
 
 def test_clients_of_one_group_may_have_different_epochs(caplog: pytest.LogCaptureFixture) -> None:

@@ -185,9 +185,9 @@ def test_a_scenario_is_the_same_run_whatever_weights_a_machine_has(hub: Path, re
 def test_every_process_reads_its_own_weights(hub: Path, at_hand: Path):
     checked = Scenario.load(scenario(encoder="mobilenet_v3_small"))
     assert checked.task.encoder("mobilenet_v3_small")(images(1, 1, 8)).shape == (1, 576)
-    spec = make_plan(checked)[0]
+    plan = make_plan(checked)[0]
     at_hand.unlink()
-    there = pickle.loads(pickle.dumps(spec))
+    there = pickle.loads(pickle.dumps(plan))
     with pytest.raises(ScenarioError, match="no weights at"):  # a machine without what the driver has
         there.task.encoder("mobilenet_v3_small")
 

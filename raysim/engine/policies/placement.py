@@ -1,4 +1,4 @@
-"""Placement of actors and clients: pure functions from resources to a plan, and from a cohort to work lists."""
+"""Placement of actors and clients: pure functions from resources to a layout, and from a cohort to work lists."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Layout:
 def lay_out(requests: Sequence[ResourceRequest], machine: ClusterResources, participants: int | None = None) -> Layout:
     """Return the number of actors of each group and their resources.
 
-    participants: K, the size of a cohort; None: all clients. Raises `ScenarioError` if the plan cannot fit.
+    participants: K, the size of a cohort; None: all clients. Raises `ScenarioError` if the layout cannot fit.
     """
     notes: list[str] = []
     groups: list[ActorGroup] = []
@@ -140,17 +140,17 @@ def lay_out(requests: Sequence[ResourceRequest], machine: ClusterResources, part
         share = share_of_a_gpu(sum(groups[g].actors for g in sharing), machine.gpus - taken)
         for g in sharing:
             groups[g] = replace(groups[g], gpus_per_actor=share)
-    plan = Layout(tuple(groups))
+    layout = Layout(tuple(groups))
     if machine.growing:
-        notes += _growing_notes(requests, plan, machine)
+        notes += _growing_notes(requests, layout, machine)
     else:
-        _refuse_too_large(plan, machine)
-        if plan.cpus > machine.cpus + 1e-6:
+        _refuse_too_large(layout, machine)
+        if layout.cpus > machine.cpus + 1e-6:
             notes.append(
-                f"the actors need {plan.cpus:g} CPUs, but the machine has {machine.cpus:g}: rounds take longer, but "
+                f"the actors need {layout.cpus:g} CPUs, but the machine has {machine.cpus:g}: rounds take longer, but "
                 "the results stay the same"
             )
-    return replace(plan, notes=tuple(dict.fromkeys(notes)))
+    return replace(layout, notes=tuple(dict.fromkeys(notes)))
 
 
 def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], order: NodeOrder = "spread") -> list[list[Node]]:
@@ -175,12 +175,12 @@ def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], order: Nod
     return placed
 
 
-def check_fits(plan: Layout, nodes: Sequence[Node], order: NodeOrder = "spread") -> None:
+def check_fits(layout: Layout, nodes: Sequence[Node], order: NodeOrder = "spread") -> None:
     """Raise `ScenarioError` if some actors fit on no node, although the cluster has enough resources in total.
 
     order: as in `resources.placement`.
     """
-    for group, placed in zip(plan.groups, place_actors(plan.groups, nodes, order), strict=True):
+    for group, placed in zip(layout.groups, place_actors(layout.groups, nodes, order), strict=True):
         if len(placed) < group.actors:
             offers = ", ".join(f"{node.name} ({node.cpus:g} CPU, {node.gpus:g} GPU)" for node in nodes)
             raise ScenarioError(
@@ -278,7 +278,7 @@ def _num_actors(request: ResourceRequest, machine: ClusterResources, gpus: float
     return max(1, min(int(by_cpu + 1e-9), int(min(by_gpu + 1e-9, 1e9)), busy))
 
 
-def _growing_notes(requests: Sequence[ResourceRequest], plan: Layout, machine: ClusterResources) -> list[str]:
+def _growing_notes(requests: Sequence[ResourceRequest], layout: Layout, machine: ClusterResources) -> list[str]:
     """Return sentences about a run on a cluster with an autoscaler: how it gets more nodes, and whether it waits."""
     notes = []
     if any(request.actors is None and request.clients_per_actor is None for request in requests):
@@ -286,33 +286,33 @@ def _growing_notes(requests: Sequence[ResourceRequest], plan: Layout, machine: C
             "the cluster has an autoscaler, but resources.actors: auto plans with the nodes that are present "
             f"({machine.nodes}); set a number of actors to request nodes for them"
         )
-    if plan.cpus > machine.cpus + 1e-6 or plan.gpus > machine.gpus + 1e-6:
+    if layout.cpus > machine.cpus + 1e-6 or layout.gpus > machine.gpus + 1e-6:
         notes.append(
-            f"the actors need {plan.cpus:g} CPUs and {plan.gpus:g} GPUs, but the nodes that are present have "
+            f"the actors need {layout.cpus:g} CPUs and {layout.gpus:g} GPUs, but the nodes that are present have "
             f"{machine.cpus:g} and {machine.gpus:g}: the run waits until the cluster's autoscaler has added nodes"
         )
     return notes
 
 
-def _refuse_too_large(plan: Layout, machine: ClusterResources) -> None:
+def _refuse_too_large(layout: Layout, machine: ClusterResources) -> None:
     """Raise `ScenarioError` if the actors need more GPUs, or on a cluster more CPUs, than there are."""
-    if plan.gpus > machine.gpus + 1e-6:
+    if layout.gpus > machine.gpus + 1e-6:
         raise ScenarioError(
-            f"resources.gpus_per_actor: the actors need {plan.gpus:g} GPUs ({_recipe(plan.groups)}), but only "
+            f"resources.gpus_per_actor: the actors need {layout.gpus:g} GPUs ({_recipe(layout.groups)}), but only "
             f"{machine.gpus:g} are available; request fewer actors or less GPU per actor, or set gpus_per_actor to 0 "
             "or auto"
         )
-    if plan.cpus > machine.cpus + 1e-6 and not machine.oversubscribable:
+    if layout.cpus > machine.cpus + 1e-6 and not machine.oversubscribable:
         raise ScenarioError(
-            f"resources.cpus_per_actor: the actors need {plan.cpus:g} CPUs ({_recipe(plan.groups)}), but the cluster "
-            f"has only {machine.cpus:g}; request fewer actors or fewer CPUs per actor"
+            f"resources.cpus_per_actor: the actors need {layout.cpus:g} CPUs ({_recipe(layout.groups)}), but the "
+            f"cluster has only {machine.cpus:g}; request fewer actors or fewer CPUs per actor"
         )
 
 
 def share_of_a_gpu(actors: int, gpus: float) -> float:
     """Return the largest equal share with which all actors fit: 3 actors on 2 GPUs get 1/2 each, since 2/3 fits once.
 
-    An actor computes on one GPU, so its share is at most 1. If no GPU is left, the plan will be refused.
+    An actor computes on one GPU, so its share is at most 1. If no GPU is left, the layout will be refused.
     """
     if gpus <= 0:
         return 1.0 / GPU_ACTORS

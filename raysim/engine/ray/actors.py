@@ -157,8 +157,8 @@ class ClientActor:
                 if self.gpu_share < 1:
                     accelerator.limit_memory(device, self.gpu_share)
             freeze_imports()  # before the worker exists, which a recovery replaces
-            spec, raw_M = ray.get(list(self.inputs))
-            self._worker = ClientWorker(spec, raw_M, device or "cpu", self.files)
+            plan, raw_M = ray.get(list(self.inputs))
+            self._worker = ClientWorker(plan, raw_M, device or "cpu", self.files)
         return self._worker
 
     def register(self, ids: Sequence[ClientId]) -> dict[ClientId, Any]:
@@ -279,12 +279,12 @@ class ServerActor:
         with without_collection():
             import raysim.engine.workers.server  # noqa: F401
 
-    def setup(self, spec: Plan) -> Location:
+    def setup(self, plan: Plan) -> Location:
         """Reset to the state before round 1."""
         from raysim.engine.workers.server import ServerWorker
 
         freeze_imports()
-        self.worker = ServerWorker(spec)
+        self.worker = ServerWorker(plan)
         return location()
 
     def start(self, *registrations: Mapping[ClientId, Any]) -> None:

@@ -49,24 +49,24 @@ class RayBackend:
         owner: client -> the worker that holds its state; without clients that have had no round yet.
     """
 
-    spec: Plan
+    plan: Plan
     cost_model: CostModel
     raw: Callable[[], NDArray[Any]]
 
     def __init__(self, pool: ActorPool) -> None:
         self.pool, self.calls = pool, pool.calls
         self.owner: dict[ClientId, ActorRecord] = {}
-        self.raw_ref: Any = None  # samples and spec in the object store
-        self.spec_ref: Any = None
+        self.raw_ref: Any = None  # samples and plan in the object store
+        self.plan_ref: Any = None
 
     @property
-    def plan(self) -> Layout:
+    def layout(self) -> Layout:
         """The current actors; fewer than planned if a node was lost."""
-        return self.pool.plan
+        return self.pool.layout
 
-    def start(self, spec: Plan, raw: Callable[[], NDArray[Any]]) -> Startup | None:
-        spec.own_code.activate()  # so that classes of the user's files are sent by their names
-        self.spec, self.raw, self.cost_model = spec, raw, CostModel(spec)
+    def start(self, plan: Plan, raw: Callable[[], NDArray[Any]]) -> Startup | None:
+        plan.own_code.activate()  # so that classes of the user's files are sent by their names
+        self.plan, self.raw, self.cost_model = plan, raw, CostModel(plan)
         self._share()
         self._begin()
         return self.pool.startup
@@ -78,7 +78,7 @@ class RayBackend:
         try:
             self._begin()
         except LostError:
-            # The shared samples or spec may be lost. Any other loss raises `LostError` again.
+            # The shared samples or plan may be lost. Any other loss raises `LostError` again.
             self._share()
             self._begin()
 
@@ -91,7 +91,7 @@ class RayBackend:
             readers: dict[Any, list[ClientId]] = {}
             for k in file.clients:
                 owner = default_owner[k]
-                pinned = self.plan.groups[owner.group].pinned
+                pinned = self.layout.groups[owner.group].pinned
                 readers.setdefault(owner if pinned else owner.group, []).append(k)
             for ids in readers.values():
                 reader = default_owner[ids[0]]
@@ -166,7 +166,7 @@ class RayBackend:
         self.calls.inputs = [broadcast]
         parts = [
             worker.actor.evaluate_current.remote(t, ids, broadcast)
-            for worker, ids in self._spread_thin(range(self.spec.num_clients)).items()
+            for worker, ids in self._spread_thin(range(self.plan.num_clients)).items()
         ]
 
         def result() -> CurrentTests:
@@ -204,7 +204,7 @@ class RayBackend:
 
     def digests(self) -> tuple[dict[ClientId, str], str]:
         where = "the digest"
-        everyone = self._spread_thin(range(self.spec.num_clients))
+        everyone = self._spread_thin(range(self.plan.num_clients))
         parts = [worker.actor.digests.remote(ids) for worker, ids in everyone.items()]
         return self._joined(parts, where), self.calls.get(self.pool.server.actor.digest.remote(), where)
 
@@ -226,17 +226,17 @@ class RayBackend:
     # -- inside ------------------------------------------------------------------------------------
 
     def _share(self) -> None:
-        """Put the samples and the spec, which every actor needs, into the object store permanently."""
+        """Put the samples and the plan, which every actor needs, into the object store permanently."""
         with self.calls.translate_errors("sharing the samples"):
-            self.raw_ref, self.spec_ref = ray.put(self.raw()), ray.put(self.spec)
+            self.raw_ref, self.plan_ref = ray.put(self.raw()), ray.put(self.plan)
 
     def _begin(self) -> None:
         """Reset all workers and the server to their state before round 1."""
         self.owner = {}
-        self.pool.begin(self.spec_ref, self.raw_ref)
+        self.pool.begin(self.plan_ref, self.raw_ref)
         registrations = []
-        if registers(self.spec.algorithm):
-            everyone = self._spread(range(self.spec.num_clients))
+        if registers(self.plan.algorithm):
+            everyone = self._spread(range(self.plan.num_clients))
             self._own(everyone)
             registrations = [worker.actor.register.remote(ids) for worker, ids in everyone.items()]
         self.calls.get(self.pool.server.actor.start.remote(*registrations), "round 0")
@@ -248,7 +248,7 @@ class RayBackend:
         """Return worker -> the groups that it trains. cost_s: expected seconds of each client."""
         number = {worker: i for i, worker in enumerate(self.pool.clients)}
         owner = {k: number[self.owner[k]] for k in cost_s if k in self.owner}
-        lists = assign(cohort, cost_s, owner, self.plan.groups)
+        lists = assign(cohort, cost_s, owner, self.layout.groups)
         return {self.pool.clients[i]: groups for i, groups in lists.items()}
 
     def _collect(
@@ -305,8 +305,8 @@ class RayBackend:
         Unless each client has separate initial weights, these clients' models equal their architecture's template,
         which every worker can make. The worker is one of the client's group, and so has its device.
         """
-        parts = self._spread(k for k in ids if k in self.owner or self.spec.separate_init)
-        rest = [k for k in ids if k not in self.owner and not self.spec.separate_init]
+        parts = self._spread(k for k in ids if k in self.owner or self.plan.separate_init)
+        rest = [k for k in ids if k not in self.owner and not self.plan.separate_init]
         for k, worker in self.pool.default_owner(rest, initial=True).items():
             parts.setdefault(worker, []).append(k)
         return parts

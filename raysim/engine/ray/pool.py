@@ -41,7 +41,7 @@ class ActorRecord:
     """The driver's record of an actor, of clients or of the server: its handle, location and memory."""
 
     actor: Any  # handle of Ray
-    group: int = 0  # position in the plan
+    group: int = 0  # position in the layout
     requested_s: float = 0.0  # perf_counter() when the driver asked Ray for it
     location: Location = Location("", "", 0)  # empty until it has started
     usage: MemoryReport | None = None  # last measurement of its memory
@@ -57,8 +57,8 @@ class ActorPool:
     """All actors of a run. Ray starts them at once; `begin` waits for them, while they import torch.
 
     Attributes:
-        plan: the current actors: fewer than planned if some no longer fit.
-        clients: the client actors, group by group as in `plan`.
+        layout: the current actors: fewer than planned if some no longer fit.
+        clients: the client actors, group by group as in `layout`.
         server: the server's actor.
         growing: whether the cluster has an autoscaler, which adds nodes for actors that fit on no present node.
         driver_node: id of the node of this process; "" until `begin`.
@@ -68,7 +68,7 @@ class ActorPool:
 
     def __init__(
         self,
-        plan: Layout,
+        layout: Layout,
         order: NodeOrder = "spread",
         head: bool = True,
         participants: int | None = None,
@@ -81,17 +81,17 @@ class ActorPool:
         participants: clients per round: with pinned clients, only so many actors test untrained clients. None: all.
         limits: where each node may store the clients' states.
         """
-        self.plan, self.order, self.head, self.growing = plan, order, head, growing()
+        self.layout, self.order, self.head, self.growing = layout, order, head, growing()
         self.participants, self.limits = participants, limits
         self.driver_node = ""
         self.calls = ActorCalls(self._name, self._detail)
         self.startup: Startup | None = None
         self._inputs: Sequence[Any] = ()  # references to the Plan and the samples
         if not self.growing:
-            check_fits(plan, nodes(head), order)
+            check_fits(layout, nodes(head), order)
         self.clients: list[ActorRecord] = []
         for g, placed in enumerate(self._place()):
-            self.clients += [self._new_client(g, *placed[i : i + 1]) for i in range(self.plan.groups[g].actors)]
+            self.clients += [self._new_client(g, *placed[i : i + 1]) for i in range(self.layout.groups[g].actors)]
         self.server = self._new_server()
         for worker in [*self.initial_workers, self.server]:
             worker.actor.preload.remote()
@@ -123,22 +123,22 @@ class ActorPool:
             worker_of[k] = workers[group.place[k] % len(workers)]
         return worker_of
 
-    def begin(self, spec: Any, raw: Any) -> None:
+    def begin(self, plan: Any, raw: Any) -> None:
         """Wait until all actors have started, and reset each to its state before round 1.
 
-        spec, raw: references to the Plan and the samples.
+        plan, raw: references to the Plan and the samples.
 
         Raises:
             LostError: an actor died meanwhile.
             RunError: no further actor started within `START_TIMEOUT_S`.
         """
-        first, self._inputs = not self._inputs, (spec, raw)
-        shares = [group.gpus_per_actor for group in self.plan.groups for _ in range(group.actors)]
+        first, self._inputs = not self._inputs, (plan, raw)
+        shares = [group.gpus_per_actor for group in self.layout.groups for _ in range(group.actors)]
         setups = [
             worker.actor.setup.remote(self._inputs, share, self.limits)
             for worker, share in zip(self.clients, shares, strict=True)
         ]
-        setups.append(self.server.actor.setup.remote(spec))
+        setups.append(self.server.actor.setup.remote(plan))
         started_s = wait_until_started(self.calls, setups)
         for worker, location in zip(self.workers, self.calls.get(setups, "starting"), strict=True):
             worker.location, worker.usage, worker.pending_clients = location, None, []
@@ -156,7 +156,7 @@ class ActorPool:
         began = perf_counter()
         while not self.growing and not self._all_answer() and perf_counter() - began < START_TIMEOUT_S:
             # Ray takes a while to notice that a node is gone; only then do fewer actors fit.
-            if any(len(placed) < group.actors for group, placed in zip(self.plan.groups, self._place(), strict=True)):
+            if any(len(placed) < group.actors for group, placed in zip(self.layout.groups, self._place(), strict=True)):
                 self._replace_dead()
 
     def close(self) -> None:
@@ -167,8 +167,8 @@ class ActorPool:
         self._inputs = ()
 
     def _groups(self) -> list[tuple[ActorGroup, list[ActorRecord]]]:
-        """Return the groups of the plan, each with its client actors."""
-        return [(group, [one for one in self.clients if one.group == g]) for g, group in enumerate(self.plan.groups)]
+        """Return the groups of the layout, each with its client actors."""
+        return [(group, [one for one in self.clients if one.group == g]) for g, group in enumerate(self.layout.groups)]
 
     def _files(self, worker: ActorRecord) -> Handles:
         """Return the state files that an actor shares with those of its group on its node: moves there copy nothing.
@@ -186,7 +186,7 @@ class ActorPool:
         have no clients. On a cluster with an autoscaler, Ray chooses: an actor that prefers a node without free
         resources would wait for it, and not request another node.
         """
-        group, chosen = self.plan.groups[g], {}
+        group, chosen = self.layout.groups[g], {}
         if node is not None and not self.growing:
             chosen["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.id, soft=self.head)
         else:
@@ -224,7 +224,7 @@ class ActorPool:
         return f" ({process}{f', at client {clients}' if clients else ''})"
 
     def _place(self) -> list[list[Node]]:
-        return place_actors(self.plan.groups, nodes(self.head), self.order)
+        return place_actors(self.layout.groups, nodes(self.head), self.order)
 
     def _replace_dead(self) -> None:
         """Replace actors that do not answer. A group shrinks if not all its actors fit and no node will be added."""
@@ -257,7 +257,7 @@ class ActorPool:
                     f"only {count} of {group.actors} actors fit on the nodes that are available now; the run "
                     "continues with these"
                 )
-        self.clients, self.plan = clients, replace(self.plan, groups=tuple(groups))
+        self.clients, self.layout = clients, replace(self.layout, groups=tuple(groups))
 
     def _all_answer(self) -> bool:
         """Return whether every actor answers, or is known to be dead, within `RETRY_S`."""

@@ -41,29 +41,29 @@ class ClientWorker:
     """Some of a run's clients, with their models, on one device."""
 
     def __init__(
-        self, spec: Plan, raw_M: NDArray[Any], device: torch.device | str = "cpu", files: StateFiles | None = None
+        self, plan: Plan, raw_M: NDArray[Any], device: torch.device | str = "cpu", files: StateFiles | None = None
     ) -> None:
         """files: where to keep the clients' states; default: new files."""
         self.device = place = torch.device(device)
-        task = spec.task
+        task = plan.task
         if task.public is not None:
             task = replace(task, public=task.public.to(place))
 
         # These functions must not refer to `self`, because the worker would then be in a reference cycle: after a
         # recovery has replaced the worker, its networks would stay in memory until the next garbage collection.
         def initial(arch: str) -> nn.Module:
-            return new_network(spec, task, place, arch)
+            return new_network(plan, task, place, arch)
 
         def own(k: ClientId) -> nn.Module:
-            net = new_network(spec, task, place, spec.arch(k), *((k,) if spec.independent_init else ()))
-            if spec.initial is not None:
-                spec.initial.load(k, net)
+            net = new_network(plan, task, place, plan.arch(k), *((k,) if plan.independent_init else ()))
+            if plan.initial is not None:
+                plan.initial.load(k, net)
             return net
 
-        samples = ClientSamples(spec, raw_M, place)
-        self.states = ClientStates(spec.models, spec.num_clients, initial, own if spec.separate_init else None, files)
-        self.evaluation = Evaluation(spec, self.states, samples)
-        self.training = Training(spec, task, self.states, samples, self.evaluation)
+        samples = ClientSamples(plan, raw_M, place)
+        self.states = ClientStates(plan.models, plan.num_clients, initial, own if plan.separate_init else None, files)
+        self.evaluation = Evaluation(plan, self.states, samples)
+        self.training = Training(plan, task, self.states, samples, self.evaluation)
 
     # -- the round ---------------------------------------------------------------------------------
 

@@ -19,9 +19,9 @@ Ints = NDArray[np.int64]
 class ClientSamples:
     """The samples of a data set by position. The data set stays as stored; returned samples are on the device."""
 
-    def __init__(self, spec: Plan, raw_M: NDArray[Any], device: torch.device) -> None:
-        self.raw_M, self.label_M = shared(raw_M), shared(spec.labels)
-        self.transform, self.device = spec.transform, device
+    def __init__(self, plan: Plan, raw_M: NDArray[Any], device: torch.device) -> None:
+        self.raw_M, self.label_M = shared(raw_M), shared(plan.labels)
+        self.transform, self.device = plan.transform, device
 
     def at(self, position_N: Ints) -> Samples:
         """Return the samples at these positions, in this order."""

@@ -49,9 +49,9 @@ class Score(NamedTuple):
 class Evaluation:
     """Tests the clients of one worker, without changing them."""
 
-    def __init__(self, spec: Plan, states: ClientStates, samples: ClientSamples) -> None:
-        self.spec, self.states, self.samples = spec, states, samples
-        # (architecture, threads) -> logits of `spec.shared_tests`, [U, C]; the number of threads can change last bits
+    def __init__(self, plan: Plan, states: ClientStates, samples: ClientSamples) -> None:
+        self.plan, self.states, self.samples = plan, states, samples
+        # (architecture, threads) -> logits of `plan.shared_tests`, [U, C]; the number of threads can change last bits
         self.untrained_logits: dict[tuple[str, int], Tensor] = {}
 
     def evaluate(self, groups: Iterable[Group], coverage: Coverage) -> dict[ClientId, ClientEvaluation]:
@@ -64,11 +64,11 @@ class Evaluation:
     def evaluate_one(self, k: ClientId, coverage: Coverage) -> ClientEvaluation:
         """Test one client in its current state."""
         start = perf_counter()
-        set_threads(self.spec, k)
+        set_threads(self.plan, k)
         with (
             nullcontext() if self.states.is_untrained(k) else self.states.reading(k) as net,
             errors_from(
-                lambda: f"the test of client {k} with model {self.spec.arch(k)} failed", name="forward", client=k
+                lambda: f"the test of client {k} with model {self.plan.arch(k)} failed", name="forward", client=k
             ),
             torch.inference_mode(),
         ):
@@ -80,7 +80,7 @@ class Evaluation:
 
     def _together(self, group: Group, coverage: Coverage) -> dict[ClientId, ClientEvaluation]:
         start = perf_counter()
-        set_threads(self.spec, group[0])
+        set_threads(self.plan, group[0])
         with torch.no_grad(), ExitStack() as opened:
             nets = [opened.enter_context(self.states.reading(k)) for k in group]
             try:
@@ -89,7 +89,7 @@ class Evaluation:
                 if not lacks_memory(error):  # evaluate one by one to identify the failing client
                     return self._one_by_one(group, coverage)
                 raise RunError(
-                    f"the test of {len(group)} clients with model {self.spec.arch(group[0])} by one call failed "
+                    f"the test of {len(group)} clients with model {self.plan.arch(group[0])} by one call failed "
                     f"({cause(error)}); set fewer actors per GPU, or a smaller training.together"
                 ) from error
 
@@ -97,17 +97,17 @@ class Evaluation:
         self, group: Group, coverage: Coverage, outputs: Outputs, start: float
     ) -> dict[ClientId, ClientEvaluation]:
         """Compute the tests of a group from its networks' outputs. Each client gets an equal share of the time."""
-        spec = self.spec
-        test, val = ([part.of(k) for k in group] for part in (spec.test, spec.val))
+        plan = self.plan
+        test, val = ([part.of(k) for k in group] for part in (plan.test, plan.val))
         own = self._scores(outputs, test, val)
         published: list[EvaluationResult] | list[None] = [None] * len(group)
-        if coverage == "whole" and spec.global_test is not None:
+        if coverage == "whole" and plan.global_test is not None:
             none = [part[:0] for part in val]
-            published = [score.tested for score in self._scores(outputs, [spec.global_test] * len(group), none)]
+            published = [score.tested for score in self._scores(outputs, [plan.global_test] * len(group), none)]
         share_s = (perf_counter() - start) / len(group)
         evaluations = {}
         for k, score, of_all, test_M, val_M in zip(group, own, published, test, val, strict=True):
-            f1, balanced, class_correct = by_class(spec.labels[test_M], score.predicted_M, spec.num_classes)
+            f1, balanced, class_correct = by_class(plan.labels[test_M], score.predicted_M, plan.num_classes)
             evaluations[k] = ClientEvaluation(
                 score.tested, score.val_correct, len(val_M), of_all, share_s, f1, balanced, class_correct
             )
@@ -121,7 +121,7 @@ class Evaluation:
         logits_GMC = outputs(position_GM)
         loss_G = self._loss_sums(logits_GMC, position_GM, tested_G)
         predicted_GM = logits_GMC.argmax(2).cpu().numpy()
-        right_GM = predicted_GM == self.spec.labels[position_GM]
+        right_GM = predicted_GM == self.plan.labels[position_GM]
         return [
             Score(
                 EvaluationResult(int(np.count_nonzero(right_M[:tested])), tested, loss),
@@ -150,7 +150,7 @@ class Evaluation:
     def _outputs(self, net: nn.Module, position_GM: Ints) -> Tensor:
         """Return the outputs of one network: G is 1."""
         if not position_GM.size:  # not every network accepts a batch without samples
-            return torch.zeros(1, 0, self.spec.num_classes, device=self.samples.device)
+            return torch.zeros(1, 0, self.plan.num_classes, device=self.samples.device)
         batches = self.samples.at(position_GM[0]).in_order(EVALUATION_BATCH)
         with eval_mode(net), self._default_device():
             return torch.cat([net(batch.x) for batch in batches]).unsqueeze(0)
@@ -168,7 +168,7 @@ class Evaluation:
 
         If clients share samples, each sample is computed once instead of once for each of 100,000 clients.
         """
-        shared_U, key = self.spec.shared_tests, (self.spec.arch(k), torch.get_num_threads())
+        shared_U, key = self.plan.shared_tests, (self.plan.arch(k), torch.get_num_threads())
         if shared_U is None:
             return self._fresh_outputs(k, position_GM)
         if key not in self.untrained_logits:

@@ -24,9 +24,9 @@ def shapes(msg: object) -> str:
     return f"{type(msg).__name__}[{few([*map(str, leaves)])}]"
 
 
-def set_threads(spec: Plan, k: ClientId) -> None:
+def set_threads(plan: Plan, k: ClientId) -> None:
     """Set the number of torch's threads for client k."""
-    threads = spec.threads[k % len(spec.threads)]
+    threads = plan.threads[k % len(plan.threads)]
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
 

@@ -11,12 +11,12 @@ from raysim.engine.plan import Plan
 from raysim.engine.workers.hooks import errors_from
 
 
-def new_network(spec: Plan, task: Task, device: torch.device, arch: str, *key: int) -> nn.Module:
+def new_network(plan: Plan, task: Task, device: torch.device, arch: str, *key: int) -> nn.Module:
     """Return the network that `client_model` makes of a fresh model. key: the client, if its weights are separate."""
-    model = spec.fresh_model(arch, *key)
-    place = f"{type(spec.algorithm).__name__}.client_model failed with model {arch}"
-    with global_seed(spec.init_seed, "client_model", arch, *key), errors_from(lambda: place, name="client_model"):
-        net = spec.algorithm.client_model(model, task)
+    model = plan.fresh_model(arch, *key)
+    place = f"{type(plan.algorithm).__name__}.client_model failed with model {arch}"
+    with global_seed(plan.init_seed, "client_model", arch, *key), errors_from(lambda: place, name="client_model"):
+        net = plan.algorithm.client_model(model, task)
         if not isinstance(net, nn.Module):
             raise TypeError(f"it returned a {type(net).__name__}; return one torch module, which may contain others")
     # Images are channels last; convolutions on a CPU are 1.2 to 1.35 times faster if weights are, too.

@@ -45,18 +45,18 @@ MOST_COUNTS = 1000
 class ServerWorker:
     """The only server of a run. A plain class: the Ray backend makes it an actor."""
 
-    spec: Plan
+    plan: Plan
     server: Server[Any] = field(init=False)
     _flops: dict[str, int] = field(default_factory=dict)  # SHA-256 of the uploads' shapes -> operations
     _send_s: float = 0.0
     _forms: Mapping[str, Form] = field(default_factory=dict)  # of the modules that the state has before round 1
 
     def __post_init__(self) -> None:
-        spec = self.spec
-        rng = seeded(spec.seed, "server_start", 0)
-        arch = {k: spec.arch(k) for k in spec.num_samples}
-        task = spec.task if spec.initial is None else spec.initial.server_task(spec.task)
-        self.server = Server(task, rng, spec.num_samples, local=spec.local_in(0), classes=spec.classes, arch=arch)
+        plan = self.plan
+        rng = seeded(plan.seed, "server_start", 0)
+        arch = {k: plan.arch(k) for k in plan.num_samples}
+        task = plan.task if plan.initial is None else plan.initial.server_task(plan.task)
+        self.server = Server(task, rng, plan.num_samples, local=plan.local_in(0), classes=plan.classes, arch=arch)
 
     def start(self, registrations: Sequence[Mapping[ClientId, Any]] = ()) -> None:
         """Create the state before round 1. registrations: parts of client -> packed message."""
@@ -65,15 +65,15 @@ class ServerWorker:
         unpacked = {k: unpack(packed[k]) for k in sorted(packed)}
         guard = Unchanged(unpacked)
         with self._hook("server_start", 0):
-            self.server.state = self.spec.algorithm.server_start(self.server, unpacked)
+            self.server.state = self.plan.algorithm.server_start(self.server, unpacked)
             self._forms = forms_in(self.server.state)
             self._check_names()
             self._check_state()
-        if self.spec.initial is not None and self.spec.initial.server is not None:
-            self._take(self.spec.initial.server)
+        if self.plan.initial is not None and self.plan.initial.server is not None:
+            self._take(self.plan.initial.server)
         if not guard.holds():
             raise ChangedMessageError(
-                f"{type(self.spec.algorithm).__name__}: server_start changed a registration in place; "
+                f"{type(self.plan.algorithm).__name__}: server_start changed a registration in place; "
                 "change a copy, such as tensor.clone()"
             )
 
@@ -93,16 +93,16 @@ class ServerWorker:
         without training samples never take part and get no message. No client does if the method ignores messages
         until it trains.
         """
-        receivers = self.spec.eligible if receives(self.spec.algorithm) else []
-        of: dict[ClientId, int | None] = dict.fromkeys(range(self.spec.num_clients))
+        receivers = self.plan.eligible if receives(self.plan.algorithm) else []
+        of: dict[ClientId, int | None] = dict.fromkeys(range(self.plan.num_clients))
         if not receivers:
             return Broadcast((), of)
         torch.set_num_threads(1)
         with self._visible():
             copied = serialize(self.server.state)
-        state = deserialize(copied, self.server.state, modules_of(self.spec.algorithm))
+        state = deserialize(copied, self.server.state, modules_of(self.plan.algorithm))
         # `local` is that of the round before, since the last round has none after it.
-        local, rng = self.spec.local_in(t - 1), seeded(self.spec.seed, "server_send", t)
+        local, rng = self.plan.local_in(t - 1), seeded(self.plan.seed, "server_send", t)
         server = replace(self.server, state=state, t=t, local=local, rng=rng, values={})
         broadcast = self._messages(t, server, receivers)
         return replace(broadcast, of=of | dict(broadcast.of))
@@ -114,7 +114,7 @@ class ServerWorker:
         of: dict[ClientId, int | None] = {}
         for k in cohort:
             with self._hook("server_send", t):
-                down = self.spec.algorithm.server_send(server, k)
+                down = self.plan.algorithm.server_send(server, k)
                 if id(down) not in position:
                     wire_size(down)  # checks that it is a message; `ClientWorker.train` counts its bytes
             if down is None:
@@ -159,7 +159,7 @@ class ServerWorker:
                 self._check_state()
             if not guard.holds():
                 raise ChangedMessageError(
-                    f"{type(self.spec.algorithm).__name__}: server_update changed an upload in place in round {t}; "
+                    f"{type(self.plan.algorithm).__name__}: server_update changed an upload in place in round {t}; "
                     "sum into a new tensor, such as a clone"
                 )
             flops = self._flops[key]
@@ -181,7 +181,7 @@ class ServerWorker:
 
     def _check_names(self) -> None:
         state_tensors(self.server.state)  # raises if two values have one path, or one cannot be saved
-        check_classes(self.server.state, modules_of(self.spec.algorithm))
+        check_classes(self.server.state, modules_of(self.plan.algorithm))
         check_shared(self.server.state)
 
     def _check_state(self) -> None:
@@ -190,7 +190,7 @@ class ServerWorker:
 
     def _take(self, serialized: Serialized) -> None:
         try:
-            self.server.state = deserialize(serialized, self.server.state, modules_of(self.spec.algorithm))
+            self.server.state = deserialize(serialized, self.server.state, modules_of(self.plan.algorithm))
         except (ValueError, RuntimeError) as error:  # RuntimeError: a module's parameters differ
             raise RunError(f"the server's state cannot be restored: {error}") from error
 
@@ -205,7 +205,7 @@ class ServerWorker:
             return digest(self.server.state)
 
     def _update(self, ups: Mapping[ClientId, Any]) -> None:
-        algorithm: Any = self.spec.algorithm  # `Any`: the hook is declared to return nothing
+        algorithm: Any = self.plan.algorithm  # `Any`: the hook is declared to return nothing
         returned = algorithm.server_update(self.server, ups)
         if returned is not None:
             raise TypeError(
@@ -223,11 +223,11 @@ class ServerWorker:
     def _begin(self, purpose: str, t: int) -> None:
         torch.set_num_threads(1)
         self.server.t = t
-        self.server.local = self.spec.local_in(t)
-        self.server.rng = seeded(self.spec.seed, purpose, t)
+        self.server.local = self.plan.local_in(t)
+        self.server.rng = seeded(self.plan.seed, purpose, t)
 
     def _hook(self, name: str, t: int, msg: Any = None) -> Any:
-        return hook(self.spec.seed, name, t, None, self.spec.algorithm, torch.device("cpu"), msg)
+        return hook(self.plan.seed, name, t, None, self.plan.algorithm, torch.device("cpu"), msg)
 
 
 def receives(algorithm: Algorithm[Any, Any, Any]) -> bool:

@@ -70,12 +70,12 @@ class Training:
     """Runs the hooks and the training of the clients of one worker."""
 
     def __init__(
-        self, spec: Plan, task: Task, states: ClientStates, samples: ClientSamples, evaluation: Evaluation
+        self, plan: Plan, task: Task, states: ClientStates, samples: ClientSamples, evaluation: Evaluation
     ) -> None:
         """task: the run's task, with public data on the device of the samples."""
-        self.spec, self.task, self.states = spec, task, states
+        self.plan, self.task, self.states = plan, task, states
         self.samples, self.evaluation, self.device = samples, evaluation, samples.device
-        self.before: dict[ClientId, Row | None] = {}  # before the round, if `spec.may_discard`; None: initial state
+        self.before: dict[ClientId, Row | None] = {}  # before the round, if `plan.may_discard`; None: initial state
         self.local: tuple[int, dict[LocalTraining, LocalTraining]] = -1, {}  # (round, settings -> those in the round)
         self.meter = FlopMeter()
         self.rounds_received = 0  # rounds with a message, so far
@@ -83,10 +83,10 @@ class Training:
     def register(self, ids: Iterable[ClientId]) -> dict[ClientId, Any]:
         """Return the packed registration of every client that has samples."""
         registrations = {}
-        for k in (k for k in ids if self.spec.num_samples[k]):
+        for k in (k for k in ids if self.plan.num_samples[k]):
             with self.states.changing(k), self._hook("client_register", 0, k):
                 client = self.client(k, t=0)
-                registration = self.spec.algorithm.client_register(client)
+                registration = self.plan.algorithm.client_register(client)
                 self._check_net(client)
                 wire_size(registration)  # checks that it is a message; its bytes count in no round
                 registrations[k] = pack(registration)
@@ -104,13 +104,13 @@ class Training:
         message_of = self._messages(broadcast)
         ids = [k for group in groups for k in group]
         self.states.read_ahead(ids)
-        self.before = {k: self.states.row(k) for k in ids} if self.spec.may_discard else {}
+        self.before = {k: self.states.row(k) for k in ids} if self.plan.may_discard else {}
         for group in groups:
             downs = {k: message_of(k) for k in group}
             k = group[0]
             if len(group) == 1 and k in skip:
                 yield k, ClientFailure(), ClientFailure()
-            elif len(group) == 1 and self.spec.tolerates_failures:
+            elif len(group) == 1 and self.plan.tolerates_failures:
                 yield self._train_tolerating(k, t, downs[k], evaluate_before)
             else:
                 yield from self._train_group(t, downs, evaluate_before)
@@ -131,7 +131,7 @@ class Training:
             except (ChangedMessageError, StatesError):
                 raise
             except RunError as error:
-                if not self.spec.tolerates_failures or _depends_on_machine(error.__cause__):
+                if not self.plan.tolerates_failures or _depends_on_machine(error.__cause__):
                     raise
                 self._check_unchanged(received.guard, "a hook", k, t)
                 evaluations[k] = ClientFailure(error)
@@ -160,11 +160,11 @@ class Training:
 
         settings_of: the round whose training settings they have.
         """
-        spec, clients = self.spec, []
-        for k, data in zip(ids, self.samples.each([spec.train.of(k) for k in ids]), strict=True):
-            set_threads(spec, k)
-            net, local, rng = self.states.open(k), self._local_in(settings_of, k), seeded(spec.seed, "client", t, k)
-            clients.append(Client(k, self.task, data, net, local, rng, t, spec.arch(k), meter=self.meter))
+        plan, clients = self.plan, []
+        for k, data in zip(ids, self.samples.each([plan.train.of(k) for k in ids]), strict=True):
+            set_threads(plan, k)
+            net, local, rng = self.states.open(k), self._local_in(settings_of, k), seeded(plan.seed, "client", t, k)
+            clients.append(Client(k, self.task, data, net, local, rng, t, plan.arch(k), meter=self.meter))
         return clients
 
     def _evaluate_received(self, k: ClientId, t: int, received: Received) -> ClientEvaluation:
@@ -238,7 +238,7 @@ class Training:
                 return self._group_round(t, downs, evaluate_before)
 
     def _time_limit(self, k: ClientId, t: int) -> AbstractContextManager[None]:
-        limit_s = self.spec.client_timeout_s
+        limit_s = self.plan.client_timeout_s
         if limit_s is None:
             return nullcontext()
         return limit(limit_s, f"client {k} took longer than failure.client_timeout_s ({limit_s:g} s) in round {t}")
@@ -277,7 +277,7 @@ class Training:
         if down is None:
             return
         with self._hook("client_receive", client.t, client.id, down):
-            self.spec.algorithm.client_receive(client, down)
+            self.plan.algorithm.client_receive(client, down)
         self._check_unchanged(guard, "client_receive", client.id, client.t)
 
     def _update(self, client: Client, received: Received, in_group: bool) -> tuple[Any, WireSize]:
@@ -292,7 +292,7 @@ class Training:
         if in_group:
             client.trainer = asking
         with self._hook("client_update", t, k, down):
-            up = self.spec.algorithm.client_update(client, down)
+            up = self.plan.algorithm.client_update(client, down)
             size = wire_size(up)  # counts the upload (`comm/up_bytes`); raises TypeError if it is no message
             # A NaN or infinity would ruin the server's state permanently, so the server gets a marker instead.
             packed = NonFiniteUpload() if nonfinite(up) else pack(up)
@@ -314,7 +314,7 @@ class Training:
     def _check_net(self, client: Client) -> None:
         if client.net is not self.states.open(client.id):
             raise RunError(
-                f"{type(self.spec.algorithm).__name__}: a hook of client {client.id} assigned a new network to "
+                f"{type(self.plan.algorithm).__name__}: a hook of client {client.id} assigned a new network to "
                 f"client.net in round {client.t}, which raysim would not keep; change the weights of client.net in "
                 "place, for example with load_state_dict"
             )
@@ -323,7 +323,7 @@ class Training:
         if guard.holds():
             return
         raise ChangedMessageError(
-            f"{type(self.spec.algorithm).__name__}: {hook} of client {k} changed the server's message in place in "
+            f"{type(self.plan.algorithm).__name__}: {hook} of client {k} changed the server's message in place in "
             f"round {t}; clients share the message, so other clients would receive the changed values: change a copy, "
             "such as tensor.clone()"
         )
@@ -332,12 +332,12 @@ class Training:
         """Return client k's training settings in round `t`: its own epochs, and the learning rate of the round."""
         if self.local[0] != t:
             self.local = t, {}
-        known, given = self.local[1], self.spec.local_of(k)
-        if (epochs := self.spec.epochs_in(t, k)) != given.epochs:
+        known, given = self.local[1], self.plan.local_of(k)
+        if (epochs := self.plan.epochs_in(t, k)) != given.epochs:
             given = replace(given, epochs=epochs)
         if given not in known:
-            known[given] = self.spec.local_in(t, given)
+            known[given] = self.plan.local_in(t, given)
         return known[given]
 
     def _hook(self, name: str, t: int, k: ClientId, msg: Any = None) -> Any:
-        return hook(self.spec.seed, name, t, k, self.spec.algorithm, self.device, msg, self.spec.arch(k))
+        return hook(self.plan.seed, name, t, k, self.plan.algorithm, self.device, msg, self.plan.arch(k))

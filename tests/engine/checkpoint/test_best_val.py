@@ -60,12 +60,12 @@ def undisturbed() -> tuple[Progress, str, str | None]:
         return run(checkpoints=manager(Path(folder)))
 
 
-def digest_of_best(checkpoints: CheckpointManager, spec: Any, images: Any) -> str | None:
+def digest_of_best(checkpoints: CheckpointManager, plan: Any, images: Any) -> str | None:
     best, backend = CheckpointStore.open(checkpoints.store.storage).of_best_val(), InProcessBackend()
     if best is None:
         return None
     try:
-        backend.start(spec, images)
+        backend.start(plan, images)
         checkpoints.store.restore(best, backend.restore)
         return state_digest(backend)
     finally:

@@ -13,7 +13,7 @@ from raysim.engine.records import ClientEvaluation, EvaluationResult
 COUNTS = {"train": 8, "val": 1, "test": 10}
 
 
-def spec() -> Any:
+def plan() -> Any:
     samples = {name: SimpleNamespace(of=lambda k, n=number: range(n)) for name, number in COUNTS.items()}
     return SimpleNamespace(arch=lambda k: "cnn", epochs_in=lambda t, k: 10 * t, **samples)
 
@@ -23,7 +23,7 @@ def spec() -> Any:
     [(None, 6.0 + 5.5), (EvaluationResult(0, 99, 0.0), 6.0 + 0.55)],  # 11 of 110 tested samples are the client's own
 )
 def test_tests_on_the_whole_test_set_are_left_out(everyone: EvaluationResult | None, expected_s: float) -> None:
-    model = CostModel(spec())
+    model = CostModel(plan())
     tested = ClientEvaluation(EvaluationResult(0, 10, 0.0), 0, 1, everyone, seconds=5.5)
     model.learn(1, {3: SimpleNamespace(train_s=6.0)}, {3: tested})  # type: ignore[dict-item]
     assert model.expected_s(1, 3) == pytest.approx(expected_s)
@@ -31,7 +31,7 @@ def test_tests_on_the_whole_test_set_are_left_out(everyone: EvaluationResult | N
 
 
 def test_the_newest_measurement_counts_as_much_as_it_should() -> None:
-    model = CostModel(spec())
+    model = CostModel(plan())
     for train_s in (9.2, 18.4):  # 92 samples in round 1: 0.1 and 0.2 s each
         model.learn(1, {3: SimpleNamespace(train_s=train_s)}, {})  # type: ignore[dict-item]
     assert model.expected_s(1, 3) == pytest.approx(92 * 0.13)  # seven tenths of the old, three of the new

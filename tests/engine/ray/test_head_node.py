@@ -28,8 +28,8 @@ ray.init(address=cluster.address, logging_level="ERROR")
 requests = [ResourceRequest(tuple(range(8)), None, None, 1.0, 0.0)]
 pool = ActorPool(lay_out(requests, machine(False)), head=False)
 backend = RayBackend(pool)
-spec, images = planned(loaded(GIVEN))
-backend.start(spec, images)
+plan, images = planned(loaded(GIVEN))
+backend.start(plan, images)
 
 def away():
     return [worker.node != pool.driver_node for worker in pool.clients]

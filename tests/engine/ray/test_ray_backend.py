@@ -190,7 +190,7 @@ def test_fractional_gpus_add_up(
 
     start = RayBackend.start
     # What the module's own backends hold: their client actors, and a server each.
-    held = sum(backend.plan.num_actors for backend in backends.values())
+    held = sum(backend.layout.num_actors for backend in backends.values())
     cpus, actors = ray.cluster_resources()["CPU"] - held, held + len(backends)
     assert exits(2.0, cpus, actors)
     during: list[bool] = []

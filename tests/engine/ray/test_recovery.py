@@ -127,8 +127,8 @@ def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPa
     pool = ActorPool(lay_out([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2)))
     backend = RayBackend(pool)
     try:
-        spec, images = planned(loaded(GIVEN))
-        backend.start(spec, images)
+        plan, images = planned(loaded(GIVEN))
+        backend.start(plan, images)
         run_round(backend, 1, range(8))
         pids = backend.pids()
         for pid in (pids[0], pids[-1]):

@@ -28,9 +28,9 @@ class Creates(nn.Module):
 
 
 def test_a_network_is_tested_with_its_device_as_the_default() -> None:
-    spec, raw = planned(loaded("algorithm={name: standalone}"))
-    evaluation = Evaluation(spec, cast(Any, None), ClientSamples(spec, raw(), META))
-    nets = [Creates(spec.num_classes) for _ in range(2)]
+    plan, raw = planned(loaded("algorithm={name: standalone}"))
+    evaluation = Evaluation(plan, cast(Any, None), ClientSamples(plan, raw(), META))
+    nets = [Creates(plan.num_classes) for _ in range(2)]
     assert evaluation._outputs(nets[0], np.arange(3)[None]).is_meta
     assert evaluation._stacked_outputs(nets, np.arange(6).reshape(2, 3)).is_meta
     assert torch.zeros(()).device.type == "cpu"
@@ -44,8 +44,8 @@ def test_a_model_has_the_same_weights_on_every_device() -> None:
         drawn.append(torch.zeros(()).device.type)
         return nn.Linear(1, 1)
 
-    spec, _ = planned(loaded("algorithm={name: standalone}"))
-    task = replace(spec, build_model=build).task
+    plan, _ = planned(loaded("algorithm={name: standalone}"))
+    task = replace(plan, build_model=build).task
     with META:
         assert task.model("digits_mlp64").weight.is_meta
     assert not task.model("digits_mlp64").weight.is_meta

@@ -215,9 +215,9 @@ def test_a_state_that_is_no_tensor_of_the_network_is_refused(extra: Any) -> None
 
 def test_clients_move_between_workers(tmp_path: Path) -> None:
     """With their rows where files are shared, without where they are not, as on different machines."""
-    spec, raw = planned(loaded("algorithm={name: standalone}"))
+    plan, raw = planned(loaded("algorithm={name: standalone}"))
     files = StateFiles(StateLimits(1e-6, str(tmp_path)))
-    one, near, far = (ClientWorker(spec, raw(), files=kept) for kept in (files, files, None))
+    one, near, far = (ClientWorker(plan, raw(), files=kept) for kept in (files, files, None))
     found = [
         uploaded for uploaded, *_ in one.train(1, [(0,), (1,), (2,)], Broadcast((), dict.fromkeys(range(3))), False)
     ]
@@ -237,8 +237,8 @@ def test_clients_move_between_workers(tmp_path: Path) -> None:
 
 def test_a_worker_leaves_memory_without_garbage_collection() -> None:
     """A recovery replaces workers in actors, which exempt their objects from garbage collection."""
-    spec, raw = planned(loaded("algorithm={name: standalone}"))
-    worker = ClientWorker(spec, raw())
+    plan, raw = planned(loaded("algorithm={name: standalone}"))
+    worker = ClientWorker(plan, raw())
     list(worker.train(1, [(0,)], Broadcast((), {0: None}), None))
     nets = [shell.net for free in worker.states.free.values() for shell in free]
     left = [weakref.ref(one) for one in (worker, *nets)]
