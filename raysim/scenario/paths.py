@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import expanded
@@ -18,7 +17,6 @@ from raysim.plugins.own_code import CODE, JOB_CODE, OwnCode
 from raysim.plugins.reading import read_own_code
 from raysim.plugins.references import Reference
 from raysim.scenario.origin import Key, Origin
-from raysim.tracking.store import sqlite_address
 
 READ = ("data.path", "data.root", "data.partition.path", "system.trace", "inputs", "init.run")
 """Keys with paths that a run reads."""
@@ -69,14 +67,14 @@ class Paths:
         if not isinstance(given, str) or not given.startswith(prefix):
             return given
         text, mark, query = given.removeprefix(prefix).partition("?") if prefix else (given, "", "")
-        path = expanded(unquote(text) if prefix else text)
+        path = expanded(text)
         if not text or "://" in text or str(path).startswith("~"):
             return given
         place = (self.base(key) / path).absolute()
         if key == ("init", "run") and not os.path.lexists(place):
             return given
         place = place.resolve() if ".." in place.parts else place
-        return f"{sqlite_address(place)}{mark}{query}" if prefix else str(place)
+        return f"sqlite:///{place}{mark}{query}" if prefix else str(place)
 
     def own_code(self, raw: dict[str, Any], known: OwnCode) -> OwnCode:
         """Read the user's own files that a scenario names; in `raw`, replace their paths by the names that a run uses.

@@ -13,7 +13,7 @@ from typing import Any
 
 from raysim.common.files import if_supported, lock, sync_folder
 from raysim.common.memory import without_collection
-from raysim.tracking.store import PASSWORD, USER, bypass_proxy, database_path, is_loopback, sqlite_address
+from raysim.tracking.store import PASSWORD, USER, bypass_proxy, database_path, is_loopback
 
 # Short words for errors that the library requests describes in several lines.
 _NO_ANSWER = {
@@ -79,7 +79,7 @@ def ensure_database(resolved: str) -> None:
         # Use a new name each time, because MLflow remembers the addresses at which it created a database.
         new = database.with_name(f".{database.name}.new-{secrets.token_hex(4)}")
         try:
-            _make(sqlite_address(new))
+            _make(f"sqlite:///{new}")
             new.replace(database)
             sync_folder(database.parent)
         finally:

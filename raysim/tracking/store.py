@@ -5,24 +5,18 @@ This module does not import MLflow, so that a run with a wrong address is refuse
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
 import re
-import secrets
-import sqlite3
 import urllib.error
 import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
-
-from packaging.version import Version
+from urllib.parse import unquote, urlsplit
 
 from raysim.common.errors import ScenarioError
-from raysim.common.requirements import installed
 from raysim.common.text import holds_secret, redacted
 
 ALLOWED = "sqlite:///path/to/mlflow.db or http(s)://host:port"
@@ -79,37 +73,21 @@ def resolve_uri(uri: str | None = None) -> str:
     if re.match(r"https?://[^/]", address):
         return address.rstrip("/")
     if address.startswith("sqlite:///") and address != "sqlite:///":
-        query = address.partition("?")[2]
-        return sqlite_address(Path.cwd() / _path_in(address)) + (f"?{query}" if query else "")
+        path, mark, query = address.removeprefix("sqlite:///").partition("?")
+        return f"sqlite:///{Path.cwd() / path}{mark}{query}"
     why = "is not a supported tracking store"
     if address.startswith("file:") or "://" not in address:
         why = "is a file store, which MLflow no longer supports"
     raise ScenarioError(f"{_origin(uri)}: {shown(address)} {why}; use {ALLOWED}.")
 
 
-def sqlite_address(database: Path) -> str:
-    """Return the address of a database file, whose path is absolute.
-
-    SQLAlchemy decodes the path in an address, and takes `?` for its end. Slashes are encoded with the rest, because
-    MLflow would otherwise create a folder with the encoded name.
-    """
-    path = str(database)
-    return f"sqlite:////{quote(path[1:], safe='')}" if {*path} & {"%", "?"} else f"sqlite:///{path}"
-
-
-def _path_in(address: str) -> str:
-    """Return the path in a `sqlite:` address, decoded."""
-    return unquote(address.removeprefix("sqlite:///").partition("?")[0])
-
-
 def check_uri(uri: str | None = None, key: str = "tracking.uri") -> str:
-    """Check within a few seconds that the store can be used, and a database written; return its resolved address.
+    """Check within a few seconds that the store can be used; return its resolved address.
 
     key: what sets the address, for errors.
 
     Raises:
-        ScenarioError: MLflow is not installed, the server does not answer, or the file is not writable or not an MLflow
-            database.
+        ScenarioError: MLflow is not installed, the server does not answer, or the database cannot be written there.
     """
     if find_spec("mlflow") is None:
         raise ScenarioError("MLflow is not installed, but it records every run; install it with: pip install mlflow")
@@ -125,7 +103,7 @@ def database_path(resolved: str) -> Path | None:
     """Return the file of a resolved `sqlite:` address; None for a server."""
     if not resolved.startswith("sqlite:///"):
         return None
-    return Path(_path_in(resolved))
+    return Path(resolved.removeprefix("sqlite:///").partition("?")[0])
 
 
 def shown(uri: str) -> str:
@@ -205,38 +183,8 @@ def _server_problem(uri: str) -> str | None:
 
 
 def _file_problem(database: Path) -> str | None:
-    folder = database.parent
-    if not folder.is_dir():
-        return f"cannot be opened (there is no folder {folder})"
-    if "%" in sqlite_address(database) and Version(installed("sqlalchemy")) < Version("2.1"):
-        return "contains % or ?, which needs SQLAlchemy 2.1 or later (pip install 'sqlalchemy>=2.1')"
-    if not database.exists():
-        return _write_problem(folder / f".{database.name}.new-{secrets.token_hex(4)}")
-    if not database.is_file():
-        return f"cannot be opened ({database} is not a file)"
-    try:
-        with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=1)) as connection:
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.OperationalError:  # it is locked, most likely by another run, or cannot be read
-        tables = set()
-    except sqlite3.DatabaseError:
-        return f"cannot be opened ({database} is no SQLite database)"
-    if tables and not {"alembic_version", "experiments"} <= tables:  # MLflow would add its tables
-        return f"is not an MLflow database ({database})"
-    return _write_problem(database)
-
-
-def _write_problem(database: Path) -> str | None:
-    """Write to a database and undo it, or create one and remove it; return why that fails."""
-    is_new = not database.exists()
-    try:
-        with contextlib.closing(sqlite3.connect(database, timeout=1, isolation_level=None)) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("CREATE TABLE raysim_writes (x)")
-            connection.execute("COMMIT" if is_new else "ROLLBACK")
-    except sqlite3.OperationalError as error:
-        return None if "locked" in str(error) else f"cannot be written ({error})"
-    finally:
-        if is_new:
-            database.unlink(missing_ok=True)
+    if not database.parent.is_dir():
+        return f"cannot be opened (there is no folder {database.parent})"
+    if not os.access(database if database.exists() else database.parent, os.W_OK):
+        return f"cannot be written ({database})"
     return None

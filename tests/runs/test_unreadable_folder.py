@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from raysim.common.errors import ScenarioError
 from raysim.comparison.sweep_card import SWEEP_CARD, SweepCard
 from raysim.core.state import Serialized, deserialize, serialize
 from raysim.runs.identity import FORMAT, Identity
-from raysim.tracking.store import check_uri
 
 RUN_ID = "20261121-101500-ab12"
 FACTS: dict[str, Any] = {
@@ -78,11 +76,3 @@ def test_a_servers_state_makes_no_other_objects(tree: Any, why: str) -> None:
         deserialize(Serialized(tree, {}), None, ["raysim.algorithms.fedgh"])
     kept = serialize({"a": torch.ones(2)})
     assert torch.equal(deserialize(kept, None, [])["a"], torch.ones(2))
-
-
-def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "cookies.db") as database:
-        database.execute("CREATE TABLE cookies (name TEXT)")
-    database.close()
-    with pytest.raises(ScenarioError, match="is not an MLflow database"):
-        check_uri(f"sqlite:///{tmp_path}/cookies.db")

@@ -13,7 +13,6 @@ from raysim.plugins.own_code import JOB_CODE
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.sweeps.cells import placed
 from raysim.sweeps.definition import load_sweep
-from raysim.tracking.store import database_path, resolve_uri
 from tests.data.own import scenario, table
 from tests.engine.scenarios import digits
 
@@ -97,15 +96,6 @@ def test_addresses_and_homes_stay(conf: Path, monkeypatch: pytest.MonkeyPatch) -
     loaded = raysim.Scenario.load(write(conf / "s.yaml", content))
     assert (loaded.checkpoint.folder, loaded.tracking.uri) == ("s3://bucket/runs", "http://host:5000")
     assert loaded.settings.output_folder == Path("/home/me/runs")
-
-
-def test_a_database_in_a_folder_of_any_name(conf: Path) -> None:
-    odd = conf / "50%20 a?b"
-    odd.mkdir()
-    loaded = raysim.Scenario.load(write(odd / "s.yaml", digits(tracking={"uri": "sqlite:///mlflow.db"})))
-    assert database_path(resolve_uri(loaded.tracking.uri)) == odd / "mlflow.db"
-    again = raysim.Scenario.load(loaded.resolved)
-    assert again.tracking.uri == loaded.tracking.uri
 
 
 def test_no_such_file(conf: Path) -> None:

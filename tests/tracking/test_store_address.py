@@ -15,14 +15,12 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import holds_secret
-from raysim.tracking.database import ensure_database
 from raysim.tracking.store import (
     ANSWER_S,
     PASSWORD,
     USER,
     VARIABLE,
     check_uri,
-    database_path,
     resolve_uri,
     shown,
 )
@@ -172,34 +170,6 @@ def test_database_files(tmp_path):
     assert check_uri("sqlite:///new.db") == f"sqlite:///{tmp_path}/new.db"
     with pytest.raises(ScenarioError, match="there is no folder"):
         check_uri("sqlite:///missing/new.db")
-    (tmp_path / "text.db").write_text("this is not a database")
-    with pytest.raises(ScenarioError, match="is no SQLite database"):
-        check_uri("sqlite:///text.db")
-    (tmp_path / "folder.db").mkdir()
-    with pytest.raises(ScenarioError, match="is not a file"):
-        check_uri("sqlite:///folder.db")
-
-
-@pytest.mark.parametrize("name", ["a%20b", "what?", "a b", "ü#"])
-def test_a_folder_with_any_name_holds_its_database(tmp_path, monkeypatch, name):
-    """SQLAlchemy, and so MLflow, finds the file that raysim means, and the address stays the same when it is read."""
-    (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / name)
-    address = check_uri()
-    assert database_path(address) == tmp_path / name / "mlflow.db" and resolve_uri(address) == address
-    ensure_database(address)
-    assert {path.name for path in tmp_path.iterdir()} == {name}
-    assert {path.name for path in (tmp_path / name).iterdir()} == {"mlflow.db", "mlflow.db.lock"}
-
-
-def test_a_database_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
-    ensure_database(check_uri())
-    before = (tmp_path / "mlflow.db").read_bytes()
-    check_uri()
-    assert (tmp_path / "mlflow.db").read_bytes() == before
-    (tmp_path / "mlflow.db-journal").mkdir()  # where SQLite writes first, also if the user may write everywhere
-    with pytest.raises(ScenarioError, match="cannot be written"):
-        check_uri()
 
 
 def test_a_missing_mlflow_is_said_before_a_run_begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
