@@ -20,7 +20,7 @@ from torchvision.models import resnet18
 import raysim
 from raysim.core.algorithm import Client, Server, Task
 from raysim.core.data import Batch, Samples
-from raysim.engine.stragglers import Stragglers
+from raysim.engine.stragglers import StragglerDraws
 from raysim.plugins.class_check import HOOKS
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.definition import load_sweep
@@ -82,7 +82,7 @@ def test_the_training_section_of_the_guide() -> None:
     local = {k: scenario.own_local.get(k, scenario.local) for k in range(12)}
     assert [local[k].optimizer for k in range(12)] == ["sgd", "adamw"] * 6
     assert [(one.epochs, one.batch_size) for one in (local[0], local[1], local[10])] == [(2, 16), (5, 64), (5, 64)]
-    assert scenario.local.precision == "bfloat16" and scenario.stragglers == Stragglers(0.5, scenario.seed)
+    assert scenario.local.precision == "bfloat16" and scenario.stragglers == StragglerDraws(0.5, scenario.seed)
 
 
 def test_the_python_of_the_page_on_inspection(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

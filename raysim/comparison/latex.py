@@ -15,7 +15,7 @@ from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison
 from raysim.comparison.measures import ACCURACIES, is_cost_to_target, sends_nothing
 from raysim.comparison.statistics import SIGNIFICANT, holm, paired_difference, paired_p_value
-from raysim.comparison.tables import Cell, Column, cells, legend, scale_of, short_columns, titled
+from raysim.comparison.tables import Column, TableCell, cells, legend, scale_of, short_columns, titled
 
 Mark = Literal["best", "second"]
 MARKS: tuple[Mark, ...] = ("best", "second")
@@ -94,7 +94,7 @@ def latex(
 class Marked(NamedTuple):
     """A cell with the mark of its variant."""
 
-    cell: Cell
+    cell: TableCell
     mark: Mark | None
 
     @property

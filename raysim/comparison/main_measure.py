@@ -13,18 +13,18 @@ Chosen = Literal["last", "best", "val", "val_current"]
 """A round: the last that measured an accuracy, that of its maximum, or the one that validation selects, as `SELECT`."""
 
 
-class Origin(NamedTuple):
+class DrawnMeasure(NamedTuple):
     """Where a measure of one accuracy comes from."""
 
     accuracy: Accuracy
     round: Chosen
 
 
-def _origin(metric: str, round: Chosen) -> Origin:
-    return Origin(DRAWABLE[metric], round)
+def _origin(metric: str, round: Chosen) -> DrawnMeasure:
+    return DrawnMeasure(DRAWABLE[metric], round)
 
 
-ORIGINS: Mapping[str, Origin] = {
+ORIGINS: Mapping[str, DrawnMeasure] = {
     "last": _origin("accuracy/all", "last"),
     "at_best_val": _origin("accuracy/all", "val"),
     "best": _origin("accuracy/all", "best"),

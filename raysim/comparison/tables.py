@@ -67,7 +67,7 @@ class Column(NamedTuple):
         return self.measure if self.kind == "mean" else f"{self.measure}.{self.kind}".removeprefix(".")
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """A cell of the table of variants: a number, text, or both. Every format of the table is written from it."""
 
     text: str = ""  # before the number, or instead of it
@@ -196,7 +196,7 @@ def titled(comparison: Comparison, shown: Sequence[Column]) -> Iterator[tuple[Co
         yield column, text
 
 
-def cells(comparison: Comparison, column: Column) -> list[Cell]:
+def cells(comparison: Comparison, column: Column) -> list[TableCell]:
     """Return a column of the table of variants: one cell per variant. All numbers of a column have the same unit.
 
     If only n of a variant's N runs have a measure, or only n share seed and partition with the baseline, the cell says
@@ -204,18 +204,18 @@ def cells(comparison: Comparison, column: Column) -> list[Cell]:
     """
     names = [variant.name for variant in comparison.variants]
     if column.kind == "n":
-        return [Cell(str(len(comparison.pairs(name)))) for name in names]
+        return [TableCell(str(len(comparison.pairs(name)))) for name in names]
     if column.kind == "printed":
         texts = ({one.metric: one.text for one in variant.published} for variant in comparison.variants)
-        return [Cell(of_variant.get(column.measure, "-")) for of_variant in texts]
+        return [TableCell(of_variant.get(column.measure, "-")) for of_variant in texts]
     if column.kind == "p_holm":
-        return [Cell(_p(comparison.p_values[column.measure].get(name))) for name in names]
+        return [TableCell(_p(comparison.p_values[column.measure].get(name))) for name in names]
     scale, estimates = scale_of(comparison, column), _estimates(comparison, column)
     make = _published if column.kind == "published" else _cell
     return [make(comparison, name, column, scale, one) for name, one in zip(names, estimates, strict=True)]
 
 
-def _cell(comparison: Comparison, name: str, column: Column, scale: Scale, found: Estimate | None) -> Cell:
+def _cell(comparison: Comparison, name: str, column: Column, scale: Scale, found: Estimate | None) -> TableCell:
     """A mean or a difference, with its spread; "-" if nothing was measured or sent.
 
     There is no spread if there are too few seeds, or if a cost is the same with every seed.
@@ -223,14 +223,14 @@ def _cell(comparison: Comparison, name: str, column: Column, scale: Scale, found
     measure, is_mean, count = column.measure, column.kind == "mean", len(comparison.pairs(name))
     has_reached = is_mean and is_cost_to_target(measure)
     if has_reached and measure.startswith("virtual_s_") and "virtual_s" not in comparison.measured[name]:
-        return Cell("-")
+        return TableCell("-")
     reached = "{} of {}".format(*comparison.reached(name, measure)) if has_reached else ""
     if found is None or (is_mean and sends_nothing(measure, found.mean)):
-        return Cell(reached or "-")
+        return TableCell(reached or "-")
     after = found.spread(comparison.spread)
     if after is not None and measure not in ACCURACIES and after < ROUNDING * max(1.0, abs(found.mean)):
         after = None
-    return Cell(
+    return TableCell(
         f"{reached}: " if reached else "",
         scale(found.mean, sign=not is_mean),
         "" if after is None else scale(after),
@@ -238,13 +238,13 @@ def _cell(comparison: Comparison, name: str, column: Column, scale: Scale, found
     )
 
 
-def _published(comparison: Comparison, name: str, column: Column, scale: Scale, paper: Estimate | None) -> Cell:
+def _published(comparison: Comparison, name: str, column: Column, scale: Scale, paper: Estimate | None) -> TableCell:
     """A paper's value and, in brackets, the measured mean minus that value."""
     if paper is None:
-        return Cell("-")
+        return TableCell("-")
     found = comparison.estimate(name, column.measure)
     less = "" if found is None else f" ({scale(found.mean - paper.mean, sign=True)})"
-    return Cell(scale(paper.mean) + less)
+    return TableCell(scale(paper.mean) + less)
 
 
 def _p(value: float | None) -> str:

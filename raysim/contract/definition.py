@@ -92,7 +92,7 @@ def _names_read(algorithm: AnyAlgorithm, wanted: set[str], rounds: int) -> tuple
     """Return the wanted fields that hooks read within `rounds` rounds, and the round of the last new one."""
     names_read: set[str] = set()
 
-    class Watched(type(algorithm)):  # type: ignore[misc]
+    class WithWatchedSettings(type(algorithm)):  # type: ignore[misc]
         def __getattribute__(self, name: str) -> Any:
             names_read.update(wanted if name == "__dict__" else [name])
             return super().__getattribute__(name)
@@ -100,7 +100,7 @@ def _names_read(algorithm: AnyAlgorithm, wanted: set[str], rounds: int) -> tuple
         def check(self, task: Task) -> None:
             algorithm.check(task)
 
-    trial = Trial(disguised(algorithm, Watched))
+    trial = Trial(disguised(algorithm, WithWatchedSettings))
     last = 1
     for t in range(1, rounds + 1):
         before = wanted & names_read

@@ -37,7 +37,7 @@ def exposed(algorithm: AnyAlgorithm) -> None:
         return
     uploads: list[Upload] = []
 
-    class Watched(type(algorithm)):  # type: ignore[misc]
+    class WithWatchedUploads(type(algorithm)):  # type: ignore[misc]
         def client_update(self, client: Client, down: Any) -> Any:
             nets, trainer = [copy.deepcopy(client.net)], client.trainer
 
@@ -53,7 +53,7 @@ def exposed(algorithm: AnyAlgorithm) -> None:
                 uploads.append(Upload(client, copy.deepcopy(up), nets))
             return up
 
-    trial = Trial(disguised(algorithm, Watched), ALONE)
+    trial = Trial(disguised(algorithm, WithWatchedUploads), ALONE)
     for t in range(1, MAX_ROUNDS + 1):
         if not uploads:
             trial.round(t)

@@ -27,7 +27,7 @@ from raysim.engine.policies.sampling import Participation
 from raysim.engine.policies.sampling import cohort as select
 from raysim.engine.policies.stopping import StoppingRule
 from raysim.engine.policies.system import Timing, time_round
-from raysim.engine.stragglers import Stragglers
+from raysim.engine.stragglers import StragglerDraws
 from raysim.plugins.own_code import OwnCode
 
 FEW = 8
@@ -59,7 +59,7 @@ class Plan:
     encoder: Callable[[str], Any] = only_pixels  # as in `Task`; picklable
     own_local: Mapping[ClientId, LocalTraining] = field(default_factory=dict)  # of clients that an override selects
     schedule: RateSchedule = field(default_factory=Constant)  # schedule of the learning rate
-    stragglers: Stragglers | None = None  # which clients do not finish their epochs
+    stragglers: StragglerDraws | None = None  # which clients do not finish their epochs
     together: Mapping[str, int] = field(default_factory=dict)  # architecture -> most clients in one call, else 1
     independent_init: bool = False  # True: each client draws separate initial weights
     weights_seed: int | None = None  # seed of initial weights; None: the run's seed

@@ -10,7 +10,7 @@ from raysim.core.seeds import seed_for
 
 
 @dataclass(frozen=True)
-class Stragglers:
+class StragglerDraws:
     """Each participant is a straggler with probability `share`, drawn anew in each round.
 
     A straggler trains for a number of epochs that is drawn uniformly from 1 to its epochs.

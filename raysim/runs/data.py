@@ -20,7 +20,7 @@ from raysim.scenario.inputs import input_digests
 from raysim.scenario.scenario import Scenario
 
 
-class Public(NamedTuple):
+class PublicSamples(NamedTuple):
     """Public data, which all parties have."""
 
     raw_P: NDArray[Any]  # as stored
@@ -36,7 +36,7 @@ class RunData:
     scenario: Scenario
     dataset: Dataset  # without its samples after a call of `raw`
     partition: Partition
-    public: Public | None
+    public: PublicSamples | None
     inputs: Mapping[str, str]  # see `input_digests`
     notes: tuple[str, ...]  # warnings about the partition and the initial state
 
@@ -78,14 +78,14 @@ def _read(scenario: Scenario) -> Dataset:
     return load_dataset(given.name, given.root, given.format, files=scenario.files)
 
 
-def _public(scenario: Scenario, data: Dataset) -> Public | None:
+def _public(scenario: Scenario, data: Dataset) -> PublicSamples | None:
     given = scenario.data
     if given.public is None:
         return None
     rng = np.random.default_rng(seed_for(scenario.seed_of("data"), "public"))
     if given.public.name is None:
         held_P = np.sort(rng.choice(data.num_train, scenario.held_back, replace=False))
-        return Public(data.raw_M[held_P], data.label_M[held_P], held_P)
+        return PublicSamples(data.raw_M[held_P], data.label_M[held_P], held_P)
     other = load_dataset(given.public.name, given.root, given.format)
     if other.digest == data.digest:
         raise ScenarioError(
@@ -100,10 +100,10 @@ def _public(scenario: Scenario, data: Dataset) -> Public | None:
             key="data.public.samples",
         )
     place_P = np.sort(rng.choice(other.num_train, scenario.public_size, replace=False))
-    return Public(other.raw_M[place_P], np.full(len(place_P), -1), np.zeros(0, np.int64), other.digest)
+    return PublicSamples(other.raw_M[place_P], np.full(len(place_P), -1), np.zeros(0, np.int64), other.digest)
 
 
-def _partition(scenario: Scenario, data: Dataset, public: Public | None) -> Partition:
+def _partition(scenario: Scenario, data: Dataset, public: PublicSamples | None) -> Partition:
     """Partition all samples except those held back as public data."""
     if public is None or not len(public.held_P):
         return _dealt(scenario, data, data.label_M, data.num_train)

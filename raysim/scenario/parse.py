@@ -281,7 +281,7 @@ def _rank(path: Key) -> int:
     return 1 if path[:-1] in NAMED_SECTIONS and path[-1] == "name" else 2
 
 
-class Override(NamedTuple):
+class Assignment(NamedTuple):
     """One override of a key."""
 
     path: Key
@@ -289,7 +289,7 @@ class Override(NamedTuple):
     text: str  # as given; a value with a secret is replaced by ***
 
 
-def _parse_set(item: str, places: Mapping[str, str]) -> Override:
+def _parse_set(item: str, places: Mapping[str, str]) -> Assignment:
     path, equals, text = item.partition("=")
     keys = tuple(path.strip().split("."))
     if not equals or not all(keys):
@@ -303,7 +303,7 @@ def _parse_set(item: str, places: Mapping[str, str]) -> Override:
     if commented:
         problem = "the value contains a #, which begins a comment in YAML; put it in quotes, as in KEY='\"a #1\"'"
         raise ScenarioError(problem, origin=override_source(item, places))
-    return Override(keys, value, f"{path}=***" if holds_secret(text) else item)
+    return Assignment(keys, value, f"{path}=***" if holds_secret(text) else item)
 
 
 def _apply(raw: dict[str, Any], path: Key, value: Any, origin: Origin) -> None:

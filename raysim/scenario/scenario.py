@@ -14,7 +14,7 @@ from raysim.data.specs import DatasetSpec, Files
 from raysim.engine.learning_rate import WarmsUp
 from raysim.engine.policies.placement import ResourceRequest
 from raysim.engine.policies.sampling import Participation
-from raysim.engine.stragglers import Stragglers
+from raysim.engine.stragglers import StragglerDraws
 from raysim.scenario import rules
 from raysim.scenario.data import partition_of, with_data
 from raysim.scenario.models import builder, feature_dim_of
@@ -204,10 +204,10 @@ class Scenario(ParsedScenario):
         return {k: local[id(training)] for k, training in self.own_training.items()}
 
     @property
-    def stragglers(self) -> Stragglers | None:
+    def stragglers(self) -> StragglerDraws | None:
         """Which clients do not finish their epochs; None: all finish them."""
         given = self.training.stragglers
-        return None if given is None else Stragglers(given.share, self.seed_of("cohorts"))
+        return None if given is None else StragglerDraws(given.share, self.seed_of("cohorts"))
 
 
 def forget_data() -> None:

@@ -16,7 +16,7 @@ from raysim.common.files import reason
 from raysim.core.fields import Range
 from raysim.core.seeds import seed_for
 from raysim.engine.policies.sampling import SELECTIONS, Fastest, Participation, cohort_size
-from raysim.engine.policies.system import DISTRIBUTIONS, Floats, System
+from raysim.engine.policies.system import DISTRIBUTIONS, Devices, Floats
 from raysim.scenario.named import named_settings
 from raysim.scenario.origin import Key
 from raysim.scenario.parse import ParsedScenario
@@ -68,7 +68,7 @@ def count_participants(parsed: ParsedScenario) -> int:
     return participants
 
 
-def read_system(parsed: ParsedScenario) -> tuple[System | None, dict[str, Any] | None]:
+def read_system(parsed: ParsedScenario) -> tuple[Devices | None, dict[str, Any] | None]:
     """Return every client's device and connection, and the section with defaults and the trace's digest filled in.
 
     Both are None if the scenario has no section `system`. Raises `ScenarioError`, one sentence.
@@ -103,7 +103,7 @@ def read_system(parsed: ParsedScenario) -> tuple[System | None, dict[str, Any] |
             k = refused[0]
             raise origin.error(key, f"client {k} has the {name} {each[k]:g}; allowed: a number {allowed}")
         properties[name] = each
-    return System(**properties), section
+    return Devices(**properties), section
 
 
 def _trace(parsed: ParsedScenario, name: str, digest: str | None) -> tuple[dict[str, Floats], str]:

@@ -21,7 +21,7 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.plan import Plan
 from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.run import run_round
-from raysim.engine.stragglers import Stragglers
+from raysim.engine.stragglers import StragglerDraws
 from raysim.runs.plan import make_plan
 from raysim.scenario.scenario import Scenario
 from tests.choices import first
@@ -92,17 +92,17 @@ def test_a_client_sees_its_own_settings_and_trains_with_them() -> None:
 
 
 def test_stragglers_are_drawn_anew_by_seed_round_and_client() -> None:
-    stragglers = Stragglers(0.5, seed=3)
+    stragglers = StragglerDraws(0.5, seed=3)
     drawn = {(t, k): stragglers.epochs(5, t, k) for t in range(1, 41) for k in range(50)}
     count = Counter(drawn.values())
     # 2000 draws: half are 5 at once, and the others are 1 to 5 alike, 200 each.
     assert all(150 < count[epochs] < 250 for epochs in range(1, 5)) and 1120 < count[5] < 1280
     assert sum(count) == 15  # no other numbers
     assert sum(drawn.values()) / len(drawn) == pytest.approx(stragglers.mean(5), abs=0.1) and stragglers.mean(5) == 4
-    assert drawn == {(t, k): Stragglers(0.5, seed=3).epochs(5, t, k) for t, k in drawn}
-    assert drawn != {(t, k): Stragglers(0.5, seed=4).epochs(5, t, k) for t, k in drawn}
+    assert drawn == {(t, k): StragglerDraws(0.5, seed=3).epochs(5, t, k) for t, k in drawn}
+    assert drawn != {(t, k): StragglerDraws(0.5, seed=4).epochs(5, t, k) for t, k in drawn}
     assert len({drawn[t, 7] for t in range(1, 41)}) > 1 < len({drawn[3, k] for k in range(50)})
-    assert {Stragglers(1.0, seed=3).epochs(1, t, 0) for t in range(9)} == {1}
+    assert {StragglerDraws(1.0, seed=3).epochs(1, t, 0) for t in range(9)} == {1}
 
 
 def test_a_straggler_trains_for_fewer_epochs_of_its_own() -> None:

@@ -12,14 +12,14 @@ import pytest
 import yaml
 
 from raysim.common.errors import ScenarioError
-from raysim.engine.policies.system import System
+from raysim.engine.policies.system import Devices
 from raysim.runs.plan import make_plan
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import loaded
 from tests.structure import REPOSITORY
 
 
-def system(*sets: str) -> System:
+def system(*sets: str) -> Devices:
     found = Scenario.of(loaded(*sets)).participation.system
     assert found is not None
     return found

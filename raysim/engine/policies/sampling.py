@@ -18,7 +18,7 @@ from raysim.plugins.calling import failing, whole_number
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
-    from raysim.engine.policies.system import System
+    from raysim.engine.policies.system import Devices
 
 
 def cohort_size(participation: float, num_clients: int) -> int:
@@ -37,7 +37,7 @@ class Candidates:
 
     ids: tuple[ClientId, ...]  # ascending; more than the selection size
     num_samples: Mapping[ClientId, int]  # n_k: training samples
-    system: System | None = None  # their devices and connections, if the scenario describes them
+    system: Devices | None = None  # their devices and connections, if the scenario describes them
 
 
 class Selection(Protocol):
@@ -93,7 +93,7 @@ class Participation:
     seed: int | None = None  # replaces the run's seed
     oversample: float = 1.0
     deadline_s: float | None = None  # in virtual time
-    system: System | None = None
+    system: Devices | None = None
 
 
 def cohort(

@@ -66,7 +66,7 @@ DISTRIBUTIONS: dict[str, type] = {"uniform": Uniform, "log_normal": LogNormal}
 
 
 @dataclass(frozen=True, eq=False)
-class System:
+class Devices:
     """Properties of every client's device and connection, [N] each."""
 
     flops_per_s: Floats

@@ -30,11 +30,11 @@ from raysim.engine.records import (
     ClientState,
 )
 from raysim.engine.workers.client_samples import ClientSamples
-from raysim.engine.workers.evaluation import Evaluation
+from raysim.engine.workers.evaluation import ClientTester
 from raysim.engine.workers.networks import new_network
 from raysim.engine.workers.state_files import StateFiles
 from raysim.engine.workers.states import ClientStates
-from raysim.engine.workers.training import Training
+from raysim.engine.workers.training import ClientTrainer
 
 
 class ClientWorker:
@@ -62,8 +62,8 @@ class ClientWorker:
 
         samples = ClientSamples(plan, raw_M, place)
         self.states = ClientStates(plan.models, plan.num_clients, initial, own if plan.separate_init else None, files)
-        self.evaluation = Evaluation(plan, self.states, samples)
-        self.training = Training(plan, task, self.states, samples, self.evaluation)
+        self.evaluation = ClientTester(plan, self.states, samples)
+        self.training = ClientTrainer(plan, task, self.states, samples, self.evaluation)
 
     # -- the round ---------------------------------------------------------------------------------
 

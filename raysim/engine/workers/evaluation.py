@@ -46,7 +46,7 @@ class Score(NamedTuple):
     predicted_M: Ints  # the classes that it predicts for the test samples
 
 
-class Evaluation:
+class ClientTester:
     """Tests the clients of one worker, without changing them."""
 
     def __init__(self, plan: Plan, states: ClientStates, samples: ClientSamples) -> None:

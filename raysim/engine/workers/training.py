@@ -36,7 +36,7 @@ from raysim.engine.records import (
     NonFiniteUpload,
 )
 from raysim.engine.workers.client_samples import ClientSamples
-from raysim.engine.workers.evaluation import Evaluation
+from raysim.engine.workers.evaluation import ClientTester
 from raysim.engine.workers.hooks import hook, set_threads
 from raysim.engine.workers.state_files import Row, StatesError
 from raysim.engine.workers.states import ClientStates
@@ -66,11 +66,11 @@ class Received(NamedTuple):
 NOTHING = Received(None, wire_size(None), Unchanged(None))
 
 
-class Training:
+class ClientTrainer:
     """Runs the hooks and the training of the clients of one worker."""
 
     def __init__(
-        self, plan: Plan, task: Task, states: ClientStates, samples: ClientSamples, evaluation: Evaluation
+        self, plan: Plan, task: Task, states: ClientStates, samples: ClientSamples, evaluation: ClientTester
     ) -> None:
         """task: the run's task, with public data on the device of the samples."""
         self.plan, self.task, self.states = plan, task, states

@@ -18,14 +18,14 @@ from raysim.engine.policies.sampling import (
     cohort,
     selected_size,
 )
-from raysim.engine.policies.system import LogNormal, System, Timing, Uniform, time_round
-from raysim.engine.stragglers import Stragglers
+from raysim.engine.policies.system import Devices, LogNormal, Timing, Uniform, time_round
+from raysim.engine.stragglers import StragglerDraws
 
 
-def system_of(clients: int, **given: Any) -> System:
+def system_of(clients: int, **given: Any) -> Devices:
     absent = {"flops_per_s": np.inf, "up_mbit_per_s": np.inf, "down_mbit_per_s": np.inf, "latency_s": 0.0}
     absent |= {"availability": 1.0, "dropout": 0.0}
-    return System(**{name: np.full(clients, given.get(name, value), dtype=float) for name, value in absent.items()})
+    return Devices(**{name: np.full(clients, given.get(name, value), dtype=float) for name, value in absent.items()})
 
 
 @pytest.mark.parametrize(
@@ -204,4 +204,4 @@ def test_draws_stay_as_they_are() -> None:
     speeds = system_of(12)
     speeds.flops_per_s[:] = [(k * 5) % 12 for k in everyone]
     assert cohort(7, 3, everyone, 4, participation=Participation(Fastest(2.0), system=speeds)) == (2, 4, 6, 9)
-    assert [Stragglers(0.5, seed=7).epochs(9, 3, k) for k in everyone] == [9, 2, 9, 6, 9, 9, 9, 2, 5, 9, 9, 9]
+    assert [StragglerDraws(0.5, seed=7).epochs(9, 3, k) for k in everyone] == [9, 2, 9, 6, 9, 9, 9, 2, 5, 9, 9, 9]

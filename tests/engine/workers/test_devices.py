@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.engine.workers.client_samples import ClientSamples
-from raysim.engine.workers.evaluation import Evaluation
+from raysim.engine.workers.evaluation import ClientTester
 from tests.engine.scenarios import loaded, planned
 
 META = torch.device("meta")
@@ -29,7 +29,7 @@ class Creates(nn.Module):
 
 def test_a_network_is_tested_with_its_device_as_the_default() -> None:
     plan, raw = planned(loaded("algorithm={name: standalone}"))
-    evaluation = Evaluation(plan, cast(Any, None), ClientSamples(plan, raw(), META))
+    evaluation = ClientTester(plan, cast(Any, None), ClientSamples(plan, raw(), META))
     nets = [Creates(plan.num_classes) for _ in range(2)]
     assert evaluation._outputs(nets[0], np.arange(3)[None]).is_meta
     assert evaluation._stacked_outputs(nets, np.arange(6).reshape(2, 3)).is_meta
