@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from raysim.comparison.tables import Column
     from raysim.report.figures import Width
     from raysim.sweeps.cells import Sweep
-    from raysim.sweeps.tuning import Tuning
+    from raysim.sweeps.choice import Tuning
 
 
 def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, list[Any]]:
@@ -144,18 +144,17 @@ def sweep(
 def _show_status(loaded: Sweep, tuning: Tuning | None, listed: Collection[str], every: bool, as_json: bool) -> None:
     """Print the states of the cells in `listed`, and how far their tuning is."""
     from raysim.sweeps.copies import download
-    from raysim.sweeps.display import print_states
+    from raysim.sweeps.display import print_states, print_tuning
     from raysim.sweeps.state import states_of
     from raysim.sweeps.status import SweepStatus, TuningStatus
-    from raysim.sweeps.tuning_list import print_tuning
 
     download(loaded)
     tuned: list[TuningStatus] = []
     if tuning is not None:
         download(tuning.sweep)
-        standings = tuning.standings()
-        tuned = [TuningStatus.of(tuning, one) for one in standings]
-        loaded = tuning.resolved(loaded, standings)
+        progress = tuning.progress()
+        tuned = [TuningStatus.of(one) for one in progress]
+        loaded = tuning.resolved(loaded, progress)
     states = [one for one in states_of(loaded) if one.cell.name in listed]
     if as_json:
         print_json(SweepStatus, SweepStatus.of(loaded, states, tuned))
@@ -179,19 +178,17 @@ def _dry_run(
     """
     from raysim.common.errors import ScenarioError
     from raysim.report.units import plural
-    from raysim.sweeps.display import print_plan
+    from raysim.sweeps.display import print_plan, print_tuning_plan
     from raysim.sweeps.estimate import Estimator, seconds_of_trials
     from raysim.sweeps.state import states_of
-    from raysim.sweeps.tuning_list import print_tuning_plan, seconds_left
 
     before_s = 0.0
     notes: list[str] = []
     if tuning is not None:
-        standings = tuning.standings()
-        trial_costs, notes = seconds_of_trials(tuning, standings)
-        print_tuning_plan(tuning, standings, trial_costs)
-        before_s = seconds_left(tuning, standings, trial_costs)
-        loaded = tuning.resolved(loaded, standings)
+        progress = tuning.progress()
+        trial_costs, notes = seconds_of_trials(tuning, progress)
+        before_s = print_tuning_plan(progress, trial_costs)
+        loaded = tuning.resolved(loaded, progress)
     estimator, states = Estimator(loaded, notes), [one for one in states_of(loaded) if one.cell.name in listed]
     costs, at_once = estimator.of(states), parallel or os.cpu_count() or 1
     print_plan(states, costs, at_once, every=every, before_s=before_s, retry_failed=retry_failed)

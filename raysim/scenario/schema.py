@@ -321,6 +321,19 @@ class Init(Section):
     state or is refused."""
 
 
+Metric = Literal[
+    "accuracy/val",
+    "accuracy/val_current",
+    "accuracy/all",
+    "accuracy/all_current",
+    "accuracy/participants",
+    "accuracy/global",
+    "loss/train",
+    "loss/test",
+]
+"""A metric that may end a run or choose tuned values."""
+
+
 class EarlyStop(Section):
     """Conditions under which a run ends before its last round.
 
@@ -331,16 +344,7 @@ class EarlyStop(Section):
     round 30.
     """
 
-    metric: Literal[
-        "accuracy/val",
-        "accuracy/val_current",
-        "accuracy/all",
-        "accuracy/all_current",
-        "accuracy/participants",
-        "accuracy/global",
-        "loss/train",
-        "loss/test",
-    ] = "accuracy/val"
+    metric: Metric = "accuracy/val"
     """Metric that decides. All metrics except `accuracy/val`, `accuracy/val_current` and `loss/train` use test samples,
     so a result selected by them is optimistic."""
     patience: AtLeastOne | None = None

@@ -54,6 +54,7 @@ ALLOWED: Mapping[str, str] = {
     "too_short": "at least {min_length} entry",
     "too_long": "at most {max_length} entries",
     "finite_number": "a finite number",
+    "fraction_parsing": "a share such as 1/3",
 }
 
 

@@ -29,7 +29,7 @@ from raysim.scenario.schema import decides
 from raysim.scenario.yaml_text import UNREADABLE, Dumper, load_value
 
 if TYPE_CHECKING:
-    from raysim.sweeps.tuning import Tuning
+    from raysim.sweeps.choice import Tuning
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant, VariantCells
 from raysim.sweeps.copies import check_address
 from raysim.sweeps.published_values import PublishedEntry, published_for, read_published
 from raysim.sweeps.space import Space
-from raysim.sweeps.tune_settings import TuneSettings
-from raysim.sweeps.tuning import spaces_of, tuning_of
+from raysim.sweeps.tune import Tune, read_tune, spaces_of, tuning_of
 
 KEYS: Mapping[str, type | tuple[type, ...]] = {
     "name": str,
@@ -93,13 +92,13 @@ def load_sweep(
     published = read_published(raw.get("published"), path)
     if fast:
         chosen = chosen[:1]
-    tune = _tune(raw.get("tune"), path)
+    tune = _tune(raw.get("tune"), text, path)
     places = {**_keys_of(raw.get("set", []), "`set`"), **_keys_of(sets, "--set")}
     of_seed = "`seeds`" if seeds is None else "--seeds"
     axis_places = {"seed": of_seed, **dict.fromkeys(axes, "`grid`"), **dict.fromkeys(grid or (), "--grid")}
     maker = CellMaker(base, common, path, fast, axes, places, axis_places)
     made = _make_cells(maker, _variants(runs, axes, str(path)), chosen, published)
-    spaces = [{} for _ in made] if tune is None else spaces_of(tune, made)
+    spaces = [{} for _ in made] if tune is None else spaces_of(tune, made, str(path))
     variants = _different_runs(made, spaces, maker)
     cells = tuple(cell for _, of_variant in variants for _, cell in of_variant)
     _check_comparison(raw, cells, str(path))
@@ -351,15 +350,13 @@ def _variants(runs: Sequence[_Run], axes: Mapping[str, list[Any]], file: str) ->
             yield Variant(run.labels, run.sets, tuple(zip(keys, values, strict=True)))
 
 
-def _tune(raw: Mapping[str, Any] | None, path: Path) -> TuneSettings | None:
+def _tune(raw: Mapping[str, Any] | None, text: str, path: Path) -> Tune | None:
     """Parse `tune`. Raises `ScenarioError`."""
     if raw is None:
         return None
-    if raw.get("seeds") is None:
-        text = "is missing; give seeds that are not in the sweep's `seeds`, such as 101..102"
-        raise ScenarioError(text, key="tune.seeds", origin=str(path))
-    seeds = [seed for seed in _seeds(raw["seeds"], "tune.seeds", str(path)) if seed is not None]
-    return TuneSettings.read({**raw, "seeds": seeds}, str(path))
+    if "seeds" in raw:
+        raw = {**raw, "seeds": _seeds(raw["seeds"], "tune.seeds", str(path))}
+    return read_tune(raw, text, str(path))
 
 
 def _check_overrides(overrides: Any, key: str, file: str) -> None:

@@ -8,6 +8,7 @@ from raysim.scenario.bundled import scenario_file
 from raysim.scenario.parse import flatten
 from raysim.scenario.yaml_text import opening_comment, parse, read_text
 from raysim.sweeps.definition import is_sweep
+from raysim.sweeps.tune import Tune
 
 SWEEP: Mapping[str, str] = {
     "base": "required: the path of a scenario file, relative to the sweep file's folder; or the name of a bundled "
@@ -35,22 +36,7 @@ SWEEP: Mapping[str, str] = {
 }
 """Key of a sweep file -> meaning."""
 
-TUNE: Mapping[str, str] = {
-    "seeds": "required: the seeds of every trial, such as [101] or 101..102; they must differ from the seeds of the "
-    "final runs",
-    "space": "the keys to tune for every method: key -> list of values, or a range {log: [LOW, HIGH]}, "
-    "{linear: [LOW, HIGH]} or {integer: [LOW, HIGH]}",
-    "methods": "keys to tune for some of the methods only: name in `runs` -> keys with their values, as in `space`",
-    "search": "random (the default), grid, or tpe (Optuna)",
-    "trials": "number of trials of each method, from 1 to 1000, and not more than there are combinations; required, "
-    "except with `search: grid`, which always tries every combination",
-    "halving": "successive halving, such as {rounds: [5, 20], keep: 1/3}: only the best third of the trials continues "
-    "after round 5, and these trials end after round 20; `keep` is 1/3 by default. Default: every trial runs all "
-    "rounds",
-    "select": "metric that compares trials: one of the metrics that `raysim describe stop` lists for `metric`; "
-    "default: accuracy/val",
-    "seed": "seed of random draws and of `tpe`; default: 1",
-}
+TUNE: Mapping[str, str] = {key: " ".join((field.description or "").split()) for key, field in Tune.model_fields.items()}
 """Key of `tune` in a sweep file -> meaning."""
 
 ABOUT: Mapping[str, str] = {

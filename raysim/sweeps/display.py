@@ -19,9 +19,10 @@ from raysim.common.text import one_line
 from raysim.report.load import read_rounds
 from raysim.report.units import human_seconds, per_cent, plural
 from raysim.sweeps.cells import Sweep, chosen_cells, written
+from raysim.sweeps.choice import TuningProgress, score
 from raysim.sweeps.loop import ComparisonError, SweepProgress, run_sweep
 from raysim.sweeps.state import CellState, State, counts, in_words, tally
-from raysim.sweeps.tuning import score
+from raysim.sweeps.status import TuningStatus
 
 logger = logging.getLogger(__name__)
 
@@ -294,3 +295,31 @@ def run_and_show(
     for problem in problems:
         print(f"raysim: {problem}", file=sys.stderr, flush=True)
     return 1 if problems else 0
+
+
+def print_tuning(statuses: Sequence[TuningStatus]) -> None:
+    """Print a line per tuned variant: what it has chosen, or how far its trials are."""
+    for one in statuses:
+        text = one_line(one.variant.sentence)
+        if one.state == "tuning":
+            trials = f"{plural(one.planned_trials, 'trial')}, {one.variant.rounds} of {one.planned_rounds} rounds"
+            until = "" if one.until is None else f"until round {one.until}: "
+            text = f"{one.variant.label}: {trials}; {until}{in_words(one.counts)}"
+        print(f"{one.state:<11} {text}")
+
+
+def print_tuning_plan(progress: Sequence[TuningProgress], costs: Sequence[float | None]) -> float:
+    """Print a line per tuned variant with the rounds and seconds of its trials; return the seconds that are left.
+
+    costs: seconds of a cell of each candidate with all its rounds.
+    """
+    left_s = 0.0
+    for one, cost in zip(progress, costs, strict=True):
+        shown = "?"
+        if cost is not None:
+            round_s = cost / one.candidate.rounds
+            shown = human_seconds(round_s * one.planned_rounds)
+            left_s += round_s * max(one.planned_rounds - one.rounds, 0) if one.open else 0.0
+        rounds = f"{plural(one.candidate.trials, 'trial')}, {one.rounds} of {one.planned_rounds:,} rounds"
+        print(f"{one.state:<11} {shown:>22}  {one.candidate.name}: {rounds}")
+    return left_s

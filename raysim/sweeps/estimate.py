@@ -11,8 +11,8 @@ from raysim.report.load import read_summary
 from raysim.runs.preview import preview
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.cells import Cell, Sweep, placed
+from raysim.sweeps.choice import Tuning, TuningProgress
 from raysim.sweeps.state import CellState, states_of
-from raysim.sweeps.tuning import Standing, Tuning
 
 PHASES = ("train", "aggregate", "evaluate")
 
@@ -48,14 +48,11 @@ class Estimator:
             return None
 
 
-def seconds_of_trials(tuning: Tuning, standings: Sequence[Standing]) -> tuple[list[float | None], list[str]]:
+def seconds_of_trials(tuning: Tuning, progress: Sequence[TuningProgress]) -> tuple[list[float | None], list[str]]:
     """The seconds of a cell of each candidate with all its rounds, and one sentence per time that is not known.
 
     It is that of the first trial: the values of the others may change it.
     """
-    cells = [
-        tuning.cells(standing.candidate, 0, standing.trials[0].values, standing.candidate.rounds)[0]
-        for standing in standings
-    ]
+    cells = [tuning.cells(one.candidate, 0, one.trials[0].values, one.candidate.rounds)[0] for one in progress]
     estimator = Estimator(replace(tuning.sweep, cells=tuple(cells)))
     return estimator.of(states_of(estimator.sweep)), estimator.notes

@@ -22,10 +22,9 @@ from raysim.runs.signals import interruptible
 from raysim.scenario.scenario import forget_data
 from raysim.scenario.trackers import check_packages
 from raysim.sweeps.cells import Sweep, chosen_cells
+from raysim.sweeps.choice import JOURNAL, Tuning, TuningProgress, trials_card, write_journal
 from raysim.sweeps.copies import download, upload
 from raysim.sweeps.state import CellState, states_of
-from raysim.sweeps.trials_card import trials_card
-from raysim.sweeps.tuning import Standing, Tuning
 from raysim.sweeps.workers import Workers, run_cells
 from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import check_uri
@@ -98,7 +97,7 @@ def run_sweep(
         if sweep.tuning is not None:
             tuning = sweep.tuning.of_cells(chosen)
             sweep = _tune(sweep, tuning, chosen, uri, workers, retry_failed, show)
-            earlier = sum(standing.rounds for standing in tuning.standings())
+            earlier = sum(one.rounds for one in tuning.progress())
         _write_card(sweep)
         states = {one.cell.name: one for one in _when_abandoned_cells_have_ended(sweep)}
         left = [one for one in states.values() if one.state != "done" and (retry_failed or one.state != "failed")]
@@ -139,15 +138,12 @@ def _show_cells(
 
 
 def _rounds_of_others(
-    sweep: Sweep, tuning: Tuning, standings: Sequence[Standing], chosen: Collection[str]
+    sweep: Sweep, tuning: Tuning, progress: Sequence[TuningProgress], chosen: Collection[str]
 ) -> tuple[int, int]:
     """Rounds besides those of the open trials: done by ended trials and cells of the result; left."""
-    earlier = later = 0
-    for standing in standings:
-        still = sum(min(state.rounds, state.cell.rounds) for state in standing.open)
-        earlier += standing.rounds - still
-        later += tuning.later_rounds(standing)
-    for state in states_of(tuning.resolved(sweep, standings)):
+    earlier = sum(one.rounds - sum(min(state.rounds, state.cell.rounds) for state in one.open) for one in progress)
+    later = sum(one.later_rounds for one in progress)
+    for state in states_of(tuning.resolved(sweep, progress)):
         if state.cell.name in chosen and state.state != "failed":
             earlier += state.rounds
             later += state.cell.rounds - state.rounds
@@ -178,41 +174,34 @@ def _tune(
     decision of each candidate. A cell that fails or is lost is not tried twice; a lost cell leaves its candidate
     without a choice.
     """
-    tried: set[tuple[str, int]] = set()  # (folder, rounds): `tpe` may suggest the values of an earlier trial again
     parent: ParentRun | None = None
-
-    def ended(state: CellState) -> bool:
-        retried = not retry_failed or (state.cell.folder_name, state.cell.rounds) in tried
-        return state.state == "done" or (state.state == "failed" and retried)
-
+    progress = [TuningProgress(tuning, candidate) for candidate in tuning.candidates]
     with contextlib.ExitStack() as cleanup:
         lock(tuning.sweep, cleanup)
         download(tuning.sweep)
-        while True:
-            standings = tuning.standings(ended)
-            cells = {state.cell.name: state.cell for standing in standings for state in standing.open}
-            trials = replace(tuning.sweep, cells=tuple(cells.values()), trials=trials_card(tuning, standings))
+        active = [one for one in progress if one.advance(retry_failed)]
+        if active:
+            (tuning.sweep.output / JOURNAL).unlink(missing_ok=True)
+        while active:
+            cells = {state.cell.name: state.cell for one in active for state in one.open}
+            trials = replace(tuning.sweep, cells=tuple(cells.values()), trials=trials_card(tuning, progress))
             states = {one.cell.name: one for one in _when_abandoned_cells_have_ended(trials)}
-            left = [one for one in states.values() if not ended(one)]
-            left = [one for one in left if (one.cell.folder_name, one.cell.rounds) not in tried]
-            if not left:
-                break
-            tried.update((one.cell.folder_name, one.cell.rounds) for one in left)
+            left = [one for one in states.values() if one.state != "done" and (retry_failed or one.state != "failed")]
             _write_card(trials)
-            earlier, later = _rounds_of_others(sweep, tuning, standings, chosen)
+            earlier, later = _rounds_of_others(sweep, tuning, progress, chosen)
             parent = parent or cleanup.enter_context(ParentRun(uri, trials.name, trials.output))
             run_cells(left, states, trials, parent, workers, partial(_show_cells, show, states, states, earlier, later))
+            active = [one for one in active if one.advance(retry_failed, ran=True)]
         if parent is not None:
-            parent.close(all(standing.chosen for standing in standings), {}, [])
-    for standing in standings:
-        if standing.chosen is None:
-            logger.warning(f"{standing.candidate.name}: {standing.reason}")
-        else:
-            logger.info(tuning.tuned(standing).sentence)
+            parent.close(all(one.chosen for one in progress), {}, [])
+    for one in progress:
+        logger.log(logging.WARNING if one.chosen is None else logging.INFO, one.tuned.sentence)
     everything = sweep.tuning or tuning  # also of cells that are not to run now
-    standings = everything.standings()
-    _write_card(replace(tuning.sweep, trials=trials_card(everything, standings)))
-    return everything.resolved(sweep, standings)
+    progress = everything.progress()
+    _write_card(replace(tuning.sweep, trials=trials_card(everything, progress)))
+    if not (tuning.sweep.output / JOURNAL).exists():
+        write_journal(everything, progress)
+    return everything.resolved(sweep, progress)
 
 
 def lock(sweep: Sweep, cleanup: contextlib.ExitStack) -> None:

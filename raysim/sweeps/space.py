@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 from raysim.common.errors import ScenarioError
@@ -23,8 +22,8 @@ NEAR_EDGE = 0.05
 DIGITS = 4
 """Significant digits of a number drawn from a range."""
 
-PROBES = 10_000
-"""A range counts as infinite if this many numbers, evenly spread over it, have at least half as many rounded values."""
+ATTEMPTS = 1000
+"""How often a point that was drawn before is drawn anew; a narrow range has few numbers with `DIGITS` digits."""
 
 KINDS = ("log", "linear", "integer")
 """The kinds of ranges: log-uniform, uniform, and uniform over integers; each contains both of its ends."""
@@ -69,13 +68,10 @@ class Range:
     low: float
     high: float
 
-    @cached_property
+    @property
     def size(self) -> float:
-        """The number of different values; of real numbers, those with `DIGITS` digits, infinite if they are many."""
-        if self.kind == "integer":
-            return self.high - self.low + 1
-        number = len({self.at(i / PROBES) for i in range(PROBES + 1)})
-        return number if number < PROBES / 2 else math.inf
+        """The number of different values; infinite for real numbers."""
+        return self.high - self.low + 1 if self.kind == "integer" else math.inf
 
     def at(self, part: float) -> float | int:
         """The number at a part of the range, from 0 to 1; of a range `log`, at this part of the logarithms."""
@@ -114,28 +110,25 @@ Space = Mapping[str, Domain]
 
 def domain(raw: Any, key: str, file: str) -> Domain:
     """Parse a list of values, or a range such as `{log: [0.001, 1]}`. Raises `ScenarioError`."""
-    if isinstance(raw, list) and raw:
-        if any(one in raw[:i] for i, one in enumerate(raw)):
-            raise ScenarioError(f"{shown(raw)} given; give each value once", key=key, origin=file)
+    if isinstance(raw, list) and raw and not any(one in raw[:i] for i, one in enumerate(raw)):
         return Values(tuple(raw))
     if isinstance(raw, dict) and len(raw) == 1:
         ((kind, ends),) = raw.items()
-        if kind in KINDS and isinstance(ends, list) and len(ends) == 2 and all(map(_is_number, ends)):
+        number = int if kind == "integer" else (int, float)
+        if kind in KINDS and isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, number) for end in ends):
             low, high = ends
-            if not low < high:
-                raise ScenarioError(f"{shown(raw)} given; give the smaller number first", key=key, origin=file)
-            if kind == "log" and low <= 0:
-                text = f"{shown(raw)} given; give a log range two numbers greater than 0"
-                raise ScenarioError(text, key=key, origin=file)
-            if kind == "integer" and not all(isinstance(end, int) for end in ends):
-                raise ScenarioError(f"{shown(raw)} given; give two integers", key=key, origin=file)
-            return Range(kind, low, high)
-    ranges = ", ".join(f"{{{kind}: [LOW, HIGH]}}" for kind in KINDS)
-    raise ScenarioError(f"{shown(raw)} given; give a list of values, or a range: {ranges}", key=key, origin=file)
+            if low < high and (kind != "log" or low > 0):
+                return Range(kind, low, high)
+    raise ScenarioError(
+        f"{shown(raw)} given; give a list of different values, or a range from a smaller to a greater number: {{log: "
+        "[LOW, HIGH]} with numbers greater than 0, {linear: [LOW, HIGH]}, or {integer: [LOW, HIGH]} with integers",
+        key=key,
+        origin=file,
+    )
 
 
 def number_of_points(space: Space) -> float:
-    """The number of different points of a space; infinite if a key has a wide range of real numbers."""
+    """The number of different points of a space; infinite if a key has a range of real numbers."""
     return math.prod(one.size for one in space.values())
 
 
@@ -160,7 +153,7 @@ def draws(space: Space, seed: int, count: int) -> list[dict[str, Any]]:
     drawn: list[dict[str, Any]] = []
     for trial in range(count):
         point = {key: next(values) for key, values in covering.items()}
-        for attempt in itertools.count():  # ends: the space has `count` points, each with a probability above 0
+        for attempt in range(ATTEMPTS):
             if point not in drawn:
                 break
             generators = {key: random.Random(seed_for(seed, "tune", key, trial, attempt)) for key in space}
@@ -201,7 +194,7 @@ def _parts(generator: random.Random) -> Iterator[float]:
 
 def corners(space: Space) -> list[dict[str, Any]]:
     """Points that together have every value of every list, and both ends of every range."""
-    ends: Sequence[tuple[Any, ...]] = [one.ends() for one in space.values()]
+    ends = [one.ends() for one in space.values()]
     number = max(map(len, ends), default=0)
     return [{key: of[i % len(of)] for key, of in zip(space, ends, strict=True)} for i in range(number)]
 
@@ -209,7 +202,3 @@ def corners(space: Space) -> list[dict[str, Any]]:
 def _index(part: float, count: int) -> int:
     """The index of the one of `count` equal parts of [0, 1] that contains a number."""
     return min(int(part * count), count - 1)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e300  # not NaN

@@ -10,8 +10,8 @@ from typing import Literal
 from raysim.common.results import Output
 from raysim.comparison.sweep_card import TunedVariant
 from raysim.sweeps.cells import Sweep
+from raysim.sweeps.choice import TuningProgress
 from raysim.sweeps.state import CellState, State, tally
-from raysim.sweeps.tuning import Standing, Tuning
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,17 @@ class TuningStatus(Output):
     """the round after which the trials are compared next, if they are compared several times"""
     counts: Mapping[State, int]
     """state -> number of cells that must end before the next comparison"""
-    reason: str
-    """why no values are chosen"""
 
     @classmethod
-    def of(cls, tuning: Tuning, standing: Standing) -> TuningStatus:
+    def of(cls, progress: TuningProgress) -> TuningStatus:
         """Return the status of a candidate."""
-        candidate = standing.candidate
         return cls(
-            standing.state,
-            tuning.tuned(standing),
-            candidate.trials,
-            tuning.planned_rounds(candidate),
-            candidate.steps[standing.step] if standing.open and len(candidate.steps) > 1 else None,
-            tally(standing.open),
-            standing.reason,
+            progress.state,
+            progress.tuned,
+            progress.candidate.trials,
+            progress.planned_rounds,
+            progress.until,
+            tally(progress.open),
         )
 
 

@@ -6,42 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raysim.common.errors import ScenarioError
-from raysim.common.suggestions import suggest
 from raysim.runs.run import Run
 from raysim.scenario.scenario import forget_data
+from raysim.sweeps.choice import with_choices
 from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.state import CellState, counts, states_of
-from raysim.sweeps.tuning import with_choices
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from raysim.comparison.compare import Comparison
     from raysim.comparison.statistics import Spread
-
-
-LISTED = 10
-"""The most names that an error lists."""
-
-
-class Runs(dict[str, Run]):
-    """Runs by the name of their cell; another name raises `ScenarioError` with the names that exist.
-
-    waiting: names of the cells that have not begun.
-    """
-
-    def __init__(self, runs: Mapping[str, Run], waiting: Sequence[str] = ()) -> None:
-        super().__init__(runs)
-        self._waiting = waiting
-
-    def __missing__(self, name: str) -> Run:
-        if name in self._waiting:
-            raise ScenarioError(f"the cell {name!r} has not begun; call `run()` first")
-        if not self:
-            raise ScenarioError(f"no run {name!r}: no cell has begun; call `run()` first")
-        rest = f" and {len(self) - LISTED} more" if len(self) > LISTED else ""
-        raise ScenarioError(f"no run {name!r}{suggest(str(name), self)}; allowed: {', '.join([*self][:LISTED])}{rest}")
 
 
 class Study:
@@ -104,33 +79,26 @@ class Study:
         """
         import pandas as pd
 
-        columns = ["method", "trial", "state", "rounds", "score", "chosen"]
         forget_data()
-        standings = self._sweep.tuning.standings() if self._sweep.tuning is not None else []
         rows = [
             {
-                "method": standing.candidate.name,
+                "method": progress.candidate.name,
                 "trial": trial.number,
                 "state": counts(trial.states),
-                "rounds": trial.states[0].cell.rounds,
+                "rounds": trial.rounds,
                 "score": trial.score,
-                "chosen": trial is standing.chosen,
+                "chosen": trial is progress.chosen,
                 **trial.values,
             }
-            for standing in standings
-            for trial in standing.trials
+            for progress in (self._sweep.tuning.progress() if self._sweep.tuning is not None else [])
+            for trial in progress.trials.values()
         ]
-        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
+        return pd.DataFrame(rows, columns=None if rows else ["method", "trial", "state", "rounds", "score", "chosen"])
 
     @property
-    def runs(self) -> Runs:
-        """The run of each cell that has begun, by the cell's name, such as "FedGH seed=1"; see `cells`.
-
-        An unknown name raises `ScenarioError` with the names that exist.
-        """
-        states = self._states()
-        begun = {s.cell.name: Run(s.folder) for s in states if s.folder is not None}
-        return Runs(begun, [s.cell.name for s in states if s.folder is None])
+    def runs(self) -> dict[str, Run]:
+        """The run of each cell that has begun, by the cell's name, such as "FedGH seed=1"; see `cells`."""
+        return {state.cell.name: Run(state.folder) for state in self._states() if state.folder is not None}
 
     def _states(self) -> list[CellState]:
         forget_data()
@@ -181,7 +149,6 @@ class Study:
         """
         from raysim.comparison.compare import compare
 
-        self._check_begun()
         return compare(self.folder, targets=targets, baseline=baseline, select=select, metric=metric, spread=spread)
 
     def report(
@@ -194,9 +161,4 @@ class Study:
         """
         from raysim.comparison.report import report
 
-        self._check_begun()
         return report(self.folder, output=output, baseline=baseline, select=select, metric=metric)
-
-    def _check_begun(self) -> None:
-        if not self.runs:
-            raise ScenarioError(f"study {self._sweep.name}: no cell has run yet; call `run()` first")

@@ -6,7 +6,7 @@ import re
 
 from raysim.comparison.measures import ALL_MEASURES
 from raysim.sweeps.definition import KEYS
-from raysim.sweeps.tune_settings import KEYS as TUNE_KEYS
+from raysim.sweeps.tune import Tune
 from tests.conftest import REPOSITORY
 
 
@@ -27,4 +27,4 @@ def test_the_page_names_measures_that_exist() -> None:
 
 
 def test_the_page_has_every_key_of_tuning() -> None:
-    assert {*re.findall(r"^\| `tune\.(\w+)` \|", page("tuning.md"), re.MULTILINE)} == TUNE_KEYS.keys()
+    assert {*re.findall(r"^\| `tune\.(\w+)` \|", page("tuning.md"), re.MULTILINE)} == Tune.model_fields.keys()

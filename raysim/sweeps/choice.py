@@ -1,0 +1,333 @@
+"""The choice of tuned values: the scores of trials, the progress of each method's search, and records of both.
+
+Trials are ordinary cells, beside those of the result and with other seeds. Only their run folders record what was done,
+so a tuning that was interrupted at any time makes the choice of one that was not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+
+from raysim.comparison.sweep_card import ChosenValue, TrialCard, TrialsCard, TunedVariant, TuningCard
+from raysim.engine.policies.stopping import falls
+from raysim.report.load import read_rounds
+from raysim.scenario.deciding import DECIDING
+from raysim.scenario.parse import ParsedScenario
+from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant, written
+from raysim.sweeps.search import Point, Search, choice, distribution, halving, planned, ranked, tpe
+from raysim.sweeps.space import Space, Values, draws, grid
+from raysim.sweeps.state import CellState, state_of
+
+if TYPE_CHECKING:
+    from raysim.sweeps.tune import Tune
+
+JOURNAL = "optuna.log"
+"""A file in the folder of the trials that Optuna and optuna-dashboard can open."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A variant that is tuned."""
+
+    name: str  # its label, or its method without one
+    variant: Variant
+    space: Space
+    trials: int
+    steps: tuple[int, ...]  # the rounds after which trials are compared, ascending; the last is that of the choice
+    finals: tuple[tuple[int | None, Cell], ...]  # (seed, pending cell) of the result
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of a cell of the result."""
+        return self.finals[0][1].scenario.rounds
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial of a candidate, which is one cell per seed of the tuning."""
+
+    number: int
+    values: Point
+    states: tuple[CellState, ...]  # of its cells, until the last round that was asked of them
+    score: float | None  # mean of the metric over the seeds; NaN: it failed or diverged; None: it is not done
+
+    @property
+    def rounds(self) -> int:
+        """The round after which the trial was last compared, or will be."""
+        return self.states[0].cell.rounds
+
+    @property
+    def failed(self) -> bool:
+        """Whether the trial failed or diverged."""
+        return self.score is not None and math.isnan(self.score)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The tuning of a sweep's variants."""
+
+    settings: Tune
+    candidates: tuple[Candidate, ...]
+    untuned: tuple[str, ...]  # names of the variants without a key to tune
+    sweep: Sweep  # the sweep of the trials, without cells: its name, base and folder
+    maker: CellMaker
+    _made: dict[tuple[str, int, str], tuple[Cell, ...]] = field(default_factory=dict)
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """The seeds of every trial."""
+        return self.settings.seeds[:1] if self.maker.fast else self.settings.seeds
+
+    @property
+    def keep(self) -> Fraction:
+        """The share of the compared trials that continues."""
+        return self.settings.halving.keep if self.settings.halving is not None else Fraction(1)
+
+    @property
+    def scenarios(self) -> list[ParsedScenario]:
+        """The scenarios of the trials that were made so far: after `tuning_of`, they have all values of all lists."""
+        return [cell.scenario for cells in self._made.values() for cell in cells]
+
+    def of_cells(self, names: Collection[str]) -> Tuning:
+        """Return the tuning of only the candidates with one of these cells of the result."""
+        chosen = [one for one in self.candidates if any(cell.name in names for _, cell in one.finals)]
+        return replace(self, candidates=tuple(chosen))
+
+    def points(self, candidate: Candidate) -> list[dict[str, Any]]:
+        """The values of every trial, of a grid or of random draws."""
+        if self.settings.search == "grid":
+            lists = {key: one for key, one in candidate.space.items() if isinstance(one, Values)}
+            return grid(lists)[: candidate.trials]
+        return draws(candidate.space, self.settings.seed, candidate.trials)
+
+    def search(self, candidate: Candidate) -> Search:
+        """Begin the search of a candidate."""
+        smaller = falls(self.settings.select)
+        if self.settings.search == "tpe":
+            seed = self.settings.seed
+            return tpe(candidate.space, candidate.trials, candidate.rounds, seed, candidate.name, smaller)
+        return halving(self.points(candidate), candidate.steps, self.keep, smaller)
+
+    def cells(self, candidate: Candidate, number: int, values: Point, until: int) -> tuple[Cell, ...]:
+        """The cells of a trial, one per seed. Raises `ScenarioError` if a scenario with these values is invalid."""
+        key = (candidate.name, number, written(dict(values)))
+        if key not in self._made:
+            self._made[key] = tuple(self.maker.cell(candidate.variant, seed, values, number) for seed in self.seeds)
+        return tuple(replace(cell, until=None if until == cell.scenario.rounds else until) for cell in self._made[key])
+
+    def trial(self, candidate: Candidate, number: int, values: Point, until: int) -> Trial:
+        """Read a trial, and its score after round `until`, from its run folders."""
+        states = tuple(state_of(cell, self.sweep) for cell in self.cells(candidate, number, values, until))
+        if any(state.state not in ("done", "failed") for state in states):
+            return Trial(number, values, states, None)
+        scores = [score(state, self.settings.select) for state in states]
+        return Trial(number, values, states, math.fsum(scores) / len(scores))
+
+    def progress(self) -> list[TuningProgress]:
+        """Read the progress of every candidate from the run folders."""
+        found = [TuningProgress(self, candidate) for candidate in self.candidates]
+        for one in found:
+            one.advance()
+        return found
+
+    def resolved(self, sweep: Sweep, progress: Sequence[TuningProgress]) -> Sweep:
+        """Return the sweep with the chosen values in its cells; those of a candidate without a choice stay pending."""
+        finals: dict[str, Cell] = {}
+        for one in progress:
+            if one.chosen is not None:
+                for seed, pending in one.candidate.finals:
+                    cell = self.maker.cell(one.candidate.variant, seed, one.chosen.values)
+                    finals[pending.name] = replace(cell, published=pending.published)
+        cells = tuple(finals.get(cell.name, cell) for cell in sweep.cells)
+        settings = self.settings
+        card = TuningCard(
+            settings.search,
+            settings.select,
+            DECIDING[settings.select].part == "test",
+            self.seeds,
+            [one.tuned for one in progress],
+            self.untuned,
+            [cell.folder_name for cell in cells if not cell.pending],
+        )
+        return replace(sweep, cells=cells, tuned=card)
+
+
+class TuningProgress:
+    """The progress of a candidate's search.
+
+    Attributes:
+        trials: those that are known, by number: with `tpe`, without those that Optuna has not suggested yet.
+        open: the states of the cells that must end before the next decision.
+        batches: the number of batches of trials that have ended.
+        chosen: None if trials are left, or every trial failed.
+    """
+
+    def __init__(self, tuning: Tuning, candidate: Candidate) -> None:
+        """Begin the search; `advance` reads its trials."""
+        self.tuning, self.candidate = tuning, candidate
+        self.trials: dict[int, Trial] = {}
+        self.open: tuple[CellState, ...] = ()
+        self.batches = 0
+        self.chosen: Trial | None = None
+        batches = planned(candidate.trials, candidate.steps, tuning.keep)
+        if tuning.settings.search == "tpe":
+            batches = [candidate.rounds] * candidate.trials
+        self._planned = [len(tuning.seeds) * rounds for rounds in batches]  # rounds of each batch, if no trial fails
+        self._search = tuning.search(candidate)
+        self._batch = next(self._search, None)
+
+    def advance(self, retry_failed: bool = False, ran: bool = False) -> bool:
+        """Read the trials of the present batch and, while all of a batch have ended, go on to the next one.
+
+        retry_failed: whether failed cells count as not ended. ran: whether the present batch just ran, so that its
+        cells are not run again. Returns whether cells in `open` are to run.
+        """
+        before = self.batches
+        while self._batch is not None:
+            points, until = self._batch
+            batch = {n: self.tuning.trial(self.candidate, n, values, until) for n, values in points.items()}
+            self.trials |= batch
+            self.open = tuple(state for trial in batch.values() for state in trial.states)
+            scores = {number: trial.score for number, trial in batch.items() if trial.score is not None}
+            just_ran = ran and self.batches == before
+            again = retry_failed and not just_ran and any(state.state == "failed" for state in self.open)
+            if again or len(scores) < len(batch):
+                return not just_ran
+            self._go_on(scores)
+        self.open = ()
+        return False
+
+    def _go_on(self, scores: Mapping[int, float]) -> None:
+        """Go on to the next batch or, after the last one, choose the best trial that ran until the last step."""
+        self.batches += 1
+        try:
+            self._batch = self._search.send(scores)
+        except StopIteration:
+            self._batch = None
+            last = [trial for trial in self.trials.values() if trial.rounds == self.candidate.steps[-1]]
+            known = {trial.number: trial.score for trial in last if trial.score is not None}
+            best = ranked(known, falls(self.tuning.settings.select))
+            self.chosen = self.trials[best[0]] if best else None
+
+    @property
+    def state(self) -> Literal["tuned", "tuning", "failed"]:
+        """Whether values are chosen, trials are left, or every trial failed."""
+        return "tuning" if self.open else "failed" if self.chosen is None else "tuned"
+
+    @property
+    def rounds(self) -> int:
+        """The rounds that all cells of the trials have done."""
+        states = [state for trial in self.trials.values() for state in trial.states]
+        return sum({state.cell.folder_name: min(state.rounds, state.cell.rounds) for state in states}.values())
+
+    @property
+    def until(self) -> int | None:
+        """The round after which the trials are compared next, if they are compared several times."""
+        return self._batch[1] if self._batch is not None and len(self.candidate.steps) > 1 else None
+
+    @property
+    def planned_rounds(self) -> int:
+        """The rounds of all cells of the trials, if none fails or ends early."""
+        return sum(self._planned)
+
+    @property
+    def later_rounds(self) -> int:
+        """The rounds of the trials that follow those of the open cells, if none fails or ends early."""
+        return sum(self._planned[self.batches + 1 :]) if self.open else 0
+
+    @property
+    def tuned(self) -> TunedVariant:
+        """The facts about the candidate that the comparison shows."""
+        candidate, chosen = self.candidate, self.chosen
+        values = [
+            ChosenValue(key, written(value), candidate.space[key].edge(value), str(candidate.space[key]))
+            for key, value in (chosen.values if chosen else {}).items()
+        ]
+        return TunedVariant(
+            candidate.name,
+            len(self.trials),
+            list(candidate.steps) if self.tuning.settings.halving is not None else [],
+            self.rounds,
+            sum(trial.failed for trial in self.trials.values()),
+            chosen.number if chosen is not None else None,
+            chosen.score if chosen is not None else None,
+            values,
+        )
+
+
+def score(state: CellState, metric: str) -> float:
+    """The last value of a metric that a cell measured in its rounds.
+
+    NaN if the cell failed, if it did not measure the metric, or if a loss was NaN or infinite before.
+    """
+    if state.state != "done" or state.folder is None:
+        return math.nan
+    rows = [row for row in read_rounds(state.folder).to_pylist() if row["round"] <= state.cell.rounds]
+    losses = [row[name] for row in rows for name in ("loss/train", "loss/test") if row.get(name) is not None]
+    values = [row[metric] for row in rows if row["round"] >= 1 and row.get(metric) is not None]
+    return float(values[-1]) if values and all(map(math.isfinite, (*losses, *values))) else math.nan
+
+
+def with_choices(sweep: Sweep) -> Sweep:
+    """Return the sweep with the values that its tuning has chosen so far; a sweep without tuning is not changed."""
+    return sweep if sweep.tuning is None else sweep.tuning.resolved(sweep, sweep.tuning.progress())
+
+
+def trials_card(tuning: Tuning, progress: Sequence[TuningProgress]) -> TrialsCard:
+    """The record of the trials that are known in `sweep.json`, in the order of their methods."""
+    trials = [
+        TrialCard(
+            one.candidate.name,
+            trial.number,
+            {key: written(value) for key, value in trial.values.items()},
+            [state.cell.folder_name for state in trial.states],
+            trial.rounds,
+            None if trial.failed else trial.score,
+            trial.failed,
+            trial is one.chosen,
+        )
+        for one in progress
+        for trial in one.trials.values()
+    ]
+    return TrialsCard(tuning.settings.select, tuning.seeds, trials)
+
+
+def write_journal(tuning: Tuning, progress: Sequence[TuningProgress]) -> None:
+    """Write the trials that have ended as an Optuna journal, a study per candidate, unless Optuna is not installed."""
+    if find_spec("optuna") is None:
+        return
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    path = tuning.sweep.output / JOURNAL
+    direction = "minimize" if falls(tuning.settings.select) else "maximize"
+    unfinished = path.with_name(f".{JOURNAL}")
+    unfinished.unlink(missing_ok=True)
+    storage = JournalStorage(JournalFileBackend(str(unfinished)))
+    for one in progress:
+        study = optuna.create_study(storage=storage, study_name=one.candidate.name, direction=direction)
+        study.set_user_attr("metric", tuning.settings.select)
+        study.add_trials([_optuna_trial(one, trial) for trial in one.trials.values() if trial.score is not None])
+    unfinished.replace(path)
+
+
+def _optuna_trial(progress: TuningProgress, trial: Trial) -> Any:
+    """A trial for Optuna: successive halving prunes trials."""
+    from optuna.trial import TrialState, create_trial
+
+    ended_early = trial.rounds < progress.candidate.steps[-1]
+    return create_trial(
+        state=TrialState.FAIL if trial.failed else TrialState.PRUNED if ended_early else TrialState.COMPLETE,
+        value=None if trial.failed else trial.score,
+        params={key: choice(value) for key, value in trial.values.items()},
+        distributions={key: distribution(one) for key, one in progress.candidate.space.items()},
+        user_attrs={"folders": [state.cell.folder_name for state in trial.states]},
+        intermediate_values={} if trial.failed else {trial.rounds: trial.score},
+    )

@@ -1,0 +1,101 @@
+"""Searches: which trials of a method run next, and until which round. They depend only on seeds and scores.
+
+A search yields batches of trials and receives the scores of each batch, so it is repeated from the run folders after
+any interruption. A score is NaN if the trial failed or diverged.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Generator, Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+from raysim.core.seeds import seed_for
+from raysim.sweeps.cells import written
+from raysim.sweeps.space import Domain, Space, Values
+
+Point = Mapping[str, Any]
+"""Key -> value, of the keys that are tuned."""
+
+Batch = tuple[Mapping[int, Point], int]
+"""Trials by number, and the round until which they run before they are compared."""
+
+Search = Generator[Batch, Mapping[int, float], None]
+"""Yields batches, and receives the score of each trial of the last one."""
+
+
+def halving(points: Sequence[Point], steps: Sequence[int], keep: Fraction, smaller: bool) -> Search:
+    """Compare trials after each of the steps, in ascending order; only the best of them continue.
+
+    All trials of a step end before any continues, so the result does not depend on which trial is faster. smaller:
+    whether smaller scores are better.
+    """
+    numbers = list(range(len(points)))
+    for until in steps:
+        scores = yield {number: points[number] for number in numbers}, until
+        numbers = sorted(ranked(scores, smaller)[: math.ceil(len(scores) * keep)])
+        if not numbers:
+            return
+
+
+def planned(trials: int, steps: Sequence[int], keep: Fraction) -> list[int]:
+    """The rounds that all trials of each batch of `halving` run together, if no trial fails."""
+    batches = []
+    for earlier, later in pairwise([0, *steps]):
+        batches.append(trials * (later - earlier))
+        trials = math.ceil(trials * keep)
+    return batches
+
+
+def tpe(space: Space, trials: int, until: int, seed: int, method: str, smaller: bool) -> Search:
+    """Let Optuna's tree-structured Parzen estimator suggest each trial from the scores of all earlier ones.
+
+    Each trial has a sampler with a seed of its own, so a suggestion depends only on the seed, the method, the trial's
+    number, the earlier scores, and the release of Optuna.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(logging.WARNING)
+    study = optuna.create_study(direction="minimize" if smaller else "maximize")
+    distributions = {key: distribution(one) for key, one in space.items()}
+    for number in range(trials):
+        study.sampler = optuna.samplers.TPESampler(seed=seed_for(seed, "tune", method, number) % 2**32)
+        asked = study.ask(distributions)
+        scores = yield {number: {key: _value(one, asked.params[key]) for key, one in space.items()}}, until
+        worst = math.inf if smaller else -math.inf
+        # Optuna ignores a trial with the state "failed", and would suggest values near it again and again.
+        study.tell(asked, scores[number] if math.isfinite(scores[number]) else worst)
+
+
+def ranked(scores: Mapping[int, float], smaller: bool) -> list[int]:
+    """The trials with a finite score, from the best to the worst; of equal trials, the earlier one comes first.
+
+    scores: trial -> score. smaller: whether smaller scores are better.
+    """
+    finite = [trial for trial, score in scores.items() if math.isfinite(score)]
+    return sorted(finite, key=lambda trial: (scores[trial] if smaller else -scores[trial], trial))
+
+
+def distribution(domain: Domain) -> Any:
+    """Optuna's description of a domain."""
+    import optuna
+
+    if isinstance(domain, Values):
+        return optuna.distributions.CategoricalDistribution([choice(value) for value in domain.values])
+    if domain.kind == "integer":
+        return optuna.distributions.IntDistribution(int(domain.low), int(domain.high))
+    return optuna.distributions.FloatDistribution(domain.low, domain.high, log=domain.kind == "log")
+
+
+def choice(value: Any) -> Any:
+    """A value of a list for Optuna, which accepts no lists or mappings: these as YAML in one line."""
+    return value if value is None or isinstance(value, bool | int | float | str) else written(value)
+
+
+def _value(domain: Domain, suggested: Any) -> Any:
+    if isinstance(domain, Values):
+        return next(value for value in domain.values if choice(value) == suggested)
+    return int(suggested) if domain.kind == "integer" else domain.rounded(suggested)

@@ -1,0 +1,250 @@
+"""`tune:` of a sweep file: its keys, and the candidates and trials that they make of the sweep's variants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from raysim.common.errors import ScenarioError
+from raysim.core.fields import Range as Bounds
+from raysim.report.units import plural
+from raysim.scenario.deciding import DECIDING, missing_setting, rounds_between
+from raysim.scenario.origin import Origin, override_key
+from raysim.scenario.parse import ParsedScenario
+from raysim.scenario.scenario import Scenario
+from raysim.scenario.schema import AtLeastOne, Metric, Section, decides
+from raysim.scenario.sentences import unknown_key, validated
+from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant, VariantCells
+from raysim.sweeps.choice import Candidate, Tuning
+from raysim.sweeps.space import Range, Space, corners, domain, number_of_points
+
+MOST_TRIALS = 1000
+
+FAST_TRIALS = 2
+"""Trials per method with `--fast`."""
+
+FEW_TRIALS = 16
+"""Trials from which on a choice of two or more keys is not mostly a matter of luck: see docs/tuning.md."""
+
+FAST_NOTE = f"--fast: at most {FAST_TRIALS} trials per method, on one seed and without successive halving"
+
+
+class Halving(Section):
+    """Successive halving: after each of these rounds but the last, only the best trials continue."""
+
+    rounds: Annotated[list[AtLeastOne], Field(min_length=1)]
+    """The rounds after which trials are compared."""
+    keep: Annotated[Fraction, BeforeValidator(str), Field(strict=False, gt=0, lt=1)] = Fraction(1, 3)
+    """The share of the compared trials that continues, rounded up."""
+
+
+class Tune(Section):
+    """How values are chosen: the trials of every method and the metric that compares them."""
+
+    seeds: list[int]
+    """required: the seeds of every trial, such as [101] or 101..102; they must differ from the seeds of the final
+    runs"""
+    space: dict[str, Any] = Field(default_factory=dict)
+    """the keys to tune for every method: key -> list of values, or a range {log: [LOW, HIGH]}, {linear: [LOW, HIGH]}
+    or {integer: [LOW, HIGH]}"""
+    methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """keys to tune for some of the methods only: name in `runs` -> keys with their values, as in `space`"""
+    search: Literal["random", "grid", "tpe"] = "random"
+    """random (the default), grid, or tpe (Optuna)"""
+    trials: Annotated[int, Bounds(ge=1, le=MOST_TRIALS)] | None = None
+    """number of trials of each method, from 1 to 1000, and not more than there are combinations; required, except with
+    `search: grid`, which always tries every combination"""
+    halving: Halving | None = None
+    """successive halving, such as {rounds: [5, 20], keep: 1/3}: only the best third of the trials continues after round
+    5, and these trials end after round 20; `keep` is 1/3 by default. Default: every trial runs all rounds"""
+    select: Metric = "accuracy/val"
+    """metric that compares trials: one of the metrics that `raysim describe stop` lists for `metric`; default:
+    accuracy/val"""
+    seed: int = 1
+    """seed of random draws and of `tpe`; default: 1"""
+
+
+NOT_TUNED = ("seed", "seeds", "rounds", "evaluation", "stop", "algorithm.name")
+"""Keys and sections that affect results but cannot be tuned."""
+
+
+def read_tune(raw: Mapping[str, Any], text: str, file: str) -> Tune:
+    """Check the keys of `tune` that are not about single scenarios. text: of the file. Raises `ScenarioError`."""
+    tune: Tune = validated(Tune, raw, Origin(file, text, {}), ("tune",))
+    if not tune.space and not tune.methods:
+        raise ScenarioError("give `space`, `methods`, or both", key="tune", origin=file)
+    if tune.search == "tpe" and find_spec("optuna") is None:
+        text = "tpe given, but Optuna is not installed; run `pip install 'raysim[tune]'`, or use random"
+        raise ScenarioError(text, key="tune.search", origin=file)
+    if tune.trials is None and tune.search != "grid":
+        text = f"is missing; give the number of trials of each method, from 1 to {MOST_TRIALS}"
+        raise ScenarioError(text, key="tune.trials", origin=file)
+    if tune.halving is not None and tune.search == "tpe":
+        text = "does not work with `search: tpe`, which learns from complete trials; set `search` to random or grid"
+        raise ScenarioError(text, key="tune.halving", origin=file)
+    return tune
+
+
+def spaces_of(tune: Tune, variants: Sequence[VariantCells], file: str) -> list[Space]:
+    """The space of each variant. Raises `ScenarioError` for a name in `tune.methods` that no variant has."""
+    shared = _space(tune.space, "tune.space", file)
+    methods = {name: _space(keys, f"tune.methods.{name}", file) for name, keys in tune.methods.items()}
+    spaces: list[Space] = []
+    known: dict[str, None] = {}
+    for variant, cells in variants:
+        called = (name for _, cell in cells for name in (cell.label, cell.scenario.method) if name)
+        names = dict.fromkeys((*variant.runs, *called))
+        known.update(names)
+        spaces.append({**shared, **{key: one for name in names for key, one in methods.get(name, {}).items()}})
+    if unknown := [name for name in methods if name not in known]:
+        text = f"no such name in `runs`; allowed: {', '.join(known)}"
+        raise ScenarioError(text, key=f"tune.methods.{unknown[0]}", origin=file)
+    return spaces
+
+
+def _space(raw: Mapping[str, Any], place: str, file: str) -> Space:
+    """Parse the domain of each key. Raises `ScenarioError`."""
+    for key in raw:
+        problem = unknown_key(key)
+        if not decides(key):
+            problem = "cannot be tuned, because it does not affect results; remove this key"
+        elif key in NOT_TUNED or key.partition(".")[0] in NOT_TUNED:
+            problem = (
+                "cannot be tuned, because trials must be comparable; remove this key. Name methods in `runs`, give the "
+                "seeds of trials in `tune.seeds` and, to end bad trials early, set `tune.halving`"
+            )
+        if problem:
+            raise ScenarioError(problem, key=f"{place}.{key}", origin=file)
+    return {key: domain(value, f"{place}.{key}", file) for key, value in raw.items()}
+
+
+def tuning_of(
+    tune: Tune, maker: CellMaker, variants: Sequence[VariantCells], spaces: Sequence[Space], sweep: Sweep
+) -> Sweep:
+    """Return the sweep with its tuning, whose cells are pending where a key is tuned.
+
+    spaces: of each variant. sweep: with the untuned cells. Raises `ScenarioError` if it cannot be tuned.
+    """
+    # Values that were chosen on a seed of the result would have seen the result's data and initial networks.
+    if both := sorted({cell.scenario.seed for cell in sweep.cells} & set(tune.seeds)):
+        text = f"{both[0]} given, but a final run of the sweep has this seed; give other seeds, such as 101..102"
+        raise ScenarioError(text, key="tune.seeds", origin=str(maker.file))
+    # With --fast, variants may be the same run: then only the first of them has cells.
+    of_spaces = [(variant, cells, space) for (variant, cells), space in zip(variants, spaces, strict=True) if cells]
+    candidates = [_candidate(tune, maker, variant, cells, space) for variant, cells, space in of_spaces if space]
+    untuned = [cells[0][1].variant for _, cells, space in of_spaces if not space]
+    output = sweep.output.with_name(f"{sweep.output.name}-tuning")
+    address = sweep.address and f"{sweep.address}-tuning"
+    name = f"{sweep.name}-tuning"
+    trials = Sweep(name, sweep.base, (), output, about=sweep.about, address=address, folder=sweep.folder)
+    tuning = Tuning(tune, tuple(candidates), tuple(untuned), trials, maker)
+    for candidate in candidates:
+        _check_trials(tuning, candidate)
+    pending = {cell.name for candidate in candidates for _, cell in candidate.finals}
+    marked = tuple(replace(cell, pending=cell.name in pending) for cell in sweep.cells)
+    notes = [FAST_NOTE] if maker.fast else _notes(candidates)
+    return replace(sweep, cells=marked, tuning=tuning, notes=(*sweep.notes, *notes))
+
+
+def _candidate(
+    tune: Tune, maker: CellMaker, variant: Variant, cells: Sequence[tuple[int | None, Cell]], space: Space
+) -> Candidate:
+    """Return the candidate of a variant with keys to tune. Raises `ScenarioError`."""
+    name, file = cells[0][1].variant, str(maker.file)
+    keys = {key for key, _ in variant.assignments} | set(map(override_key, variant.sets))
+    if both := [key for key in (*space, "seed") if key in keys]:
+        where = " ".join(variant.labels.values()) or "the grid"
+        text = f"{where} sets {both[0]}, but trials have other values of this key; remove it there or from `tune`"
+        raise ScenarioError(f"{text} (give the seeds of the final runs in `seeds`)", key="tune", origin=file)
+    trials, scenario = _number_of_trials(tune, space, name, file), cells[0][1].scenario
+    steps = (scenario.rounds,) if maker.fast else _steps(tune, scenario, name, file)
+    trials = min(trials, FAST_TRIALS) if maker.fast else trials
+    finals = tuple((seed, replace(cell, pending=True)) for seed, cell in cells)
+    return Candidate(name, variant, space, trials, steps, finals)
+
+
+def _number_of_trials(tune: Tune, space: Space, name: str, file: str) -> int:
+    """The trials of a method with this space, called `name`. Raises `ScenarioError` if they do not fit."""
+    size = number_of_points(space)
+    if tune.search == "grid" and (size > MOST_TRIALS or any(isinstance(one, Range) for one in space.values())):
+        text = f"grid tries every combination of lists, at most {MOST_TRIALS}, but {name} has a range or more of them"
+        raise ScenarioError(f"{text}; use random, or shorter lists", key="tune.search", origin=file)
+    trials = int(size) if tune.trials is None else tune.trials
+    if trials > size or (tune.search == "grid" and trials < size):
+        text = f"{trials} given, but {name} has {size:.0f} combinations of values; set trials: {size:.0f}, or change"
+        raise ScenarioError(f"{text} the values", key="tune.trials", origin=file)
+    return trials
+
+
+def _steps(tune: Tune, scenario: ParsedScenario, name: str, file: str) -> tuple[int, ...]:
+    """The rounds after which a candidate's trials are compared. Raises `ScenarioError` if halving does not fit."""
+    if tune.halving is None:
+        return (scenario.rounds,)
+    rounds = sorted(set(tune.halving.rounds))
+    every = rounds_between(tune.select, scenario.evaluation)
+    problem = ""
+    if rounds[-1] > scenario.rounds:
+        problem = f"{rounds[-1]} given, but {name} has {scenario.rounds} rounds; give at most {scenario.rounds}"
+    elif wrong := [t for t in rounds if t % every and t != scenario.rounds]:
+        problem = f"{wrong[0]} given, but {name} measures {tune.select} every {every} rounds; give multiples of {every}"
+    elif scenario.checkpoint.every == 0:
+        problem = f"trials continue from checkpoints, but {name} has checkpoint.every: 0; remove checkpoint.every"
+    if problem:
+        raise ScenarioError(problem, key="tune.halving.rounds", origin=file)
+    return tuple(rounds)
+
+
+def _check_trials(tuning: Tuning, candidate: Candidate) -> None:
+    """Load the scenarios of a candidate's trials, and check that they measure the metric. Raises `ScenarioError`."""
+    tune, file = tuning.settings, str(tuning.maker.file)
+    points = corners(candidate.space) if tune.search == "tpe" else tuning.points(candidate)
+    try:
+        cells = [tuning.cells(candidate, number, values, candidate.steps[-1]) for number, values in enumerate(points)]
+    except ScenarioError as error:
+        of_method = [key for key in tune.space if key.startswith("algorithm.") and f"{key}: unknown key" in str(error)]
+        how = "; if only some of the methods have this key, move it from `tune.space` to `tune.methods`"
+        raise ScenarioError(f"{error}{how if of_method else ''}") from None
+    scenario = cells[0][0].scenario
+    if setting := missing_setting(tune.select, scenario.evaluation):
+        text = f"{tune.select} given, but it needs {setting}; set that key"
+        raise ScenarioError(text, key="tune.select", origin=file)
+    if DECIDING[tune.select].part == "val" and _split(scenario) == "published":
+        text = (
+            f"{tune.select} given, but clients have no validation samples with data.split: published; "
+            "choose another metric or, unless the partition is hks, set data.split to pooled811 or pfedhn"
+        )
+        raise ScenarioError(text, key="tune.select", origin=file)
+
+
+def _split(scenario: ParsedScenario) -> str:
+    """How each client's samples are split; empty if the scenario cannot be checked further."""
+    try:
+        return Scenario.of(scenario).data.split
+    except ScenarioError:
+        return ""  # the cell fails with this error
+
+
+def _notes(candidates: Sequence[Candidate]) -> list[str]:
+    """Notes if trials are compared for the last time before the last round, or if there are few of them."""
+    notes = []
+    if early := [one for one in candidates if one.steps[-1] < one.rounds]:
+        chosen, rounds = early[0].steps[-1], early[0].rounds
+        notes.append(
+            f"tuning chooses values after round {chosen} of {rounds}, but other values may be best after round "
+            f"{rounds}; to choose after round {rounds}, add {rounds} to the end of the list tune.halving.rounds"
+        )
+    several = [one for one in candidates if sum(of.size > 1 for of in one.space.values()) > 1]
+    few = [one for one in several if one.trials < FEW_TRIALS and one.trials < number_of_points(one.space)]
+    if few:
+        least = min(one.trials for one in few)
+        notes.append(
+            f"{', '.join(one.name for one in few)}: two or more keys are tuned with fewer than {FEW_TRIALS} trials. "
+            f"With {plural(least, 'trial')}, the probability that at least one of them is among the best 10% of all "
+            f"combinations is {1 - 0.9**least:.0%}; increase tune.trials"
+        )
+    return notes
