@@ -161,7 +161,7 @@ class ParsedScenario:
         return self.settings.tracking
 
     @property
-    def checkpoint(self) -> schema.Checkpoint:
+    def checkpoint(self) -> schema.Checkpointing:
         return self.settings.checkpoint
 
     @property

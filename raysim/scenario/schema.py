@@ -407,7 +407,7 @@ class Tracking(Section):
     tracker with options is a mapping, such as `{name: wandb, project: mine}`. See `raysim list trackers`."""
 
 
-class Checkpoint(Section):
+class Checkpointing(Section):
     """Checkpoints of all client and server state, from which a run continues after any interruption."""
 
     every: Annotated[int, Range(ge=0)] | Auto = "auto"
@@ -469,7 +469,7 @@ class Settings(Section):
     """Conditions under which the run ends before its last round; `null`: none. See `raysim describe stop`."""
     resources: Resources = Resources()
     tracking: Tracking = Tracking()
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: Checkpointing = Checkpointing()
     failure: Failure = Failure()
 
     def seed_of(self, what: Literal["data", "weights", "cohorts"]) -> int:

@@ -93,7 +93,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Variant:
+class CellVariant:
     """The cells of a sweep that differ only in their seed."""
 
     labels: Mapping[str, str]  # axis of `runs` -> name
@@ -106,7 +106,7 @@ class Variant:
         return tuple(self.labels.values())
 
 
-VariantCells = tuple[Variant, Sequence[tuple[int | None, Cell]]]
+VariantCells = tuple[CellVariant, Sequence[tuple[int | None, Cell]]]
 """A variant, and its cells with their seeds; seed None: the base's."""
 
 
@@ -124,7 +124,7 @@ class CellMaker:
     _methods: dict[str, str] = field(default_factory=dict)  # `algorithm.name` in a grid -> its name in tables
 
     def cell(
-        self, variant: Variant, seed: int | None, tuned: Mapping[str, Any] | None = None, trial: int | None = None
+        self, variant: CellVariant, seed: int | None, tuned: Mapping[str, Any] | None = None, trial: int | None = None
     ) -> Cell:
         """Make a cell. seed: None: the base's. tuned: key -> value of keys that are tuned. trial: number of the trial.
 
@@ -144,7 +144,7 @@ class CellMaker:
         return Cell(name, label, changed, scenario, identity(scenario), runs=variant.runs, values=values)
 
     def _places(
-        self, variant: Variant, seed: int | None, tuned: Mapping[str, Any] | None, trial: int | None
+        self, variant: CellVariant, seed: int | None, tuned: Mapping[str, Any] | None, trial: int | None
     ) -> dict[str, str]:
         """Key of each override of a cell -> the part of the sweep file, or the option, that it is from."""
         places = {**self.places, **dict.fromkeys(map(override_key, variant.sets), "`runs`")}
@@ -176,7 +176,7 @@ class CellMaker:
         return scenario, sets
 
     def _names(
-        self, variant: Variant, of_seed: Sequence[str], trial: int | None, scenario: ParsedScenario | None
+        self, variant: CellVariant, of_seed: Sequence[str], trial: int | None, scenario: ParsedScenario | None
     ) -> tuple[str, str]:
         """A cell's label, and its name with the seed. scenario: None: it could not be loaded."""
         parts = [

@@ -18,7 +18,7 @@ from raysim.engine.policies.stopping import falls
 from raysim.report.load import read_rounds
 from raysim.scenario.deciding import DECIDING
 from raysim.scenario.parse import ParsedScenario
-from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant, written
+from raysim.sweeps.cells import Cell, CellMaker, CellVariant, Sweep, written
 from raysim.sweeps.search import Point, Search, choice, distribution, halving, planned, ranked, tpe
 from raysim.sweeps.space import Space, Values, draws, grid
 from raysim.sweeps.state import CellState, state_of
@@ -35,7 +35,7 @@ class Candidate:
     """A variant that is tuned."""
 
     name: str  # its label, or its method without one
-    variant: Variant
+    variant: CellVariant
     space: Space
     trials: int
     steps: tuple[int, ...]  # the rounds after which trials are compared, ascending; the last is that of the choice
@@ -48,7 +48,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TuningTrial:
     """A trial of a candidate, which is one cell per seed of the tuning."""
 
     number: int
@@ -120,13 +120,13 @@ class Tuning:
             self._made[key] = tuple(self.maker.cell(candidate.variant, seed, values, number) for seed in self.seeds)
         return tuple(replace(cell, until=None if until == cell.scenario.rounds else until) for cell in self._made[key])
 
-    def trial(self, candidate: Candidate, number: int, values: Point, until: int) -> Trial:
+    def trial(self, candidate: Candidate, number: int, values: Point, until: int) -> TuningTrial:
         """Read a trial, and its score after round `until`, from its run folders."""
         states = tuple(state_of(cell, self.sweep) for cell in self.cells(candidate, number, values, until))
         if any(state.state not in ("done", "failed") for state in states):
-            return Trial(number, values, states, None)
+            return TuningTrial(number, values, states, None)
         scores = [score(state, self.settings.select) for state in states]
-        return Trial(number, values, states, math.fsum(scores) / len(scores))
+        return TuningTrial(number, values, states, math.fsum(scores) / len(scores))
 
     def progress(self) -> list[TuningProgress]:
         """Read the progress of every candidate from the run folders."""
@@ -170,10 +170,10 @@ class TuningProgress:
     def __init__(self, tuning: Tuning, candidate: Candidate) -> None:
         """Begin the search; `advance` reads its trials."""
         self.tuning, self.candidate = tuning, candidate
-        self.trials: dict[int, Trial] = {}
+        self.trials: dict[int, TuningTrial] = {}
         self.open: tuple[CellState, ...] = ()
         self.batches = 0
-        self.chosen: Trial | None = None
+        self.chosen: TuningTrial | None = None
         batches = planned(candidate.trials, candidate.steps, tuning.keep)
         if tuning.settings.search == "tpe":
             batches = [candidate.rounds] * candidate.trials
@@ -318,7 +318,7 @@ def write_journal(tuning: Tuning, progress: Sequence[TuningProgress]) -> None:
     unfinished.replace(path)
 
 
-def _optuna_trial(progress: TuningProgress, trial: Trial) -> Any:
+def _optuna_trial(progress: TuningProgress, trial: TuningTrial) -> Any:
     """A trial for Optuna: successive halving prunes trials."""
     from optuna.trial import TrialState, create_trial
 

@@ -20,7 +20,7 @@ from raysim.scenario.bundled import bundled_file, bundled_names, scenario_file
 from raysim.scenario.origin import override_key
 from raysim.scenario.parse import SWEEP_KEYS, overrides_of
 from raysim.scenario.yaml_text import opening_comment, parse, read_text, shown, written_value
-from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant, VariantCells
+from raysim.sweeps.cells import Cell, CellMaker, CellVariant, Sweep, VariantCells
 from raysim.sweeps.copies import check_address
 from raysim.sweeps.published_values import PublishedEntry, published_for, read_published
 from raysim.sweeps.space import Space
@@ -136,7 +136,7 @@ def _check_keys(raw: Mapping[str, Any], path: Path) -> None:
 
 def _make_cells(
     maker: CellMaker,
-    variants: Iterable[Variant],
+    variants: Iterable[CellVariant],
     seeds: Sequence[int | None],
     published: Sequence[PublishedEntry],
 ) -> list[VariantCells]:
@@ -338,7 +338,7 @@ def _run(entry: Any, key: str, file: str) -> _Run:
     return _Run(sets=tuple(entry.get("set", [])), grid=_grid(entry["grid"], f"{key}.grid", file))
 
 
-def _variants(runs: Sequence[_Run], axes: Mapping[str, list[Any]], file: str) -> Iterator[Variant]:
+def _variants(runs: Sequence[_Run], axes: Mapping[str, list[Any]], file: str) -> Iterator[CellVariant]:
     """Every combination of a run, the values of its own grid and those of the grid of all runs."""
     for run in runs:
         if twice := next((key for key in run.grid if key in axes), None):
@@ -347,7 +347,7 @@ def _variants(runs: Sequence[_Run], axes: Mapping[str, list[Any]], file: str) ->
             raise ScenarioError(text, key=f"grid.{twice}", origin=file)
         keys = (*run.grid, *axes)
         for values in itertools.product(*run.grid.values(), *axes.values()):
-            yield Variant(run.labels, run.sets, tuple(zip(keys, values, strict=True)))
+            yield CellVariant(run.labels, run.sets, tuple(zip(keys, values, strict=True)))
 
 
 def _tune(raw: Mapping[str, Any] | None, text: str, path: Path) -> Tune | None:

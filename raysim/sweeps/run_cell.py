@@ -28,7 +28,7 @@ after a minute, and a file server releases their locks some time later."""
 
 
 @dataclass(frozen=True)
-class Task:
+class CellTask:
     """A cell to run, as plain data that can be sent to another process."""
 
     scenario: ParsedScenario
@@ -49,7 +49,7 @@ class Outcome:
 
 
 @dataclass
-class Rounds:
+class RoundReporter:
     """A tracker that only reports each finished round."""
 
     report: Callable[[int], None]
@@ -67,7 +67,7 @@ class Rounds:
         """Do nothing."""
 
 
-def run_cell(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
+def run_cell(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outcome:
     """Run or resume a cell. Errors are returned in the outcome, so that they do not stop other cells.
 
     report: called with the number of each finished round. stop: once `requested`, the cell ends after its round.
@@ -95,9 +95,9 @@ def _sees(marker: Path, content: bytes) -> bool:
     return marker.exists() and marker.read_bytes() == content
 
 
-def _run_here(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
+def _run_here(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outcome:
     """Run or resume a cell whose folder is on this machine's disk."""
-    rounds = Rounds(report)
+    rounds = RoundReporter(report)
     stop.after = task.until
     note = ""
     try:

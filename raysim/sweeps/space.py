@@ -61,7 +61,7 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Range:
+class ValueRange:
     """All numbers from `low` to `high`."""
 
     kind: Literal["log", "linear", "integer"]
@@ -103,7 +103,7 @@ class Range:
         return math.log(value) if self.kind == "log" else value
 
 
-Domain = Values | Range
+Domain = Values | ValueRange
 Space = Mapping[str, Domain]
 """Key of the scenario -> the values that it may have."""
 
@@ -118,7 +118,7 @@ def domain(raw: Any, key: str, file: str) -> Domain:
         if kind in KINDS and isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, number) for end in ends):
             low, high = ends
             if low < high and (kind != "log" or low > 0):
-                return Range(kind, low, high)
+                return ValueRange(kind, low, high)
     raise ScenarioError(
         f"{shown(raw)} given; give a list of different values, or a range from a smaller to a greater number: {{log: "
         "[LOW, HIGH]} with numbers greater than 0, {linear: [LOW, HIGH]}, or {integer: [LOW, HIGH]} with integers",
@@ -164,7 +164,7 @@ def draws(space: Space, seed: int, count: int) -> list[dict[str, Any]]:
 
 def _covering(domain: Domain, generator: random.Random) -> Iterator[Any]:
     """Draw values that cover a domain. Of a finite one, a value is drawn again only after all others."""
-    if isinstance(domain, Range) and domain.kind != "integer":
+    if isinstance(domain, ValueRange) and domain.kind != "integer":
         yield from map(domain.at, _parts(generator))
     while True:
         left = int(domain.size)

@@ -19,9 +19,9 @@ from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import AtLeastOne, Metric, Section, decides
 from raysim.scenario.sentences import unknown_key, validated
-from raysim.sweeps.cells import Cell, CellMaker, Sweep, Variant, VariantCells
+from raysim.sweeps.cells import Cell, CellMaker, CellVariant, Sweep, VariantCells
 from raysim.sweeps.choice import Candidate, Tuning
-from raysim.sweeps.space import Range, Space, corners, domain, number_of_points
+from raysim.sweeps.space import Space, ValueRange, corners, domain, number_of_points
 
 MOST_TRIALS = 1000
 
@@ -152,7 +152,7 @@ def tuning_of(
 
 
 def _candidate(
-    tune: Tune, maker: CellMaker, variant: Variant, cells: Sequence[tuple[int | None, Cell]], space: Space
+    tune: Tune, maker: CellMaker, variant: CellVariant, cells: Sequence[tuple[int | None, Cell]], space: Space
 ) -> Candidate:
     """Return the candidate of a variant with keys to tune. Raises `ScenarioError`."""
     name, file = cells[0][1].variant, str(maker.file)
@@ -171,7 +171,7 @@ def _candidate(
 def _number_of_trials(tune: Tune, space: Space, name: str, file: str) -> int:
     """The trials of a method with this space, called `name`. Raises `ScenarioError` if they do not fit."""
     size = number_of_points(space)
-    if tune.search == "grid" and (size > MOST_TRIALS or any(isinstance(one, Range) for one in space.values())):
+    if tune.search == "grid" and (size > MOST_TRIALS or any(isinstance(one, ValueRange) for one in space.values())):
         text = f"grid tries every combination of lists, at most {MOST_TRIALS}, but {name} has a range or more of them"
         raise ScenarioError(f"{text}; use random, or shorter lists", key="tune.search", origin=file)
     trials = int(size) if tune.trials is None else tune.trials

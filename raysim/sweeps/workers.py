@@ -24,7 +24,7 @@ from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.cells import Cell, Sweep, in_quotes, placed, refuse_edited
 from raysim.sweeps.copies import upload_run
-from raysim.sweeps.run_cell import Outcome, Task, pack, run_cell, unpack
+from raysim.sweeps.run_cell import CellTask, Outcome, pack, run_cell, unpack
 from raysim.sweeps.state import CellState, note_failure, state_of
 from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import database_path
@@ -230,7 +230,7 @@ def _asks_for_actors(scenario: ParsedScenario) -> bool:
     return "backend" in scenario.settings.model_fields_set or numbers != ("auto", "auto") or bool(resources.overrides)
 
 
-def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> Task:
+def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> CellTask:
     """The task of a cell, which means the same in any working directory.
 
     Raises `ScenarioError` if the cell cannot be made from the present files, or would be another run.
@@ -245,7 +245,7 @@ def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> 
     if scenario.init is not None:  # an id is that of a run below ./runs, where a task may have another folder
         with contextlib.suppress(ScenarioError):  # the cell then fails with this error
             sets.append(f"init.run={in_quotes(str(find_run(scenario.init.run)))}")
-    return Task(placed(state.cell, sweep, sets), state.folder if state.resumable else None, state.cell.until)
+    return CellTask(placed(state.cell, sweep, sets), state.folder if state.resumable else None, state.cell.until)
 
 
 def waiting(state: CellState, sweep: Sweep, why: str) -> CellState:

@@ -20,7 +20,7 @@ from raysim.algorithms.fedproto import FedProto
 from raysim.engine.stop import Stop
 from raysim.scenario.parse import parse_scenario
 from raysim.sweeps.loop import ComparisonError, SweepProgress, run_sweep
-from raysim.sweeps.run_cell import Outcome, Task, run_cell
+from raysim.sweeps.run_cell import CellTask, Outcome, run_cell
 from raysim.sweeps.state import counts
 from raysim.tracking.mlflow import MlflowTracker
 from tests.cli.command import run
@@ -30,7 +30,7 @@ from tests.sweeps.test_loop import run_folders, sweep_of
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
 
-def faulty(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
+def faulty(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outcome:
     """`run_cell` with a FedGH that raises and a FedProto whose process is killed, until `mended` is there."""
     place = Path(task.scenario.settings.output).parents[1]
 
@@ -114,7 +114,7 @@ LOCKED = "mlflow.locked"
 """A file that says that MLflow's database is locked."""
 
 
-def with_short_deadline(task: Task, stop: Stop, report: Callable[[int], None]) -> Outcome:
+def with_short_deadline(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outcome:
     """`run_cell` that waits a second for MLflow, not half a minute, and after five rounds for the test."""
     locked = task.scenario.settings.output_folder.parents[1] / LOCKED
 
@@ -166,5 +166,5 @@ def test_an_unexpected_error_in_a_cell_is_its_traceback(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("raysim.sweeps.run_cell.run", fail)
     scenario = parse_scenario(REPOSITORY / "scenarios" / "quickstart.yaml")
-    outcome = run_cell(Task(scenario, None, None), Stop(), lambda t: None)
+    outcome = run_cell(CellTask(scenario, None, None), Stop(), lambda t: None)
     assert "in fail\n    raise AssertionError" in (outcome.error or "")

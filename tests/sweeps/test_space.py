@@ -11,18 +11,18 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.sweeps.search import halving, planned, ranked
-from raysim.sweeps.space import Range, Values, corners, domain, draws, grid, number_of_points
+from raysim.sweeps.space import ValueRange, Values, corners, domain, draws, grid, number_of_points
 
-SPACE = {"a": Values((1, 2, 3)), "b": Range("log", 0.001, 1.0), "c": Range("integer", 2, 4)}
+SPACE = {"a": Values((1, 2, 3)), "b": ValueRange("log", 0.001, 1.0), "c": ValueRange("integer", 2, 4)}
 
 
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
         ([0.1, "x", [1]], Values((0.1, "x", [1]))),
-        ({"log": [0.001, 1]}, Range("log", 0.001, 1)),
-        ({"linear": [-1, 1.5]}, Range("linear", -1, 1.5)),
-        ({"integer": [0, 3]}, Range("integer", 0, 3)),
+        ({"log": [0.001, 1]}, ValueRange("log", 0.001, 1)),
+        ({"linear": [-1, 1.5]}, ValueRange("linear", -1, 1.5)),
+        ({"integer": [0, 3]}, ValueRange("integer", 0, 3)),
     ],
 )
 def test_domains(raw: Any, expected: Any) -> None:
@@ -53,7 +53,7 @@ def test_a_draw_depends_on_seed_key_and_trial_alone() -> None:
     assert more[:4] == few
     assert draws(SPACE, 2, 4) != few
     # A method with another key tries the same numbers of the shared range.
-    other = draws({"b": SPACE["b"], "mu": Range("log", 0.001, 1)}, 1, 4)
+    other = draws({"b": SPACE["b"], "mu": ValueRange("log", 0.001, 1)}, 1, 4)
     assert [one["b"] for one in other] == [one["b"] for one in few]
     assert [one["mu"] for one in other] != [one["b"] for one in few]
     # These numbers are those of every machine and version of Python: a sweep that is resumed must draw them again.
@@ -62,7 +62,7 @@ def test_a_draw_depends_on_seed_key_and_trial_alone() -> None:
 
 def test_a_narrow_range_has_few_rounded_numbers() -> None:
     """Then a number is drawn twice."""
-    drawn = [one["momentum"] for one in draws({"momentum": Range("linear", 0.999, 0.9999)}, 1, 12)]
+    drawn = [one["momentum"] for one in draws({"momentum": ValueRange("linear", 0.999, 0.9999)}, 1, 12)]
     assert sorted(set(drawn)) == [i / 1e4 for i in range(9990, 10000)]
 
 
@@ -73,7 +73,7 @@ def test_draws_are_different_points_of_the_space() -> None:
     assert all(0.001 <= rate <= 1 for rate in rates) and all(float(f"{rate:.4g}") == rate for rate in rates)
     thirds = [sum(low <= rate < 10 * low for rate in rates) for low in (0.001, 0.01, 0.1)]
     assert all(70 < count < 130 for count in thirds)  # uniform in the logarithm
-    finite = {"a": Values(("x", "y")), "c": Range("integer", 0, 1)}
+    finite = {"a": Values(("x", "y")), "c": ValueRange("integer", 0, 1)}
     assert number_of_points(finite) == 4 and number_of_points(SPACE) == math.inf
     drawn = draws(finite, 1, 4)
     assert sorted(map(str, drawn)) == sorted(str({"a": a, "c": c}) for a in "xy" for c in (0, 1))
@@ -82,8 +82,8 @@ def test_draws_are_different_points_of_the_space() -> None:
 @pytest.mark.parametrize("seed", range(1, 21))
 def test_few_draws_cover_every_range(seed: int) -> None:
     """With independent draws, all four values of a range are in one half of it with a probability of 1/8."""
-    space = {"a": Range("log", 0.02, 0.3), "b": Range("linear", -1, 1), "c": Values(tuple("wxyz"))}
-    space |= {"d": Range("integer", 1, 8), "e": Values((1, 2, 3))}
+    space = {"a": ValueRange("log", 0.02, 0.3), "b": ValueRange("linear", -1, 1), "c": Values(tuple("wxyz"))}
+    space |= {"d": ValueRange("integer", 1, 8), "e": Values((1, 2, 3))}
     few = draws(space, seed, 4)
     logarithms = [4 * math.log(one["a"] / 0.02) / math.log(15) for one in few]
     assert sorted(map(int, logarithms)) == [0, 1, 2, 3]
@@ -99,13 +99,13 @@ def test_few_draws_cover_every_range(seed: int) -> None:
 def test_no_two_draws_are_nearly_equal(count: int) -> None:
     """Of N draws, two are at least half of 1 / N apart, also where N is no power of two."""
     for seed in range(1, 31):
-        drawn = sorted(one["a"] for one in draws({"a": Range("linear", 0, 1)}, seed, count))
+        drawn = sorted(one["a"] for one in draws({"a": ValueRange("linear", 0, 1)}, seed, count))
         assert min(b - a for a, b in itertools.pairwise(drawn)) > 0.5 / count - 1e-3
 
 
 def test_the_order_of_the_parts_differs_by_key() -> None:
     """Otherwise a high value of one key would always come with a high value of the other."""
-    space = {key: Range("linear", 0, 1) for key in ("a", "b")}
+    space = {key: ValueRange("linear", 0, 1) for key in ("a", "b")}
     points = [one for seed in range(1, 101) for one in draws(space, seed, 2)]
     together = sum((one["a"] < 0.5) == (one["b"] < 0.5) for one in points)
     assert 60 < together < 140
@@ -127,16 +127,16 @@ def test_grids_and_corners() -> None:
         (Values((0.1, 1)), 0.1, ""),  # each value of two lies on an edge
         (Values(("a", "b")), "a", ""),
         (Values((False, True)), True, ""),
-        (Range("log", 0.001, 1.0), 0.0014, "lower"),
-        (Range("log", 0.001, 1.0), 0.0016, ""),
-        (Range("log", 0.001, 1.0), 0.72, "upper"),
-        (Range("linear", 0.0, 1.0), 0.04, "lower"),
-        (Range("linear", 0.0, 1.0), 0.5, ""),
-        (Range("integer", 1, 5), 5, "upper"),
-        (Range("integer", 1, 5), 4, ""),
+        (ValueRange("log", 0.001, 1.0), 0.0014, "lower"),
+        (ValueRange("log", 0.001, 1.0), 0.0016, ""),
+        (ValueRange("log", 0.001, 1.0), 0.72, "upper"),
+        (ValueRange("linear", 0.0, 1.0), 0.04, "lower"),
+        (ValueRange("linear", 0.0, 1.0), 0.5, ""),
+        (ValueRange("integer", 1, 5), 5, "upper"),
+        (ValueRange("integer", 1, 5), 4, ""),
     ],
 )
-def test_edges(of: Values | Range, value: Any, edge: str) -> None:
+def test_edges(of: Values | ValueRange, value: Any, edge: str) -> None:
     assert of.edge(value) == edge
 
 

@@ -28,9 +28,9 @@ from raysim.sweeps.cells import Sweep
 from raysim.sweeps.choice import Tuning, score, with_choices
 from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.loop import SweepProgress, lock, run_sweep
-from raysim.sweeps.run_cell import Task, run_cell
+from raysim.sweeps.run_cell import CellTask, run_cell
 from raysim.sweeps.search import Point, tpe
-from raysim.sweeps.space import Range, Space, Values
+from raysim.sweeps.space import Space, ValueRange, Values
 from raysim.sweeps.state import CellState, counts, states_of
 from tests.conftest import REPOSITORY, said
 from tests.engine.scenarios import digits
@@ -77,7 +77,7 @@ class Pool:
     tasks: int = 0
     stop: Stop = field(default_factory=Stop)  # one for all tasks, as a worker has
     running: dict[str, int] = field(default_factory=dict)
-    waiting: list[tuple[str, Task]] = field(default_factory=list)
+    waiting: list[tuple[str, CellTask]] = field(default_factory=list)
 
     has_room, several_nodes, expected = True, False, 0
 
@@ -87,7 +87,7 @@ class Pool:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def start(self, name: str, task: Task) -> None:
+    def start(self, name: str, task: CellTask) -> None:
         self.running[name] = -1
         self.waiting.append((name, task))
 
@@ -712,7 +712,7 @@ def test_tpe_looks_where_scores_are_good(smaller: bool) -> None:
     def far(values: Point) -> float:
         return abs(math.log10(values["lr"]) + 2) + (values["batch"] != [16])
 
-    space: Space = {"lr": Range("log", 0.0001, 1), "batch": Values(([64], [32], [16]))}
+    space: Space = {"lr": ValueRange("log", 0.0001, 1), "batch": Values(([64], [32], [16]))}
     every = suggested(space, 60, 1, smaller, far)
     rates = [values["lr"] for values in every]
     assert rates == [float(f"{rate:.4g}") for rate in rates]
@@ -725,7 +725,7 @@ def test_tpe_looks_where_scores_are_good(smaller: bool) -> None:
 def test_tpe_avoids_values_that_diverge(smaller: bool) -> None:
     """Rates above 0.1, a quarter of the logarithms, diverge. At random, 12 or 13 of the 50 trials would."""
     every = suggested(
-        {"lr": Range("log", 0.0001, 1)},
+        {"lr": ValueRange("log", 0.0001, 1)},
         60,
         1,
         smaller,
@@ -736,7 +736,7 @@ def test_tpe_avoids_values_that_diverge(smaller: bool) -> None:
 
 def test_a_suggestion_depends_only_on_the_earlier_scores() -> None:
     """A search that begins anew and receives the recorded scores suggests the same trial next."""
-    space: Space = {"lr": Range("log", 0.0001, 1)}
+    space: Space = {"lr": ValueRange("log", 0.0001, 1)}
     whole = suggested(space, 14, 1, True, lambda values: values["lr"])
     assert suggested(space, 12, 1, True, lambda values: values["lr"]) == whole[:12]
 

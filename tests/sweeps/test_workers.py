@@ -26,7 +26,7 @@ from raysim.scenario.parse import parse_scenario
 from raysim.sweeps import run_cell as cells_of_workers
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.loop import lock
-from raysim.sweeps.run_cell import Task, run_cell
+from raysim.sweeps.run_cell import CellTask, run_cell
 from raysim.sweeps.state import CellState, counts, states_of
 from raysim.sweeps.workers import run_cells
 from tests.conftest import REPOSITORY
@@ -49,9 +49,9 @@ class Pool:
     final: bool = False
     private: bool = False
     began: Counter[str] = field(default_factory=Counter)
-    given: list[Task] = field(default_factory=list)
+    given: list[CellTask] = field(default_factory=list)
     running: dict[str, int] = field(default_factory=dict)
-    when_dead: Callable[[Task], None] = lambda task: None
+    when_dead: Callable[[CellTask], None] = lambda task: None
     parallel: int | None = 1
     expected: int | None = None
 
@@ -67,7 +67,7 @@ class Pool:
     def several_nodes(self) -> bool:
         return self.private
 
-    def start(self, name: str, task: Task) -> None:
+    def start(self, name: str, task: CellTask) -> None:
         assert task.marker is not None
         path, content = task.marker
         assert path.read_bytes() == content
