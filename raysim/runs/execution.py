@@ -334,7 +334,7 @@ class Execution:
         finally:
             self.folder.release()  # only now, so that no other process resumes the run before all steps are done
         if over and failed:
-            if isinstance(failed[0], RaysimError):
+            if isinstance(failed[0], RaysimError) and self.folder.path.exists():
                 raise RunError(f"{str(failed[0]).rstrip('.')}. All rounds are done; {complete}") from failed[0]
             raise failed[0]
 

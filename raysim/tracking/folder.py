@@ -203,8 +203,9 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            kept = f"the first {self._rounds.written} of {len(self._rounds)} rounds are kept in {self.path}"
-            raise RunError(f"{path} could not be written ({reason(error)}); {kept}.") from error
+            kept = f"; the first {self._rounds.written} of {len(self._rounds)} rounds are kept in {self.path}"
+            kept = kept if self.path.exists() else ", because the run folder was moved or deleted"
+            raise RunError(f"{path} could not be written ({reason(error)}){kept}.") from error
 
     def _write_end(self, status: Status, summary: Mapping[str, object]) -> None:
         failed: list[RunError] = []

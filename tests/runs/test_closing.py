@@ -75,7 +75,7 @@ def the_dead_say_no_more(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 STEPS: dict[str, tuple[Any, str]] = {
-    "before the rows are written": (RunFolder, "_end"),
+    "before the rows are written": (RunFolder, "_write_end"),
     "as Ray is shut down": (Execution, "_shut_down"),
     "before plots": (Execution, "_draw"),
     "before MLflow is told": (MlflowTracker, "close"),

@@ -398,7 +398,7 @@ def delete(folder: Path) -> None:
 @pytest.mark.parametrize("rounds", [2, 4])
 def test_a_run_folder_that_is_deleted_is_missed(workplace: Path, rounds: int, every: int) -> None:
     sets = [f"rounds={rounds}", f"checkpoint.every={every}"]
-    with pytest.raises(RunError, match=r"The run folder .* and all its contents were deleted while"):
+    with pytest.raises(RunError, match="moved or deleted"):
         run(loaded(*sets), quiet=True, trackers=[Taken(delete)])
     assert list((workplace / "runs" / "tiny").iterdir()) == []
 
@@ -406,7 +406,7 @@ def test_a_run_folder_that_is_deleted_is_missed(workplace: Path, rounds: int, ev
 def test_a_run_folder_that_is_moved_is_missed_and_goes_on_there(workplace: Path) -> None:
     whole = run(loaded("rounds=4"), quiet=True)
     away = workplace / "away"
-    with pytest.raises(RunError, match=rf"was moved to {away} .* resume the run .* with: raysim resume {away}"):
+    with pytest.raises(RunError, match="moved or deleted"):
         run(loaded("rounds=4", "checkpoint.every=1"), quiet=True, trackers=[Taken(lambda path: path.rename(away))])
     assert list((workplace / "runs" / "tiny").iterdir()) == [whole.folder]
     assert Run(away).resume(quiet=True).state_digest == whole.state_digest
