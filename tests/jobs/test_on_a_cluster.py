@@ -57,6 +57,11 @@ class Head:
         found = self.ask(f"/api/v0/actors?filter_keys=class_name&filter_predicates=%3D&filter_values={kind}&detail=1")
         return {actor["node_id"] for actor in found["data"]["result"]["result"]}
 
+    def nodes_of_tasks(self, function: str) -> set[str]:
+        """Ids of the nodes that tasks with a function ran on."""
+        query = f"filter_keys=func_or_class_name&filter_predicates=%3D&filter_values={function}"
+        return {task["node_id"] for task in self.ask(f"/api/v0/tasks?{query}&detail=1")["data"]["result"]["result"]}
+
     def alive_actors(self) -> list[str]:
         found = self.ask("/api/v0/actors?filter_keys=state&filter_predicates=%3D&filter_values=ALIVE")
         names = [actor["class_name"] for actor in found["data"]["result"]["result"]]
@@ -268,7 +273,7 @@ def test_a_sweep(head: Head, raysim: Any, tracking_store: str, tmp_path: Path) -
     words = ["submit", str(file), "--set", "rounds=2", "--wait", "--env", f"MLFLOW_TRACKING_URI={tracking_store}"]
     ended = raysim(*words, "--id", "few")
     assert (ended.code, ended.count("done  ")) == (0, 4), ended  # as each ends, and in the closing list
-    assert len(head.nodes_of("TaskWorker")) == 2
+    assert len(head.nodes_of_tasks("_work")) == 2
     assert raysim("fetch", "few").startswith("runs/few: ")
     assert raysim("fetch", "few").startswith("runs/few: ")
     listed = raysim("sweep", str(file), "--set", "rounds=2", "--status")
