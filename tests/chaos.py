@@ -41,7 +41,7 @@ KINDS = {"client actor": "ray::ClientActor", "server actor": "ray::ServerActor"}
 SIGNALS = {"driver": signal.SIGKILL, "driver by SIGTERM": signal.SIGTERM, "driver by Ctrl-C": signal.SIGINT}
 WEIGHTS = {"client actor": 5, "server actor": 3, "driver": 2, "driver by SIGTERM": 1, "driver by Ctrl-C": 1}
 STEPS = (
-    "raysim.tracking.folder:RunFolder.close",
+    "raysim.tracking.folder:RunFolder.end",
     "raysim.runs.execution:Execution._shut_down",
     "raysim.runs.execution:Execution._draw",
     "raysim.runs.execution:plot_accuracy",
