@@ -85,7 +85,7 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
 
 
 def _start(found: Preview, scenario: Scenario) -> str:
-    """The steps before a run's first round, which the estimate does not include."""
+    """Return the steps before a run's first round, which the estimate does not include."""
     if scenario.backend == "in_process":
         return "the start (reading the data)"
     processes = found.layout.num_actors + 1

@@ -99,7 +99,7 @@ class Comparison:
         return means
 
     def pairs(self, variant: str) -> list[tuple[int, str]]:
-        """The distinct (seed, partition digest) pairs of a variant's runs."""
+        """Return the distinct (seed, partition digest) pairs of a variant's runs."""
         return list(self._by_name[variant].counted)
 
     def published(self, variant: str) -> Mapping[str, Published]:
@@ -135,17 +135,17 @@ class Comparison:
         return estimate(list(values.values())) if values and self._all_reach(variant, measure) else None
 
     def reached(self, variant: str, measure: str) -> tuple[int, int]:
-        """How many of a variant's runs reach the target of a cost such as `rounds_to_0.5`, and how many runs it has."""
+        """Return the number of a variant's runs that reach the target of a cost, and the number of all its runs."""
         reaching = self.measured[variant].get(f"rounds_to_{measure.partition('_to_')[2]}", {})
         return len(reaching), len(self.pairs(variant))
 
     def _all_reach(self, variant: str, measure: str) -> bool:
-        """Whether all runs of a variant reach the target, if the measure is a cost to a target."""
+        """Return whether all runs of a variant reach the target, if the measure is a cost to a target."""
         runs, of = self.reached(variant, measure)
         return not is_cost_to_target(measure) or runs == of
 
     def difference(self, variant: str, measure: str) -> Estimate | None:
-        """The paired difference to the baseline, see `_pair`, over the seeds and partitions that both have.
+        """Return the paired difference to the baseline, see `_pair`, over the seeds and partitions that both have.
 
         None for the baseline itself, if there is no baseline, if the two share no seed and partition, or if a run of
         either does not reach its target.
@@ -154,7 +154,7 @@ class Comparison:
         return paired_difference(*pair) if pair else None
 
     def _pair(self, variant: str, measure: str) -> tuple[Mapping[Any, float], Mapping[Any, float]] | None:
-        """A measure's values for a variant and for the baseline: the one on the same task, or the only one."""
+        """Return a measure's values for a variant and for the baseline: the one on the same task, or the only one."""
         one, baselines = self._by_name[variant], [one for one in self.variants if one.is_baseline]
         others = [other.name for other in baselines if other.task == one.task or len(baselines) == 1]
         if one.is_baseline or not others or not all(self._all_reach(name, measure) for name in (variant, others[0])):
@@ -367,7 +367,7 @@ def _baseline_of(
 
 
 def _without_trials(runs: list[RunRecord]) -> tuple[list[RunRecord], list[str]]:
-    """The runs without trials of a tuning, and a note on these; if all are trials, all runs."""
+    """Return the runs without trials of a tuning, and a note on these; if all are trials, all runs."""
     trials = [run for run in runs if run.sweep and run.sweep.trials]
     if not trials or len(trials) == len(runs):
         return runs, []
@@ -405,7 +405,7 @@ def _sweep_of(
 
 
 def _command(folder: Path) -> str:
-    """The command that repeats a run, with results and MLflow's record in the current folder."""
+    """Return the command that repeats a run, with results and MLflow's record in the current folder."""
     scenario = shlex.quote(str(folder.absolute() / "resolved.yaml"))
     # Without the tags of a sweep, with which MLflow would show the run as another cell of the sweep.
     return f"raysim launch {scenario} --set output=repeated --set 'tracking={{}}'"

@@ -62,7 +62,7 @@ def _print(console: Console, text: str, style: str = "") -> None:
 
 
 def markdown(comparison: Comparison, shown: Sequence[Column] | None = None) -> str:
-    """The table of these columns, by default of all measures, in Markdown, with the notes below."""
+    """Return the table of these columns, by default of all measures, in Markdown, with the notes below."""
 
     def table(rows: list[list[str]]) -> list[str]:
         head, *body = ([text.replace("|", "\\|") for text in row] for row in rows)

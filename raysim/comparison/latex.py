@@ -112,7 +112,7 @@ class Marked(NamedTuple):
 
 
 def _column(comparison: Comparison, column: Column, bold: Bold) -> list[Marked]:
-    """The cells of a column; costs to a target have no counts if every run reaches the target."""
+    """Return the cells of a column; costs to a target have no counts if every run reaches the target."""
     measure, found = column.measure, cells(comparison, column)
     if column.kind != "mean":
         return [Marked(one, None) for one in found]
@@ -125,7 +125,7 @@ def _column(comparison: Comparison, column: Column, bold: Bold) -> list[Marked]:
 
 
 def _with_booktabs(head: str, column: Sequence[Marked]) -> tuple[str, list[str]]:
-    """The specification of a column, and its title and cells."""
+    """Return the specification of a column, and its title and cells."""
     return "r", [head, *(one.plain for one in column)]
 
 
@@ -152,21 +152,21 @@ def _with_siunitx(head: str, column: Sequence[Marked]) -> tuple[str, list[str]]:
 
 
 def _format(numbers: Sequence[str]) -> str:
-    """The column `S` for these numbers."""
+    """Return the column `S` for these numbers."""
     sign = "+" if any(number[0] in "+-" for number in numbers) else ""
     parts = [number.lstrip("+-").partition(".") for number in numbers]
     return rf"S[table-format={sign}{max(len(whole) for whole, _, _ in parts)}.{len(parts[0][2])}]"
 
 
 def _one(number: str, mark: Mark | None, align: str) -> str:
-    """A number in a column `S`; align: the column's alignment for a cell that replaces `S`."""
+    """Return a number in a column `S`; align: the column's alignment for a cell that replaces `S`."""
     if mark == "second":
         return rf"\multicolumn{{1}}{{{align}}}{{\underline{{\num{{{number}}}}}}}"
     return rf"\bfseries {number}" if mark == "best" else number
 
 
 def _signed(number: str) -> str:
-    """A number, perhaps with another one in brackets, whose sign is not a hyphen."""
+    """Return a number, perhaps with another one in brackets, whose sign is not a hyphen."""
     return re.sub(r"(^|\()([+-])(?=\d)", r"\1$\2$", number)
 
 
@@ -220,6 +220,6 @@ def marks(comparison: Comparison, measure: str, bold: Bold = "significant") -> d
 
 
 def _by_text(names: Sequence[str], shown: Mapping[str, str]) -> dict[str, Mark]:
-    """The marks of the variants of one task, from the best to the worst, by their means as printed."""
+    """Return the marks of the variants of one task, from the best to the worst, by their means as printed."""
     mark_of = dict(zip(dict.fromkeys(shown[name] for name in names), MARKS, strict=False))
     return {name: mark_of[shown[name]] for name in names if shown[name] in mark_of}

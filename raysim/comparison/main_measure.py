@@ -58,7 +58,7 @@ OVER_CLIENTS = ("worst_decile", "min", "jain", "macro_f1", "balanced", "std")
 
 
 def tuned_metric(selects: Iterable[str]) -> str | None:
-    """The test accuracy of current networks if their accuracy chose all tuned values, else None.
+    """Return the test accuracy of current networks if their accuracy chose all tuned values, else None.
 
     selects: the metric that chose, of each tuning.
     """
@@ -67,7 +67,7 @@ def tuned_metric(selects: Iterable[str]) -> str | None:
 
 
 def main_measure(metric: str | None, select: str) -> str:
-    """The measure that a comparison shows first: of this metric, or by default of accuracy/all.
+    """Return the measure that a comparison shows first: of this metric, or by default of accuracy/all.
 
     Raises `ScenarioError` if there is no such measure.
     """
@@ -85,7 +85,7 @@ def main_measure(metric: str | None, select: str) -> str:
 
 
 def first_accuracy(measures: Iterable[str], select: str) -> str | None:
-    """The measure that comes first if a table has these: the first of one accuracy; None if there is none.
+    """Return the measure that comes first if a table has these: the first of one accuracy; None if there is none.
 
     A measure of how the accuracy of own networks spreads over clients stands for this accuracy.
     """
@@ -98,7 +98,7 @@ def first_accuracy(measures: Iterable[str], select: str) -> str | None:
 
 
 def in_words(measure: str) -> str:
-    """The name of a measure of one accuracy in a sentence."""
+    """Return the name of a measure of one accuracy in a sentence."""
     accuracy, round = ORIGINS[measure]
     return {
         "last": f"last {accuracy.phrase}",

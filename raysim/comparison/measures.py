@@ -194,7 +194,7 @@ def canonical(name: str) -> str:
 
 
 def title(measure: str) -> str:
-    """The title of a measure's column, with the measure's own unit."""
+    """Return the title of a measure's column, with the measure's own unit."""
     if measure in MEASURES:
         return MEASURES[measure].title
     cost, target = measure.split("_to_")
@@ -207,10 +207,10 @@ def is_cost_to_target(measure: str) -> bool:
 
 
 def sends_nothing(measure: str, mean: float) -> bool:
-    """Whether the mean of a measure says that no byte was sent, as with Standalone; tables then show a dash."""
+    """Return whether the mean of a measure says that no byte was sent, as with Standalone; tables then show a dash."""
     return "mib" in measure and not mean
 
 
 def is_measure(name: str) -> bool:
-    """Whether `name` is a measure of a comparison."""
+    """Return whether `name` is a measure of a comparison."""
     return name in MEASURES or _TO_TARGET.fullmatch(name) is not None

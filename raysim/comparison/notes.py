@@ -61,18 +61,18 @@ def _unequal(what: str, facts: Iterable[tuple[str, Mapping[str, object]]]) -> li
 
 
 def _environment(run: RunRecord) -> dict[str, object]:
-    """The processor and the versions of the libraries that may change a result."""
+    """Return the processor and the versions of the libraries that may change a result."""
     versions = run.summary.get("versions", {})
     return {name: versions.get(name, "unknown") for name in ("raysim", "python", "torch", "numpy", "processor")}
 
 
 def _short(digests: Mapping[str, str]) -> dict[str, str]:
-    """The first digits of each digest."""
+    """Return the first digits of each digest."""
     return {name: digest[:8] for name, digest in digests.items()}
 
 
 def _unequal_data(counted: Sequence[tuple[str, RunRecord]]) -> list[str]:
-    """A sentence for each data set that was changed between runs with the same settings of data."""
+    """Return a sentence for each data set that was changed between runs with the same settings of data."""
     by_task: dict[str, list[tuple[str, dict[str, str]]]] = {}
     for name, run in counted:
         task = sorted((key, value) for key, value in run.keys.items() if key.startswith("data."))
@@ -125,7 +125,7 @@ def _on_runs(variant: Variant) -> list[str]:
 
 
 def _absent_clients(variants: Sequence[Variant]) -> list[str]:
-    """A sentence for each number of clients that have not taken part in the runs of a variant."""
+    """Return a sentence for each number of clients that have not taken part in the runs of a variant."""
     named: dict[str, list[str]] = {}
     for variant in variants:
         runs = list(variant.counted.values())
@@ -141,7 +141,7 @@ def _absent_clients(variants: Sequence[Variant]) -> list[str]:
 
 
 def _missing_seeds(variants: Sequence[Variant]) -> list[str]:
-    """A sentence for each variant without a seed that another variant has."""
+    """Return a sentence for each variant without a seed that another variant has."""
     every = {run.seed for variant in variants for run in variant.runs}
     notes = []
     for variant in variants:
@@ -151,7 +151,7 @@ def _missing_seeds(variants: Sequence[Variant]) -> list[str]:
 
 
 def _few_seeds(variants: Sequence[Variant], spread: Spread) -> list[str]:
-    """A sentence that names the variants with too few seeds for an interval or standard deviation."""
+    """Return a sentence that names the variants with too few seeds for an interval or standard deviation."""
     what, least = ("standard deviations", 2) if spread == "std" else ("confidence intervals", MIN_SEEDS)
     few = [variant.name for variant in variants if len(variant.counted) < least]
     if not few:
@@ -162,7 +162,7 @@ def _few_seeds(variants: Sequence[Variant], spread: Spread) -> list[str]:
 
 
 def _not_tuned(variants: Sequence[Variant]) -> list[str]:
-    """A sentence that names the variants of no tuned sweep, if other variants are of one."""
+    """Return a sentence that names the variants of no tuned sweep, if other variants are of one."""
     others = [variant.name for variant in variants if not variant.tunings]
     if not others or len(others) == len(variants):
         return []

@@ -78,7 +78,7 @@ def _one_by_one(runs: Sequence[RunRecord]) -> list[Variant]:
 
 
 def _drawable(metric: str, kind: str) -> Accuracy:
-    """The accuracy of a metric. Raises `ScenarioError` if this kind of figure cannot show it."""
+    """Return the accuracy of a metric. Raises `ScenarioError` if this kind of figure cannot show it."""
     needs, allowed = "", [one.metric for one in DRAWABLE.values() if one.has_clients]
     if kind in ("boxes", "clients") and metric not in allowed:
         needs = "a value for each client, but this metric is only a mean"

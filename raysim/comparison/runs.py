@@ -186,7 +186,7 @@ class RunRecord:
         return int(t[value.argmax()]) if len(t) else None
 
     def clients_of(self, measure: str) -> pa.Table:
-        """A row per client, by id: `client`, `model` and, in `accuracy`, its value of a measure of `ORIGINS`.
+        """Return a row per client, by id: `client`, `model` and, in `accuracy`, its value of a measure of `ORIGINS`.
 
         Empty if clients have no values of their own, or if the round of the measure is not known.
         """
@@ -203,7 +203,7 @@ class RunRecord:
         return self._of_clients[measure]
 
     def _round_of(self, metric: str, chosen: str) -> int | None:
-        """The round that a measure is chosen by, one of `Chosen`; None: the last one, or not known."""
+        """Return the round that a measure is chosen by, one of `Chosen`; None: the last one, or not known."""
         if chosen == "best":
             return self._best_round(metric)
         return {"last": None, "val": self.best_val_round, "val_current": self.best_val_current_round}[chosen]
@@ -280,7 +280,7 @@ class RunRecord:
         return float(value[within].sum()) / count / unit if count else None
 
     def _total(self, metric: str, unit: float, until: int | None = None) -> float | None:
-        """The value of a cumulative metric after the last round, or after round `until`."""
+        """Return the value of a cumulative metric after the last round, or after round `until`."""
         t, value = self.series(metric)
         if until is not None:
             value = value[t <= until]
@@ -337,7 +337,7 @@ def _why_empty(folder: Path) -> str:
 
 
 def run_folders(path: Path) -> list[Path]:
-    """The path itself if it is a run folder, else the run folders below it. Raises `ScenarioError`."""
+    """Return the path itself if it is a run folder, else the run folders below it. Raises `ScenarioError`."""
     if (path / "summary.json").exists():
         return [path]
     found = []

@@ -121,7 +121,7 @@ def scale_of(comparison: Comparison, column: Column) -> Scale:
 
 
 def _estimates(comparison: Comparison, column: Column) -> list[Estimate | None]:
-    """The numbers of a column, one per variant."""
+    """Return the numbers of a column, one per variant."""
     names = [variant.name for variant in comparison.variants]
     if column.kind == "difference":
         return [comparison.difference(name, column.measure) for name in names]
@@ -137,7 +137,7 @@ def _sizes(estimates: Iterable[Estimate | None]) -> list[float]:
 
 
 def columns(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[Column]:
-    """The columns of a table of these measures.
+    """Return the columns of a table of these measures.
 
     differences: the measures that are followed by the paired difference to the baseline, if there is a baseline, and by
     its p-value. A measure that a paper printed is followed by the published value.
@@ -177,7 +177,7 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
 
 
 def rows_of(comparison: Comparison, shown: Sequence[Column]) -> list[list[str]]:
-    """The table of variants with these columns: a title row, then a row per variant."""
+    """Return the table of variants with these columns: a title row, then a row per variant."""
     first = ["variant", *(variant.name for variant in comparison.variants)]
     others = [[title, *map(str, cells(comparison, column))] for column, title in titled(comparison, shown)]
     return [list(row) for row in zip(first, *others, strict=True)]
@@ -216,7 +216,7 @@ def cells(comparison: Comparison, column: Column) -> list[TableCell]:
 
 
 def _cell(comparison: Comparison, name: str, column: Column, scale: Scale, found: Estimate | None) -> TableCell:
-    """A mean or a difference, with its spread; "-" if nothing was measured or sent.
+    """Return a mean or a difference, with its spread; "-" if nothing was measured or sent.
 
     There is no spread if there are too few seeds, or if a cost is the same with every seed.
     """
@@ -239,7 +239,7 @@ def _cell(comparison: Comparison, name: str, column: Column, scale: Scale, found
 
 
 def _published(comparison: Comparison, name: str, column: Column, scale: Scale, paper: Estimate | None) -> TableCell:
-    """A paper's value and, in brackets, the measured mean minus that value."""
+    """Return a paper's value and, in brackets, the measured mean minus that value."""
     if paper is None:
         return TableCell("-")
     found = comparison.estimate(name, column.measure)
@@ -271,7 +271,7 @@ def task_rows(comparison: Comparison) -> list[list[str]]:
 
 
 def tasks_legend(measure: str) -> str:
-    """The explanation of the table of methods over all tasks. measure: the main one of the comparison."""
+    """Return the explanation of the table of methods over all tasks. measure: the main one of the comparison."""
     return (
         f"IQM, in %, is the interquartile mean of the {in_words(measure)}. It covers all tasks, and the seeds that a "
         "method has on every task; a task is a combination of data and client settings."
@@ -279,12 +279,12 @@ def tasks_legend(measure: str) -> str:
 
 
 def _printed(comparison: Comparison) -> set[str]:
-    """The measures of which a paper printed a value."""
+    """Return the measures of which a paper printed a value."""
     return {measure for variant in comparison.variants for measure in comparison.published(variant.name)}
 
 
 def short(comparison: Comparison) -> list[str]:
-    """The measures of the short table, beginning with the one that is tested and drawn."""
+    """Return the measures of the short table, beginning with the one that is tested and drawn."""
     printed = _printed(comparison)
     costs = ("rounds_to_", "virtual_s_to_")
     columns = COLUMNS if comparison.select == "last" else (*VAL_COLUMNS[comparison.select], *COSTS)
@@ -293,17 +293,17 @@ def short(comparison: Comparison) -> list[str]:
 
 
 def short_columns(comparison: Comparison) -> list[Column]:
-    """The columns of the short table."""
+    """Return the columns of the short table."""
     return columns(comparison, short(comparison), {comparison.main})
 
 
 def all_columns(comparison: Comparison) -> list[Column]:
-    """The columns of the table of all measures."""
+    """Return the columns of the table of all measures."""
     return columns(comparison, comparison.measures, ACCURACIES)
 
 
 def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
-    """The explanation of the signs and titles of a table with these columns."""
+    """Return the explanation of the signs and titles of a table with these columns."""
     kinds = {column.kind for column in shown}
     measures = {column.measure for column in shown if column.kind == "mean"}
     sentences = []
@@ -352,7 +352,7 @@ def legend(comparison: Comparison, shown: Sequence[Column]) -> str:
 
 
 def _seeds(comparison: Comparison) -> str:
-    """How many seeds each variant has."""
+    """Return how many seeds each variant has."""
     counts = {variant.name: len(comparison.pairs(variant.name)) for variant in comparison.variants}
     if len(set(counts.values())) == 1:
         return f"{plural(next(iter(counts.values())), 'seed')} per variant."

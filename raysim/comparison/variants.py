@@ -168,7 +168,7 @@ def _without_tuned_values(variants: Sequence[Variant]) -> Sequence[Variant]:
 
 
 def _implied(key: str, deciding: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the keys in `IMPLIED_BY` imply a key's value in all these settings."""
+    """Return whether the keys in `IMPLIED_BY` imply a key's value in all these settings."""
     by = next((keys for start, keys in IMPLIED_BY.items() if key == start or key.startswith(f"{start}.")), None)
     if by is None:
         return False
@@ -237,18 +237,18 @@ def _called(runs: Sequence[RunRecord]) -> dict[str, str]:
 
 
 def with_distinct_names(variants: Sequence[Variant]) -> list[Variant]:
-    """The variants with clean, unique names."""
+    """Return the variants with clean, unique names."""
     labels = distinct(variant.name for variant in variants)
     return [replace(variant, label=label) for variant, label in zip(variants, labels, strict=True)]
 
 
 def differs(key: Any, mappings: Iterable[Mapping[Any, Any]]) -> bool:
-    """Whether mappings have different values of a key."""
+    """Return whether mappings have different values of a key."""
     return len({repr(one.get(key)) for one in mappings}) > 1
 
 
 def baselines_of(variants: Sequence[Variant], baseline: str) -> tuple[str, list[Variant]]:
-    """The baseline's name in tables, and its variants, at most one per task. Raises `ScenarioError`.
+    """Return the baseline's name in tables, and its variants, at most one per task. Raises `ScenarioError`.
 
     baseline: a name in the sweep's `runs`, or the name of a method, an algorithm or a variant; the last two stand for
     their method.
@@ -275,7 +275,7 @@ def baselines_of(variants: Sequence[Variant], baseline: str) -> tuple[str, list[
 
 
 def is_task(key: str) -> bool:
-    """Whether a key belongs to the task, the data and clients of a run."""
+    """Return whether a key belongs to the task, the data and clients of a run."""
     return key.startswith(("data.", "clients."))
 
 

@@ -36,7 +36,7 @@ FEW = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the rounds of a run need, except the samples, which travel separately. Every process gets it once."""
+    """All that the rounds of a run need, except the samples, which travel separately. Each process gets one."""
 
     algorithm: AnyAlgorithm
     seed: int

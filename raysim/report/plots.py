@@ -70,7 +70,7 @@ class Curve:
 
 
 def longest_label(width: Width) -> int:
-    """The most characters of a label in a legend."""
+    """Return the most characters of a label in a legend."""
     return 46 if width == "one-column" else 80
 
 
@@ -284,7 +284,7 @@ def run_curves(rows: Sequence[Mapping[str, Any]], over: str, accuracy: Accuracy 
 
 
 def series_of(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[float], list[float]]:
-    """The values of two metrics in the rounds that have finite values of both."""
+    """Return the values of two metrics in the rounds that have finite values of both."""
     points = [(row.get(x), row.get(y)) for row in rows]
     known = [(a, b) for a, b in points if a is not None and b is not None and abs(a) < 1e300 and math.isfinite(b)]
     return [a for a, _ in known], [b for _, b in known]

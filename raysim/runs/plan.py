@@ -1,4 +1,4 @@
-"""`make_plan`: what a scenario asks for, on this machine and with its data, as the plan of a run."""
+"""`make_plan` turns a scenario, its data and the resources of this machine or cluster into the plan of a run."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Preview:
     samples_mb: float
 
     def share(self, group: ActorGroup) -> float:
-        """The number of clients per actor of a group."""
+        """Return the number of clients per actor of a group."""
         return len(group.clients) / group.actors
 
 
@@ -169,7 +169,7 @@ def samples_mb(scenario: Scenario) -> float:
 
 
 def _clients(scenario: Scenario, name: str) -> int:
-    """The number of clients with an architecture."""
+    """Return the number of clients with an architecture."""
     clients = scenario.clients
     return sum(clients.models[k % len(clients.models)] == name for k in range(clients.number))
 

@@ -96,7 +96,7 @@ def how_to_continue(scenario: Scenario, resume_line: str, early: bool = False) -
 
 
 def _may_have_more_rounds(scenario: Scenario, had: int, have: int) -> bool:
-    """Whether a run with `had` rounds equals the first `had` rounds of a run with `have` rounds.
+    """Return whether a run with `had` rounds equals the first `had` rounds of a run with `have` rounds.
 
     It does not if the method or the learning rate depends on the total number of rounds.
     """

@@ -93,11 +93,11 @@ class ParsedScenario:
         return replace(self, algorithm=algorithm)
 
     def resolved_yaml(self) -> str:
-        """The resolved scenario as YAML; loading it gives the same run."""
+        """Return the resolved scenario as YAML; loading it gives the same run."""
         return yaml.dump(dict(self.resolved), Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
     def flat(self) -> dict[str, Scalar]:
-        """The resolved scenario with dotted keys; lists as YAML text."""
+        """Return the resolved scenario with dotted keys; lists as YAML text."""
         return dict(flatten(self.resolved))
 
     @property
@@ -169,7 +169,7 @@ class ParsedScenario:
         return self.settings.failure
 
     def seed_of(self, what: Literal["data", "weights", "cohorts"]) -> int:
-        """The seed of one source of randomness."""
+        """Return the seed of one source of randomness."""
         return self.settings.seed_of(what)
 
 

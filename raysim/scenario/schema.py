@@ -473,7 +473,7 @@ class Settings(Section):
     failure: Failure = Failure()
 
     def seed_of(self, what: Literal["data", "weights", "cohorts"]) -> int:
-        """The seed of one source of randomness."""
+        """Return the seed of one source of randomness."""
         own: int | None = getattr(self.seeds, what)
         return self.seed if own is None else own
 
@@ -506,7 +506,7 @@ FREE = (
 
 
 def decides(key: str) -> bool:
-    """Whether a dotted key of the scenario affects the result of a run."""
+    """Return whether a dotted key of the scenario affects the result of a run."""
     return not any(key == free or key.startswith(f"{free}.") for free in FREE)
 
 

@@ -196,7 +196,7 @@ def _section_at(model: type[BaseModel], key: Key) -> type[BaseModel]:
 
 
 def _model_in(annotation: Any) -> Any:
-    """The pydantic model inside an annotation such as `list[Override]`, or None."""
+    """Return the pydantic model inside an annotation such as `list[Override]`, or None."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((model for arg in get_args(annotation) if (model := _model_in(arg)) is not None), None)

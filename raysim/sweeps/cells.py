@@ -84,7 +84,7 @@ class Sweep:
     folder: Path = Path()  # of the sweep file
 
     def card(self) -> SweepCard:
-        """The facts that the comparison of the cells needs, without pending cells."""
+        """Return the facts that the comparison of the cells needs, without pending cells."""
         known = [cell for cell in self.cells if not cell.pending]
         cells = {cell.folder_name: CellCard(cell.label, cell.published, cell.runs) for cell in known}
         return SweepCard(
@@ -155,7 +155,7 @@ class CellMaker:
         return places
 
     def _runs_instead(self, key: str, assignments: Mapping[str, Any]) -> str:
-        """The remedy if the grid gave a method's key to a method without it: a grid of some methods only."""
+        """Return the remedy if the grid gave a method's key to a method without it: a grid of some methods only."""
         if not key.startswith("algorithm.") or key not in self.axes or len(self.axes.get("algorithm.name", ())) < 2:
             return ""
         name = f"algorithm.name={written(assignments['algorithm.name'])}"
@@ -167,7 +167,7 @@ class CellMaker:
         )
 
     def _load(self, sets: tuple[str, ...], places: Mapping[str, str]) -> tuple[ParsedScenario, tuple[str, ...]]:
-        """The scenario of a cell, and its overrides of the base. Raises `ScenarioError`."""
+        """Return the scenario of a cell, and its overrides of the base. Raises `ScenarioError`."""
         scenario = parse_scenario(self.base, sets, sweep=self.file.parent, places=places)
         if self.fast:
             smaller = _fast(scenario)
@@ -178,7 +178,7 @@ class CellMaker:
     def _names(
         self, variant: CellVariant, of_seed: Sequence[str], trial: int | None, scenario: ParsedScenario | None
     ) -> tuple[str, str]:
-        """A cell's label, and its name with the seed. scenario: None: it could not be loaded."""
+        """Return a cell's label, and its name with the seed. scenario: None: it could not be loaded."""
         parts = [
             self._method(scenario, value) if key == "algorithm.name" else f"{key}={shown_value(value)}"
             for key, value in variant.assignments if key != "seed"
@@ -191,7 +191,7 @@ class CellMaker:
         return label, " ".join([label, *seeds, *of_seed]).strip() or "base"
 
     def _method(self, scenario: ParsedScenario | None, value: Any) -> str:
-        """The name in tables of an algorithm of the grid."""
+        """Return the name in tables of an algorithm of the grid."""
         name = shown_value(value)
         if scenario is None:
             return name
@@ -246,7 +246,7 @@ def _fast(scenario: ParsedScenario) -> list[str]:
 
 
 def identity(scenario: ParsedScenario) -> str:
-    """A digest of everything that decides a run's result: the deciding keys, versions and the method's code."""
+    """Return a digest of everything that decides a run's result: the deciding keys, versions and the method's code."""
     keys = {key: value for key, value in scenario.flat().items() if decides(key)}
     all_versions = versions()
     deciding = {"scenario": keys, "versions": {name: all_versions[name] for name in ("raysim", "torch")}}
@@ -281,7 +281,7 @@ def refuse_edited(cell: Cell, sweep: Sweep) -> None:
 
 
 def chosen_cells(sweep: Sweep, only: Sequence[str]) -> list[Cell]:
-    """The cells with one of these names, in the sweep's order; all cells if there are no names.
+    """Return the cells with one of these names, in the sweep's order; all cells if there are no names.
 
     A name, in which upper and lower case are the same, is that of a cell, with or without its seed, of its method, or
     of the entries in `runs` that define it; or a shell pattern for one, such as "*lr=0.1*".

@@ -99,7 +99,7 @@ class Tuning:
         return replace(self, candidates=tuple(chosen))
 
     def points(self, candidate: Candidate) -> list[dict[str, Any]]:
-        """The values of every trial, of a grid or of random draws."""
+        """Return the values of every trial, of a grid or of random draws."""
         if self.settings.search == "grid":
             lists = {key: one for key, one in candidate.space.items() if isinstance(one, Values)}
             return grid(lists)[: candidate.trials]
@@ -261,7 +261,7 @@ class TuningProgress:
 
 
 def score(state: CellState, metric: str) -> float:
-    """The last value of a metric that a cell measured in its rounds.
+    """Return the last value of a metric that a cell measured in its rounds.
 
     NaN if the cell failed, if it did not measure the metric, or if a loss was NaN or infinite before.
     """
@@ -279,7 +279,7 @@ def with_choices(sweep: Sweep) -> Sweep:
 
 
 def trials_card(tuning: Tuning, progress: Sequence[TuningProgress]) -> TrialsCard:
-    """The record of the trials that are known in `sweep.json`, in the order of their methods."""
+    """Return the record of the trials that are known in `sweep.json`, in the order of their methods."""
     trials = [
         TrialCard(
             one.candidate.name,
@@ -319,7 +319,7 @@ def write_journal(tuning: Tuning, progress: Sequence[TuningProgress]) -> None:
 
 
 def _optuna_trial(progress: TuningProgress, trial: TuningTrial) -> Any:
-    """A trial for Optuna: successive halving prunes trials."""
+    """Return a trial for Optuna: successive halving prunes trials."""
     from optuna.trial import TrialState, create_trial
 
     ended_early = trial.rounds < progress.candidate.steps[-1]

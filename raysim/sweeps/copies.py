@@ -78,7 +78,7 @@ def download(sweep: Sweep) -> None:
 
 
 def _is_newer(fs: Any, there: str, local: Path) -> bool:
-    """Whether the local folder lacks a run, or the run has come further at the address."""
+    """Return whether the local folder lacks a run, or the run has come further at the address."""
     if not (local / SUMMARY).exists():
         return True
     here = read_summary(local)
@@ -135,7 +135,7 @@ def upload(sweep: Sweep) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """All files below a folder, except hidden ones such as locks, and except those in hidden folders."""
+    """Return all files below a folder, except hidden ones such as locks, and except those in hidden folders."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return sorted(path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 

@@ -184,12 +184,12 @@ def _different_runs(made: Sequence[VariantCells], spaces: Sequence[Space], maker
 
 
 def _keys_of(overrides: Sequence[str], place: str) -> dict[str, str]:
-    """The key of each override -> the place where they are written."""
+    """Return the key of each override -> the place where they are written."""
     return dict.fromkeys(map(override_key, overrides), place)
 
 
 def _about(text: str, base: Path | Mapping[str, Any]) -> str:
-    """The comment at the top of a sweep file, and that of its base with the base's name."""
+    """Return the comment at the top of a sweep file, and that of its base with the base's name."""
     own = opening_comment(text)
     if not isinstance(base, Path) or not (of_base := opening_comment(read_text(base))):
         return own
@@ -220,12 +220,12 @@ def files_of(path: Path) -> list[Path]:
 
 
 def is_sweep(raw: Mapping[str, Any]) -> bool:
-    """Whether the content of a file is a sweep, not a scenario; in a scenario, `seeds` is a mapping."""
+    """Return whether the content of a file is a sweep, not a scenario; in a scenario, `seeds` is a mapping."""
     return bool(SWEEP_KEYS & raw.keys()) or not isinstance(raw.get("seeds", {}), Mapping)
 
 
 def _kind(key: str) -> str:
-    """The allowed values of a key of a sweep file, in words."""
+    """Return the allowed values of a key of a sweep file, in words."""
     words = {"seeds": "a list of integers, or a range such as 1..5", "base": "a scenario file, or its keys and values"}
     if key in words:
         return words[key]
@@ -253,7 +253,7 @@ def _base(raw: Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
 
 
 def _base_file(base: str, path: Path) -> Path:
-    """The file of a sweep's base: beside the sweep file, or else the bundled scenario of this name.
+    """Return the file of a sweep's base: beside the sweep file, or else the bundled scenario of this name.
 
     As in `scenario_file`, a folder does not hide a bundled scenario.
     """
@@ -325,7 +325,7 @@ def _runs(raw: Mapping[str, Any], file: str) -> list[_Run]:
 
 
 def _has_grid(entry: Any) -> bool:
-    """Whether a value in `runs` is a run with a grid of its own, not an axis of runs."""
+    """Return whether a value in `runs` is a run with a grid of its own, not an axis of runs."""
     return isinstance(entry, dict) and isinstance(entry.get("grid"), dict) and entry.keys() <= {"set", "grid"}
 
 

@@ -46,7 +46,7 @@ def _groups(states: Sequence[CellState]) -> dict[str, list[int]]:
 
 
 def _collapsed(states: Sequence[CellState], costs: Sequence[float | None] | None) -> list[str]:
-    """A line per group: how many of its cells are in each state, and the rounds done or the mean seconds.
+    """Return a line per group: how many of its cells are in each state, and the rounds done or the mean seconds.
 
     Reasons why cells are not done follow in lines of their own, equal ones once.
     """
@@ -160,7 +160,7 @@ class PlainProgress:
         """Do nothing; `LiveProgress` ends its display."""
 
     def _result(self, state: CellState) -> str:
-        """The accuracy of a finished cell; of a trial, its values and the score by which it is judged."""
+        """Return the accuracy of a finished cell; of a trial, its values and the score by which it is judged."""
         tuning = self.sweep.tuning
         if not state.cell.values or tuning is None:
             return _accuracy(state)
@@ -230,7 +230,7 @@ class LiveProgress(PlainProgress):
 
 
 def _shown_state(state: CellState, running: Mapping[str, int]) -> State:
-    """A cell's state while the sweep runs: a trial that halving paused waits until it continues."""
+    """Return a cell's state while the sweep runs: a trial that halving paused waits until it continues."""
     if state.cell.name in running:
         return "running"
     return "waiting" if state.state == "interrupted" and state.cell.values else state.state

@@ -26,7 +26,7 @@ class Estimator:
     refused: dict[str, str] = field(default_factory=dict)  # a cell that can never run, one per variant -> the reason
 
     def of(self, states: Sequence[CellState]) -> list[float | None]:
-        """The seconds of each cell with all its rounds; None: unknown."""
+        """Return the seconds of each cell with all its rounds; None: unknown."""
         finished: dict[str, list[float]] = {}
         for one in states:
             if one.state == "done" and one.folder is not None:
@@ -49,7 +49,7 @@ class Estimator:
 
 
 def seconds_of_trials(tuning: Tuning, progress: Sequence[TuningProgress]) -> tuple[list[float | None], list[str]]:
-    """The seconds of a cell of each candidate with all its rounds, and one sentence per time that is not known.
+    """Return the seconds of a cell of each candidate with all its rounds, and one sentence per time that is not known.
 
     It is that of the first trial: the values of the others may change it.
     """

@@ -106,7 +106,8 @@ def run_sweep(
             with ParentRun(uri, sweep.name, sweep.output) as parent:
                 run_cells(left, states, sweep, parent, workers, partial(_show_cells, show, states, chosen, earlier, 0))
                 workers.close()
-                forget_data()  # files may have changed while the cells ran: two data sets must not be in one table
+                # Data files may have changed while the cells ran, and one table must not mix two data sets.
+                forget_data()
                 now = states_of(sweep)
                 states |= {one.cell.name: one for one in now if "done" in (one.state, states[one.cell.name].state)}
                 try:

@@ -42,7 +42,7 @@ def halving(points: Sequence[Point], steps: Sequence[int], keep: Fraction, small
 
 
 def planned(trials: int, steps: Sequence[int], keep: Fraction) -> list[int]:
-    """The rounds that all trials of each batch of `halving` run together, if no trial fails."""
+    """Return the rounds that all trials of each batch of `halving` run together, if no trial fails."""
     batches = []
     for earlier, later in pairwise([0, *steps]):
         batches.append(trials * (later - earlier))
@@ -71,7 +71,7 @@ def tpe(space: Space, trials: int, until: int, seed: int, method: str, smaller: 
 
 
 def ranked(scores: Mapping[int, float], smaller: bool) -> list[int]:
-    """The trials with a finite score, from the best to the worst; of equal trials, the earlier one comes first.
+    """Return the trials with a finite score, from the best to the worst; of equal trials, the earlier one comes first.
 
     scores: trial -> score. smaller: whether smaller scores are better.
     """
@@ -91,7 +91,7 @@ def distribution(domain: Domain) -> Any:
 
 
 def choice(value: Any) -> Any:
-    """A value of a list for Optuna, which accepts no lists or mappings: these as YAML in one line."""
+    """Return a value of a list for Optuna, which accepts no lists or mappings: these as YAML in one line."""
     return value if value is None or isinstance(value, bool | int | float | str) else written(value)
 
 

@@ -41,7 +41,7 @@ class Values:
         return len(self.values)
 
     def at(self, part: float) -> Any:
-        """The value at a part of the list, from 0 to 1."""
+        """Return the value at a part of the list, from 0 to 1."""
         return self.values[_index(part, len(self.values))]
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Values:
         return self.values
 
     def edge(self, value: Any) -> Edge:
-        """The edge that a value of a list of three numbers or more lies on; other lists have none."""
+        """Return the edge that a value of a list of three numbers or more lies on; other lists have none."""
         numbers = [one for one in self.values if isinstance(one, int | float) and not isinstance(one, bool)]
         if len(numbers) < len(self.values) or len(numbers) < 3:
             return ""
@@ -74,7 +74,7 @@ class ValueRange:
         return self.high - self.low + 1 if self.kind == "integer" else math.inf
 
     def at(self, part: float) -> float | int:
-        """The number at a part of the range, from 0 to 1; of a range `log`, at this part of the logarithms."""
+        """Return the number at a part of the range, from 0 to 1; of a range `log`, at this part of the logarithms."""
         if self.kind == "integer":
             return int(self.low) + _index(part, int(self.size))
         low, high = self._scaled(self.low), self._scaled(self.high)
@@ -90,11 +90,11 @@ class ValueRange:
         return shown({self.kind: [self.low, self.high]})
 
     def ends(self) -> tuple[Any, ...]:
-        """The least and the greatest number."""
+        """Return the least and the greatest number."""
         return (int(self.low), int(self.high)) if self.kind == "integer" else (self.low, self.high)
 
     def edge(self, value: Any) -> Edge:
-        """The end of the range that a number is, or that it is near (`NEAR_EDGE`)."""
+        """Return the end of the range that a number is, or that it is near (`NEAR_EDGE`)."""
         low, high, at = (self._scaled(one) for one in (self.low, self.high, value))
         near = NEAR_EDGE * (high - low)
         return "lower" if at <= low + near else "upper" if at >= high - near else ""
@@ -128,7 +128,7 @@ def domain(raw: Any, key: str, file: str) -> Domain:
 
 
 def number_of_points(space: Space) -> float:
-    """The number of different points of a space; infinite if a key has a range of real numbers."""
+    """Return the number of different points of a space; infinite if a key has a range of real numbers."""
     return math.prod(one.size for one in space.values())
 
 
@@ -200,5 +200,5 @@ def corners(space: Space) -> list[dict[str, Any]]:
 
 
 def _index(part: float, count: int) -> int:
-    """The index of the one of `count` equal parts of [0, 1] that contains a number."""
+    """Return the index of the one of `count` equal parts of [0, 1] that contains a number."""
     return min(int(part * count), count - 1)

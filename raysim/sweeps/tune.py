@@ -74,7 +74,10 @@ NOT_TUNED = ("seed", "seeds", "rounds", "evaluation", "stop", "algorithm.name")
 
 
 def read_tune(raw: Mapping[str, Any], text: str, file: str) -> Tune:
-    """Check the keys of `tune` that are not about single scenarios. text: of the file. Raises `ScenarioError`."""
+    """Check the section `tune` by itself, without the scenarios of its trials. text: the sweep file's content.
+
+    Raises `ScenarioError`.
+    """
     tune: Tune = validated(Tune, raw, Origin(file, text, {}), ("tune",))
     if not tune.space and not tune.methods:
         raise ScenarioError("give `space`, `methods`, or both", key="tune", origin=file)
@@ -91,7 +94,7 @@ def read_tune(raw: Mapping[str, Any], text: str, file: str) -> Tune:
 
 
 def spaces_of(tune: Tune, variants: Sequence[VariantCells], file: str) -> list[Space]:
-    """The space of each variant. Raises `ScenarioError` for a name in `tune.methods` that no variant has."""
+    """Return the space of each variant. Raises `ScenarioError` for a name in `tune.methods` that no variant has."""
     shared = _space(tune.space, "tune.space", file)
     methods = {name: _space(keys, f"tune.methods.{name}", file) for name, keys in tune.methods.items()}
     spaces: list[Space] = []
@@ -169,7 +172,7 @@ def _candidate(
 
 
 def _number_of_trials(tune: Tune, space: Space, name: str, file: str) -> int:
-    """The trials of a method with this space, called `name`. Raises `ScenarioError` if they do not fit."""
+    """Return the trials of a method with this space, called `name`. Raises `ScenarioError` if they do not fit."""
     size = number_of_points(space)
     if tune.search == "grid" and (size > MOST_TRIALS or any(isinstance(one, ValueRange) for one in space.values())):
         text = f"grid tries every combination of lists, at most {MOST_TRIALS}, but {name} has a range or more of them"

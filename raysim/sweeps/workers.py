@@ -204,7 +204,7 @@ class _Queue:
 
 
 def is_large(cell: Cell, parallel: int | None) -> bool:
-    """Whether a cell asks for client actors, or exceeds a task's share of this machine's memory.
+    """Return whether a cell asks for client actors, or exceeds a task's share of this machine's memory.
 
     parallel: number of tasks on this machine, or on all nodes of the cluster at RAY_ADDRESS, of which this machine is
     taken to have at most one per CPU; default: one per CPU.
@@ -224,14 +224,14 @@ def is_large(cell: Cell, parallel: int | None) -> bool:
 
 
 def _asks_for_actors(scenario: ParsedScenario) -> bool:
-    """Whether the scenario sets `backend`, or client actors in `resources`: their number or `overrides`."""
+    """Return whether the scenario sets `backend`, or client actors in `resources`: their number or `overrides`."""
     resources = scenario.resources
     numbers = (resources.actors, resources.clients_per_actor)
     return "backend" in scenario.settings.model_fields_set or numbers != ("auto", "auto") or bool(resources.overrides)
 
 
 def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> CellTask:
-    """The task of a cell, which means the same in any working directory.
+    """Return the task of a cell, which means the same in any working directory.
 
     Raises `ScenarioError` if the cell cannot be made from the present files, or would be another run.
     """
@@ -249,14 +249,14 @@ def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> 
 
 
 def waiting(state: CellState, sweep: Sweep, why: str) -> CellState:
-    """The state of a cell that did not fail: it runs again once the cause is gone. Logs the cause."""
+    """Return the state of a cell that did not fail: it runs again once the cause is gone. Logs the cause."""
     logger.warning(f"{state.cell.name}: {why}")
     state = state_of(state.cell, sweep)
     return replace(state, reason=state.reason or why)
 
 
 def state_after(outcome: Outcome, cell: Cell, sweep: Sweep) -> CellState:
-    """The state of a cell after its task ended; logs why the cell is not done."""
+    """Return the state of a cell after its task ended; logs why the cell is not done."""
     if outcome.folder is not None and not outcome.folder.exists():
         outcome = replace(outcome, error=f"the run folder {outcome.folder} does not exist; it was moved or deleted")
     if outcome.error:

@@ -52,7 +52,7 @@ def load_mlflow(uri: str) -> Any:
 
 
 def is_new(resolved: str) -> bool:
-    """Whether the database of a resolved `sqlite:` address does not exist yet; False for a server."""
+    """Return whether the database of a resolved `sqlite:` address does not exist yet; False for a server."""
     database = database_path(resolved)
     return database is not None and not (database.exists() and database.stat().st_size)
 

@@ -112,7 +112,7 @@ def shown(uri: str) -> str:
 
 
 def is_loopback(uri: str) -> bool:
-    """Whether a server is on this machine, so that it must be reached without a proxy."""
+    """Return whether a server is on this machine, so that it must be reached without a proxy."""
     host = urlsplit(uri).hostname or ""
     return host in {"localhost", "::1"} or host.startswith("127.")
 

@@ -26,7 +26,7 @@ class EvaluationSchedule:
         return "whole" if is_last or t % (self.global_every or 1) == 0 else "own"
 
     def extra(self, t: int) -> bool:
-        """Whether clients are tested in round `t` only because it is the last round."""
+        """Return whether clients are tested in round `t` only because it is the last round."""
         return t == self.rounds and t % self.every > 0
 
     def tests_all(self, t: int) -> bool:
