@@ -113,7 +113,7 @@ def _run(path: Path | None, options: argparse.Namespace) -> int:
     parsed = None if path is None else parse_scenario(path, options.sets)
     tracker = JobLogTracker()
     if options.run is not None:
-        output = Path("runs").absolute() if parsed is None else parsed.settings.output_folder
+        output = Path("runs").absolute() if parsed is None else parsed.output_folder
         folder = find_run(options.run, output)
         report(run_folder=folder)
         result = Run(folder).resume(

@@ -66,7 +66,7 @@ def begin(scenario: Scenario, options: Options) -> Path:
             init=None if scenario.init is None else scenario.init.model_dump(mode="json"),
             inputs=data.inputs,
         )
-        run_folder = RunFolder.create(scenario.settings.results_folder(), run_id)
+        run_folder = RunFolder.create(scenario.results_folder(), run_id)
         Execution(scenario, plan, data, identity, run_folder, options).run()
         return run_folder.path
 

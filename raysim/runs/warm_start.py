@@ -51,7 +51,7 @@ def warm_start(scenario: Scenario, plan: Plan, data: RunData) -> tuple[Scenario,
     filled = init.model_copy(update={"run": str(folder), "digest": digest})
     scenario = replace(
         scenario,
-        settings=scenario.settings.model_copy(update={"init": filled}),
+        init=filled,
         resolved={**scenario.resolved, "init": filled.model_dump(mode="json")},
     )
     return scenario, replace(plan, initial=initial), replace(data, notes=(*data.notes, *notes))

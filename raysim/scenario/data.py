@@ -154,9 +154,8 @@ def with_count(
         )
     if number is None:
         return parsed
-    settings = parsed.settings.model_copy(update={"clients": clients.model_copy(update={"count": number})})
     resolved = {**parsed.resolved, "clients": {**parsed.resolved["clients"], "count": number}}
-    return replace(parsed, settings=settings, resolved=resolved)
+    return replace(parsed, clients=clients.model_copy(update={"count": number}), resolved=resolved)
 
 
 def public_samples(parsed: ParsedScenario, dataset: DatasetSpec, partition: Any) -> tuple[int, int]:

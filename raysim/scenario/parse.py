@@ -5,7 +5,7 @@ Only the method is looked up here; `raysim.scenario.scenario` looks up everythin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -48,15 +48,30 @@ SWEEP_KEYS = {"base", "grid", "runs", "tune"}
 """Keys that a sweep file may have, but no scenario."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ParsedScenario:
-    """A scenario's keys with valid values and defaults; only the method that they name is looked up.
+    """A scenario's keys with valid values and defaults; only the method that they name is looked up."""
 
-    The keys of `settings` can be read directly, such as `rounds` and `data`.
-    """
-
-    settings: Settings
+    name: str
+    seed: int
+    seeds: schema.Seeds
+    rounds: int
+    backend: Literal["ray", "in_process"]
+    output: str
     algorithm: AnyAlgorithm  # with its settings
+    data: schema.Data
+    clients: schema.Clients
+    system: schema.System | None
+    training: schema.Training
+    evaluation: schema.Evaluation
+    inputs: list[str] | None
+    init: schema.Init | None
+    stop: schema.EarlyStop | None
+    resources: schema.Resources
+    tracking: schema.Tracking
+    checkpoint: schema.Checkpointing
+    failure: schema.Failure
+    given: Collection[str]  # the top-level keys that the file or an override gives
     origin: Origin
     text: str  # as given
     resolved: Mapping[str, Any]  # every key with its value, defaults filled in
@@ -100,77 +115,22 @@ class ParsedScenario:
         """Return the resolved scenario with dotted keys; lists as YAML text."""
         return dict(flatten(self.resolved))
 
-    @property
-    def name(self) -> str:
-        return self.settings.name
-
-    @property
-    def seed(self) -> int:
-        return self.settings.seed
-
-    @property
-    def seeds(self) -> schema.Seeds:
-        return self.settings.seeds
-
-    @property
-    def rounds(self) -> int:
-        return self.settings.rounds
-
-    @property
-    def backend(self) -> Literal["ray", "in_process"]:
-        return self.settings.backend
-
-    @property
-    def output(self) -> str:
-        return self.settings.output or schema.OUTPUT
-
-    @property
-    def data(self) -> schema.Data:
-        return self.settings.data
-
-    @property
-    def clients(self) -> schema.Clients:
-        return self.settings.clients
-
-    @property
-    def system(self) -> schema.System | None:
-        return self.settings.system
-
-    @property
-    def training(self) -> schema.Training:
-        return self.settings.training
-
-    @property
-    def evaluation(self) -> schema.Evaluation:
-        return self.settings.evaluation
-
-    @property
-    def stop(self) -> schema.EarlyStop | None:
-        return self.settings.stop
-
-    @property
-    def init(self) -> schema.Init | None:
-        return self.settings.init
-
-    @property
-    def resources(self) -> schema.Resources:
-        return self.settings.resources
-
-    @property
-    def tracking(self) -> schema.Tracking:
-        return self.settings.tracking
-
-    @property
-    def checkpoint(self) -> schema.Checkpointing:
-        return self.settings.checkpoint
-
-    @property
-    def failure(self) -> schema.Failure:
-        return self.settings.failure
-
     def seed_of(self, what: Literal["data", "weights", "cohorts"]) -> int:
-        """Return the seed of one source of randomness."""
-        return self.settings.seed_of(what)
+        """The seed of one source of randomness."""
+        own: int | None = getattr(self.seeds, what)
+        return self.seed if own is None else own
+
+    @property
+    def output_folder(self) -> Path:
+        """Where run folders go, absolute."""
+        return Path(self.output).absolute()
+
+    def results_folder(self, name: str | None = None) -> Path:
+        """Return the folder of a command's results, below `output`.
+
+        name: the name of the sweep that runs the scenario; default: the scenario's own name, for single runs.
+        """
+        return self.output_folder / (self.name if name is None else name)
 
 
 def overrides_of(sets: Iterable[str]) -> list[str]:
@@ -239,13 +199,15 @@ def parse_scenario(
     keys = (key for one in overrides for key, _ in flatten(one.value, ".".join(one.path)))
     # A key is missing from `flat` if it belongs to a method whose name another override replaced.
     overridden = {key: flat[key] for key in keys if key in flat}
+    sections = {key: getattr(settings, key) for key in Settings.model_fields if key != "algorithm"}
     return ParsedScenario(
-        settings,
-        made(cls, algorithm_settings.model_dump(), ("algorithm",), origin),
-        origin,
-        text,
-        resolved,
-        overridden,
+        **{**sections, "output": settings.output or schema.OUTPUT},
+        algorithm=made(cls, algorithm_settings.model_dump(), ("algorithm",), origin),
+        given=settings.model_fields_set,
+        origin=origin,
+        text=text,
+        resolved=resolved,
+        overrides=overridden,
         own_code=own_code,
     )
 

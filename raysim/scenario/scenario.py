@@ -20,7 +20,7 @@ from raysim.scenario.data import partition_of, with_data
 from raysim.scenario.models import builder, feature_dim_of
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.resources import requests_of
-from raysim.scenario.schema import Settings, Training
+from raysim.scenario.schema import Training
 from raysim.scenario.system import count_participants, participation_of
 from raysim.scenario.training import own_training_of, schedule_of, together_of
 
@@ -85,16 +85,15 @@ class Scenario(ParsedScenario):
         feature_dim = feature_dim_of(parsed, data.dataset)
         own_training = own_training_of(parsed)
         together = together_of(parsed, data.dataset, feature_dim, own_training)
-        written = {field.name: getattr(parsed, field.name) for field in fields(ParsedScenario)}
-        settings = parsed.settings.model_copy(
-            update={
-                "data": parsed.data.model_copy(update={"partition": partition, "split": split}),
-                "clients": parsed.clients.model_copy(update={"selection": participation.selection}),
-                "training": parsed.training.model_copy(update={"schedule": schedule}),
-            }
-        )
+        known = {field.name: getattr(parsed, field.name) for field in fields(ParsedScenario)}
+        objects = {
+            "data": parsed.data.model_copy(update={"partition": partition, "split": split}),
+            "clients": parsed.clients.model_copy(update={"selection": participation.selection}),
+            "training": parsed.training.model_copy(update={"schedule": schedule}),
+        }
+        resolved = _resolved(parsed, objects, data.files, system, together)
         scenario = cls(
-            **{**written, "settings": settings, "resolved": _resolved(parsed, settings, data.files, system, together)},
+            **{**known, **objects, "resolved": resolved},
             dataset=data.dataset,
             files=data.files,
             public_size=data.public_size,
@@ -225,26 +224,26 @@ def _local(training: Training) -> LocalTraining:
 
 def _resolved(
     parsed: ParsedScenario,
-    settings: Settings,
+    objects: Mapping[str, Any],
     files: Files | None,
     system: dict[str, Any] | None,
     together: Mapping[str, int],
 ) -> dict[str, Any]:
     """Return the keys with every choice that raysim made, so that a new default of a later version changes no old run.
 
-    settings: the same keys, with the objects that they name.
+    objects: the sections that hold objects in place of names.
     """
     resolved = parsed.resolved
     data = {
         **resolved["data"],
-        "partition": {"name": parsed.data.partition["name"], **asdict(settings.data.partition)},
-        "split": settings.data.split,
+        "partition": {"name": parsed.data.partition["name"], **asdict(objects["data"].partition)},
+        "split": objects["data"].split,
     }
     if files and files.path:
         data["path"] = [*files.path]
-    selection = {"name": parsed.clients.selection["name"], **asdict(settings.clients.selection)}
-    schedule = {"name": parsed.training.schedule["name"], **asdict(settings.training.schedule)}
-    if isinstance(settings.training.schedule, WarmsUp) and not settings.training.schedule.warmup:
+    selection = {"name": parsed.clients.selection["name"], **asdict(objects["clients"].selection)}
+    schedule = {"name": parsed.training.schedule["name"], **asdict(objects["training"].schedule)}
+    if isinstance(objects["training"].schedule, WarmsUp) and not objects["training"].schedule.warmup:
         del schedule["warmup"]  # a run that was made when this key did not exist has the same settings
     return {
         **resolved,

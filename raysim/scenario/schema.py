@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING
 from functools import cache
-from pathlib import Path
 from types import GenericAlias, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -471,23 +470,6 @@ class Settings(Section):
     tracking: Tracking = Tracking()
     checkpoint: Checkpointing = Checkpointing()
     failure: Failure = Failure()
-
-    def seed_of(self, what: Literal["data", "weights", "cohorts"]) -> int:
-        """Return the seed of one source of randomness."""
-        own: int | None = getattr(self.seeds, what)
-        return self.seed if own is None else own
-
-    @property
-    def output_folder(self) -> Path:
-        """Where run folders go, absolute."""
-        return Path(self.output or OUTPUT).absolute()
-
-    def results_folder(self, name: str | None = None) -> Path:
-        """Return the folder of a command's results, below `output`.
-
-        name: the name of the sweep that runs the scenario; default: the scenario's own name, for single runs.
-        """
-        return self.output_folder / (self.name if name is None else name)
 
 
 FREE = (

@@ -105,7 +105,7 @@ def load_sweep(
     targets = raw.get("targets")
     first = cells[0].scenario
     name = (f"{first.name}-sweep" if of_scenario else raw.get("name", path.stem)) + ("-fast" if fast else "")
-    folder, address = first.settings.results_folder(name), ""
+    folder, address = first.results_folder(name), ""
     if "://" in first.output:
         folder, address = Path("runs", name).absolute(), f"{first.output.rstrip('/')}/{name}"
         check_address(first, folder)

@@ -227,7 +227,7 @@ def _asks_for_actors(scenario: ParsedScenario) -> bool:
     """Return whether the scenario sets `backend`, or client actors in `resources`: their number or `overrides`."""
     resources = scenario.resources
     numbers = (resources.actors, resources.clients_per_actor)
-    return "backend" in scenario.settings.model_fields_set or numbers != ("auto", "auto") or bool(resources.overrides)
+    return "backend" in scenario.given or numbers != ("auto", "auto") or bool(resources.overrides)
 
 
 def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> CellTask:

@@ -58,7 +58,7 @@ def with_keys() -> dict[str, Any]:
 def paths_of(parsed: ParsedScenario) -> list[Any]:
     assert parsed.system is not None
     where = parsed.data.path, parsed.data.root, parsed.data.partition["path"], parsed.system.trace
-    return [*where, str(parsed.settings.output_folder), parsed.checkpoint.folder, parsed.tracking.uri]
+    return [*where, str(parsed.output_folder), parsed.checkpoint.folder, parsed.tracking.uri]
 
 
 def expected(conf: Path) -> list[Any]:
@@ -95,7 +95,7 @@ def test_addresses_and_homes_stay(conf: Path, monkeypatch: pytest.MonkeyPatch) -
     content = digits(checkpoint={"folder": "s3://bucket/runs"}, tracking={"uri": "http://host:5000"}, output="~/runs")
     loaded = raysim.Scenario.load(write(conf / "s.yaml", content))
     assert (loaded.checkpoint.folder, loaded.tracking.uri) == ("s3://bucket/runs", "http://host:5000")
-    assert loaded.settings.output_folder == Path("/home/me/runs")
+    assert loaded.output_folder == Path("/home/me/runs")
 
 
 def test_no_such_file(conf: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_grid_is_a_product(base: Path, tmp_path: Path) -> None:
 
 
 def test_the_base_may_be_a_bundled_scenario(tmp_path: Path) -> None:
-    assert load_sweep(write(tmp_path, base="quickstart", seeds=[1])).cells[0].scenario.settings.name == "quickstart"
+    assert load_sweep(write(tmp_path, base="quickstart", seeds=[1])).cells[0].scenario.name == "quickstart"
 
 
 def test_runs_are_named_lists_of_overrides(base: Path, tmp_path: Path) -> None:
@@ -95,13 +95,13 @@ def test_a_sweep_of_a_scenario_lies_beside_its_single_runs(base: Path, tmp_path:
     """Both folders have the scenario's name, whatever its file is called, and `--set` changes both."""
     file = base.rename(tmp_path / "my scenario.yaml")
     for name, sets in (("tiny", []), ("other", ["name=other"])):
-        single = raysim.Scenario.load(file, sets).settings.results_folder()
+        single = raysim.Scenario.load(file, sets).results_folder()
         sweep = load_sweep(file, seeds="1,2", sets=sets)
         assert single == tmp_path / "runs" / name
         assert sweep.output == single.with_name(f"{name}-sweep") and sweep.name == f"{name}-sweep"
         assert load_sweep(file, seeds="1,2", sets=sets, fast=True).output == single.with_name(f"{name}-sweep-fast")
         for cell in sweep.cells:
-            assert placed(cell, sweep).settings.results_folder() == sweep.output / cell.folder_name
+            assert placed(cell, sweep).results_folder() == sweep.output / cell.folder_name
 
 
 def test_an_inline_base(tmp_path: Path) -> None:

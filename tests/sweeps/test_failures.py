@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
 def faulty(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outcome:
     """`run_cell` with a FedGH that raises and a FedProto whose process is killed, until `mended` is there."""
-    place = Path(task.scenario.settings.output).parents[1]
+    place = Path(task.scenario.output).parents[1]
 
     def raise_error(*_: object) -> None:
         raise ValueError("my own mistake")
@@ -116,7 +116,7 @@ LOCKED = "mlflow.locked"
 
 def with_short_deadline(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outcome:
     """`run_cell` that waits a second for MLflow, not half a minute, and after five rounds for the test."""
-    locked = task.scenario.settings.output_folder.parents[1] / LOCKED
+    locked = task.scenario.output_folder.parents[1] / LOCKED
 
     def report_and_wait(done: int) -> None:
         report(done)

@@ -256,7 +256,7 @@ def test_runs_of_an_earlier_choice_are_left_out(workplace: Path, pool: Pool) -> 
 
     first = run_sweep(load_sweep(tuned_to(0.05)))
     second = run_sweep(load_sweep(tuned_to(0.1)))
-    found = compare(second[0].cell.scenario.settings.results_folder("tuned"))
+    found = compare(second[0].cell.scenario.results_folder("tuned"))
     assert [run.folder for variant in found.variants for run in variant.runs] == [second[0].folder]
     assert first[0].folder is not None and first[0].folder.exists()
     outdated = "left out 1 outdated run: the sweep's settings or the values that tuning chose have changed since it ran"
