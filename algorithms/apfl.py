@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.core import Algorithm, Batch, Client, ClientId, Fraction, Model, Server, Task, UpdateOf, Weights, weights
-from raysim.core.ops import cross_entropy, weighted_mean
+from raysim.core.ops import cross_entropy
 from raysim.core.torch_workarounds import tensors_replaced
 
 
@@ -55,6 +55,7 @@ class APFL(Algorithm[Model, Model, Weights]):
     """Predict with a mixture of a personal and a global model of one architecture; clients can learn how to mix."""
 
     paper: ClassVar[str] = "Deng et al., 2020, https://arxiv.org/abs/2003.13461"
+    averages = "uploads"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"mix": "predictions", "adaptive": False}}
     one_architecture: ClassVar[bool] = True
 
@@ -89,7 +90,7 @@ class APFL(Algorithm[Model, Model, Weights]):
     def server_update(self, server: Server[Weights], ups: Mapping[ClientId, Model]) -> None:
         weighted = self.agg == "weighted"
         # Eq. E
-        server.state = weighted_mean((server.num_samples[k] if weighted else 1, up.w) for k, up in ups.items())
+        server.state = server.mean({k: up.w for k, up in ups.items()}, weighted)
 
     def exposed(self, client: Client, up: Model) -> UpdateOf:
         return UpdateOf(client.net.shared, up.w)

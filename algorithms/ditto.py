@@ -31,7 +31,7 @@ from raysim.core import (
     Weights,
     weights,
 )
-from raysim.core.ops import cross_entropy, weighted_mean
+from raysim.core.ops import cross_entropy
 
 
 class PersonalAndShared(nn.Module):
@@ -52,6 +52,7 @@ class Ditto(Algorithm[Model, Model, Weights]):
     """Train a global model like FedAvg, and a personal model per client, which a penalty keeps near the global one."""
 
     paper: ClassVar[str] = "Li et al., ICML 2021, https://arxiv.org/abs/2012.04221"
+    averages = "uploads"
     one_architecture: ClassVar[bool] = True
 
     lambda_: NonNegative = 1.0
@@ -95,7 +96,7 @@ class Ditto(Algorithm[Model, Model, Weights]):
     def server_update(self, server: Server[Weights], ups: Mapping[ClientId, Model]) -> None:
         weighted = self.agg == "weighted"
         # Eq. C
-        server.state = weighted_mean((server.num_samples[k] if weighted else 1, up.w) for k, up in ups.items())
+        server.state = server.mean({k: up.w for k, up in ups.items()}, weighted)
 
     def exposed(self, client: Client, up: Model) -> UpdateOf:
         return UpdateOf(client.net.shared, up.w)

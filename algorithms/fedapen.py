@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from raysim.core import Algorithm, Batch, Client, ClientId, Count, Model, Positive, Server, Task, UpdateOf, weights
 from raysim.core.data import Samples
 from raysim.core.fields import Range
-from raysim.core.ops import cross_entropy, kl, weighted_mean
+from raysim.core.ops import cross_entropy, kl
 
 
 class Ensemble(nn.Module):
@@ -53,6 +53,7 @@ class FedAPEN(Algorithm[Model, Model, Model]):
     """Mutual learning of a private and a shared model, with a learnt ensemble of the two."""
 
     paper: ClassVar[str] = "Qin et al., KDD 2023, https://doi.org/10.1145/3580305.3599344"
+    averages = "uploads"
 
     small: str | None = None
     """Architecture of the shared model; `null`: the clients' architecture with the fewest parameters."""
@@ -90,7 +91,7 @@ class FedAPEN(Algorithm[Model, Model, Model]):
         return Model(weights(net.shared))
 
     def server_update(self, server: Server[Model], ups: Mapping[ClientId, Model]) -> None:
-        server.state = Model(weighted_mean((1.0, up.w) for up in ups.values()))  # Eq. E
+        server.state = Model(server.mean({k: up.w for k, up in ups.items()}, weighted=False))  # Eq. E
 
     def exposed(self, client: Client, up: Model) -> UpdateOf:
         return UpdateOf(client.net.shared, up.w)

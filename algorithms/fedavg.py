@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from raysim.core import Algorithm, Client, ClientId, Model, Server, UpdateOf, Weights, weights
-from raysim.core.ops import cross_entropy, weighted_mean
+from raysim.core.ops import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class FedAvg(Algorithm[Model, Model, Weights]):
     """Average whole models of one architecture, weighted by sample counts."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629"
+    averages = "uploads"
     one_architecture: ClassVar[bool] = True
 
     avg_bn_buffers: bool = True
@@ -40,7 +41,7 @@ class FedAvg(Algorithm[Model, Model, Weights]):
 
     def server_update(self, server: Server[Weights], ups: Mapping[ClientId, Model]) -> None:
         # Eq. B
-        server.state = weighted_mean((server.num_samples[k], up.w) for k, up in ups.items())
+        server.state = server.mean({k: up.w for k, up in ups.items()})
 
     def exposed(self, client: Client, up: Model) -> UpdateOf:
         return UpdateOf(client.net, up.w)

@@ -29,7 +29,7 @@ from raysim.core import (
     Weights,
     weights,
 )
-from raysim.core.ops import cross_entropy, weighted_mean
+from raysim.core.ops import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
     """Average the linear headers; train with an additional proximal and supervised contrastive loss."""
 
     paper: ClassVar[str] = "Jang et al., ICPP 2022, https://arxiv.org/abs/2210.14226"
+    averages = "uploads"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "official": {"normalise": False, "temperature": 100.0},
     }
@@ -116,7 +117,7 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
 
     def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
         # Eq. D
-        server.state = Header(weighted_mean((server.num_samples[k], up.w) for k, up in ups.items()))
+        server.state = Header(server.mean({k: up.w for k, up in ups.items()}))
         server.log("header_norm", float(torch.linalg.vector_norm(server.state.w["weight"])))
 
     def exposed(self, client: Client, up: Header) -> UpdateOf:

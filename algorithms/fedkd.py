@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysim.core import Algorithm, Batch, Client, ClientId, Fraction, Server, Task, UpdateOf, Weights, message, weights
-from raysim.core.ops import cross_entropy, kl, weighted_mean
+from raysim.core.ops import cross_entropy, kl
 
 SMALLEST_DIFFICULTY = torch.finfo(torch.float32).eps  # avoids division by zero
 
@@ -111,6 +111,7 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
     """Adaptive mutual distillation with a small model, whose updates are compressed by truncated SVD."""
 
     paper: ClassVar[str] = "Wu et al., Nature Communications 2022, https://doi.org/10.1038/s41467-022-29763-x"
+    averages = "uploads"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "official": {"detach": False, "kl_reduction": "mean"},
         "htfllib": {"detach": False, "kl_reduction": "mean", "compress": "parameters"},
@@ -191,10 +192,8 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
 
     def server_update(self, server: Server[Shared], ups: Mapping[ClientId, Update | Mentee]) -> None:
         state, energy = server.state, self.energy(server.t, server.task)
-        weighted = self.agg == "weighted"
-        mean = weighted_mean(
-            (server.num_samples[k] if weighted else 1, restored(up.tensors, state.mentee)) for k, up in ups.items()
-        )
+        received = {k: restored(up.tensors, state.mentee) for k, up in ups.items()}
+        mean = server.mean(received, weighted=self.agg == "weighted")
         # Eq. E. The server applies the message that it sends, not the exact mean, so all have the same mentee.
         sent = compressed(mean, energy)
         news = Mentee(sent) if self.compress == "parameters" else Update(sent)

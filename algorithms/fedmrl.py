@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from raysim.core import Algorithm, Batch, Client, ClientId, Model, NonNegative, Server, Task, UpdateOf, weights
 from raysim.core.fields import Range
-from raysim.core.ops import cross_entropy, weighted_mean
+from raysim.core.ops import cross_entropy
 
 
 class Fusion(nn.Module):
@@ -52,6 +52,7 @@ class FedMRL(Algorithm[Model, Model, Model]):
     """Fuse the representations of each client's model and a shared small one, and learn from parts of the result."""
 
     paper: ClassVar[str] = "Yi et al., NeurIPS 2024, https://arxiv.org/abs/2406.00488"
+    averages = "uploads"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"small_width": 1.0, "agg": "one"}}
 
     small: str | None = None
@@ -103,7 +104,7 @@ class FedMRL(Algorithm[Model, Model, Model]):
             return
         weighted = self.agg == "weighted"
         # Eq. E
-        server.state = Model(weighted_mean((server.num_samples[k] if weighted else 1, up.w) for k, up in ups.items()))
+        server.state = Model(server.mean({k: up.w for k, up in ups.items()}, weighted))
 
     def exposed(self, client: Client, up: Model) -> UpdateOf:
         return UpdateOf(client.net.small, up.w)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from raysim.core import Algorithm, Client, ClientId, Extractor, Server, UpdateOf, extractor_weights
-from raysim.core.ops import cross_entropy, weighted_mean
+from raysim.core.ops import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class FedPer(Algorithm[Extractor, Extractor, Extractor]):
     """Average the extractors of one architecture; each client keeps its own header."""
 
     paper: ClassVar[str] = "Arivazhagan et al., 2019, https://arxiv.org/abs/1912.00818"
+    averages = "uploads"
     one_architecture: ClassVar[bool] = True
 
     def server_start(self, server: Server[Extractor], registrations: Mapping[ClientId, Any]) -> Extractor:
@@ -38,7 +39,7 @@ class FedPer(Algorithm[Extractor, Extractor, Extractor]):
 
     def server_update(self, server: Server[Extractor], ups: Mapping[ClientId, Extractor]) -> None:
         # Eq. C
-        server.state = Extractor(weighted_mean((server.num_samples[k], up.w) for k, up in ups.items()))
+        server.state = Extractor(server.mean({k: up.w for k, up in ups.items()}))
 
     def exposed(self, client: Client, up: Extractor) -> UpdateOf:
         return UpdateOf(client.net, up.w)

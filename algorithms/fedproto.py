@@ -94,6 +94,7 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
     """Pull representations towards the global mean representation of their class."""
 
     paper: ClassVar[str] = "Tan et al., AAAI 2022, https://arxiv.org/abs/2105.00243"
+    averages = "uploads"
     state_of_samples: ClassVar[bool] = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "official": {"rebuild": True, "prototypes": "last_epoch"},
@@ -165,18 +166,13 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
 
     def server_update(self, server: Server[Table], ups: Mapping[ClientId, Prototypes]) -> None:
         state = server.state
-        sum_CD = torch.zeros(state.prototype_CD.shape, dtype=torch.float64)
-        weight_C = torch.zeros(len(sum_CD), dtype=torch.float64)
-        for k, up in ups.items():
-            weight_S = torch.ones(len(up.prototype_SD)) if up.count_S is None else up.count_S
-            sum_CD[state.class_S[k]] += weight_S.double()[:, None] * up.prototype_SD.double()
-            weight_C[state.class_S[k]] += weight_S.double()
-        seen_C = weight_C > 0
+        counts = {k: up.count_S for k, up in ups.items() if up.count_S is not None}
+        # Eq. B
+        mean_CD, seen_C = server.class_mean({k: up.prototype_SD for k, up in ups.items()}, counts or None)
         if self.rebuild:
             state.prototype_CD.zero_()
             state.known_C.zero_()
-        # Eq. B
-        state.prototype_CD[seen_C] = (sum_CD[seen_C] / weight_C[seen_C, None]).float()
+        state.prototype_CD[seen_C] = mean_CD[seen_C]
         state.known_C |= seen_C
         if self.searches_all:
             state.everything = GlobalPrototypes(state.known_C.nonzero()[:, 0].int(), state.prototype_CD[state.known_C])

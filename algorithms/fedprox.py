@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from raysim.core import Algorithm, Batch, Client, ClientId, Model, NonNegative, Server, UpdateOf, Weights, weights
-from raysim.core.ops import cross_entropy, weighted_mean
+from raysim.core.ops import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class FedProx(Algorithm[Model, Model, Weights]):
     """Average whole models of one architecture, each trained with a pull towards the server's model."""
 
     paper: ClassVar[str] = "Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127"
+    averages = "uploads"
     one_architecture: ClassVar[bool] = True
 
     mu: NonNegative = 0.1
@@ -57,7 +58,7 @@ class FedProx(Algorithm[Model, Model, Weights]):
 
     def server_update(self, server: Server[Weights], ups: Mapping[ClientId, Model]) -> None:
         # Eq. B
-        server.state = weighted_mean((server.num_samples[k], up.w) for k, up in ups.items())
+        server.state = server.mean({k: up.w for k, up in ups.items()})
 
     def exposed(self, client: Client, up: Model) -> UpdateOf:
         return UpdateOf(client.net, up.w)

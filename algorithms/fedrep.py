@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from raysim.core import Algorithm, Client, ClientId, Count, Extractor, Server, UpdateOf, extractor_weights
-from raysim.core.ops import cross_entropy, weighted_mean
+from raysim.core.ops import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class FedRep(Algorithm[Extractor, Extractor, Extractor]):
     """Average the extractors of one architecture; each client fits its own header before it trains the extractor."""
 
     paper: ClassVar[str] = "Collins et al., ICML 2021, https://arxiv.org/abs/2102.07078"
+    averages = "uploads"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"agg": "weighted"}}
     one_architecture: ClassVar[bool] = True
 
@@ -47,8 +48,7 @@ class FedRep(Algorithm[Extractor, Extractor, Extractor]):
     def server_update(self, server: Server[Extractor], ups: Mapping[ClientId, Extractor]) -> None:
         weighted = self.agg == "weighted"
         # Eq. C
-        mean = weighted_mean((server.num_samples[k] if weighted else 1, up.w) for k, up in ups.items())
-        server.state = Extractor(mean)
+        server.state = Extractor(server.mean({k: up.w for k, up in ups.items()}, weighted))
 
     def exposed(self, client: Client, up: Extractor) -> UpdateOf:
         return UpdateOf(client.net, up.w)

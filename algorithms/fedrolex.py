@@ -36,6 +36,7 @@ class FedRolex(Algorithm[Model, Model, dict[str, Model]]):
     """Average sub-networks whose channels roll through one wide network."""
 
     paper: ClassVar[str] = "Alam et al., NeurIPS 2022, https://arxiv.org/abs/2212.01548"
+    averages = "values"
 
     step: NonNegativeInt = 1
     """Units by which the window of each hidden layer moves from round to round; 0: HeteroFL."""
@@ -88,7 +89,7 @@ class FedRolex(Algorithm[Model, Model, dict[str, Model]]):
         nets = {arch: part.w for arch, part in server.state.items()}
         weight = {k: server.num_samples[k] if self.agg == "weighted" else 1 for k in ups}
         rows = server.classes if self.masked else None
-        wide = mean_of_blocks(nets[widest(nets)], ups, weight, rows)  # Eq. E
+        wide = mean_of_blocks(nets[widest(nets)], ups, weight, rows, server.combine_values)  # Eq. E
         server.state = blocks(rolled(wide, moves(nets), self.step), nets)  # Eq. B
 
     def exposed(self, client: Client, up: Model) -> UpdateOf:

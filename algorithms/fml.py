@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from raysim.core import Algorithm, Batch, Client, ClientId, Fraction, Model, Server, Task, UpdateOf, Weights, weights
-from raysim.core.ops import cross_entropy, kl, weighted_mean
+from raysim.core.ops import cross_entropy, kl
 
 
 class Pair(nn.Module):
@@ -35,6 +35,7 @@ class FML(Algorithm[Model, Model, Weights]):
     """Mutual distillation between each client's own model and a small model that is averaged."""
 
     paper: ClassVar[str] = "Shen et al., 2020, https://arxiv.org/abs/2006.16765"
+    averages = "uploads"
 
     a: Fraction = 0.5
     """Weight of the labels in the loss of a client's own model; the small model's predictions have weight 1 - a."""
@@ -78,7 +79,7 @@ class FML(Algorithm[Model, Model, Weights]):
     def server_update(self, server: Server[Weights], ups: Mapping[ClientId, Model]) -> None:
         weighted = self.agg == "weighted"
         # Eq. C
-        server.state = weighted_mean((server.num_samples[k] if weighted else 1, up.w) for k, up in ups.items())
+        server.state = server.mean({k: up.w for k, up in ups.items()}, weighted)
 
     def exposed(self, client: Client, up: Model) -> UpdateOf:
         return UpdateOf(client.net.small, up.w)

@@ -32,6 +32,7 @@ class HeteroFL(Algorithm[Model, Model, dict[str, Model]]):
     """Average nested networks of several widths, number by number."""
 
     paper: ClassVar[str] = "Diao et al., ICLR 2021, https://arxiv.org/abs/2010.01264"
+    averages = "values"
 
     scaler: bool = True
     """Divide a narrow layer's outputs by its share of the widest layer's outputs."""
@@ -69,7 +70,7 @@ class HeteroFL(Algorithm[Model, Model, dict[str, Model]]):
         nets = {arch: part.w for arch, part in server.state.items()}
         weight = {k: server.num_samples[k] if self.agg == "weighted" else 1 for k in ups}
         rows = server.classes if self.masked else None
-        wide = mean_of_blocks(nets[widest(nets)], ups, weight, rows)  # Eq. D
+        wide = mean_of_blocks(nets[widest(nets)], ups, weight, rows, server.combine_values)  # Eq. D
         server.state = blocks(wide, nets)  # Eq. A
 
     def exposed(self, client: Client, up: Model) -> UpdateOf:

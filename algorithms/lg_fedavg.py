@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from raysim.core import Algorithm, Client, ClientId, Header, Server, UpdateOf, weights
-from raysim.core.ops import cross_entropy, weighted_mean
+from raysim.core.ops import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class LGFedAvg(Algorithm[Header, Header, Header]):
     """Average the linear headers; each client keeps its own feature extractor."""
 
     paper: ClassVar[str] = "Liang et al., 2020, https://arxiv.org/abs/2001.01523"
+    averages = "uploads"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"agg": "uniform"}}
 
     agg: Literal["weighted", "uniform"] = "weighted"
@@ -43,7 +44,7 @@ class LGFedAvg(Algorithm[Header, Header, Header]):
     def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
         weighted = self.agg == "weighted"
         # Eq. B
-        server.state = Header(weighted_mean((server.num_samples[k] if weighted else 1, up.w) for k, up in ups.items()))
+        server.state = Header(server.mean({k: up.w for k, up in ups.items()}, weighted))
         server.log("header_norm", float(torch.linalg.vector_norm(server.state.w["weight"])))
 
     def exposed(self, client: Client, up: Header) -> UpdateOf:

@@ -211,6 +211,8 @@ class Summary(TypedDict, total=False):
     """rounds that the scenario asks for"""
     clients: int
     """number of clients"""
+    malicious_clients: list[int]
+    """ids of the malicious clients, if the scenario has any"""
     participants_per_round: int
     """number of clients that a round selects"""
     dataset: Mapping[str, Any]

@@ -19,7 +19,17 @@ from raysim.common.errors import RaysimError
 from raysim.contract.definition import defined, fields_read, frozen, picklable
 from raysim.contract.exposed import exposed
 from raysim.contract.repeatable import any_order, deterministic, resumable, scheduled, trained_together
-from raysim.contract.rounds import class_gap, connected, learns, logits, messages_move, one_client, runs, single_samples
+from raysim.contract.rounds import (
+    averages,
+    class_gap,
+    connected,
+    learns,
+    logits,
+    messages_move,
+    one_client,
+    runs,
+    single_samples,
+)
 from raysim.contract.toy import SEED
 from raysim.contract.trial import ContractError
 from raysim.core.algorithm import Algorithm, AnyAlgorithm
@@ -92,6 +102,7 @@ CLAUSES: dict[str, Callable[[AnyAlgorithm], None]] = {
         one_client,
         single_samples,
         class_gap,
+        averages,
         exposed,
     )
 }

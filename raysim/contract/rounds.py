@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from raysim.contract.toy import FOUR, C, Labels
 from raysim.contract.trial import ContractError, Trial
 from raysim.core.algorithm import AnyAlgorithm, ClientId, overrides
 from raysim.core.messages import leaves, mapped, nonfinite
+from raysim.core.robust import RobustMean
 from raysim.core.state import state_tensors
 from raysim.engine.records import NonFiniteUpload
 
@@ -117,6 +119,34 @@ def _equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(
         torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(one, other, strict=True)
     )
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A rule in place of a mean that ignores the uploads."""
+
+    def combine(self, row_KP: Tensor) -> Tensor:
+        return torch.zeros(row_KP.shape[1], dtype=row_KP.dtype)
+
+
+def averages(algorithm: AnyAlgorithm) -> None:
+    """A method that declares `averages` reads uploads only through the server's means: a rule can replace them."""
+    if algorithm.averages == "nothing":
+        return
+
+    def other_values(hook: str, msg: Any) -> Any:
+        return mapped(Tensor, _other_floats, msg) if hook == "client_update" else msg
+
+    robust = RobustMean(Nothing())
+    plain, tampered = (Trial(algorithm, robust=robust, tamper=tamper).run(2) for tamper in (None, other_values))
+    if plain.states()["server.state"] != tampered.states()["server.state"]:
+        text = "a rule of `aggregator` would not protect the server, because server_update also reads uploads elsewhere"
+        remedy = "combine uploads only with server.mean or server.class_mean, or do not declare `averages`"
+        raise ContractError(algorithm, "averages", f"{text}; {remedy}")
+
+
+def _other_floats(value: Tensor) -> Tensor:
+    return _another(value) if value.is_floating_point() else value
 
 
 def connected(algorithm: AnyAlgorithm) -> None:

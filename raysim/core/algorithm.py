@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,10 @@ from raysim.core.data import Samples
 from raysim.core.exposed import Exposed
 from raysim.core.fields import check_settings
 from raysim.core.fit import Bounds, FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm, training_only
+from raysim.core.messages import Weights
 from raysim.core.meter import ClientStats, FlopMeter
+from raysim.core.ops import weighted_mean
+from raysim.core.robust import RobustMean
 from raysim.core.torch_workarounds import eval_mode
 
 ClientId = int
@@ -284,10 +287,59 @@ class Server(Generic[State]):
     local: LocalTraining = field(default_factory=LocalTraining)  # how the clients train
     classes: Mapping[ClientId, Tensor] = field(default_factory=dict)  # class ids in each client's data, int64 ascending
     arch: Mapping[ClientId, str] = field(default_factory=dict)  # name of each client's architecture
+    robust: RobustMean | None = None  # replaces the mean of uploads: section `aggregator`
 
     def __setattr__(self, name: str, value: Any) -> None:
         _refuse_new(self, "server", name, "server.state")
         object.__setattr__(self, name, value)
+
+    def mean(self, parts: Mapping[ClientId, Weights], weighted: bool = True) -> Weights:
+        """Return the mean of the clients' tensors, as `ops.weighted_mean`, or what `aggregator` puts in its place.
+
+        weighted: by the clients' numbers of samples; False: all are equal. A rule of `aggregator` treats them as equal.
+
+        >>> from raysim.core.algorithm import Server
+        >>> server = Server(task=None, rng=torch.Generator(), num_samples={0: 1, 1: 3})
+        >>> server.mean({0: {"w": torch.tensor([0.0])}, 1: {"w": torch.tensor([4.0])}})
+        {'w': tensor([3.])}
+        """
+        if self.robust is None:
+            return weighted_mean((self.num_samples[k] if weighted else 1, part) for k, part in parts.items())
+        return self.robust.of_weights([*parts.values()], self.rng)
+
+    @property
+    def combine_values(self) -> Callable[[Tensor], Tensor] | None:
+        """What `aggregator` puts in place of the mean of each value over the clients that have it; None: nothing.
+
+        A function of the clients' values [K, ...], NaN where a client has none, that returns one value each, [...].
+        """
+        robust = self.robust
+        return None if robust is None else lambda value_K: robust(value_K, self.rng)
+
+    def class_mean(
+        self, rows: Mapping[ClientId, Tensor], counts: Mapping[ClientId, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the mean of each class's rows over the clients that have it, and which classes a client has.
+
+        rows: of each client, [S, D]: one row per class of `server.classes`. counts: weights of these rows, [S]; None:
+        all are equal. Returns (mean_CD, zero for a class that no client has; known_C, bool). Sums are in float64. With
+        `aggregator`, its rule takes the place of each mean, without the counts.
+        """
+        first = next(iter(rows.values()))
+        sum_CD = torch.zeros(self.task.num_classes, first.shape[1], dtype=torch.float64)
+        weight_C = torch.zeros(self.task.num_classes, dtype=torch.float64)
+        class_S = {k: self.classes[k] for k in rows}
+        for k, row_SD in rows.items():
+            count_S = torch.ones(len(row_SD)) if counts is None else counts[k]
+            sum_CD[class_S[k]] += count_S.double()[:, None] * row_SD.double()
+            weight_C[class_S[k]] += count_S.double()
+        known_C = weight_C > 0
+        mean_CD = (sum_CD / torch.where(known_C, weight_C, 1.0)[:, None]).to(first.dtype)
+        if self.robust is not None:
+            for c in known_C.nonzero()[:, 0]:
+                of_class = [row_SD[class_S[k] == c] for k, row_SD in rows.items()]
+                mean_CD[c] = self.robust(torch.cat(of_class), self.rng).to(first.dtype)
+        return mean_CD, known_C
 
     def fit(
         self,
@@ -394,6 +446,10 @@ class Algorithm(ABC, Generic[Down, Up, State]):
     two_views: ClassVar[str] = ""
     """The setting that makes local training compare two augmented views of each sample (`client.fit(two_views=True)`).
     Without `data.augment`, the views are equal; raysim then warns, unless the setting is false."""
+    averages: ClassVar[Literal["nothing", "uploads", "values"]] = "nothing"
+    """`uploads`: `server_update` reads uploads only through `server.mean` or `server.class_mean`, so a rule of
+    `aggregator` can take the place of the mean. `values`: it averages each value over the clients that have it; only
+    rules for single values can."""
     state_of_samples: ClassVar[bool] = False
     """True: the server's state refers to public samples, or to the clients' samples or classes. A run of this method
     can then begin with the state of another one (`init`) only if the clients have the same samples in both."""

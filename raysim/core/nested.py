@@ -7,7 +7,7 @@ Shapes: B batch, C classes, N samples of one client.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -110,15 +110,17 @@ def mean_of_blocks(
     ups: Mapping[ClientId, Model],
     weight: Mapping[ClientId, float],
     rows: Mapping[ClientId, Tensor] | None,
+    combine: Callable[[Tensor], Tensor] | None = None,
 ) -> Weights:
     """Return the widest network with each entry averaged over the clients that have it; others keep the old value.
 
     ups: leading blocks of the widest network. weight: weight of each client, at least 1. rows: class ids of each
-    client: only these rows of its header count; None: all rows count. Sums are in float64. Integer tensors
-    (BatchNorm's batch counter) are taken from the first client, not averaged.
+    client: only these rows of its header count; None: all rows count. combine: `Server.combine_values`, if it replaces
+    the mean. Sums are in float64. Integer tensors (BatchNorm's batch counter) are taken from the first client, not
+    averaged.
     """
     parts = {name: {k: up.w[name] for k, up in ups.items()} for name in wide}
-    return {name: _mean(name, old, parts[name], weight, rows) for name, old in wide.items()}
+    return {name: _mean(name, old, parts[name], weight, rows, combine) for name, old in wide.items()}
 
 
 def _mean(
@@ -127,6 +129,7 @@ def _mean(
     parts: Mapping[ClientId, Tensor],
     weight: Mapping[ClientId, float],
     rows: Mapping[ClientId, Tensor] | None,
+    combine: Callable[[Tensor], Tensor] | None,
 ) -> Tensor:
     if not old.is_floating_point():
         return next(iter(parts.values()))
@@ -140,6 +143,11 @@ def _mean(
     total = torch.zeros(old.shape, dtype=torch.float64)
     for k, part in parts.items():
         leading(total, part.shape).add_(counts(k))
+    if combine is not None:
+        value_K = torch.full((len(parts), *old.shape), torch.nan, dtype=torch.float64)
+        for value, (k, part) in zip(value_K, parts.items(), strict=True):
+            leading(value, part.shape).copy_(part.double().where(counts(k) > 0, torch.nan))
+        return combine(value_K).where(total > 0, old.double()).to(old.dtype)
     mean = old.double().where(total == 0, 0.0)
     for k, part in parts.items():
         share = counts(k) / leading(total, part.shape).clamp(min=1)

@@ -18,9 +18,11 @@ from raysim.common.shards import Shards
 from raysim.core.algorithm import AnyAlgorithm, ClientId, Task, only_pixels
 from raysim.core.data import Samples, Transform, shared
 from raysim.core.fit import LocalTraining
+from raysim.core.robust import RobustMean
 from raysim.core.seeds import global_seed
 from raysim.engine.initial import Initial
 from raysim.engine.learning_rate import Constant, RateSchedule, factor_of
+from raysim.engine.policies.attacks import Malicious
 from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.policies.placement import Layout
 from raysim.engine.policies.sampling import Participation
@@ -54,6 +56,8 @@ class Plan:
     num_rounds: int = 1
     participants: int = 1  # K
     participation: Participation = Participation()
+    malicious: Malicious | None = None  # clients that change their samples or uploads
+    robust: RobustMean | None = None  # the rule in place of the mean of uploads
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     public: tuple[NDArray[Any], NDArray[np.int64]] | None = None  # stored samples and labels of `Task.public`
     encoder: Callable[[str], Any] = only_pixels  # as in `Task`; picklable
@@ -143,6 +147,11 @@ class Plan:
     def _cohorts_seed(self) -> int:
         return self.seed if self.participation.seed is None else self.participation.seed
 
+    def train_labels(self, k: ClientId) -> NDArray[np.int64]:
+        """Return the labels of client k's training samples, as it uses them: a malicious client may change them."""
+        label_N = self.labels[self.train.of(k)]
+        return label_N if self.malicious is None else self.malicious.labels(k, label_N, self.num_classes)
+
     def local_of(self, k: ClientId) -> LocalTraining:
         """Return the training settings of client k as the scenario gives them, without schedule and stragglers."""
         return self.own_local.get(k, self.local)
@@ -230,7 +239,7 @@ class _Classes(Mapping[ClientId, Tensor]):
     def __getitem__(self, k: ClientId) -> Tensor:
         if not self.plan.num_samples[k]:
             raise KeyError(k)
-        return torch.from_numpy(np.unique(self.plan.labels[self.plan.train.of(k)]))
+        return torch.from_numpy(np.unique(self.plan.train_labels(k)))
 
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self.plan.eligible)

@@ -126,7 +126,8 @@ def _rounds(summary: Mapping[str, object]) -> str:
 def _clients(summary: Mapping[str, object]) -> str:
     count, participants = summary.get("clients"), summary.get("participants_per_round")
     each = None if participants is None else f"{participants} per round"
-    return _joined(count, each)
+    malicious = summary.get("malicious_clients")
+    return _joined(count, each, f"{len(malicious)} of them malicious" if isinstance(malicious, list) else None)
 
 
 def _mean(final: Mapping[str, Any], metric: str) -> str:

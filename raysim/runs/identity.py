@@ -183,6 +183,7 @@ def card_of(scenario: Scenario, data: RunData, identity: Identity, folder: Path)
             "backend": scenario.backend,
             "rounds_asked": scenario.rounds,
             "clients": scenario.clients.number,
+            **({} if scenario.malicious is None else {"malicious_clients": sorted(scenario.malicious.clients)}),
             "participants_per_round": min(scenario.participants, int((data.partition.train.size_N > 0).sum())),
             "dataset": {"name": dataset.name, "source": dataset.source, "digest": dataset.digest},
             **({"public_digest": public} if public else {}),  # of another data set

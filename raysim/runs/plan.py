@@ -78,6 +78,8 @@ def _plan(scenario: Scenario, data: RunData, layout: Layout | None) -> Plan:
         encoder=scenario.task.encoder,
         participants=scenario.participants,
         participation=scenario.participation,
+        malicious=scenario.malicious,
+        robust=scenario.robust,
         independent_init=scenario.clients.independent_init,
         weights_seed=scenario.seeds.weights,
         evaluate_when=evaluation.when,

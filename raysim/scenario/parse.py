@@ -62,6 +62,8 @@ class ParsedScenario:
     data: schema.Data
     clients: schema.Clients
     system: schema.System | None
+    adversary: schema.Adversary | None
+    aggregator: schema.Aggregator | None
     training: schema.Training
     evaluation: schema.Evaluation
     inputs: list[str] | None

@@ -179,6 +179,36 @@ def refuse_unsuited_algorithm(scenario: Scenario) -> None:
         )
 
 
+def refuse_unsuited_aggregator(scenario: Scenario) -> None:
+    """Refuse a rule in place of a mean that the method does not compute, or that a round has too few uploads for."""
+    robust, origin, name, averages = scenario.robust, scenario.origin, scenario.method, scenario.algorithm.averages
+    if robust is None:
+        return
+    key = ("aggregator", "rule")
+    if averages == "nothing":
+        raise origin.error(
+            key,
+            f"{name} does not average uploads, so no rule can take the place of a mean; remove the section "
+            "`aggregator`, or choose a method that averages, such as fedavg or fedproto",
+            cause=("algorithm", "name"),
+        )
+    whole = [one for one in (robust.rule, robust.mixing) if one and not getattr(one, "per_value", False)]
+    if averages == "values" and whole:
+        raise origin.error(
+            key,
+            f"{type(whole[0]).__name__} given, which compares whole uploads, but clients of {name} send parts of "
+            "different sizes; choose median or trimmed_mean, without `mixing`",
+            cause=("algorithm", "name"),
+        )
+    assumed = max(getattr(one, "malicious", 0) for one in (robust.rule, robust.mixing))
+    if 2 * assumed >= scenario.participants:
+        raise origin.error(
+            key,
+            f"malicious: {assumed} given, but only {scenario.participants} clients take part in a round; give less "
+            "than half of them",
+        )
+
+
 def ask_algorithm(scenario: Scenario) -> None:
     """Let the algorithm refuse the task by its method `check`. Raises `ScenarioError`."""
     with failing(f"{type(scenario.algorithm).__name__}.check fails", "algorithm"):
@@ -201,6 +231,7 @@ AFTER: Sequence[Callable[[Scenario], object]] = (
     refuse_unusable_keep,
     refuse_single_samples,
     refuse_unsuited_algorithm,
+    refuse_unsuited_aggregator,
     ask_algorithm,
     check_trackers,
 )

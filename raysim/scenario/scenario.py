@@ -9,13 +9,16 @@ from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raysim.core.robust import RobustMean
 from raysim.data.partition import default_split
 from raysim.data.specs import DatasetSpec, Files
 from raysim.engine.learning_rate import WarmsUp
+from raysim.engine.policies.attacks import Malicious
 from raysim.engine.policies.placement import ResourceRequest
 from raysim.engine.policies.sampling import Participation
 from raysim.engine.stragglers import StragglerDraws
 from raysim.scenario import rules
+from raysim.scenario.adversity import malicious_of, robust_of
 from raysim.scenario.data import partition_of, with_data
 from raysim.scenario.models import builder, feature_dim_of
 from raysim.scenario.parse import ParsedScenario, parse_scenario
@@ -53,6 +56,8 @@ class Scenario(ParsedScenario):
     feature_dim: int
     participants: int  # K
     participation: Participation
+    malicious: Malicious | None
+    robust: RobustMean | None
     own_training: Mapping[int, Training]  # client that an override selects -> its settings
     together: Mapping[str, int]  # architecture -> clients that one call trains
     requests: tuple[ResourceRequest, ...]
@@ -82,6 +87,8 @@ class Scenario(ParsedScenario):
         schedule = schedule_of(parsed)
         parsed, data = with_data(parsed, partition, split)
         participation, system = participation_of(parsed)
+        malicious, adversary = malicious_of(parsed)
+        robust, aggregator = robust_of(parsed)
         feature_dim = feature_dim_of(parsed, data.dataset)
         own_training = own_training_of(parsed)
         together = together_of(parsed, data.dataset, feature_dim, own_training)
@@ -91,7 +98,13 @@ class Scenario(ParsedScenario):
             "clients": parsed.clients.model_copy(update={"selection": participation.selection}),
             "training": parsed.training.model_copy(update={"schedule": schedule}),
         }
-        resolved = _resolved(parsed, objects, data.files, system, together)
+        if malicious and parsed.adversary:
+            objects["adversary"] = parsed.adversary.model_copy(update={"attack": malicious.attack})
+        if robust and parsed.aggregator:
+            changed = {"rule": robust.rule, "mixing": robust.mixing}
+            objects["aggregator"] = parsed.aggregator.model_copy(update=changed)
+        chosen = {"system": system, "adversary": adversary, "aggregator": aggregator}
+        resolved = _resolved(parsed, objects, data.files, chosen, together)
         scenario = cls(
             **{**known, **objects, "resolved": resolved},
             dataset=data.dataset,
@@ -101,6 +114,8 @@ class Scenario(ParsedScenario):
             feature_dim=feature_dim,
             participants=count_participants(parsed),
             participation=participation,
+            malicious=malicious,
+            robust=robust,
             own_training=own_training,
             together=together,
             requests=requests_of(parsed),
@@ -226,12 +241,12 @@ def _resolved(
     parsed: ParsedScenario,
     objects: Mapping[str, Any],
     files: Files | None,
-    system: dict[str, Any] | None,
+    chosen: Mapping[str, Any],
     together: Mapping[str, int],
 ) -> dict[str, Any]:
     """Return the keys with every choice that raysim made, so that a new default of a later version changes no old run.
 
-    objects: the sections that hold objects in place of names.
+    objects: the sections that hold objects in place of names. chosen: whole sections with every choice.
     """
     resolved = parsed.resolved
     data = {
@@ -249,6 +264,6 @@ def _resolved(
         **resolved,
         "data": data,
         "clients": {**resolved["clients"], "selection": selection},
-        "system": system,
+        **chosen,
         "training": {**resolved["training"], "together": together, "schedule": schedule},
     }

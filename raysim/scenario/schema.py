@@ -181,6 +181,25 @@ class System(Section):
     """SHA-256 that the trace file must have. A run records it, so that it can be resumed only with the same file."""
 
 
+class Adversary(Section):
+    """Malicious clients, which do something else than the method asks for."""
+
+    clients: Annotated[float, Range(gt=0, lt=1)] | str
+    """The malicious clients: a share of all, drawn with the seed of cohorts, or ranges of ids such as "0-3,7"."""
+    attack: Named
+    """What they do: `name` and that attack's fields. See `raysim list attacks`."""
+
+
+class Aggregator(Section):
+    """A rule that takes the place of the mean of uploads at the server, to bear malicious clients."""
+
+    rule: Named
+    """The rule: `name` and its fields. See `raysim list rules`."""
+    mixing: Named | None = None
+    """What is done to the uploads before the rule: `name` and its fields; see `raysim list mixings`. `null`: nothing.
+    """
+
+
 class Seeds(Section):
     """Separate seeds: each replaces `seed` for one source of randomness, so that only this source varies."""
 
@@ -456,6 +475,10 @@ class Settings(Section):
     clients: Clients
     system: System | None = None
     """The clients' devices and connections, for virtual time; `null`: no virtual time. See `raysim describe system`."""
+    adversary: Adversary | None = None
+    """Malicious clients; `null`: none. See `raysim describe adversary`."""
+    aggregator: Aggregator | None = None
+    """A rule in place of the mean of uploads; `null`: the method's mean. See `raysim describe aggregator`."""
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
     inputs: list[str] | None = None

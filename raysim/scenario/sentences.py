@@ -14,8 +14,10 @@ from pydantic import BaseModel, ValidationError
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import ELSEWHERE, suggest
 from raysim.core.fields import number_text
+from raysim.core.robust import MIXINGS, RULES
 from raysim.data.partition import PARTITIONS
 from raysim.engine.learning_rate import SCHEDULES
+from raysim.engine.policies.attacks import ATTACKS
 from raysim.engine.policies.sampling import SELECTIONS
 from raysim.scenario.origin import Key, Origin
 from raysim.scenario.schema import NAME_FORM, Settings
@@ -25,6 +27,9 @@ NAMED: Mapping[tuple[str, str], Mapping[str, type]] = {
     ("data", "partition"): PARTITIONS,
     ("clients", "selection"): SELECTIONS,
     ("training", "schedule"): SCHEDULES,
+    ("adversary", "attack"): ATTACKS,
+    ("aggregator", "rule"): RULES,
+    ("aggregator", "mixing"): MIXINGS,
 }
 """Sections whose `name` chooses a settings class, besides `algorithm`."""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raysim.common.errors import RunError
 from raysim.core.algorithm import Algorithm, ClientId, Server, overrides
-from raysim.core.messages import leaves, pack, unpack, wire_size
+from raysim.core.messages import leaves, nonfinite, pack, unpack, wire_size
 from raysim.core.meter import flops_of
 from raysim.core.seeds import seeded
 from raysim.core.state import (
@@ -31,6 +31,7 @@ from raysim.core.state import (
     serialize,
     state_tensors,
 )
+from raysim.engine import stages
 from raysim.engine.checkpoint.format import read_server, server_file
 from raysim.engine.plan import Plan
 from raysim.engine.records import Broadcast, CheckpointFile, ClientFailure, NonFiniteUpload, ServerReport
@@ -49,6 +50,7 @@ class ServerWorker:
     server: Server[Any] = field(init=False)
     _flops: dict[str, int] = field(default_factory=dict)  # SHA-256 of the uploads' shapes -> operations
     _send_s: float = 0.0
+    _sent: Broadcast = Broadcast((), {})  # what the clients of this round got, for stages
     _forms: Mapping[str, Form] = field(default_factory=dict)  # of the modules that the state has before round 1
 
     def __post_init__(self) -> None:
@@ -56,7 +58,8 @@ class ServerWorker:
         rng = seeded(plan.seed, "server_start", 0)
         arch = {k: plan.arch(k) for k in plan.num_samples}
         task = plan.task if plan.initial is None else plan.initial.server_task(plan.task)
-        self.server = Server(task, rng, plan.num_samples, local=plan.local_in(0), classes=plan.classes, arch=arch)
+        local, robust = plan.local_in(0), plan.robust
+        self.server = Server(task, rng, plan.num_samples, local=local, classes=plan.classes, arch=arch, robust=robust)
 
     def start(self, registrations: Sequence[Mapping[ClientId, Any]] = ()) -> None:
         """Create the state before round 1. registrations: parts of client -> packed message."""
@@ -82,7 +85,7 @@ class ServerWorker:
         start = perf_counter()
         self._begin("server_send", t)
         self.server.values = {}  # what both hooks of a round log is reported by `update`
-        broadcast = self._messages(t, self.server, cohort)
+        broadcast = self._sent = self._messages(t, self.server, cohort)
         self._send_s = perf_counter() - start
         return broadcast
 
@@ -142,6 +145,10 @@ class ServerWorker:
         }
         rejected = [k for k in sorted(packed) if isinstance(packed[k], NonFiniteUpload)]
         ups = unpack({k: packed[k] for k in sorted(packed) if k not in rejected})
+        if self.plan.malicious is not None and ups:
+            ups = stages.apply(self.plan.malicious, ups, self._down_of, t)
+            rejected = sorted([*rejected, *(k for k, up in ups.items() if nonfinite(up))])
+            ups = {k: up for k, up in ups.items() if k not in rejected}
         flops = 0
         if ups:
             # Counting slows small operations, so operations are counted once per set of upload shapes.
@@ -203,6 +210,11 @@ class ServerWorker:
         """Return the SHA-256 of the server's state."""
         with self._visible():
             return digest(self.server.state)
+
+    def _down_of(self, k: ClientId) -> Any:
+        """Return what client k got in this round."""
+        position = self._sent.of.get(k)
+        return None if position is None else unpack(self._sent.messages[position])
 
     def _update(self, ups: Mapping[ClientId, Any]) -> None:
         algorithm: Any = self.plan.algorithm  # `Any`: the hook is declared to return nothing

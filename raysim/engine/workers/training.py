@@ -163,6 +163,8 @@ class ClientTrainer:
         plan, clients = self.plan, []
         for k, data in zip(ids, self.samples.each([plan.train.of(k) for k in ids]), strict=True):
             set_threads(plan, k)
+            if plan.malicious is not None:
+                data = replace(data, y=torch.from_numpy(plan.train_labels(k)).to(self.device))
             net, local, rng = self.states.open(k), self._local_in(settings_of, k), seeded(plan.seed, "client", t, k)
             clients.append(Client(k, self.task, data, net, local, rng, t, plan.arch(k), meter=self.meter))
         return clients
