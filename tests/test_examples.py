@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import raysim
-from examples import budget, leaks, many_clients, personalised, stragglers, tree, tsne
+from examples import budget, leaks, many_clients, personalised, robustness, stragglers, tree, tsne
 from raysim.algorithms.hks import HKS
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
@@ -180,6 +180,15 @@ def test_many_clients(workplace: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert round_s == pytest.approx(run.rounds["time/round_s"].median(), abs=6e-4) and all_s > round_s
     assert memory_mib == pytest.approx(run.rounds["memory/host_mb"].iloc[-1], abs=6e-4)
     assert (workplace / "out" / "many_clients.png").stat().st_size > 1000
+
+
+def test_robustness(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    attacks, rules = ["none", "sign flip"], ["mean", "median"]
+    table = robustness.main(["fedproto"], attacks, rules, rounds=1, folder="out")
+    rows = table.set_index(["attack", "rule"])["accuracy"]
+    assert len(rows) == 4 and rows["none", "mean"] > rows["sign flip", "mean"]
+    assert printed(capsys, "none") == [f"{rows['none', rule]:.3f}" for rule in rules]
+    assert (workplace / "out" / "robustness.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

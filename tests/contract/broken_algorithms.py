@@ -413,6 +413,16 @@ class NeedsEveryClass(FedGHSlip):
             server.state.weight.copy_(sum_CD / count_C[:, None])
 
 
+# -- averages ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AveragesElsewhere(Sound):
+    """Says that a rule can replace its mean, but does not combine uploads by `server.mean`."""
+
+    averages = "uploads"
+
+
 # -- exposed -----------------------------------------------------------------------------------------
 
 

@@ -75,6 +75,7 @@ def test_there_is_something_to_check():
 
 BROKEN: list[tuple[AnyAlgorithm, str, str]] = [
     (broken.NearMiss(), "defined", "`server_update`"),
+    (broken.AveragesElsewhere(), "averages", "server.mean"),
     (broken.NearMissAttribute(), "defined", "`scheduled`"),
     (broken.NotADataclass(), "defined", "@dataclass(frozen=True)"),
     (broken.ArgumentsSwapped(), "defined", "client_receive(self, client, down)"),
