@@ -8,7 +8,14 @@ from raysim.comparison.runs import RunRecord
 from raysim.comparison.statistics import MIN_SEEDS, Spread
 from raysim.comparison.variants import Variant
 
-BUDGET = ("rounds", "clients.count", "clients.participation", "training.epochs", "training.batch_size")
+BUDGET = (
+    "rounds",
+    "clients.count",
+    "clients.participation",
+    "training.epochs",
+    "training.steps",
+    "training.batch_size",
+)
 """Keys that decide how much work a run does: unequal ones are noted even if the variants' names tell them."""
 
 

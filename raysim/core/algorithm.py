@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import quoted
-from raysim.core.client_flops import epoch_flops, sample_flops
+from raysim.core.client_flops import fit_flops, sample_flops
 from raysim.core.data import Samples
 from raysim.core.exposed import Exposed
 from raysim.core.fields import check_settings
@@ -171,11 +171,11 @@ class Client:
     ) -> Tensor | None:
         """Minimise `loss(net, batch, given)` over the local data, with the `training` settings of the scenario.
 
-        epochs: replaces the scenario's. data: replaces `client.data`. two_views: fill `batch.second` with another
-        augmentation of the same samples. rates: learning rates of some parameters of `net`, by name; the others use
-        the scenario's; for all, `dict.fromkeys(dict(client.net.named_parameters()), 0.1)`. bounds: least and greatest
-        value of some parameters after every step, by name. only: names of the parameters to train; the others stay
-        unchanged.
+        epochs: replaces the scenario's `epochs` and `steps`. data: replaces `client.data`. two_views: fill
+        `batch.second` with another augmentation of the same samples. rates: learning rates of some parameters of `net`,
+        by name; the others use the scenario's; for all, `dict.fromkeys(dict(client.net.named_parameters()), 0.1)`.
+        bounds: least and greatest value of some parameters after every step, by name. only: names of the parameters to
+        train; the others stay unchanged.
 
         If the loss returns (scalar, rows) with rows [B, ...], `fit` returns each sample's last row: [N, ...] in data
         order, detached; NaN for samples that the loss never saw (with BatchNorm, a last batch of one sample is left
@@ -195,15 +195,15 @@ class Client:
         """
         data = self.data if data is None else data
         drop_single = drops_single(self.net, data, self.local)
+        steps = self.local.steps if epochs is None else None
         epochs = self.local.epochs if epochs is None else epochs
-        batches = data.shuffled(self.local.batch_size, epochs, self.rng, drop_single, two_views)
+        batches = data.shuffled(self.local.batch_size, epochs, self.rng, drop_single, two_views, steps)
         with training_only(self.net, only):
             rates, bounds = {} if rates is None else rates, {} if bounds is None else bounds
             job = FitJob(self.net, loss, given, batches, self.local, len(data), rates, bounds)
             result = self.trainer(job)
             if self.meter is not None:
-                counted = epoch_flops(self, self.meter, loss, given, data, drop_single, two_views)
-                self.stats.flops += batches.epochs * counted
+                self.stats.flops += fit_flops(self, self.meter, loss, given, batches)
         self.stats.loss_sum += result.loss_sum
         self.stats.samples += result.samples
         self.stats.alone_because = self.stats.alone_because or result.alone_because
@@ -360,8 +360,9 @@ class Server(Generic[State]):
         precision = self.local.precision if self.local.precision == "bfloat16" else "float32"
         local = replace(self.local if local is None else local, precision=precision)
         drop_single = drops_single(net, data, local)
+        steps = local.steps if epochs is None else None
         epochs = local.epochs if epochs is None else epochs
-        batches = data.shuffled(local.batch_size, epochs, self.rng, drop_single)
+        batches = data.shuffled(local.batch_size, epochs, self.rng, drop_single, steps=steps)
         return fit_one(FitJob(net, loss, given, batches, local, len(data))).rows
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from raysim.core.data import Batch, Samples
+from raysim.core.data import Batch, Samples, Shuffled
 from raysim.core.fit import Loss
 from raysim.core.messages import leaves
 from raysim.core.meter import FlopMeter, kind_of
@@ -29,26 +29,25 @@ def sample_flops(client: Client, meter: FlopMeter, f: Callable[[Tensor], Tensor]
         return meter.of(key, lambda: f(_first(data, 1).x))
 
 
-def epoch_flops(
-    client: Client, meter: FlopMeter, loss: Loss, given: Any, data: Samples, drop_single: bool, two_views: bool
-) -> int:
-    """Return the operations of one epoch of `Client.fit`: its full batches and a smaller last one, if any.
+def fit_flops(client: Client, meter: FlopMeter, loss: Loss, given: Any, batches: Shuffled) -> int:
+    """Return the operations of one `Client.fit`: of its full batches, and of the smaller last ones of epochs, if any.
 
     Counts are cached separately for each set of trained parameters, since the others need no gradient, and for each
     combination of shapes in `given`. The number of samples is left out of these shapes: a batch uses only its own rows
     of a tensor with a row per sample.
     """
+    data, two_views = batches.data, batches.two_views
     trained = tuple(tensor.requires_grad for tensor in named_tensors(client.net).values())
     tensors = [value for value in leaves(given) if isinstance(value, Tensor)]
     shapes = tuple(value.shape[1:] if value.shape[:1] == (len(data),) else value.shape for value in tensors)
     others = [value for value in leaves(given) if not isinstance(value, Tensor)]
     kind = kind_of([loss, others], _described(client))
     key = None if kind is None else (client.arch, kind, given is None, shapes, two_views, trained)
-    full, rest = divmod(len(data), client.local.batch_size)
-    steps = {client.local.batch_size: full, rest: 0 if drop_single else int(rest > 0)}
     work = partial(_one_step, client, loss, given, data, two_views)
     with _generator_kept(client), countable(client.net):
-        return sum(count * meter.of_batch(key, size, work, len(data)) for size, count in steps.items() if count)
+        return sum(
+            count * meter.of_batch(key, size, work, len(data)) for size, count in batches.sizes().items() if count
+        )
 
 
 @contextmanager

@@ -138,14 +138,16 @@ class Samples:
         rng: torch.Generator,
         drop_single: bool = False,
         two_views: bool = False,
+        steps: int | None = None,
     ) -> Shuffled:
         """Augmented batches, in a fresh random order each epoch; the last of an epoch may be short.
 
-        drop_single: leave out a last batch of one sample, which BatchNorm cannot train on. two_views: fill `second`.
+        steps: the number of batches, in place of `epochs`; the last epoch may be cut short. drop_single: leave out a
+        last batch of one sample, which BatchNorm cannot train on. two_views: fill `second`.
         """
         if not isinstance(epochs, Integral) or epochs < 0:
             raise ValueError(f"epochs: {epochs!r} given; give a whole number of at least 0")
-        return Shuffled(self, batch_size, int(epochs), rng, drop_single, two_views)  # NumPy's int32 would overflow
+        return Shuffled(self, batch_size, int(epochs), rng, drop_single, two_views, steps)  # NumPy's int32 overflows
 
     def to(self, device: torch.device | str) -> Samples:
         """Return the same samples on a device."""
@@ -170,10 +172,19 @@ class Shuffled:
     rng: torch.Generator
     drop_single: bool
     two_views: bool
+    steps: int | None = None  # in place of `epochs`
 
     def __len__(self) -> int:
+        return sum(self.sizes().values())
+
+    def sizes(self) -> dict[int, int]:
+        """Return how many batches there are of each size."""
         full, rest = divmod(len(self.data), self.batch_size)
-        return self.epochs * (full + (rest > self.drop_single))
+        last = int(rest > self.drop_single)
+        epochs, left = self.epochs, 0
+        if self.steps is not None:
+            epochs, left = divmod(self.steps, full + last) if full + last else (0, 0)
+        return {self.batch_size: epochs * full + left, rest: epochs * last}
 
     def __iter__(self) -> Iterator[Batch]:
         data, views = self.data, 2 if self.two_views else 1
@@ -198,11 +209,14 @@ class Shuffled:
 
     def _epochs(self) -> Iterator[Sequence[Tensor]]:
         """Yield, for each epoch, the positions [B] of each batch's samples."""
-        size = len(self.data)
-        for _ in range(self.epochs):
+        size, left = len(self.data), len(self)
+        in_epoch = size // self.batch_size + (size % self.batch_size > self.drop_single)
+        for _ in range(self.epochs if self.steps is None else -(-left // max(1, in_epoch))):
             order = torch.randperm(size, generator=self.rng, device="cpu").to(self.data.y.device)
             batches = order.split(self.batch_size) if size > self.batch_size else (order,)
-            yield [index for index in batches if len(index) > self.drop_single]
+            epoch = [index for index in batches if len(index) > self.drop_single][:left]
+            left -= len(epoch)
+            yield epoch
 
 
 class AsGiven:

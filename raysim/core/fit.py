@@ -48,6 +48,7 @@ class LocalTraining:
     nesterov: bool = False  # Nesterov's momentum; for SGD with momentum
     precision: Precision = "float32"  # of forward and backward passes; parameters and messages are float32
     cuda_graphs: bool = True  # whether steps on a CUDA device are recorded and replayed: see `raysim.core.replay`
+    steps: int | None = None  # number of steps in place of `epochs`; the last epoch may be cut short
 
 
 @dataclass(frozen=True)

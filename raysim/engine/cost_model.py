@@ -43,7 +43,7 @@ class CostModel:
     def _samples(self, t: int, k: ClientId) -> int:
         """Return the number of samples that pass through the network in a client round, plus one for fixed cost."""
         plan = self.plan
-        return plan.epochs_in(t, k) * len(plan.train.of(k)) + len(plan.val.of(k)) + len(plan.test.of(k)) + 1
+        return plan.trained_samples(t, k) + len(plan.val.of(k)) + len(plan.test.of(k)) + 1
 
 
 def _own_s(one: ClientEvaluation) -> float:

@@ -161,6 +161,13 @@ class Plan:
         epochs = self.local_of(k).epochs
         return epochs if self.stragglers is None or t < 1 else self.stragglers.epochs(epochs, t, k)
 
+    def trained_samples(self, t: int, k: ClientId) -> int:
+        """Return how many samples client k trains on in round `t`, about: each counts as often as it is used."""
+        local = self.local_of(k)
+        if local.steps is not None:
+            return local.steps * min(local.batch_size, self.num_samples[k])
+        return self.epochs_in(t, k) * self.num_samples[k]
+
     def local_in(self, t: int, local: LocalTraining | None = None) -> LocalTraining:
         """Return training settings with the learning rate of round `t`; round 0, without training, has that of round 1.
 

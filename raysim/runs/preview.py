@@ -215,5 +215,6 @@ def _measure(scenario: Scenario, name: str, local: LocalTraining, clients: int, 
             key="training.batch_size",
         ) from None
     epochs = local.epochs if stragglers is None else stragglers.mean(local.epochs)
+    steps = epochs * math.ceil(samples / size) if local.steps is None else local.steps
     params = sum(p.numel() for p in model.parameters())
-    return ModelCost(name, size, clients, params, epochs * math.ceil(samples / size), step_s, test_s)
+    return ModelCost(name, size, clients, params, steps, step_s, test_s)

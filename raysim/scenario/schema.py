@@ -225,6 +225,7 @@ class TrainingOverride(Selected):
     """Training settings of the clients that `models` or `clients` selects; `null`: as in section `training`."""
 
     epochs: AtLeastOne | None = None
+    steps: AtLeastOne | None = None
     batch_size: AtLeastOne | None = None
     optimizer: Literal["sgd", "adam", "adamw"] | None = None
     lr: Positive | None = None
@@ -249,6 +250,10 @@ class Training(Section):
 
     epochs: AtLeastOne = 1
     """Passes over the client's training samples per client round."""
+    steps: AtLeastOne | None = None
+    """Steps per client round in place of `epochs`, the same number for all clients, whatever their numbers of samples.
+    A method that sets epochs of its own, as Ditto, FedRep, FedMD and HKS do for parts of a round, keeps these. `null`:
+    `epochs`."""
     batch_size: AtLeastOne = 64
     """Samples per step."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"

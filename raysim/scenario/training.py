@@ -38,6 +38,13 @@ def own_training_of(parsed: ParsedScenario) -> dict[int, Training]:
     """
     training = parsed.training
     _refuse_nesterov(parsed, training, ("training",))
+    steps = training.steps is not None or any(one.steps is not None for one in training.overrides)
+    if steps and training.stragglers is not None:
+        raise parsed.origin.error(
+            ("training", "stragglers"),
+            "stragglers train for fewer epochs, but `steps` takes the place of epochs; remove one of them",
+            cause=("training", "steps"),
+        )
     own: dict[int, Training] = {}
     *chosen_by, _ = clients_of(parsed, "training", training.overrides)
     for i, (override, clients) in enumerate(zip(training.overrides, chosen_by, strict=True)):

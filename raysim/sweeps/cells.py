@@ -225,12 +225,13 @@ def _fast(scenario: ParsedScenario) -> list[str]:
     """Overrides that make a cell small enough for `--fast`."""
     clients = scenario.clients
     # Fewer participants, not fewer clients: if all images are dealt, fewer clients would each hold more of them.
-    epochs = math.ceil(scenario.training.epochs / 10)
-    sets = [f"rounds={min(scenario.rounds, 3)}", f"training.epochs={epochs}"]
     training = scenario.resolved["training"]
-    overrides = [
-        {**one, "epochs": math.ceil(one["epochs"] / 10)} if one.get("epochs") else one for one in training["overrides"]
-    ]
+
+    def tenths(given: Mapping[str, Any]) -> dict[str, int]:
+        return {key: math.ceil(given[key] / 10) for key in ("epochs", "steps") if given.get(key)}
+
+    sets = [f"rounds={min(scenario.rounds, 3)}", *(f"training.{key}={n}" for key, n in tenths(training).items())]
+    overrides = [{**one, **tenths(one)} for one in training["overrides"]]
     if overrides != training["overrides"]:
         text = yaml.dump(overrides, Dumper=Dumper, default_flow_style=True, width=math.inf).strip()
         sets.append(f"training.overrides={text}")

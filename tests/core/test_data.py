@@ -169,3 +169,19 @@ def test_wrong_epochs_are_named(epochs):
 
 def test_epochs_of_numpy_become_those_of_python():
     assert type(samples(5).shuffled(2, np.uint8(2), torch.Generator()).epochs) is int
+
+
+@pytest.mark.parametrize(
+    ("count", "steps", "sizes"), [(7, 2, [3, 3]), (7, 5, [3, 3, 1, 3, 3]), (6, 3, [3, 3, 3]), (2, 3, [2, 2, 2])]
+)
+def test_steps_cut_the_last_epoch_short(count: int, steps: int, sizes: list[int]) -> None:
+    shuffled = samples(count).shuffled(3, 1, seeded(1, "x"), steps=steps)
+    batches = list(shuffled)
+    assert [len(batch.y) for batch in batches] == sizes and len(shuffled) == steps
+    assert sum(size * times for size, times in shuffled.sizes().items()) == sum(sizes)
+    epochs = samples(count).shuffled(3, 3, seeded(1, "x"))
+    assert [b.index.tolist() for b in batches] == [b.index.tolist() for b in epochs][:steps]
+
+
+def test_steps_of_a_single_sample_that_batchnorm_cannot_train_on() -> None:
+    assert list(samples(1).shuffled(3, 1, seeded(1, "x"), drop_single=True, steps=4)) == []

@@ -200,3 +200,25 @@ def test_a_client_trains_with_as_many_threads_as_its_actor_has_cpus() -> None:
     backend.close()
     assert seen == {k: 1 if k % 3 == 2 else 2 for k in range(8)}  # client k has architecture k % 3
     assert torch.get_num_threads() == 1  # as before the run
+
+
+def test_steps_take_the_place_of_epochs(tmp_path: Path) -> None:
+    one = {"count": 1, "models": ["digits_mlp64"]}
+    given = digits(clients=one, data={"name": "digits"}, rounds=1, output=str(tmp_path), algorithm={"name": "fedavg"})
+    epochs = raysim.run(given, sets=["training.epochs=2"], quiet=True)
+    per_epoch = -(-int((epochs.partition["part"] == "train").sum()) // 32)
+    steps = raysim.run(given, sets=[f"training.steps={2 * per_epoch}"], quiet=True)
+    assert epochs.state_digest == steps.state_digest
+    assert list(epochs.clients["flops"]) == list(steps.clients["flops"])
+    short = raysim.run(given, sets=["training.steps=5"], quiet=True).clients["flops"].max()
+    long = raysim.run(given, sets=["training.steps=10"], quiet=True).clients["flops"].max()
+    assert long == 2 * short
+    with pytest.raises(raysim.ScenarioError, match="steps"):
+        Scenario.load(given, ["training.steps=5", "training.stragglers={share: 0.5}"])
+
+
+def test_clients_trained_together_do_equally_many_steps(tmp_path: Path) -> None:
+    given = digits(clients={"count": 8, "models": ["digits_mlp64"]}, rounds=1, output=str(tmp_path))
+    runs = [raysim.run(given, sets=["training.steps=7", f"training.together={n}"], quiet=True) for n in (1, 8)]
+    alone, together = (run.clients.query("round == 1")["train_loss"].to_numpy() for run in runs)
+    assert alone == pytest.approx(together, rel=1e-4)
