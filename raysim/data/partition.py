@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,13 +18,12 @@ from raysim.common.errors import ScenarioError
 from raysim.core.fields import Count, Positive, check_settings
 from raysim.core.seeds import seed_for
 from raysim.data import partition_counts as counts
-from raysim.data.partition_counts import Floats, Ints
+from raysim.data.partition_counts import Floats, Ints, Split
 from raysim.data.predefined import deal_by_id, kept_ids, read_partition
 from raysim.data.shards import PARTS, Partition, make_shards
 from raysim.plugins.calling import failing
 
 _HKS_MIN_SAMPLES, _HKS_RETRIES = 10, 100
-Split = Literal["pooled811", "pfedhn", "published", "listed"]
 
 
 class ByShares(Protocol):
@@ -140,12 +139,12 @@ PARTITIONS: dict[str, type] = {
 }
 
 
-def default_split(setting: PartitionSettings) -> Split:
+def default_split(setting: PartitionSettings) -> str:
     """Return the split of a partition when the scenario names none."""
     return "published" if isinstance(setting, Hks) else "listed" if isinstance(setting, Listed) else "pooled811"
 
 
-def check_split(setting: PartitionSettings, split: str, num_train: int, num_samples: int, name: str) -> None:
+def check_split(setting: PartitionSettings, split: Split, num_train: int, num_samples: int, name: str) -> None:
     """Raise ScenarioError, like `check_partition`, for a split that the partition or the data set does not support."""
     if isinstance(setting, Hks) and split != "published":
         raise ScenarioError(
@@ -173,7 +172,7 @@ def check_split(setting: PartitionSettings, split: str, num_train: int, num_samp
 
 def check_partition(
     setting: PartitionSettings,
-    split: str,
+    split: Split,
     num_classes: int,
     num_clients: int,
     num_train: int,
@@ -200,7 +199,8 @@ def check_partition(
         )
     pool = _train_pool(split, num_train, num_samples)
     if isinstance(setting, Resample):
-        most = _eight_tenths(pool) if split == "pooled811" else pool
+        shares = counts.pooled(split)
+        most = _train_share(pool, shares) if shares else pool
         if setting.samples_per_client > most:
             raise ScenarioError(
                 f"{setting.samples_per_client} given, but {name} has "
@@ -208,8 +208,8 @@ def check_partition(
                 key="data.partition.samples_per_client",
             )
         return
-    # With the 8:1:1 split, a client needs a second sample as its test sample.
-    least = _HKS_MIN_SAMPLES if isinstance(setting, Hks) else 2 if split == "pooled811" else 1
+    # If a client's samples are split, it needs a second sample as its test sample.
+    least = _HKS_MIN_SAMPLES if isinstance(setting, Hks) else 2 if counts.pooled(split) else 1
     if isinstance(setting, Dirichlet):
         chosen = setting.min_samples > Dirichlet.min_samples
         if chosen and num_clients * least <= pool < num_clients * setting.min_samples:
@@ -229,7 +229,7 @@ def check_partition(
             f"split {split}, {name} has {pool} samples; {remedy}",
             key="clients.count",
         )
-    if split != "pooled811" and num_clients > num_samples - num_train:
+    if not counts.pooled(split) and num_clients > num_samples - num_train:
         raise ScenarioError(
             f"{num_clients} given, but each client needs a test sample, and {name} has {num_samples - num_train} "
             f"test samples; give at most {num_samples - num_train}, or set data.split to pooled811",
@@ -237,7 +237,9 @@ def check_partition(
         )
 
 
-def given_count(setting: PartitionSettings, split: str, num_train: int, num_samples: int, owner_M: Ints) -> int | None:
+def given_count(
+    setting: PartitionSettings, split: Split, num_train: int, num_samples: int, owner_M: Ints
+) -> int | None:
     """Return the number of clients that a partition makes; None if the scenario decides it. Raises ScenarioError."""
     if isinstance(setting, Natural):
         kept = len(kept_ids(setting.min_samples, owner_M, num_train, split))
@@ -251,7 +253,7 @@ def make_partition(
     num_classes: int,
     num_clients: int,
     setting: PartitionSettings,
-    split: str,
+    split: Split,
     seed: int,
     name: str = "the data set",
     owner_M: Ints | None = None,
@@ -266,14 +268,14 @@ def make_partition(
     if isinstance(setting, Listed):
         return read_partition(setting.path, num_clients, len(label_M), label_M)
     rng = np.random.default_rng(seed_for(seed, "partition"))
-    pools = _pools(len(label_M), num_train, split, rng)
+    pools, shares = _pools(len(label_M), num_train, split, rng), counts.pooled(split)
     if isinstance(setting, Resample):
-        return _resample(pools, num_clients, setting.samples_per_client, rng)
+        return _resample(pools, shares, num_clients, setting.samples_per_client, rng)
     if isinstance(setting, Natural):
         assert owner_M is not None
         kept = kept_ids(setting.min_samples, owner_M, num_train, split)
         chosen = np.sort(rng.choice(kept, num_clients, replace=False)) if len(kept) > num_clients else kept
-        dealt = deal_by_id(label_M, num_classes, owner_M, chosen, owners, pools, rng)
+        dealt = deal_by_id(label_M, num_classes, owner_M, chosen, owners, pools, shares, rng)
         return replace(dealt, notes=_left_out(name, len(owners), len(kept), setting.min_samples))
     class_count_C = np.bincount(label_M[pools[0]], minlength=num_classes)
     share_NC, note = _shares(setting, class_count_C, num_clients, rng)
@@ -291,8 +293,8 @@ def make_partition(
             count_NC = counts.largest_remainder(class_count_C, share_NC.T, none_empty=few).T
             if part > 0:
                 count_NC = counts.top_up(count_NC, 1, share_NC)
-        if split == "pooled811":
-            count_NCP = counts.split_811(count_NC)
+        if shares is not None:
+            count_NCP = counts.split_cells(count_NC, shares)
         else:
             count_NCP = np.zeros((*count_NC.shape, len(PARTS)), np.int64)
             count_NCP[..., part] = count_NC
@@ -317,22 +319,22 @@ def _left_out(name: str, num_ids: int, num_kept: int, min_samples: int) -> tuple
     return (text,)
 
 
-def _train_pool(split: str, num_train: int, num_samples: int) -> int:
+def _train_pool(split: Split, num_train: int, num_samples: int) -> int:
     """Return the number of samples in the first pool, over which the clients' shares are drawn."""
-    return {"pooled811": num_samples, "pfedhn": _four_fifths(num_train), "published": num_train}[split]
+    return num_samples if counts.pooled(split) else _four_fifths(num_train) if split == "pfedhn" else num_train
 
 
 def _four_fifths(num_train: int) -> int:
     return round(num_train * 4 / 5)
 
 
-def _pools(num_samples: int, num_train: int, split: str, rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
+def _pools(num_samples: int, num_train: int, split: Split, rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
     """Return the pools of positions to divide among the clients, as (train, validation, test).
 
-    With `pooled811`, the first pool has all samples; each client's samples are split afterwards.
+    If all samples are pooled, the first pool has them; each client's samples are split afterwards.
     """
     everything, nothing = np.arange(num_samples), np.zeros(0, np.int64)
-    if split == "pooled811":
+    if counts.pooled(split):
         return everything, nothing, nothing
     train, test = everything[:num_train], everything[num_train:]
     if split == "published":
@@ -414,11 +416,21 @@ def _check_holders(class_count_C: Ints, holders_C: Ints, num_clients: int, name:
         )
 
 
-def _resample(pools: tuple[Ints, Ints, Ints], num_clients: int, samples: int, rng: np.random.Generator) -> Partition:
-    """Draw samples for every client independently, each draw without repetition, from pools that do not overlap."""
-    if not len(pools[1]) and not len(pools[2]):
+def _resample(
+    pools: tuple[Ints, Ints, Ints],
+    shares: counts.Shares | None,
+    num_clients: int,
+    samples: int,
+    rng: np.random.Generator,
+) -> Partition:
+    """Draw samples for every client independently, each draw without repetition, from pools that do not overlap.
+
+    shares: by which the first pool is split into the pools; None: it is one of them.
+    """
+    if shares is not None:
         mixed, total = rng.permutation(pools[0]), len(pools[0])
-        train, val, test = np.split(mixed, [_eight_tenths(total), (_eight_tenths(total) + total) // 2])
+        end = _train_share(total, shares)
+        train, val, test = np.split(mixed, [end, end + round((total - end) * shares[1] / (shares[1] + shares[2]))])
         pools = train, val, test
     shards = []
     for pool in pools:
@@ -428,5 +440,5 @@ def _resample(pools: tuple[Ints, Ints, Ints], num_clients: int, samples: int, rn
     return Partition(*shards)
 
 
-def _eight_tenths(num_samples: int) -> int:
-    return num_samples * 8 // 10
+def _train_share(num_samples: int, shares: counts.Shares) -> int:
+    return int(num_samples * shares[0] + 1e-9)

@@ -41,20 +41,35 @@ def largest_remainder(total_R: Ints, share_RK: Floats, none_empty: bool = False)
     return count_RK
 
 
-def split_811(cell_NC: Ints) -> Ints:
-    """Divide each (client, class) cell 8:1:1 into train, validation, test by largest remainder: [N, C, 3].
+Shares = tuple[float, float, float]
+"""Shares of training, validation and test samples; the sum is 1."""
 
-    A cell of one sample is for training, a cell of two for training and test. Validation and test always have equal
-    fractions. If one sample is left for both, it goes to test and validation in turn over a client's classes, test
-    first: otherwise a client with many small cells would get no validation sample. If a client has no test sample, one
-    sample of its largest training cell becomes its test sample, so that its accuracy is defined.
+SHARES_811: Shares = (0.8, 0.1, 0.1)
+
+
+Split = str | Shares
+"""The name of a split, or the shares by which each client's samples are split."""
+
+
+def pooled(split: Split) -> Shares | None:
+    """Return the shares of a split that divides all samples among the clients first; None for any other split."""
+    return SHARES_811 if split == "pooled811" else split if isinstance(split, tuple) else None
+
+
+def split_cells(cell_NC: Ints, shares: Shares = SHARES_811) -> Ints:
+    """Divide each (client, class) cell by shares into train, validation, test by largest remainder: [N, C, 3].
+
+    A cell of two samples has one for training and one for test. If validation and test have equal shares and one sample
+    is left for both, it goes to test and validation in turn over a client's classes, test first: otherwise a client
+    with many small cells would get no validation sample. If a client has no test sample, one sample of its largest
+    training cell becomes its test sample, so that its accuracy is defined.
     """
     clients, classes = cell_NC.shape
-    share_P = np.array([0.8, 0.1, 0.1])  # train, test, validation: earlier ones win ties
+    share_P = np.array([shares[0], shares[2], shares[1]])  # train, test, validation: earlier ones win ties
     count_NCP = largest_remainder(cell_NC.reshape(-1), np.tile(share_P, (cell_NC.size, 1)))
     count_NCP = count_NCP.reshape(clients, classes, 3)
     count_NCP[cell_NC == 2] = [1, 1, 0]
-    uneven_NC = (count_NCP[..., 1] > count_NCP[..., 2]) & (cell_NC > 2)
+    uneven_NC = (count_NCP[..., 1] > count_NCP[..., 2]) & (cell_NC > 2) & (shares[1] == shares[2])
     swap_NC = uneven_NC & (uneven_NC.cumsum(1) % 2 == 0)
     count_NCP[swap_NC] = count_NCP[swap_NC][:, [0, 2, 1]]
     for client in np.flatnonzero(count_NCP[..., 1].sum(1) == 0):

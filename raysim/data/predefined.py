@@ -20,11 +20,11 @@ from raysim.data.shards import PARTS, Partition, make_shards
 _MOST_CLIENTS = 1_000_000
 
 
-def kept_ids(min_samples: int, owner_M: Ints, num_train: int, split: str) -> Ints:
+def kept_ids(min_samples: int, owner_M: Ints, num_train: int, split: counts.Split) -> Ints:
     """Return the positions of the ids that have enough samples, ascending. Raises ScenarioError if none has."""
     total_I = np.bincount(owner_M)
     train_I = np.bincount(owner_M[:num_train], minlength=len(total_I))
-    usable_I = total_I > 1 if split == "pooled811" else (train_I > 0) & (total_I > train_I)  # to train and to test
+    usable_I = total_I > 1 if counts.pooled(split) else (train_I > 0) & (total_I > train_I)  # to train and to test
     kept = np.flatnonzero((total_I >= min_samples) & usable_I)
     if not len(kept):
         raise ScenarioError(
@@ -43,22 +43,23 @@ def deal_by_id(
     chosen: Ints,
     owners: tuple[str, ...],
     pools: tuple[Ints, Ints, Ints],
+    shares: counts.Shares | None,
     rng: np.random.Generator,
 ) -> Partition:
     """Make each chosen id a client, in the given order, with its own samples of each pool.
 
-    If only the first pool has samples, they are split 8:1:1 per client and class.
+    shares: by which the samples of the first pool are split per client and class; None: the pools are the parts.
     """
     client_I = np.full(len(owners), -1)
     client_I[chosen] = np.arange(len(chosen))
     client_M = client_I[owner_M]
     parts = [pool[client_M[pool] >= 0] for pool in pools]
-    if not any(len(pool) for pool in pools[1:]):
+    if shares is not None:
         index_Q = parts[0]
         cell_Q = client_M[index_Q] * num_classes + label_M[index_Q]
         count_NC = np.bincount(cell_Q, minlength=len(chosen) * num_classes).reshape(len(chosen), num_classes)
         # Each (client, class) cell keeps its own samples: treat cells as classes, with a single receiver.
-        position, place = counts.deal(cell_Q, counts.split_811(count_NC).reshape(1, -1, len(PARTS)), rng)
+        position, place = counts.deal(cell_Q, counts.split_cells(count_NC, shares).reshape(1, -1, len(PARTS)), rng)
         parts = [index_Q[position[place == part]] for part in range(len(PARTS))]
     shards = (make_shards(index_Q, client_M[index_Q], len(chosen)) for index_Q in parts)
     return Partition(*shards, ids=tuple(owners[k] for k in chosen))

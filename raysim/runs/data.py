@@ -120,7 +120,7 @@ def _dealt(scenario: Scenario, data: Dataset, label_M: NDArray[np.int64], num_tr
         scenario.dataset.num_classes,
         scenario.clients.number,
         scenario.data.partition,
-        scenario.data.split,
+        scenario.split,
         scenario.seed_of("data"),
         data.name,
         data.decoded.owner_M,

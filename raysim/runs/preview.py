@@ -18,6 +18,7 @@ from raysim.core.ops import cross_entropy
 from raysim.core.torch_workarounds import lacks_memory, one_thread, set_training
 from raysim.data.datasets import load_dataset, missing
 from raysim.data.partition import Resample
+from raysim.data.partition_counts import pooled
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Layout, check_fits, lay_out
 from raysim.models import MODELS
 from raysim.models.split import example
@@ -28,8 +29,8 @@ from raysim.runs.plan import evaluations_of, make_plan
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.scenario import Scenario
 
-SPLIT_TRAIN: Mapping[str, float] = {"pooled811": 0.8, "published": 1.0, "pfedhn": 0.8, "listed": 0.8}
-"""Share of training samples by split: of all samples for pooled811 and (about) listed, else of the train part."""
+SPLIT_TRAIN: Mapping[object, float] = {"published": 1.0, "pfedhn": 0.8, "listed": 0.8}
+"""Share of training samples by split: of all samples for (about) listed, else of the train part."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +100,10 @@ def preview(scenario: Scenario) -> Preview:
     layout = replace(layout, notes=(*scenario.warnings, *early, *measured, *notes))
     count = scenario.clients.number
     dataset = scenario.dataset
-    pool = (
-        dataset.train_size
-        - scenario.held_back
-        + (dataset.test_size if scenario.data.split in ("pooled811", "listed") else 0)
-    )
-    pool_train = SPLIT_TRAIN[scenario.data.split] * pool
+    shares = pooled(scenario.split)
+    both_parts = shares is not None or scenario.split == "listed"
+    pool = dataset.train_size - scenario.held_back + (dataset.test_size if both_parts else 0)
+    pool_train = pool * (SPLIT_TRAIN[scenario.split] if shares is None else shares[0])
     partition: object = scenario.data.partition
     samples = partition.samples_per_client if isinstance(partition, Resample) else pool_train / count
     models = tuple(

@@ -10,13 +10,22 @@ import numpy as np
 from raysim.common.errors import ScenarioError
 from raysim.common.inputs import image
 from raysim.common.suggestions import suggest
-from raysim.data.partition import PARTITIONS, Listed, Natural, Resample, check_partition, check_split, given_count
+from raysim.data.partition import (
+    PARTITIONS,
+    Listed,
+    Natural,
+    Resample,
+    check_partition,
+    check_split,
+    given_count,
+)
+from raysim.data.partition_counts import Split
 from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files
 from raysim.plugins.references import named
 from raysim.report.units import plural
 from raysim.scenario.named import named_settings
 from raysim.scenario.parse import ParsedScenario
-from raysim.scenario.schema import Normalise
+from raysim.scenario.schema import Normalise, SplitShares
 from raysim.scenario.yaml_text import shown
 
 if TYPE_CHECKING:
@@ -46,7 +55,7 @@ def partition_of(parsed: ParsedScenario) -> Any:
     return partition
 
 
-def with_data(parsed: ParsedScenario, partition: Any, split: str) -> tuple[ParsedScenario, DataFacts]:
+def with_data(parsed: ParsedScenario, partition: Any, split: Split) -> tuple[ParsedScenario, DataFacts]:
     """Look up the data; return the scenario with its number of clients, and the facts about its data.
 
     Raises `ScenarioError` where the partition cannot work with the data set, the clients or the public data.
@@ -59,7 +68,7 @@ def with_data(parsed: ParsedScenario, partition: Any, split: str) -> tuple[Parse
         raise parsed.origin.error(tuple(error.key.split(".")), error.reason, kind=type(error)) from None
 
 
-def _with_data(parsed: ParsedScenario, partition: Any, split: str) -> tuple[ParsedScenario, DataFacts]:
+def _with_data(parsed: ParsedScenario, partition: Any, split: Split) -> tuple[ParsedScenario, DataFacts]:
     """Do the same as `with_data`, except that errors do not name the file or override that a key came from."""
     read = read_data(parsed, partition)
     stored = read.spec if read else DATASETS[parsed.data.name]
@@ -77,6 +86,19 @@ def _with_data(parsed: ParsedScenario, partition: Any, split: str) -> tuple[Pars
         dataset.name,
     )
     return parsed, DataFacts(dataset, files_of(parsed, partition), public_size, held_back)
+
+
+def split_of(parsed: ParsedScenario, split: str | SplitShares) -> Split:
+    """Return the name of a split, or its shares (train, val, test). Raises `ScenarioError` if their sum is not 1."""
+    if not isinstance(split, SplitShares):
+        return split
+    shares = split.train, split.val, split.test
+    if abs(sum(shares) - 1) > 1e-9:
+        raise parsed.origin.error(
+            ("data", "split"),
+            f"the shares of train, val and test have the sum {sum(shares):g}; give shares with the sum 1",
+        )
+    return shares
 
 
 def files_of(parsed: ParsedScenario, partition: Any) -> Files | None:
@@ -126,7 +148,7 @@ def read_data(parsed: ParsedScenario, partition: Any) -> Dataset | None:
 
 
 def with_count(
-    parsed: ParsedScenario, data: Dataset | None, dataset: DatasetSpec, partition: Any, split: str
+    parsed: ParsedScenario, data: Dataset | None, dataset: DatasetSpec, partition: Any, split: Split
 ) -> ParsedScenario:
     """Return the scenario with the number of clients, if the partition decides it.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from raysim.common.errors import ScenarioError, UnavailableError
 from raysim.common.text import holds_secret
+from raysim.data.partition_counts import pooled
 from raysim.plugins.calling import failing
 from raysim.scenario.deciding import DECIDING, missing_setting
 from raysim.scenario.inputs import input_digests
@@ -67,13 +68,13 @@ def refuse_augmentation(scenario: Scenario) -> None:
 def refuse_global_test(scenario: Scenario) -> None:
     """Refuse a global test on samples that clients train on."""
     evaluation, origin = scenario.evaluation, scenario.origin
-    if evaluation.global_test and scenario.data.split in ("pooled811", "listed"):
-        listed = scenario.data.split == "listed"
+    listed = scenario.split == "listed"
+    if evaluation.global_test and (listed or pooled(scenario.split)):
         train = "may also train" if listed else "also train"
         choose = "choose another partition and set" if listed else "set"
         raise origin.error(
             ("evaluation", "global_test"),
-            f"true given, but with `data.split: {scenario.data.split}`, clients {train} on samples of the published "
+            f"true given, but with data.split {scenario.split}, clients {train} on samples of the published "
             f"test set; {choose} data.split to published or pfedhn, or set this key to false",
         )
 
@@ -105,7 +106,7 @@ def refuse_unusable_stop(scenario: Scenario) -> None:
         raise origin.error(("stop",), "give `patience`, `target`, or both")
     if setting := missing_setting(stop.metric, scenario.evaluation):
         raise origin.error(("stop", "metric"), f"{stop.metric} needs {setting}; set it")
-    if DECIDING[stop.metric].part == "val" and scenario.data.split == "published":
+    if DECIDING[stop.metric].part == "val" and scenario.split == "published":
         raise origin.error(
             ("stop", "metric"),
             f"{stop.metric} needs validation samples, but with `data.split: published`, clients have none; choose "
@@ -133,7 +134,7 @@ def refuse_unusable_keep(scenario: Scenario) -> None:
             "best_val",
             cause=("checkpoint", "every"),
         )
-    if scenario.data.split == "published":
+    if scenario.split == "published":
         raise origin.error(
             key,
             "best_val needs validation samples, but with `data.split: published`, clients have none; remove best_val "

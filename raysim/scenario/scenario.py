@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from raysim.core.robust import RobustMean
 from raysim.data.partition import default_split
+from raysim.data.partition_counts import Split
 from raysim.data.specs import DatasetSpec, Files
 from raysim.engine.learning_rate import WarmsUp
 from raysim.engine.policies.attacks import Malicious
@@ -19,11 +20,11 @@ from raysim.engine.policies.sampling import Participation
 from raysim.engine.stragglers import StragglerDraws
 from raysim.scenario import rules
 from raysim.scenario.adversity import malicious_of, robust_of
-from raysim.scenario.data import partition_of, with_data
+from raysim.scenario.data import partition_of, split_of, with_data
 from raysim.scenario.models import builder, feature_dim_of
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.resources import requests_of
-from raysim.scenario.schema import Training
+from raysim.scenario.schema import SplitShares, Training
 from raysim.scenario.system import count_participants, participation_of
 from raysim.scenario.training import own_training_of, schedule_of, together_of
 
@@ -50,6 +51,7 @@ class Scenario(ParsedScenario):
     """
 
     dataset: DatasetSpec  # as networks read it
+    split: Split  # name of the split, or the shares of training, validation and test samples
     files: Files | None  # settings of a user's own data; None: a published data set
     public_size: int  # P: samples that all parties have
     held_back: int  # training samples among these, which no client gets
@@ -84,8 +86,9 @@ class Scenario(ParsedScenario):
             rule(parsed)
         partition = partition_of(parsed)
         split = default_split(partition) if parsed.data.split == "auto" else parsed.data.split
+        shares = split_of(parsed, split)
         schedule = schedule_of(parsed)
-        parsed, data = with_data(parsed, partition, split)
+        parsed, data = with_data(parsed, partition, shares)
         participation, system = participation_of(parsed)
         malicious, adversary = malicious_of(parsed)
         robust, aggregator = robust_of(parsed)
@@ -109,6 +112,7 @@ class Scenario(ParsedScenario):
             **{**known, **objects, "resolved": resolved},
             dataset=data.dataset,
             files=data.files,
+            split=shares,
             public_size=data.public_size,
             held_back=data.held_back,
             feature_dim=feature_dim,
@@ -252,7 +256,7 @@ def _resolved(
     data = {
         **resolved["data"],
         "partition": {"name": parsed.data.partition["name"], **asdict(objects["data"].partition)},
-        "split": objects["data"].split,
+        "split": split.model_dump() if isinstance(split := objects["data"].split, SplitShares) else split,
     }
     if files and files.path:
         data["path"] = [*files.path]

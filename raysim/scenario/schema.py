@@ -63,6 +63,14 @@ class Public(Section):
     """Maximum number of public samples, drawn at random; `null`: no limit."""
 
 
+class SplitShares(Section):
+    """Shares of a client's samples of each class for training, validation and test; the sum is 1."""
+
+    train: Annotated[float, Range(gt=0, lt=1)]
+    val: Annotated[float, Range(ge=0, lt=1)] = 0.0
+    test: Annotated[float, Range(gt=0, lt=1)]
+
+
 class Data(Section):
     """The data set, and how its samples are divided among the clients."""
 
@@ -89,10 +97,11 @@ class Data(Section):
     """Layout of the files; `auto` tries all of them."""
     partition: Named = Field(default_factory=lambda: {"name": "iid"})
     """How samples are divided among clients: `name` and that partition's fields; see `raysim list partitions`."""
-    split: Literal["auto", "pooled811", "pfedhn", "published", "listed"] = "auto"
+    split: Literal["auto", "pooled811", "pfedhn", "published", "listed"] | SplitShares = "auto"
     """Which of a client's samples are for training and which for testing. `pooled811`: divide all samples among the
     clients, then split each client's samples of a class 8:1:1, rounded so that training comes first and test second.
-    With few samples per client and class, clients therefore have fewer validation samples than test samples. `pfedhn`:
+    With few samples per client and class, clients therefore have fewer validation samples than test samples. `{train:
+    0.75, test: 0.25}`, and `val`: the same with other shares. `pfedhn`:
     split the published training part 4:1 into training and validation samples, and test on the published test part.
     `published`: train and test on the published parts. `listed`: as in the file of the partition `listed`. `auto`:
     `published` with the partition `hks`, `listed` with `listed`, otherwise `pooled811`. For your own files, the train

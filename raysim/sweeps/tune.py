@@ -224,10 +224,10 @@ def _check_trials(tuning: Tuning, candidate: Candidate) -> None:
         raise ScenarioError(text, key="tune.select", origin=file)
 
 
-def _split(scenario: ParsedScenario) -> str:
+def _split(scenario: ParsedScenario) -> object:
     """How each client's samples are split; empty if the scenario cannot be checked further."""
     try:
-        return Scenario.of(scenario).data.split
+        return Scenario.of(scenario).split
     except ScenarioError:
         return ""  # the cell fails with this error
 

@@ -108,4 +108,4 @@ def test_each_value_of_nested_networks_is_combined_over_the_clients_that_have_it
     ups |= {2: Model({"w": torch.tensor([30.0, 9.0])})}
     combine = server(RobustMean(Median())).combine_values
     mean = mean_of_blocks(wide, ups, dict.fromkeys(ups, 1), None, combine)
-    assert mean["w"].tolist() == [2.0, 7.0, 7.0]  # nobody has the third value, which stays
+    assert mean["w"].tolist() == [2.0, 7.0, 7.0]  # no client has the third value, which stays

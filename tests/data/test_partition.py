@@ -6,7 +6,6 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pyarrow.compute as pc
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import raysim
 from raysim.common.errors import HookError, ScenarioError
 from raysim.data import partition_counts as counts
 from raysim.data.partition import (
@@ -25,16 +25,22 @@ from raysim.data.partition import (
     Natural,
     Pathological,
     Resample,
-    Split,
     check_partition,
     default_split,
     make_partition,
 )
-from raysim.data.partition_counts import dirichlet_shares, largest_remainder, pathological_shares, split_811, top_up
+from raysim.data.partition_counts import (
+    Split,
+    dirichlet_shares,
+    largest_remainder,
+    pathological_shares,
+    split_cells,
+    top_up,
+)
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 2**40)
-SPLITS = [split for split in get_args(Split) if split != "listed"]
+SPLITS: list[Split] = ["pooled811", "pfedhn", "published", (0.6, 0.15, 0.25)]
 
 
 def labels(classes, train_each, test_each, seed=0):
@@ -63,7 +69,7 @@ def check_basics(partition, label_M, num_train, clients, split):
     assert (partition.train.size_N > 0).all() and (partition.test.size_N > 0).all()
     if split == "published":
         assert len(partition.val.index) == 0
-    if split != "pooled811":
+    if not counts.pooled(split):
         assert (partition.test.index >= num_train).all() and (partition.train.index < num_train).all()
 
 
@@ -75,7 +81,7 @@ def test_iid(seed, clients, split):
     check_basics(made, label_M, num_train, clients, split)
     assert len(all_index(made)) == len(label_M)
     total_N = totals(made, label_M, 5).sum(1)
-    assert total_N.max() - total_N.min() <= (1 if split == "pooled811" else 3)
+    assert total_N.max() - total_N.min() <= (1 if counts.pooled(split) else 3)
     if split == "pfedhn":
         assert len(made.train.index) == 160 and len(made.val.index) == 40
 
@@ -104,9 +110,9 @@ def test_pathological(seed, clients, classes, held, split):
     total = totals(made, label_M, classes)
     for cls in range(classes):
         sizes = total[:, cls][total[:, cls] > 0]
-        if len(sizes) and split == "pooled811":  # U(0.4, 0.6), rounded
+        if len(sizes) and counts.pooled(split):  # U(0.4, 0.6), rounded
             assert sizes.max() - 1 <= 1.5 * (sizes.min() + 1)
-    if split != "pooled811":  # the same classes in the test part, none else
+    if not counts.pooled(split):  # the same classes in the test part, none else
         assert ((made.count_NC(label_M, classes, "test") > 0) == (count_NC > 0)).all()
 
 
@@ -122,7 +128,7 @@ def test_dirichlet(seed, clients, alpha, split):
     made = make_partition(label_M, num_train, 6, clients, Dirichlet(alpha, 10, 5), split, seed)
     check_basics(made, label_M, num_train, clients, split)
     assert len(all_index(made)) == len(label_M)
-    pool_NC = totals(made, label_M, 6) if split == "pooled811" else made.count_NC(label_M, 6)
+    pool_NC = totals(made, label_M, 6) if counts.pooled(split) else made.count_NC(label_M, 6)
     assert pool_NC.sum(1).min() >= 10
 
 
@@ -272,12 +278,12 @@ def test_811_by_hand():
     want |= {8: (6, 1, 1), 9: (7, 1, 1), 10: (8, 1, 1), 14: (11, 1, 2), 60: (48, 6, 6), 0: (0, 0, 0)}
     for cell in cells:
         # A second class of ten keeps the client from being one without any test sample.
-        assert tuple(split_811(np.array([[cell, 10]]))[0, 0]) == want[cell], cell
+        assert tuple(split_cells(np.array([[cell, 10]]))[0, 0]) == want[cell], cell
     # Where one is left for validation and test, the classes of a client take turns.
-    assert split_811(np.full((1, 100), 6)).sum((0, 1)).tolist() == [500, 50, 50]
+    assert split_cells(np.full((1, 100), 6)).sum((0, 1)).tolist() == [500, 50, 50]
     # No client with two samples is left without a test sample.
-    assert split_811(np.array([[3, 1]])).sum(1).tolist() == [[3, 0, 1]]
-    assert split_811(np.array([[1, 0]])).sum(1).tolist() == [[1, 0, 0]]
+    assert split_cells(np.array([[3, 1]])).sum(1).tolist() == [[3, 0, 1]]
+    assert split_cells(np.array([[1, 0]])).sum(1).tolist() == [[1, 0, 0]]
 
 
 @quick
@@ -478,3 +484,31 @@ def test_a_partition_says_where_it_is_no_plain_draw():
     assert not plain.notes
     assert re.search(r"\d+ of 20 clients had fewer than 10 samples", filled) and "classes" not in filled
     assert re.search(r"\d+ of 10 classes .* divided equally", divided)
+
+
+def test_own_shares_split_each_class_of_a_client() -> None:
+    cells = np.array([[1, 2, 3, 4, 100]])
+    of_quarter = split_cells(cells, (0.75, 0.0, 0.25))
+    assert of_quarter[0].tolist() == [[1, 0, 0], [1, 0, 1], [2, 0, 1], [3, 0, 1], [75, 0, 25]]
+    assert split_cells(np.array([[10]]), (0.5, 0.3, 0.2))[0, 0].tolist() == [5, 3, 2]
+
+
+def test_shares_of_a_scenario(tmp_path: Path) -> None:
+    scenario = {
+        "name": "shares",
+        "rounds": 1,
+        "backend": "in_process",
+        "output": str(tmp_path),
+        "algorithm": {"name": "standalone"},
+        "data": {"name": "digits", "split": {"train": 0.75, "test": 0.25}},
+        "clients": {"count": 3, "models": ["digits_mlp64"]},
+    }
+    run = raysim.run(scenario, quiet=True)
+    counts = run.partition.groupby("part").size()
+    assert set(counts.index) == {"train", "test"}
+    assert counts["train"] / counts.sum() == pytest.approx(0.75, abs=0.01)
+    assert run.scenario.data.split.train == 0.75  # from resolved.yaml
+    with pytest.raises(raysim.ScenarioError, match=r"data\.split"):
+        raysim.Scenario.load(scenario, ["data.split={train: 0.7, test: 0.2}"])
+    with pytest.raises(raysim.ScenarioError, match="validation"):
+        raysim.run(scenario, sets=["stop={patience: 1}"], quiet=True)
