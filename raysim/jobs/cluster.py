@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from raysim.common.errors import RaysimError, RunError, ScenarioError
-from raysim.common.text import holds_secret
-from raysim.tracking.store import bypass_proxy, is_loopback, shown
+from raysim.common.text import holds_secret, redacted
+from raysim.tracking.store import bypass_proxy, is_loopback
 
 VARIABLE = "RAY_API_SERVER_ADDRESS"
 """Environment variable with the address, which Ray's client prefers to its argument."""
@@ -25,7 +25,7 @@ def connect(address: str) -> Iterator[Any]:
     """Yield a `JobSubmissionClient` of a dashboard; errors of the client in the block become one sentence."""
     if holds_secret(address):
         raise ScenarioError(
-            f"--address: {shown(address)} contains a user name or password; remove them, and put the cluster's token "
+            f"--address: {redacted(address)} contains a password; remove it, and put the cluster's token "
             "into RAY_AUTH_TOKEN"
         )
     if is_loopback(address):

@@ -13,7 +13,7 @@ from raysim.common.errors import RaysimError
 from raysim.common.memory import resource
 from raysim.common.requirements import installed
 from raysim.engine.resource_monitor import gib
-from raysim.tracking.store import check_uri, shown
+from raysim.tracking.store import check_uri
 
 Verdict = Literal["ok", "note", "problem"]
 """`note`: a run works, but something is slow. `problem`: a launch cannot work."""
@@ -82,7 +82,7 @@ def open_files() -> list[Finding]:
 def mlflow() -> Finding:
     """The address of MLflow's store, and whether a server answers there; `launch` refuses one that does not."""
     try:
-        return Finding("MLflow", "ok", shown(check_uri()))
+        return Finding("MLflow", "ok", check_uri())
     except RaysimError as error:
         return Finding("MLflow", "problem", str(error))
 

@@ -171,8 +171,6 @@ class Execution:
         summary = {**summary, "status": "finished", "folder": str(self.card.folder)}
         with show_logs(self.display.print), interruptible(self.stop):
             logger.info("finalising: writing missing plots and MLflow data")
-            rows = read_rounds(self.card.folder).to_pylist()
-            self.mlflow.resume([{name: value for name, value in row.items() if value is not None} for row in rows])
             self.trackers.remove(self.display)
             card = replace(self.card, first_round=int(summary["rounds"]) + 1)
             for tracker in self.trackers:
@@ -202,7 +200,6 @@ class Execution:
         self.restored = True
         for text in (*resumed.store.take_damage(), *resumed.warnings):
             logger.warning(text)
-        self.mlflow.resume(self.folder.rounds)
         if checkpoint is None:
             logger.warning("no checkpoint was found, so the run starts from its beginning again, in the same folder")
         else:

@@ -14,7 +14,6 @@ from typing import Any
 from raysim.common.errors import RunError
 from raysim.tracking.database import ensure_database, in_words, load_mlflow
 from raysim.tracking.mlflow import find_experiment
-from raysim.tracking.store import shown
 
 PARENT_TAG = "mlflow.parentRunId"
 SWEEP_TAG = "raysim.sweeps"
@@ -84,4 +83,4 @@ class ParentRun:
         return str(run.info.run_id)
 
     def _failure(self, error: Exception) -> RunError:
-        return RunError(f"MLflow at {shown(self.uri)} could not record the sweep: {in_words(error)}")
+        return RunError(f"MLflow at {self.uri} could not record the sweep: {in_words(error)}")

@@ -67,7 +67,7 @@ def the_dead_say_no_more(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def end() -> None:
         for tracker in opened:
-            for name in ("_send_waiting", "_complete"):
+            for name in ("_send", "_complete"):
                 monkeypatch.setattr(tracker, name, lambda *given: False)
             close(tracker, "failed", {})
 

@@ -124,7 +124,7 @@ def with_short_deadline(task: CellTask, stop: Stop, report: Callable[[int], None
         while done == 5 and not locked.exists() and time.monotonic() < end:
             time.sleep(0.1)
 
-    assert MlflowTracker.__init__.__kwdefaults__ == {"timeout_s": 30.0}
+    assert MlflowTracker.__init__.__kwdefaults__ == {"timeout_s": 10.0}
     with mock.patch.dict(MlflowTracker.__init__.__kwdefaults__, timeout_s=1.0):
         return run_cell(task, stop, report_and_wait)
 

@@ -6,6 +6,7 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.tracking.database import load_mlflow
+from raysim.tracking.folder import RunFolder
 from raysim.tracking.mlflow import MlflowTracker
 
 LAST = 6
@@ -21,15 +22,18 @@ def client(store):
 
 @pytest.fixture
 def begin(store, tmp_path, make_card):
-    """A tracker that has opened, for a run that has done `done` rounds; None: a new run."""
+    """A tracker that has opened, for a run whose folder holds rounds 0 to `done`; None: a new run."""
 
-    def begin(done=None, experiment="e", breaking=None, **changes):
-        tracker = MlflowTracker(store, experiment, {"paper": "FedGH"}, timeout_s=5.0)
+    def begin(done=None, **changes):
         if done is not None:
-            tracker.resume([{"round": t, **values(t)} for t in range(done + 1)])
-        if breaking is not None:
-            tracker.calls = before(tracker, *breaking)
-        tracker.open(make_card(tmp_path, **changes))
+            folder = RunFolder.create(tmp_path, str(changes.get("run_id", "r1")))
+            folder.open(make_card(folder.path))
+            for t in range(LAST + 1):
+                folder.log(t, values(t), [])
+            folder.close("finished", {})
+            changes["folder"] = folder.path
+        tracker = MlflowTracker(store, "e", {"paper": "FedGH"}, timeout_s=5.0)
+        tracker.open(make_card(changes.pop("folder", tmp_path), **changes))
         return tracker
 
     return begin
@@ -44,49 +48,20 @@ def values(t):
     )
 
 
-def tell(tracker, first, last):
-    for t in range(first, last + 1):
+def tell(tracker, *rounds):
+    for t in rounds:
         tracker.log(t, values(t), [])
 
 
 def kill(tracker):
     """End the tracker's thread once it has sent all, without a word to MLflow about it."""
-    tracker._complete = tracker._send_waiting
+    tracker._complete = lambda: tracker._send(tracker._logged())
     tracker.close("failed", {})
 
 
-def end(tracker):
-    tracker.close("finished", {})
-
-
-class RefusalError(Exception):
-    def get_http_status_code(self):
-        return 400
-
-
-def before(tracker, method, error):
-    """Raise `error(n)`, if there is one, instead of the n-th call of the method of MLflow's client; returns all n."""
-    find, calls = tracker._find_experiment, []
-
-    def patched():
-        original = getattr(tracker._client, method)
-
-        def call(*args, **kwargs):
-            calls.append(len(calls) + 1)
-            if (problem := error(len(calls))) is not None:
-                raise problem
-            return original(*args, **kwargs)
-
-        setattr(tracker._client, method, call)
-        return find()
-
-    tracker._find_experiment = patched  # the first that is asked of the client
-    return calls
-
-
-def the_run(client, experiment="e"):
+def the_run(client):
     """The one run of the experiment, which must hold rounds 0 to LAST once each."""
-    (run,) = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+    (run,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
     for name in ("accuracy/all", "loss/test", "client/x", "comm/up_bytes", "time/round_s"):
         history = sorted((m.step, m.value) for m in client.get_metric_history(run.info.run_id, name))
         assert history == [(t, values(t)[name]) for t in range(LAST + 1) if name in values(t)], name
@@ -94,180 +69,92 @@ def the_run(client, experiment="e"):
     return run
 
 
-@pytest.mark.parametrize(("sent", "done"), [(0, 4), (2, 2), (5, -1), (5, 2)])
+@pytest.mark.parametrize(("sent", "done"), [((0,), 4), ((0, 1, 2), 2), ((0, 1, 2, 3, 4, 5), -1), ((0, 3, 4), 5)])
 def test_every_round_is_there_once(client, begin, sent, done):
     killed = begin()
-    tell(killed, 0, sent)
+    tell(killed, *sent)
     kill(killed)
     tracker = begin(done)
-    tell(tracker, done + 1, LAST)
-    end(tracker)
-    run = the_run(client)
-    assert run.info.run_id == tracker.run_id == killed.run_id
-    assert run.data.tags["raysim.resumed"] == "1"
+    tell(tracker, *range(done + 1, LAST + 1))
+    tracker.close("finished", {})
+    assert the_run(client).info.run_id == tracker.run_id == killed.run_id
 
 
-def test_rounds_in_between_that_are_missing_are_sent(client, begin):
-    killed = begin()
-    for t in (0, 3, 4):
-        tell(killed, t, t)
-    kill(killed)
-    tracker = begin(5)
-    assert tracker.ready(60)
-    sent, log_batch = [], tracker._client.log_batch
-
-    def count(run_id, metrics):
-        sent.extend({m.step for m in metrics})
-        log_batch(run_id, metrics=metrics)
-
-    tracker._client.log_batch = count
-    tell(tracker, 6, LAST)
-    end(tracker)
+def test_a_run_that_ended_is_running_again(client, begin):
+    tracker = begin()
+    tell(tracker, 0, 1)
+    tracker.close("interrupted", {"ended_early": "no progress"})
+    tracker = begin(1)
+    assert tracker.ready(30)
+    found = client.get_run(tracker.run_id)
+    assert found.info.status == "RUNNING" and "ended_early" not in found.data.tags
+    tracker.close("finished", {})
     the_run(client)
-    assert sorted(sent) == [1, 2, 5, 6]
-
-
-def test_a_run_that_ended_is_running_again_each_time(client, begin):
-    for done, status in ((None, "failed"), (2, "interrupted"), (4, "finished")):
-        tracker = begin(done)
-        assert tracker.ready(30) and client.get_run(tracker.run_id).info.status == "RUNNING"
-        tell(tracker, 0 if done is None else done + 1, 2 if done is None else done + 2)
-        tracker.close(status, {})
-    run = the_run(client)
-    assert run.data.tags["raysim.resumed"] == "2"
 
 
 def test_parameters_are_added_but_not_changed(client, begin):
     killed = begin(parameters={"a": 1, "resources.gpus": 0})
-    tell(killed, 0, 3)
     kill(killed)
     changed = {"a": 2, "resources.gpus": 4} | {f"new {i}": i for i in range(150)}
     tracker = begin(3, parameters=changed, tags={"algorithm": "fedgh", "host": "b"}, dataset="cifar100")
-    tell(tracker, 4, LAST)
-    end(tracker)
+    tracker.close("finished", {})
     run = the_run(client)
     assert run.data.params == {"a": "1", "resources.gpus": "0"} | {f"new {i}": str(i) for i in range(150)}
     assert run.data.tags["host"] == "b" and run.data.tags["paper"] == "FedGH"
     assert [given.dataset.name for given in run.inputs.dataset_inputs] == ["digits"]
 
 
-def test_a_run_that_was_never_made(client, begin):
-    killed = begin(run_id="another")  # in the same experiment
-    tell(killed, 0, 1)
-    kill(killed)
-    tracker = begin(4)
-    tell(tracker, 5, LAST)
-    end(tracker)
-    client.delete_run(killed.run_id)
-    assert "raysim.resumed" not in the_run(client).data.tags
-
-
 def test_a_run_that_was_made_and_nothing_else(client, begin, make_card, tmp_path):
-    experiment = client.create_experiment("e")
-    made = client.create_run(experiment, tags={"raysim.run_id": "r1"})
-    tracker = begin(4)
-    tell(tracker, 5, LAST)
-    end(tracker)
+    made = client.create_run(client.create_experiment("e"), tags={"raysim.run_id": "r1"})
+    begin(4).close("finished", {})
     run = the_run(client)
     assert run.info.run_id == made.info.run_id
     assert len(run.data.params) == len(make_card(tmp_path).parameters)
     assert len(run.inputs.dataset_inputs) == 1 and run.data.tags["raysim.version"]
 
 
-def test_a_run_of_which_only_some_parameters_arrived(client, begin, make_card, tmp_path):
-    killed = begin(breaking=("log_batch", lambda n: RefusalError() if n == 2 else None))
-    with pytest.raises(ScenarioError, match="could not record the run"):
-        killed.ready(30)
-    killed.close("failed", {})
-    assert killed.calls == [1, 2]
-    (run,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
-    assert len(run.data.params) == 100
-    tracker = begin(-1)
-    tell(tracker, 0, LAST)
-    end(tracker)
-    run = the_run(client)
-    assert len(run.data.params) == len(make_card(tmp_path).parameters) and len(run.inputs.dataset_inputs) == 1
-
-
 def test_an_empty_twin_is_not_taken_for_the_run(client, begin):
     experiment = client.create_experiment("e")
-    client.create_run(experiment, tags={"raysim.run_id": "r1"})
     killed = begin()
-    tell(killed, 0, 2)
+    tell(killed, 0, 1, 2)
     kill(killed)
     client.create_run(experiment, tags={"raysim.run_id": "r1"})
-    tracker = begin(2)
+    tracker = begin()
     assert tracker.ready(30) and tracker.run_id == killed.run_id
     kill(tracker)
 
 
 def test_a_run_that_was_deleted_is_made_again(client, begin):
     killed = begin()
-    tell(killed, 0, 2)
+    tell(killed, 0, 1, 2)
     kill(killed)
     client.delete_run(killed.run_id)
     tracker = begin(4)
-    tell(tracker, 5, LAST)
-    end(tracker)
+    tracker.close("finished", {})
     the_run(client)
     assert tracker.run_id != killed.run_id
 
 
-@pytest.mark.parametrize("call", ["search_runs", "update_run", "get_metric_history", "log_batch"])
-def test_a_server_that_fails_once_while_the_run_is_looked_for(client, begin, call):
-    killed = begin(parameters={"a": 1})
-    tell(killed, 0, 2)
-    kill(killed)
-    client.set_tag(killed.run_id, "raysim.resumed", "4")
-    breaking = (call, lambda n: ConnectionError("connection refused") if n == 1 else None)
-    tracker = begin(3, parameters={"b": 1}, breaking=breaking)
-    tell(tracker, 4, LAST)
-    end(tracker)
-    assert len(tracker.calls) > 1
-    run = the_run(client)
-    assert run.data.params == {"a": "1", "b": "1"} and run.data.tags["raysim.resumed"] == "5"
+@pytest.mark.parametrize("call", ["search_runs", "create_run", "log_batch", "log_inputs"])
+def test_a_server_that_fails_once_at_the_start(client, begin, call, monkeypatch):
+    """As if two runs added the same data set at once: MLflow refuses the second, which has to repeat its call."""
+    from mlflow.tracking import MlflowClient
+
+    original, errors = getattr(MlflowClient, call), [ConnectionError("connection refused")]
+
+    def failing(self, *args, **kwargs):
+        if errors:
+            raise errors.pop()
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, call, failing)
+    begin(3).close("finished", {})
+    assert not errors and len(the_run(client).inputs.dataset_inputs) == 1
 
 
-def test_a_round_too_long_for_one_call_is_not_sent_again(begin):
-    long = {f"client/{i}": 1.0 for i in range(1200)} | {"time/round_s": 0.5}
-    killed = begin()
-    killed.log(1, long, [])
-    kill(killed)
-    tracker = begin(-1)
-    assert tracker.ready(30)
-    tracker._client.log_batch = None  # a call would fail
-    tracker.log(1, long, [])
-    kill(tracker)
-
-
-def test_files_are_uploaded_again(client, begin, tmp_path):
-    for done, text in ((None, "first"), (2, "second")):
-        (tmp_path / "resolved.yaml").write_text(text)
-        tracker = begin(done)
-        tell(tracker, 0, 2)
-        end(tracker)
-    assert [artifact.path for artifact in client.list_artifacts(tracker.run_id)] == ["resolved.yaml", "summary.json"]
-    assert (tmp_path / "mlartifacts" / tracker.run_id / "artifacts" / "resolved.yaml").read_text() == "second"
-    assert len(client.get_metric_history(tracker.run_id, "time/round_s")) == 2
-
-
-def test_without_resume_a_run_is_a_new_one(client, begin):
-    for _ in range(2):
-        tracker = begin()
-        tell(tracker, 0, 1)
-        end(tracker)
-    found = client.search_runs([tracker.experiment_id])
-    assert len(found) == 2 and not any("raysim.resumed" in run.data.tags for run in found)
-
-
-@pytest.mark.parametrize(("given", "expected"), [(None, "fedgh-s1 rounds=7 r1"), ("mine", "mine")])
-def test_the_name_follows_the_overrides_unless_the_user_gave_one(client, begin, given, expected):
-    killed = begin(label="fedgh-s1 rounds=4")
-    tell(killed, 0, 4)
-    kill(killed)
-    if given is not None:
-        client.update_run(killed.run_id, name=given)
-    tracker = begin(4, label="fedgh-s1 rounds=7")
-    tell(tracker, 5, LAST)
-    end(tracker)
-    assert the_run(client).info.run_name == expected
+def test_an_experiment_that_was_deleted_is_refused(client, begin):
+    client.delete_experiment(client.create_experiment("e"))
+    tracker = begin()
+    with pytest.raises(ScenarioError, match=r"restore.*tracking\.experiment"):
+        tracker.ready(30)
+    tracker.close("failed", {})
