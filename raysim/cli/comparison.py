@@ -14,7 +14,6 @@ from click.core import ParameterSource
 
 from raysim.cli.json_output import JSON, print_json
 from raysim.cli.options import ADDRESS, SETS, WIDTH, ScenarioFile, attach, folders_of, metric
-from raysim.cli.output import echo
 
 if TYPE_CHECKING:
     from raysim.comparison.compare import Comparison
@@ -193,7 +192,7 @@ def _dry_run(
     costs, at_once = estimator.of(states), parallel or os.cpu_count() or 1
     print_plan(states, costs, at_once, every=every, before_s=before_s, retry_failed=retry_failed)
     for note in (*loaded.notes, *estimator.notes):
-        echo(f"note: {note}")
+        click.echo(f"note: {note}")
     if refused := estimator.refused:
         (name, why), others = next(iter(refused.items())), len(refused) - 1
         more = f"; {plural(others, 'more variant')} cannot run either, see the notes" if others else ""
@@ -355,7 +354,7 @@ def compare(
         print_json(ComparisonData, for_programs(found, measures, files))
     else:
         for path in files:
-            echo(path)
+            click.echo(path)
 
 
 def _write(
@@ -374,7 +373,7 @@ def _write(
     tables = [*write_tables(found, folder, shown, siunitx, heads, bold), write_curves(found, folder)]
     files = [*tables, *draw(found, folder, width=width)]
     if missing := without_clients(found):
-        echo(f"note: {missing}", err=True)
+        click.echo(f"note: {missing}", err=True)
     return files
 
 
@@ -401,7 +400,7 @@ def report(runs: tuple[str, ...], baseline: str | None, select: str, metric: str
     from raysim.comparison.report import report as write
 
     try:
-        echo(write(*folders_of(runs), output=output, baseline=baseline, select=select, metric=metric))
+        click.echo(write(*folders_of(runs), output=output, baseline=baseline, select=select, metric=metric))
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise RunError(f"-o: {output} cannot be written: {why}; choose a file that can be written") from None

@@ -6,21 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from raysim.cli.options import METRICS, WIDTH, complete_folders, folders_of, metric
-from raysim.cli.output import echo
+from raysim.cli.options import METRICS, WIDTH, folders_of, metric
 
 if TYPE_CHECKING:
     from raysim.report.figures import Width
-    from raysim.runs.opened import Round
 
 
-def _saved_round(context: click.Context, parameter: click.Parameter, given: str | None) -> Any:
-    """Parse the number of a round, or best_val."""
-    if given is None or given == "best_val":
-        return given
-    if not (given.isascii() and given.isdecimal() and len(given) < 10):  # Python refuses more than 4300 digits
-        raise click.BadParameter(f"{given!r} given; give the number of a round, or best_val")
-    return int(given)
+class SavedRound(click.ParamType):  # type: ignore[type-arg]
+    """The number of a round, or best_val."""
+
+    name = "round"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == "best_val" else click.INT.convert(value, param, ctx)
 
 
 # The keys of `comparison.plot.KINDS`, which would import torch: `raysim --help` takes no second.
@@ -28,7 +26,7 @@ PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=complete_folders)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path())
 @click.option(
     "--kind", default="curves", show_default=True, type=click.Choice(PLOTS), help="Kind of figure, see above."
 )
@@ -83,21 +81,21 @@ def plot(runs: tuple[str, ...], kind: str, metric: str | None, ymin: float, widt
     figure = draw([str(folder) for folder in folders_of(runs)], kind, width, metric or METRICS[0])
     if ymin:
         start_at(figure, kind, ymin)
-    echo(save_picture(figure, file))
+    click.echo(save_picture(figure, file))
 
 
 @click.command()
-@click.argument("run", metavar="RUN", shell_complete=complete_folders)
+@click.argument("run", metavar="RUN", type=click.Path())
 @click.option(
     "--round",
     "round_",
-    callback=_saved_round,
+    type=SavedRound(),
     metavar="T|best_val",
     help="Use the checkpoint after this round. best_val is the round with the greatest validation accuracy. Its "
     "checkpoint is kept if checkpoint.keep contains best_val. Default: the latest round that has one.",
 )
 @click.option("-o", "--output", required=True, metavar="FOLDER", help="Folder for the files.")
-def export(run: str, round_: Round, output: str) -> None:
+def export(run: str, round_: Any, output: str) -> None:
     """Write the clients' networks of a RUN as safetensors files.
 
     Plain PyTorch can load the files. client-K.safetensors contains the network of client K. Its metadata name the
@@ -110,7 +108,7 @@ def export(run: str, round_: Round, output: str) -> None:
     from raysim.runs.run import Run
 
     Run(run).export(output, round_)
-    echo(output)
+    click.echo(output)
 
 
 COMMANDS = (plot, export)

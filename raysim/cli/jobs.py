@@ -8,18 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from raysim.cli.json_output import JSON, print_json
 from raysim.cli.options import SETS, ScenarioFile
-from raysim.cli.output import echo
 from raysim.common.logs import show_logs
 from raysim.common.results import Output
-
-if TYPE_CHECKING:
-    from raysim.jobs.job_log import JobLog
+from raysim.jobs import fetch as downloads
+from raysim.jobs import job_log
+from raysim.jobs.cluster import connect, jobs_of
+from raysim.jobs.entry import STOP_S
+from raysim.report.table import summary_rows
+from raysim.report.units import human_seconds, plural
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 
@@ -105,9 +107,8 @@ def submit(
         raysim submit sweeps/digits --set output=s3://bucket/runs
         raysim submit --resume quickstart-20261121-101500-ab12 --set rounds=40
     """
-    from raysim.jobs.cluster import connect
     from raysim.jobs.submit import Work, check, run_on_cluster
-    from raysim.jobs.submit import submit as submit_job
+    from raysim.jobs.submit import submit as submit_job  # here, because it imports torch
 
     if scenario is None and run_ is None:
         raise click.UsageError("Missing argument 'SCENARIO'; it is optional only with --resume.")
@@ -120,20 +121,20 @@ def submit(
         raise click.UsageError("--resume cannot resume a sweep. To continue a sweep, submit it again without --resume.")
     words = [word for item in sets for word in ("--set", item)]
     words += ["--sweep"] if work.sweep else []
-    with connect(address) as client, show_logs(lambda note: echo(f"note: {note}", err=True)):
+    with connect(address) as client, show_logs(lambda note: click.echo(f"note: {note}", err=True)):
         if run_ is not None:
             run_, known = run_on_cluster(client, run_)
             work = replace(work, facts={**known, **work.facts})
             words += [f"--resume={run_}", *(["--code-changed"] if code_changed else [])]
         job = submit_job(client, job, work, words, variables)
-        echo(f"submitted {job}", err=wait)
+        click.echo(f"submitted {job}", err=wait)
         if wait:
             sys.exit(_follow_to_end(client, job, address))
     rest = _rest(address)
-    echo(f"  follow  raysim logs {job} --follow{rest}")
-    echo(f"  status  raysim status {job}{rest}")
-    echo(f"  stop    raysim stop {job}{rest}")
-    echo(f"  fetch   raysim fetch {job}{rest}")
+    click.echo(f"  follow  raysim logs {job} --follow{rest}")
+    click.echo(f"  status  raysim status {job}{rest}")
+    click.echo(f"  stop    raysim stop {job}{rest}")
+    click.echo(f"  fetch   raysim fetch {job}{rest}")
 
 
 def _variables(items: Sequence[str]) -> dict[str, str]:
@@ -145,14 +146,11 @@ def _variables(items: Sequence[str]) -> dict[str, str]:
 
 def _follow_to_end(client: Any, job: str, address: str) -> int:
     """Print the output of a job, and why it failed unless its output says so; returns its exit code."""
-    from raysim.jobs.job_log import read_log
-    from raysim.jobs.watch import exit_code, why
-
     info = _follow(client, job, address)
-    log = read_log(client.get_job_logs(job))
-    if exit_code(info) and not log.problem:
-        echo(f"raysim: {job}: {info.status}: {'stopped' if info.status == 'STOPPED' else why(info, log)}", err=True)
-    return exit_code(info)
+    log = job_log.read_log(client.get_job_logs(job))
+    if (code := job_log.exit_code(info)) and not log.problem:
+        click.echo(f"raysim: {job}: {info.status}: {job_log.why(info, log)}", err=True)
+    return code
 
 
 @dataclass(frozen=True)
@@ -183,17 +181,15 @@ class JobStatus(Output):
     """content of summary.json; empty until the run has ended"""
 
     @classmethod
-    def of(cls, info: Any, log: JobLog) -> JobStatus:
+    def of(cls, info: Any, log: job_log.JobLog) -> JobStatus:
         """Return the status of a job. info: Ray's `JobDetails`."""
-        from raysim.jobs.watch import why
-
         return cls(
             info.submission_id,
             str(info.status),
             info.status.is_terminal(),
             _submitted(info),
             _seconds(info),
-            why(info, log) if info.status == "FAILED" else None,
+            job_log.why(info, log) if info.status == "FAILED" else None,
             (info.metadata or {}).get("name", ""),
             (info.metadata or {}).get("algorithm", ""),
             log.progress,
@@ -204,9 +200,6 @@ class JobStatus(Output):
     @property
     def rows(self) -> list[tuple[str, str]]:
         """The status for people, as names and values."""
-        from raysim.report.table import summary_rows
-        from raysim.report.units import human_seconds
-
         age = f"{human_seconds(self.seconds)} {'long' if self.ended else 'ago'}"
         found = [("job", self.job), ("job state", self.state), ("submitted", f"{_when(self.submitted)}, {age}")]
         found += [("why", self.why)] if self.why is not None else []
@@ -227,15 +220,12 @@ def status(job: str, address: str, as_json: bool) -> None:
     ID is the id that `raysim submit` printed; `raysim jobs` lists all. The state is PENDING, RUNNING, SUCCEEDED, FAILED
     or STOPPED.
     """
-    from raysim.jobs.cluster import connect
-    from raysim.jobs.job_log import read_log
-
     with connect(address) as client:
-        found = JobStatus.of(client.get_job_info(job), read_log(client.get_job_logs(job)))
+        found = JobStatus.of(client.get_job_info(job), job_log.read_log(client.get_job_logs(job)))
     if as_json:
         print_json(JobStatus, found)
     else:
-        echo(_columns(found.rows))
+        click.echo(_columns(found.rows))
 
 
 @click.command()
@@ -253,14 +243,11 @@ def logs(job: str, follow: bool, address: str) -> None:
     The output is a line per round, notes and the result. ID is the id that `raysim submit` printed; `raysim jobs` lists
     all.
     """
-    from raysim.jobs.cluster import connect
-    from raysim.jobs.job_log import visible
-
     with connect(address) as client:
         if follow:
             _follow(client, job, address)
         else:
-            echo(visible(client.get_job_logs(job)), nl=False)
+            click.echo(job_log.visible(client.get_job_logs(job)), nl=False)
 
 
 @click.command()
@@ -273,27 +260,26 @@ def stop(job: str, address: str) -> None:
     the results, `raysim submit --resume ID` resumes the run; to continue a sweep, submit it again. ID is the id that
     `raysim submit` printed; `raysim jobs` lists all.
     """
-    from raysim.jobs.cluster import connect
-    from raysim.jobs.job_log import read_log
-    from raysim.jobs.watch import stop as stop_job
-    from raysim.report.units import plural
-
     with connect(address) as client:
-        before = client.get_job_info(job)
-        if before.status.is_terminal():
-            echo(f"{job} had ended already: {before.status}")
+        state = client.get_job_info(job).status
+        if state.is_terminal():
+            click.echo(f"{job} had ended already: {state}")
             return
-        stop_job(client, job)
-        state, log = client.get_job_info(job).status, read_log(client.get_job_logs(job))
+        client.stop_job(job)
+        until = time.monotonic() + STOP_S + 3.0  # the run writes its results
+        while not state.is_terminal() and time.monotonic() < until:
+            time.sleep(0.1)
+            state = client.get_job_info(job).status
+        log = job_log.read_log(client.get_job_logs(job))
     if not log.run_folder:
-        echo(f"{job}: {state}; the run had not started")
+        click.echo(f"{job}: {state}; the run had not started")
         return
     rounds = log.summary.get("rounds")
     count = "the finished rounds" if rounds is None else plural(rounds, "round")
-    echo(f"{job}: {state}; {count} {'is' if rounds == 1 else 'are'} kept in {log.run_folder}")
-    echo(f"  fetch   raysim fetch {job}{_rest(address)}")
+    click.echo(f"{job}: {state}; {count} {'is' if rounds == 1 else 'are'} kept in {log.run_folder}")
+    click.echo(f"  fetch   raysim fetch {job}{_rest(address)}")
     again = "submit the same sweep again" if log.sweep else f"raysim submit --resume {job}{_rest(address)}"
-    echo(f"  resume  {again}")
+    click.echo(f"  resume  {again}")
 
 
 @click.command()
@@ -303,13 +289,10 @@ def jobs(address: str) -> None:
 
     The list shows their IDs, states and durations.
     """
-    from raysim.jobs.cluster import connect, jobs_of
-    from raysim.report.units import human_seconds
-
     with connect(address) as client:
         found = jobs_of(client)
     if not found:
-        echo("no jobs")
+        click.echo("no jobs")
         return
     rows = [
         (
@@ -322,7 +305,7 @@ def jobs(address: str) -> None:
         )
         for job in found
     ]
-    echo(_columns([("id", "state", "scenario", "algorithm", "submitted", "time"), *rows]))
+    click.echo(_columns([("id", "state", "scenario", "algorithm", "submitted", "time"), *rows]))
 
 
 @click.command()
@@ -342,12 +325,9 @@ def fetch(job: str, output: str | None, checkpoints: bool, address: str) -> None
     in progress, and again after its end. This needs no access to the cluster except to its dashboard. ID is the id that
     `raysim submit` printed; `raysim jobs` lists all.
     """
-    from raysim.jobs.cluster import connect
-    from raysim.jobs.fetch import fetch as fetch_folder
-
     with connect(address) as client:
-        target, count = fetch_folder(client, job, None if output is None else Path(output), checkpoints)
-    echo(f"{target}: {count} files")
+        target, count = downloads.fetch(client, job, None if output is None else Path(output), checkpoints)
+    click.echo(f"{target}: {count} files")
 
 
 def _rest(address: str) -> str:
@@ -356,12 +336,10 @@ def _rest(address: str) -> str:
 
 
 def _follow(client: Any, job: str, address: str) -> Any:
-    from raysim.jobs.watch import follow
-
     try:
-        return follow(client, job, lambda text: echo(text, nl=False))
+        return job_log.follow(client, job, lambda text: click.echo(text, nl=False))
     except KeyboardInterrupt:
-        echo(f"{job} continues on the cluster; to stop it, run `raysim stop {job}{_rest(address)}`", err=True)
+        click.echo(f"{job} continues on the cluster; to stop it, run `raysim stop {job}{_rest(address)}`", err=True)
         sys.exit(130)
 
 

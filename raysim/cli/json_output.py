@@ -7,8 +7,6 @@ from typing import Any
 
 import click
 
-from raysim.cli.output import echo
-
 JSON = click.option(
     "--json",
     "as_json",
@@ -21,7 +19,7 @@ def print_json(kind: Any, value: object) -> None:
     """Print a value as JSON. kind: its type, of which `commands_schema` has the schema."""
     from pydantic import TypeAdapter
 
-    echo(json.dumps(TypeAdapter(kind).dump_python(value, mode="json"), indent=2))
+    click.echo(json.dumps(TypeAdapter(kind).dump_python(value, mode="json"), indent=2))
 
 
 def commands_schema() -> dict[str, Any]:

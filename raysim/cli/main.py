@@ -21,8 +21,7 @@ from raysim.cli.inspection import COMMANDS as INSPECTION_COMMANDS
 from raysim.cli.jobs import CODE_CHANGED
 from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
 from raysim.cli.json_output import JSON, commands_schema, print_json
-from raysim.cli.options import ADDRESS, SCENARIO, SETS, attach, complete_folders
-from raysim.cli.output import echo, show_error
+from raysim.cli.options import ADDRESS, SCENARIO, SETS, attach
 from raysim.cli.starting import COMMANDS as STARTING_COMMANDS
 from raysim.common.errors import HookError, RaysimError
 from raysim.common.files import reason
@@ -50,40 +49,8 @@ LISTS = [
 QUIET = click.option("--quiet", is_flag=True, help="Show no progress, only the closing table.")
 
 
-def _show_versions(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
-    if not wanted:
-        return
-    from importlib.metadata import PackageNotFoundError, version
-
-    for name in ("raysim", "ray", "torch", "torchvision", "mlflow", "numpy"):
-        try:
-            echo(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            echo(f"{name} is not installed")
-    echo(f"CUDA {_cuda_of_torch() or 'none: torch is built for CPUs'}")
-    echo(f"Python {sys.version.split()[0]}")
-    context.exit()
-
-
-def _cuda_of_torch() -> str | None:
-    """The version of CUDA that torch is built with, from its file of versions: importing torch takes seconds."""
-    from importlib.util import find_spec
-    from runpy import run_path
-
-    package = find_spec("torch")
-    file = Path(package.origin).with_name("version.py") if package and package.origin else None
-    return run_path(str(file)).get("cuda") if file and file.is_file() else None
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_versions,
-    help="Show the versions of raysim and its main dependencies.",
-)
+@click.version_option(package_name="raysim")
 def cli() -> None:
     """Simulate model-heterogeneous federated learning on Ray.
 
@@ -107,7 +74,7 @@ def cli() -> None:
     "--resume",
     "run_",
     metavar="RUN",
-    shell_complete=complete_folders,
+    type=click.Path(),
     help="Resume a run. RUN is a run's folder, or the id of a run below ./runs.",
 )
 @CODE_CHANGED
@@ -159,7 +126,7 @@ def launch(
 
 
 @cli.command("resume")
-@click.argument("run_", metavar="RUN", shell_complete=complete_folders)
+@click.argument("run_", metavar="RUN", type=click.Path())
 @SETS
 @QUIET
 @CODE_CHANGED
@@ -217,7 +184,7 @@ def verify(scenario: str, sets: tuple[str, ...], actors: str, kill: bool) -> Non
     if len(numbers) != len(actors.split(",")):
         text = f"{actors!r} given; give positive whole numbers, separated by commas, such as 1,4"
         raise click.BadParameter(text, param_hint="--actors")
-    traces = compare(parse_scenario(scenario, sets), numbers, kill, lambda text: echo(text, err=True))
+    traces = compare(parse_scenario(scenario, sets), numbers, kill, lambda text: click.echo(text, err=True))
     show_traces(traces)
     sys.exit(1 if any(trace.difference for trace in traces) else 0)
 
@@ -246,12 +213,12 @@ def validate(scenario: str, sets: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         print_json(Validation, Validation(Path(scenario).absolute(), verdict, checked.resolved, code, checked.warnings))
         return
-    echo(checked.resolved_yaml(), nl=False)
+    click.echo(checked.resolved_yaml(), nl=False)
     if code:
-        echo(f"note: the scenario runs code from {', '.join(code)}", err=True)
+        click.echo(f"note: the scenario runs code from {', '.join(code)}", err=True)
     for warning in checked.warnings:
-        echo(f"note: {warning}", err=True)
-    echo(f"{scenario}: {verdict}", err=True)
+        click.echo(f"note: {warning}", err=True)
+    click.echo(f"{scenario}: {verdict}", err=True)
 
 
 @dataclass(frozen=True)
@@ -271,11 +238,7 @@ class Validation(Output):
 
 
 @cli.command("list")
-@click.argument(
-    "what",
-    type=click.Choice(LISTS),
-    default="all",
-)
+@click.argument("what", type=click.Choice(LISTS), default="all")
 @click.option("--names", is_flag=True, help="Print only the names, one per line.")
 @JSON
 def list_(what: str, names: bool, as_json: bool) -> None:
@@ -287,7 +250,7 @@ def list_(what: str, names: bool, as_json: bool) -> None:
 
     if names:
         for name in names_of(what):
-            echo(name)
+            click.echo(name)
     elif as_json:
         print_json(dict[str, list[Entry]], entries_of(what))
     else:
@@ -339,7 +302,7 @@ def schema(what: str, output: str | None) -> None:
 
     text = json.dumps(scenario_schema() if what == "scenario" else commands_schema(), indent=2) + "\n"
     if output is None:
-        echo(text, nl=False)
+        click.echo(text, nl=False)
     else:
         Path(output).write_text(text, encoding="utf-8")
 
@@ -392,7 +355,7 @@ def _close(summary: Summary) -> None:
 
     print_closing_table(summary)
     if where := summary.get("mlflow"):
-        echo(f"See the run in the browser:  {where}")
+        click.echo(f"See the run in the browser:  {where}")
 
 
 def _skip_last_collection() -> None:
@@ -403,17 +366,6 @@ def _skip_last_collection() -> None:
     """
     if "triton" not in sys.modules:
         gc.freeze()
-
-
-def _with_remedy(error: click.ClickException, args: Sequence[str]) -> click.ClickException:
-    """Return Click's error, with the remedy if the command line has `--set KEY = VALUE`."""
-    if not isinstance(error, click.UsageError) or "unexpected extra argument" not in error.message:
-        return error
-    for flag, key, sign in zip(args, args[1:], args[2:], strict=False):
-        if flag == "--set" and (key.endswith("=") or sign.startswith("=")):
-            text = f"{error.message}; write the override without spaces: --set {key.rstrip('=')}=VALUE"
-            return click.UsageError(text, error.ctx)
-    return error
 
 
 def _traceback(error: RaysimError) -> str:
@@ -433,19 +385,19 @@ def main(args: Sequence[str] | None = None) -> Any:
         with interruptible():  # SIGTERM ends a command as Ctrl-C does
             cli.main(args=None if args is None else list(args), prog_name="raysim", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
-        echo("raysim: stopped", err=True)
+        click.echo("raysim: stopped", err=True)
         sys.exit(130)
     except click.ClickException as error:
-        show_error(_with_remedy(error, sys.argv[1:] if args is None else args))
+        error.show()
         sys.exit(error.exit_code)
     except RaysimError as error:
-        echo(f"raysim: {error}", err=True)
+        click.echo(f"raysim: {error}", err=True)
         if trace := _traceback(error):
-            echo(trace, err=True, nl=False)
+            click.echo(trace, err=True, nl=False)
         sys.exit(error.exit_code)
     except OSError as error:
         if error.filename is None:
             raise
         # A file or folder of the user does not exist, has a name that is too long, or cannot be written.
-        echo(f"raysim: {error.filename}: {reason(error)}; give another file or folder", err=True)
+        click.echo(f"raysim: {error.filename}: {reason(error)}; give another file or folder", err=True)
         sys.exit(2)

@@ -26,19 +26,11 @@ class ScenarioFile(click.Path):
         return [*names, *super().shell_complete(ctx, param, incomplete)]
 
 
-def complete_folders(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete folders, for an argument that also takes a run's id."""
-    return [CompletionItem(incomplete, type="dir")]
-
-
-SWEEP_FILES = (".yaml", ".yml")
-
-
 def folders_of(runs: Iterable[str]) -> list[Path]:
     """Arguments that are folders with runs; a sweep file stands for its output folder. Raises `ScenarioError`."""
 
     def folder_of(run: str) -> Path:
-        if Path(run).suffix not in SWEEP_FILES:
+        if Path(run).suffix not in (".yaml", ".yml"):
             return Path(run)
         from raysim.sweeps.definition import load_sweep  # here, because it imports torch
 

@@ -13,7 +13,6 @@ import click
 import yaml
 
 from raysim import core
-from raysim.cli.output import echo
 from raysim.common.errors import ScenarioError
 
 SCENARIO = """# A scenario for the {kind} in {name}.py. To run it:
@@ -113,8 +112,10 @@ def init(folder: Path) -> None:
     except shutil.Error as error:  # of single files; it has no `filename`
         why = error.args[0][0][2]
         raise ScenarioError(f"{folder} cannot be written ({why}); choose a writable folder") from None
-    echo(f"copied {sum(1 for _ in folder.rglob('*.yaml'))} scenarios and sweeps to {folder}; to start a first run:")
-    echo(f"    raysim launch {shlex.quote(str(folder / 'quickstart.yaml'))}")
+    click.echo(
+        f"copied {sum(1 for _ in folder.rglob('*.yaml'))} scenarios and sweeps to {folder}; to start a first run:"
+    )
+    click.echo(f"    raysim launch {shlex.quote(str(folder / 'quickstart.yaml'))}")
 
 
 @click.command()
@@ -157,9 +158,9 @@ def new(kind: str, name: str) -> None:
     texts = [text, SCENARIO.format(**words), TEST.format(name=name, imports=imports, check=check)]
     for file, text in zip(files, texts, strict=True):
         file.write_text(text, encoding="utf-8")
-        echo(f"wrote {file}")
-    echo(f"    raysim launch {name}.yaml")
-    echo(f"    pytest test_{name}.py  # checks it, and runs two rounds")
+        click.echo(f"wrote {file}")
+    click.echo(f"    raysim launch {name}.yaml")
+    click.echo(f"    pytest test_{name}.py  # checks it, and runs two rounds")
 
 
 def _is_module(name: str) -> bool:

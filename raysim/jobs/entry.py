@@ -18,13 +18,16 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from raysim.common.requirements import fits, installed, requirements
+from raysim.common.requirements import installed
 
 RESUME = "raysim submit --resume"
 """The user's command to resume a job's run; the run folder follows it."""
 
+STOP_S = 12
+"""Seconds between SIGTERM and SIGKILL when Ray stops a job; Ray's default of 3 is too short to close a run."""
+
 ROUND_DEADLINE_S = 5.0
-"""How long a round may continue after SIGTERM, in seconds; the rest of `watch.STOP_S` is for closing the run."""
+"""How long a round may continue after SIGTERM, in seconds; the rest of `STOP_S` is for closing the run."""
 
 
 def main(args: list[str] | None = None) -> int:
@@ -40,10 +43,6 @@ def main(args: list[str] | None = None) -> int:
     if options.client != versions():
         here = f"the cluster has {versions()}, but the job was submitted with {options.client}"
         return _fail(f"{here}: use the same versions on both", 2)
-    lacking = [one for one in requirements() if not (version := installed(one.name)) or not fits(one, version)]
-    if lacking:
-        remedy = "install raysim's requirements on the cluster, in the environment in which `ray start` runs"
-        return _fail(f"the cluster lacks {', '.join(map(str, lacking))}: {remedy}", 2)
     signal.signal(signal.SIGTERM, _interrupt)
     _repeat_sigterm()
     try:
@@ -85,7 +84,7 @@ def _repeat_sigterm() -> None:
 
 
 def _work(options: argparse.Namespace) -> int:
-    # Imported here: these need torch and other packages, and `main` must report missing ones first.
+    # Imported here: these need torch and other packages, and `main` must report other versions first.
     from raysim.common.errors import RaysimError
 
     path = None if options.scenario is None else Path(options.scenario).absolute()
@@ -146,15 +145,5 @@ def _fail(text: str, code: int) -> int:
     return code
 
 
-def _exit(code: int) -> None:
-    """Exit at once: the run has written everything, and an interpreter with torch takes seconds to finalize."""
-    ray = sys.modules.get("ray")
-    if ray is not None:
-        ray.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    _exit(main())
+    sys.exit(main())

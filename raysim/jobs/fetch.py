@@ -21,12 +21,6 @@ from raysim.common.text import cause
 from raysim.jobs import archive
 from raysim.jobs.job_log import JobLog, read_log
 
-FETCHED = ".fetched"
-"""A file in a downloaded folder, with the folder's path on the cluster."""
-
-REPLACED = {"clients.arrows": "clients.parquet", "clients.parquet": "clients.arrows"}
-"""The client rows are in clients.arrows while a run is running, and in clients.parquet after its end."""
-
 
 def fetch(client: Any, job: str, output: Path | None, checkpoints: bool) -> tuple[Path, int]:
     """Download a job's run folder to `output`; returns the folder and the number of files.
@@ -34,28 +28,22 @@ def fetch(client: Any, job: str, output: Path | None, checkpoints: bool) -> tupl
     The default of `output` is ./runs/<scenario>/<run id>. For a sweep the folder contains all cells, and the default is
     ./runs/<sweep>. Fetching again replaces the files, so a run can be fetched while it runs and again after its end.
 
-    Raises `ScenarioError` if the job has no run folder, or `output` contains other files; `RunError` if the folder did
-    not arrive complete, and then `output` is unchanged.
+    Raises `ScenarioError` if the job has no run folder; `RunError` if the folder did not arrive complete, and then
+    `output` is unchanged.
     """
     log = read_log(client.get_job_logs(job))
     if not log.run_folder:
         raise ScenarioError(f"{job}: the job has no run folder so far (`raysim logs {job}` shows its output)")
     target = output or _default(log)
-    marker = target / FETCHED
-    fetched = marker.read_text(encoding="utf-8") if marker.exists() else None
-    if fetched != log.run_folder and target.is_dir() and any(target.iterdir()):
-        raise ScenarioError(f"-o: {target} contains other files; choose a new or empty folder")
     with tempfile.TemporaryFile() as file:
         asyncio.run(_receive(client, log.run_folder, checkpoints, file))
-        target.mkdir(parents=True, exist_ok=True)
-        marker.write_text(log.run_folder, encoding="utf-8")  # first, so that an interrupted download can be repeated
         with zipfile.ZipFile(file) as received:
-            received.extractall(target)
             names = received.namelist()
-    for name in map(PurePosixPath, names):
-        other = REPLACED.get(name.name)
-        if other is not None and str(name.with_name(other)) not in names:
-            (target / name).with_name(other).unlink(missing_ok=True)
+            # The client rows are in clients.arrows while a run is running, and in clients.parquet after its end.
+            for rows in (target / name for name in names if PurePosixPath(name).stem == "clients"):
+                for suffix in (".arrows", ".parquet"):
+                    rows.with_suffix(suffix).unlink(missing_ok=True)
+            received.extractall(target)
     return target, len(names)
 
 

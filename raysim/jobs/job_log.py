@@ -1,4 +1,4 @@
-"""Machine-readable lines in a job's log, with its run folder and its summary.
+"""The log of a job: machine-readable lines with its run folder and its summary, and functions to follow and explain it.
 
 The Jobs API has no other channel: a job's metadata is fixed at submission. Ray keeps the log as long as the job.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,10 @@ PREFIX = "raysim-job: "
 
 PROGRESS = re.compile(r"round +\d+/\d+ |.*; \d+ of \d+ rounds")
 """A progress line of a run or of a sweep."""
+
+POLL_S = 1.0
+RECONNECT_S = 60.0
+"""How long `follow` retries when a cluster has stopped answering, in seconds."""
 
 
 def report(**facts: object) -> None:
@@ -66,3 +71,44 @@ def read_log(text: str) -> JobLog:
 def visible(text: str) -> str:
     """The lines of a log to show to users."""
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(PREFIX))
+
+
+def exit_code(job: Any) -> int:
+    """The exit code that `raysim launch` would have returned. job: Ray's `JobDetails`."""
+    if job.status == "SUCCEEDED":
+        return 0
+    return 130 if job.status == "STOPPED" else job.driver_exit_code or 1
+
+
+def why(job: Any, log: JobLog) -> str:
+    """The reason why a job failed. job: Ray's `JobDetails`."""
+    if job.driver_exit_code == 127:
+        return "there is no `python` on the cluster's PATH: activate the Python environment before `ray start`"
+    return log.problem or job.message or f"`raysim logs {job.submission_id}` shows its output"
+
+
+def follow(client: Any, job: str, write: Callable[[str], object]) -> Any:
+    """Write the output of a job until it has ended; returns its last `JobDetails`.
+
+    Polls for the whole log, because a stream would break with its connection and does not pass proxies. Raises the
+    error of Ray's client if the cluster does not answer for `RECONNECT_S`.
+    """
+    info = client.get_job_info(job)  # an unknown id is an error that must not be retried
+    written = 0  # characters of the log
+    answered_s = time.monotonic()
+    while True:
+        try:
+            info = client.get_job_info(job)
+            text = client.get_job_logs(job)
+        except (OSError, RuntimeError):
+            if time.monotonic() - answered_s > RECONNECT_S:
+                raise
+        else:
+            answered_s = time.monotonic()
+            ended = info.status.is_terminal()
+            end = len(text) if ended else text.rfind("\n") + 1
+            write(visible(text[written:end]))
+            written = max(written, end)
+            if ended:
+                return info
+        time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""Submits a scenario or sweep, with the code, to a cluster as a job."""
+"""Submits a scenario or sweep to a cluster as a job, with raysim's own code, its algorithms and scenarios; no data."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import logging
 import os
 import secrets
 import shlex
+import shutil
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import raysim
 from raysim.common.errors import ScenarioError
 from raysim.common.requirements import installed
 from raysim.common.text import holds_secret
 from raysim.jobs.cluster import KIND
-from raysim.jobs.entry import versions
+from raysim.jobs.entry import STOP_S, versions
 from raysim.jobs.job_log import read_log
-from raysim.jobs.stage import stage
-from raysim.jobs.watch import STOP_S
-from raysim.plugins.own_code import OwnCode
+from raysim.plugins.own_code import JOB_CODE, OwnCode
 from raysim.report.units import plural
+from raysim.runs.code import SHIPPED, checkout
 from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.definition import files_of, load_sweep
@@ -31,9 +32,6 @@ from raysim.tracking.store import VARIABLE as MLFLOW
 from raysim.tracking.store import is_loopback
 
 logger = logging.getLogger(__name__)
-
-READY_S, RETRY_S = 60.0, 1.0
-"""How long to wait until a node of a new cluster accepts jobs, and the time between attempts, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,7 @@ def submit(client: Any, job: str | None, work: Work, words: Sequence[str], varia
         folder = Path(temporary)
         files = stage(work.files, folder, work.own_code)
         command = ["python", "-m", "raysim.jobs.entry", versions(), *files[:1], *words]
-        _submit_when_ready(
-            client,
+        client.submit_job(
             entrypoint=f"exec {shlex.join(command)}",  # `exec`: SIGTERM must reach the run, not a shell in between
             submission_id=job,
             metadata={**work.facts, KIND: installed("raysim")},
@@ -116,14 +113,36 @@ def submit(client: Any, job: str | None, work: Work, words: Sequence[str], varia
     return job
 
 
-def _submit_when_ready(client: Any, **job: Any) -> None:
-    """Submit, and retry for `READY_S`: `ray start` may return before the node's agent runs."""
-    end = time.monotonic() + READY_S
-    while True:
-        try:
-            client.submit_job(**job)
-            return
-        except RuntimeError as error:
-            if "No available agent" not in str(error) or time.monotonic() > end:
-                raise
-        time.sleep(RETRY_S)
+def stage(files: Sequence[Path], folder: Path, own_code: OwnCode) -> list[str]:
+    """Copy raysim and `files` to `folder`; returns the paths of the files in it.
+
+    The files keep their paths relative to each other. The package is the one that this process imports, so the job runs
+    the code that was checked.
+    """
+    package = Path(str(raysim.__file__)).parent
+    shutil.copytree(package, folder / "raysim", ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    _write_metadata(folder)
+    # Not resolved, so that links of files and folders stay where the sweep file names them.
+    places = [Path(os.path.abspath(file)) for file in files]  # noqa: PTH100  # `absolute` keeps `..`
+    common = Path(os.path.commonpath([place.parent for place in places])) if places else folder
+    names = [place.relative_to(common).as_posix() for place in places]
+    for file, name in zip(files, names, strict=True):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / name)
+    if names:  # the scenario's loader looks for this folder, also if it is empty
+        code = (folder / names[0]).parent / JOB_CODE
+        code.mkdir()
+        own_code.write(code)
+    return names
+
+
+def _write_metadata(folder: Path) -> None:
+    """Write raysim's metadata, with its version and its commit: the cluster need not have raysim installed."""
+    distribution = metadata.distribution("raysim")
+    header = str(distribution.metadata).partition("\n\n")[0]
+    info = folder / f"raysim-{distribution.version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(header + "\n", encoding="utf-8")
+    commit, dirty = checkout()
+    if commit is not None:
+        (info / SHIPPED).write_text(f"{commit} {'dirty' if dirty else 'clean'}", encoding="utf-8")

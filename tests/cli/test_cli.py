@@ -382,12 +382,6 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("words", [["training.lr", "=", "0.1"], ["training.lr=", "0.1"], ["training.lr", "=0.1"]])
-def test_an_override_with_spaces(capfd: pytest.CaptureFixture[str], words: list[str]) -> None:
-    code, _, err = run(capfd, "validate", QUICKSTART, "--set", *words)
-    assert code == 2 and "; write the override without spaces: --set training.lr=VALUE\n" in err
-
-
 @pytest.mark.parametrize("command", ["launch", "validate", "sweep"])
 def test_a_method_is_no_scenario(capfd: pytest.CaptureFixture[str], workplace: Path, command: str) -> None:
     Path("mine.py").write_text("import raysim\n")
@@ -446,12 +440,9 @@ def test_validate_prints_the_resolved_scenario(capfd: pytest.CaptureFixture[str]
     [
         (["launch", "quick"], "plain,quickstart"),
         (["describe", "dirich"], "plain,dirichlet"),
-        (["resume", "runs/quick"], "dir,runs/quick"),
-        (["launch", "quickstart", "--resume", "runs/quick"], "dir,runs/quick"),
-        (["plot", "runs/quick"], "dir,runs/quick"),
     ],
 )
-def test_names_and_run_folders_are_completed(words: list[str], expected: str):
+def test_names_are_completed(words: list[str], expected: str):
     completion = BashComplete(cli, {}, "raysim", "_RAYSIM_COMPLETE")
     found = [completion.format_completion(one) for one in completion.get_completions(words[:-1], words[-1])]
     assert found[:1] == [expected]

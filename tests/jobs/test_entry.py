@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -23,21 +22,6 @@ def test_other_versions_are_one_sentence(sent: str, capfd: pytest.CaptureFixture
     output = capfd.readouterr()
     assert sent in output.err and entry.versions() in output.err
     assert (output.out, output.err.count("\n")) == ("", 1)
-
-
-def test_missing_requirements_are_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    real = metadata.version
-
-    def version(name: str) -> str:
-        if name == "mlflow":
-            raise metadata.PackageNotFoundError(name)
-        return "0.1" if name == "pyarrow" else real(name)
-
-    client = entry.versions()
-    monkeypatch.setattr(metadata, "version", version)
-    assert entry.main([client, "quickstart.yaml"]) == 2
-    output = capfd.readouterr().err
-    assert "the cluster lacks pyarrow" in output and "mlflow" in output and "pytest" not in output
 
 
 def test_the_entry_imports_nothing_that_may_be_missing() -> None:

@@ -80,14 +80,6 @@ def test_a_sweep_has_all_cells_without_checkpoints(capfd: Capture, client: FakeC
     assert names(Path("runs/quickstart")) == {f"r1/{name}" for name in WHOLE}
 
 
-def test_another_runs_folder_is_left_alone(capfd: Capture, client: FakeClient, run_folder: Path) -> None:
-    run(capfd, "fetch", "j", "-o", "here")
-    client.jobs["k"] = details("k")
-    client.logs["k"] = PREFIX + json.dumps({"run_folder": "/home/x/raysim/runs/quickstart/r2"}) + "\n"
-    code, _, err = run(capfd, "fetch", "k", "-o", "here")
-    assert code == 2 and "other files" in err
-
-
 def test_no_run_folder_so_far(capfd: Capture, client: FakeClient) -> None:
     client.logs["j"] = ""
     code, _, err = run(capfd, "fetch", "j")

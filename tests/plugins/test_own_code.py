@@ -225,7 +225,7 @@ class TestRuns:
         assert {"mine.py", "my_helper.py"} < result.summary["code"]["files"].keys()
 
     def test_a_job_ships_them(self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from raysim.jobs.stage import stage
+        from raysim.jobs.submit import stage
 
         loaded = raysim.Scenario.load(folder / "s.yaml")
         (name,) = stage([folder / "s.yaml"], tmp_path / "job", loaded.own_code)
