@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
-import re
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import IO, Any
 
 from raysim.common.errors import ScenarioError
 
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 # Errors of file systems that support no locks, or no fsync of folders.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 _BLOCK = 4096  # bytes of a lock file; a shorter write may succeed on a full disk
-_LEFTOVER = re.compile(r"\..*\.\w+\.[a-z0-9_]{8}")  # temporary files of `replacing`: `.<name>.<random>`
 
 
 @contextlib.contextmanager
@@ -84,17 +76,8 @@ def check_format(path: Path, content: Any, newest: int) -> None:
         )
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files that processes killed during `replacing` left in `folder`."""
-    for path in folder.iterdir():
-        if _LEFTOVER.fullmatch(path.name) and path.is_file():
-            path.unlink(missing_ok=True)
-
-
 def sync_folder(folder: Path) -> None:
     """Make created, renamed and removed files in `folder` survive a power cut, if the system can fsync a folder."""
-    if os.name == "nt":
-        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         with if_supported():
@@ -141,8 +124,6 @@ def lock(handle: int, shared: bool = False, wait: bool = False) -> None:
         BlockingIOError: another process holds a conflicting lock and `wait` is false.
         OSError: the system or the file system supports no locks.
     """
-    if fcntl is None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import sys
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 from raysim.common.errors import RaysimError
-from raysim.common.memory import resource
 from raysim.common.requirements import installed
 from raysim.engine.resource_monitor import gib
 from raysim.tracking.store import check_uri
@@ -69,9 +69,7 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
 
 
 def open_files() -> list[Finding]:
-    """How many files a process may open; not known on Windows."""
-    if resource is None:
-        return []
+    """How many files a process may open."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY or limit > FEW_FILES:
         return [Finding("open files", "ok", "no limit" if limit == resource.RLIM_INFINITY else f"{limit} per process")]

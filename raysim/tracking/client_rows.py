@@ -7,7 +7,6 @@ which rounds it contains.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -51,7 +50,6 @@ class ClientRows:
         self.stream, self.parquet = folder / "clients.arrows", folder / "clients.parquet"
         self._file: IO[bytes] | None = None
         self._writer: Any = None
-        self._last = -1  # the round of the last batch in the stream that this object writes
 
     def begin(self) -> None:
         """Prepare for `append`, after the rows that `truncate` kept, or with an empty stream."""
@@ -62,7 +60,6 @@ class ClientRows:
         """Add the rows of round `t`, which become visible to readers."""
         assert self._file is not None, "append before begin"
         _write(self._writer, t, _batch(rows))
-        self._last = t
         self._file.flush()
 
     def sync(self) -> None:
@@ -71,11 +68,7 @@ class ClientRows:
         os.fsync(self._file.fileno())
 
     def end(self) -> None:
-        """Convert the stream, if there is one, to Parquet.
-
-        Raises `OSError`, and keeps the stream, if not all rows that this object wrote can be read back.
-        """
-        last = None if self._file is None else self._last
+        """Convert the stream, if there is one, to Parquet."""
         if self._file is not None:
             try:
                 self._writer.close()
@@ -86,10 +79,7 @@ class ClientRows:
 
         def convert(file: IO[bytes]) -> None:
             with pq.ParquetWriter(file, CLIENT_SCHEMA, compression="zstd") as writer:
-                reached = _write_tables(writer.write_table, _stream(self.stream))
-            if last is not None and reached != last:
-                what = f"after round {reached}, the rows that were written cannot be read back"
-                raise OSError(errno.EIO, what, str(self.stream))
+                _write_tables(writer.write_table, _stream(self.stream))
 
         replace(self.parquet, convert)
         sync_folder(self.parquet.parent)
@@ -123,7 +113,7 @@ class ClientRows:
                     latest, since = _latest(latest, since), since.slice(0, 0)
             _write(writer, t, _batch([]))
         self.close_stream()
-        self._file, self._writer, self._last = file, writer, t
+        self._file, self._writer = file, writer
         if self.parquet.exists():
             sync_folder(self.parquet.parent)
             self.parquet.unlink()
@@ -175,19 +165,17 @@ def _parquet(path: Path) -> _Batches:
                 yield batch.column("round")[0].as_py(), batch
 
 
-def _write_tables(write: Callable[[pa.Table], None], batches: _Batches) -> int:
-    """Write rows in tables of at least `_ROW_GROUP` rows except the last, and return the last batch's round."""
+def _write_tables(write: Callable[[pa.Table], None], batches: _Batches) -> None:
+    """Write rows in tables of at least `_ROW_GROUP` rows except the last."""
     piece: list[Any] = []
-    rows, reached = 0, -1
-    for first, batch in batches:
-        reached = first
+    rows = 0
+    for _, batch in batches:
         piece.append(batch)
         rows += batch.num_rows
         if rows >= _ROW_GROUP:
             write(pa.Table.from_batches(piece, CLIENT_SCHEMA))
             piece, rows = [], 0
     write(pa.Table.from_batches(piece, CLIENT_SCHEMA))
-    return reached
 
 
 def _latest(known: pa.Table, since: pa.Table) -> pa.Table:

@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.common.files import hold, holder, reason, remove_leftovers, sync_folder, write_bytes
+from raysim.common.files import hold, holder, reason, sync_folder, write_bytes
 from raysim.common.results import LOCK, ClientRow, RunCard, Status
 from raysim.tracking.client_rows import ClientRows, MissingRowsError
 from raysim.tracking.rounds import RoundRows
@@ -63,12 +63,6 @@ class RunFolder:
             (path / "logs").mkdir()
             # On a full disk, creating folders often works, but writing bytes, as `hold` does, fails.
             return cls(path, hold(path / LOCK))
-        except FileExistsError as error:
-            if path.is_dir():
-                raise ScenarioError(
-                    f"The run folder {path} exists already; start the run again, which gives it another id."
-                ) from error
-            raise ScenarioError(_refusal(path, error)) from error
         except OSError as error:
             raise ScenarioError(_refusal(path, error)) from error
 
@@ -86,8 +80,6 @@ class RunFolder:
             (path / "logs").mkdir(exist_ok=True)
             folder = cls(path, hold(path / LOCK))
             folder._restored = False
-            for place in (path, path / "logs"):
-                remove_leftovers(place)
         except BlockingIOError as error:
             raise ScenarioError(
                 f"The run in {path} is still running, in {holder(path / LOCK)}; wait until it ends, or stop it."
@@ -121,11 +113,6 @@ class RunFolder:
             raise RunError(f"The run in {self.path} cannot be resumed {where}: {why}.") from error
         self._restored = True
         return latest
-
-    @property
-    def rounds(self) -> Sequence[Mapping[str, float]]:
-        """All logged rounds, each with its number, "round", and the metrics that were measured."""
-        return list(self._rounds)
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file such as `scenario.yaml` into the folder. Raises `RunError` when that fails."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -35,11 +34,6 @@ class RoundRows:
     def __len__(self) -> int:
         """The number of rounds in memory."""
         return len(self._packed) + len(self._latest)
-
-    def __iter__(self) -> Iterator[dict[str, float]]:
-        """Yield each round: its number, "round", and the metrics that were measured and are not NaN."""
-        for row in self._table().to_pylist():
-            yield {name: value for name, value in row.items() if value is not None and not math.isnan(value)}
 
     def append(self, t: int, values: Mapping[str, float | int | None]) -> None:
         """Add round `t`. A metric that is missing or None was not measured; NaN is a measured value."""

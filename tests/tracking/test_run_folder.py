@@ -149,7 +149,7 @@ def test_a_place_that_cannot_hold_runs_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ScenarioError, match="cannot be used"):
         RunFolder.create(tmp_path / "runs" / "quick", "r1")
     RunFolder.create(tmp_path / "quick", "r1")
-    with pytest.raises(ScenarioError, match="exists already"):
+    with pytest.raises(ScenarioError, match="file exists"):
         RunFolder.create(tmp_path / "quick", "r1")
     monkeypatch.setattr(folder_module.os, "fsync", _full_disk)
     with pytest.raises(ScenarioError, match="no space left on device"):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 import ray
 
-from raysim.common.memory import return_freed_memory, without_collection
+from raysim.common.memory import return_freed_memory
 from raysim.engine.workers.state_files import Handles, StateFiles, StateLimits
 
 if TYPE_CHECKING:
@@ -124,8 +124,7 @@ class ClientActor:
 
     def preload(self) -> None:
         """Import the modules for training while the driver still reads its data."""
-        with without_collection():
-            import raysim.engine.workers.client  # noqa: F401
+        import raysim.engine.workers.client  # noqa: F401
 
     def setup(self, inputs: Sequence[Any], gpu_share: float, limits: StateLimits) -> Location:
         """Reset to the state before round 1. inputs: references to the Plan and the samples."""
@@ -276,8 +275,7 @@ class ServerActor:
 
     def preload(self) -> None:
         """Import the modules for the server while the driver still reads its data."""
-        with without_collection():
-            import raysim.engine.workers.server  # noqa: F401
+        import raysim.engine.workers.server  # noqa: F401
 
     def setup(self, plan: Plan) -> Location:
         """Reset to the state before round 1."""

@@ -9,6 +9,7 @@ folder that only its owner can enter.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import secrets
 import shutil
@@ -22,7 +23,6 @@ from ray._private import ray_constants
 
 from raysim.common.errors import RunError
 from raysim.common.folders import folder_of_ray
-from raysim.common.memory import without_collection
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Environment variable; with "0", Ray uses 127.0.0.1 as this machine's address, as it does by default on a Mac. Ray has
@@ -74,8 +74,10 @@ def stop(remove_logs: bool = False) -> None:
     global _folder
     # Ray ends the whole process, with exit code 1, if another thread (MLflow's, for example) frees a reference to an
     # actor or an object during the shutdown; such references are in cycles that only the garbage collection frees.
-    with without_collection(), contextlib.suppress(Exception):
+    gc.disable()
+    with contextlib.suppress(Exception):
         ray.shutdown()
+    gc.enable()
     if _folder is not None and remove_logs:
         shutil.rmtree(_folder, ignore_errors=True)
     _folder = None
