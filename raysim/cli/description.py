@@ -14,11 +14,11 @@ from rich.console import Console
 
 from raysim.cli.methods import Method, first_paragraph
 from raysim.cli.methods import in_words as message_in_words
-from raysim.cli.tables import as_text, new_table
+from raysim.cli.tables import new_console, new_table
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow, Output
 from raysim.common.suggestions import suggest
-from raysim.common.text import expanded, reflowed
+from raysim.common.text import expanded
 from raysim.comparison.measures import ALL_MEASURES, meaning_of
 from raysim.core.fields import field_docs, in_words, settings_fields
 from raysim.data.partition import PARTITIONS
@@ -99,7 +99,7 @@ def show_list(entries: Mapping[str, Sequence[Entry]]) -> None:
     """Print entries with their descriptions. entries: by kind."""
     for kind, of_kind in entries.items():
         title = kind.capitalize() if len(entries) > 1 else None
-        _show_entries(Console(), title, [(one.name, one.text) for one in of_kind])
+        _show_entries(new_console(), title, [(one.name, one.text) for one in of_kind])
 
 
 def names_of(what: str) -> list[str]:
@@ -110,7 +110,7 @@ def names_of(what: str) -> list[str]:
 
 def show_describable() -> None:
     """Print the names of kinds, sections and files, which have no entry in `raysim list`."""
-    console = Console()
+    console = new_console()
     entries = {
         "scenario": "The keys of a scenario.",
         **{name: _first_sentence(section.__doc__ or name) for name, section in _sections().items()},
@@ -123,19 +123,17 @@ def show_describable() -> None:
         "./FILE.py": "The method in a Python file.",
     }
     _show_entries(console, None, entries.items())
-    console.print(
-        as_text("\nNAME may also be a name that `raysim list` shows, such as fedgh, or a key, such as training.lr.")
-    )
+    console.print("\nNAME may also be a name that `raysim list` shows, such as fedgh, or a key, such as training.lr.")
 
 
 def show_description(name: str) -> None:
     """Print the description of a name. Raises `ScenarioError` if nothing has this name."""
-    console, name = Console(), SYNONYMS.get(name, name)
+    console, name = new_console(), SYNONYMS.get(name, name)
     if name in algorithm_names() or Reference.of(name) is not None:
         _show_algorithm(console, name)
         if name not in PARTITIONS:
             return
-        console.print(as_text(f"\nThe partition {name}:"))
+        console.print(f"\nThe partition {name}:")
     settings = {named: (where, cls) for where, classes in NAMED.items() for named, cls in classes.items()}
     if name in settings:
         (section, kind), cls = settings[name]
@@ -144,17 +142,17 @@ def show_description(name: str) -> None:
         _show_settings(console, TRACKERS[name], f"tracking: {{also: [{{name: {name}}}]}}")
     elif name in MODELS:
         spec = MODELS[name]
-        console.print(as_text(f"{spec.summary}\nRepresentation width: {spec.native_dim}"))
+        console.print(f"{spec.summary}\nRepresentation width: {spec.native_dim}")
     elif name in DATASETS:
         _show_dataset(console, DATASETS[name])
     elif name in METRICS:
-        console.print(as_text(METRICS[name]))
+        console.print(METRICS[name])
     elif (meaning := meaning_of(name)) is not None:
-        console.print(as_text(f"Measure of a comparison: {meaning}."))
+        console.print(f"Measure of a comparison: {meaning}.")
     elif tuple(name.split(".")) in NAMED:
         show_description(f"{name.rpartition('.')[2]}s")
     elif name in KINDS:
-        console.print(as_text(f"{KINDS[name]} `raysim describe NAME` explains one of them.\n"))
+        console.print(f"{KINDS[name]} `raysim describe NAME` explains one of them.\n")
         show_list(entries_of(name))
     elif name in FILES:
         _show_entries(console, None, FILES[name].items(), "column")
@@ -166,35 +164,31 @@ def show_description(name: str) -> None:
     elif name in SWEEPS:
         from raysim.sweeps.describe import ABOUT, KEYS
 
-        console.print(as_text(f"{ABOUT[name]}\n"))
+        console.print(f"{ABOUT[name]}\n")
         _show_entries(console, None, KEYS[name].items(), "key", "meaning")
     elif name in bundled_names() or Path(name).suffix in (".yaml", ".yml"):
         from raysim.sweeps.describe import about_file
 
         comment, entries, how = about_file(name)
-        console.print(as_text(f"{comment}\n" if comment else ""))
+        console.print(f"{comment}\n" if comment else "")
         _show_entries(console, None, entries, "key", "value")
-        console.print(as_text(how))
+        console.print(how)
     elif name == "hooks":
         _show_entries(console, None, [(call, _first_sentence(text)) for call, text in map(_hook, HOOKS)], "hook")
     elif name in HOOKS:
         call, text = _hook(name)
-        console.print(as_text(f"{call}\n\n{reflowed(text)}"))
+        console.print(f"{call}\n\n{_reflowed(text)}")
     else:
         known = [*algorithm_names(), *settings, *TRACKERS, *MODELS, *DATASETS, *METRICS, *ALL_MEASURES]
         known += [*Settings.model_fields, *_keys(), *KINDS, *FILES, *SWEEPS, *bundled_names(), *HOOKS]
-        alike = {_letters(key): key for key in reversed(known)}
-        if (called := alike.get(_letters(name), name)) != name:  # FedProto, the class of fedproto
-            show_description(called)
-            return
         same = [key for key in _keys() if key.endswith(f".{name}")]
         hint = f"; did you mean {' or '.join(map(repr, same))}?" if same else suggest(name, known)
         raise ScenarioError(f"describe {name}: unknown name{hint} (`raysim list` shows all names)")
 
 
-def _letters(name: str) -> str:
-    """A name in lower case, without the signs by which names in files, code and papers differ."""
-    return re.sub("[-_ ]", "", name.lower())
+def _reflowed(doc: str | None) -> str:
+    """Join the lines of each paragraph of a docstring, so that a terminal wraps them; lists keep their lines."""
+    return re.sub(r"(?<=\S)\n(?![\s>*-]|\d+[.)] )", " ", inspect.cleandoc(doc or ""))
 
 
 def _hook(name: str) -> tuple[str, str]:
@@ -208,17 +202,17 @@ def _hook(name: str) -> tuple[str, str]:
 
 def _show_settings(console: Console, cls: type, where: str) -> None:
     """Print the docstring and the fields of a class. where: how a scenario selects it."""
-    console.print(as_text(f"{reflowed(inspect.cleandoc(cls.__doc__ or ''))}\n"))
+    console.print(f"{_reflowed(cls.__doc__)}\n")
     _show_fields(console, cls, where)
 
 
 def _show_dataset(console: Console, dataset: DatasetSpec) -> None:
-    console.print(as_text(dataset.summary))
+    console.print(dataset.summary)
     if dataset.train_size:
         sizes = f"{dataset.train_size:,} training and {dataset.test_size:,} test samples"
-        console.print(as_text(f"{dataset.num_classes} classes; {sizes}: {dataset.input_spec}"))
+        console.print(f"{dataset.num_classes} classes; {sizes}: {dataset.input_spec}")
     for key in dataset.keys:
-        console.print(as_text(f"data.{key}: {' '.join((Data.model_fields[key].description or '').split())}"))
+        console.print(f"data.{key}: {' '.join((Data.model_fields[key].description or '').split())}")
 
 
 def _show_algorithm(console: Console, name: str) -> None:
@@ -229,23 +223,21 @@ def _show_algorithm(console: Console, name: str) -> None:
         own_code.activate()
         file = ", ".join(own_code.paths)
     method = Method(algorithm_class(name if reference is None else reference.name))
-    console.print(as_text(reflowed(method.doc), overflow="fold"))
+    console.print(_reflowed(method.doc), overflow="fold")
     based_on = method.paper_of if method.paper_of not in ("Algorithm", method.cls.__name__) else ""
     paper = f"Paper of {based_on}, on which it is based" if based_on else "Paper"
-    console.print(as_text(f"\n{paper}: {method.cls.paper}"))
-    console.print(as_text(f"File:  {file}"))
-    console.print(as_text(f"Architectures: {method.architectures}"))
+    console.print(f"\n{paper}: {method.cls.paper}")
+    console.print(f"File:  {file}")
+    console.print(f"Architectures: {method.architectures}")
     for way, messages in zip(("Down", "Up"), method.messages or (), strict=False):
         for message in messages:
             doc = first_paragraph(message)
-            console.print(
-                as_text(f"{way}: {message_in_words(message)}" + (f" ({doc.removesuffix('.')})" if doc else ""))
-            )
+            console.print(f"{way}: {message_in_words(message)}" + (f" ({doc.removesuffix('.')})" if doc else ""))
     console.print()
     _show_fields(console, method.cls, f"algorithm: {{name: {name}}}")
     for profile, preset in method.cls.profiles.items():
         values = ", ".join(f"{field}: {_plain(value)}" for field, value in preset.items())
-        console.print(as_text(f"profile: {profile}  ({values})"))
+        console.print(f"profile: {profile}  ({values})")
 
 
 def _named_classes(kind: str) -> Mapping[str, type] | None:
@@ -293,7 +285,7 @@ def _show_entries(
 ) -> None:
     table = new_table(title, of, what)
     for name, text in entries:
-        table.add_row(as_text(name), as_text(text))
+        table.add_row(name, text)
     console.print(table)
 
 
@@ -310,12 +302,12 @@ def _algorithm(name: str) -> Entry:
 def _show_fields(console: Console, cls: type, where: str) -> None:
     fields = settings_fields(cls)
     if not fields:
-        console.print(as_text(f"It has no fields to set. In a scenario: {where}"))
+        console.print(f"It has no fields to set. In a scenario: {where}")
         return
     table = new_table(None, "field", "default", "allowed", "meaning")
     for one in fields:
         default = "required" if one.default is MISSING else _plain(one.default)
-        table.add_row(as_text(one.name), as_text(default), as_text(one.allowed), as_text(one.doc))
+        table.add_row(one.name, default, one.allowed, one.doc)
     console.print(table)
 
 
@@ -323,11 +315,11 @@ def _show_section(console: Console, name: str) -> None:
     section = Settings if name == "scenario" else section_of(Settings.model_fields[name], optional=True)
     if section is None:
         field = Settings.model_fields[name]
-        console.print(as_text(field.description or name))
+        console.print(field.description or name)
         allowed = in_words(get_type_hints(Settings, include_extras=True)[name])
-        console.print(as_text(f"Default: {default_of(field)}\nAllowed: {allowed}"))
+        console.print(f"Default: {default_of(field)}\nAllowed: {allowed}")
         return
-    console.print(as_text(reflowed(inspect.cleandoc(section.__doc__ or "")) + "\n"))
+    console.print(_reflowed(section.__doc__) + "\n")
     _show_keys(console, section, section.model_fields)
 
 
@@ -339,7 +331,7 @@ def _show_keys(console: Console, section: type[Section], keys: Iterable[str]) ->
         inner = section_of(field)
         may = in_words(hints[key]) if inner is None else f"see `raysim describe {key}`"
         meaning = field.description or (inspect.cleandoc(inner.__doc__ or "").split("\n\n")[0] if inner else "")
-        table.add_row(as_text(key), as_text(default_of(field)), as_text(may), as_text(meaning.replace("\n", " ")))
+        table.add_row(key, default_of(field), may, meaning.replace("\n", " "))
     console.print(table)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
-from raysim.cli.tables import as_text, new_table
+from raysim.cli.tables import new_console, new_table
 from raysim.report.units import human_seconds, plural
 
 if TYPE_CHECKING:
@@ -21,20 +20,16 @@ if TYPE_CHECKING:
 
 def show_preview(found: Preview, scenario: Scenario) -> None:
     """Print the placement plan and the estimate of `--dry-run`."""
-    console = Console()
+    console = new_console()
     machine = found.machine
     console.print(
-        as_text(
-            f"{scenario.name}: {scenario.clients.number} clients, {found.participants} per round, "
-            f"{plural(scenario.rounds, 'round')}, on {_cluster(machine)}"
-        )
+        f"{scenario.name}: {scenario.clients.number} clients, {found.participants} per round, "
+        f"{plural(scenario.rounds, 'round')}, on {_cluster(machine)}"
     )
     data = scenario.dataset
     console.print(
-        as_text(
-            f"Data: {data.name}, {data.train_size:,} training and {data.test_size:,} test samples, {data.input_spec}, "
-            f"{data.num_classes} classes"
-        )
+        f"Data: {data.name}, {data.train_size:,} training and {data.test_size:,} test samples, {data.input_spec}, "
+        f"{data.num_classes} classes"
     )
     actors = new_table("Client actors", "actors", "clients", "clients per actor", "CPUs each", "GPUs each")
     for group in found.layout.groups:
@@ -53,7 +48,7 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
         nodes = new_table("Nodes", "node", "CPUs taken", "GPUs taken", "holds")
         for one in found.placement:
             cpus, gpus = f"{one.cpus:g} of {one.node.cpus:g}", f"{one.gpus:g} of {one.node.gpus:g}"
-            nodes.add_row(as_text(one.node.name), cpus, gpus, as_text(one.holds))
+            nodes.add_row(one.node.name, cpus, gpus, one.holds)
         console.print(nodes)
     models = new_table("Architectures", "model", "clients", "parameters", "one step on this CPU")
     several = len({model.name for model in found.models}) < len(found.models)
@@ -65,23 +60,21 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
     who = "This process" if alone else f"Processes ({found.layout.num_actors} client actors, server, driver)"
     memory = found.process_memory_mb * count + found.client_memory_mb + found.samples_mb
     console.print(
-        as_text(
-            f"Estimated time on CPUs like this one: {human_seconds(found.round_s)} per round, "
-            f"{human_seconds(found.total_s)} in total.\n"
-            f"- Included: training, {found.steps_per_client_round:.3g} steps per participant and round.\n"
-            f"- Included: tests, which take {human_seconds(found.tests_s)} of CPU time in total.\n"
-            f"- Not included: {_start(found, scenario)}.\n"
-            "- Not included: the server's work, and sending messages.\n"
-            f"Estimated memory: about {memory / 1024:.1f} GiB.\n"
-            f"- {who}: up to {found.process_memory_mb:.0f} MiB{'' if alone else ' each'}.\n"
-            f"- Weights of all clients: {found.client_memory_mb:.0f} MiB.\n"
-            f"- Samples: {found.samples_mb:.0f} MiB, once per node.\n"
-            "- Not included: messages, the server's state, and further networks that a method keeps for each client."
-        )
+        f"Estimated time on CPUs like this one: {human_seconds(found.round_s)} per round, "
+        f"{human_seconds(found.total_s)} in total.\n"
+        f"- Included: training, {found.steps_per_client_round:.3g} steps per participant and round.\n"
+        f"- Included: tests, which take {human_seconds(found.tests_s)} of CPU time in total.\n"
+        f"- Not included: {_start(found, scenario)}.\n"
+        "- Not included: the server's work, and sending messages.\n"
+        f"Estimated memory: about {memory / 1024:.1f} GiB.\n"
+        f"- {who}: up to {found.process_memory_mb:.0f} MiB{'' if alone else ' each'}.\n"
+        f"- Weights of all clients: {found.client_memory_mb:.0f} MiB.\n"
+        f"- Samples: {found.samples_mb:.0f} MiB, once per node.\n"
+        "- Not included: messages, the server's state, and further networks that a method keeps for each client."
     )
     for note in found.layout.notes:
-        console.print(as_text(f"Note: {note}"))
-    console.print(as_text("This was a dry run: the scenario was not run."))
+        console.print(f"Note: {note}")
+    console.print("This was a dry run: the scenario was not run.")
 
 
 def _start(found: Preview, scenario: Scenario) -> str:
@@ -99,13 +92,13 @@ def show_finding(finding: Finding) -> None:
     table.add_column(width=7, style=colour)
     table.add_column(width=13)
     table.add_column(overflow="fold")
-    table.add_row(finding.verdict, as_text(finding.what), as_text(finding.text))
-    Console().print(table)
+    table.add_row(finding.verdict, finding.what, finding.text)
+    new_console().print(table)
 
 
 def show_traces(traces: Sequence[Trace]) -> None:
     """Print the result of `raysim verify`."""
-    console = Console()
+    console = new_console()
     table = new_table(None, "placement", "rounds", "seconds", "restarts", "state digest", "")
     for i, trace in enumerate(traces):
         verdict = "" if i == 0 else "identical" if trace.difference is None else "differs"
@@ -120,12 +113,10 @@ def show_traces(traces: Sequence[Trace]) -> None:
     console.print(table)
     for trace in traces:
         if trace.difference is not None:
-            console.print(as_text(f"{trace.variation.name}: {trace.difference}"))
+            console.print(f"{trace.variation.name}: {trace.difference}")
     if all(trace.difference is None for trace in traces):
         tensors = sum(len(one) for found in traces[0].rounds for one in found.values())
-        console.print(
-            as_text(f"All runs are identical in every metric and every tensor after every round ({tensors} tensors).")
-        )
+        console.print(f"All runs are identical in every metric and every tensor after every round ({tensors} tensors).")
 
 
 def _cluster(machine: ClusterResources) -> str:

@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 
 import click
-import yaml
 
 from raysim import core
 from raysim.common.errors import ScenarioError
@@ -107,11 +106,7 @@ def init(folder: Path) -> None:
 
     if folder.exists() and any(folder.iterdir()):
         raise ScenarioError(f"{folder} is not empty; choose a new or empty folder")
-    try:
-        shutil.copytree(Path(str(raysim.__file__)).parent / "scenarios", folder, dirs_exist_ok=True)
-    except shutil.Error as error:  # of single files; it has no `filename`
-        why = error.args[0][0][2]
-        raise ScenarioError(f"{folder} cannot be written ({why}); choose a writable folder") from None
+    shutil.copytree(Path(str(raysim.__file__)).parent / "scenarios", folder, dirs_exist_ok=True)
     click.echo(
         f"copied {sum(1 for _ in folder.rglob('*.yaml'))} scenarios and sweeps to {folder}; to start a first run:"
     )
@@ -142,12 +137,10 @@ def new(kind: str, name: str) -> None:
     for file in files:
         if file.exists():
             raise ScenarioError(f"{file} exists already; give another name")
-    reserved = keyword.iskeyword(name) or keyword.iskeyword(cls) or yaml.safe_load(name) != name
-    if reserved or _is_module(name):
-        text = f"{name!r} given, but this is a word of Python or YAML, or the name of an installed module"
+    module = importlib.util.find_spec(name)  # of a folder without an `__init__.py`, it has no origin
+    if keyword.iskeyword(name) or keyword.iskeyword(cls) or cls in core.__all__ or (module and module.origin):
+        text = f"{name!r} given, but this is a word of Python, or the name of an installed module or of a raysim class"
         raise click.BadParameter(f"{text}; give another name", param_hint="NAME")
-    if cls in core.__all__:  # the new file imports such names
-        raise click.BadParameter(f"{name!r} given, but raysim has a class {cls}; give another name", param_hint="NAME")
     words = {"kind": kind, "name": name, "algorithm": "fedgh", "data": "digits", "clients": "20"}
     words |= {"why": "", **_WORDS[kind]}
     template = (Path(__file__).parent / "templates" / f"{kind}.py").read_text(encoding="utf-8")
@@ -161,15 +154,6 @@ def new(kind: str, name: str) -> None:
         click.echo(f"wrote {file}")
     click.echo(f"    raysim launch {name}.yaml")
     click.echo(f"    pytest test_{name}.py  # checks it, and runs two rounds")
-
-
-def _is_module(name: str) -> bool:
-    """Whether Python imports a module of this name; a folder without an `__init__.py` is none."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except ValueError:  # `__main__`
-        return True
-    return spec is not None and spec.origin is not None
 
 
 COMMANDS = (init, new)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich import box
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 
-def as_text(text: str, **options: Any) -> Text:
-    """Convert text for rich, without its markup."""
-    return Text(text, **options)
+def new_console() -> Console:
+    """Return a console that prints texts as they are, without markup."""
+    return Console(markup=False, emoji=False, highlight=False)
 
 
 def new_table(title: str | None, *columns: str) -> Table:

@@ -1,11 +1,10 @@
-"""Text for messages: valid names of folders, length, secrets in addresses, docstrings."""
+"""Text for messages: valid names of folders, length, secrets in addresses."""
 
 from __future__ import annotations
 
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TypeGuard
 
@@ -25,12 +24,6 @@ _QUERY = re.compile(
 )
 
 
-_STANDS_ALONE = re.compile(r"\s*$|\s|[-*] |\d+[.)] |>>> ")
-"""Beginnings of lines that are joined with no other line: empty, indented, an item of a list or an example."""
-
-_ADDRESS = re.compile(r"https?://\S+$")
-
-
 def is_name(value: object) -> TypeGuard[str]:
     """Return whether `value` is a valid scenario name, run id or job id, and so a valid folder name."""
     return isinstance(value, str) and _NAME.fullmatch(value) is not None
@@ -42,30 +35,6 @@ def expanded(path: Path | str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
-
-
-def reflowed(text: str) -> str:
-    """Join the lines of each paragraph of a docstring, so that a terminal wraps them at its own width.
-
-    A break stays beside lines that are empty, indented or items of a list, after an address, and after a sentence if
-    the first word of the next line would have fit.
-    """
-    lines = text.splitlines()
-    width = max(map(len, lines), default=0)
-    joined = lines[:1]
-    for before, line in pairwise(lines):
-        if _is_break(before, line, width):
-            joined.append(line)
-        else:
-            joined[-1] += f" {line}"
-    return "\n".join(joined)
-
-
-def _is_break(before: str, line: str, width: int) -> bool:
-    """Return whether a line break belongs to the text, instead of only keeping lines within the width."""
-    if any(map(_STANDS_ALONE.match, (before, line))) or _ADDRESS.search(before):
-        return True
-    return before[-1] in ".:!?" and len(before) + 1 + len(line.split(maxsplit=1)[0]) <= width
 
 
 def one_line(text: str, longest: int = 500) -> str:

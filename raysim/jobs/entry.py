@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from raysim.common.requirements import installed
+from raysim.common.installed import installed
 
 RESUME = "raysim submit --resume"
 """The user's command to resume a job's run; the run folder follows it."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import raysim
 from raysim.common.errors import ScenarioError
-from raysim.common.requirements import installed
+from raysim.common.installed import installed
 from raysim.common.text import holds_secret
 from raysim.jobs.cluster import KIND
 from raysim.jobs.entry import STOP_S, versions

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from raysim.common.errors import RaysimError
-from raysim.common.requirements import installed
+from raysim.common.installed import installed
 from raysim.engine.resource_monitor import gib
 from raysim.tracking.store import check_uri
 

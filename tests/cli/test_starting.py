@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -66,20 +65,6 @@ def test_the_scenario_of_a_new_method_leaves_something_to_gain(tmp_path: Path, m
     assert scenario.clients.count == 50
     text = Path("my_thing.yaml").read_text()
     assert "raysim sweep my_thing.yaml --grid algorithm.name=./my_thing.py,fedgh,standalone --seeds 1..3" in text
-
-
-def test_a_folder_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(source: Path, target: Path, **_: object) -> None:
-        raise shutil.Error([(source / "quickstart.yaml", target / "quickstart.yaml", "No space left on device")])
-
-    monkeypatch.setattr(shutil, "copytree", fail)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        main(["init", "mine"])
-    text = "mine cannot be written (No space left on device); choose a writable folder"
-    assert text in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from raysim.common.errors import ScenarioError
-from raysim.common.requirements import installed
+from raysim.common.installed import installed
 from raysim.jobs.submit import check, stage
 from raysim.plugins.own_code import JOB_CODE, OwnCode
 from raysim.runs.code import checkout
