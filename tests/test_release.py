@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import os
 import re
 import subprocess
@@ -30,11 +29,7 @@ def test_the_version_is_the_same_everywhere(capfd: pytest.CaptureFixture[str]) -
     assert yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())["version"] == VERSION
     assert f"## {VERSION}" in (REPOSITORY / "CHANGELOG.md").read_text()
     code, out, _ = run(capfd, "--version")
-    first, *others = out.splitlines()
-    assert (code, first) == (0, f"raysim {VERSION}")
-    assert [line.split()[0] for line in others] == ["ray", "torch", "torchvision", "mlflow", "numpy", "CUDA", "Python"]
-    cuda = importlib.import_module("torch").version.cuda
-    assert others[-2] == f"CUDA {cuda or 'none: torch is built for CPUs'}"
+    assert (code, out) == (0, f"raysim {VERSION}\n")
 
 
 def test_the_workflow_runs_what_ci_runs() -> None:

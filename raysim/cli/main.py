@@ -50,7 +50,7 @@ QUIET = click.option("--quiet", is_flag=True, help="Show no progress, only the c
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="raysim")
+@click.version_option(package_name="raysim", message="%(prog)s %(version)s")
 def cli() -> None:
     """Simulate model-heterogeneous federated learning on Ray.
 
