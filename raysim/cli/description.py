@@ -45,6 +45,10 @@ KINDS = {
     "`clients: {selection: {name: NAME}}`.",
     "schedules": "Schedules of the learning rate over the rounds; a scenario selects one with "
     "`training: {schedule: {name: NAME}}`.",
+    "attacks": "What malicious clients do; a scenario selects one with `adversary: {attack: {name: NAME}}`.",
+    "rules": "Rules in place of the mean of uploads; a scenario selects one with `aggregator: {rule: {name: NAME}}`.",
+    "mixings": "What is done to uploads before a rule; a scenario selects one with "
+    "`aggregator: {mixing: {name: NAME}}`.",
     "trackers": "Additional destinations of a run's results, besides its folder and MLflow; a scenario adds them with "
     "`tracking: {also: [NAME]}`.",
     "scenarios": "Scenarios and sweeps that come with raysim; run one with `raysim launch NAME` or "
