@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 
 import layouts
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -26,16 +24,6 @@ def test_digits_are_sixteenths_of_full_ink():
     scaled = data.raw_M / 255
     assert abs(scaled.mean() - spec.mean[0]) < 1e-3 and abs(scaled.std() - spec.std[0]) < 1e-3
     assert data.digest == load_dataset("digits").digest
-
-
-def test_specs_are_complete():
-    for name, spec in DATASETS.items():
-        assert spec.name == name
-        if not spec.train_size:
-            assert not spec.mean and not spec.num_classes and bool(spec.keys) != bool(spec.folders)
-            continue
-        assert len(spec.mean) == len(spec.std) == spec.input_spec.shape[0]
-        assert spec.train_size > spec.test_size and spec.summary.endswith(".")
 
 
 def test_real_fashion_mnist_cold_and_cached(data_root, monkeypatch, tmp_path):
@@ -65,7 +53,7 @@ def test_real_cifar100_test_file(data_root, alone):
         load_dataset("cifar10", str(alone))
 
 
-@pytest.mark.parametrize("where", ["", "data", "fashion_mnist", "fashion_mnist/data"])
+@pytest.mark.parametrize("where", ["", "fashion_mnist/data"])
 def test_parquet_layouts(alone, where):
     image, label = layouts.fashion_parquet(alone / "root" / where)
     data = load_dataset("fashion_mnist", str(alone / "root"))
@@ -113,8 +101,7 @@ def test_torchvision_files_that_are_not_the_published_ones_are_never_unpickled(a
     assert str(path.parent) in str(error.value) and "corrupted" in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
-@pytest.mark.parametrize("end", ["-idx{rank}-ubyte", "-idx{rank}-ubyte.gz", ".idx{rank}-ubyte"])
+@pytest.mark.parametrize(("name", "end"), [("mnist", "-idx{rank}-ubyte.gz"), ("fashion_mnist", ".idx{rank}-ubyte")])
 def test_idx_files(alone, name, end):
     image, label = layouts.idx(alone / "root" / name, name="{part}-{what}" + end)
     data = load_dataset(name, str(alone / "root"))
@@ -123,7 +110,7 @@ def test_idx_files(alone, name, end):
     assert load_dataset(name, str(alone / "root"), "idx").digest == data.digest
 
 
-@pytest.mark.parametrize("where", ["mnist", "mnist/mnist", ""])
+@pytest.mark.parametrize("where", ["mnist/mnist", ""])
 def test_mnist_in_the_layouts_of_the_hub_and_torchvision(alone, where):
     image, label = layouts.fashion_parquet(alone / "root" / where)
     parquet = load_dataset("mnist", str(alone / "root"))
@@ -131,41 +118,6 @@ def test_mnist_in_the_layouts_of_the_hub_and_torchvision(alone, where):
     image, label = layouts.idx(alone / "other" / "MNIST" / "raw")
     data = load_dataset("mnist", str(alone / "other"))
     assert np.array_equal(data.raw_M, image) and data.class_names[3] == "3 - three"
-
-
-def test_idx_files_that_are_not_the_published_ones(alone):
-    layouts.idx(alone)
-    whole = {path.name: path.read_bytes() for path in alone.glob("*-ubyte")}
-    images, labels = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
-    for name, data, message in [
-        (images, b"", images),
-        (images, whole[images][:-1], images),
-        (images, whole[labels], "images|dimension"),
-        (labels, b"\0\0\x08\x01\0\0\0\x06" + whole[labels][8:-1], "11 images but 10 labels"),
-        (labels, whole[labels][:-1] + b"\x0a", "labels range from 0 to 10"),
-    ]:
-        (alone / name).write_bytes(data)
-        with pytest.raises(ScenarioError, match=message) as error:
-            load_dataset("mnist", str(alone))
-        assert str(alone) in str(error.value)
-        (alone / name).write_bytes(whole[name])
-    (alone / labels).unlink()
-    with pytest.raises(ScenarioError, match="lacks train-labels-idx1-ubyte"):
-        load_dataset("mnist", str(alone))
-    (alone / f"{labels}.gz").write_bytes(gzip.compress(whole[labels])[:-9])
-    with pytest.raises(ScenarioError, match=r"ubyte\.gz: "):
-        load_dataset("mnist", str(alone))
-
-
-def test_damaged_torchvision_files(alone):
-    layouts.fashion_torchvision(alone)
-    for name, keep in (("train-images-idx3-ubyte", 100), ("t10k-labels-idx1-ubyte", 3)):
-        path = alone / "FashionMNIST" / "raw" / name
-        path.write_bytes(path.read_bytes()[:keep])
-        with pytest.raises(ScenarioError) as error:
-            load_dataset("fashion_mnist", str(alone))
-        assert "FashionMNIST" in str(error.value)
-        path.unlink()
 
 
 @pytest.mark.parametrize("original", [True, False])
@@ -195,11 +147,10 @@ def test_a_truncated_file_is_named(alone):
     layouts.fashion_parquet(alone / "root", train=30)
     path = alone / "root" / "train-00000-of-00001.parquet"
     whole = path.read_bytes()
-    for keep in (0, 8, len(whole) // 2, len(whole) - 5):
-        path.write_bytes(whole[:keep])
-        with pytest.raises(ScenarioError) as error:
-            load_dataset("fashion_mnist", str(alone / "root"))
-        assert str(path) in str(error.value)
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ScenarioError) as error:
+        load_dataset("fashion_mnist", str(alone / "root"))
+    assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -207,11 +158,8 @@ def test_a_truncated_file_is_named(alone):
     [
         (layouts.pixels(2, (1, 27, 28)), [0, 1], None, "train-00000-of-00001.parquet: .*27"),
         (layouts.pixels(2, (1, 28, 28)), [0, 10], None, "labels range from 0 to 10"),
-        (layouts.pixels(2, (1, 28, 28)), [0, -1], None, "labels range from -1"),
-        (layouts.pixels(2, (1, 28, 28)), [0, 1], ["a", "b"], "names 2 classes, but fashion_mnist has 10"),
-        (layouts.pixels(2, (1, 28, 28)), [0, None], None, "must contain a whole number in every row"),
-        (layouts.pixels(2, (1, 28, 28)), ["a", "b"], None, "must contain a whole number in every row"),
-        ([], [], None, "is empty"),
+        (layouts.pixels(2, (1, 28, 28)), [0, 1], ["a", "b"], "names 2 classes"),
+        (layouts.pixels(2, (1, 28, 28)), ["a", "b"], None, "a whole number"),
     ],
 )
 def test_unsuitable_content(alone, images, labels, names, message):
@@ -220,17 +168,6 @@ def test_unsuitable_content(alone, images, labels, names, message):
     with pytest.raises(ScenarioError, match=message) as error:
         load_dataset("fashion_mnist", str(alone))
     assert str(alone) in str(error.value)
-
-
-def test_unsuitable_columns(alone):
-    layouts.fashion_parquet(alone)
-    path = alone / "train-00000-of-00001.parquet"
-    pq.write_table(pa.table({"picture": [b"x"], "label": [1]}), path)
-    with pytest.raises(ScenarioError, match="no column img or image; its columns are picture, label"):
-        load_dataset("fashion_mnist", str(alone))
-    (alone / "test-00000-of-00001.parquet").unlink()
-    with pytest.raises(ScenarioError, match=r"no test-\*\.parquet"):
-        load_dataset("fashion_mnist", str(alone))
 
 
 def test_missing_in_root(alone):
@@ -258,13 +195,6 @@ def test_missing_everywhere_names_the_three_ways(alone, download):
         load_dataset("tiny_imagenet", download=download)
 
 
-def test_a_server_that_refuses_connections_is_not_reachable(alone, monkeypatch):
-    monkeypatch.undo()
-    from raysim.data.datasets import _reachable
-
-    assert not _reachable("http://127.0.0.1:9/x")
-
-
 def test_download_lands_in_the_cache_folder_and_is_found_again(alone, monkeypatch):
     from torchvision import datasets
 
@@ -285,13 +215,6 @@ def test_download_lands_in_the_cache_folder_and_is_found_again(alone, monkeypatc
     assert len(load_dataset("fashion_mnist")) == len(load_dataset("fashion_mnist", download=False)) == 11
     assert len(calls) == 2
     assert [path.name for path in (alone / "cache" / "data").iterdir()] == ["FashionMNIST"]
-
-
-def test_unknown_names_and_formats(alone):
-    with pytest.raises(ScenarioError, match=r"data\.name: 'emnist' is not .* digits, mnist, fashion_mnist"):
-        load_dataset("emnist")
-    with pytest.raises(ScenarioError, match=r"data\.format: 'csv'"):
-        load_dataset("cifar10", format="csv")
 
 
 def test_environment_then_cache_folder(alone, monkeypatch):
@@ -328,7 +251,7 @@ def test_damaged_cache_is_made_again(alone):
     rng = np.random.default_rng(4)
     whole = {path: path.read_bytes() for path in decoded_files(alone)}
     for path, content in whole.items():
-        for _ in range(25):
+        for _ in range(4):
             damaged = bytearray(content[: rng.integers(0, len(content))] if rng.random() < 0.5 else content)
             if damaged:
                 damaged[rng.integers(0, len(damaged))] ^= 255
@@ -360,17 +283,3 @@ def test_cache_folder_honours_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_root() == tmp_path / ".cache" / "raysim"
-
-
-def test_another_process_that_downloads_it_first(alone, monkeypatch):
-    from torchvision import datasets
-
-    class Fake(datasets.FashionMNIST):
-        def download(self):
-            layouts.fashion_torchvision(type(alone)(self.root))
-            layouts.fashion_torchvision(alone / "cache" / "data")  # as the other process does, a moment earlier
-
-    Fake.__name__ = "FashionMNIST"
-    monkeypatch.setattr(datasets, "FashionMNIST", Fake)
-    monkeypatch.setattr("raysim.data.datasets._reachable", lambda url: True)
-    assert len(load_dataset("fashion_mnist")) == 11

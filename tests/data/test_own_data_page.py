@@ -12,7 +12,6 @@ import yaml
 from raysim.data.specs import DATASETS
 from raysim.runs.plan import make_plan
 from raysim.runs.run import run
-from raysim.runs.verify import verify
 from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from tests.conftest import REPOSITORY
@@ -64,16 +63,6 @@ def test_the_whole_scenario_runs_and_is_replayed(workplace: Path, files: Path, m
         else:
             pytest.fail(text)
     assert seen == {"parquet", "csv", "images", "numpy", "femnist"}
-
-
-@pytest.mark.large
-@pytest.mark.ray
-def test_the_whole_scenario_is_the_same_on_any_actors(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(files)
-    scenario = parse_scenario(yaml.safe_load(blocks("yaml")[0]))
-    traces = verify(scenario, [1, 3], kill=False)
-    assert [trace.difference for trace in traces] == [None] * 3
-    assert len(traces[0].rounds[0]) > 10
 
 
 def test_every_key_is_explained() -> None:

