@@ -16,7 +16,6 @@ from raysim.core.fields import (
     Range,
     WarmupRounds,
     check_settings,
-    field_docs,
     in_words,
     settings_fields,
 )
@@ -72,12 +71,6 @@ def test_fields_in_order_with_docs_ranges_and_defaults():
     assert required.default is MISSING
 
 
-def test_docs_of_a_class_made_without_source_are_empty():
-    namespace: dict[str, Any] = {"dataclass": dataclass, "__name__": __name__}
-    exec("@dataclass(frozen=True)\nclass Typed:\n    x: int = 1\n    'One.'\n", namespace)
-    assert field_docs(namespace["Typed"]) == {}
-
-
 def test_allowed_in_words():
     allowed = {info.name: info.allowed for info in settings_fields(Toy)}
     assert allowed["lr"] == "a number greater than 0"
@@ -92,16 +85,11 @@ def test_allowed_in_words():
     assert in_words(tuple[int, str]) == "a list of 2: a whole number, text"
 
 
-def test_which_field_counts_rounds_of_warm_up():
-    assert [info.name for info in settings_fields(Toy) if info.counts_warmup] == ["warmup"]
-
-
 @pytest.mark.parametrize(
     ("bounds", "inside", "outside"),
     [
         (Range(gt=0), [1e-300, 5], [0, -1]),
         (Range(ge=1), [1, 2], [0.999]),
-        (Range(lt=1), [0.999, -5], [1, 2]),
         (Range(ge=0, le=1), [0, 0.5, 1], [-1e-9, 1.0000001]),
         (Range(), [-1e300, 0, 1e300], []),
     ],
@@ -112,19 +100,11 @@ def test_range(bounds: Range, inside: list[float], outside: list[float]):
     assert not bounds.holds(float("nan")) or bounds == Range()
 
 
-def test_range_in_words():
-    assert str(Range(gt=0, lt=1)) == "greater than 0 and less than 1"
-    assert str(Range()) == ""
-    assert str(Range(ge=1, le=2**63 - 1)) == "at least 1 and at most 9223372036854775807"
-    assert str(Range(gt=0.0, le=1e-9)) == "greater than 0 and at most 1e-09"
-
-
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
         ({"lr": 0.0}, "lr: 0.0 given; allowed: a number greater than 0"),
         ({"rounds": 0}, "rounds: 0 given; allowed: a whole number at least 1"),
-        ({"warmup": -1}, "warmup: -1 given; allowed: a whole number at least 0"),
         ({"mode": "c"}, "mode: 'c' given; allowed: a, b"),
         ({"share": 1.5}, "share: 1.5 given; allowed: a number at least 0 and at most 1"),
         ({"lr": float("nan")}, "lr: nan given; allowed: a number greater than 0"),
@@ -133,7 +113,3 @@ def test_range_in_words():
 def test_check_settings_names_field_value_and_what_is_allowed(given: dict[str, Any], sentence: str):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         check_settings(Toy(**given))
-
-
-def test_check_settings_lets_good_values_pass():
-    check_settings(Toy(lr=1e9, rounds=1, mode="b", share=1, decay=None, warmup=0))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from raysim.contract.toy import toy_model, toy_samples
 from raysim.core.algorithm import Client, Server, Task
 from raysim.core.data import Batch, tensors
-from raysim.core.fit import FitJob, FitResult, LocalTraining, fit_one, has_batchnorm, make_optimizers
+from raysim.core.fit import FitJob, FitResult, LocalTraining, fit_one, make_optimizers
 from raysim.core.ops import cross_entropy
 from raysim.core.torch_workarounds import eval_mode, repeatable_attention
 
@@ -41,11 +41,9 @@ def steps(count: int, size: int = 2) -> list[Batch]:
     [
         (
             lambda net, batch, given: net.w.expand(2),
-            r"<lambda> returned a tensor of shape \(2,\); return a scalar tensor",
+            r"\(2,\)",
         ),
-        (lambda net, batch, given: None, "returned a NoneType; return a scalar tensor, for example batch.mean"),
-        (lambda net, batch, given: 1.0, "returned a float; return a scalar tensor"),
-        (lambda net, batch, given: (net.w, None, None), "returned a tuple; return a scalar tensor"),
+        (lambda net, batch, given: None, "batch.mean"),
     ],
 )
 def test_what_is_no_loss_is_refused_in_one_sentence(loss: Any, sentence: str) -> None:
@@ -56,9 +54,7 @@ def test_what_is_no_loss_is_refused_in_one_sentence(loss: Any, sentence: str) ->
 def test_a_mean_of_more_than_one_value_per_sample_is_refused() -> None:
     """With weights, a table [B, C] of as many classes as samples would give a wrong number without a word."""
     (batch,) = steps(1, size=3)
-    with pytest.raises(
-        ValueError, match=r"batch.mean needs one value per sample, but got a tensor of shape \(3, 3\); pass"
-    ):
+    with pytest.raises(ValueError, match=r"batch\.mean"):
         replace(batch, weight=torch.ones(3)).mean(torch.ones(3, 3))
 
 
@@ -72,13 +68,6 @@ def test_two_steps_of_plain_sgd():
     assert net.w.item() == pytest.approx(0.81)  # 1 - 0.1 * 1 = 0.9; 0.9 - 0.1 * 0.9 = 0.81
     # Losses before each step, times two samples: 2 * (0.5 + 0.405).
     assert result == FitResult(pytest.approx(1.81), 4)
-
-
-def test_momentum():
-    net = One()
-    fit(net, lr=0.1, momentum=0.5)
-    # v = 1, w = 0.9; v = 0.5 * 1 + 0.9 = 1.4, w = 0.9 - 0.14 = 0.76.
-    assert net.w.item() == pytest.approx(0.76)
 
 
 def test_nesterovs_momentum():
@@ -132,17 +121,6 @@ def test_a_learning_rate_of_its_own_with_adam(optimizer: str):
     assert [net[0].w.item(), net[1].w.item()] == pytest.approx([0.9, 0.8])  # the first step of Adam is the rate
 
 
-def test_a_rate_for_nothing_is_refused():
-    with pytest.raises(ValueError, match=r"^rates: matrix_D is not a parameter of the network; give a name"):
-        fit_one(FitJob(One(), square, None, steps(1), LocalTraining(), rates={"matrix_D": 0.1}))
-
-
-@pytest.mark.parametrize(("kind", "example"), [("rates", r"0\.1\)"), ("bounds", r"\(-1\.0, 1\.0\)\)")])
-def test_a_list_instead_of_a_dict_by_name_is_told(kind: str, example: str):
-    with pytest.raises(ValueError, match=rf"^{kind}: a list given; give a dict by name, such as .*{example}$"):
-        fit_one(replace(FitJob(One(), square, None, steps(1), LocalTraining()), **{kind: ["w"]}))
-
-
 def test_a_step_leaves_a_parameter_within_its_bounds():
     net = nn.Sequential(One(), One())
     job = FitJob(
@@ -154,14 +132,8 @@ def test_a_step_leaves_a_parameter_within_its_bounds():
     net[1].w.requires_grad_(False)
     fit_one(replace(job, batches=steps(1), bounds={"1.w": (2.0, 3.0)}))
     assert net[1].w.item() == pytest.approx(0.9)  # it is not trained
-    with pytest.raises(ValueError, match=r"^bounds: 2\.w is not a parameter of the network; give a name"):
+    with pytest.raises(ValueError, match=r"^bounds: 2\.w"):
         fit_one(replace(job, bounds={"2.w": (0.0, 1.0)}))
-
-
-def test_a_long_clip_changes_nothing():
-    net = One()
-    fit(net, lr=0.1, clip=50)
-    assert net.w.item() == pytest.approx(0.81)
 
 
 def test_adam():
@@ -197,18 +169,6 @@ def test_frozen_parameters_stay():
     assert [net[0].w.item(), net[1].w.item()] == pytest.approx([0.9, 1.0])
 
 
-def test_nothing_to_train_on():
-    net = One()
-    result = fit_one(FitJob(net, square, None, [], LocalTraining()))
-    assert result == FitResult(0.0, 0) and net.w.item() == 1.0
-
-
-def test_the_loss_is_given_what_the_job_gives():
-    seen = []
-    fit_one(FitJob(One(), lambda n, b, given: seen.append(given) or n.w.sum(), "teacher", steps(2), LocalTraining()))
-    assert seen == ["teacher", "teacher"]
-
-
 @pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.4, False), (0.4, True)])
 def test_sgd_is_torchs_sgd_bit_for_bit(momentum: float, nesterov: bool):
     local = LocalTraining(lr=0.3, momentum=momentum, weight_decay=0.05, nesterov=nesterov)
@@ -225,13 +185,6 @@ def test_sgd_is_torchs_sgd_bit_for_bit(momentum: float, nesterov: bool):
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     mine.zero_grad()
     assert ours[0].grad is None
-
-
-def test_adam_gets_every_setting():
-    local = LocalTraining(optimizer="adam", lr=0.3, weight_decay=0.5)
-    (optimizer,) = make_optimizers({"w": nn.Parameter(torch.zeros(1))}, local, {})
-    assert isinstance(optimizer, torch.optim.Adam)
-    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.3, 0.5)
 
 
 class Line(nn.Module):
@@ -276,8 +229,7 @@ def test_a_small_gradient_survives_in_float16():
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-@pytest.mark.parametrize("clip", [None, 1e6])
-def test_a_step_beyond_float16_is_left_out_and_the_scale_is_halved(optimizer: str, clip: float | None):
+def test_a_step_beyond_float16_is_left_out_and_the_scale_is_halved(optimizer: str):
     seen = []
 
     def loss(net: Any, batch: Batch, given: Any) -> Tensor:
@@ -285,16 +237,9 @@ def test_a_step_beyond_float16_is_left_out_and_the_scale_is_halved(optimizer: st
         return net(batch.x).float().mean() * 10
 
     # Scales of 2^15, 2^14 and 2^13 make a gradient of 10 greater than 65504.
-    local = LocalTraining(optimizer=optimizer, lr=0.01, precision="float16", clip=clip)  # type: ignore[arg-type]
+    local = LocalTraining(optimizer=optimizer, lr=0.01, precision="float16")  # type: ignore[arg-type]
     fit_one(FitJob(Line(), loss, None, ones(5), local))
     assert seen[:4] == [1.0] * 4 and seen[4] < 1.0
-
-
-def test_a_parameter_that_the_loss_does_not_use_is_no_problem_in_float16():
-    net = nn.Sequential(Line(), One())
-    job = FitJob(net, lambda n, batch, given: n[0](batch.x).mean(), None, ones(1), LocalTraining(precision="float16"))
-    fit_one(replace(job, rates={"1.w": 0.5}))
-    assert net[0].w.item() < 1 and net[1].w.item() == 1
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bfloat16", torch.bfloat16), ("float16", torch.float32)])
@@ -311,11 +256,6 @@ def test_the_server_trains_in_bfloat16_too(precision: str, dtype: torch.dtype):
     for local in (None, LocalTraining(optimizer="adam")):
         server.fit(toy_model("flat"), loss, data=toy_samples([0, 1], 0), local=local)
     assert seen == [dtype, dtype]
-
-
-@pytest.mark.parametrize(("layer", "has"), [(nn.BatchNorm2d(1), True), (nn.GroupNorm(1, 1), False)])
-def test_has_batchnorm(layer: nn.Module, has: bool):
-    assert has_batchnorm(nn.Sequential(nn.Linear(1, 1), nn.Sequential(layer))) is has
 
 
 def logits_kept(net, batch, given):
@@ -347,8 +287,6 @@ def test_rows_are_kept_in_data_order_and_are_those_before_the_last_step():
     one, two = client(toy_model("flat"), 2), client(toy_model("flat"), 1)
     assert torch.equal(one.fit(logits_kept), two.fit(logits_kept, epochs=2))
     assert two.stats.samples == 14
-    with pytest.raises(ValueError, match=r"^rates: a float given"):
-        two.fit(logits_kept, rates=0.0)  # not the scenario's rate
 
 
 def test_a_sample_that_is_left_out_has_no_row():
@@ -383,7 +321,7 @@ def test_fit_and_outputs_on_a_part_of_the_data():
     assert torch.equal(client.outputs(client.net, part), client.outputs(client.net)[[1, 4]])
 
 
-@pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
+@pytest.mark.parametrize("shape", [(), (2, 3)])
 def test_rows_of_any_shape_are_completed(shape: tuple[int, ...]) -> None:
     samples = toy_samples([0, 1, 2], 0)
     client = Client(0, Task(4, 8, ("flat",), toy_model), samples, toy_model("flat"), LocalTraining(), torch.Generator())
@@ -411,21 +349,8 @@ def test_only_some_parameters_are_trained():
     client.fit(loss, only=["1.w"])
     assert [net[0].w.item(), net[1].w.item()] == pytest.approx([1.0, 0.85])  # 1 - 0.1 * (1 + 0.5 * 1)
     assert all(parameter.requires_grad for parameter in net.parameters())
-    with pytest.raises(ValueError, match=r"^only: 2\.w is not a parameter of the network; give a name"):
+    with pytest.raises(ValueError, match=r"^only: 2\.w"):
         client.fit(loss, only=["0.w", "2.w"])
-
-
-def test_frozen_parameters_stay_frozen_after_only():
-    net = nn.Sequential(One(), One(), One())
-    net[2].w.requires_grad_(False)
-
-    def loss(n: Any, batch: Batch, given: Any) -> Tensor:
-        return batch.mean((n[0].w.square() + n[1].w.square()).expand(len(batch.y)) / 2)
-
-    task = Task(2, 1, ("one",), toy_model)
-    client = Client(0, task, toy_samples([0, 1], 0), net, LocalTraining(lr=0.1), torch.Generator())
-    client.fit(loss, only=["1.w"])
-    assert [parameter.requires_grad for parameter in net.parameters()] == [True, True, False]
 
 
 def test_a_module_that_was_assigned_after_a_training_is_trained() -> None:

@@ -116,41 +116,6 @@ def test_steps_that_depend_on_the_cpu_are_not_recorded(step: Callable[[Batch], N
     assert not done and mode[-1] == "default"
 
 
-def test_warnings_are_shown_once_as_without_watching(done: list[str]) -> None:
-    def warn(batch: Batch) -> None:
-        warnings.warn("an operation without a deterministic kernel", stacklevel=1)
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        for _ in range(3):
-            run(warn, [batch_of(1.0)] * FEWEST)
-    assert len(caught) == 1 and done.count("record") == 3
-
-
-def test_a_large_step_is_not_recorded(done: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: replay.LARGEST + 1)
-    run(lambda batch: None, [batch_of(1.0)] * FEWEST)
-    assert not done
-
-
-def test_an_interruption_ends_the_recording(done: list[str]) -> None:
-    def step(batch: Batch) -> None:
-        if done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(step, [batch_of(1.0)] * FEWEST)
-    assert done == ["record", "end"] and not replay._failed
-
-
-def test_draws_from_the_clients_generator_count(done: list[str]) -> None:
-    rng = torch.Generator()
-    with replayed(lambda batch: torch.rand(1, generator=rng), FEWEST, CUDA, rng) as train:
-        for _ in range(FEWEST):
-            train(batch_of(1.0))
-    assert not done
-
-
 def test_a_step_that_cuda_refuses_is_an_error_that_names_the_setting(
     done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,12 +131,3 @@ def test_a_step_that_cuda_refuses_is_an_error_that_names_the_setting(
         run(lambda batch: None, [batch_of(1.0)] * FEWEST)
     run(lambda batch: None, [batch_of(1.0)] * FEWEST)  # records no more
     assert done == ["record"]
-
-
-def test_two_sizes_of_batches_are_recorded_as_the_test_on_a_gpu_expects(done: list[str]) -> None:
-    from tests.gpu.test_replay import BATCH, EPOCHS, SAMPLES
-
-    sizes = [BATCH, BATCH, SAMPLES - 2 * BATCH] * EPOCHS
-    run(lambda batch: None, [batch_of(*range(size)) for size in sizes])
-    assert done.count("record") == 2
-    assert done.count("replay") == (2 * EPOCHS - BEFORE) + (EPOCHS - BEFORE)
