@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -56,23 +55,8 @@ class NearMiss(Sound):
         super().server_update(server, ups)
 
 
-@dataclass(frozen=True)
-class NearMissAttribute(Sound):
-    """Misspells `scheduled`."""
-
-    schedulled: ClassVar[bool] = True
-
-
 class NotADataclass(Sound):
     """Forgets @dataclass(frozen=True)."""
-
-
-@dataclass(frozen=True)
-class ArgumentsSwapped(Sound):
-    """Takes the message for the client."""
-
-    def client_receive(self, down: Header, client: Client) -> None:  # type: ignore[override]
-        super().client_receive(client, down)
 
 
 @dataclass(frozen=True)
@@ -118,28 +102,11 @@ class NeedsClientZero(Sound):
 
 
 @dataclass(frozen=True)
-class SendsADict(Sound):
-    """Uploads a dict instead of a message."""
-
-    def client_update(self, client: Client, down: Header | None) -> Any:
-        return super().client_update(client, down).w
-
-
-@dataclass(frozen=True)
 class SendsNaN(Sound):
     """Divides zero by zero."""
 
     def client_update(self, client: Client, down: Header | None) -> Any:
         return Header({name: w * 0 / 0 for name, w in weights(client.net.header).items()})
-
-
-@dataclass(frozen=True)
-class ReceivesInPlace(Sound):
-    """Scales the message, which other clients share, before it loads the message."""
-
-    def client_receive(self, client: Client, down: Header) -> None:
-        down.w["weight"] *= 0.5
-        super().client_receive(client, down)
 
 
 @dataclass(frozen=True)
@@ -152,15 +119,6 @@ class SumsInPlace(Sound):
             for name, value in up.w.items():
                 total[name] += value
         server.state = Header({name: value / len(ups) for name, value in total.items()})
-
-
-@dataclass(frozen=True)
-class KeepsAnOptimizer(Sound):
-    """Keeps an optimizer, which no checkpoint can hold, in server.state."""
-
-    def server_start(self, server: Server[Any], registrations: Mapping[ClientId, Any]) -> Any:
-        header = server.task.new_header()
-        return {"header": header, "adam": torch.optim.Adam(header.parameters(), lr=0.01)}
 
 
 class Pair(nn.Module):
@@ -198,15 +156,6 @@ class DrawsFromNumpy(Sound):
         return Header({name: value + float(np.random.rand()) * 1e-3 for name, value in up.w.items()})
 
 
-@dataclass(frozen=True)
-class DrawsFromPython(Sound):
-    """Scales by a number from Python's global generator."""
-
-    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
-        super().server_update(server, ups)
-        server.state.w["bias"].mul_(random.random())
-
-
 LAST: dict[str, Tensor] = {}
 
 
@@ -220,21 +169,6 @@ class FollowsTheLast(Sound):
                 client.net.header.bias.copy_(LAST["bias"])
         up = super().client_update(client, down)
         LAST["bias"] = up.w["bias"]
-        return up
-
-
-ROUNDS_OF: dict[ClientId, int] = {}
-
-
-@dataclass(frozen=True)
-class StateInTheModule(Sound):
-    """Counts rounds in a global of its file."""
-
-    def client_update(self, client: Client, down: Header | None) -> Any:
-        ROUNDS_OF[client.id] = ROUNDS_OF.get(client.id, 0) + 1
-        up = super().client_update(client, down)
-        with torch.no_grad():
-            client.net.header.bias.mul_(1 / ROUNDS_OF[client.id])
         return up
 
 
@@ -287,15 +221,6 @@ class ForgetsBatchMean(Sound):
         return F.cross_entropy(net(batch.x), batch.y)
 
 
-@dataclass(frozen=True)
-class FixesTheType(ForgetsBatchMean):
-    """Its loss has weights in float32, whatever the type of the network."""
-
-    def loss(self, net: Any, batch: Batch, given: Any) -> Tensor:
-        weight_C = torch.ones(4, dtype=torch.float32)
-        return batch.mean(F.cross_entropy(net(batch.x), batch.y, weight_C, reduction="none"))
-
-
 # -- learns, messages_move, connected ----------------------------------------------------------------
 
 
@@ -343,14 +268,6 @@ class FedGHSlip(Algorithm[Header, ClassMeans, nn.Linear]):
 
 
 @dataclass(frozen=True)
-class ForgetsToReturn(Sound):
-    """Trains, and forgets to return the upload."""
-
-    def client_update(self, client: Client, down: Header | None) -> Any:
-        super().client_update(client, down)
-
-
-@dataclass(frozen=True)
 class UploadsToNobody(Algorithm[None, Header, None]):
     """Has no server_update."""
 
@@ -365,15 +282,6 @@ class NeverReceives(Sound):
 
     def client_receive(self, client: Client, down: Header) -> None:
         pass
-
-
-@dataclass(frozen=True)
-class AveragesIntoNothing(Sound):
-    """Averages into a local variable; what it sends moves all the same."""
-
-    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
-        state = Header(weighted_mean((server.num_samples[k], up.w) for k, up in ups.items()))
-        server.state.w["bias"].add_(0 * state.w["bias"] + server.t)
 
 
 # -- one_client, single_samples, class_gap -----------------------------------------------------------
@@ -453,5 +361,5 @@ class DeclaresAnotherOutput(Sound):
 
 def clear_globals() -> None:
     """Empty the globals that some of these algorithms leave behind."""
-    for kept in (StateOnClass.seen, LAST, ROUNDS_OF):
+    for kept in (StateOnClass.seen, LAST):
         kept.clear()  # type: ignore[attr-defined]

@@ -49,13 +49,6 @@ def test_each_draws_as_if_it_were_alone() -> None:
     assert alone[1] == (torch.rand(()).item(), torch.rand(()).item())
 
 
-def test_draws_do_not_move_the_generator_of_the_caller() -> None:
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    in_lockstep([lambda: torch.rand(1)] * 2, list)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_an_error_ends_all_and_is_raised() -> None:
     ended: list[str] = []
 
@@ -71,11 +64,3 @@ def test_an_error_ends_all_and_is_raised() -> None:
     with pytest.raises(ValueError, match="no"):
         in_lockstep([waiting, failing], lambda questions: questions)
     assert ended == ["the one that waits"]
-
-
-def test_an_error_of_the_answer_is_raised() -> None:
-    def answer(questions: list[Any]) -> list[Any]:
-        raise KeyError(questions[0])
-
-    with pytest.raises(KeyError, match="what"):
-        in_lockstep([lambda: ask("what")], answer)

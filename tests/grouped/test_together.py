@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from raysim.core.data import Augmentation, Batch, Samples, Shuffled, tensors
 from raysim.core.fit import FitJob, FitResult, LocalTraining, Loss, fit_one
 from raysim.core.ops import cross_entropy, kl
-from raysim.grouped.together import _kind, fit_all, outputs_together
+from raysim.grouped.together import fit_all, outputs_together
 from tests.conftest import REPOSITORY
 
 SAME, UNEVEN = (8, 8, 8), (5, 12, 8, 1)
@@ -94,27 +94,9 @@ def check_alike(*args: Any, **given: Any) -> None:
         assert job.net.training
 
 
-def test_equal_numbers_in_closures_are_one_loss() -> None:
-    """Python makes a new object for each float, and for each number above 256."""
-
-    def job(number: Any) -> FitJob:
-        factor = type(number)(str(number))
-
-        def loss(net: nn.Module, batch: Batch, given: Any) -> Tensor:
-            return cross_entropy(net, batch, given) * float(factor)
-
-        return jobs_of((4,), loss=loss)[0]
-
-    for number in (400, 0.3, "1.5"):
-        assert _kind(job(number)) == _kind(job(number))
-    assert len({_kind(job(number)) for number in (400, 401, 400.0, "400")}) == 4
-
-
-@pytest.mark.parametrize("sizes", [SAME, UNEVEN])
 @pytest.mark.parametrize(
     "local",
     [
-        {},
         {"momentum": 0.9, "weight_decay": 0.1},
         {"momentum": 0.9, "nesterov": True},
         {"optimizer": "adam", "weight_decay": 0.1},
@@ -125,8 +107,12 @@ def test_equal_numbers_in_closures_are_one_loss() -> None:
     ],
     ids=str,
 )
-def test_optimizers(sizes: Sequence[int], local: dict[str, Any]) -> None:
-    check_alike(sizes, **local)
+def test_optimizers(local: dict[str, Any]) -> None:
+    check_alike(UNEVEN, **local)
+
+
+def test_batches_of_equal_sizes() -> None:
+    check_alike(SAME)
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, lambda net, batch, given: kept(net, batch)], ids=["plain", "rows"])
@@ -194,9 +180,8 @@ def logits_kept(net: Any, batch: Batch, given: Any) -> tuple[Tensor, Tensor]:
     return batch.mean(F.cross_entropy(logits_BC, batch.y, reduction="none")), logits_BC
 
 
-@pytest.mark.parametrize("sizes", [SAME, UNEVEN])
-def test_rows_are_kept_in_data_order(sizes: Sequence[int]) -> None:
-    check_alike(sizes, loss=logits_kept)
+def test_rows_are_kept_in_data_order() -> None:
+    check_alike(UNEVEN, loss=logits_kept)
 
 
 def taught(net: Any, batch: Batch, given: tuple[Tensor, float]) -> Tensor:
@@ -206,11 +191,6 @@ def taught(net: Any, batch: Batch, given: tuple[Tensor, float]) -> Tensor:
 
 def test_what_a_loss_is_given_per_sample_may_differ_in_length() -> None:
     check_alike(UNEVEN, loss=taught, given=[(torch.arange(2.0 * n).view(n, 2), 0.5) for n in UNEVEN])
-
-
-def test_what_all_losses_are_given_stays_one() -> None:
-    teacher = torch.arange(2.0 * 12).view(12, 2)
-    check_alike(UNEVEN, loss=taught, given=[(teacher, 0.5)] * 4)
 
 
 def test_clients_with_and_without_an_argument_are_two_groups() -> None:
@@ -265,20 +245,13 @@ def reads_a_number(net: Any, batch: Batch, given: Any) -> Tensor:
 APART = [
     ({"net": lambda: perceptron(nn.BatchNorm1d(4)), "sizes": (6, 8)}, "BatchNorm needs equal batch sizes"),
     ({"net": lambda: perceptron(nn.Dropout(0.5))}, "randomness"),
-    ({"loss": plain_mean, "sizes": (4, 7)}, "average the loss with batch.mean"),
-    ({"loss": plain_mean, "sizes": (12, 5)}, "average the loss with batch.mean"),  # the smallest batch has one sample
-    ({"loss": plain_mean, "sizes": (40, 17), "batch_size": 16}, "average the loss with batch.mean"),
-    ({"loss": plain_mean, "sizes": (4, 3), "net": zero_header}, "average the loss with batch.mean"),
+    ({"loss": plain_mean, "sizes": (4, 7)}, "batch.mean"),
+    ({"loss": plain_mean, "sizes": (12, 5)}, "batch.mean"),  # the smallest batch has one sample
+    ({"loss": plain_mean, "sizes": (4, 3), "net": zero_header}, "batch.mean"),
     ({"loss": reads_a_number}, "item"),
     ({"given": [torch.zeros(2), torch.zeros(3), torch.zeros(3)], "loss": cross_entropy}, "differ in shape"),
     ({"given": [(0.1,), (0.2,), (0.3,)]}, "values that are not tensors"),
-    ({"given": [(0.1,), (0.2, 0.3), (0.3,)]}, "differ in structure"),
     ({"rates": {"nothing": 0.1}}, "is not a parameter"),
-    ({"bounds": {"nothing": (0, 1)}}, "is not a parameter"),
-    (
-        {"rates": {"1.running_mean": 0.1}, "net": lambda: perceptron(nn.BatchNorm1d(4))},
-        "1.running_mean is not a parameter",
-    ),
 ]
 
 
@@ -308,16 +281,6 @@ def test_different_losses_are_not_mixed() -> None:
     for found, job in zip(fit_all(jobs), alone, strict=True):
         assert isinstance(found, FitResult)
         assert found.loss_sum == pytest.approx(fit_one(job).loss_sum, rel=1e-6)
-
-
-def test_losses_that_differ_in_a_keyword_are_not_mixed() -> None:
-    def job(number: float) -> FitJob:
-        def loss(net: nn.Module, batch: Batch, given: Any, *, factor: float = number) -> Tensor:
-            return factor * cross_entropy(net, batch, given)
-
-        return jobs_of((4,), loss=loss)[0]
-
-    assert _kind(job(1.0)) == _kind(job(1.0)) != _kind(job(2.0))
 
 
 def test_a_client_without_a_batch_stays_as_it_is() -> None:
@@ -351,21 +314,9 @@ print(*sorted({"sympy", "triton", "torch._dynamo", "torch._inductor"} & sys.modu
 """
 
 
+@pytest.mark.large
 def test_training_imports_no_compiler() -> None:
     """Each of these takes 0.4 to 2 s and 30 to 140 MB in every process; see `raysim.core.torch_workarounds`."""
     done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, cwd=REPOSITORY, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
-
-
-def test_a_loss_with_a_variable_that_has_no_value_is_trained_alone() -> None:
-    def job() -> FitJob:
-        def loss(net: nn.Module, batch: Batch, given: Any) -> Tensor:
-            return cross_entropy(net, batch, given) if given is None else later
-
-        made = jobs_of((4,), loss=loss)
-        if not made:
-            later = torch.zeros(())  # never: so `later` is a variable without a value
-        return made[0]
-
-    assert fit_all([job(), job()]) == ["", ""]
