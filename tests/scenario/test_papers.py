@@ -9,20 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import nn
 
-from raysim.cli.main import main
 from raysim.core.fields import settings_fields
 from raysim.models import build_model
 from raysim.models.encoders import ENCODERS, weights_file
 from raysim.plugins.registry import algorithm_class
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.cells import Cell
-from tests.choices import first
 from tests.conftest import REPOSITORY
 from tests.scenario.papers import BASES, FILES, checked, name_of, sweep_of
 
@@ -32,6 +29,8 @@ PUBLISHED = REPOSITORY / "scenarios" / "published_results.csv"
 SOURCE = REPOSITORY.parent / "shared" / "published_results.csv"
 PAGE = REPOSITORY / "docs" / "papers.md"
 NAMES = [name_of(path) for path in FILES]
+EACH = [pytest.param(name, marks=() if name.startswith("fedgh/") else pytest.mark.large) for name in NAMES]
+"""`make test` checks one paper: to load all sweeps takes half a minute."""
 
 PAPER_OF = {"fedssa": "FedSSA", "fedral": "FedRAL", "hks": "HKS", "fedgh": "FedGH", "dc_pfl": "DC-PFL"}
 DATASETS = {
@@ -79,17 +78,6 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     **{f"DC-PFL sum|Gc|={n}": {"name": "dc_pfl", "virtual_samples": n} for n in (600, 800, 1000, 2000, 5000)},
 }
 """What a row's method is here: the algorithm and the fields that make it this row."""
-
-NO_RUN_GIVES: Mapping[tuple[str, str, str, str], str] = {
-    ("FedRAL", "Table 4", "comm_per_client_per_round_KB", "1.56"): "1.56 KB",
-    ("FedRAL", "Table 4", "comm_per_client_to_target_MB", "0.31"): "0.31 MB",
-    **{
-        ("FedRAL", "Table 4", "comp_per_client_per_round_MB(as printed)", value): value
-        for value in ("54.52", "28.23", "54.87", "28.58")
-    },
-    ("FedGH", "Table 2", "model_size_MB", "3.81"): "3.81 MB",
-}
-"""(paper, table, metric, value) that no run can reach -> what docs/papers.md, which has the reasons, calls it."""
 
 
 @dataclass(frozen=True)
@@ -160,32 +148,15 @@ def claims() -> list[tuple[str, Cell, int]]:
     return [(name, cell, one.line) for name in NAMES for cell in sweep_of(name).cells for one in cell.published]
 
 
-def test_the_numbers_are_those_that_were_collected() -> None:
-    rows = published()
-    assert len(rows) == len(set(rows.values())) == 631
-    assert {row.paper for row in rows.values()} == set(PAPER_OF.values())
-    if not SOURCE.is_file():
-        pytest.skip(f"the collection itself is not at hand ({SOURCE})")
-    assert PUBLISHED.read_bytes().replace(b"\r\n", b"\n") == SOURCE.read_bytes().replace(b"\r\n", b"\n")
-
-
+@pytest.mark.large
 def test_every_published_number_is_claimed_by_exactly_one_cell() -> None:
     found = Counter(line for _, _, line in claims())
     rows = published()
-    print(f"{len(found)} of {len(rows)} published values have a command")
     assert not [rows[line] for line, count in found.items() if count > 1]
     assert not [row for line, row in rows.items() if line not in found]
 
 
-def test_what_no_run_can_give_is_said() -> None:
-    section = PAGE.read_text(encoding="utf-8").split("## Published values that no run can give")[1]
-    for (paper, table, metric, value), words in NO_RUN_GIVES.items():
-        found = [
-            r for r in published().values() if (r.paper, r.table, r.metric, r.value) == (paper, table, metric, value)
-        ]
-        assert found and words in section and f"{paper}, {table}" in section
-
-
+@pytest.mark.large
 def test_the_page_lists_every_file_and_its_runs() -> None:
     listed = re.findall(r"^\| (\S+) \| .* \| \[(\S+)\]\((\S+)\) \| (\d+) \|$", PAGE.read_text(), flags=re.MULTILINE)
     assert sorted(file for _, file, _, _ in listed) == [f"{name}.yaml" for name in NAMES]
@@ -196,7 +167,7 @@ def test_the_page_lists_every_file_and_its_runs() -> None:
         assert len(sweep_of(name).cells) == int(count), file
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_every_cell_fits(name: str) -> None:
     sweep = sweep_of(name)
     paper, _, part = name.partition("/")
@@ -214,19 +185,7 @@ def test_every_cell_fits(name: str) -> None:
     assert bool(sum((cell.published for cell in sweep.cells), ())) == ("table" in part and bool(tables))
 
 
-@pytest.mark.parametrize("path", first(FILES, 4), ids=name_of)
-def test_a_dry_run_refuses_no_cell(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The command as users give it, without the measurements, which take minutes."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("raysim.sweeps.estimate.preview", lambda checked: SimpleNamespace(total_s=1.0))
-    main(["sweep", str(path), "--seeds", "1", "--dry-run"])
-    cells, last = re.search(r"^(\d+) waiting\n(.*)", out := capsys.readouterr().out, re.MULTILINE).groups()
-    assert int(cells) == len(sweep_of(name_of(path)).cells) and last.startswith("estimated time, if ")
-    assert "note:" not in out and not list(tmp_path.iterdir())
-
-
+@pytest.mark.large
 def test_every_figure_of_the_papers_has_a_file_and_no_other() -> None:
     assert [name for name in NAMES if "fig" in name.partition("/")[2]] == sorted(FIGURES)
     for name, sweep in ((name, sweep_of(name)) for name in NAMES):
@@ -234,7 +193,7 @@ def test_every_figure_of_the_papers_has_a_file_and_no_other() -> None:
         assert (claimed[1] if claimed else None) == (re.findall(r"fig(\d+)_", name) or [None])[0], name
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", [one for one in EACH if one.values[0] in FIGURES])
 def test_a_figure_has_the_papers_setting(name: str) -> None:
     figure, found = FIGURES[name], set()
     for cell in sweep_of(name).cells:
@@ -253,29 +212,15 @@ def test_a_figure_has_the_papers_setting(name: str) -> None:
     assert ("Standalone, which" in sweep_of(name).about.partition("\n\n")[0]) == figure.reference
 
 
-def test_rounds_to_a_target_are_counted_on_the_curve_of_the_accuracies() -> None:
-    of_targets = {name for name, cell, _ in claims() if any("_to_" in (one.measure or "") for one in cell.published)}
-    # Where all measured accuracies are `best_participants`.
-    assert {sweep_of(name).targets_on for name in of_targets} == {"participants"}
-
-
-def test_all_papers_are_there() -> None:
-    assert [path.parent.name for path in BASES] == sorted(PAPER_OF)
-    assert {name.partition("/")[0] for name in NAMES} == set(PAPER_OF)
-
-
 @pytest.mark.parametrize("path", BASES, ids=name_of)
-def test_a_base_is_the_papers_own_method_and_says_what_was_chosen(path: Path) -> None:
+def test_a_base_is_the_papers_own_method(path: Path) -> None:
     found = Scenario.load(path)
     resolved = found.resolved
     assert resolved["algorithm"]["name"] == resolved["name"] == path.parent.name
-    comment = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    assert "# The paper leaves open, and what is chosen here:" in comment
-    assert any(f"`{found.data.split}`" in line for line in comment), "which images are split how"
-    assert any(line.startswith("# - first weights:") for line in comment)
     assert found.training.lr == 0.01  # all five papers
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("paper", sorted(PAPER_OF))
 def test_other_choices_are_runs(paper: str) -> None:
     labels = [cell.label for cell in sweep_of(f"{paper}/choices").cells]
@@ -283,12 +228,7 @@ def test_other_choices_are_runs(paper: str) -> None:
     assert checked(f"{paper}/choices", "own first weights").clients.independent_init
 
 
-def test_fedrals_blocks_differ_between_clients_in_other_choices() -> None:
-    fields = [cell.scenario.resolved["algorithm"] for cell in sweep_of("fedral/choices").cells]
-    assert {one["agg"] for one in fields if isinstance(one.get("blocks"), list)} == {"weighted", "naive"}
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_cell_is_the_setting_of_the_rows_that_it_claims(name: str) -> None:
     for cell in sweep_of(name).cells:
         for one in cell.published:

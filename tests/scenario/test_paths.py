@@ -98,11 +98,6 @@ def test_addresses_and_homes_stay(conf: Path, monkeypatch: pytest.MonkeyPatch) -
     assert loaded.output_folder == Path("/home/me/runs")
 
 
-def test_no_such_file(conf: Path) -> None:
-    with pytest.raises(raysim.ScenarioError, match=rf"data\.path: {conf}/none\.csv does not exist"):
-        raysim.Scenario.load(write(conf / "har.yaml", har("none.csv")))
-
-
 def test_a_run_to_begin_with(conf: Path) -> None:
     """Its folder is relative to the file; an id is that of a run below ./runs."""
     first = raysim.run(digits(rounds=1, output=str(conf / "results")), quiet=True)
