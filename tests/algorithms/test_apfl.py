@@ -76,11 +76,6 @@ def test_alpha_is_learnt_and_stays_within_its_bounds():
     assert after(10.0) == 1.0
 
 
-def test_alpha_stays_where_it_is_not_adaptive():
-    toy = Trial(APFL(adaptive=False, alpha=0.3)).run(2)
-    assert all(net.alpha.item() == pytest.approx(0.3) for net in toy.nets.values())
-
-
 @pytest.mark.parametrize("mix", ["parameters", "predictions"])
 def test_with_alpha_one_the_mixture_is_standalone(mix: str):
     alone, mixed = (Trial(one).run(3) for one in (Alone(), APFL(alpha=1.0, adaptive=False, mix=mix)))

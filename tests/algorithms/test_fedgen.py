@@ -187,10 +187,6 @@ def test_the_generators_rate_decays_from_round_2_on():
     assert [algorithm.training(t).lr for t in (1, 2, 3)] == [0.08, 0.04, 0.02]
 
 
-def test_fedgen_decays_the_generators_weights():
-    assert FedGen(generator_decay=0.5).training(1).weight_decay == 0.5
-
-
 @pytest.mark.parametrize("settings", [{}, {"ensemble": "losses", "diversity": 1.0, "noise": "uniform"}])
 def test_the_generator_learns_what_the_headers_call_a_class(settings: dict[str, Any]):
     torch.manual_seed(0)
@@ -250,15 +246,6 @@ def test_what_travels():
     assert counts[0] == [8, 8, 0, 0] and counts[3] == [4, 4, 0, 4]
 
 
-@pytest.mark.parametrize("settings", [{"generator_steps": 10**9}, {"hidden_dim": 10**9}, {"noise_dim": 10**9}])
-def test_more_numbers_than_fit_are_refused(settings: dict[str, int]) -> None:
-    FedGen().check(TASK)
-    with pytest.raises(
-        ValueError, match=rf"{next(iter(settings))}.* GiB, but at most 1 GiB is allowed; reduce one of these keys"
-    ):
-        FedGen(**settings).check(TASK)
-
-
 def test_fedgen_trains_its_generator_as_the_round_says(monkeypatch: pytest.MonkeyPatch):
     algorithm = FedGen(decay=0.5, generator_lr=0.08, generator_steps=3, generator_batch=4, generator_decay=0.25)
     trained: list[tuple[LocalTraining, int]] = []
@@ -279,8 +266,3 @@ def test_fedgen_counts_what_its_clients_generate(beta: float, flops: int):
     client.meter = FlopMeter()
     algorithm.generated(client, server.state)
     assert client.stats.flops == flops
-
-
-def test_uniform_noise_is_between_0_and_1():
-    noise_N = FedGen(noise="uniform").draw(torch.empty(1000), torch.Generator().manual_seed(0))
-    assert 0 <= noise_N.min() < 0.02 and 0.98 < noise_N.max() < 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
@@ -70,19 +69,6 @@ def test_two_server_epochs():
     server = server_with_zero_header()
     FedGH(server_epochs=2).server_update(server, {0: means([0], [[1.0, 2.0]])})
     is_close(server, [[0.009850045, 0.01970009], [-0.009850045, -0.01970009]], [0.009850045, -0.009850045], 5e-9)
-
-
-def test_learning_rate_of_the_server():
-    server = server_with_zero_header()
-    FedGH(header_lr=1.0).server_update(server, {0: means([1], [[1.0, 2.0]])})
-    is_close(server, [[-0.5, -1.0], [0.5, 1.0]], [-0.5, 0.5])
-
-
-def test_the_server_keeps_no_gradients_and_logs_its_loss():
-    server = server_with_zero_header()
-    FedGH().server_update(server, {0: means([0], [[1.0, 2.0]])})
-    assert not any(w.requires_grad for w in server.state.w.values())
-    assert server.values == {"header_loss": pytest.approx(0.6931472, abs=1e-6)}  # ln 2
 
 
 def test_kat_4_bytes_are_those_of_table_3():

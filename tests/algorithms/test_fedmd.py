@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from torch.testing import assert_close
 
 from raysim.algorithms.fedmd import FedMD, Request, Scores
 from raysim.algorithms.standalone import Standalone
-from raysim.contract.toy import FOUR, SEED, toy_spec
+from raysim.contract.toy import SEED
 from raysim.contract.trial import Trial
 from raysim.core import Client, LocalTraining, Samples, Server, Task, tensors
 from raysim.core.messages import wire_components
@@ -91,11 +90,6 @@ def test_places_are_distinct_ascending_and_new_in_every_round():
     assert not one.equal(other)
 
 
-def test_all_public_samples_are_scored_where_there_are_fewer():
-    start = FedMD(scored=5000).server_start(server_of(TWO), {})
-    assert start.index_S.tolist() == [0, 1]
-
-
 def test_before_round_1_there_is_no_consensus():
     start = FedMD().server_start(server_of(TWO), {})
     assert (start.past_S, start.mean_SC) == (None, None)
@@ -168,23 +162,6 @@ def test_transfer_learning_comes_once_with_public_labels_first():
         assert_close(client.net.w, torch.tensor([w0, -w0]), rtol=0, atol=2e-7)
 
 
-def test_every_pass_of_transfer_learning_is_taken_on_both_data():
-    # Two passes over the public sample x = 1 of class 1, from w0 = 0: 0.1 sigmoid(2 w0) less each time: -0.0975021.
-    # Two over the own sample x = 2 of class 0: 0.2 sigmoid(-4 w0) more each time: 0.0217549, 0.1174066.
-    # Then round 1 itself, one pass over the own sample: 0.1943476.
-    public = samples([1.0], [1])
-    algorithm = FedMD(transfer_epochs=2)
-    client = client_of(public, algorithm.client_model(Line(), task_with(public)))
-    algorithm.client_update(client, request([0]))
-    assert_close(client.net.w, torch.tensor([0.1943476, -0.1943476]), rtol=0, atol=2e-7)
-
-
-def test_only_transfer_learning_adds_to_a_clients_state():
-    task = task_with(TWO)
-    assert [*FedMD().client_model(Line(), task).state_dict()] == ["w"]
-    assert [*FedMD(transfer_epochs=1).client_model(Line(), task).state_dict()] == ["w", "transferred"]
-
-
 def test_transfer_learning_is_refused_without_labels():
     sentence = (
         "transfer_epochs: 2 given, but the public data is another data set, whose labels raysim does not use; set "
@@ -193,15 +170,6 @@ def test_transfer_learning_is_refused_without_labels():
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         FedMD(transfer_epochs=2).check(server_of(TWO).task)
     FedMD(transfer_epochs=2).check(server_of(samples([1.0], [1])).task)
-
-
-def test_without_transfer_learning_public_labels_are_not_read():
-    states = []
-    for unlabelled in (False, True):
-        raw_P, label_P = toy_spec(FedMD(), FOUR, ("flat", "norm", "deep")).public or ()
-        public = raw_P, np.full_like(label_P, -1) if unlabelled else label_P
-        states.append(Trial(FedMD(), public=public).run(2).states())
-    assert states[0] == states[1]
 
 
 # -- the whole ---------------------------------------------------------------------------------------
@@ -229,11 +197,3 @@ def test_bytes():
         ("server_send", {"index_S": 48, "past_S": 48, "mean_SC": 192}),
         ("client_update", {"logits_SC": 192}),
     ]
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "least"), [("scored", 0, 1), ("digest_epochs", -1, 0), ("transfer_epochs", -1, 0)]
-)
-def test_refused_settings(field: str, value: int, least: int):
-    with pytest.raises(ValueError, match=f"^{field}: {value} given; allowed: a whole number at least {least}$"):
-        FedMD(**{field: value})

@@ -144,24 +144,3 @@ def test_models_have_the_width_that_is_asked_for(name: str):
     assert net.eval().features(x).shape == (2, 500)
     assert math.isfinite(float(FedMRL().loss(net, Batch(x, torch.tensor([0, 1]), torch.arange(2)), None).detach()))
     assert math.isfinite(float(cross_entropy(net, Batch(x, torch.tensor([0, 1]), torch.arange(2)), None).detach()))
-
-
-def test_a_small_model_that_does_not_fit_is_refused():
-    class Fixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.header = nn.Linear(8, 4)
-
-    def build(name: str, *key: str, feature_dim: int = 8) -> Any:
-        if name == "no":
-            raise ValueError("unknown model 'no'")
-        return Fixed()
-
-    with pytest.raises(ValueError, match=r"^small: unknown model 'no'$"):
-        FedMRL(small="no").check(Task(4, 8, ("fixed",), build))
-    with pytest.raises(ValueError) as refused:
-        FedMRL().check(Task(4, 8, ("fixed",), build))
-    assert str(refused.value) == (
-        "small: the representation of fixed has 8 dimensions instead of the requested 2; "
-        "choose a model whose width can be set"
-    )

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,8 +20,6 @@ from raysim.core import Client, LocalTraining, Server, Task
 from raysim.core.data import Augmentation
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
-from raysim.data.partition import Pathological, make_partition
-from raysim.engine.policies.sampling import cohort
 
 
 class Given(nn.Module):
@@ -136,25 +133,6 @@ def test_the_matrix_has_a_learning_rate_of_its_own(matrix_lr: float | None):
     assert_close(header.weight[0].detach(), torch.tensor([1.0, 0.0]) - 0.2 * (p_0 - 1) * torch.tensor([1.0, 2.0]))
 
 
-def test_with_equal_blocks_naive_averaging_is_almost_the_weighted_one():
-    # Every client sends the same entries, so no zero is counted: what is left is 1 / K in the place of n_k / n.
-    ups = {0: Matrix(torch.ones(8)), 1: Matrix(torch.full((8,), 2.0))}
-    found = {}
-    for agg, n in (("weighted", {0: 1, 1: 1}), ("weighted", {0: 1, 1: 3}), ("naive", {0: 1, 1: 3})):
-        method = FedRAL(blocks=2, agg=agg)
-        server = server_of(method, n)
-        method.server_update(server, ups)
-        found[agg, n[1]] = server.state.entry_E.tolist()
-    assert found["naive", 3] == found["weighted", 1] == [1.5] * 8
-    assert found["weighted", 3] == [1.75] * 8
-    # In the paper's setting, how far the farthest of a round's ten weights is from 1/10: 6 % on average.
-    labels = np.tile(np.arange(100), 600)
-    size_N = make_partition(labels, 50_000, 100, 100, Pathological(10), "pooled811", seed=1).train.size_N
-    n_TK = np.stack([size_N[list(cohort(1, t, range(100), 10))] for t in range(1, 501)])
-    farthest_T = np.abs(10 * n_TK / n_TK.sum(1, keepdims=True) - 1).max(1)
-    assert farthest_T.mean() == pytest.approx(0.06, abs=0.005)
-
-
 class Fixed:
     """Every image is read as [1, 2]."""
 
@@ -180,11 +158,6 @@ def test_bytes_are_the_published_ones(width: int, blocks: int, floats: int):
     assert wire_size(up).bytes == 4 * floats
     method.server_update(server, {0: up, 1: up})
     assert wire_size(method.server_send(server, 0)).bytes == 4 * floats
-
-
-def test_where_nothing_is_said_blocks_are_of_side_five():
-    numbers = {width: FedRAL()._numbers(task_of(width))[0] for width in (500, 50, 8, 7)}
-    assert numbers == {500: 100, 50: 10, 8: 2, 7: 7}
 
 
 def test_blocks_per_client_and_per_architecture():

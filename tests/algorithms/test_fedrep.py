@@ -68,11 +68,6 @@ def test_more_header_epochs_leave_the_extractors_step_to_the_last_header():
     assert not once.header.weight.equal(twice.header.weight)
 
 
-def test_all_parameters_can_be_trained_afterwards():
-    toy = Trial(FedRep()).run(1)
-    assert all(parameter.requires_grad for net in toy.nets.values() for parameter in net.parameters())
-
-
 @pytest.mark.parametrize(("settings", "mean"), [({}, 2.0), (FedRep.profiles["official"], 3.0)])
 def test_extractors_are_averaged_alike_or_by_sample_counts(settings: dict[str, str], mean: float):
     server = Server(TASK, torch.Generator(), {0: 1, 1: 3}, 1, None)

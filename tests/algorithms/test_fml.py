@@ -13,13 +13,10 @@ from raysim.common.inputs import image
 from raysim.contract.toy import toy_model
 from raysim.contract.trial import Trial
 from raysim.core import Batch, Model, Server, Task, Weights
-from raysim.core.messages import wire_bytes, wire_params
-from raysim.core.ops import cross_entropy
+from raysim.core.messages import wire_bytes
 from raysim.models import build_model
-from tests.algorithms.nets import flops
 
 TASK = Task(4, 8, ("deep", "norm", "flat"), toy_model)
-FLAT = 16 * 8 + 8 + 8 * 4 + 4  # parameters of the smallest of the toy architectures
 ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
 
 
@@ -70,13 +67,6 @@ def test_with_labels_alone_own_models_are_standalone_bit_for_bit():
         assert not torch.equal(net.header.weight, mutual.nets[k].model.header.weight)
 
 
-@pytest.mark.parametrize("settings", [{"a": 0.9}, {"b": 0.9}, {"agg": "uniform"}, {"small": "deep"}])
-def test_every_field_changes_what_clients_learn(settings: dict[str, object]):
-    # The own model hears of `b` and `agg` through the small one, in round 2.
-    default, other = Trial(FML()).run(2), Trial(FML(**settings)).run(2)
-    assert not torch.equal(default.nets[0].model.header.weight, other.nets[0].model.header.weight)
-
-
 def test_the_own_model_predicts():
     net = pair()
     assert_close(net(torch.zeros(1, 1)).softmax(1), torch.tensor([[0.5, 0.5]]))
@@ -93,15 +83,6 @@ def test_the_server_averages_parameters_and_running_statistics(agg: str, mean: f
     assert len(counter) == 1 and any(name.endswith("running_var") for name in start)
     for name, w in server.state.items():
         assert torch.equal(w, torch.full_like(w, 0 if name in counter else mean)), name
-
-
-def test_bytes_are_the_small_models():
-    for name, k, msg in Trial(FML()).run(2).sent:
-        assert wire_params(msg) == FLAT and wire_bytes(msg) == 4 * FLAT, (name, k)
-    # With BatchNorm its two statistics and its counter (int64) too.
-    numbers = sum(w.numel() for w in toy_model("norm").parameters())
-    for _, _, msg in Trial(FML(small="norm")).run(1).sent:
-        assert wire_bytes(msg) == 4 * (numbers + 6) + 8
 
 
 def test_bytes_with_cnn_5():
@@ -138,21 +119,3 @@ def test_an_absent_client_keeps_its_model_and_comes_back_to_the_newest_meme():
     assert not torch.equal(newest["header.weight"], kept["small.header.weight"])
     # One participant: its meme is the mean.
     assert torch.equal(toy.server.state["header.weight"], toy.nets[0].small.header.weight)
-
-
-def test_a_small_model_that_cannot_be_is_refused():
-    model = lambda name, *key: build_model(name, num_classes=10, input_spec=image(3, 32, 32), feature_dim=500)  # noqa: E731
-    task = Task(10, 500, ("cnn1",), model)
-    FML(small="cnn5").check(task)
-    with pytest.raises(ValueError, match=r"^small: unknown model 'cnn55'; did you mean 'cnn5'\?$"):
-        FML(small="cnn55").check(task)
-    with pytest.raises(ValueError, match=r"^small: fmnist_cnn5 needs 1x28x28 images, not 3x32x32 images$"):
-        FML(small="fmnist_cnn5").check(task)
-    with pytest.raises(ValueError, match=r"^a: 2 given"):
-        FML(a=2)
-
-
-def test_the_small_models_operations_are_counted():
-    for arch in ("deep", "norm"):
-        both = flops(Pair(toy_model(arch), toy_model("flat")), FML().loss)
-        assert both == flops(toy_model(arch), cross_entropy) + flops(toy_model("flat"), cross_entropy) > 0
