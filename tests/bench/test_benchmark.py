@@ -90,15 +90,6 @@ def test_both_sides_run_the_same_rounds_alternately(
     assert found["raysim_cpu_s"] > 0 and found["handwritten_cpu_s"] > 0
 
 
-@pytest.mark.large
-@pytest.mark.ray
-def test_memory_of_ray_is_counted(workplace: Path, ray_session: None) -> None:
-    import psutil
-
-    names = {psutil.Process(pid).name() for pid in overhead._tree(os.getpid())}
-    assert {"raylet", "gcs_server"} <= names
-
-
 def test_slope_is_per_hundred_rounds_between_the_start_and_the_end() -> None:
     sampler = overhead.MemorySampler(overhead.Arrivals())
     sampler.samples = [(t, 1.0 if t < 40 else 2.0 + 0.001 * t) for t in range(0, 100, 10)]
@@ -110,15 +101,3 @@ def test_slope_is_per_hundred_rounds_between_the_start_and_the_end() -> None:
     assert sampler.slope_gb == pytest.approx((0.0, 100 * 12.7062 * (2 / 3 / 200) ** 0.5), rel=1e-4, abs=1e-9)
     sampler.samples = []
     assert sampler.slope_gb is None
-
-
-def test_both_benchmarks_find_cifar100_in_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import scale
-
-    monkeypatch.setenv("RAYSIM_DATA", "here")
-    assert overhead.data_folder() == "here" and scale.data_folder is overhead.data_folder
-    monkeypatch.delenv("RAYSIM_DATA")
-    monkeypatch.setattr(overhead, "REPOSITORY", tmp_path / "repository")
-    assert overhead.data_folder() is None
-    (tmp_path / "shared" / "data").mkdir(parents=True)
-    assert overhead.data_folder() == str(tmp_path / "shared" / "data")

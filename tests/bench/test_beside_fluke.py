@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from raysim.data.datasets import load_dataset
 from raysim.data.predefined import read_partition
 from raysim.runs.plan import make_plan
 from raysim.scenario.scenario import Scenario
-from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
 
 TINY = Setting(rounds=2, batch_size=50, same_batches=True)
@@ -87,56 +84,6 @@ def test_results_survive_the_file(tmp_path: Path) -> None:
     ]
     beside_fluke.write(pairs, tmp_path / "rows.csv")
     assert beside_fluke.read(tmp_path / "rows.csv") == pairs
-
-
-def test_every_method_was_measured() -> None:
-    measured = beside_fluke.read(REPOSITORY / "docs" / "results" / "beside_fluke.csv")
-    for batches in ("own", "same"):
-        assert {pair.method for pair in measured if pair.batches == batches} == METHODS.keys()
-
-
-def test_without_fluke_one_sentence_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "fluke", None)  # as if it were not installed
-    assert beside_fluke.main(["fedavg"]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err == (
-        "error: fluke-fl is not installed; install it beside raysim, in an environment of its own: "
-        "pip install fluke-fl==0.8.1\n"
-    )
-
-
-def test_a_missing_dependency_of_fluke_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
-        raise ModuleNotFoundError(f"No module named {name}", name="diskcache")
-
-    monkeypatch.setattr(beside_fluke, "import_module", fail)
-    with pytest.raises(beside_fluke.NoFlukeError, match=r"fluke-fl cannot be imported without diskcache; install it"):
-        beside_fluke.fluke("data")
-
-
-def test_help_needs_no_fluke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "fluke", None)  # importing it fails
-    monkeypatch.delitem(sys.modules, "beside_fluke")
-    again = importlib.import_module("beside_fluke")
-    with pytest.raises(SystemExit) as ended:
-        again.main(["--help"])
-    assert not ended.value.code and "--same-batches" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["fedfoo"], "fedfoo given; choose from fedavg, fedprox"),
-        (["--seeds", "4"], "4 given; give at least two seeds, such as 1..3"),
-    ],
-)
-def test_wrong_arguments(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        beside_fluke.main(arguments)
-    assert sentence in capsys.readouterr().err
 
 
 @pytest.fixture

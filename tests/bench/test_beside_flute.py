@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import beside_flute
 import numpy as np
-import pytest
 import torch
 import yaml
 
@@ -65,22 +63,3 @@ def test_flutes_files_are_links_and_its_images_are_the_same(tmp_path: Path) -> N
     assert read["num_samples"] == [1, 2]
     assert read["user_data_label"]["1"].tolist() == [9, 8]
     assert np.allclose(read["user_data"]["1"][:, 0], [0.2, 1.0])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [(["--help"], 0, "--theirs CHECKOUT"), (["--theirs", "nowhere"], 2, "nowhere: no checkout of FLUTE")],
-)
-def test_help_and_a_wrong_argument(
-    arguments: list[str],
-    code: int,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["beside_flute.py", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        beside_flute.main()
-    assert ended.value.code == code
-    printed = capsys.readouterr()
-    assert words in printed.out + printed.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,15 +50,3 @@ def test_a_cell_for_each_partition(tmp_path: Path, data: SimpleNamespace, monkey
     study = beside_niid_bench.study(tmp_path, ["iid", "dirichlet"], [42], 1, None)
     assert list(study.cells["label"]) == ["iid 42", "dirichlet 42"]
     assert len(set(study.cells["name"])) == 2
-
-
-@pytest.mark.parametrize("argument", ["pathological", "--seed=1"])
-def test_a_wrong_argument_is_one_sentence(
-    argument: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["beside_niid_bench.py", argument])
-    with pytest.raises(SystemExit) as ended:
-        beside_niid_bench.main()
-    assert ended.value.code == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert "pathological; choose from dirichlet, iid" in last or "unrecognized arguments: --seed=1" in last

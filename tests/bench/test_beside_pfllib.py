@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -88,6 +87,7 @@ def test_a_cell_for_each_method(tmp_path: Path) -> None:
     assert len(set(study.cells["name"])) == len(methods)
 
 
+@pytest.mark.large
 def test_pfllibs_process_answers_each_line(tmp_path: Path) -> None:
     for name, text in FAKE.items():
         (tmp_path / "system" / "flcore" / name).parent.mkdir(parents=True)
@@ -96,29 +96,3 @@ def test_pfllibs_process_answers_each_line(tmp_path: Path) -> None:
     assert [theirs.iteration()["accuracy"] for _ in range(3)] == [0.0, 0.25, 0.5]
     theirs.close()
     assert theirs.process.returncode == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--speed"], "--speed compares with PFLlib: give its checkout with --theirs"),
-        (["--theirs", "nowhere"], "--theirs nowhere: no checkout of PFLlib, because it has no folder system/flcore"),
-        (["--methods", "fedprox"], "invalid choice: 'fedprox'"),
-    ],
-)
-def test_a_wrong_argument_is_one_sentence(
-    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["beside_pfllib.py", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        beside_pfllib.main()
-    assert ended.value.code == 2
-    assert words in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_help_needs_no_checkout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["beside_pfllib.py", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        beside_pfllib.main()
-    assert ended.value.code == 0
-    assert "--partition {dirichlet,pathological}" in capsys.readouterr().out

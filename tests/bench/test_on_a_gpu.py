@@ -48,6 +48,7 @@ def test_steps_are_timed(tmp_path: Path) -> None:
     assert rows["steps", "recorded", "status"] == "skipped"
 
 
+@pytest.mark.large
 def test_clients_per_second_of_one_process_and_of_two(tmp_path: Path, in_this_process: None) -> None:
     rows = measured(tmp_path, "clients")
     for case in ("one process, eager", "2 processes"):
@@ -56,6 +57,7 @@ def test_clients_per_second_of_one_process_and_of_two(tmp_path: Path, in_this_pr
     assert rows["clients", "MPS", "status"] == rows["clients", "one process, recorded", "status"] == "skipped"
 
 
+@pytest.mark.large
 def test_rounds_of_pfl_research(tmp_path: Path, in_this_process: None) -> None:
     rows = measured(tmp_path, "pfl")
     assert float(rows["pfl", "one process", "round"]) > 0
@@ -68,7 +70,6 @@ def test_rounds_of_pfl_research(tmp_path: Path, in_this_process: None) -> None:
     [
         "[gw1] [  5%] {} tests/gpu/test_gpu.py::test_x[fedgh-one by one] ",
         "tests/gpu/test_gpu.py::test_x[fedgh-one by one] {} [  5%]",
-        "tests/gpu/test_gpu.py::test_x[fedgh-one by one] {} (no CUDA device on this machine) [ 12%]",
     ],
 )
 def test_outcomes_are_read_from_the_output_of_pytest(
@@ -104,6 +105,7 @@ def test_a_part_that_fails_does_not_stop_the_others(tmp_path: Path, capsys: pyte
     assert "clients" in capsys.readouterr().out.splitlines()[-1]
 
 
+@pytest.mark.large
 def test_a_process_that_takes_too_long_is_killed_with_its_descendants(tmp_path: Path) -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
     ran = gpu_parts.watched([sys.executable, "-c", code], 2.0, tmp_path / "log", os.environ)

@@ -36,9 +36,3 @@ def test_export(capfd: pytest.CaptureFixture[str], runs: Runs, tmp_path: Path) -
         net.load_state_dict(found)
         x = result.client(k).data.test.x
         assert torch.equal(net.eval()(x), result.client(k).network(x))
-
-
-def test_bad_input(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
-    code, _, error = run(capfd, "export", "nowhere", "-o", "networks")
-    assert code == 2 and "nowhere" in error
-    assert not list(workplace.iterdir())

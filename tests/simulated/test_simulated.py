@@ -83,14 +83,12 @@ def test_every_method_gives_the_digest_of_the_cpu(environment: dict[str, str], s
 @pytest.mark.parametrize(
     "sets",
     [
-        TOGETHER,
         [*TOGETHER, "training.precision=bfloat16"],
         [*TOGETHER, "evaluation={when: both, clients: all}"],
         ["failure={max_failed_fraction: 0.5}"],
-        ["training.optimizer=adam", "training.momentum=0.0"],
         ["training.optimizer=adamw", "training.momentum=0.0", "data.augment=false"],
     ],
-    ids=["together", "together in bfloat16", "tested more often", "failures", "adam", "adamw"],
+    ids=["together in bfloat16", "tested more often", "failures", "adamw"],
 )
 def test_settings_of_a_run(environment: dict[str, str], sets: list[str]) -> None:
     same(environment, ["fedgh", "lg_fedavg", "hks"], *sets)
@@ -137,6 +135,5 @@ def test_a_run_on_actors_is_resumed(environment: dict[str, str], workplace: Path
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("sets", [[], TOGETHER[1:]], ids=["one by one", "together"])
-def test_a_network_may_create_tensors(environment: dict[str, str], sets: list[str]) -> None:
-    same(environment, ["standalone"], f"clients.models=[{CREATES}:creates]", "clients.feature_dim=16", *sets)
+def test_a_network_may_create_tensors(environment: dict[str, str]) -> None:
+    same(environment, ["standalone"], f"clients.models=[{CREATES}:creates]", "clients.feature_dim=16", *TOGETHER[1:])
