@@ -40,7 +40,12 @@ def test_the_page_names_all_that_raysim_exports() -> None:
     assert {f"raysim.{name}" for name in raysim.__all__} <= documented().keys()
 
 
-@pytest.mark.parametrize("name", documented())
+SLOW = ("raysim.check_algorithm", "raysim.compare", "raysim.Comparison", "raysim.core.UpdateOf")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.large if name in SLOW else ()) for name in documented()]
+)
 def test_the_example_of_a_public_name(name: str, workplace: Path) -> None:
     tests = [test for test in doctest.DocTestFinder(recurse=False).find(documented()[name], name) if test.examples]
     assert tests, f"{name} has no example in its docstring"

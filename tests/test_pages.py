@@ -1,11 +1,9 @@
-"""Every block of Python and YAML in the pages is executed: here, or by the test of its page that `ELSEWHERE` names."""
+"""The Python and YAML that pages show is executed here, except where the tests of a page's topic do it."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,51 +25,10 @@ from raysim.sweeps.definition import load_sweep
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
 
-ELSEWHERE: Mapping[tuple[str, str], tuple[int, str]] = {
-    ("README.md", "python"): (2, "tests/test_readme.py"),
-    ("docs/comparison.md", "python"): (2, "tests/sweeps/test_study.py"),
-    ("docs/tuning.md", "yaml"): (1, "tests/sweeps/test_tuning.py"),
-    ("docs/guide.md", "python"): (2, "tests/test_readme.py"),
-    ("docs/exposed.md", "python"): (2, "tests/test_examples.py"),
-    ("docs/own_data.md", "python"): (1, "tests/data/test_own_data_page.py"),
-    ("docs/own_data.md", "yaml"): (11, "tests/data/test_own_data_page.py"),
-    ("docs/system.md", "python"): (1, "tests/scenario/test_system.py"),
-    ("docs/trackers.md", "python"): (1, "tests/runs/test_portable.py"),
-    ("docs/trackers.md", "yaml"): (1, "tests/runs/test_trackers.py"),
-    ("cluster/README.md", "yaml"): (1, "tests/cluster/test_files.py"),
-}
-"""(page, language) -> how many blocks, and the file whose tests execute them."""
-
-HERE = {
-    ("docs/comparison.md", "yaml"): 4,
-    ("docs/guide.md", "yaml"): 2,
-    ("docs/inspection.md", "python"): 2,
-    ("docs/own_code.md", "python"): 1,
-    ("docs/own_code.md", "yaml"): 1,
-    ("docs/pretrained.md", "python"): 3,
-    ("docs/pretrained.md", "yaml"): 1,
-    ("docs/public_data.md", "yaml"): 2,
-    ("docs/system.md", "yaml"): 1,
-}
-
 
 def blocks(page: str, language: str) -> list[str]:
     text = (REPOSITORY / page).read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
-def test_every_block_has_its_test() -> None:
-    pages = [REPOSITORY / "README.md", *REPOSITORY.glob("*/*.md"), *REPOSITORY.glob("docs/methods/*.md")]
-    counts = {
-        (page.relative_to(REPOSITORY).as_posix(), language): len(blocks(str(page.relative_to(REPOSITORY)), language))
-        for page in pages
-        if not any(part.startswith(".") for part in page.relative_to(REPOSITORY).parts)
-        for language in ("python", "yaml")
-    }
-    executed = Counter({key: count for key, (count, _) in ELSEWHERE.items()}) + Counter(HERE)
-    assert {key: count for key, count in counts.items() if count} == executed
-    for (page, _), (_, file) in ELSEWHERE.items():
-        assert Path(page).name in (REPOSITORY / file).read_text(encoding="utf-8") or page == "README.md", file
 
 
 def test_the_training_section_of_the_guide() -> None:
@@ -85,6 +42,7 @@ def test_the_training_section_of_the_guide() -> None:
     assert scenario.local.precision == "bfloat16" and scenario.stragglers == StragglerDraws(0.5, scenario.seed)
 
 
+@pytest.mark.large
 def test_the_python_of_the_page_on_inspection(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, loading = blocks("docs/inspection.md", "python")
     run = raysim.run(digits(rounds=1, clients={"count": 10, "models": ["digits_mlp64"]}), quiet=True)
@@ -114,14 +72,6 @@ def test_the_public_data_that_the_page_shows(block: str) -> None:
     models = ["digits_mlp64"] if keys["data"]["name"] == "digits" else ["cnn5"]
     scenario = raysim.Scenario.load(digits(**keys, clients={"count": 8, "models": models}, algorithm={"name": "fedmd"}))
     assert scenario.public_size == {"digits": 287, "cifar100": 5000}[scenario.data.name]
-
-
-def test_the_system_that_the_page_shows() -> None:
-    (block,) = blocks("docs/system.md", "yaml")
-    keys = yaml.safe_load(block)
-    clients = {**digits()["clients"], **keys.pop("clients", {})}
-    scenario = raysim.Scenario.load(digits(**keys, clients=clients))
-    assert scenario.participation.system is not None
 
 
 def test_the_examples_of_sweep_files(tmp_path: Path) -> None:
@@ -159,13 +109,7 @@ def test_own_code_lists_every_hook_and_what_hooks_can_use() -> None:
         assert set(re.findall(r"`(\w+)`", row.removeprefix(start))) == public
 
 
-def test_the_names_of_own_code_that_the_page_shows() -> None:
-    (block,) = blocks("docs/own_code.md", "yaml")
-    keys = yaml.safe_load(block)
-    with pytest.raises(raysim.ScenarioError, match=r"\./my_\w+\.py\S* given, but there is no such file in "):
-        raysim.Scenario.load(digits(algorithm=keys["algorithm"], clients={"count": 8, **keys["clients"]}))
-
-
+@pytest.mark.large
 def test_the_pretrained_models_that_the_page_shows(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model of torchvision as a client's model; that of transformers with a stand-in for the library."""
     save, nets, bert = (

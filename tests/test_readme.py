@@ -40,6 +40,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.large
 def test_the_python_of_the_readme(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (workplace / "scenarios").symlink_to(REPOSITORY / "scenarios")
     launching, method = blocks("python", README)
@@ -51,6 +52,7 @@ def test_the_python_of_the_readme(workplace: Path, capsys: pytest.CaptureFixture
     assert (REPOSITORY / "algorithms" / "lg_fedavg.py").read_text(encoding="utf-8").endswith(method)
 
 
+@pytest.mark.large
 def test_the_python_of_the_guide(workplace: Path) -> None:
     (workplace / "scenarios").symlink_to(REPOSITORY / "scenarios")
     launching, reading = blocks("python", GUIDE)
@@ -64,10 +66,6 @@ def test_the_python_of_the_guide(workplace: Path) -> None:
     accuracy = names["run"].latest["accuracy"]
     assert accuracy.mean() == pytest.approx(summary["final"]["accuracy/all"])
     assert accuracy.std(ddof=0) == pytest.approx(summary["final"]["accuracy/all_std"])
-
-
-def test_the_readme_is_short() -> None:
-    assert len(README.split()) <= 700
 
 
 def test_the_number_of_methods_is_true() -> None:
@@ -86,10 +84,6 @@ def test_the_results_in_the_readme_are_measured() -> None:
     assert shown[2:] == [[method, best, paper] for method, best, *_, paper in measured[2:]]
 
 
-def test_there_are_commands() -> None:
-    assert len(COMMANDS) >= 7
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_parse(command: str) -> None:
     name, *rest = shlex.split(command)[1:]
@@ -97,17 +91,6 @@ def test_commands_parse(command: str) -> None:
     found = cli.get_command(context, name)
     assert found is not None
     found.make_context(name, rest, parent=context, resilient_parsing=False)
-
-
-def test_the_sentence_about_a_typo_is_the_real_one(capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    shown = next(line for line in GUIDE.splitlines() if line.startswith("raysim: "))
-    typed = next(line for line in GUIDE.splitlines() if line.startswith("$ raysim "))
-    monkeypatch.chdir(REPOSITORY)
-    from raysim.cli.main import main
-
-    with pytest.raises(SystemExit, match="2"):
-        main(shlex.split(typed)[2:])
-    assert capfd.readouterr().err.strip() == shown
 
 
 def test_links_lead_somewhere() -> None:
