@@ -1,7 +1,8 @@
 """The tables of measured and of published values, which the site's build makes from CSV files.
 
-A comment such as `<!-- table: digits -->` in a page stands for the table of that name, and `<!-- published: FedKD -->`
-for the published values of the methods whose names match one of the patterns.
+A comment such as `<!-- table: digits -->` in a page stands for the table of that name, `<!-- published: FedKD -->` for
+the published values of the methods whose names match one of the patterns, and `<!-- papers: sweep files -->` for the
+list of the sweep files of papers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from raysim.comparison.statistics import Estimate, estimate, paired_difference
 
 RESULTS = Path(__file__).parent / "results"
 PUBLISHED = Path(__file__).parents[1] / "scenarios" / "published_results.csv"
-MARK = re.compile(r"^<!-- (table|published): (.+) -->$", re.MULTILINE)
+PAPERS = Path(__file__).parents[1] / "scenarios" / "papers"
+MARK = re.compile(r"^<!-- (table|published|papers): (.+) -->$", re.MULTILINE)
 
 Row = dict[str, str]
 
@@ -41,7 +43,21 @@ BASELINES = {
 
 def expand(page: str) -> str:
     """Return the text of a page with a table in place of each mark."""
-    return MARK.sub(lambda mark: TABLES[mark[2]]() if mark[1] == "table" else published(mark[2].split(", ")), page)
+    kinds = {"table": lambda name: TABLES[name](), "published": lambda names: published(names.split(", "))}
+    return MARK.sub(lambda mark: papers() if mark[1] == "papers" else kinds[mark[1]](mark[2]), page)
+
+
+def papers() -> str:
+    """Return a row per sweep file of a paper: the first sentence of its comment, and the file."""
+    lines = []
+    for path in sorted(PAPERS.glob("*/*.yaml")):
+        if path.stem != "base":
+            comment = re.match(r"(?:# .*\n)+", path.read_text(encoding="utf-8"))
+            assert comment, path
+            sentence = re.split(r"[.;](?= |$)", comment[0].replace("\n# ", " ").removeprefix("# ").strip())[0]
+            name = path.relative_to(PAPERS).as_posix()
+            lines.append([sentence, f"[{name}](../scenarios/papers/{name})"])
+    return markdown(["table or figure", "file"], lines)
 
 
 def published(patterns: Sequence[str]) -> str:
