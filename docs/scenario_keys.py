@@ -1,4 +1,4 @@
-"""The tables of the page on the keys of a scenario, from the same declarations as `raysim describe`."""
+"""The tables of the page on the keys of scenarios and sweep files, from the same declarations as `raysim describe`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from typing import get_type_hints
 from raysim.cli.description import default_of, section_of
 from raysim.core.fields import in_words
 from raysim.scenario.schema import Section, Settings
+from raysim.sweeps.describe import KEYS
 
 
 def markdown() -> str:
-    """Return a heading and a table for each section, also for sections within sections."""
-    return "\n".join(line for name, section in _sections("scenario", Settings) for line in _table(name, section))
+    """Return a heading and a table for each section, also for sections within sections, and for sweep files."""
+    lines = [line for name, section in _sections("scenario", Settings) for line in _table(name, section)]
+    for name, meanings in KEYS.items():
+        lines += ["", f"## {name}", "", "| key | meaning |", "| --- | --- |"]
+        lines += [f"| `{key}` | {_cell(meaning)} |" for key, meaning in meanings.items()]
+    return "\n".join(lines)
 
 
 def _sections(name: str, section: type[Section]) -> Iterator[tuple[str, type[Section]]]:
