@@ -41,6 +41,8 @@ ELSEWHERE: Mapping[tuple[str, str], tuple[int, str]] = {
 """(page, language) -> how many blocks, and the file whose tests execute them."""
 
 HERE = {
+    ("docs/adversary.md", "python"): 1,
+    ("docs/adversary.md", "yaml"): 1,
     ("docs/comparison.md", "yaml"): 4,
     ("docs/guide.md", "yaml"): 2,
     ("docs/inspection.md", "python"): 2,
@@ -101,6 +103,25 @@ def test_the_public_data_that_the_page_shows(block: str) -> None:
     assert scenario.public_size == {"digits": 287, "cifar100": 5000}[scenario.data.name]
 
 
+def test_the_system_that_the_page_shows() -> None:
+    (block,) = blocks("docs/system.md", "yaml")
+    keys = yaml.safe_load(block)
+    clients = {**digits()["clients"], **keys.pop("clients", {})}
+    scenario = raysim.Scenario.load(digits(**keys, clients=clients))
+    assert scenario.participation.system is not None
+
+
+def test_the_malicious_clients_that_the_page_shows(workplace: Path) -> None:
+    (block,), (attack,) = blocks("docs/adversary.md", "yaml"), blocks("docs/adversary.md", "python")
+    Path("mine.py").write_text("from dataclasses import dataclass\n\nimport torch\n\n\n" + attack)
+    keys = yaml.safe_load(block)
+    clients = {"count": 10, "models": ["digits_mlp64"]}
+    for given in (keys["adversary"]["attack"], {"name": "./mine.py:LittleIsEnough", "z": 1.5}):
+        adversary = {**keys["adversary"], "attack": given}
+        scenario = digits(**{**keys, "adversary": adversary}, clients=clients, algorithm={"name": "fedavg"})
+        assert raysim.run(scenario, sets=["rounds=1"], quiet=True).status == "finished"
+
+
 def test_the_examples_of_sweep_files(tmp_path: Path) -> None:
     *variants, published = [yaml.safe_load(block) for block in blocks("docs/comparison.md", "yaml")]
     sweep = tmp_path / "sweep.yaml"
@@ -123,7 +144,7 @@ def test_own_code_lists_every_hook_and_what_hooks_can_use() -> None:
     hooks = [re.match(r"\| `(\w+)\(([^)]*)\)`", row) for row in rows]
     shown = {found[1]: found[2].split(", ") for found in hooks if found}
     assert shown == dict(HOOKS)
-    internal = {"stats", "meter", "trainer", "values", "to"}
+    internal = {"stats", "meter", "trainer", "values", "to", "robust"}
     for cls, start in (
         (Client, "| `client` |"),
         (Server, "| `server` |"),
