@@ -186,30 +186,3 @@ def test_robustness(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert len(rows) == 4 and rows["none", "mean"] > rows["sign flip", "mean"]
     assert printed(capsys, "none") == [f"{rows['none', rule]:.3f}" for rule in rules]
     assert (workplace / "out" / "robustness.png").stat().st_size > 1000
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_what_a_study_says_about_itself(file: Path) -> None:
-    """A docstring with the question, how to run it and how long it takes; imports of raysim's documented names only."""
-    parsed = ast.parse(file.read_text())
-    question, *_ = (text := ast.get_docstring(parsed) or "").splitlines()
-    assert question.endswith("?")
-    default, *tiny = re.findall(rf"^    python examples/{file.name}(.*?) +# (.*)$", text, re.MULTILINE)
-    if default[0] == " RUN":  # of a finished run
-        assert not tiny and re.search("seconds|minute", default[1])
-    else:
-        assert not default[0] and "minute" in default[1] and "--rounds" in tiny[0][0] and "seconds" in tiny[0][1]
-    assert f"`{file.stem}.png`" in text
-    modules = {node.module for node in ast.walk(parsed) if isinstance(node, ast.ImportFrom)}
-    modules |= {alias.name for node in ast.walk(parsed) if isinstance(node, ast.Import) for alias in node.names}
-    inside = {module for module in modules if module and module.startswith("raysim")}
-    assert inside <= {"raysim", "raysim.core"}
-
-
-def test_the_pages_name_every_study() -> None:
-    for file in FILES:
-        assert f"(../examples/{file.name})" in PAGE
-        imported = rf"from examples import .*\b{file.stem}\b"
-        assert re.search(imported, PAGE), "executed when the site is built"
-    for name in ("docs/guide.md", "raysim/README.md"):
-        assert "examples/" in (REPOSITORY / name).read_text()

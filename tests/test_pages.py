@@ -25,35 +25,6 @@ from raysim.sweeps.definition import load_sweep
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
 
-ELSEWHERE: Mapping[tuple[str, str], tuple[int, str]] = {
-    ("README.md", "python"): (2, "tests/test_readme.py"),
-    ("docs/comparison.md", "python"): (2, "tests/sweeps/test_study.py"),
-    ("docs/tuning.md", "yaml"): (1, "tests/sweeps/test_tuning.py"),
-    ("docs/guide.md", "python"): (2, "tests/test_readme.py"),
-    ("docs/examples.md", "python"): (2, "tests/test_examples.py"),
-    ("docs/own_data.md", "python"): (1, "tests/data/test_own_data_page.py"),
-    ("docs/own_data.md", "yaml"): (11, "tests/data/test_own_data_page.py"),
-    ("docs/system.md", "python"): (1, "tests/scenario/test_system.py"),
-    ("docs/trackers.md", "python"): (1, "tests/runs/test_portable.py"),
-    ("docs/trackers.md", "yaml"): (1, "tests/runs/test_trackers.py"),
-    ("cluster/README.md", "yaml"): (1, "tests/cluster/test_files.py"),
-}
-"""(page, language) -> how many blocks, and the file whose tests execute them."""
-
-HERE = {
-    ("docs/adversary.md", "python"): 1,
-    ("docs/adversary.md", "yaml"): 1,
-    ("docs/comparison.md", "yaml"): 4,
-    ("docs/guide.md", "yaml"): 2,
-    ("docs/inspection.md", "python"): 2,
-    ("docs/own_code.md", "python"): 1,
-    ("docs/own_code.md", "yaml"): 1,
-    ("docs/pretrained.md", "python"): 3,
-    ("docs/pretrained.md", "yaml"): 1,
-    ("docs/public_data.md", "yaml"): 2,
-    ("docs/system.md", "yaml"): 1,
-}
-
 
 def blocks(page: str, language: str) -> list[str]:
     text = (REPOSITORY / page).read_text(encoding="utf-8")

@@ -157,15 +157,6 @@ def test_every_published_number_is_claimed_by_exactly_one_cell() -> None:
     assert not [row for line, row in rows.items() if line not in found]
 
 
-def test_what_no_run_can_give_is_said() -> None:
-    section = PAGE.read_text(encoding="utf-8").split("## Published values that no run can give")[1]
-    for (paper, table, metric, value), words in NO_RUN_GIVES.items():
-        found = [
-            r for r in published().values() if (r.paper, r.table, r.metric, r.value) == (paper, table, metric, value)
-        ]
-        assert found and words in section and f"{paper}, {table}" in section
-
-
 def test_the_site_lists_every_file() -> None:
     tables = runpy.run_path(str(REPOSITORY / "docs" / "tables.py"))
     listed = re.findall(
