@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+from rich.console import Console
 
 from raysim.cli.json_output import JSON, print_json
 from raysim.cli.options import ADDRESS, SETS, WIDTH, ScenarioFile, attach, folders_of, metric
 
 if TYPE_CHECKING:
     from raysim.comparison.compare import Comparison
-    from raysim.comparison.latex import Bold
     from raysim.comparison.statistics import Spread
     from raysim.comparison.tables import Column
     from raysim.report.figures import Width
@@ -216,13 +215,11 @@ def _option(context: click.Context, name: str) -> str:
     return next(one.opts[-1] for one in context.command.params if one.name == name)
 
 
-def _heads(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    """Parse `--head NAME=LATEX`."""
-    parts = [text.partition("=") for text in given]
-    if wrong := [name for name, sign, title in parts if not (name and sign and title)]:
-        raise click.BadParameter(f"{wrong[0]!r} given; write NAME=LATEX, such as last=Accuracy", context, parameter)
-    return {name.strip(): title for name, _, title in parts}
-
+TUNED_METRIC = (
+    "accuracy/all_current with --select val_current, and with --select last if the sweep was tuned by an accuracy of "
+    "current networks; otherwise accuracy/all"
+)
+"""The default of `--metric`, in words."""
 
 BASELINE = click.option(
     "--baseline",
@@ -254,10 +251,7 @@ SELECT = click.option(
 )
 @BASELINE
 @SELECT
-@metric(
-    "the first accuracy in --columns. Without one: accuracy/all_current with --select val_current, and with "
-    "--select last if the sweep was tuned by an accuracy of current networks; otherwise accuracy/all"
-)
+@metric(TUNED_METRIC)
 @click.option(
     "-o",
     "--output",
@@ -271,15 +265,6 @@ SELECT = click.option(
     "for example last, also has the columns last.difference, last.p_holm and last.published.",
 )
 @click.option(
-    "--head",
-    "heads",
-    multiple=True,
-    metavar="NAME=LATEX",
-    callback=_heads,
-    help="Use another title for a column of the LaTeX table, such as 'last=Accuracy (\\%)'. NAME is a column of the "
-    "table, or `variant` for the first column. May be repeated.",
-)
-@click.option(
     "--spread",
     default="interval",
     show_default=True,
@@ -287,15 +272,6 @@ SELECT = click.option(
     help="The number after ± in tables. interval: half of the 95% confidence interval over seeds. std: the standard "
     "deviation over seeds. Figures always show intervals.",
 )
-@click.option(
-    "--bold",
-    default="significant",
-    show_default=True,
-    type=click.Choice(["significant", "mean"]),
-    help="Bold means in the LaTeX table. significant: the best mean of a column, if it is significantly better than "
-    "every other mean in paired tests over seeds. mean: the best mean, without a test.",
-)
-@click.option("--siunitx", is_flag=True, help="Use the LaTeX package siunitx to align the numbers of the table.")
 @WIDTH
 @JSON
 def compare(
@@ -306,10 +282,7 @@ def compare(
     metric: str | None,
     output: str | None,
     columns: str | None,
-    heads: dict[str, str],
     spread: Spread,
-    bold: Bold,
-    siunitx: bool,
     width: Width,
     as_json: bool,
 ) -> None:
@@ -322,11 +295,13 @@ def compare(
     \b
     Example:
         raysim compare runs/quickstart --baseline standalone --target 0.9 -o comparison
-        raysim compare runs/quickstart --columns last,worst_decile,total_mib -o comparison --siunitx
+        raysim compare runs/quickstart --columns last,worst_decile,total_mib -o comparison
     """
     from raysim.comparison.compare import compare as of
-    from raysim.comparison.formats import print_trials
+    from raysim.comparison.formats import print_comparison, print_table
+    from raysim.comparison.frame import ComparisonData
     from raysim.comparison.sweep_card import SweepCard, TrialsCard
+    from raysim.comparison.tables import chosen_columns, trials_table
 
     folders = folders_of(runs)
     card = SweepCard.read(folders[0]) if len(folders) == 1 else None
@@ -335,42 +310,29 @@ def compare(
         if as_json:
             print_json(TrialsCard, card.trials)
         else:
-            print_trials(card.trials)
+            print_table(trials_table(card.trials), Console())
         return
-    from raysim.comparison.formats import print_table
-    from raysim.comparison.frame import ComparisonData, for_programs
-    from raysim.comparison.main_measure import first_accuracy
-    from raysim.comparison.tables import chosen_columns
-
     found = of(*folders, targets=targets or None, baseline=baseline, select=select, metric=metric, spread=spread)
     shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])
-    if shown is not None and metric is None:
-        found = replace(found, main=first_accuracy([column.measure for column in shown], select) or found.main)
     if not as_json:
-        print_table(found, shown=shown)
-    files = [] if output is None else _write(found, Path(output), shown, siunitx, heads, bold, width)
+        print_comparison(found, shown=shown)
+    files = [] if output is None else _write(found, Path(output), shown, width)
     if as_json:
         measures = found.measures if shown is None else [column.measure for column in shown]
-        print_json(ComparisonData, for_programs(found, measures, files))
+        records = [record for record in found.records if record.measure in measures]
+        facts = (found.select, found.main, found.baseline, found.targets, records, found.tasks, found.runs, found.notes)
+        print_json(ComparisonData, ComparisonData(*facts, [path.absolute() for path in files]))
     else:
         for path in files:
             click.echo(path)
 
 
-def _write(
-    found: Comparison,
-    folder: Path,
-    shown: Sequence[Column] | None,
-    siunitx: bool,
-    heads: Mapping[str, str],
-    bold: Bold,
-    width: Width,
-) -> list[Path]:
+def _write(found: Comparison, folder: Path, shown: Sequence[Column] | None, width: Width) -> list[Path]:
     """Write the tables and figures of a comparison, and return their paths."""
     from raysim.comparison.formats import write_tables
     from raysim.comparison.pictures import draw, without_clients, write_curves
 
-    tables = [*write_tables(found, folder, shown, siunitx, heads, bold), write_curves(found, folder)]
+    tables = [*write_tables(found, folder, shown), write_curves(found, folder)]
     files = [*tables, *draw(found, folder, width=width)]
     if missing := without_clients(found):
         click.echo(f"note: {missing}", err=True)
@@ -381,10 +343,7 @@ def _write(
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
 @BASELINE
 @SELECT
-@metric(
-    "accuracy/all_current with --select val_current, and with --select last if the sweep was tuned by an accuracy of "
-    "current networks; otherwise accuracy/all"
-)
+@metric(TUNED_METRIC)
 @click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML file.")
 def report(runs: tuple[str, ...], baseline: str | None, select: str, metric: str | None, output: str) -> None:
     """Write a comparison of runs as one self-contained HTML file.

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from raysim.cli.options import METRICS, WIDTH, folders_of, metric
+from raysim.cli.options import WIDTH, folders_of, metric
+from raysim.comparison.measures import METRICS
 
 if TYPE_CHECKING:
     from raysim.report.figures import Width

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from raysim.comparison.measures import METRICS
 from raysim.scenario.bundled import bundled_names, scenario_file
 
 
@@ -67,15 +68,6 @@ WIDTH = click.option(
     show_default=True,
     type=click.Choice(["one-column", "two-columns"]),
     help="Width of figures for print: one column of a paper (3.5 in), or two (7.16 in).",
-)
-# The keys of `raysim.report.accuracies.DRAWABLE`, which would import Arrow: `raysim --help` takes no second.
-METRICS = (
-    "accuracy/all",
-    "accuracy/all_current",
-    "accuracy/participants",
-    "accuracy/global",
-    "accuracy/val",
-    "accuracy/val_current",
 )
 
 

@@ -12,11 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from raysim.common.errors import ScenarioError
-from raysim.comparison.frame import flat, records
-from raysim.comparison.main_measure import ORIGINS, main_measure, tuned_metric
-from raysim.comparison.measures import MEASURES, SELECT, TO_TARGET, is_cost_to_target
+from raysim.comparison.frame import MeasureRow, RunRow, TaskRow
+from raysim.comparison.measures import (
+    MEASURES,
+    SELECT,
+    SOURCES,
+    TO_TARGET,
+    is_cost_to_target,
+    main_measure,
+    tuned_metric,
+)
 from raysim.comparison.notes import missing_cells, notes_on
-from raysim.comparison.published import Published, by_measure
+from raysim.comparison.published import Published
 from raysim.comparison.runs import RunRecord, find_runs, without_outdated
 from raysim.comparison.statistics import (
     Estimate,
@@ -28,7 +35,7 @@ from raysim.comparison.statistics import (
     paired_p_value,
     probability_of_improvement,
 )
-from raysim.comparison.sweep_card import SweepCard, TuningCard
+from raysim.comparison.sweep_card import SweepCard
 from raysim.comparison.variants import Variant, baselines_of, group_runs, with_distinct_names
 from raysim.report.accuracies import DRAWABLE, Accuracy
 from raysim.report.units import plural
@@ -58,21 +65,21 @@ class Comparison:
     notes: Sequence[str] = field(default_factory=list)  # reasons that may change the conclusion
     targets_on: str = "all"  # what must reach a target: the mean accuracy of clients, one of `CURVES`, or `select`
     select: str = "last"  # what selects the round whose measures count, one of `SELECT`
-    main: str = "last"  # the measure, one of `ORIGINS`, of differences, of figures, and of the summary over tasks
+    main: str = "last"  # the measure, one of `SOURCES`, of differences, of figures, and of the summary over tasks
     spread: Spread = "interval"  # what ± shows in tables
 
     def __repr__(self) -> str:
         """Return the table, the legend and the notes, as `raysim compare` prints them."""
-        from raysim.comparison.formats import print_table
+        from raysim.comparison.formats import print_comparison
 
         file = StringIO()
-        print_table(self, file)
+        print_comparison(self, file)
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
     @property
     def accuracy(self) -> Accuracy:
         """The accuracy that figures show."""
-        return ORIGINS[self.main].accuracy
+        return DRAWABLE[SOURCES[self.main].metric]
 
     @cached_property
     def measured(self) -> Mapping[str, Mapping[str, Mapping[Any, float]]]:
@@ -104,7 +111,7 @@ class Comparison:
 
     def published(self, variant: str) -> Mapping[str, Published]:
         """Measure -> the value that a paper printed for a variant."""
-        return by_measure(self._by_name[variant].published)
+        return self._by_name[variant].published
 
     @cached_property
     def _by_name(self) -> Mapping[str, Variant]:
@@ -122,7 +129,7 @@ class Comparison:
     def measures(self) -> list[str]:
         """The measures that at least one run or paper has, in the order of tables."""
         available = {measure for of_variant in self.measured.values() for measure in of_variant}
-        available |= {measure for variant in self.variants for measure in by_measure(variant.published)}
+        available |= {measure for variant in self.variants for measure in variant.published}
         reached = [f"{what}_to_{target:g}" for target in self.targets for what in TO_TARGET]
         return [measure for measure in [*MEASURES, *reached] if measure in available]
 
@@ -179,33 +186,74 @@ class Comparison:
         """A row per variant and measure: differing keys, n, mean, spread, difference to the baseline, values."""
         import pandas as pd
 
-        return pd.DataFrame([flat(record) for record in records(self)])
+        return pd.DataFrame([record.flat for record in self.records])
+
+    @cached_property
+    def records(self) -> list[MeasureRow]:
+        """The rows of `frame`, with lists and mappings as such."""
+        rows = []
+        for variant in self.variants:
+            for measure in self.measures:
+                values = self.measured[variant.name].get(measure, {})
+                if not values and not is_cost_to_target(measure):
+                    continue
+                found, less = self.estimate(variant.name, measure), self.difference(variant.name, measure)
+                paper = variant.published.get(measure)
+                row = MeasureRow(
+                    variant=variant.name,
+                    method=variant.method,
+                    keys=variant.keys,
+                    tuned=variant.tuned_values,
+                    measure=measure,
+                    n=len(values),
+                    runs=len(self.pairs(variant.name)),
+                    mean=found.mean if found else None,
+                    std=found.std if found else None,
+                    low=found.low if found else None,
+                    high=found.high if found else None,
+                    difference=less.mean if less else None,
+                    difference_low=less.low if less else None,
+                    difference_high=less.high if less else None,
+                    pairs=less.n if less else 0,
+                    p_holm=self.p_values[measure].get(variant.name),
+                    published=paper.value if paper else None,
+                    published_in=paper.source if paper else "",
+                    seeds=[seed for seed, _ in values],
+                    values=list(values.values()),
+                )
+                rows.append(row)
+        return rows
 
     @property
-    def runs(self) -> list[dict[str, Any]]:
+    def runs(self) -> list[RunRow]:
         """One row per run, with its folder, its digest and the command that repeats it."""
         return [
-            {
-                "variant": variant.name,
-                "seed": run.seed,
-                "status": str(run.summary.get("status")),
-                "digest": str(run.summary.get("state_digest") or "")[:16],
-                "command": _command(run.folder),
-                "folder": str(run.folder.absolute()),
-            }
+            RunRow(
+                variant=variant.name,
+                seed=run.seed,
+                status=str(run.summary.get("status")),
+                digest=str(run.summary.get("state_digest") or "")[:16],
+                command=_command(run.folder),
+                folder=str(run.folder.absolute()),
+            )
             for variant in self.variants
             for run in variant.runs
         ]
 
     def over_tasks(self) -> pd.DataFrame | None:
-        """One row per method over all tasks (data sets and partitions): interquartile mean, probability of improvement.
-
-        Both are of `main`. The interquartile mean counts the seeds that a method has on every task: with more runs on
-        an easy task than on a hard one, it would be greater. None if there are fewer than two tasks, or fewer than two
-        methods with such a seed.
-        """
+        """Return `tasks` as a data frame; None if it is empty."""
         import pandas as pd
 
+        return pd.DataFrame(self.tasks) if self.tasks else None
+
+    @cached_property
+    def tasks(self) -> list[TaskRow]:
+        """A row per method over all tasks (data sets and partitions): interquartile mean, probability of improvement.
+
+        Both are of `main`. The interquartile mean counts the seeds that a method has on every task: with more runs on
+        an easy task than on a hard one, it would be greater. Empty if there are fewer than two tasks, or fewer than two
+        methods with such a seed.
+        """
         by_method: dict[str, dict[tuple[str, ...], list[tuple[int, float]]]] = {}
         baseline: dict[tuple[str, ...], list[float]] = {}
         for variant in self.variants:
@@ -214,25 +262,19 @@ class Comparison:
             if variant.is_baseline:
                 baseline[variant.task] = [value for _, value in values]
         tasks = sorted({task for of_method in by_method.values() for task in of_method})
-        seeds = {
-            name: set.intersection(*({seed for seed, _ in by_task.get(task, ())} for task in tasks))
-            for name, by_task in by_method.items()
-        }
-        complete = {name: by_task for name, by_task in by_method.items() if seeds[name]}
-        if len(tasks) < 2 or len(complete) < 2:
-            return None
         baselines = {variant.method for variant in self.variants if variant.is_baseline}
         rows = []
-        for name, by_task in complete.items():
-            row: dict[str, Any] = {"method": name, "tasks": len(tasks)}
-            row["iqm"] = interquartile_mean(
-                [value for task in tasks for seed, value in by_task[task] if seed in seeds[name]]
-            )
+        for name, by_task in by_method.items():
+            seeds = set.intersection(*({seed for seed, _ in by_task.get(task, ())} for task in tasks))
+            if not seeds:
+                continue
+            mean = interquartile_mean([value for task in tasks for seed, value in by_task[task] if seed in seeds])
+            better = None
             if name not in baselines and all(baseline.get(task) for task in tasks):
                 pairs = [([value for _, value in by_task[task]], baseline[task]) for task in tasks]
-                row["probability_of_improvement"] = probability_of_improvement(pairs)
-            rows.append(row)
-        return pd.DataFrame(rows)
+                better = probability_of_improvement(pairs)
+            rows.append(TaskRow(name, len(tasks), mean, better))
+        return rows if len(tasks) > 1 and len(rows) > 1 else []
 
 
 def compare(
@@ -273,106 +315,74 @@ def compare(
     if spread not in get_args(Spread):
         raise ScenarioError(f"spread: {spread} given; allowed: {', '.join(get_args(Spread))}")
     main = main_measure(metric, select)
-    all_runs, outdated = without_outdated(find_runs(runs))
-    all_runs, without_trials = _without_trials([replace(run, select=select) for run in all_runs])
-    if not all_runs:
-        raise ScenarioError("compare: no run given; give run folders, or folders that contain runs")
+    runs_found, outdated = without_outdated(find_runs(runs))
+    all_runs, without_trials = _without_trials([replace(run, select=select) for run in runs_found])
     measured = _in_order([run for run in all_runs if run.summary.get("rounds")])
     if not measured:
-        text = f"compare: no run has finished a round ({_folders(all_runs)}); give runs with results"
-        raise ScenarioError(text)
+        raise ScenarioError("compare: no run has finished a round; give runs with results")
     _refuse_unmeasured(measured, select, metric)
-    sweep, sweep_notes = _sweep_of(measured, baseline, targets)
-    if targets is None and sweep is not None:
-        targets = sweep.targets
-    chosen = sorted({target for run in measured for target in run.targets}) if targets is None else list(targets)
+    sweep, notes = _agreed(measured)
+    targets = sweep.targets if targets is None else list(targets)
+    chosen = sorted({target for run in measured for target in run.targets}) if targets is None else targets
     chosen = list({f"{target:g}": target for target in chosen}.values())  # columns are named with %g
     for target in chosen:
         if not 0 < target <= 1:
             raise ScenarioError(f"--target: {target:g} given; give an accuracy greater than 0 and at most 1")
     variants = group_runs(measured)
-    notes = [
-        f"{run.folder} is left out: it has no finished round yet" for run in all_runs if not run.summary.get("rounds")
-    ]
     baseline, baselines, no_baseline = _baseline_of(variants, baseline, sweep)
-    notes += [*without_trials, *sweep_notes, *no_baseline]
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
-    notes += list(dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes))
-    notes += missing_cells(all_runs)
-    tunings: list[TuningCard] = []
-    for run in measured:
-        if run.sweep is not None and run.sweep.tuning is not None and run.sweep.tuning not in tunings:
-            tunings.append(run.sweep.tuning)
-    if metric is None and select == "last":
-        followed = tuned_metric(one.select for one in tunings)
-        if followed is not None and all(len(run.series(followed)[0]) for run in measured):
-            main = main_measure(followed, select)
-    notes += [*outdated, *(note for tuning in tunings for note in tuning.notes)]
-    targets_on = sweep.targets_on if sweep is not None else "all"
-    if select != "last":
-        targets_on = select
-    compared = Comparison(
-        variants, chosen, baseline, [*notes, *notes_on(variants, spread)], targets_on, select, main, spread
-    )
+    tunings = list({repr(one): one for variant in variants for one in variant.tunings}.values())
+    followed = tuned_metric(one.select for one in tunings) if metric is None and select == "last" else None
+    if followed is not None and all(len(run.series(followed)[0]) for run in measured):
+        main = main_measure(followed, select)
+    targets_on = sweep.targets_on if select == "last" else select
+    notes += [f"{run.folder} has no finished round yet and is left out" for run in all_runs if run not in measured]
+    notes += [*without_trials, *no_baseline, *missing_cells(all_runs), *outdated]
+    notes += dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes)
+    notes += [note for tuning in tunings for note in tuning.notes] + notes_on(variants, spread)
+    compared = Comparison(variants, chosen, baseline, notes, targets_on, select, main, spread)
     if targets is not None:  # those of papers are only shown if a run reaches them
-        missed = [
-            f"no run reaches the target {target:g}"
-            for target in chosen
-            if not any(f"rounds_to_{target:g}" in of_variant for of_variant in compared.measured.values())
-        ]
-        compared = replace(compared, notes=[*compared.notes, *missed])
+        missed = [target for target in chosen if f"rounds_to_{target:g}" not in compared.measures]
+        notes += [f"no run reaches the target {target:g}" for target in missed]
     return compared
-
-
-def _folders(runs: Sequence[RunRecord]) -> str:
-    """Name the folder of the first of these runs, and say how many others there are."""
-    others = f" and {plural(len(runs) - 1, 'other run')}" if len(runs) > 1 else ""
-    return f"{runs[0].folder}{others}"
 
 
 def _refuse_unmeasured(runs: Sequence[RunRecord], select: str, metric: str | None) -> None:
     """Raise `ScenarioError` if a run lacks the accuracy that should select its round, or all lack the metric."""
-    if select != "last" and (without := [run for run in runs if not len(run.series(f"accuracy/{select}")[0])]):
-        what = "validation accuracy" if select == "val" else "accuracy/val_current (it needs evaluation.clients: all)"
-        these = "these runs" if len(without) > 1 else "this run"
-        leave = f"leave out {these}, or " if len(without) < len(runs) else ""
-        raise ScenarioError(
-            f"--select: {select} given, but {_folders(without)} measured no {what}; {leave}use --select last"
-        )
+    without = [run.folder for run in runs if select != "last" and not len(run.series(f"accuracy/{select}")[0])]
+    if without:
+        text = f"--select: {select} given, but {without[0]} did not measure accuracy/{select}"
+        raise ScenarioError(f"{text}; use --select last, or leave out this run")
     if metric is not None and not any(len(run.series(metric)[0]) for run in runs):
         text = f"--metric: {metric} given, but no run measured this metric; choose a run {DRAWABLE[metric].needs}"
         raise ScenarioError(text)
 
 
 def _baseline_of(
-    variants: Sequence[Variant], given: str | None, sweep: SweepCard | None
+    variants: Sequence[Variant], given: str | None, sweep: SweepCard
 ) -> tuple[str | None, list[Variant], list[str]]:
     """Return the baseline's name and variants, and a note if the sweep file's baseline cannot be used.
 
     given: by the user, in place of the sweep's. Raises `ScenarioError` if it names no method.
     """
-    if given is not None:
-        return (*baselines_of(variants, given), [])
-    if sweep is None or sweep.baseline is None:
+    name = sweep.baseline if given is None else given
+    if name is None:
         return None, [], []
     try:
-        return (*baselines_of(variants, sweep.baseline), [])
-    except ScenarioError:
-        methods = ", ".join(dict.fromkeys(variant.method for variant in variants))
-        note = (
-            f"no differences are shown: the baseline in the sweep file is {sweep.baseline}, but must name exactly one "
-            f"of the compared methods: {methods}"
-        )
-        return None, [], [note]
+        return (*baselines_of(variants, name), [])
+    except ScenarioError as error:
+        if given is not None:
+            raise
+        return None, [], [f"no differences are shown: the baseline of the sweep file is not compared ({error})"]
 
 
 def _without_trials(runs: list[RunRecord]) -> tuple[list[RunRecord], list[str]]:
     """Return the runs without trials of a tuning, and a note on these; if all are trials, all runs."""
-    trials = [run for run in runs if run.sweep and run.sweep.trials]
-    if not trials or len(trials) == len(runs):
-        return runs, []
     kept = [run for run in runs if not (run.sweep and run.sweep.trials)]
-    return kept, [f"left out {plural(len(trials), 'trial')} of a tuning, which would count as further seeds"]
+    if not kept or len(kept) == len(runs):
+        return runs, []
+    trials = plural(len(runs) - len(kept), "trial")
+    return kept, [f"left out {trials} of a tuning, which would count as further seeds"]
 
 
 def _in_order(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -383,25 +393,19 @@ def _in_order(runs: Sequence[RunRecord]) -> list[RunRecord]:
     return [run for run, _ in pairs]
 
 
-def _sweep_of(
-    runs: Sequence[RunRecord], baseline: str | None, targets: Iterable[float] | None
-) -> tuple[SweepCard | None, list[str]]:
-    """A sweep with the baseline and targets that count, and a note on each of them in which several sweeps differ.
-
-    baseline, targets: those that the user gave, in place of the sweep's.
-    """
+def _agreed(runs: Sequence[RunRecord]) -> tuple[SweepCard, list[str]]:
+    """Return the baseline and targets in which the sweeps of these runs agree, and a note on each of the others."""
     sweeps = {run.cell_folder.parent: run.sweep for run in runs if run.sweep}
-    if not sweeps:
-        return None, []
-    first, *others = sweeps.values()
-    names, notes = ", ".join(folder.name for folder in sweeps), []
-    for name, default, given in (("baseline", None, baseline), ("targets", None, targets), ("targets_on", "all", None)):
-        if any(getattr(one, name) != getattr(first, name) for one in others):
-            unused: dict[str, Any] = {name: default}
-            first = replace(first, **unused)
-            if given is None:
-                notes.append(f"{name} of the sweep files is not used, because the sweeps differ in it: {names}")
-    return first, notes
+    agreed, notes = SweepCard("", {}), []
+    for name in ("baseline", "targets", "targets_on"):
+        values = [getattr(sweep, name) for sweep in sweeps.values()]
+        if values and all(value == values[0] for value in values):
+            given: dict[str, Any] = {name: values[0]}
+            agreed = replace(agreed, **given)
+        elif values:
+            names = ", ".join(folder.name for folder in sweeps)
+            notes.append(f"{name} of the sweep files is not used, because the sweeps differ in it: {names}")
+    return agreed, notes
 
 
 def _command(folder: Path) -> str:

@@ -1,8 +1,9 @@
-"""A comparison in the terminal and as files: Markdown, LaTeX and CSV; and the trials of a tuning in the terminal."""
+"""A comparison in the terminal and as files: Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -11,49 +12,38 @@ from rich.text import Text
 
 from raysim.common.files import write_bytes
 from raysim.comparison.compare import Comparison
-from raysim.comparison.latex import Bold, latex
-from raysim.comparison.sweep_card import TrialsCard
-from raysim.comparison.tables import (
-    Column,
-    all_columns,
-    legend,
-    rows_of,
-    short_columns,
-    task_rows,
-    tasks_legend,
-)
+from raysim.comparison.tables import Column, Table, all_columns, tasks_table, variants_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
+BOLD = (
+    "Bold: the best mean of a column and task, if it is significantly better than every other (p < 0.05 in paired "
+    "t-tests over seeds, with Holm's correction for all these tests in the column)."
+)
 
-def print_table(comparison: Comparison, file: TextIO | None = None, shown: Sequence[Column] | None = None) -> None:
+
+def print_comparison(comparison: Comparison, file: TextIO | None = None, shown: Sequence[Column] | None = None) -> None:
     """Print the table for a terminal, followed by the notes on fairness. shown: its columns; default: a short table."""
     console = Console(file=file)
-    shown = shown or short_columns(comparison)
-    _print_rows(console, rows_of(comparison, shown), legend(comparison, shown))
-    if over := task_rows(comparison):
+    print_table(variants_table(comparison, shown), console)
+    if tasks := tasks_table(comparison):
         console.print()
-        _print_rows(console, over, tasks_legend(comparison.main))
+        print_table(tasks, console)
     for note in comparison.notes:
         _print(console, f"note: {note}")
 
 
-def print_trials(trials: TrialsCard) -> None:
-    """Print the table of a tuning's trials for a terminal."""
-    _print_rows(Console(), trials.rows, trials.legend)
-
-
-def _print_rows(console: Console, rows: Sequence[Sequence[str]], meaning: str) -> None:
+def print_table(table: Table, console: Console) -> None:
     """Print a table. Columns that do not fit into the width of a terminal are printed below, with the names again."""
     import pandas as pd
 
-    (first, *head), *body = rows
+    (first, *head), *body = table.rows
     frame = pd.DataFrame([row[1:] for row in body], [row[0] for row in body], pd.Index(head, name=first))
     with pd.option_context("display.unicode.east_asian_width", True):
         _print(console, frame.to_string(line_width=console.width if console.is_terminal else None))
     console.print()
-    _print(console, meaning, style="dim")
+    _print(console, table.legend, style="dim")
 
 
 def _print(console: Console, text: str, style: str = "") -> None:
@@ -63,16 +53,33 @@ def _print(console: Console, text: str, style: str = "") -> None:
 
 def markdown(comparison: Comparison, shown: Sequence[Column] | None = None) -> str:
     """Return the table of these columns, by default of all measures, in Markdown, with the notes below."""
-
-    def table(rows: list[list[str]]) -> list[str]:
-        head, *body = ([text.replace("|", "\\|") for text in row] for row in rows)
-        return [f"| {' | '.join(line)} |" for line in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
-
-    shown = all_columns(comparison) if shown is None else shown
-    lines = [*table(rows_of(comparison, shown)), "", legend(comparison, shown), ""]
-    if over := task_rows(comparison):
-        lines += [*table(over), "", tasks_legend(comparison.main), ""]
+    lines = []
+    for table in (variants_table(comparison, all_columns(comparison) if shown is None else shown),
+                  tasks_table(comparison)):  # fmt: skip
+        if table is not None:
+            head, *body = ([text.replace("|", "\\|") for text in row] for row in table.rows)
+            rule = ["---", *["---:"] * (len(head) - 1)]
+            lines += [*(f"| {' | '.join(row)} |" for row in (head, rule, *body)), "", table.legend, ""]
     return "\n".join([*lines, *(f"- {note}" for note in comparison.notes), ""])
+
+
+def latex(comparison: Comparison, shown: Sequence[Column] | None = None) -> str:
+    r"""The table of these columns, by default the terminal's, in LaTeX; it needs `\usepackage{booktabs}`."""
+    import pandas as pd
+
+    table = variants_table(comparison, shown)
+    head, *body = table.rows
+    begin, end = "\x02", "\x03"  # pandas escapes text, so the commands replace these marks afterwards
+    marked = [
+        [f"{begin}{text}{end}" if (i, j) in table.best else text for j, text in enumerate(row)]
+        for i, row in enumerate(body)
+    ]
+    frame = pd.DataFrame(marked, columns=head)
+    text = frame.to_latex(index=False, escape=True, column_format="l" + "r" * (len(head) - 1))
+    text = text.replace(begin, r"\textbf{").replace(end, "}").replace("±", r"$\pm$")
+    text = re.sub(r"(?<=[ ({])([+-])(?=\d)", r"$\1$", text)  # a sign is no hyphen
+    comments = [table.legend, *([BOLD] if table.best else []), *comparison.notes]
+    return "\n".join([r"% \usepackage{booktabs}", *(f"% {comment}" for comment in comments), text])
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:
@@ -80,26 +87,15 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
     write_bytes(path, frame.to_csv(index=False).encode())
 
 
-def write_tables(
-    comparison: Comparison,
-    folder: Path,
-    shown: Sequence[Column] | None = None,
-    siunitx: bool = False,
-    heads: Mapping[str, str] | None = None,
-    bold: Bold = "significant",
-) -> list[Path]:
+def write_tables(comparison: Comparison, folder: Path, shown: Sequence[Column] | None = None) -> list[Path]:
     """Write comparison.md, .tex and .csv, and runs.csv, into a folder, created if missing. Raises `OSError`.
 
-    shown: the columns in LaTeX and Markdown; default: see `latex` and `markdown`; CSV has all measures. siunitx,
-    heads, bold: see `latex`.
+    shown: the columns in LaTeX and Markdown; default: see `latex` and `markdown`; CSV has all measures.
     """
     import pandas as pd
 
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {
-        "comparison.md": markdown(comparison, shown),
-        "comparison.tex": latex(comparison, shown, siunitx, heads or {}, bold),
-    }
+    texts = {"comparison.md": markdown(comparison, shown), "comparison.tex": latex(comparison, shown)}
     for name, content in texts.items():
         write_bytes(folder / name, content.encode())
     frames = {"comparison.csv": comparison.frame, "runs.csv": pd.DataFrame(comparison.runs)}

@@ -1,18 +1,13 @@
-"""The numbers of a comparison as records, unrounded: `Comparison.frame`, and the output of `compare --json`."""
+"""The numbers of a comparison as records, unrounded: rows of `Comparison.frame`, and the output of `compare --json`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raysim.common.results import Output
-from raysim.comparison.measures import is_cost_to_target
-from raysim.comparison.statistics import Estimate
-
-if TYPE_CHECKING:
-    from raysim.comparison.compare import Comparison
 
 
 @dataclass(frozen=True)
@@ -59,6 +54,14 @@ class MeasureRow(Output):
     """the seed of each value"""
     values: Sequence[float]
     """the value of each run"""
+
+    @property
+    def flat(self) -> dict[str, Any]:
+        """The row of a table: a column per key, and lists as text."""
+        row = dict(vars(self))
+        first, keys = {name: row.pop(name) for name in ("variant", "method")}, row.pop("keys")
+        lists = {"seeds": " ".join(map(str, self.seeds)), "values": " ".join(map(repr, self.values))}
+        return {**first, **{key: str(value) for key, value in keys.items()}, **row, **lists}
 
 
 @dataclass(frozen=True)
@@ -115,72 +118,3 @@ class ComparisonData(Output):
     """reasons why the numbers are less fair, or less certain, than they look"""
     files: Sequence[Path]
     """tables and figures that were written"""
-
-
-def records(comparison: Comparison) -> list[MeasureRow]:
-    """A record per variant and measure."""
-    found = []
-    for variant in comparison.variants:
-        for measure in comparison.measures:
-            values = comparison.measured[variant.name].get(measure, {})
-            if not values and not is_cost_to_target(measure):
-                continue
-            mean, std, low, high = _numbers(comparison.estimate(variant.name, measure))
-            difference = comparison.difference(variant.name, measure)
-            less, _, less_low, less_high = _numbers(difference)
-            paper = comparison.published(variant.name).get(measure)
-            found.append(
-                MeasureRow(
-                    variant=variant.name,
-                    method=variant.method,
-                    keys=variant.keys,
-                    tuned=variant.tuned_values,
-                    measure=measure,
-                    n=len(values),
-                    runs=len(comparison.pairs(variant.name)),
-                    mean=mean,
-                    std=std,
-                    low=low,
-                    high=high,
-                    difference=less,
-                    difference_low=less_low,
-                    difference_high=less_high,
-                    pairs=difference.n if difference else 0,
-                    p_holm=comparison.p_values[measure].get(variant.name),
-                    published=paper.value if paper else None,
-                    published_in=paper.source if paper else "",
-                    seeds=[seed for seed, _ in values],
-                    values=list(values.values()),
-                )
-            )
-    return found
-
-
-def _numbers(one: Estimate | None) -> tuple[float | None, float | None, float | None, float | None]:
-    """Mean, standard deviation and interval."""
-    return (None, None, None, None) if one is None else (one.mean, one.std, one.low, one.high)
-
-
-def flat(record: MeasureRow) -> dict[str, Any]:
-    """A record as a row of a table: a column per key, and lists as text."""
-    row = dict(vars(record))
-    first, keys = {name: row.pop(name) for name in ("variant", "method")}, row.pop("keys")
-    lists = {"seeds": " ".join(map(str, record.seeds)), "values": " ".join(map(repr, record.values))}
-    return {**first, **{key: str(value) for key, value in keys.items()}, **row, **lists}
-
-
-def for_programs(comparison: Comparison, measures: Collection[str], files: Sequence[Path]) -> ComparisonData:
-    """Return the numbers of a comparison as `--json` prints them. measures: those to include."""
-    frame = comparison.over_tasks()
-    tasks = [] if frame is None else frame.to_dict("records")
-    return ComparisonData(
-        comparison.select,
-        comparison.main,
-        comparison.baseline,
-        comparison.targets,
-        [record for record in records(comparison) if record.measure in measures],
-        [TaskRow(**{name: value for name, value in task.items() if value == value}) for task in tasks],  # not NaN
-        [RunRow(**run) for run in comparison.runs],
-        comparison.notes,
-        [path.absolute() for path in files],
-    )

@@ -1,10 +1,12 @@
-"""Measures of a comparison, their units, and the target accuracies of papers."""
+"""Measures of a comparison: their meanings, the metrics that they come from, and the target accuracies of papers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+from raysim.common.errors import ScenarioError
 
 MIB = 2.0**20
 
@@ -162,16 +164,61 @@ With `val`, measures of the last round are those of the round with the greatest 
 reaches it. `val_current` is the same with the validation accuracy of current networks.
 """
 
+Chosen = Literal["last", "best", "val", "val_current", "selected"]
+"""A round: the last one that measured a metric, that of its maximum, the one that validation selects, or the one that
+the comparison selects for all measures, see `SELECT`."""
+
+
+class Source(NamedTuple):
+    """The metric that a measure comes from, and its round."""
+
+    metric: str
+    round: Chosen
+
+
+SOURCES: Mapping[str, Source] = {
+    "last": Source("accuracy/all", "last"),
+    "at_best_val": Source("accuracy/all", "val"),
+    "best": Source("accuracy/all", "best"),
+    "last_current": Source("accuracy/all_current", "last"),
+    "at_best_val_current": Source("accuracy/all_current", "val_current"),
+    "best_current": Source("accuracy/all_current", "best"),
+    "best_participants": Source("accuracy/participants", "best"),
+    "best_global": Source("accuracy/global", "best"),
+    "last_global": Source("accuracy/global", "last"),
+    "val": Source("accuracy/val", "last"),
+    "best_val": Source("accuracy/val", "val"),
+    "val_current": Source("accuracy/val_current", "last"),
+    "best_val_current": Source("accuracy/val_current", "val_current"),
+    "last_took_part": Source("accuracy/took_part", "last"),
+    "last_pooled": Source("accuracy/all_pooled", "last"),
+    "last_current_pooled": Source("accuracy/all_current_pooled", "last"),
+    "worst_decile": Source("accuracy/worst_decile", "selected"),
+    "worst_decile_current": Source("accuracy/all_current_worst_decile", "selected"),
+    "min": Source("accuracy/min", "selected"),
+    "jain": Source("accuracy/jain", "selected"),
+    "macro_f1": Source("accuracy/macro_f1", "selected"),
+    "balanced": Source("accuracy/balanced", "selected"),
+    "std": Source("accuracy/all_std", "selected"),
+}
+"""Measure -> its source, for measures that are the value of a metric in one round."""
+
+METRICS = (
+    "accuracy/all",
+    "accuracy/all_current",
+    "accuracy/participants",
+    "accuracy/global",
+    "accuracy/val",
+    "accuracy/val_current",
+)
+"""The metrics that figures can show."""
+
 CURVES = ("all", "all_current", "participants")
 """Clients whose mean test accuracy must reach a target: all clients with their own networks or with the server's
 current message, or a round's participants."""
 
-_OTHERS = {"jain", "best_val_round", "best_val_current_round", "virtual_s", "dropped"}
-_OTHERS |= {"up_mib", "down_mib", "both_mib", "total_mib", "gflop", "total_gflop"}
-
-ACCURACIES = frozenset(MEASURES.keys() - _OTHERS)
+ACCURACIES = frozenset(SOURCES.keys() - {"jain"})
 """Measures in [0, 1], which tables show in per cent."""
-
 
 _TO_TARGET = re.compile(rf"({'|'.join(TO_TARGET)})_to_(?:0\.\d+|1(?:\.0+)?)")
 
@@ -214,3 +261,28 @@ def sends_nothing(measure: str, mean: float) -> bool:
 def is_measure(name: str) -> bool:
     """Return whether `name` is a measure of a comparison."""
     return name in MEASURES or _TO_TARGET.fullmatch(name) is not None
+
+
+def main_measure(metric: str | None, select: str) -> str:
+    """Return the measure that a comparison shows first, tests and draws: of this metric, or by default of accuracy/all.
+
+    Of the participants' accuracy, this is the greatest one, because each round has other participants. Raises
+    `ScenarioError` if `select` selects no round for the metric.
+    """
+    if metric is None:
+        return SELECT[select]
+    shown = {of: name for name, (of, round) in SOURCES.items() if of in METRICS and round == select}
+    if select == "last":
+        shown["accuracy/participants"] = "best_participants"
+    if metric not in shown:
+        raise ScenarioError(f"--metric: {metric} given; allowed with --select {select}: {', '.join(shown)}")
+    return shown[metric]
+
+
+def tuned_metric(selects: Iterable[str]) -> str | None:
+    """Return the test accuracy of current networks if their accuracy chose all tuned values, else None.
+
+    selects: the metric that chose, of each tuning.
+    """
+    chose = set(selects)
+    return "accuracy/all_current" if chose and chose <= {"accuracy/val_current", "accuracy/all_current"} else None

@@ -11,7 +11,7 @@ import numpy as np
 from raysim.common.errors import ScenarioError
 from raysim.common.text import distinct, expanded
 from raysim.comparison.compare import Comparison, compare
-from raysim.comparison.main_measure import main_measure
+from raysim.comparison.measures import main_measure
 from raysim.comparison.pictures import boxes, curves
 from raysim.comparison.runs import RunRecord, find_runs, without_outdated
 from raysim.comparison.variants import Variant, group_runs

@@ -1,15 +1,19 @@
-"""Published values of papers, and the measures that they are compared with."""
+"""`published` of a sweep file: values of papers, and the measures that they are compared with."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
+
+from pydantic import Field
 
 from raysim.common.errors import ScenarioError
-from raysim.comparison.measures import ACCURACIES
+from raysim.comparison.measures import ACCURACIES, MEASURES, is_measure
+from raysim.scenario.schema import Section
 
 MIB_IN = {"_KB": 1 / 1024, "_MB": 1.0, "_GB": 1024.0}
 """MiB per unit of papers' byte counts; the papers' numbers show that their KB is 1,024 bytes."""
@@ -18,70 +22,100 @@ NOTHING = "-"
 """The text of a missing value: the paper printed none."""
 
 
+class PublishedValues(Section):
+    """Rows of a file of published values, and the measures to compare them with."""
+
+    file: str
+    """A CSV file with the columns `metric` and `value`, and others that identify the experiment."""
+    rows: dict[str, Any]
+    """column -> its value in the rows that are meant, or a shell pattern."""
+    measures: dict[str, str] = Field(default_factory=dict)
+    """metric of the file -> measure of raysim"""
+
+
 @dataclass(frozen=True)
 class Published:
     """One value of a paper."""
 
     source: str  # such as "FedSSA, Table 1"
     line: int  # line of the file with the values, from 1
-    metric: str  # the metric's name in the file
-    text: str  # the value as printed
     measure: str | None  # the measure that it is compared with; None: it is not compared
     value: float | None  # in the measure's unit; None without a measure, or if the paper printed no value
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of a file of published values: a metric, its value, and columns that identify the experiment."""
+class PublishedRow:
+    """A row of a file of published values."""
 
     columns: Mapping[str, str]
-    line: int  # line of the file, from 1
+    published: Published
 
-    def matches(self, patterns: Mapping[str, str]) -> bool:
-        """Whether every column with a pattern equals it, or matches it as a shell pattern."""
-        return all(
-            self.columns[name] == pattern or fnmatchcase(self.columns[name], pattern)
-            for name, pattern in patterns.items()
-            if name in self.columns
-        )
+    def matches(self, labels: Mapping[str, Any]) -> bool:
+        """Return whether every column with a label equals it, or matches it as a shell pattern."""
+        return _matches(self.columns, labels)
 
 
-def read_rows(path: Path, origin: str) -> list[Row]:
-    """Read a CSV file with the columns `metric` and `value`, and others that identify the experiment.
+def _matches(columns: Mapping[str, str], patterns: Mapping[str, Any]) -> bool:
+    return all(
+        columns[name] == str(pattern) or fnmatchcase(columns[name], str(pattern))
+        for name, pattern in patterns.items()
+        if name in columns
+    )
 
-    Raises `ScenarioError` if it is not such a file; the error names `origin`, the file that refers to it.
-    """
+
+def read_published(entries: Sequence[PublishedValues], path: Path) -> list[PublishedRow]:
+    """Read the rows of these entries of the sweep file `path`. Raises `ScenarioError`."""
+    return [row for entry in entries for row in _read(entry, path)]
+
+
+def _read(entry: PublishedValues, path: Path) -> list[PublishedRow]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            rows = [Row({name: text or "" for name, text in row.items() if name}, reader.line_num) for row in reader]
-    except (OSError, ValueError, csv.Error):  # ValueError: a NUL in the name, or no UTF-8 text
-        rows = []
-    if not rows or {"metric", "value"} - rows[0].columns.keys():
-        text = f"{path.name} given; give a CSV file with the columns metric and value"
-        raise ScenarioError(text, key="published.file", origin=origin)
-    return rows
+        with (path.parent / entry.file).open(encoding="utf-8", newline="") as file:
+            every = dict(enumerate(csv.DictReader(file), 2))
+        rows = {
+            line: row for line, row in every.items() if entry.rows.keys() <= row.keys() and _matches(row, entry.rows)
+        }
+        metrics = dict.fromkeys(row["metric"] for row in rows.values())
+    except (OSError, ValueError, LookupError) as error:
+        text = f"{entry.file} given ({error!r}); give a CSV file with the columns metric and value"
+        raise ScenarioError(text, key="published.file", origin=str(path)) from None
+    if not rows:
+        text = f"no row of {entry.file} has all of these values; give columns and values of one of its rows"
+        raise ScenarioError(text, key="published.rows", origin=str(path))
+    for metric, measure in entry.measures.items():
+        problem = (
+            "" if is_measure(measure) else f"{measure!r} given; allowed: {', '.join(MEASURES)}, rounds_to_0.5, ..."
+        )
+        if metric not in metrics:
+            problem = f"the chosen rows have no such metric; allowed: {', '.join(metrics)}"
+        if problem:
+            raise ScenarioError(problem, key=f"published.measures.{metric}", origin=str(path))
+    return [
+        PublishedRow(row, _published(row, line, entry.measures.get(row["metric"]), path)) for line, row in rows.items()
+    ]
 
 
-def published(row: Row, measures: Mapping[str, str]) -> Published:
-    """Convert a row to a published value; `measures` (metric -> measure) says which measure it is compared with.
-
-    Raises `ValueError` if the value has a measure and is not a number.
-    """
-    columns = row.columns
-    source = ", ".join(columns[name] for name in ("paper", "table") if columns.get(name))
-    metric, text = columns["metric"], columns["value"]
-    measure = measures.get(metric)
-    value = None if measure is None or text == NOTHING else float(text) * _unit(metric, measure)
-    return Published(source, row.line, metric, text, measure, value)
-
-
-def _unit(metric: str, measure: str) -> float:
-    if measure in ACCURACIES:
-        return 0.01
-    return next((factor for ending, factor in MIB_IN.items() if metric.endswith(ending) and "mib" in measure), 1.0)
+def _published(row: Mapping[str, str], line: int, measure: str | None, path: Path) -> Published:
+    source = ", ".join(row[name] for name in ("paper", "table") if row.get(name))
+    metric, text = row["metric"], row["value"]
+    if measure is None or text == NOTHING:
+        return Published(source, line, measure, None)
+    factor = 0.01 if measure in ACCURACIES else 1.0
+    if "mib" in measure:
+        factor = next((factor for ending, factor in MIB_IN.items() if metric.endswith(ending)), 1.0)
+    try:
+        return Published(source, line, measure, float(text) * factor)
+    except ValueError:
+        text = f"the value of {metric} is {text!r}; give a number"
+        raise ScenarioError(text, key="published.file", origin=str(path)) from None
 
 
-def by_measure(values: Iterable[Published]) -> dict[str, Published]:
-    """Measure -> its published value."""
-    return {one.measure: one for one in values if one.measure is not None}
+def published_for(rows: Sequence[PublishedRow], labels: Mapping[str, str], path: Path) -> tuple[Published, ...]:
+    """Return the values for a cell with these labels. Raises `ScenarioError` if a measure has two values."""
+    values = tuple(row.published for row in rows if row.matches(labels))
+    measures = [one.measure for one in values if one.measure is not None]
+    if twice := next((measure for measure in measures if measures.count(measure) > 1), None):
+        cell = f"the cell {' '.join(labels.values())!r}"
+        text = f"{cell} has more than one published value for the measure {twice}; let `rows` select only one of them"
+        raise ScenarioError(text, key="published", origin=str(path))
+    return values

@@ -14,24 +14,22 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from raysim.common.errors import ScenarioError
 from raysim.common.files import write_bytes
 from raysim.comparison.compare import Comparison, compare
-from raysim.comparison.main_measure import ORIGINS, in_words
 from raysim.comparison.measures import MEASURES
 from raysim.comparison.pictures import pictures, without_clients
 from raysim.comparison.runs import RunRecord
-from raysim.comparison.tables import all_columns, legend, rows_of, short_columns, task_rows, tasks_legend
+from raysim.comparison.tables import Table, all_columns, tasks_table, variants_table
 from raysim.report.figures import save
 from raysim.scenario.yaml_text import opening_comment, read_text, shown
 
 CAPTIONS = {
-    "curves": "Mean {phrase} over rounds, bytes sent, operations and (if runs have it) virtual time. Bands are 95% "
+    "curves": "Mean {accuracy} over rounds, bytes sent, operations and (if runs have it) virtual time. Bands are 95% "
     "confidence intervals over seeds, shown for at least three seeds.",
-    "clients": "Spread of the {measure}. Each box pools all clients of all seeds: median, quartiles and whiskers at "
+    "clients": "Spread of the {accuracy}. Each box pools all clients of all seeds: median, quartiles and whiskers at "
     "1.5 interquartile ranges; the dot is the mean.",
-    "profile": "Performance profile: share of clients (of all seeds) whose accuracy is above x. Accuracy: {measure}.",
-    "architectures": "Mean over the clients of each architecture, with 95% confidence intervals over seeds. Accuracy: "
-    "{measure}.",
+    "profile": "Performance profile: share of clients (of all seeds) whose {accuracy} is above x.",
+    "architectures": "Mean over the clients of each architecture, with 95% intervals over seeds: {accuracy}.",
 }
-"""Kind of a figure -> caption; `phrase` names the accuracy, `measure` also its round."""
+"""Kind of a figure -> caption."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,21 @@ class Part:
     name: str
     about: str  # the comment at the top of the scenario, unless an earlier part shows the same comment
     comparison: Comparison
+
+    @property
+    def tables(self) -> list[Table]:
+        """The short table and, if there are several tasks, that of methods over all tasks."""
+        return [table for table in (variants_table(self.comparison), tasks_table(self.comparison)) if table]
+
+    @property
+    def all_measures(self) -> Table:
+        """The table of all measures."""
+        return variants_table(self.comparison, all_columns(self.comparison))
+
+    @property
+    def without_clients(self) -> str:
+        """Why there are no figures of single clients; empty if there are some."""
+        return without_clients(self.comparison)
 
     @property
     def settings(self) -> list[list[str]]:
@@ -80,11 +93,10 @@ class Part:
         for picture in pictures(self.comparison):
             svg = io.BytesIO()
             save(picture.figure, svg, format="svg", transparent=True)
+            over_key = "Mean {accuracy} over {key}, with 95% confidence intervals over seeds."
+            accuracy = f"{self.comparison.accuracy.phrase} ({MEASURES[self.comparison.main].title})"
             key = picture.kind.removeprefix("over_")
-            over_key = "Mean {measure} over {key}, with 95% confidence intervals over seeds."
-            main = self.comparison.main
-            texts = {"phrase": ORIGINS[main].accuracy.phrase, "measure": in_words(main), "key": key}
-            caption = CAPTIONS.get(picture.kind, over_key).format(**texts)
+            caption = CAPTIONS.get(picture.kind, over_key).format(accuracy=accuracy, key=key)
             caption += f" Task: {picture.task}." if picture.task else ""
             figures.append((base64.b64encode(svg.getvalue()).decode(), caption))
         return figures
@@ -115,8 +127,6 @@ def report(
     environment = Environment(loader=PackageLoader("raysim.comparison"), autoescape=True, undefined=StrictUndefined)
     measures = {f"{one.title} ({name})": one.meaning.replace("`", "") for name, one in MEASURES.items()}
     name = ", ".join(part.name for part in parts)
-    tables = {one.__name__: one for one in (rows_of, all_columns, short_columns, legend, task_rows, tasks_legend)}
-    environment.globals.update(tables, without_clients=without_clients)
     page = environment.get_template("report.html").render(parts=parts, measures=measures, name=name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path.resolve(), page.encode())

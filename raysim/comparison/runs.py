@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,22 +16,14 @@ import pyarrow as pa
 from raysim.common.errors import ScenarioError
 from raysim.common.files import is_locked
 from raysim.common.results import Summary
-from raysim.comparison.main_measure import ORIGINS
-from raysim.comparison.measures import MIB, TARGETS
+from raysim.comparison.measures import MIB, SOURCES, TARGETS
 from raysim.comparison.sweep_card import SWEEP_CARD, SWEEP_LOCK, CellCard, SweepCard
+from raysim.report.accuracies import DRAWABLE
 from raysim.report.load import read_clients, read_rounds, read_summary, rounds_done
 from raysim.report.units import plural
 from raysim.scenario.parse import flatten
-from raysim.scenario.schema import Section, Settings, decides
+from raysim.scenario.schema import decides
 from raysim.scenario.yaml_text import WrittenLoader, parse, read_text
-
-
-@cache
-def _default_keys() -> Mapping[str, Any]:
-    """Return the keys of the sections that a scenario may omit, with their defaults."""
-    sections = {name: field.default for name, field in Settings.model_fields.items()}
-    given = {name: value.model_dump(mode="json") for name, value in sections.items() if isinstance(value, Section)}
-    return dict(flatten(given))
 
 
 @dataclass(frozen=True)
@@ -53,10 +44,6 @@ class RunRecord:
         summary["rounds"] = rounds_done(folder, summary)
         path = folder / "resolved.yaml"
         keys = dict(flatten(parse(read_text(path), str(path), WrittenLoader)))
-        # A run from before a key existed has the key's default.
-        keys |= {key: value for key, value in _default_keys().items() if key not in keys}
-        if not isinstance(keys.get("seed"), int):
-            raise ScenarioError(f"{keys.get('seed')!r} given; give an integer", key="seed", origin=str(path))
         cell = sweep.cells.get(folder.resolve().parent.name) if sweep else None
         return cls(folder, summary, keys, sweep if cell else None, cell)
 
@@ -127,24 +114,16 @@ class RunRecord:
         return {key: value for key, value in self.keys.items() if key != "seed" and decides(key)}
 
     @property
-    def code_files(self) -> dict[str, str]:
-        """The method's files, without raysim's engine, and their SHA-256 digests."""
-        files = self.summary.get("code", {}).get("files", {})
-        return {name: digest for name, digest in files.items() if not name.startswith("raysim/{")}
-
-    @property
     def failures(self) -> list[str]:
         """Phrases that say which losses or uploads of this run were not finite, and how many clients failed."""
-        sentences = [] if self.diverged is None else [f"its loss is NaN or infinite in round {self.diverged}"]
-        of = f" of {uploads}" if (uploads := self.summary.get("uploads")) else ""
+        phrases = [] if self.diverged is None else [f"its loss is NaN or infinite in round {self.diverged}"]
         if rejected := self.summary.get("rejected_uploads"):
-            sentences.append(f"uploads that contained NaN or infinity and were left out: {rejected}{of}")
+            phrases.append(f"{plural(rejected, 'upload')} contained NaN or infinity and did not count")
         if diverged := self.summary.get("diverged_clients"):
-            clients = plural(diverged, "client")
-            sentences.append(f"{clients} diverged: the last loss or upload was NaN or infinite")
+            phrases.append(f"{plural(diverged, 'client')} diverged: the last loss or upload was NaN or infinite")
         if failed := self.summary.get("failed_clients"):
-            sentences.append(f"clients failed {plural(failed, 'time')}; rounds continued without them")
-        return sentences
+            phrases.append(f"clients failed {plural(failed, 'time')}; rounds continued without them")
+        return phrases
 
     @property
     def diverged(self) -> int | None:
@@ -169,16 +148,6 @@ class RunRecord:
         known = np.isfinite(value)
         return t[known], value[known]
 
-    @cached_property
-    def best_val_round(self) -> int | None:
-        """The first round with the greatest validation accuracy of own networks; None if no round measured it."""
-        return self._best_round("accuracy/val")
-
-    @cached_property
-    def best_val_current_round(self) -> int | None:
-        """The first round with the greatest validation accuracy of current networks; None if no round measured it."""
-        return self._best_round("accuracy/val_current")
-
     def _best_round(self, metric: str) -> int | None:
         """The first round with the greatest value of a metric; round 0 does not count. None without such a round."""
         t, value = self.series(metric)
@@ -186,17 +155,17 @@ class RunRecord:
         return int(t[value.argmax()]) if len(t) else None
 
     def clients_of(self, measure: str) -> pa.Table:
-        """Return a row per client, by id: `client`, `model` and, in `accuracy`, its value of a measure of `ORIGINS`.
+        """Return a row per client, by id: `client`, `model` and, in `accuracy`, its value of a measure of `SOURCES`.
 
         Empty if clients have no values of their own, or if the round of the measure is not known.
         """
         if measure not in self._of_clients:
-            accuracy, chosen = ORIGINS[measure]
-            until = self._round_of(accuracy.metric, chosen)
+            metric, chosen = SOURCES[measure]
+            until = self._round_of(metric, chosen)
             clients = self.clients
             if until is None and chosen != "last":
                 clients = clients.slice(0, 0)
-            found = accuracy.of_clients(clients, until)
+            found = DRAWABLE[metric].of_clients(clients, until)
             found = found.select([name for name in ("client", "model", "accuracy") if name in found.column_names])
             # A slice without rows would keep the whole table in memory.
             self._of_clients[measure] = found if found.num_rows else found.schema.empty_table()
@@ -204,9 +173,11 @@ class RunRecord:
 
     def _round_of(self, metric: str, chosen: str) -> int | None:
         """Return the round that a measure is chosen by, one of `Chosen`; None: the last one, or not known."""
-        if chosen == "best":
-            return self._best_round(metric)
-        return {"last": None, "val": self.best_val_round, "val_current": self.best_val_current_round}[chosen]
+        if chosen == "selected":
+            chosen = self.select
+        if chosen == "last":
+            return None
+        return self._best_round(metric if chosen == "best" else f"accuracy/{chosen}")
 
     def measures(self, targets: Sequence[float], targets_on: str = "all") -> dict[str, float]:
         """Measure -> value, for each measure that this run has; targets that it never reaches have no measures.
@@ -215,22 +186,12 @@ class RunRecord:
         `val_current`: the mean validation accuracy must.
         """
         dropped = self.series("engine/dropped_clients")[1]
+        val_rounds = {f"best_{name}_round": self._best_round(f"accuracy/{name}") for name in ("val", "val_current")}
         values = {
-            **{measure: self._in(accuracy.metric, chosen) for measure, (accuracy, chosen) in ORIGINS.items()},
+            **{measure: self._in(*source) for measure, source in SOURCES.items()},
             # As recorded; its round is the best of those that measured the accuracy and the validation accuracy.
-            "at_best_val": _last(self.series("accuracy/at_best_val")[1]),
-            "last_took_part": self._in("accuracy/took_part", "last") if self.absent else None,
-            "last_pooled": self._in("accuracy/all_pooled", "last"),
-            "last_current_pooled": self._in("accuracy/all_current_pooled", "last"),
-            "worst_decile": self._in("accuracy/worst_decile", self.select),
-            "worst_decile_current": self._in("accuracy/all_current_worst_decile", self.select),
-            "min": self._in("accuracy/min", self.select),
-            "jain": self._in("accuracy/jain", self.select),
-            "macro_f1": self._in("accuracy/macro_f1", self.select),
-            "balanced": self._in("accuracy/balanced", self.select),
-            "std": self._in("accuracy/all_std", self.select),
-            "best_val_round": self.best_val_round and float(self.best_val_round),
-            "best_val_current_round": self.best_val_current_round and float(self.best_val_current_round),
+            "at_best_val": self._in("accuracy/at_best_val", "last"),
+            **{name: None if t is None else float(t) for name, t in val_rounds.items()},
             **{f"{way}_mib": self._per_participant(f"comm/{way}_bytes", MIB) for way in ("up", "down")},
             "total_mib": self._total("comm/total_bytes", MIB),
             "gflop": self._per_participant("compute/flops", 1e9),
@@ -238,6 +199,8 @@ class RunRecord:
             "virtual_s": self._total("time/virtual_total_s", 1.0),
             "dropped": float(dropped.sum()) if len(dropped) else None,
         }
+        if not self.absent:
+            del values["last_took_part"]
         if values["up_mib"] is not None and values["down_mib"] is not None:
             values["both_mib"] = values["up_mib"] + values["down_mib"]
         t, accuracy = self.series(f"accuracy/{targets_on}")
@@ -256,27 +219,23 @@ class RunRecord:
     def _in(self, metric: str, chosen: str) -> float | None:
         """The value of a metric in the round that a measure is chosen by, one of `Chosen`; None if it is not known."""
         rounds, values = self.series(metric)
-        return _last(values if chosen == "last" else values[rounds == self._round_of(metric, chosen)])
+        if chosen == "selected":
+            chosen = self.select
+        if chosen != "last":
+            values = values[rounds == self._round_of(metric, chosen)]
+        return float(values[-1]) if len(values) else None
 
     @property
     def absent(self) -> int:
         """The number of clients that have not taken part in any round."""
         return int(self._in("engine/absent_clients", "last") or 0)
 
-    @cached_property
-    def took_part(self) -> Mapping[int, int]:
-        """Round -> the number of clients that took part in it."""
-        known = {int(t): int(count) for t, count in zip(*self.series("engine/participants"), strict=True)}
-        if known.keys() >= {t for t in self.rounds["round"].to_pylist() if t >= 1}:
-            return known
-        # Earlier versions did not record this metric.
-        return Counter(self.clients["round"].filter(self.clients["participated"]).to_pylist())
-
     def _per_participant(self, metric: str, unit: float, until: int | None = None) -> float | None:
         """The sum of a metric over all rounds, or over those up to `until`, divided by the number of participations."""
         t, value = self.series(metric)
         within = (t >= 1) & (t <= until) if until is not None else t >= 1
-        count = sum(self.took_part.get(one, 0) for one in t[within])
+        took_part = {int(t): int(count) for t, count in zip(*self.series("engine/participants"), strict=True)}
+        count = sum(took_part.get(one, 0) for one in t[within])
         return float(value[within].sum()) / count / unit if count else None
 
     def _total(self, metric: str, unit: float, until: int | None = None) -> float | None:
@@ -295,13 +254,12 @@ def find_runs(paths: Sequence[os.PathLike[str] | str]) -> list[RunRecord]:
     """
     runs: dict[Path, RunRecord] = {}
     sweep_of = cache(SweepCard.read)
-    for given in paths:
-        if not str(given):
-            raise ScenarioError("an empty path given; give a run folder, or a folder that contains run folders")
-        path = Path(given)
-        folders = run_folders(path)
-        if not folders:
-            raise ScenarioError(f"{path}: {_why_empty(path)}")
+    for path in map(Path, paths):
+        if not (folders := run_folders(path)):
+            text = f"{path}: no run found; give a run folder, or a folder that contains run folders"
+            if (path / SWEEP_CARD).exists() or is_locked(path / SWEEP_LOCK):
+                text = f"{path}: no run of this sweep has begun; start it, or see its progress, with `raysim sweep`"
+            raise ScenarioError(text)
         for folder in folders:
             place = folder.resolve()
             runs.setdefault(place, RunRecord.read(folder, sweep_of(place.parent.parent)))
@@ -313,45 +271,24 @@ def without_outdated(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[s
 
     Raises `ScenarioError` if no run is left.
     """
-    kept = [run for run in runs if not _is_outdated(run)]
+    kept = [run for run in runs if run.sweep is None or run.cell_folder.name in run.sweep.current]
     left = len(runs) - len(kept)
     changed = "the sweep's settings or the values that tuning chose have changed since"
     if left and not kept:
-        text = f"all runs are outdated: {changed} they ran; run the sweep again"
-        raise ScenarioError(f"{runs[0].folder.parent.parent}: {text}")
-    note = f"left out {plural(left, 'outdated run')}: {changed} {'it' if left == 1 else 'they'} ran"
-    return kept, [note] if left else []
-
-
-def _is_outdated(run: RunRecord) -> bool:
-    return run.sweep is not None and run.cell_folder.name not in run.sweep.current
-
-
-def _why_empty(folder: Path) -> str:
-    """Why a folder has no run, and what to do."""
-    if is_locked(folder / SWEEP_LOCK):
-        return "no run of this sweep has begun yet; see the progress of the sweep with `raysim sweep FILE --status`"
-    if (folder / SWEEP_CARD).exists() or folder.with_name(f"{folder.name}-tuning").is_dir():
-        return "no run of this sweep has begun; start the sweep with `raysim sweep FILE`"
-    return "no run found; give a run folder, or a folder that contains run folders"
+        raise ScenarioError(f"{runs[0].folder.parent.parent}: all runs are outdated: {changed}; run the sweep again")
+    return kept, [f"left out {plural(left, 'outdated run')}: {changed}"] if left else []
 
 
 def run_folders(path: Path) -> list[Path]:
     """Return the path itself if it is a run folder, else the run folders below it. Raises `ScenarioError`."""
     if (path / "summary.json").exists():
         return [path]
+    if not path.is_dir():
+        raise ScenarioError(f"{path}: no such folder; give a run folder, or a folder that contains run folders")
     found = []
-    for folder, inner, files in os.walk(path, onerror=_refuse):
+    for folder, inner, files in os.walk(path):
         inner.sort()
         if "summary.json" in files:
             found.append(Path(folder))
             inner.clear()
     return found
-
-
-def _refuse(error: OSError) -> NoReturn:
-    raise ScenarioError(f"{error.filename}: cannot be read: {error.strerror}") from None
-
-
-def _last(values: np.ndarray[Any, Any]) -> float | None:
-    return float(values[-1]) if len(values) else None

@@ -55,19 +55,14 @@ class TunedVariant:
     chosen: Sequence[ChosenValue] = ()
 
     @property
-    def budget(self) -> str:
-        """The number of trials and the rounds of successive halving."""
-        halving = f" with successive halving at rounds {', '.join(map(str, self.steps))}" if self.steps else ""
-        return f"{plural(self.trials, 'trial')}{halving}"
-
-    @property
     def sentence(self) -> str:
         """What was chosen, with a mark at each value on an edge of its space."""
         rank_last = f"; {plural(self.failed, 'trial')} failed or diverged" if self.failed else ""
         if self.trial is None or self.score is None:
             return f"{self.label}: no values chosen{rank_last}"
         values = ", ".join(one.words for one in self.chosen)
-        return f"{self.label}: tuned to {values} (trial {self.trial}, score {self.score:.4g}){rank_last}"
+        best = f"the best of {plural(self.trials, 'trial')}, score {self.score:.4g}"
+        return f"{self.label}: tuned to {values} ({best}){rank_last}"
 
 
 @dataclass(frozen=True)
@@ -79,38 +74,19 @@ class TuningCard:
     uses_test: bool  # whether that metric uses test samples
     seeds: Sequence[int]
     variants: Sequence[TunedVariant]
-    untuned: Sequence[str] = ()  # labels of the variants without a key to tune
     cells: Sequence[str] = field(default_factory=list)  # names of the folders with runs of the choice
 
     @property
     def notes(self) -> list[str]:
         """A sentence for the tuning, one per tuned variant, and one for each reason why the result is less certain."""
-        seeds = f"{'seed' if len(self.seeds) == 1 else 'seeds'} {', '.join(map(str, self.seeds))}"
-        notes = [f"tuned by {self.select} on {seeds}, {self.search} search: {self._budget}"]
-        notes += [variant.sentence for variant in self._begun]
-        if waiting := len(self.variants) - len(self._begun):
-            notes.append(f"the tuning of {plural(waiting, 'other variant')} has not begun")
-        if self.untuned:
-            notes.append(
-                f"unequal tuning: {', '.join(self.untuned)} {'was' if len(self.untuned) == 1 else 'were'} not tuned"
-            )
+        notes = [f"tuned by {self.select} on the seeds {', '.join(map(str, self.seeds))}, {self.search} search"]
+        notes += [variant.sentence for variant in self.variants]
+        if len({variant.trials for variant in self.variants}) > 1:
+            counts = ", ".join(f"{plural(one.trials, 'trial')} of {one.label}" for one in self.variants)
+            notes.append(f"unequal tuning: {counts}")
         if self.uses_test:
             notes.append(f"results are optimistic: {self.select}, which chose the tuned values, uses test samples")
         return notes
-
-    @property
-    def _begun(self) -> Sequence[TunedVariant]:
-        """The variants with a trial that has done a round; all variants if none has one."""
-        return [one for one in self.variants if one.rounds] or self.variants
-
-    @property
-    def _budget(self) -> str:
-        """The trials of each variant, or of all if they are equal."""
-        budgets = {one.label: one.budget for one in self._begun}
-        different = set(budgets.values())
-        if len(different) == 1:
-            return f"equal budgets of {different.pop()} per method"
-        return "unequal budgets: " + ", ".join(f"{label} {words}" for label, words in budgets.items())
 
 
 @dataclass(frozen=True)
@@ -138,38 +114,6 @@ class TrialsCard:
     def rounds_of(self, cell: str) -> int | None:
         """The rounds that were asked of a trial's cell; None if it belongs to no trial."""
         return next((trial.rounds for trial in self.trials if cell in trial.cells), None)
-
-    @property
-    def rows(self) -> list[list[str]]:
-        """The table: a title row, then a row per trial."""
-        keys = list(dict.fromkeys(key for trial in self.trials for key in trial.values))
-        table = [["method", "trial", *keys, "rounds", self.select, "chosen"]]
-        for trial in self.trials:
-            values = [trial.values.get(key, "-") for key in keys]
-            chosen = "chosen" if trial.chosen else ""
-            table.append([trial.method, str(trial.number), *values, str(trial.rounds), self._score(trial), chosen])
-        return table
-
-    @property
-    def legend(self) -> str:
-        """The explanation of the table."""
-        in_per_cent = " in %" if self._factor > 1 else ""
-        over = f"mean over {plural(len(self.seeds), 'seed')}"
-        text = f"{self.select}{in_per_cent}, {over}, after the number of rounds in the column `rounds`"
-        if len({trial.rounds for trial in self.trials}) > 1:
-            text += "; successive halving ended some trials after fewer rounds and compared only trials of equal length"
-        if open_ := sum(trial.score is None and not trial.failed for trial in self.trials):
-            text += f"; {plural(open_, 'trial')} had not finished when the sweep last compared trials"
-        return f"{text}."
-
-    @property
-    def _factor(self) -> float:
-        return 100.0 if self.select.startswith("accuracy/") else 1.0
-
-    def _score(self, trial: TrialCard) -> str:
-        if trial.failed:
-            return "failed or diverged"
-        return "-" if trial.score is None else f"{self._factor * trial.score:.4g}"
 
 
 @dataclass(frozen=True)

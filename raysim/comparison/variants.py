@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,7 +54,15 @@ class Variant:
     @property
     def plain_method(self) -> str:
         """The algorithm's name, followed by `key=value` for each differing key that is not part of the task."""
-        own = [_assigned(key, v) for key, v in self.keys.items() if key != "algorithm.name" and not is_task(key)]
+        return self._method_with(self.keys)
+
+    @property
+    def untuned_method(self) -> str:
+        """The same without the keys whose values a tuning has chosen."""
+        return self._method_with(key for key in self.keys if key not in self.tuned_keys)
+
+    def _method_with(self, keys: Iterable[str]) -> str:
+        own = [_assigned(key, self.keys[key]) for key in keys if key != "algorithm.name" and not is_task(key)]
         return " ".join([self.called, *own])
 
     @property
@@ -102,36 +110,32 @@ class Variant:
         return ", ".join(f"{one.key}={one.value}" for one in self.chosen)
 
     @property
-    def published(self) -> Sequence[Published]:
-        """The values that a paper printed for this variant."""
-        return next((run.cell.published for run in self.runs if run.cell), ())
+    def published(self) -> Mapping[str, Published]:
+        """Measure -> the value that a paper printed for this variant."""
+        values = next((run.cell.published for run in self.runs if run.cell), ())
+        return {one.measure: one for one in values if one.measure is not None and one.value is not None}
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
     """Group runs with the same settings apart from their seeds, in the order of their first runs."""
-    groups: list[list[RunRecord]] = []
-    suffixes: list[str] = []  # of the method's name; "-2" for the second version of a custom method's code
-    for of_settings in _grouped(runs, lambda run: tuple(sorted(run.deciding.items(), key=str))):
-        for of_label in _by_label(of_settings):
-            for number, group in enumerate(_by_code(of_label), 1):
-                groups.append(group)
-                suffixes.append(f"-{number}" if number > 1 else "")
+    by_settings: dict[object, list[RunRecord]] = {}
+    for run in runs:
+        by_settings.setdefault((_tuned_label(run), *sorted(run.deciding.items(), key=str)), []).append(run)
+    groups = list(by_settings.values())
     called = _called(runs)
     labels = [{run.cell.label for run in group if run.cell} for group in groups]
     labelled = all(len(own) == 1 and all(own) for own in labels) and len(set().union(*labels)) == len(labels)
     variants = [
-        Variant(keys, group, called[group[0].algorithm] + suffix, *(label if labelled else ()))
-        for keys, group, label, suffix in zip(_differing(groups), groups, labels, suffixes, strict=True)
+        Variant(keys, group, called[group[0].algorithm], *(label if labelled else ()))
+        for keys, group, label in zip(_differing(groups), groups, labels, strict=True)
     ]
-    return with_distinct_names(_named_by_runs(_without_tuned_values(variants)))
+    return with_distinct_names(_with_method_names(variants))
 
 
-def _grouped(runs: Iterable[RunRecord], key: Callable[[RunRecord], Hashable]) -> list[list[RunRecord]]:
-    """Group runs with equal values of `key`, in the order of the first runs."""
-    groups: dict[Hashable, list[RunRecord]] = {}
-    for run in runs:
-        groups.setdefault(key(run), []).append(run)
-    return list(groups.values())
+def _tuned_label(run: RunRecord) -> str:
+    """Return the run's name in its sweep if it was tuned: tuning may choose the settings of another variant."""
+    tuned = run.sweep.tuning.variants if run.sweep and run.sweep.tuning else ()
+    return run.cell.label if run.cell and run.cell.label in {one.label for one in tuned} else ""
 
 
 def _differing(groups: Sequence[Sequence[RunRecord]]) -> list[dict[str, Any]]:
@@ -156,15 +160,30 @@ def _differing(groups: Sequence[Sequence[RunRecord]]) -> list[dict[str, Any]]:
     return [{key: deciding.get(key) for key in differing if tells(key, deciding)} for deciding in settings]
 
 
-def _without_tuned_values(variants: Sequence[Variant]) -> Sequence[Variant]:
-    """The variants with names of their methods that lack tuned values, unless two variants of a task had one name."""
-    names = []
-    for variant in variants:
-        others = {key: value for key, value in variant.keys.items() if key not in variant.tuned_keys}
-        names.append(replace(variant, keys=others).plain_method)
-    if len({(variant.task, name) for variant, name in zip(variants, names, strict=True)}) < len(variants):
-        return variants
-    return [replace(variant, method_label=name) for variant, name in zip(variants, names, strict=True)]
+def _with_method_names(variants: Sequence[Variant]) -> Sequence[Variant]:
+    """Return the variants with names of their methods, from `runs` in the sweep file or else without tuned values.
+
+    Names that two variants of one task would share are not used.
+    """
+    for names in (_names_in_runs(variants), [variant.untuned_method for variant in variants]):
+        if len({(variant.task, name) for variant, name in zip(variants, names, strict=False)}) == len(variants):
+            return [replace(variant, method_label=name) for variant, name in zip(variants, names, strict=True)]
+    return variants
+
+
+def _names_in_runs(variants: Sequence[Variant]) -> list[str]:
+    """Return the names in `runs` of the sweep file that stand for methods; empty if there are none.
+
+    A name stands for a method if variants of one task differ in it; other names stand for tasks, such as data sets.
+    """
+    names = [next((run.cell.runs for run in variant.runs if run.cell), ()) for variant in variants]
+    by_task: dict[tuple[str, ...], list[Sequence[str]]] = {}
+    for variant, name in zip(variants, names, strict=True):
+        by_task.setdefault(variant.task, []).append(name)
+    if len(set(map(len, names))) != 1:
+        return []
+    axes = [i for i in range(len(names[0])) if any(len({name[i] for name in of}) > 1 for of in by_task.values())]
+    return [" ".join(name[i] for i in axes) for name in names] if axes else []
 
 
 def _implied(key: str, deciding: Sequence[Mapping[str, Any]]) -> bool:
@@ -176,57 +195,6 @@ def _implied(key: str, deciding: Sequence[Mapping[str, Any]]) -> bool:
     for one in deciding:
         alike.setdefault(repr([one.get(name) for name in by]), []).append(one)
     return not any(differs(key, ones) for ones in alike.values())
-
-
-def _by_label(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Group runs with the same settings by their names in tuned sweeps, if these have them under several names.
-
-    Reason: tuning may choose the settings of another variant. Otherwise all runs are one group: those of a method that
-    was not tuned belong together with its runs outside of the sweep.
-    """
-    groups = _grouped(runs, lambda run: run.cell.label if run.cell and run.sweep and run.sweep.tuning else "")
-    labels = {run.cell.label for run in runs if run.cell and run.sweep and run.sweep.tuning}
-    return groups if len(labels) > 1 else [[*runs]]
-
-
-def _by_code(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Group the runs of a custom method by the contents of its files, if two runs with one seed have different files.
-
-    Scenarios name the file of a method without its folder, and a file may be edited between two runs.
-    """
-    groups = _grouped(runs, lambda run: tuple(sorted(run.code_files.items())))
-    pairs = [pair for group in groups for pair in {run.pair for run in group}]
-    is_custom = ":" in runs[0].algorithm and not any(run.cell for run in runs)
-    return groups if is_custom and len(set(pairs)) < len(pairs) else [[*runs]]
-
-
-def _named_by_runs(variants: Sequence[Variant]) -> Sequence[Variant]:
-    """The variants with names of their methods from `runs` in the sweep file, if some of these names stand for methods.
-
-    A name stands for a method if variants of one task differ in it; other names stand for tasks, such as data sets.
-    Keys that differ in spite of the same name and task are added to the name.
-    """
-    names = [{tuple(run.cell.runs) if run.cell else () for run in variant.runs} for variant in variants]
-    if any(len(of_variant) != 1 for of_variant in names) or len({len(name) for of in names for name in of}) != 1:
-        return variants
-    parts = [dict(enumerate(of_variant.pop())) for of_variant in names]
-    of_task: dict[tuple[str, ...], list[dict[int, str]]] = {}
-    for variant, name in zip(variants, parts, strict=True):
-        of_task.setdefault(variant.task, []).append(name)
-    axes = [axis for axis in parts[0] if any(differs(axis, alike) for alike in of_task.values())]
-    if not axes:
-        return variants
-    methods = [tuple(name[axis] for axis in axes) for name in parts]
-    alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Mapping[str, Any]]] = {}
-    for variant, method in zip(variants, methods, strict=True):
-        alike.setdefault((method, variant.task), []).append(variant.keys)
-    named = []
-    for variant, method in zip(variants, methods, strict=True):
-        others = [keys for (name, _), keys in alike.items() if name == method]
-        own = [key for key in variant.keys if not is_task(key) and any(differs(key, keys) for keys in others)]
-        words = [variant.called if key == "algorithm.name" else _assigned(key, variant.keys[key]) for key in own]
-        named.append(replace(variant, method_label=" ".join([*method, *words])))
-    return named
 
 
 def _called(runs: Sequence[RunRecord]) -> dict[str, str]:
@@ -266,9 +234,7 @@ def baselines_of(variants: Sequence[Variant], baseline: str) -> tuple[str, list[
             or (reference is not None and reference.name == variant.algorithm)
         }
         if len(called) != 1:
-            of_runs = [name for variant in variants for name in variant.run_names]
-            alike = {name.lower() for name in of_runs}  # of `fedgh` and `FedGH`, list only the name in `runs`
-            allowed = dict.fromkeys([*(name for name in methods if name.lower() not in alike), *of_runs])
+            allowed = dict.fromkeys([*methods, *(name for variant in variants for name in variant.run_names)])
             raise ScenarioError(f"--baseline: {baseline} given; allowed: {', '.join(allowed)}")
         baseline = called.pop()
     return baseline, [variant for variant in variants if variant.method == baseline]

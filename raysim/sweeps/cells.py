@@ -19,7 +19,6 @@ from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import suggest
 from raysim.comparison.published import Published
 from raysim.comparison.sweep_card import CellCard, SweepCard, TrialsCard, TuningCard
-from raysim.engine.learning_rate import SCHEDULES
 from raysim.engine.policies.sampling import cohort_size
 from raysim.plugins.references import Reference
 from raysim.runs.code import Code, versions
@@ -115,12 +114,10 @@ class CellMaker:
     """Makes the cells of one sweep file."""
 
     base: Path | Mapping[str, Any]
-    common: tuple[str, ...]  # overrides of the base for every cell
+    common: tuple[str, ...]  # overrides of the base for every cell, from the sweep file
+    sets: tuple[str, ...]  # the same from `--set`
     file: Path  # the sweep file
     fast: bool = False
-    axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # key -> values, of the grid of every variant
-    places: Mapping[str, str] = field(default_factory=dict)  # key of `common` -> where it is written, if not in --set
-    axis_places: Mapping[str, str] = field(default_factory=dict)  # key of `axes`, or seed -> where it is written
     _methods: dict[str, str] = field(default_factory=dict)  # `algorithm.name` in a grid -> its name in tables
 
     def cell(
@@ -132,48 +129,20 @@ class CellMaker:
         """
         of_seed = [] if seed is None else [f"seed={seed}"]
         assigned = (*variant.assignments, *(tuned or {}).items())
-        overrides = [*variant.sets, *(f"{key}={written(value)}" for key, value in assigned), *of_seed]
+        overrides = (*variant.sets, *(f"{key}={written(value)}" for key, value in assigned), *of_seed)
+        places = dict.fromkeys(map(override_key, (*self.common, *overrides)), "the sweep")
+        changed = (*self.common, *self.sets, *overrides)
         try:
-            scenario, changed = self._load((*self.common, *overrides), self._places(variant, seed, tuned, trial))
+            scenario = parse_scenario(self.base, changed, sweep=self.file.parent, places=places)
+            if self.fast:
+                changed = (*changed, *_fast(scenario))
+                scenario = parse_scenario(self.base, changed, sweep=self.file.parent, places=places)
         except ScenarioError as error:
             provisional = self._names(variant, of_seed, trial, None)[1]
-            how = self._runs_instead(error.key, dict(variant.assignments)) if "unknown key" in error.reason else ""
-            raise ScenarioError(f"{self.file}: the cell {provisional!r}: {error}{how}") from None
+            raise ScenarioError(f"{self.file}: the cell {provisional!r}: {error}") from None
         label, name = self._names(variant, of_seed, trial, scenario)
         values = () if trial is None else tuple((tuned or {}).items())
         return Cell(name, label, changed, scenario, identity(scenario), runs=variant.runs, values=values)
-
-    def _places(
-        self, variant: CellVariant, seed: int | None, tuned: Mapping[str, Any] | None, trial: int | None
-    ) -> dict[str, str]:
-        """Key of each override of a cell -> the part of the sweep file, or the option, that it is from."""
-        places = {**self.places, **dict.fromkeys(map(override_key, variant.sets), "`runs`")}
-        places |= {key: self.axis_places.get(key, "`runs`") for key, _ in variant.assignments}
-        places |= dict.fromkeys(tuned or (), "`tune`")
-        if seed is not None:
-            places["seed"] = "`tune`" if trial is not None else self.axis_places.get("seed", "`seeds`")
-        return places
-
-    def _runs_instead(self, key: str, assignments: Mapping[str, Any]) -> str:
-        """Return the remedy if the grid gave a method's key to a method without it: a grid of some methods only."""
-        if not key.startswith("algorithm.") or key not in self.axes or len(self.axes.get("algorithm.name", ())) < 2:
-            return ""
-        name = f"algorithm.name={written(assignments['algorithm.name'])}"
-        grid = f"grid: {{{key}: {written(list(self.axes[key]))}}}"
-        runs = f"{{without: {written([name])}, with: {{set: ['algorithm.name=METHOD'], {grid}}}}}"
-        return (
-            f"; the grid sets this key for every method. To set {key} for some methods only, remove the grids of "
-            f"algorithm.name and {key}, and write `runs: {runs}` in a sweep file"
-        )
-
-    def _load(self, sets: tuple[str, ...], places: Mapping[str, str]) -> tuple[ParsedScenario, tuple[str, ...]]:
-        """Return the scenario of a cell, and its overrides of the base. Raises `ScenarioError`."""
-        scenario = parse_scenario(self.base, sets, sweep=self.file.parent, places=places)
-        if self.fast:
-            smaller = _fast(scenario)
-            sets, places = (*sets, *smaller), {**places, **dict.fromkeys(map(override_key, smaller), "--fast")}
-            scenario = parse_scenario(self.base, sets, sweep=self.file.parent, places=places)
-        return scenario, sets
 
     def _names(
         self, variant: CellVariant, of_seed: Sequence[str], trial: int | None, scenario: ParsedScenario | None
@@ -226,18 +195,8 @@ def _fast(scenario: ParsedScenario) -> list[str]:
     clients = scenario.clients
     # Fewer participants, not fewer clients: if all images are dealt, fewer clients would each hold more of them.
     training = scenario.resolved["training"]
-
-    def tenths(given: Mapping[str, Any]) -> dict[str, int]:
-        return {key: math.ceil(given[key] / 10) for key in ("epochs", "steps") if given.get(key)}
-
-    sets = [f"rounds={min(scenario.rounds, 3)}", *(f"training.{key}={n}" for key, n in tenths(training).items())]
-    overrides = [{**one, **tenths(one)} for one in training["overrides"]]
-    if overrides != training["overrides"]:
-        text = yaml.dump(overrides, Dumper=Dumper, default_flow_style=True, width=math.inf).strip()
-        sets.append(f"training.overrides={text}")
-    schedule = training["schedule"]
-    if schedule["name"] in SCHEDULES and schedule.get("warmup"):  # not of a user's class
-        sets.append("training.schedule.warmup=1")
+    lengths = {key: math.ceil(training[key] / 10) for key in ("epochs", "steps") if training.get(key)}
+    sets = [f"rounds={min(scenario.rounds, 3)}", *(f"training.{key}={length}" for key, length in lengths.items())]
     # Otherwise a sweep would try nothing but the warm-up.
     sets += [f"algorithm.{name}=1" for name, warmup in scenario.warmup.items() if warmup]
     if clients.count != "auto":
@@ -257,28 +216,24 @@ def identity(scenario: ParsedScenario) -> str:
 
 
 def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> ParsedScenario:
-    """A cell's scenario, with the sweep's folder for its runs. sets: more overrides, of keys that decide no result."""
+    """A cell's scenario, with the sweep's folder for its runs. sets: more overrides, of keys that decide no result.
+
+    Raises `ScenarioError` if the cell would now be another run, because its base or the user's code was edited.
+    """
     folder = [f"name={cell.folder_name}", f"output={in_quotes(str(sweep.output))}"]
-    return parse_scenario(
+    scenario = parse_scenario(
         sweep.base,
         [*cell.sets, *folder, *sets],
         sweep=sweep.folder,
         places=cell.scenario.origin.places,
         known_code=cell.scenario.own_code,
     )
-
-
-def refuse_edited(cell: Cell, sweep: Sweep) -> None:
-    """Raise `ScenarioError` if a cell would now be another run, because its base or the user's code was edited."""
-    given = cell.scenario
-    now = parse_scenario(
-        sweep.base, cell.sets, sweep=sweep.folder, places=given.origin.places, known_code=given.own_code
-    )
-    if identity(now) != cell.id:
+    if identity(scenario) != cell.id:
         raise ScenarioError(
             "the base scenario, or code that the cell runs, was edited after the sweep began; run the same command "
             "again, which makes a new cell of the present files"
         )
+    return scenario
 
 
 def chosen_cells(sweep: Sweep, only: Sequence[str]) -> list[Cell]:

@@ -73,7 +73,6 @@ class Tuning:
 
     settings: Tune
     candidates: tuple[Candidate, ...]
-    untuned: tuple[str, ...]  # names of the variants without a key to tune
     sweep: Sweep  # the sweep of the trials, without cells: its name, base and folder
     maker: CellMaker
     _made: dict[tuple[str, int, str], tuple[Cell, ...]] = field(default_factory=dict)
@@ -151,7 +150,6 @@ class Tuning:
             DECIDING[settings.select].part == "test",
             self.seeds,
             [one.tuned for one in progress],
-            self.untuned,
             [cell.folder_name for cell in cells if not cell.pending],
         )
         return replace(sweep, cells=cells, tuned=card)

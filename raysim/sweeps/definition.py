@@ -3,52 +3,88 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import suggest
 from raysim.common.text import is_name
-from raysim.comparison.measures import CURVES
+from raysim.comparison.published import PublishedValues, published_for, read_published
+from raysim.core.fields import Range as Bounds
 from raysim.plugins.references import Reference
 from raysim.scenario.bundled import bundled_file, bundled_names, scenario_file
-from raysim.scenario.origin import override_key
+from raysim.scenario.origin import Origin
 from raysim.scenario.parse import SWEEP_KEYS, overrides_of
-from raysim.scenario.yaml_text import opening_comment, parse, read_text, shown, written_value
+from raysim.scenario.schema import Section
+from raysim.scenario.sentences import validated
+from raysim.scenario.yaml_text import opening_comment, parse, read_text
 from raysim.sweeps.cells import Cell, CellMaker, CellVariant, Sweep, VariantCells
 from raysim.sweeps.copies import check_address
-from raysim.sweeps.published_values import PublishedEntry, published_for, read_published
 from raysim.sweeps.space import Space
 from raysim.sweeps.tune import Tune, read_tune, spaces_of, tuning_of
 
-KEYS: Mapping[str, type | tuple[type, ...]] = {
-    "name": str,
-    "base": (str, dict),
-    "seeds": (list, str, int),
-    "set": list,
-    "grid": dict,
-    "runs": dict,
-    "tune": dict,
-    "baseline": str,
-    "targets": list,
-    "targets_on": str,
-    "published": (dict, list),
-}
-"""The keys of a sweep file and the types of their values."""
+Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
+"""Key of a scenario -> values."""
+
+
+class SweepFile(Section):
+    """The keys of a sweep file."""
+
+    base: str | dict[str, Any]
+    """required: the path of a scenario file, relative to the sweep file's folder; or the name of a bundled scenario,
+    such as quickstart; or the keys and values of a scenario"""
+    name: str | None = None
+    """name of the folder below `output` (default: ./runs) and of the MLflow experiment; default: the name of the
+    file"""
+    seeds: Any = None
+    """a list of seeds, or a range such as 1..5; default: the seed of `base`"""
+    grid: Grid = Field(default_factory=dict)
+    """key -> list of values; every combination is a cell"""
+    runs: dict[str, Any] = Field(default_factory=dict)
+    """the variants to compare, as name -> list of overrides, such as {FedGH: [algorithm.name=fedgh, training.lr=0.1]}.
+    For a variant with its own grid, write {set: OVERRIDES, grid: {KEY: VALUES}} instead of the list. To combine choices
+    of several kinds, write KIND -> NAME -> list of overrides, such as {method: {FedGH: [...], FedProto: [...]}, rate:
+    {slow: [...], fast: [...]}}: raysim runs every combination, here four variants"""
+    set: list[str] = Field(default_factory=list)
+    """list of overrides for every cell"""
+    baseline: str | None = None
+    """the method, or the name in `runs`, that all others are compared with"""
+    targets: list[Annotated[float, Bounds(gt=0, le=1)]] | None = None
+    """target accuracies, greater than 0 and at most 1; the comparison shows the rounds, MiB and operations until each
+    is reached. Default: the papers' targets for cifar10 and cifar100 with the partitions pathological and dirichlet;
+    none for other data"""
+    targets_on: Literal["all", "all_current", "participants"] = "all"
+    """the clients whose mean test accuracy must reach a target. all (the default): all clients, each with its own
+    network. all_current: all clients, each after it received the server's current message. participants: only the
+    participants of a round"""
+    tune: dict[str, Any] | None = None
+    """the keys to tune by trials before the final runs, and how to tune them: see `raysim describe tune`"""
+    published: PublishedValues | list[PublishedValues] = Field(default_factory=list)
+    """a paper's values to compare with: a mapping with the keys `file`, `rows` and `measures`, or a list of such
+    mappings. `file` is a CSV file. `rows` selects rows of this file (column -> value). `measures` assigns a measure of
+    raysim to a metric of the file (metric -> measure)"""
+
+
+class RunEntry(Section):
+    """A value in `runs`."""
+
+    set: list[str] = Field(default_factory=list)
+    """overrides"""
+    grid: Grid = Field(default_factory=dict)
+    """key -> values, for this entry only"""
+
 
 FAST_NOTE = (
     "--fast: only the first seed, at most 3 rounds, at most 1 round of warm-up, a tenth of training.epochs and a tenth "
     "of the participants, but at least 2 (all of them with clients.count: auto); this shows that the sweep runs, not "
     "which method is better"
 )
-
-MOST_CELLS = 100_000
-"""The most cells of a sweep: each is a scenario in memory, and a run."""
 
 _SEEDS = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -70,122 +106,83 @@ def load_sweep(
     Raises:
         ScenarioError: a wrong key or value, a cell with an invalid scenario, two cells that are the same run.
     """
-    sets = overrides_of(sets)
     path = scenario_file(file)
     text = read_text(path)
-    raw = parse(text, str(path))
-    of_scenario = not is_sweep(raw)
-    if of_scenario:
-        raw = {"base": path.name}
-    else:
-        _check_keys(raw, path)
-    _check_overrides(raw.get("set", []), "set", str(path))
-    base, common = _base(raw, path), (*raw.get("set", []), *sets)
-    chosen = _seeds(raw.get("seeds"), "seeds", str(path)) if seeds is None else _seeds(seeds, "--seeds", "")
-    axes = _grid(raw.get("grid", {}), "grid", str(path)) | _grid(dict(grid or {}), "--grid", "")
-    runs = _runs(raw.get("runs", {}), str(path))
-    of_runs = sum(math.prod(map(len, run.grid.values())) for run in runs)
-    number = of_runs * math.prod(map(len, axes.values())) * len(chosen)
-    if number > MOST_CELLS:
-        text = f"{path}: the sweep has {number:,} cells, more than the maximum of {MOST_CELLS:,}; split the sweep"
-        raise ScenarioError(text)
-    published = read_published(raw.get("published"), path)
-    if fast:
-        chosen = chosen[:1]
-    tune = _tune(raw.get("tune"), text, path)
-    places = {**_keys_of(raw.get("set", []), "`set`"), **_keys_of(sets, "--set")}
-    of_seed = "`seeds`" if seeds is None else "--seeds"
-    axis_places = {"seed": of_seed, **dict.fromkeys(axes, "`grid`"), **dict.fromkeys(grid or (), "--grid")}
-    maker = CellMaker(base, common, path, fast, axes, places, axis_places)
-    made = _make_cells(maker, _variants(runs, axes, str(path)), chosen, published)
+    given = _sweep_file(path, text)
+    base = _base(given.base, path)
+    chosen = _seeds(given.seeds, "seeds", str(path)) if seeds is None else _seeds(seeds, "--seeds", "")
+    option: RunEntry = validated(RunEntry, {"grid": dict(grid or {})}, Origin("--grid", "", {}), ())
+    maker = CellMaker(base, tuple(given.set), tuple(overrides_of(sets)), path, fast)
+    published = read_published(given.published if isinstance(given.published, list) else [given.published], path)
+    made: list[VariantCells] = []
+    for variant in _variants(_runs(given.runs, path, text), {**given.grid, **option.grid}, str(path)):
+        values = published_for(published, variant.labels, path)
+        seeds_of = chosen[:1] if fast else chosen
+        made.append((variant, [(seed, replace(maker.cell(variant, seed), published=values)) for seed in seeds_of]))
+    tune = None if given.tune is None else _tune(given.tune, text, path)
     spaces = [{} for _ in made] if tune is None else spaces_of(tune, made, str(path))
     variants = _different_runs(made, spaces, maker)
     cells = tuple(cell for _, of_variant in variants for _, cell in of_variant)
-    _check_comparison(raw, cells, str(path))
-    targets = raw.get("targets")
+    _check_baseline(given.baseline, cells, str(path))
+    sweep = _sweep_of(given, cells, base, path, fast)
+    sweep = replace(sweep, about=_about(text, base), notes=(FAST_NOTE,) if fast else ())
+    return sweep if tune is None else tuning_of(tune, maker, variants, spaces, sweep)
+
+
+def _sweep_file(path: Path, text: str) -> SweepFile:
+    """Parse a sweep file; a scenario file is the base of a sweep without other keys. Raises `ScenarioError`."""
+    raw = parse(text, str(path))
+    if not is_sweep(raw):
+        return SweepFile(base=path.name)
+    given: SweepFile = validated(SweepFile, raw, Origin(str(path), text, {}), ())
+    given = given.model_copy(update={"name": given.name or path.stem})
+    if not is_name(given.name):
+        text = f"{given.name!r} given; give at most 100 letters, digits, dots, dashes and underscores"
+        raise ScenarioError(text, key="name", origin=str(path))
+    return given
+
+
+def _sweep_of(
+    given: SweepFile, cells: tuple[Cell, ...], base: Path | Mapping[str, Any], path: Path, fast: bool
+) -> Sweep:
+    """Return the sweep of these cells, with its name and folder."""
     first = cells[0].scenario
-    name = (f"{first.name}-sweep" if of_scenario else raw.get("name", path.stem)) + ("-fast" if fast else "")
+    name = (given.name or f"{first.name}-sweep") + ("-fast" if fast else "")
     folder, address = first.results_folder(name), ""
     if "://" in first.output:
         folder, address = Path("runs", name).absolute(), f"{first.output.rstrip('/')}/{name}"
         check_address(first, folder)
-    sweep = Sweep(
-        name, base, cells, folder, raw.get("baseline"),
-        targets and tuple(targets), _about(text, base), (FAST_NOTE,) if fast else (), raw.get("targets_on", "all"),
-        address=address, folder=path.parent,
-    )  # fmt: skip
-    return sweep if tune is None else tuning_of(tune, maker, variants, spaces, sweep)
-
-
-def _check_keys(raw: Mapping[str, Any], path: Path) -> None:
-    """Check the keys of a sweep file, the types of their values, and its name. Raises `ScenarioError`."""
-    for key, value in raw.items():
-        if key not in KEYS:
-            text = f"unknown key{suggest(str(key), KEYS)}; allowed: {', '.join(KEYS)}"
-            raise ScenarioError(text, key=str(key), origin=str(path))
-        if not isinstance(value, KEYS[key]) or isinstance(value, bool):
-            raise ScenarioError(f"{shown(value)} given; give {_kind(key)}", key=key, origin=str(path))
-    name = raw.get("name", path.stem)
-    if not is_name(name):
-        text = (
-            f"{name!r} given; give at most 100 letters, digits, dots, dashes and underscores, beginning with a letter "
-            "or digit"
-        )
-        raise ScenarioError(text, key="name", origin=str(path))
-
-
-def _make_cells(
-    maker: CellMaker,
-    variants: Iterable[CellVariant],
-    seeds: Sequence[int | None],
-    published: Sequence[PublishedEntry],
-) -> list[VariantCells]:
-    """Make the cells of each variant, with their seeds. Raises `ScenarioError` if a cell has an invalid scenario."""
-    made: list[VariantCells] = []
-    for variant in variants:
-        values = published_for(published, variant.labels)
-        made.append((variant, [(seed, replace(maker.cell(variant, seed), published=values)) for seed in seeds]))
-    return made
+    targets = None if given.targets is None else tuple(given.targets)
+    return Sweep(
+        name,
+        base,
+        cells,
+        folder,
+        baseline=given.baseline,
+        targets=targets,
+        targets_on=given.targets_on,
+        address=address,
+        folder=path.parent,
+    )
 
 
 def _different_runs(made: Sequence[VariantCells], spaces: Sequence[Space], maker: CellMaker) -> list[VariantCells]:
     """Return the variants, without cells that would repeat the run of an earlier cell. Only `--fast` allows such cells.
 
     spaces: the keys that are tuned for each variant; cells that are tuned differently are different runs. Raises
-    `ScenarioError` if two cells have one name or folder, or if two are the same run without `--fast`.
+    `ScenarioError` if two cells are the same run without `--fast`.
     """
     first: dict[tuple[str, str], Cell] = {}
-    named: set[str] = set()
-    in_folder: dict[str, Cell] = {}  # tuning may give two cells the same settings, and then the same folder
     different: list[VariantCells] = []
     for (variant, cells), space in zip(made, spaces, strict=True):
         tuned = str(sorted((key, str(of)) for key, of in space.items()))
-        of_variant: list[tuple[int | None, Cell]] = []
-        for seed, cell in cells:
-            same = first.setdefault((cell.id, tuned), cell)
-            if same is cell:
-                if cell.name in named:
-                    text = f"two cells are called {cell.name!r}; give each cell a different name"
-                    raise ScenarioError(text, key="runs", origin=str(maker.file))
-                named.add(cell.name)
-                other = in_folder.setdefault(cell.folder_name, cell)
-                if other is not cell:
-                    text = (
-                        f"the cells {other.name!r} and {cell.name!r} would have the same folder; give names that "
-                        "differ in their first 60 characters, in a letter from A to Z or a digit"
-                    )
-                    raise ScenarioError(text, key="runs", origin=str(maker.file))
-                of_variant.append((seed, cell))
-            elif not maker.fast:
-                text = f"{maker.file}: the cells {same.name!r} and {cell.name!r} are the same run; remove one of them"
-                raise ScenarioError(text)
+        of_variant = [(seed, cell) for seed, cell in cells if first.setdefault((cell.id, tuned), cell) is cell]
+        if len(of_variant) < len(cells) and not maker.fast:
+            cell = next(cell for _, cell in cells if first[cell.id, tuned] is not cell)
+            text = f"the cells {first[cell.id, tuned].name!r} and {cell.name!r} are the same run; remove one of them"
+            raise ScenarioError(f"{maker.file}: {text}")
         different.append((variant, of_variant))
     return different
-
-
-def _keys_of(overrides: Sequence[str], place: str) -> dict[str, str]:
-    """Return the key of each override -> the place where they are written."""
-    return dict.fromkeys(map(override_key, overrides), place)
 
 
 def _about(text: str, base: Path | Mapping[str, Any]) -> str:
@@ -224,28 +221,16 @@ def is_sweep(raw: Mapping[str, Any]) -> bool:
     return bool(SWEEP_KEYS & raw.keys()) or not isinstance(raw.get("seeds", {}), Mapping)
 
 
-def _kind(key: str) -> str:
-    """Return the allowed values of a key of a sweep file, in words."""
-    words = {"seeds": "a list of integers, or a range such as 1..5", "base": "a scenario file, or its keys and values"}
-    if key in words:
-        return words[key]
-    return "text" if KEYS[key] is str else "a list" if KEYS[key] is list else "a mapping"
-
-
-def _base(raw: Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
-    if "base" not in raw:
-        raise ScenarioError("is missing; give a scenario file, or its keys and values", key="base", origin=str(path))
-    base = raw["base"]
+def _base(base: str | Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
     if isinstance(base, Mapping):
         return base
     file = _base_file(base, path)
     if not file.is_file():
-        near = suggest(str(base), bundled_names())
-        raise ScenarioError(
-            f"{base} given, but there is no file {file}{near}; give a scenario file, or the name of a bundled scenario",
-            key="base",
-            origin=str(path),
+        near = suggest(base, bundled_names())
+        text = (
+            f"{base} given, but there is no file {file}{near}; give a scenario file, or the name of a bundled scenario"
         )
+        raise ScenarioError(text, key="base", origin=str(path))
     if is_sweep(parse(read_text(file), str(file))):
         text = f"{base} given, but that is a sweep file; give a scenario file"
         raise ScenarioError(text, key="base", origin=str(path))
@@ -262,36 +247,20 @@ def _base_file(base: str, path: Path) -> Path:
 
 
 def _seeds(raw: Any, key: str, file: str) -> list[int | None]:
+    """Return the seeds that a list, a number, or text such as `1..5` or `1,2,7` gives. Raises `ScenarioError`."""
     if raw is None:
         return [None]
-    seeds: Any = raw
-    if isinstance(raw, int):
-        seeds = [raw]
-    elif isinstance(raw, str):
+    seeds: Any = [raw] if isinstance(raw, int) else raw
+    if isinstance(raw, str):
         ends = _SEEDS.fullmatch(raw.strip())
         words = raw.split(",")
-        seeds = [int(word) if word.strip().isascii() and word.strip().isdecimal() else word for word in words]
+        seeds = [int(word) if word.strip().isdecimal() else word for word in words]
         if ends:
-            first, last = int(ends[1]), int(ends[2])
-            if last - first >= MOST_CELLS:  # not `len` of the range, which fails for numbers beyond 64 bits
-                text = f"{raw!r} given, a range of {last - first + 1:,} seeds; give at most {MOST_CELLS:,} seeds"
-                raise ScenarioError(text, key=key, origin=file)
-            seeds = range(first, last + 1)
-    given = seeds if isinstance(seeds, Sequence) else ()  # `tune.seeds` may be any YAML value
-    if not given or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in given):
-        raise ScenarioError(f"{raw!r} given; give {_kind('seeds')}", key=key, origin=file)
+            seeds = list(range(int(ends[1]), int(ends[2]) + 1))
+    if not isinstance(seeds, Sequence) or not seeds or not all(type(seed) is int for seed in seeds):
+        text = f"{raw!r} given; give a list of integers, or a range such as 1..5"
+        raise ScenarioError(text, key=key, origin=file)
     return list(seeds)
-
-
-def _grid(raw: Any, key: str, file: str) -> dict[str, list[Any]]:
-    if not isinstance(raw, dict):
-        raise ScenarioError(f"{shown(raw)} given; give a mapping of keys to lists", key=key, origin=file)
-    for name, values in raw.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            text = f"{shown(values)} given; give a list with at least one value"
-            raise ScenarioError(text, key=f"{key}.{name}", origin=file)
-        written_value(list(values), f"{key}.{name}")  # raises for a value that YAML cannot contain
-    return {str(name): list(values) for name, values in raw.items()}
 
 
 @dataclass(frozen=True)
@@ -303,39 +272,28 @@ class _Run:
     grid: Mapping[str, list[Any]] = field(default_factory=dict)  # key -> values, for this combination only
 
 
-def _runs(raw: Mapping[str, Any], file: str) -> list[_Run]:
-    """Every combination of `runs:`; without axes there is one axis, named ""."""
-    several = raw and all(isinstance(axis, dict) and not _has_grid(axis) for axis in raw.values())
-    axes: list[list[tuple[str, str, _Run]]] = []
+def _runs(raw: Mapping[str, Any], path: Path, text: str) -> list[_Run]:
+    """Every combination of `runs`; without axes there is one axis, named ""."""
+    several = raw and all(isinstance(axis, dict) and "grid" not in axis for axis in raw.values())
+    origin = Origin(str(path), text, {})
+    axes: list[list[tuple[str, str, RunEntry]]] = []
     for axis, labelled in raw.items() if several else [("", raw)]:
         if axis and not labelled:
-            raise ScenarioError("{} given; add at least one name with overrides", key=f"runs.{axis}", origin=file)
-        names = [(str(axis), str(label)) for label in labelled]
-        keys = [".".join(filter(None, ("runs", *name))) for name in names]
-        entries = [_run(entry, key, file) for key, entry in zip(keys, labelled.values(), strict=True)]
-        axes.append([(*name, entry) for name, entry in zip(names, entries, strict=True)])
+            raise ScenarioError("{} given; add at least one name with overrides", key=f"runs.{axis}", origin=str(path))
+        entries: list[tuple[str, str, RunEntry]] = []
+        for label, entry in labelled.items():
+            key = tuple(filter(None, ("runs", axis, str(label))))
+            content = entry if isinstance(entry, dict) else {"set": entry}
+            entries.append((axis, str(label), validated(RunEntry, content, origin, key)))
+        axes.append(entries)
     return [
         _Run(
             {axis: label for axis, label, _ in combination},
-            tuple(item for *_, run in combination for item in run.sets),
+            tuple(item for *_, run in combination for item in run.set),
             {key: values for *_, run in combination for key, values in run.grid.items()},
         )
         for combination in itertools.product(*filter(None, axes))
     ]
-
-
-def _has_grid(entry: Any) -> bool:
-    """Return whether a value in `runs` is a run with a grid of its own, not an axis of runs."""
-    return isinstance(entry, dict) and isinstance(entry.get("grid"), dict) and entry.keys() <= {"set", "grid"}
-
-
-def _run(entry: Any, key: str, file: str) -> _Run:
-    """Parse a run: a list of overrides, or a mapping with `grid` and, if needed, such a list as `set`."""
-    if not _has_grid(entry):
-        _check_overrides(entry, key, file)
-        return _Run(sets=tuple(entry))
-    _check_overrides(entry.get("set", []), f"{key}.set", file)
-    return _Run(sets=tuple(entry.get("set", [])), grid=_grid(entry["grid"], f"{key}.grid", file))
 
 
 def _variants(runs: Sequence[_Run], axes: Mapping[str, list[Any]], file: str) -> Iterator[CellVariant]:
@@ -350,41 +308,22 @@ def _variants(runs: Sequence[_Run], axes: Mapping[str, list[Any]], file: str) ->
             yield CellVariant(run.labels, run.sets, tuple(zip(keys, values, strict=True)))
 
 
-def _tune(raw: Mapping[str, Any] | None, text: str, path: Path) -> Tune | None:
+def _tune(raw: Mapping[str, Any], text: str, path: Path) -> Tune:
     """Parse `tune`. Raises `ScenarioError`."""
-    if raw is None:
-        return None
     if "seeds" in raw:
         raw = {**raw, "seeds": _seeds(raw["seeds"], "tune.seeds", str(path))}
     return read_tune(raw, text, str(path))
 
 
-def _check_overrides(overrides: Any, key: str, file: str) -> None:
-    if not isinstance(overrides, list) or not all(isinstance(item, str) and "=" in item for item in overrides):
-        # YAML reads an item with ": " as a mapping unless it is in quotes.
-        text = (
-            f"{shown(overrides)} given; give a list of overrides such as training.lr=0.1, with quotes around an "
-            "override that contains ':'"
-        )
-        raise ScenarioError(text, key=key, origin=file)
-
-
-def _check_comparison(raw: Mapping[str, Any], cells: Sequence[Cell], file: str) -> None:
-    """Check targets and baseline before hours of runs, so that the comparison cannot fail on them."""
-    for target in raw.get("targets", []):
-        if not isinstance(target, int | float) or isinstance(target, bool) or not 0 < target <= 1:
-            text = f"{shown(target)} given; give accuracies greater than 0 and at most 1"
-            raise ScenarioError(text, key="targets", origin=file)
-    if (curve := raw.get("targets_on", "all")) not in CURVES:
-        raise ScenarioError(f"{shown(curve)} given; allowed: {', '.join(CURVES)}", key="targets_on", origin=file)
-    if (baseline := raw.get("baseline")) is None:
+def _check_baseline(baseline: str | None, cells: Sequence[Cell], file: str) -> None:
+    """Check the baseline before hours of runs, so that the comparison cannot fail on it. Raises `ScenarioError`."""
+    if baseline is None:
         return
-    methods = sorted({cell.scenario.method for cell in cells})
-    algorithms = {cell.scenario.algorithm_name for cell in cells}
-    runs = list(dict.fromkeys(name for cell in cells for name in (*cell.runs, cell.label) if name))
+    runs = dict.fromkeys(name for cell in cells for name in (*cell.runs, cell.label) if name)
+    methods = dict.fromkeys(name for cell in cells for name in (cell.scenario.method, cell.scenario.algorithm_name))
     reference = Reference.of(baseline)
-    first = reference.name if reference else (baseline.split() or [""])[0]  # settings may follow the method's name
-    if baseline not in runs and first not in {*methods, *algorithms}:
+    first = reference.name if reference else baseline.partition(" ")[0]  # settings may follow the method's name
+    if baseline not in runs and first not in methods:
         allowed = dict.fromkeys([*methods, *runs])
         near = suggest(baseline, allowed)
         raise ScenarioError(f"{baseline!r} given{near}; allowed: {', '.join(allowed)}", key="baseline", origin=file)

@@ -140,12 +140,11 @@ def tuning_of(
     # With --fast, variants may be the same run: then only the first of them has cells.
     of_spaces = [(variant, cells, space) for (variant, cells), space in zip(variants, spaces, strict=True) if cells]
     candidates = [_candidate(tune, maker, variant, cells, space) for variant, cells, space in of_spaces if space]
-    untuned = [cells[0][1].variant for _, cells, space in of_spaces if not space]
     output = sweep.output.with_name(f"{sweep.output.name}-tuning")
     address = sweep.address and f"{sweep.address}-tuning"
     name = f"{sweep.name}-tuning"
     trials = Sweep(name, sweep.base, (), output, about=sweep.about, address=address, folder=sweep.folder)
-    tuning = Tuning(tune, tuple(candidates), tuple(untuned), trials, maker)
+    tuning = Tuning(tune, tuple(candidates), trials, maker)
     for candidate in candidates:
         _check_trials(tuning, candidate)
     pending = {cell.name for candidate in candidates for _, cell in candidate.finals}

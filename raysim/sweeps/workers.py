@@ -22,7 +22,7 @@ from raysim.runs.preview import client_memory_mb, samples_mb
 from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
-from raysim.sweeps.cells import Cell, Sweep, in_quotes, placed, refuse_edited
+from raysim.sweeps.cells import Cell, Sweep, in_quotes, placed
 from raysim.sweeps.copies import upload_run
 from raysim.sweeps.run_cell import CellTask, Outcome, pack, run_cell, unpack
 from raysim.sweeps.state import CellState, note_failure, state_of
@@ -235,7 +235,6 @@ def task_of(state: CellState, sweep: Sweep, parent: ParentRun, backend: str) -> 
 
     Raises `ScenarioError` if the cell cannot be made from the present files, or would be another run.
     """
-    refuse_edited(state.cell, sweep)
     scenario = state.cell.scenario
     tracking = scenario.tracking
     tags = {**tracking.tags, **parent.tags(), "sweep": sweep.name, "cell": state.cell.name}

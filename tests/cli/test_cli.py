@@ -33,7 +33,7 @@ from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import Settings
 from raysim.scenario.sentences import NAMED_SECTIONS
 from raysim.sweeps import definition
-from raysim.sweeps.describe import SWEEP
+from raysim.sweeps.describe import KEYS
 from tests.cli.command import run
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -298,7 +298,7 @@ def test_describe_a_file_or_the_keys_of_a_sweep(
 
 
 def test_every_key_of_a_sweep_file_is_described() -> None:
-    assert SWEEP.keys() == definition.KEYS.keys()
+    assert KEYS["sweep"].keys() == definition.SweepFile.model_fields.keys()
 
 
 def test_no_help_names_a_page_of_the_repository() -> None:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from raysim.comparison.compare import Comparison
-from raysim.comparison.tables import columns, rows_of
+from raysim.comparison.tables import columns, variants_table
 
 SCENARIO: dict[str, Any] = {
     "name": "made",
@@ -122,4 +122,4 @@ def make_run(
 
 def variant_rows(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[list[str]]:
     """The table of these measures, see `columns`."""
-    return rows_of(comparison, columns(comparison, measures, differences))
+    return [list(row) for row in variants_table(comparison, columns(comparison, measures, differences)).rows]

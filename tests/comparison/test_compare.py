@@ -15,14 +15,18 @@ from scipy import stats
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
-from raysim.comparison.formats import markdown
-from raysim.comparison.latex import latex
+from raysim.comparison.formats import latex, markdown
 from raysim.comparison.published import Published
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tables import legend, rows_of, short_columns, task_rows
+from raysim.comparison.tables import tasks_table, variants_table
 from tests.comparison.runs import make_run, variant_rows
+
+
+def task_rows(comparison: Comparison) -> list[list[str]]:
+    table = tasks_table(comparison)
+    return [] if table is None else [list(row) for row in table.rows[1:]]
 
 
 def of(comparison: Comparison, variant: str, measure: str) -> float | None:
@@ -59,11 +63,7 @@ def test_clients_that_dropped_out_are_not_participants(tmp_path: Path) -> None:
     unknown = table.append_column("engine/participants", pa.array([None, 4, 1, 1]))
     pq.write_table(unknown, tmp_path / "a" / "rounds.parquet")
     (run,) = find_runs([tmp_path])
-    assert run.took_part == {1: 4, 2: 1, 3: 1}
-    # A run of a version without this metric: two clients took part in each round, as clients.parquet says.
-    pq.write_table(table, tmp_path / "a" / "rounds.parquet")
-    (earlier,) = find_runs([tmp_path])
-    assert earlier.measures([])["up_mib"] == pytest.approx(3 / 6)
+    assert run.measures([])["up_mib"] == pytest.approx(3 / 6)
 
 
 def test_round_0_is_not_the_best(tmp_path: Path) -> None:
@@ -152,13 +152,6 @@ def test_what_is_unfair_is_said(tmp_path: Path) -> None:
     assert "1 of 2 rounds" in notes and "seed 3" in notes and "fewer than 3 seeds" in notes
 
 
-def test_repeated_runs_and_other_versions_are_said(tmp_path: Path) -> None:
-    make_run(tmp_path / "a")
-    make_run(tmp_path / "b", version="0.2.0")
-    notes = "\n".join(compare(tmp_path).notes)
-    assert "fedgh, seed 1: 2 runs" in notes and "raysim is 0.1.0 (fedgh) or 0.2.0 (fedgh)" in notes
-
-
 def test_a_loss_that_is_not_finite_is_said(tmp_path: Path) -> None:
     make_run(tmp_path / "a", losses=[2.0, None, 1.0, 0.5])
     make_run(tmp_path / "b", "fd", losses=[2.0, None, float("nan"), float("inf")])
@@ -175,16 +168,7 @@ def test_what_was_left_out_is_said(tmp_path: Path) -> None:
     add_facts(make_run(tmp_path / "a"), uploads=18, rejected_uploads=18, diverged_clients=6, failed_clients=2)
     add_facts(make_run(tmp_path / "b", "fd"), uploads=18, rejected_uploads=0, diverged_clients=0)
     left_out, diverged, failed = [note for note in compare(tmp_path).notes if note.startswith("fedgh, seed 1")]
-    assert "18 of 18" in left_out and "6 clients diverged" in diverged and "failed 2 times" in failed
-
-
-def test_runs_of_other_code_are_said(tmp_path: Path) -> None:
-    engine = "raysim/{common,core}"
-    for seed, digest in ((1, "a"), (2, "b"), (3, "a")):
-        files = {"mine.py": digest, "net.py": "n", engine: str(seed)}
-        add_facts(make_run(tmp_path / str(seed), "mine.py:Mine", seed, called="Mine"), code={"files": files})
-    (note,) = [note for note in compare(tmp_path).notes if "code" in note]
-    assert note.startswith("Mine: ") and "mine.py" in note and "net.py" not in note
+    assert "18 uploads" in left_out and "6 clients diverged" in diverged and "failed 2 times" in failed
 
 
 def test_the_last_of_two_runs_counts_in_every_measure(tmp_path: Path) -> None:
@@ -211,7 +195,7 @@ def test_several_data_sets(tmp_path: Path) -> None:
     assert list(by_method["tasks"]) == [2, 2]
     # On digits both seeds are level or better (0.6 = 0.6 counts half, 0.7 > 0.6), on CIFAR-10 the reverse.
     assert by_method.loc["fedgh", "probability_of_improvement"] == pytest.approx((0.75 + 0.25) / 2)
-    assert task_rows(comparison) == [
+    assert (tasks := tasks_table(comparison)) is not None and tasks.rows == [
         ["method", "tasks", "IQM", "P(better than standalone)"],
         ["fedgh", "2", "65.00", "0.50"],
         ["standalone", "2", "65.00", "-"],
@@ -222,41 +206,34 @@ def test_several_data_sets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"targets": [1.5]}, "--target: 1.5 given; give an accuracy greater than 0 and at most 1"),
-        ({"baseline": "fedavg"}, "--baseline: fedavg given; allowed: fedgh"),
-    ],
+    ("arguments", "words"),
+    [({"targets": [1.5]}, "--target: 1.5"), ({"baseline": "fedavg"}, "--baseline: fedavg given; allowed: fedgh")],
 )
-def test_bad_arguments(tmp_path: Path, arguments: dict[str, object], sentence: str) -> None:
+def test_bad_arguments(tmp_path: Path, arguments: dict[str, object], words: str) -> None:
     make_run(tmp_path / "a")
-    with pytest.raises(ScenarioError, match=f"^{sentence}"):
+    with pytest.raises(ScenarioError, match=f"^{words}"):
         compare(tmp_path, **arguments)  # type: ignore[arg-type]
 
 
 def test_folders_without_runs(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match="no run found; give a run folder, or a folder that contains run folders"):
+    with pytest.raises(ScenarioError, match="no run found"):
         compare(tmp_path)
-    with pytest.raises(ScenarioError, match="cannot be read: No such file"):
+    with pytest.raises(ScenarioError, match="no such folder"):
         compare(tmp_path / "missing")
     folder = make_run(tmp_path / "a")
     (folder / "resolved.yaml").write_text("name: ]\n")
     with pytest.raises(ScenarioError, match=r"resolved\.yaml, line 1: not valid YAML"):
         compare(tmp_path)
-    (folder / "resolved.yaml").write_text("name: made\n")
-    with pytest.raises(ScenarioError, match=r"resolved\.yaml: seed: None given; give an integer"):
-        compare(tmp_path)
 
 
 def sweep_of(folder: Path, **changes: Any) -> None:
     """Two cells, the second with other models, as a method asks for that needs one architecture."""
-    accuracy = Published("X, Table 1", 2, "acc_%", "52", "last", 0.52)
-    size = Published("X, Table 1", 5, "size", "large", None, None)
+    accuracy = Published("X, Table 1", 2, "last", 0.52)
     for seed in (1, 2):
         make_run(folder / f"z-ours-{seed}" / "run", seed=seed, accuracy=[0, 0.5])
         fedavg = {"clients": {"count": 2, "participation": 0.5, "models": ["a"]}}
         make_run(folder / f"theirs-{seed}" / "run", "fedavg", seed, [0, 0.25], algorithm={}, **fedavg)
-    cells = {f"z-ours-{seed}": CellCard("Ours", (accuracy, size)) for seed in (1, 2)}
+    cells = {f"z-ours-{seed}": CellCard("Ours", (accuracy,)) for seed in (1, 2)}
     cells |= {f"theirs-{seed}": CellCard("Theirs") for seed in (1, 2)}
     SweepCard("about it", cells, **{"baseline": "fedavg", "targets": [0.3], "notes": ["cut"], **changes}).write(folder)
 
@@ -271,9 +248,9 @@ def test_a_sweep_brings_names_baseline_targets_and_published_values(tmp_path: Pa
     difference = comparison.difference("Ours", "last")
     assert difference is not None and (difference.mean, difference.n) == (0.25, 2)
     head, ours, theirs = variant_rows(comparison, ["last"], {"last"})
-    assert head == ["variant", "n", "final accuracy", "published", "vs fedavg", "size, published"]
-    assert ours == ["Ours", "2", "50.00", "52.00 (-2.00)", "+25.00", "large"]
-    assert theirs == ["Theirs", "2", "25.00", "-", "-", "-"]
+    assert head == ["variant", "n", "final accuracy", "published", "vs fedavg"]
+    assert ours == ["Ours", "2", "50.00", "52.00 (-2.00)", "+25.00"]
+    assert theirs == ["Theirs", "2", "25.00", "-", "-"]
     assert comparison.frame.set_index(["variant", "measure"]).loc[("Ours", "last"), "published"] == 0.52
     assert "cut" in comparison.notes
     assert any(
@@ -288,10 +265,10 @@ def test_a_sweep_says_whose_accuracy_must_reach_a_target(tmp_path: Path) -> None
     comparison = compare(tmp_path / "same")
     reached = comparison.estimate("Ours", "rounds_to_0.55")
     assert reached is not None and (reached.mean, reached.n) == (1, 2)
-    sentence = "a round's participants reaches it"
-    assert sentence in legend(comparison, short_columns(comparison))
+    sentence = "accuracy/participants must reach it"
+    assert sentence in variants_table(comparison).legend
     without = compare(tmp_path / "same", targets=[])
-    assert sentence not in legend(without, short_columns(without))
+    assert sentence not in variants_table(without).legend
 
 
 def test_the_accuracy_of_all_clients_with_the_current_message(tmp_path: Path) -> None:
@@ -306,7 +283,7 @@ def test_the_accuracy_of_all_clients_with_the_current_message(tmp_path: Path) ->
     assert last["last_current"].mean == last["best_current"].mean == pytest.approx(last["last"].mean + 0.2)  # type: ignore[union-attr]
     reached = comparison.estimate("Ours", "rounds_to_0.55")
     assert reached is not None and reached.n == 2
-    assert "current message, reaches it" in legend(comparison, short_columns(comparison))
+    assert "accuracy/all_current" in variants_table(comparison).legend
 
 
 def test_a_sweep_whose_names_are_not_its_variants_is_named_by_keys(tmp_path: Path) -> None:
@@ -329,9 +306,9 @@ def test_a_baseline_of_the_sweep_without_a_run_is_left_out(tmp_path: Path) -> No
 
 def test_cells_without_a_run_are_counted(tmp_path: Path) -> None:
     sweep_of(tmp_path / "s")
-    assert not any("no run" in note for note in compare(tmp_path).notes)
+    assert not any("missing" in note for note in compare(tmp_path).notes)
     SweepCard("", {"x": CellCard("X"), "y-1": CellCard("Y"), "y-2": CellCard("Y")}).write(tmp_path / "s")
-    (note,) = [note for note in compare(tmp_path).notes if "no run" in note]
+    (note,) = [note for note in compare(tmp_path).notes if "missing" in note]
     assert "3 of 7 cells" in note and note.endswith("X, Y")
 
 
@@ -339,14 +316,13 @@ def test_cells_that_an_edited_sweep_no_longer_has_are_not_counted(tmp_path: Path
     (tmp_path / "s").mkdir()
     SweepCard("", {"never-began": CellCard("Ours"), "z-ours-1": CellCard("Before")}).write(tmp_path / "s")
     sweep_of(tmp_path / "s")
-    assert not any("no run" in note for note in compare(tmp_path / "s").notes)
+    assert not any("missing" in note for note in compare(tmp_path / "s").notes)
 
 
-def test_cells_that_were_not_given_are_counted_apart_from_those_without_a_run(tmp_path: Path) -> None:
+def test_cells_that_were_not_given_are_counted(tmp_path: Path) -> None:
     sweep_of(tmp_path / "s")
     notes = compare(tmp_path / "s" / "z-ours-1", tmp_path / "s" / "z-ours-2").notes
     assert any("2 of 4 cells" in note and "Theirs" in note for note in notes)
-    assert not any("have no run" in note for note in notes)
 
 
 def test_an_earlier_run_that_failed_is_not_reported_as_the_result(tmp_path: Path) -> None:
@@ -377,24 +353,6 @@ def test_a_later_run_that_failed_does_not_replace_a_finished_one(tmp_path: Path)
     assert of(compare(tmp_path), "fedgh", "last") == 0.5
     make_run(tmp_path / "3", accuracy=[0.1, 0.6])
     assert of(compare(tmp_path), "fedgh", "last") == 0.6
-
-
-def test_methods_of_one_name_with_different_code_are_two_variants(tmp_path: Path) -> None:
-    for name, digest, last in (("a", "1", 0.5), ("b", "2", 0.7)):
-        for seed in (1, 2):
-            made = make_run(tmp_path / f"{name}{seed}", "mine.py:Mine", seed, accuracy=[0.1, last], called="Mine")
-            add_facts(made, code={"files": {"mine.py": digest}})
-    comparison = compare(tmp_path)
-    assert [(one.name, len(one.counted)) for one in comparison.variants] == [("Mine", 2), ("Mine-2", 2)]
-    assert (of(comparison, "Mine", "last"), of(comparison, "Mine-2", "last")) == (0.5, 0.7)
-    for baseline, other, gain in (("Mine", "Mine-2", 0.2), ("Mine-2", "Mine", -0.2)):
-        difference = compare(tmp_path, baseline=baseline).difference(other, "last")
-        assert difference is not None and difference.mean == pytest.approx(gain)
-
-
-def test_an_empty_path_is_not_the_current_folder() -> None:
-    with pytest.raises(ScenarioError, match="an empty path given"):
-        compare("")
 
 
 def test_clients_that_train_together_by_default_are_part_of_the_task(tmp_path: Path) -> None:
@@ -445,7 +403,7 @@ def test_a_method_with_the_baselines_results_is_compared(tmp_path: Path) -> None
     for data in ("digits", "cifar10"):
         for method in ("hks", "standalone"):
             make_run(tmp_path / f"{data}-{method}", method, algorithm={}, data={"name": data})
-    assert [row[-1] for row in task_rows(compare(tmp_path, baseline="standalone"))[1:]] == ["0.50", "-"]
+    assert [row[-1] for row in task_rows(compare(tmp_path, baseline="standalone"))] == ["0.50", "-"]
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -477,7 +435,7 @@ def test_p_values_are_corrected_for_all_variants(tmp_path: Path) -> None:
         "fd": f"{4 * raw['fd']:.3f} *", "fml": f"{3 * raw['fml']:.3f}", "fedgh": "1.000", "hks": "1.000",
         "standalone": "-",
     }  # fmt: skip
-    assert "*: significant (p < 0.05)" in legend(comparison, short_columns(comparison))
+    assert "*: significant (p < 0.05)" in variants_table(comparison).legend
     for text in (markdown(comparison), latex(comparison)):
         assert "p (Holm)" in text and f"{3 * raw['fml']:.3f}" in text
     frame = comparison.frame.set_index(["variant", "measure"])
@@ -494,14 +452,13 @@ def test_costs_to_a_target_that_some_runs_miss_have_no_mean(tmp_path: Path) -> N
     comparison = compare(tmp_path, targets=[0.5], baseline="fd")
     costs = [f"{what}_to_0.5" for what in ("rounds", "mib", "virtual_s")]
     assert variant_rows(comparison, costs, ())[1:] == [
-        ["fedgh", "3", "3 of 3: 3", "3 of 3: 9", "3 of 3: 6"],
+        ["fedgh", "3", "3", "9", "6"],
         ["fd", "3", "1 of 3", "1 of 3", "-"],
         ["hks", "3", "0 of 3", "0 of 3", "0 of 3"],
     ]
     assert comparison.reached("fd", "mib_to_0.5") == (1, 3)
     assert comparison.estimate("fd", "rounds_to_0.5") is None
     assert comparison.difference("fedgh", "rounds_to_0.5") is None
-    assert "if all runs do, the mean cost." in legend(comparison, short_columns(comparison))
     frame = comparison.frame.set_index(["variant", "measure"])
     of_fd = frame.loc[("fd", "rounds_to_0.5")]
     assert (of_fd["n"], of_fd["runs"], of_fd["values"]) == (1, 3, "1.0") and of_fd["mean"] != of_fd["mean"]
@@ -574,23 +531,14 @@ def test_the_mean_over_tasks_counts_the_seeds_that_a_method_has_on_every_task(tm
             make_run(tmp_path / f"b{data}{seed}", "standalone", seed, [0, level], data={"name": data})
             if data == "digits" or seed == 1:
                 make_run(tmp_path / f"a{data}{seed}", "fedgh", seed, [0, level], data={"name": data})
-    rows = task_rows(compare(tmp_path, baseline="standalone"))[1:]
+    rows = task_rows(compare(tmp_path, baseline="standalone"))
     assert [row[2] for row in rows] == ["60.00", "60.00"]
     assert [row[3] for row in rows if row[0] == "fedgh"] == ["0.50"]  # of all runs
 
 
 def test_clients_that_have_not_taken_part_are_counted(tmp_path: Path) -> None:
-    for seed in (1, 2):
-        make_run(tmp_path / f"few{seed}", "fedgh", seed, absent=seed)
-        make_run(tmp_path / f"other{seed}", "fd", seed, absent=seed)
+    make_run(tmp_path / "few", "fedgh", absent=1)
     make_run(tmp_path / "all", "fedavg")
-    comparison = compare(tmp_path)
-    (note,) = (note for note in comparison.notes if "not taken part" in note)
-    assert note.startswith("fedgh, fd: 1 or 2 of 2 clients")
-    head, *rows = rows_of(comparison, short_columns(comparison))
-    assert {row[0]: row[2:4] for row in rows} == {
-        "fedgh": ["50.00", "70.00"],
-        "fd": ["50.00", "70.00"],
-        "fedavg": ["50.00", "-"],
-    }
+    head, *rows = variants_table(compare(tmp_path)).rows
+    assert {row[0]: list(row[2:4]) for row in rows} == {"fedgh": ["50.00", "70.00"], "fedavg": ["50.00", "-"]}
     assert head[3] == "final, took part"

@@ -9,15 +9,13 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
-from raysim.comparison.formats import markdown, print_table
-from raysim.comparison.latex import latex
+from raysim.comparison.formats import print_comparison
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, ChosenValue, SweepCard, TunedVariant, TuningCard
-from raysim.comparison.tables import legend, short_columns, task_rows, tasks_legend
-from raysim.comparison.tables import short as short_measures
+from raysim.comparison.tables import tasks_table, variants_table
 from tests.cli.command import run as command
-from tests.comparison.runs import make_run, variant_rows
+from tests.comparison.runs import make_run
 
 ACCURACY, VAL = (0.1, 0.3, 0.6, 0.5, 0.7), (0.9, 0.2, 0.3, 0.3, 0.1)
 """Round 2 is the first with the greatest validation accuracy; round 0 does not count."""
@@ -61,24 +59,19 @@ def test_tables_show_the_selected_round(tmp_path: Path) -> None:
     by_val = compare(tmp_path, baseline="standalone", targets=[0.3], select="val")
     assert by_last.main == "last" and by_val.main == "at_best_val"
     assert (mean(by_last, "fedgh", "last"), mean(by_val, "fedgh", "at_best_val")) == pytest.approx((0.68, 0.58))
-    (head, *_) = variant_rows(by_val, short_measures(by_val), {by_val.main})
+    (head, *_) = variants_table(by_val).rows
     assert head == [
         "variant", "n", "test at best val.", "vs standalone", "p (Holm)", "worst 10%", "max val.", "max val. round",
         "MiB", "GFLOP", "rounds to 30%",
     ]  # fmt: skip
     assert mean(by_last, "standalone", "rounds_to_0.3") == mean(by_val, "standalone", "rounds_to_0.3") == 3
     assert (mean(by_last, "fedgh", "rounds_to_0.3"), mean(by_val, "fedgh", "rounds_to_0.3")) == (2, 2)
-    assert "when accuracy/val reaches it" in markdown(by_val) and "when accuracy/val reaches it" in latex(by_val)
-    assert "when accuracy/val" not in markdown(by_last)
-    for comparison in (by_last, by_val):
-        assert "test at best val.: test accuracy in the round with the greatest validation accuracy." in legend(
-            comparison, short_columns(comparison)
-        )
+    assert "accuracy/val" in variants_table(by_val).legend and "accuracy/val" not in variants_table(by_last).legend
 
 
 def test_what_is_chosen_without_the_option_stays(tmp_path: Path) -> None:
     comparison = compare(made(tmp_path), baseline="standalone")
-    (head, *_) = variant_rows(comparison, short_measures(comparison), {comparison.main})
+    (head, *_) = variants_table(comparison).rows
     assert head[:6] == ["variant", "n", "final accuracy", "vs standalone", "p (Holm)", "test at best val."]
     assert not {"max val.", "val."} & set(head)
 
@@ -87,28 +80,19 @@ def test_the_summary_over_tasks_takes_the_selected_round(tmp_path: Path) -> None
     for data in ("digits", "cifar10"):
         for name, accuracy in (("fedgh", ACCURACY), ("standalone", [0.2] * 5)):
             make_run(tmp_path / f"{data}{name}", name, accuracy=accuracy, val=VAL, data={"name": data})
-    iqm = [[row[2] for row in task_rows(compare(tmp_path, select=select))[1:]] for select in ("last", "val")]
+    tables = [tasks_table(compare(tmp_path, select=select)) for select in ("last", "val")]
+    iqm = [[row[2] for row in table.rows[1:]] for table in tables if table is not None]
     assert iqm == [["70.00", "20.00"], ["60.00", "20.00"]]
-    assert "of the last test accuracy of all clients' own networks. It covers all" in tasks_legend("last")
-    sentence = (
-        "of the test accuracy of all clients' own networks in the round with the best validation accuracy. It covers "
-    )
-    assert sentence in tasks_legend("at_best_val")
 
 
 def test_runs_without_validation_samples_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "a", val=(0.1, 0.2, 0.3, 0.4))
     make_run(tmp_path / "b", seed=2)
     make_run(tmp_path / "c", seed=3)
-    sentence = (
-        f"--select: val given, but {tmp_path / 'b'} and 1 other run measured no validation accuracy; "
-        "leave out these runs, or use --select last"
-    )
-    with pytest.raises(ScenarioError) as caught:
+    with pytest.raises(ScenarioError, match=f"^--select: val given, but {tmp_path / 'b'}"):
         compare(tmp_path, select="val")
-    assert str(caught.value) == sentence
     code, _, err = command(capfd, "compare", str(tmp_path), "--select", "val")
-    assert code == 2 and sentence in err
+    assert code == 2 and "--select" in err
     with pytest.raises(ScenarioError, match=r"^--select: best given; allowed: last, val, val_current$"):
         compare(tmp_path, select="best")
 
@@ -117,7 +101,7 @@ def test_a_run_that_has_not_yet_measured_validation_lacks_the_measures(tmp_path:
     make_run(tmp_path / "a", accuracy=(0.1, 0.2), val=(0.1, float("nan")))
     comparison = compare(tmp_path, select="val")
     assert mean(comparison, "fedgh", "worst_decile") is mean(comparison, "fedgh", "best_val") is None
-    print_table(comparison)
+    print_comparison(comparison)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -137,11 +121,9 @@ def test_commands_take_the_option(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert code == 0 and "at best val." in out
     assert (tmp_path / "c" / "clients.png").stat().st_size
     code, *_ = command(capfd, "report", str(tmp_path / "runs"), "--select", "val", "-o", str(tmp_path / "r.html"))
-    page = html.unescape((tmp_path / "r.html").read_text())
-    spread = "Spread of the test accuracy of all clients' own networks in the round with the best validation accuracy"
-    assert code == 0 and spread in page
+    assert code == 0 and "(test at best val.)" in html.unescape((tmp_path / "r.html").read_text())
     page = html.unescape(report(tmp_path / "runs", output=tmp_path / "l.html").read_text())
-    assert "Spread of the last test accuracy of all clients' own networks" in page
+    assert "Spread of the test accuracy of all clients' own networks (final accuracy)" in page
 
 
 CURRENT, VAL_CURRENT = (0.9, 0.2, 0.4, 0.8, 0.3), (0.9, 0.1, 0.2, 0.5, 0.5)
@@ -174,7 +156,7 @@ def test_the_validation_accuracy_of_current_networks_selects_the_round(
         "rounds_to_0.5": 3,
     }  # fmt: skip
     assert {name: mean(comparison, "fedgh", name) for name in expected} == pytest.approx(expected)
-    head, *_ = variant_rows(comparison, short_measures(comparison), {comparison.main})
+    head, *_ = variants_table(comparison).rows
     assert head[2:9] == [
         "current test at best val.", "vs standalone", "p (Holm)", "worst 10% current", "max val. current",
         "max val. current round", "MiB",
@@ -188,12 +170,8 @@ def test_the_validation_accuracy_of_current_networks_selects_the_round(
 
 def test_runs_without_tests_of_current_networks_are_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "a", val=(0.1, 0.2, 0.3, 0.4))
-    with pytest.raises(ScenarioError) as caught:
+    with pytest.raises(ScenarioError, match=r"^--select: val_current given, but .* accuracy/val_current"):
         compare(tmp_path, select="val_current")
-    assert str(caught.value) == (
-        f"--select: val_current given, but {tmp_path / 'a'} measured no accuracy/val_current (it needs "
-        "evaluation.clients: all); use --select last"
-    )
 
 
 def made_tuned_by_current(folder: Path) -> Path:
@@ -218,7 +196,7 @@ def test_the_accuracy_that_chose_the_values_is_tested_and_drawn(
     folder = made_tuned_by_current(tmp_path)
     tuned = compare(folder, baseline="standalone")
     assert tuned.main == "last_current"
-    head, *_ = variant_rows(tuned, short_measures(tuned), {tuned.main})
+    head, *_ = variants_table(tuned).rows
     assert head[2:7] == ["final current", "vs standalone", "p (Holm)", "final accuracy", "test at best val."]
     own = compare(folder, metric="accuracy/all")
     assert own.main == "last"

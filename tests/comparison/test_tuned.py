@@ -21,7 +21,7 @@ CARD = TuningCard("random", "accuracy/val", False, [101, 102], [A, B], cells=["A
 
 
 def test_a_choice_at_an_edge_has_a_mark() -> None:
-    assert "training.lr=0.3 (at the upper end" in A.sentence and "trial 3, score 0.9123" in A.sentence
+    assert "training.lr=0.3 (at the upper end" in A.sentence and "score 0.9123" in A.sentence
     assert "training.lr=0.1, x=1 (at the lower end" in B.sentence and "2 trials failed" in B.sentence
     assert "no values" in replace(A, trial=None, score=None, chosen=[]).sentence
 
@@ -31,19 +31,10 @@ def test_a_choice_tells_its_search_space() -> None:
     assert "training.lr=0.3 (from {log: [0.01, 0.3]}; at the upper end" in replace(A, chosen=[space]).sentence
 
 
-def test_budgets_are_equal_or_it_says_how_they_differ() -> None:
-    halving = "16 trials with successive halving at rounds 2, 6, 20"
-    assert f": equal budgets of {halving}" in CARD.notes[0]
-    other = replace(CARD, variants=[A, replace(B, trials=4, steps=[])])
-    assert f"unequal budgets: A {halving}, B 4 trials" in other.notes[0]
-    untuned, optimistic = replace(CARD, untuned=["C"], uses_test=True).notes[-2:]
-    assert "C was not tuned" in untuned and "optimistic" in optimistic
-
-
-def test_variants_whose_tuning_has_not_begun_are_one_note() -> None:
-    waiting = [TunedVariant(name, 16, [2, 6, 20], 0, 0) for name in "CD"]
-    *others, note = replace(CARD, variants=[A, B, *waiting]).notes
-    assert others == CARD.notes and "2 other variants" in note
+def test_unequal_budgets_and_test_samples_are_noted() -> None:
+    assert not any("unequal" in note or "optimistic" in note for note in CARD.notes)
+    other = replace(CARD, variants=[A, replace(B, trials=4, steps=[])], uses_test=True).notes
+    assert any("16 trials of A, 4 trials of B" in note for note in other) and "optimistic" in other[-1]
 
 
 def test_a_comparison_shows_the_tuning_of_its_sweep(tmp_path: Path) -> None:
@@ -61,7 +52,7 @@ def test_a_comparison_shows_the_tuning_of_its_sweep(tmp_path: Path) -> None:
     assert "1 outdated run" in outdated and tuning == CARD.notes
     assert not any(note.startswith("unequal settings: training.lr") for note in found.notes)
     SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=replace(CARD, cells=["C"])).write(tmp_path)
-    with pytest.raises(ScenarioError, match=r"all runs are outdated: .* since they ran; run the sweep again"):
+    with pytest.raises(ScenarioError, match="outdated"):
         compare(tmp_path)
 
 
@@ -82,7 +73,7 @@ def test_a_method_that_was_not_tuned_is_named(tmp_path: Path) -> None:
     SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=CARD).write(tmp_path / "s")
     make_run(tmp_path / "t" / "C" / "1", "fedproto", training={"epochs": 1, "batch_size": 8, "lr": 0.05})
     notes = compare(tmp_path / "s", tmp_path / "t").notes
-    assert "unequal tuning: fedproto was not tuned" in notes
+    assert "unequal tuning: not tuned: fedproto" in notes
     assert "unequal settings: training.lr is tuned (fedgh, standalone) or 0.05 (fedproto)" in notes
 
 
@@ -115,7 +106,7 @@ def test_a_choice_that_equals_another_variant_is_a_row_of_its_own(tmp_path: Path
             make_run(tmp_path / f"{name}{seed}" / "1", seed=seed, accuracy=[0, 0.1 * seed])
             cells[f"{name}{seed}"] = CellCard(name, runs=(name,))
     variants = [replace(A, label="tuned", chosen=[ChosenValue("training.epochs", "1")])]
-    card = replace(CARD, variants=variants, untuned=["default"], cells=list(cells))
+    card = replace(CARD, variants=variants, cells=list(cells))
     SweepCard("", cells, baseline="default", tuning=card).write(tmp_path)
     found = compare(tmp_path)
     assert [(one.name, len(one.runs)) for one in found.variants] == [("default", 3), ("tuned", 3)]
@@ -131,7 +122,7 @@ def test_runs_of_an_untuned_method_are_one_variant_inside_and_outside_of_a_tuned
     make_run(tmp_path / "swept" / "A1" / "1", "fedgh", 1)
     make_run(tmp_path / "more" / "alone3", "standalone", 3)
     cells = {"alone1": CellCard("alone"), "alone2": CellCard("alone"), "A1": CellCard("A")}
-    card = replace(CARD, variants=[A], untuned=["alone"], cells=list(cells))
+    card = replace(CARD, variants=[A], cells=list(cells))
     SweepCard("", cells, tuning=card).write(tmp_path / "swept")
     found = compare(tmp_path / "swept", tmp_path / "more", baseline="standalone")
     assert sorted(len(one.runs) for one in found.variants) == [1, 3]

@@ -233,7 +233,6 @@ def test_a_cell_is_the_setting_of_the_rows_that_it_claims(name: str) -> None:
     for cell in sweep_of(name).cells:
         for one in cell.published:
             row = published()[one.line]
-            assert (row.metric, row.value) == (one.metric, one.text)
             is_structure = row.setting == "model structure"
             (_is_the_network if is_structure else _is_the_setting)(checked(name, cell.label), row, one.measure)
 

@@ -152,20 +152,21 @@ def test_runs_with_several_axes_claim_published_values(base: Path, tmp_path: Pat
     ]
     assert [cell.label for cell in sweep.cells[:3]] == ["Ours slow", "Ours slow", "Ours fast"]
     accuracy, upload, size = sweep.cells[0].published
-    assert (accuracy.measure, accuracy.value, accuracy.text, accuracy.source, accuracy.line) == (
-        "last", pytest.approx(0.935), "93.5", "X", 2,
-    )  # fmt: skip
-    assert (upload.measure, upload.value) == ("up_mib", 0.5)
-    assert (size.measure, size.value, size.text) == (None, None, "large")
-    assert [one.line for one in sweep.cells[-1].published] == [4]
+    assert (accuracy.measure, accuracy.value, accuracy.source) == ("last", pytest.approx(0.935), "X")
+    assert (upload.measure, upload.value) == ("up_mib", 0.5) and (size.measure, size.value) == (None, None)
+    assert [one.value for one in sweep.cells[-1].published] == [0.8]
 
 
-def test_published_values_of_several_kinds_and_values_that_were_not_printed(base: Path, tmp_path: Path) -> None:
+def test_published_values_of_several_entries_and_values_that_were_not_printed(base: Path, tmp_path: Path) -> None:
     (tmp_path / "values.csv").write_text(VALUES.replace("512", "-"))
     other = claim(rows={"paper": "Y"}, measures={"acc_%": "best"})
     (cell,) = load_sweep(write(tmp_path, runs={"method": {"Ours": []}}, published=[claim(), other])).cells
-    found = [(one.measure, one.value, one.text) for one in cell.published]
-    assert found == [("last", 0.935, "93.5"), ("up_mib", None, "-"), (None, None, "large"), ("best", 0.11, "11")]
+    assert [(one.measure, one.value) for one in cell.published] == [
+        ("last", 0.935),
+        ("up_mib", None),
+        (None, None),
+        ("best", 0.11),
+    ]
 
 
 def test_an_override_with_braces_needs_quotes(base: Path, tmp_path: Path) -> None:
@@ -180,19 +181,6 @@ def test_what_is_said_of_a_sweep_is_what_opens_its_file_and_its_base(base: Path,
     path = write(tmp_path, seeds=[1])
     path.write_text(f"# A table.\n{path.read_text()}")
     assert load_sweep(path).card().about == "A table.\n\nBase scenario base.yaml: Chosen: a batch of 8."
-
-
-OWN_SCHEDULE = """
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Share:
-    warmup: float
-
-    def factor(self, t: int, num_rounds: int) -> float:
-        return 1.0 if t > self.warmup * num_rounds else 0.5
-"""
 
 
 def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
@@ -210,89 +198,58 @@ def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
     only = write(tmp_path, set=["rounds=50", "algorithm.name=hks"], seeds=[1])
     (hks,) = load_sweep(only, fast=True).cells
     assert hks.scenario.warmup == {"warmup": 1}
-    clients = "training.overrides=[{clients: 0..1, epochs: 25}, {clients: 2..2, lr: 0.1}]"
-    scheduled = write(tmp_path, set=["rounds=50", clients, "training.schedule={name: cosine, warmup: 5}"], seeds=[1])
-    training = load_sweep(scheduled, fast=True).cells[0].scenario.resolved["training"]
-    assert [one["epochs"] for one in training["overrides"]] == [3, None]
-    assert training["schedule"]["warmup"] == 1
-    (tmp_path / "own.py").write_text(OWN_SCHEDULE)
-    own = write(tmp_path, set=["rounds=50", f"training.schedule={{name: '{tmp_path}/own.py', warmup: 0.3}}"], seeds=[1])
-    schedule = load_sweep(own, fast=True).cells[0].scenario.resolved["training"]["schedule"]
-    assert schedule["warmup"] == 0.3
     none = write(tmp_path, set=["rounds=50", "algorithm={name: hks, warmup: 0}"], seeds=[1])
     assert load_sweep(none, fast=True).cells[0].scenario.warmup == {"warmup": 0}
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "key", "word"),
     [
-        ({"grdi": {}}, "grdi: unknown key; did you mean 'grid'.; allowed: name, base, seeds, set, grid, runs"),
-        ({"grid": {"training.lr": []}}, r"grid.training.lr: \[\] given; give a list with at least one value"),
-        ({"grid": {"training.lr": 0.1}}, "grid.training.lr: 0.1 given; give a list with at least one value"),
-        ({"grid": [1]}, r"grid: \[1\] given; give a mapping"),
-        ({"grid": {"training.lx": [1]}}, "the cell 'training.lx=1': training.lx=1 from `grid`: training.lx: unknown"),
-        ({"set": ["training.lx=1"]}, "the cell 'base': training.lx=1 from `set`: training.lx: unknown key"),
-        ({"set": ["training.lr=[1"]}, r"the cell 'base': training.lr=\[1 from `set`: the value is not valid YAML"),
-        ({"runs": {"a": ["training.lx=1"]}}, "the cell 'a': training.lx=1 from `runs`: training.lx: unknown key"),
-        ({"runs": {"a": {"grid": {"rounds": [0]}}}}, "the cell 'a rounds=0': rounds=0 from `runs`: rounds: 0 given"),
-        ({"seeds": [-1]}, "the cell 'seed=-1': seed=-1 from `seeds`: seed: -1 given; allowed: at least 0"),
-        ({"grid": {"name": [1]}}, "the cell 'name=1': name=1 from `grid`: name: 1 given; allowed: text; put it in"),
-        ({"grid": {"training.lr": [0.1, 0.1]}}, "the cells 'training.lr=0.1' and 'training.lr=0.1' are the same run"),
-        ({"grid": {"algorithm.name": ["fedhg"]}}, "the cell 'fedhg': algorithm.name=fedhg from `grid`: .*did you"),
-        ({"seeds": "1...3"}, "seeds: '1...3' given; give a list of integers, or a range such as 1..5"),
-        ({"seeds": "3..1"}, "seeds: '3..1' given; give a list"),
-        ({"seeds": []}, r"seeds: \[\] given; give a list"),
-        ({"set": ["a=1", {"b={c": "1}"}]}, r"set: \[a=1, {'b={c': '1}'}\] given; give a list of .* with quotes"),
-        ({"runs": {"a": "training.lr=1"}}, "runs.a: 'training.lr=1' given; give a list of overrides"),
-        ({"base": "missing.yaml"}, "base: missing.yaml given, but there is no file .*missing.yaml; give a "),
-        ({"base": "sweep.yaml"}, "base: sweep.yaml given, but that is a sweep file; give a scenario file"),
-        ({"base": "other.yaml"}, "base: other.yaml given, but that is a sweep file; give a scenario file"),
-        ({"base": "runs.yaml"}, "base: runs.yaml given, but that is a sweep file; give a scenario file"),
-        ({"base": 3}, "base: 3 given; give a scenario file, or its keys and values"),
-        ({"name": "a/b"}, "name: 'a/b' given; give at most 100 letters, digits"),
-        ({"targets": [0.5, 2]}, "targets: 2 given; give accuracies greater than 0 and at most 1"),
-        ({"targets_on": "participant"}, "targets_on: 'participant' given; allowed: all, all_current, participants"),
-        ({"baseline": "standalon"}, "baseline: 'standalon' given; allowed: fedgh"),
-        ({"baseline": " "}, "baseline: ' ' given; allowed: fedgh"),
-        ({"published": {}}, "published.file: missing; give a CSV file"),
-        ({"published": claim(file=3)}, "published.file: 3 given; give a CSV file"),
-        ({"published": claim(file="no.csv")}, "published.file: no.csv given; give a CSV file with the columns"),
-        ({"published": claim(rows=[])}, r"published.rows: \[\] given; give a mapping"),
-        ({"published": claim(row={})}, "published.row: unknown key; did you mean 'rows'.; allowed: file, rows"),
-        ({"published": claim(rows={"papr": "X"})}, "published.rows.papr: no such column; allowed: paper, method"),
-        ({"published": claim(rows={"paper": "Z"})}, "published.rows: no row of values.csv matches"),
-        ({"published": claim(measures={"acc_%": "lst"})}, "published.measures.acc_%: 'lst' given; allowed: .*last"),
-        ({"published": claim(measures={"acc": "last"})}, "published.measures.acc: the chosen rows have no such metric"),
-        ({"published": claim(measures={"size": "last"})}, "published: line 5 of values.csv: size is 'large'; give"),
-        ({"published": claim(rows={"paper": "*"})}, "published: the cell 'Ours' has more than one published value"),
-        ({"published": [claim(), 3]}, "published.1: 3 given; give a mapping"),
-        ({"published": [claim(rows={"papr": "X"})]}, "published.0.rows.papr: no such column"),
-        ({"published": [claim(), claim(rows={"paper": "Y"}, measures={"acc_%": "last"})]}, "published: the cell"),
-        ({"runs": {"method": {}, "seed": {"a": []}}}, "runs.method: {} given; add at least one name"),
-        ({"runs": {"a": {"grid": {"rounds": 3}}}}, "runs.a.grid.rounds: 3 given; give a list with at least one value"),
-        ({"runs": {"a": {"grid": {"rounds": [3]}, "set": "x"}}}, "runs.a.set: 'x' given; give a list of overrides"),
-        (
-            {"runs": {"a": {"grid": {"rounds": [3]}}}, "grid": {"rounds": [2]}},
-            "grid.rounds: the grid of a also has rounds; remove the key from one of",
-        ),
-        ({"runs": {"method": {"a": "x"}}}, "runs.method.a: 'x' given; give a list of overrides"),
+        ({"grdi": {}}, "grdi", "did you mean 'grid'"),
+        ({"grid": {"training.lr": []}}, "grid.training.lr", "at least 1"),
+        ({"grid": [1]}, "grid", "mapping"),
+        ({"set": ["training.lx=1"]}, "training.lx", "the sweep"),
+        ({"runs": {"a": ["training.lx=1"]}}, "training.lx", "the cell 'a'"),
+        ({"seeds": [-1]}, "seed", "at least 0"),
+        ({"grid": {"training.lr": [0.1, 0.1]}}, "", "the same run"),
+        ({"grid": {"algorithm.name": ["fedhg"]}}, "algorithm.name", "did you mean"),
+        ({"seeds": "1...3"}, "seeds", "1..5"),
+        ({"seeds": "3..1"}, "seeds", "1..5"),
+        ({"runs": {"a": "training.lr=1"}}, "runs.a", "a list"),
+        ({"base": "missing.yaml"}, "base", "no file"),
+        ({"base": "other.yaml"}, "base", "sweep file"),
+        ({"name": "a/b"}, "name", "letters"),
+        ({"targets": [0.5, 2]}, "targets", "at most 1"),
+        ({"targets_on": "participant"}, "targets_on", "participants"),
+        ({"baseline": "standalon"}, "baseline", "fedgh"),
+        ({"published": {}}, "published", "missing"),
+        ({"published": claim(file="no.csv")}, "published.file", "metric and value"),
+        ({"published": claim(rows={"paper": "Z"})}, "published.rows", "no row"),
+        ({"published": claim(rows={"papr": "X"})}, "published.rows", "no row"),
+        ({"published": claim(measures={"acc_%": "lst"})}, "published.measures.acc_%", "last"),
+        ({"published": claim(measures={"acc": "last"})}, "published.measures.acc", "no such metric"),
+        ({"published": claim(measures={"size": "last"})}, "published", "give a number"),
+        ({"published": claim(rows={"paper": "*"})}, "published", "more than one"),
+        ({"runs": {"method": {}, "seed": {"a": []}}}, "runs.method", "at least one name"),
+        ({"runs": {"a": {"grid": {"rounds": 3}}}}, "runs.a.grid.rounds", "a list"),
+        ({"runs": {"a": {"grid": {"rounds": [3]}}}, "grid": {"rounds": [2]}}, "grid.rounds", "the grid of a"),
     ],
 )  # fmt: skip
-def test_bad_sweep_files(base: Path, tmp_path: Path, content: dict[str, Any], sentence: str) -> None:
+def test_bad_sweep_files(base: Path, tmp_path: Path, content: dict[str, Any], key: str, word: str) -> None:
     (tmp_path / "other.yaml").write_text(yaml.safe_dump({"base": "sweep.yaml", "seeds": [1]}))
-    (tmp_path / "runs.yaml").write_text(yaml.safe_dump({"runs": {"a": []}}))
     (tmp_path / "values.csv").write_text(VALUES)
     path = write(tmp_path, **{"runs": {"method": {"Ours": []}} if "published" in content else {}, **content})
-    with pytest.raises(ScenarioError, match=f"^{path}: {sentence}") as caught:
+    with pytest.raises(ScenarioError) as caught:
         load_sweep(path)
-    assert "\n" not in str(caught.value)
+    text = str(caught.value)
+    assert text.startswith(f"{path}: ") and key in text and word in text and "\n" not in text
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_sweep_without_a_base(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text("seeds: [1]\n")
-    with pytest.raises(ScenarioError, match="base: is missing; give a scenario file"):
+    with pytest.raises(ScenarioError, match="base: is missing"):
         load_sweep(path)
 
 
@@ -325,19 +282,14 @@ def test_a_baseline_may_be_a_name_in_runs(base: Path, tmp_path: Path) -> None:
         sweep = load_sweep(write(tmp_path, runs=runs, baseline=baseline))
         assert sweep.baseline == baseline
         assert list(sweep.card().cells.values())[1].runs == ("slow", "b")
-    with pytest.raises(
-        ScenarioError,
-        match=r"'slw' given; did you mean 'slow'\?; allowed: fedgh, slow, a, slow a, b, slow b, ",
-    ):
+    with pytest.raises(ScenarioError, match=r"baseline: 'slw' given; did you mean 'slow'"):
         load_sweep(write(tmp_path, runs=runs, baseline="slw"))
 
 
 def test_seeds_and_grids_of_options_are_not_in_the_file(base: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"^--seeds: 'x' given; give a list of integers"):
+    with pytest.raises(ScenarioError, match=r"^--seeds: 'x' given"):
         load_sweep(base, seeds="x")
-    with pytest.raises(ScenarioError, match=r"^--seeds: .* a range of 99,999,999,999,999,999,999 seeds; give at most"):
-        load_sweep(base, seeds="1..99999999999999999999")
-    with pytest.raises(ScenarioError, match=r"^--grid\.training\.lr: \[\] given; give a list with at least one value"):
+    with pytest.raises(ScenarioError, match=r"^--grid: grid\.training\.lr"):
         load_sweep(base, grid={"training.lr": []})
 
 
@@ -346,22 +298,3 @@ def test_a_scenario_with_the_section_seeds_is_no_sweep(base: Path) -> None:
     assert files_of(base) == []
     sweep = load_sweep(base, seeds="1,2")
     assert [(cell.scenario.seed, cell.scenario.seeds.data) for cell in sweep.cells] == [(1, 7), (2, 7)]
-
-
-def test_a_key_of_one_method_in_a_grid_of_several(base: Path, tmp_path: Path) -> None:
-    """The sentence's own `runs` are a sweep that loads."""
-    grid = {"algorithm.name": ["fedgh", "standalone"], "algorithm.header_lr": [0.1, 0.2]}
-    with pytest.raises(ScenarioError, match=r"the cell 'standalone algorithm\.header_lr=0\.1'") as caught:
-        load_sweep(write(tmp_path, grid=grid))
-    assert "unknown key" in str(caught.value) and "\n" not in str(caught.value)
-    text = str(caught.value).split("`")[-2].replace("METHOD", "fedgh")
-    sweep = load_sweep(write(tmp_path, **yaml.safe_load(text)))
-    assert [cell.name for cell in sweep.cells] == [
-        "without",
-        "with algorithm.header_lr=0.1",
-        "with algorithm.header_lr=0.2",
-    ]
-    assert [cell.scenario.method for cell in sweep.cells] == ["standalone", "fedgh", "fedgh"]
-    with pytest.raises(ScenarioError) as caught:
-        load_sweep(write(tmp_path, grid={**grid, "algorithm.header_lr": ["x"]}))
-    assert "sweep file" not in str(caught.value)
