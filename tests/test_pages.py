@@ -106,7 +106,7 @@ def test_the_examples_of_sweep_files(tmp_path: Path) -> None:
     published["published"]["rows"] |= {"setting": "*N=100*", "dataset": "CIFAR-100"}
     sweep.write_text(yaml.safe_dump({"base": "quickstart", "runs": runs, **published}))
     (cell,) = load_sweep(sweep).cells
-    assert [(one.measure, one.text) for one in cell.published] == [("best_participants", "57.29")]
+    assert [(one.measure, one.value) for one in cell.published] == [("best_participants", 0.5729)]
 
 
 def test_own_code_lists_every_hook_and_what_hooks_can_use() -> None:
