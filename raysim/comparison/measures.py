@@ -169,37 +169,37 @@ Chosen = Literal["last", "best", "val", "val_current", "selected"]
 the comparison selects for all measures, see `SELECT`."""
 
 
-class Source(NamedTuple):
+class MeasureSource(NamedTuple):
     """The metric that a measure comes from, and its round."""
 
     metric: str
     round: Chosen
 
 
-SOURCES: Mapping[str, Source] = {
-    "last": Source("accuracy/all", "last"),
-    "at_best_val": Source("accuracy/all", "val"),
-    "best": Source("accuracy/all", "best"),
-    "last_current": Source("accuracy/all_current", "last"),
-    "at_best_val_current": Source("accuracy/all_current", "val_current"),
-    "best_current": Source("accuracy/all_current", "best"),
-    "best_participants": Source("accuracy/participants", "best"),
-    "best_global": Source("accuracy/global", "best"),
-    "last_global": Source("accuracy/global", "last"),
-    "val": Source("accuracy/val", "last"),
-    "best_val": Source("accuracy/val", "val"),
-    "val_current": Source("accuracy/val_current", "last"),
-    "best_val_current": Source("accuracy/val_current", "val_current"),
-    "last_took_part": Source("accuracy/took_part", "last"),
-    "last_pooled": Source("accuracy/all_pooled", "last"),
-    "last_current_pooled": Source("accuracy/all_current_pooled", "last"),
-    "worst_decile": Source("accuracy/worst_decile", "selected"),
-    "worst_decile_current": Source("accuracy/all_current_worst_decile", "selected"),
-    "min": Source("accuracy/min", "selected"),
-    "jain": Source("accuracy/jain", "selected"),
-    "macro_f1": Source("accuracy/macro_f1", "selected"),
-    "balanced": Source("accuracy/balanced", "selected"),
-    "std": Source("accuracy/all_std", "selected"),
+SOURCES: Mapping[str, MeasureSource] = {
+    "last": MeasureSource("accuracy/all", "last"),
+    "at_best_val": MeasureSource("accuracy/all", "val"),
+    "best": MeasureSource("accuracy/all", "best"),
+    "last_current": MeasureSource("accuracy/all_current", "last"),
+    "at_best_val_current": MeasureSource("accuracy/all_current", "val_current"),
+    "best_current": MeasureSource("accuracy/all_current", "best"),
+    "best_participants": MeasureSource("accuracy/participants", "best"),
+    "best_global": MeasureSource("accuracy/global", "best"),
+    "last_global": MeasureSource("accuracy/global", "last"),
+    "val": MeasureSource("accuracy/val", "last"),
+    "best_val": MeasureSource("accuracy/val", "val"),
+    "val_current": MeasureSource("accuracy/val_current", "last"),
+    "best_val_current": MeasureSource("accuracy/val_current", "val_current"),
+    "last_took_part": MeasureSource("accuracy/took_part", "last"),
+    "last_pooled": MeasureSource("accuracy/all_pooled", "last"),
+    "last_current_pooled": MeasureSource("accuracy/all_current_pooled", "last"),
+    "worst_decile": MeasureSource("accuracy/worst_decile", "selected"),
+    "worst_decile_current": MeasureSource("accuracy/all_current_worst_decile", "selected"),
+    "min": MeasureSource("accuracy/min", "selected"),
+    "jain": MeasureSource("accuracy/jain", "selected"),
+    "macro_f1": MeasureSource("accuracy/macro_f1", "selected"),
+    "balanced": MeasureSource("accuracy/balanced", "selected"),
+    "std": MeasureSource("accuracy/all_std", "selected"),
 }
 """Measure -> its source, for measures that are the value of a metric in one round."""
 
