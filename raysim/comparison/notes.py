@@ -92,8 +92,9 @@ def _unequal_settings(variants: Sequence[Variant]) -> list[str]:
 
 
 def _on_runs(variant: Variant) -> list[str]:
-    """Sentences on a variant's runs that ended early, failed, or diverged."""
-    notes = []
+    """Sentences on a variant's runs that ended early, failed, diverged, or have different code."""
+    code = _unequal("code", ((f"seed {seed}", run.code) for seed, run in variant.counted.items()))
+    notes = [f"{variant.name}: {note}; run the older runs again" for note in code]
     for run in variant.counted.values():
         done, asked = run.summary["rounds"], run.rounds_asked
         if done < asked:

@@ -22,8 +22,16 @@ from raysim.report.accuracies import DRAWABLE
 from raysim.report.load import read_clients, read_rounds, read_summary, rounds_done
 from raysim.report.units import plural
 from raysim.scenario.parse import flatten
-from raysim.scenario.schema import decides
+from raysim.scenario.schema import Section, Settings, decides
 from raysim.scenario.yaml_text import WrittenLoader, parse, read_text
+
+
+@cache
+def _default_keys() -> Mapping[str, Any]:
+    """Return the keys that a scenario may omit, with their defaults."""
+    defaults = {name: field.default for name, field in Settings.model_fields.items()}
+    given = {name: one.model_dump(mode="json") for name, one in defaults.items() if isinstance(one, Section)}
+    return {**{name: None for name, one in defaults.items() if one is None}, **dict(flatten(given))}
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,8 @@ class RunRecord:
         summary = read_summary(folder)
         summary["rounds"] = rounds_done(folder, summary)
         path = folder / "resolved.yaml"
-        keys = dict(flatten(parse(read_text(path), str(path), WrittenLoader)))
+        # A run from before a key existed has the key's default.
+        keys = {**_default_keys(), **dict(flatten(parse(read_text(path), str(path), WrittenLoader)))}
         cell = sweep.cells.get(folder.resolve().parent.name) if sweep else None
         return cls(folder, summary, keys, sweep if cell else None, cell)
 
@@ -66,6 +75,12 @@ class RunRecord:
     def cell_folder(self) -> Path:
         """The folder that contains the run folder; in a sweep, that of the cell, in the folder of the sweep."""
         return self.folder.resolve().parent
+
+    @property
+    def code(self) -> dict[str, str]:
+        """The method's files, without raysim's engine, and the first digits of their digests."""
+        files = self.summary.get("code", {}).get("files", {})
+        return {name: digest[:8] for name, digest in files.items() if not name.startswith("raysim/{")}
 
     @property
     def place(self) -> int:

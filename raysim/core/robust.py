@@ -6,12 +6,13 @@ They treat all uploads alike, whatever the clients' numbers of samples are. Shap
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
 from raysim.core.fields import Range
+
+if TYPE_CHECKING:  # the commands that look up names of rules do without torch, which takes a second to import
+    import torch
+    from torch import Tensor
 
 Number = Annotated[int, Range(ge=0, le=1_000_000)]
 
@@ -47,7 +48,9 @@ class TrimmedMean:
     def combine(self, row_KP: Tensor) -> Tensor:
         """See `Rule`. NaN: the upload does not have this value."""
         sorted_KP, count_P = _sorted(row_KP)
-        trimmed_P = torch.clamp((count_P - 1) // 2, max=self.malicious)
+        import torch
+
+        trimmed_P = ((count_P - 1) // 2).clamp(max=self.malicious)
         place_K1 = torch.arange(len(row_KP))[:, None]
         kept_KP = (place_K1 >= trimmed_P) & (place_K1 < count_P - trimmed_P)
         return sorted_KP.masked_fill(~kept_KP, 0.0).sum(0) / kept_KP.sum(0)
@@ -87,7 +90,7 @@ class NormClipping:
         center_P = Median().combine(row_KP)
         norm_K = (row_KP - center_P).norm(dim=1)
         bound = Median().combine(norm_K[:, None])
-        factor_K = torch.where(norm_K > bound, bound / norm_K, 1.0)
+        factor_K = (bound / norm_K).where(norm_K > bound, 1.0)
         return center_P + (factor_K[:, None] * (row_KP - center_P)).mean(0)
 
 
@@ -107,6 +110,8 @@ class Bucketing:
 
     def mix(self, row_KP: Tensor, rng: torch.Generator) -> Tensor:
         """See `Mixing`."""
+        import torch
+
         order_K = torch.randperm(len(row_KP), generator=rng)
         return torch.stack([row_KP[bucket].mean(0) for bucket in order_K.split(self.size)])
 
@@ -120,6 +125,8 @@ class NearestNeighbourMixing:
 
     def mix(self, row_KP: Tensor, rng: torch.Generator) -> Tensor:
         """See `Mixing`."""
+        import torch
+
         near_KM = distances(row_KP).argsort(dim=1, stable=True)[:, : max(1, len(row_KP) - self.malicious)]
         return torch.stack([row_KP[near_M.sort().values].mean(0) for near_M in near_KM])
 
@@ -151,6 +158,8 @@ class RobustMean:
 
     def of_weights(self, parts: list[dict[str, Tensor]], rng: torch.Generator) -> dict[str, Tensor]:
         """Combine the floating-point tensors of all parts, as one row each; other tensors are those of the first."""
+        import torch
+
         names = [name for name, tensor in parts[0].items() if tensor.is_floating_point()]
         row_KP = torch.stack([torch.cat([part[name].double().flatten() for name in names]) for part in parts])
         sizes = [parts[0][name].numel() for name in names]
@@ -169,6 +178,8 @@ def krum_scores(row_KP: Tensor, malicious: int) -> Tensor:
 
 def distances(row_KP: Tensor) -> Tensor:
     """Return the Euclidean distances between all rows, [K, K]; each row's distance to itself is the smallest."""
+    import torch
+
     gap_KK = torch.cdist(row_KP, row_KP, compute_mode="donot_use_mm_for_euclid_dist")
     return gap_KK.fill_diagonal_(-1.0)
 

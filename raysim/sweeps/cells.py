@@ -118,6 +118,7 @@ class CellMaker:
     sets: tuple[str, ...]  # the same from `--set`
     file: Path  # the sweep file
     fast: bool = False
+    options: frozenset[str] = frozenset()  # keys of `--grid`; paths in their values are relative to the current folder
     _methods: dict[str, str] = field(default_factory=dict)  # `algorithm.name` in a grid -> its name in tables
 
     def cell(
@@ -131,6 +132,7 @@ class CellMaker:
         assigned = (*variant.assignments, *(tuned or {}).items())
         overrides = (*variant.sets, *(f"{key}={written(value)}" for key, value in assigned), *of_seed)
         places = dict.fromkeys(map(override_key, (*self.common, *overrides)), "the sweep")
+        places |= dict.fromkeys(self.options, "--grid")
         changed = (*self.common, *self.sets, *overrides)
         try:
             scenario = parse_scenario(self.base, changed, sweep=self.file.parent, places=places)

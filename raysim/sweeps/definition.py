@@ -114,7 +114,7 @@ def load_sweep(
     lists = {key: of if isinstance(of, str) else list(of) for key, of in (grid or {}).items()}
     written_value(lists, "--grid")  # raises for a value that YAML cannot contain, such as a number of NumPy
     option: RunEntry = validated(RunEntry, {"grid": lists}, Origin("--grid", "", {}), ())
-    maker = CellMaker(base, tuple(given.set), tuple(overrides_of(sets)), path, fast)
+    maker = CellMaker(base, tuple(given.set), tuple(overrides_of(sets)), path, fast, frozenset(option.grid))
     published = read_published(given.published if isinstance(given.published, list) else [given.published], path)
     made: list[VariantCells] = []
     for variant in _variants(_runs(given.runs, path, text), {**given.grid, **option.grid}, str(path)):

@@ -366,7 +366,7 @@ REFUSED = [
     (["describe", "lr"], "raysim: describe lr: unknown name; did you mean 'training.lr'? (`raysim list` shows"),
     (["describe", "every"], "unknown name; did you mean 'evaluation.every' or 'checkpoint.every'? (`raysim list`"),
     (["describe", "training.lrr"], "raysim: describe training.lrr: unknown name; did you mean 'training.lr'?"),
-    (["describe", "nonsense"], "raysim: describe nonsense: unknown name (`raysim list` shows all names)"),
+    (["describe", "nonsense"], "unknown name; did you mean 'noise'?"),
 ]
 
 
@@ -468,6 +468,10 @@ def test_the_schema_accepts_custom_classes_with_any_fields(checker: Any, key: tu
     for part in key[:-1]:
         section = section.setdefault(part, {})
     section[key[-1]] = {"name": name, "mine": 0.5}
+    if key[0] == "adversary":
+        section["clients"] = 0.2
+    elif key[0] == "aggregator":
+        section.setdefault("rule", {"name": "median"})
     checker.validate(raw)
 
 

@@ -97,7 +97,7 @@ def test_a_dry_run_notes_what_is_to_be_downloaded(
     ("words", "sentence"),
     [
         (["missing.yaml"], "raysim: missing.yaml: there is no such file"),
-        ([QUICKSTART, "--grid", "training.lx=1"], "training.lx=1 from the sweep: training.lx: unknown key"),
+        ([QUICKSTART, "--grid", "training.lx=1"], "training.lx=1 from --grid: training.lx: unknown key"),
         ([QUICKSTART, "--seeds", "-1"], "seeds: '-1' given; give a list of integers"),
         ([QUICKSTART, "--grid", "training.lr="], "grid.training.lr: [] given"),
         ([QUICKSTART, "--seeds", "x"], "seeds: 'x' given; give a list of integers, or a range such as 1..5"),

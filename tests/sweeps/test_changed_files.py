@@ -143,6 +143,7 @@ def test_trials_on_changed_data_run_again(pool: Pool, workplace: Path) -> None:
 
 
 def test_missing_inputs_are_refused(workplace: Path) -> None:
+    data("mine.parquet", 0.0)
     with pytest.raises(raysim.ScenarioError, match=r"inputs: .*missing\.pt given"):
         raysim.Scenario.load(scenario(inputs=["missing.pt"]))
     assert counts(states_of(load_sweep(write(workplace, scenario(inputs=["missing.pt"]))))) == "2 waiting"

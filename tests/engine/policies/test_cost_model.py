@@ -15,7 +15,7 @@ COUNTS = {"train": 8, "val": 1, "test": 10}
 
 def plan() -> Any:
     samples = {name: SimpleNamespace(of=lambda k, n=number: range(n)) for name, number in COUNTS.items()}
-    return SimpleNamespace(arch=lambda k: "cnn", epochs_in=lambda t, k: 10 * t, **samples)
+    return SimpleNamespace(arch=lambda k: "cnn", trained_samples=lambda t, k: 80 * t, **samples)
 
 
 @pytest.mark.parametrize(
