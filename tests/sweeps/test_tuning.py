@@ -211,7 +211,7 @@ def test_a_sweep_is_tuned_and_a_kill_anywhere_changes_nothing(
     assert [cell.scenario.training.lr for cell in final.cells[:2]] == [best.values["training.lr"]] * 2
     found = compare(sweep.output)
     assert [(variant.name, len(variant.runs)) for variant in found.variants] == [("FedGH", 2), ("Alone", 2)]
-    assert "equal budgets of 4 trials with successive halving at rounds 1, 2, 4 per method" in found.notes[0]
+    assert "tuned by accuracy/val on the seeds" in found.notes[0]
     assert any(note.startswith(f"FedGH: tuned to training.lr={best.values['training.lr']}") for note in found.notes)
     assert not any("unequal" in note for note in found.notes)
     before = len(pool.rounds)
@@ -480,7 +480,7 @@ def test_the_page_on_tuning(workplace: Path, pool: Pool) -> None:
         "4 trials, the probability that at least one of them is among the best 10% of all combinations is 34%; "
         "increase tune.trials"
     )
-    assert "equal budgets of 4 trials with successive halving at rounds 1, 2 per method" in budgets
+    assert "tuned by accuracy/val on the seeds" in budgets
     assert any(note.startswith("FedProto: tuned to training.lr=") and "algorithm.lambda_=" in note for note in notes)
 
 
