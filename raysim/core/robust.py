@@ -83,7 +83,7 @@ class MultiKrum:
 
 @dataclass(frozen=True)
 class NormClipping:
-    """The mean, after each upload was moved towards the median of all, to at most the median distance from it."""
+    """Average the uploads; one that is farther from their median than most is first moved towards it."""
 
     def combine(self, row_KP: Tensor) -> Tensor:
         """See `Rule`."""
