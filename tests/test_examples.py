@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import raysim
-from examples import budget, leaks, many_clients, personalised, robustness, stragglers, tree, tsne
+from examples import budget, leaks, many_clients, personalised, privacy, robustness, stragglers, tree, tsne
 from raysim.algorithms.hks import HKS
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
@@ -176,6 +176,17 @@ def test_many_clients(workplace: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert round_s == pytest.approx(run.rounds["time/round_s"].median(), abs=6e-4) and all_s > round_s
     assert memory_mib == pytest.approx(run.rounds["memory/host_mb"].iloc[-1], abs=6e-4)
     assert (workplace / "out" / "many_clients.png").stat().st_size > 1000
+
+
+@pytest.mark.large
+def test_privacy(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("dp_accounting")
+    table = privacy.main(noise=[0.3, 3.0], rounds=10, folder="out")
+    rows = table.set_index("noise")
+    assert rows["epsilon"].is_monotonic_decreasing
+    assert rows.loc["no section privacy", "accuracy"] > rows.loc["noise 3.0", "accuracy"]
+    assert printed(capsys, "noise 0.3") == [f"{rows.loc['noise 0.3', name]:.3f}" for name in ("epsilon", "accuracy")]
+    assert (workplace / "out" / "privacy.png").stat().st_size > 1000
 
 
 @pytest.mark.large

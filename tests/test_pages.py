@@ -115,7 +115,7 @@ def test_own_code_lists_every_hook_and_what_hooks_can_use() -> None:
     hooks = [re.match(r"\| `(\w+)\(([^)]*)\)`", row) for row in rows]
     shown = {found[1]: found[2].split(", ") for found in hooks if found}
     assert shown == dict(HOOKS)
-    internal = {"stats", "meter", "trainer", "values", "to", "robust"}
+    internal = {"stats", "meter", "trainer", "values", "to", "robust", "private"}
     for cls, start in (
         (Client, "| `client` |"),
         (Server, "| `server` |"),

@@ -48,7 +48,11 @@ def test_every_dependency_is_imported_and_every_import_is_declared() -> None:
     names = {"scikit-learn": "sklearn", "pyyaml": "yaml", "pillow": "PIL"}
     declared = {names.get(name, name.replace("-", "_")) for name in map(_package, PROJECT["dependencies"])}
     extras = PROJECT["optional-dependencies"]
-    optional = {_package(text) for name in ("hub", "tune", "tensorboard", "wandb") for text in extras[name]}
+    optional = {
+        _package(text).replace("-", "_")
+        for name in ("hub", "privacy", "tune", "tensorboard", "wandb")
+        for text in extras[name]
+    }
     files = [*(REPOSITORY / "raysim").rglob("*.py"), *(REPOSITORY / "algorithms").glob("*.py")]
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
     modules = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]

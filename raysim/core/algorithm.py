@@ -30,6 +30,7 @@ from raysim.core.fit import Bounds, FitJob, LocalTraining, Loss, Trainer, fit_on
 from raysim.core.messages import Weights
 from raysim.core.meter import ClientStats, FlopMeter
 from raysim.core.ops import weighted_mean
+from raysim.core.private import PrivateMean
 from raysim.core.robust import RobustMean
 from raysim.core.torch_workarounds import eval_mode
 
@@ -288,6 +289,7 @@ class Server(Generic[State]):
     classes: Mapping[ClientId, Tensor] = field(default_factory=dict)  # class ids in each client's data, int64 ascending
     arch: Mapping[ClientId, str] = field(default_factory=dict)  # name of each client's architecture
     robust: RobustMean | None = None  # replaces the mean of uploads: section `aggregator`
+    private: PrivateMean | None = None  # the mean with noise: section `privacy`; uploads are then sealed
 
     def __setattr__(self, name: str, value: Any) -> None:
         _refuse_new(self, "server", name, "server.state")
@@ -296,13 +298,16 @@ class Server(Generic[State]):
     def mean(self, parts: Mapping[ClientId, Weights], weighted: bool = True) -> Weights:
         """Return the mean of the clients' tensors, as `ops.weighted_mean`, or what `aggregator` puts in its place.
 
-        weighted: by the clients' numbers of samples; False: all are equal. A rule of `aggregator` treats them as equal.
+        weighted: by the clients' numbers of samples; False: all are equal. A rule of `aggregator`, and `privacy` at the
+        server, treat them as equal.
 
         >>> from raysim.core.algorithm import Server
         >>> server = Server(task=None, rng=torch.Generator(), num_samples={0: 1, 1: 3})
         >>> server.mean({0: {"w": torch.tensor([0.0])}, 1: {"w": torch.tensor([4.0])}})
         {'w': tensor([3.])}
         """
+        if self.private is not None:
+            return self.private.mean([*parts.values()], sum(count > 0 for count in self.num_samples.values()))
         if self.robust is None:
             return weighted_mean((self.num_samples[k] if weighted else 1, part) for k, part in parts.items())
         return self.robust.of_weights([*parts.values()], self.rng)
@@ -325,6 +330,8 @@ class Server(Generic[State]):
         all are equal. Returns (mean_CD, zero for a class that no client has; known_C, bool). Sums are in float64. With
         `aggregator`, its rule takes the place of each mean, without the counts.
         """
+        if self.private is not None:
+            return self.private.class_mean(rows, self.classes, self.task.num_classes, self.task.feature_dim)
         first = next(iter(rows.values()))
         sum_CD = torch.zeros(self.task.num_classes, first.shape[1], dtype=torch.float64)
         weight_C = torch.zeros(self.task.num_classes, dtype=torch.float64)

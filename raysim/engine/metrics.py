@@ -229,6 +229,7 @@ class Conditions(NamedTuple):
     lr: float  # the clients' learning rate
     seconds: float  # of the whole round, tests included
     memory: MemoryReport  # after the round
+    epsilon: float | None = None  # loss of privacy until then
 
 
 PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
@@ -299,6 +300,7 @@ REPORT: Mapping[str, Callable[[RoundReport], float | int | None]] = {
 CONDITIONS: Mapping[str, Callable[[Conditions], float | int | None]] = {
     "training/lr": lambda conditions: conditions.lr,
     "time/round_s": lambda conditions: conditions.seconds,
+    "privacy/epsilon": lambda conditions: conditions.epsilon,
     "memory/host_mb": lambda conditions: conditions.memory.resident_mb,
     "memory/gpu_peak_mb": lambda conditions: conditions.memory.gpu_peak_mb,
 }

@@ -25,10 +25,12 @@ from raysim.engine.learning_rate import Constant, RateSchedule, factor_of
 from raysim.engine.policies.attacks import Malicious
 from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.policies.placement import Layout
+from raysim.engine.policies.privacy import ClientPrivacy
 from raysim.engine.policies.sampling import Participation
 from raysim.engine.policies.sampling import cohort as select
 from raysim.engine.policies.stopping import StoppingRule
 from raysim.engine.policies.system import Timing, time_round
+from raysim.engine.stages import Stage
 from raysim.engine.stragglers import StragglerDraws
 from raysim.plugins.own_code import OwnCode
 
@@ -58,6 +60,7 @@ class Plan:
     participation: Participation = Participation()
     malicious: Malicious | None = None  # clients that change their samples or uploads
     robust: RobustMean | None = None  # the rule in place of the mean of uploads
+    privacy: ClientPrivacy | None = None  # clipping and noise
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     public: tuple[NDArray[Any], NDArray[np.int64]] | None = None  # stored samples and labels of `Task.public`
     encoder: Callable[[str], Any] = only_pixels  # as in `Task`; picklable
@@ -104,6 +107,11 @@ class Plan:
     def init_seed(self) -> int:
         """The seed of initial weights."""
         return self.seed if self.weights_seed is None else self.weights_seed
+
+    @property
+    def stages(self) -> list[Stage]:
+        """What happens to uploads before `server_update`, in order."""
+        return [stage for stage in (self.malicious, self.privacy) if stage is not None]
 
     def arch(self, k: ClientId) -> str:
         """Return client k's architecture."""

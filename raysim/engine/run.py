@@ -18,6 +18,7 @@ from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.engine.metrics import ALL_CLIENTS, CURRENT, Conditions, compute_metrics, round_metrics
 from raysim.engine.plan import Plan
 from raysim.engine.policies.evaluations import Coverage
+from raysim.engine.policies.privacy import Account
 from raysim.engine.policies.system import Timing
 from raysim.engine.progress import Progress
 from raysim.engine.recorder import Recorder
@@ -53,6 +54,7 @@ class Rounds:
         self.plan, self.backend, self.record, self.checkpoints = plan, backend, record, checkpoints
         self.progress, self.stop, self.within = progress or Progress(), stop or Stop(), within
         self._best_val: tuple[int, Mapping[str, Any]] | None = None  # best round by validation, facts of its checkpoint
+        self.account = Account(plan.privacy, plan.cohort) if plan.privacy and plan.privacy.noise_multiplier else None
         self.warnings = RunWarnings(backend, plan.max_failed_fraction)
         self.recovering = RecoveringBackend(backend, self._replay, checkpoints, plan.max_attempts, record.wait)
 
@@ -177,7 +179,8 @@ class Rounds:
         """
         progress, memory = self.progress, self.backend.memory()
         self.warnings.check_memory(memory)
-        conditions = Conditions(self.plan.local_in(t).lr, perf_counter() - began, memory)
+        epsilon = self.account.epsilon(t) if self.account and evaluated else None
+        conditions = Conditions(self.plan.local_in(t).lr, perf_counter() - began, memory, epsilon)
         metrics = round_metrics(report, rows, progress.latest if evaluated else None, conditions)
         progress.add(report, rows, metrics)
         progress.restarts = self.recovering.restarts

@@ -1,4 +1,4 @@
-"""Stages between a client's upload and `server_update`, at the server: what malicious clients do to their uploads.
+"""Stages between a client's upload and `server_update`, at the server: malicious clients, clipping, noise, seals.
 
 A stage sees a message as its tensors of floating-point numbers, by path. If the client got a message of the same class
 and shapes, they are the differences from it, so an attack on a model turns the client's step and not its weights.
@@ -6,14 +6,16 @@ and shapes, they are the differences from it, so an attack on a model turns the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from raysim.common.errors import RunError
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import is_message, mapped
+from raysim.core.private import Sealed
 
 STATISTICS = ("running_mean", "running_var")
 """Buffers of BatchNorm, which no stage changes: a negative variance would only make the network fail."""
@@ -29,21 +31,58 @@ class Stage(Protocol):
         """Return the changed uploads of round `t`, without those that stay as they are; a pure function."""
 
 
-def apply(stage: Stage, ups: Mapping[ClientId, Any], down_of: Callable[[ClientId], Any], t: int) -> dict[ClientId, Any]:
-    """Return the uploads of round `t` after a stage. down_of: what a client got in this round.
+@dataclass(frozen=True)
+class Received:
+    """The uploads of a round as they arrive at the server, with what their clients got."""
 
-    An upload that the stage does not change is returned itself, because (up - down) + down can have other bits.
-    """
-    downs = {k: _reference(up, down_of(k)) for k, up in ups.items()}
-    changed = stage({k: _changes(up, downs[k]) for k, up in ups.items()}, t)
-    return {k: _with(up, downs[k], changed[k]) if k in changed else up for k, up in ups.items()}
+    ups: Mapping[ClientId, Any]
+    references: Mapping[ClientId, Mapping[str, Tensor] | None]  # None: the upload is not compared with anything
+    changes: Mapping[ClientId, Changes]
+
+    @classmethod
+    def of(cls, ups: Mapping[ClientId, Any], down_of: Callable[[ClientId], Any]) -> Received:
+        """Compare uploads with what their clients got. down_of: the message that a client got in this round."""
+        references = {k: _reference(up, down_of(k)) for k, up in ups.items()}
+        return cls(ups, references, {k: _changes(up, references[k]) for k, up in ups.items()})
+
+    def after(self, stages: Sequence[Stage], t: int) -> Received:
+        """Return the uploads of round `t` after these stages.
+
+        An upload that no stage changes is returned itself, because (up - down) + down can have other bits.
+        """
+        changes = dict(self.changes)
+        for stage in stages:
+            changes |= stage(changes, t)
+        ups = {
+            k: up if changes[k] is self.changes[k] else _with(up, self.references[k], changes[k])
+            for k, up in self.ups.items()
+        }
+        return Received(ups, self.references, changes)
+
+    def sealed(self) -> dict[ClientId, Any]:
+        """Return the uploads as only a private mean can read them. Raises `RunError` for BatchNorm's statistics."""
+        return {k: self._sealed(k) for k in self.ups}
+
+    def _sealed(self, k: ClientId) -> Any:
+        seals, reference = {}, self.references[k]
+        for name, tensor in _floats(self.ups[k]).items():
+            if name.endswith(STATISTICS):
+                raise RunError(
+                    f"privacy: uploads contain BatchNorm's statistics ({name}), which are neither clipped nor noised; "
+                    "choose networks without BatchNorm, or a method that does not send them"
+                )
+            seals[id(tensor)] = Sealed(self.changes[k][name], None if reference is None else reference[name])
+        return mapped(Tensor, lambda tensor: seals.get(id(tensor), tensor), self.ups[k])
 
 
-def tensors_of(msg: Any, path: str = "") -> dict[str, Tensor]:
-    """Return the floating-point tensors of a message by path, such as `w.header.weight`, in order."""
+def tensors_of(msg: Any) -> dict[str, Tensor]:
+    """Return the floating-point tensors of a message that stages may change, by path, such as `w.header.weight`."""
+    return {name: tensor for name, tensor in _floats(msg).items() if not name.endswith(STATISTICS)}
+
+
+def _floats(msg: Any, path: str = "") -> dict[str, Tensor]:
     if isinstance(msg, Tensor):
-        changes = msg.is_floating_point() and not path.endswith(STATISTICS)
-        return {path: msg} if changes else {}
+        return {path: msg} if msg.is_floating_point() else {}
     parts: list[tuple[Any, Any]] = []
     if isinstance(msg, Mapping):
         parts = list(msg.items())
@@ -51,7 +90,7 @@ def tensors_of(msg: Any, path: str = "") -> dict[str, Tensor]:
         parts = list(enumerate(msg))
     elif msg is not None and is_message(msg):
         parts = [(field.name, getattr(msg, field.name)) for field in fields(msg)]
-    return {name: one for key, part in parts for name, one in tensors_of(part, f"{path}.{key}".strip(".")).items()}
+    return {name: one for key, part in parts for name, one in _floats(part, f"{path}.{key}".strip(".")).items()}
 
 
 def _reference(up: Any, down: Any) -> Mapping[str, Tensor] | None:

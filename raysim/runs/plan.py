@@ -80,6 +80,7 @@ def _plan(scenario: Scenario, data: RunData, layout: Layout | None) -> Plan:
         participation=scenario.participation,
         malicious=scenario.malicious,
         robust=scenario.robust,
+        privacy=scenario.client_privacy,
         independent_init=scenario.clients.independent_init,
         weights_seed=scenario.seeds.weights,
         evaluate_when=evaluation.when,

@@ -1,12 +1,15 @@
-"""Sections `adversary` and `aggregator`: which clients are malicious, and which rule replaces the mean of uploads."""
+"""Sections `adversary`, `aggregator` and `privacy`: malicious clients, the rule in place of the mean, and noise."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Literal
 
+from raysim.common.errors import UnavailableError
 from raysim.core.robust import MIXINGS, RULES, RobustMean
 from raysim.engine.policies.attacks import ATTACKS, Malicious, draw_malicious
+from raysim.engine.policies.privacy import ClientPrivacy
 from raysim.scenario.named import named_settings
 from raysim.scenario.overrides import parse_ranges
 from raysim.scenario.parse import ParsedScenario
@@ -57,3 +60,46 @@ def robust_of(parsed: ParsedScenario) -> tuple[RobustMean | None, dict[str, Any]
         mixing = named_settings(given.mixing, key, MIXINGS, parsed.origin, parsed.own_code, "mix")
         section["mixing"] = {"name": given.mixing["name"], **asdict(mixing)}
     return RobustMean(rule, mixing), section
+
+
+def privacy_of(parsed: ParsedScenario, participants: int) -> ClientPrivacy | None:
+    """Return how uploads are clipped and noised. participants: K, expected of a round. Raises `ScenarioError`."""
+    given, origin, clients = parsed.privacy, parsed.origin, parsed.clients
+    if given is None:
+        return None
+    if given.noise_multiplier and find_spec("dp_accounting") is None:
+        raise origin.error(
+            ("privacy",),
+            "needs the package dp-accounting; install raysim with the extra `privacy`",
+            kind=UnavailableError,
+        )
+    samplings: dict[str, Literal["poisson", "uniform"]] = {"poisson": "poisson", "uniform": "uniform"}
+    sampling: Literal["poisson", "uniform", "other"] = samplings.get(clients.selection["name"], "other")
+    chosen: dict[tuple[str, str], bool] = {
+        ("clients", "deadline_s"): clients.deadline_s is not None,
+        ("clients", "oversample"): clients.oversample > 1,
+        ("failure", "max_failed_fraction"): parsed.failure.max_failed_fraction > 0,
+    }
+    if given.noise_at == "server" and (key := next((key for key, is_set in chosen.items() if is_set), None)):
+        raise origin.error(
+            key,
+            "one client decides whether another one counts, which no account of noise at the server covers; remove "
+            "this key, or set privacy.noise_at to client",
+            cause=("privacy", "noise_at"),
+        )
+    if given.accountant == "pld" and given.noise_at == "server" and sampling == "uniform":
+        raise origin.error(
+            ("privacy", "accountant"),
+            "pld given, but it cannot account for a fixed number of participants; choose rdp, or the selection poisson",
+        )
+    return ClientPrivacy(
+        given.clip,
+        given.noise_multiplier,
+        given.noise_at,
+        given.delta,
+        given.accountant,
+        sampling,
+        participants / clients.number,
+        clients.number,
+        parsed.seed,
+    )

@@ -64,6 +64,7 @@ class ParsedScenario:
     system: schema.System | None
     adversary: schema.Adversary | None
     aggregator: schema.Aggregator | None
+    privacy: schema.Privacy | None
     training: schema.Training
     evaluation: schema.Evaluation
     inputs: list[str] | None

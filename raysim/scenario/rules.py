@@ -210,6 +210,36 @@ def refuse_unsuited_aggregator(scenario: Scenario) -> None:
         )
 
 
+def refuse_unprotected_messages(scenario: Scenario) -> None:
+    """Refuse noise where a method sends or reads more than what is clipped and noised."""
+    privacy, origin, algorithm = scenario.client_privacy, scenario.origin, scenario.algorithm
+    if privacy is None:
+        return
+    from raysim.core.algorithm import overrides
+
+    if overrides(type(algorithm), "client_register"):
+        raise origin.error(
+            ("privacy",),
+            f"clients of {scenario.method} send a message before round 1, which would be neither clipped nor noised; "
+            "choose another method",
+            cause=("algorithm", "name"),
+        )
+    if privacy.central and algorithm.averages != "uploads":
+        raise origin.error(
+            ("privacy", "noise_at"),
+            f"server given, but {scenario.method} also reads single uploads, which would get past the noise; set "
+            "noise_at to client, or choose a method that averages, such as fedavg or fedproto",
+            cause=("algorithm", "name"),
+        )
+    if privacy.central and scenario.robust is not None:
+        raise origin.error(
+            ("aggregator",),
+            "a rule is no sum, and only noise in a sum is accounted; remove the section, or set privacy.noise_at to "
+            "client",
+            cause=("privacy", "noise_at"),
+        )
+
+
 def ask_algorithm(scenario: Scenario) -> None:
     """Let the algorithm refuse the task by its method `check`. Raises `ScenarioError`."""
     with failing(f"{type(scenario.algorithm).__name__}.check fails", "algorithm"):
@@ -233,6 +263,7 @@ AFTER: Sequence[Callable[[Scenario], object]] = (
     refuse_single_samples,
     refuse_unsuited_algorithm,
     refuse_unsuited_aggregator,
+    refuse_unprotected_messages,
     ask_algorithm,
     check_trackers,
 )

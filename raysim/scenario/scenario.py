@@ -16,10 +16,11 @@ from raysim.data.specs import DatasetSpec, Files
 from raysim.engine.learning_rate import WarmsUp
 from raysim.engine.policies.attacks import Malicious
 from raysim.engine.policies.placement import ResourceRequest
+from raysim.engine.policies.privacy import ClientPrivacy
 from raysim.engine.policies.sampling import Participation
 from raysim.engine.stragglers import StragglerDraws
 from raysim.scenario import rules
-from raysim.scenario.adversity import malicious_of, robust_of
+from raysim.scenario.adversity import malicious_of, privacy_of, robust_of
 from raysim.scenario.data import partition_of, split_of, with_data
 from raysim.scenario.models import builder, feature_dim_of
 from raysim.scenario.parse import ParsedScenario, parse_scenario
@@ -60,6 +61,7 @@ class Scenario(ParsedScenario):
     participation: Participation
     malicious: Malicious | None
     robust: RobustMean | None
+    client_privacy: ClientPrivacy | None
     own_training: Mapping[int, Training]  # client that an override selects -> its settings
     together: Mapping[str, int]  # architecture -> clients that one call trains
     requests: tuple[ResourceRequest, ...]
@@ -120,6 +122,7 @@ class Scenario(ParsedScenario):
             participation=participation,
             malicious=malicious,
             robust=robust,
+            client_privacy=privacy_of(parsed, count_participants(parsed)),
             own_training=own_training,
             together=together,
             requests=requests_of(parsed),

@@ -209,6 +209,22 @@ class Aggregator(Section):
     """
 
 
+class Privacy(Section):
+    """Differential privacy of clients: uploads are clipped, noise is added, and the loss of privacy is accounted."""
+
+    clip: Positive
+    """Greatest Euclidean norm of what an upload adds to what the client got; a longer change is scaled down."""
+    noise_multiplier: NonNegative
+    """Standard deviation of the Gaussian noise, in clips."""
+    noise_at: Literal["server", "client"] = "server"
+    """Where noise is added: to the sum of a round at the server, or to each upload at its client."""
+    delta: Annotated[float, Range(gt=0, lt=1)]
+    """The delta for which epsilon is reported."""
+    accountant: Literal["rdp", "pld"] = "rdp"
+    """How dp-accounting composes the rounds: by Renyi divergence, or by the distribution of the privacy loss, which is
+    tighter."""
+
+
 class Seeds(Section):
     """Separate seeds: each replaces `seed` for one source of randomness, so that only this source varies."""
 
@@ -493,6 +509,8 @@ class Settings(Section):
     """Malicious clients; `null`: none. See `raysim describe adversary`."""
     aggregator: Aggregator | None = None
     """A rule in place of the mean of uploads; `null`: the method's mean. See `raysim describe aggregator`."""
+    privacy: Privacy | None = None
+    """Differential privacy of clients; `null`: none. See `raysim describe privacy`."""
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
     inputs: list[str] | None = None

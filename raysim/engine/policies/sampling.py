@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -81,7 +81,24 @@ class Fastest:
         return sorted(drawn, key=lambda k: (-speed[k], k))[:size]
 
 
-SELECTIONS: dict[str, type] = {"uniform": UniformSelection, "by_samples": BySamples, "fastest": Fastest}
+@dataclass(frozen=True)
+class PoissonSelection:
+    """Each client is drawn by itself, so a round may have any number of them, also none: for accounts of privacy."""
+
+    any_number: ClassVar[bool] = True
+
+    def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Sequence[ClientId]:
+        """See `Selection`; `size` is the expected number."""
+        drawn_N = rng.random(len(candidates.ids)) < size / len(candidates.ids)
+        return [k for k, chosen in zip(candidates.ids, drawn_N.tolist(), strict=True) if chosen]
+
+
+SELECTIONS: dict[str, type] = {
+    "uniform": UniformSelection,
+    "by_samples": BySamples,
+    "fastest": Fastest,
+    "poisson": PoissonSelection,
+}
 """Name in a scenario -> policy. A custom policy is named as `./mine.py:Mine`."""
 
 
@@ -122,6 +139,7 @@ def cohort(
     with failing(f"{name} fails"):
         drawn: list[Any] = list(participation.selection.select(candidates, size, rng))
     chosen = [k for k in map(whole_number, drawn) if k is not None and _holds(ids, k)]
+    size = len(drawn) if getattr(participation.selection, "any_number", False) else size
     if len(drawn) != size or len({*chosen}) != size:
         raise RunError(
             f"{name} returned {len(drawn)} clients, {quoted(drawn)}; it must return the ids of {size} different "

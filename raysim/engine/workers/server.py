@@ -16,6 +16,7 @@ from raysim.common.errors import RunError
 from raysim.core.algorithm import Algorithm, ClientId, Server, overrides
 from raysim.core.messages import leaves, nonfinite, pack, unpack, wire_size
 from raysim.core.meter import flops_of
+from raysim.core.private import PrivateMean
 from raysim.core.seeds import seeded
 from raysim.core.state import (
     Form,
@@ -31,10 +32,10 @@ from raysim.core.state import (
     serialize,
     state_tensors,
 )
-from raysim.engine import stages
 from raysim.engine.checkpoint.format import read_server, server_file
 from raysim.engine.plan import Plan
 from raysim.engine.records import Broadcast, CheckpointFile, ClientFailure, NonFiniteUpload, ServerReport
+from raysim.engine.stages import Received
 from raysim.engine.workers.hooks import hook
 from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
 
@@ -145,17 +146,17 @@ class ServerWorker:
         }
         rejected = [k for k in sorted(packed) if isinstance(packed[k], NonFiniteUpload)]
         ups = unpack({k: packed[k] for k in sorted(packed) if k not in rejected})
-        if self.plan.malicious is not None and ups:
-            ups = stages.apply(self.plan.malicious, ups, self._down_of, t)
-            rejected = sorted([*rejected, *(k for k, up in ups.items() if nonfinite(up))])
-            ups = {k: up for k, up in ups.items() if k not in rejected}
+        self.server.private = self._private(t, bool(ups))
+        if self.plan.stages and ups:
+            ups, broken = self._staged(ups, t)
+            rejected = sorted([*rejected, *broken])
         flops = 0
-        if ups:
+        if ups or self.server.private is not None:
             # Counting slows small operations, so operations are counted once per set of upload shapes.
             shapes = [tuple(leaf.shape) for leaf in leaves(ups) if isinstance(leaf, Tensor)]
             key = hashlib.sha256(repr(shapes).encode()).hexdigest()
             guard = Unchanged(dict(ups))  # a copy: the hook may remove uploads from its mapping
-            with self._hook("server_update", t, next(iter(ups.values()))):
+            with self._hook("server_update", t, next(iter(ups.values()), None)):
                 if key in self._flops:
                     self._update(ups)
                 else:
@@ -210,6 +211,28 @@ class ServerWorker:
         """Return the SHA-256 of the server's state."""
         with self._visible():
             return digest(self.server.state)
+
+    def _staged(self, ups: Mapping[ClientId, Any], t: int) -> tuple[dict[ClientId, Any], list[ClientId]]:
+        """Return the uploads after all stages, and the clients whose uploads are not finite any more."""
+        received = Received.of(ups, self._down_of).after(self.plan.stages, t)
+        broken = [k for k, up in received.ups.items() if nonfinite(up)]
+        ready = dict(received.ups) if self.server.private is None else received.sealed()
+        return {k: up for k, up in ready.items() if k not in broken}, broken
+
+    def _private(self, t: int, has_uploads: bool) -> PrivateMean | None:
+        """Return the private mean of round `t`; None: there is no noise at the server.
+
+        has_uploads: without any, the mean is that of what clients would have got, plus noise.
+        """
+        privacy = self.plan.privacy
+        if privacy is None or not privacy.central:
+            return None
+        mean = PrivateMean(privacy.std, privacy.share, seeded(privacy.seed, "privacy", t))
+        if not has_uploads:
+            down = self.plan.algorithm.server_send(self.server, self.plan.eligible[0])
+            tables = [value for value in vars(down).values() if isinstance(value, Mapping)] if down is not None else []
+            mean.sent = tables[0] if len(tables) == 1 else {}
+        return mean
 
     def _down_of(self, k: ClientId) -> Any:
         """Return what client k got in this round."""
