@@ -56,6 +56,7 @@ class APFL(Algorithm[Model, Model, Weights]):
 
     paper: ClassVar[str] = "Deng et al., 2020, https://arxiv.org/abs/2003.13461"
     averages = "uploads"
+    stale_uploads = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"mix": "predictions", "adaptive": False}}
     one_architecture: ClassVar[bool] = True
 

@@ -94,6 +94,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
     """One global header, calibrated at clients by global class means and at the server by virtual representations."""
 
     paper: ClassVar[str] = "Tang et al., IJCAI 2024, https://doi.org/10.24963/ijcai.2024/551"
+    stale_uploads = True
 
     lambda_: NonNegative = 0.1
     """Weight of the pull towards the global class means; 0 omits the pull and sends no means (the paper's w/o AL)."""

@@ -53,6 +53,7 @@ class Ditto(Algorithm[Model, Model, Weights]):
 
     paper: ClassVar[str] = "Li et al., ICML 2021, https://arxiv.org/abs/2012.04221"
     averages = "uploads"
+    stale_uploads = True
     one_architecture: ClassVar[bool] = True
 
     lambda_: NonNegative = 1.0

@@ -60,6 +60,7 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
     """Federated distillation by class-mean logits."""
 
     paper: ClassVar[str] = "Jeong et al., 2018, https://arxiv.org/abs/1811.11479"
+    stale_uploads = True
     state_of_samples: ClassVar[bool] = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "official": {"leave_one_out": False, "collect": "last_epoch", "rebuild": True},

@@ -54,6 +54,7 @@ class FedAPEN(Algorithm[Model, Model, Model]):
 
     paper: ClassVar[str] = "Qin et al., KDD 2023, https://doi.org/10.1145/3580305.3599344"
     averages = "uploads"
+    stale_uploads = True
 
     small: str | None = None
     """Architecture of the shared model; `null`: the clients' architecture with the fewest parameters."""

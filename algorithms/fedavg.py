@@ -19,6 +19,7 @@ class FedAvg(Algorithm[Model, Model, Weights]):
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629"
     averages = "uploads"
+    stale_uploads = True
     one_architecture: ClassVar[bool] = True
 
     avg_bn_buffers: bool = True

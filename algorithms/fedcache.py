@@ -74,6 +74,7 @@ class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
     """Distillation from the cached logits of each sample's nearest neighbours with the same label."""
 
     paper: ClassVar[str] = "Wu et al., IEEE TMC 2024, https://arxiv.org/abs/2308.07816"
+    stale_uploads = True
     state_of_samples: ClassVar[bool] = True
 
     neighbours: Count = 16

@@ -38,6 +38,7 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
 
     paper: ClassVar[str] = "Jang et al., ICPP 2022, https://arxiv.org/abs/2210.14226"
     averages = "uploads"
+    stale_uploads = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "official": {"normalise": False, "temperature": 100.0},
     }

@@ -40,6 +40,7 @@ class FedDF(Algorithm[Model, Model, dict[str, Model]]):
     """Average the models of each architecture, and train the averages on public data towards the ensemble of all."""
 
     paper: ClassVar[str] = "Lin et al., NeurIPS 2020, https://arxiv.org/abs/2006.07242"
+    stale_uploads = True
     public_data: ClassVar[bool] = True
 
     distill_epochs: NonNegativeInt = 1

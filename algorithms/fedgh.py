@@ -31,6 +31,7 @@ class FedGH(Algorithm[Header, ClassMeans, Header]):
     """The server trains one global header on the clients' class-mean representations."""
 
     paper: ClassVar[str] = "Yi et al., ACM MM 2023, https://arxiv.org/abs/2303.13137"
+    stale_uploads = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "official": {"server_mode": "frozen_random", "first": "local"},
     }

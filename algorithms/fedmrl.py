@@ -52,6 +52,7 @@ class FedMRL(Algorithm[Model, Model, Model]):
     """Fuse the representations of each client's model and a shared small one, and learn from parts of the result."""
 
     paper: ClassVar[str] = "Yi et al., NeurIPS 2024, https://arxiv.org/abs/2406.00488"
+    stale_uploads = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"small_width": 1.0, "agg": "one"}}
 
     small: str | None = None

@@ -21,6 +21,7 @@ class FedPer(Algorithm[Extractor, Extractor, Extractor]):
 
     paper: ClassVar[str] = "Arivazhagan et al., 2019, https://arxiv.org/abs/1912.00818"
     averages = "uploads"
+    stale_uploads = True
     one_architecture: ClassVar[bool] = True
 
     def server_start(self, server: Server[Extractor], registrations: Mapping[ClientId, Any]) -> Extractor:

@@ -95,6 +95,7 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
 
     paper: ClassVar[str] = "Tan et al., AAAI 2022, https://arxiv.org/abs/2105.00243"
     averages = "uploads"
+    stale_uploads = True
     state_of_samples: ClassVar[bool] = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "official": {"rebuild": True, "prototypes": "last_epoch"},

@@ -25,6 +25,7 @@ class FedProx(Algorithm[Model, Model, Weights]):
 
     paper: ClassVar[str] = "Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127"
     averages = "uploads"
+    stale_uploads = True
     one_architecture: ClassVar[bool] = True
 
     mu: NonNegative = 0.1

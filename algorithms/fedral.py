@@ -75,6 +75,7 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
     """Share the diagonal blocks of a trainable matrix; each representation times the matrix is added to it."""
 
     paper: ClassVar[str] = "Yi et al., ICCV 2025: Federated Representation Angle Learning"
+    stale_uploads = True
 
     blocks: Annotated[
         int | list[int] | dict[str, int] | None,

@@ -20,6 +20,7 @@ class FedRep(Algorithm[Extractor, Extractor, Extractor]):
 
     paper: ClassVar[str] = "Collins et al., ICML 2021, https://arxiv.org/abs/2102.07078"
     averages = "uploads"
+    stale_uploads = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"agg": "weighted"}}
     one_architecture: ClassVar[bool] = True
 

@@ -42,6 +42,7 @@ class FedSSA(Algorithm[Rows, Rows, State]):
     """Average the header row of each class over its owners; clients fuse it with their own, with a decaying weight."""
 
     paper: ClassVar[str] = "Yi et al., IJCAI 2024, https://arxiv.org/abs/2312.09006"
+    stale_uploads = True
     state_of_samples: ClassVar[bool] = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"agg": "official"}}
 

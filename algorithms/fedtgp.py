@@ -113,6 +113,7 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
     """FedProto with trainable global prototypes and an adaptive margin between them."""
 
     paper: ClassVar[str] = "Zhang et al., AAAI 2024, https://arxiv.org/abs/2401.03230"
+    stale_uploads = True
     state_of_samples: ClassVar[bool] = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "official": {"inference": "nearest", "server_batch": 10},

@@ -36,6 +36,7 @@ class FML(Algorithm[Model, Model, Weights]):
 
     paper: ClassVar[str] = "Shen et al., 2020, https://arxiv.org/abs/2006.16765"
     averages = "uploads"
+    stale_uploads = True
 
     a: Fraction = 0.5
     """Weight of the labels in the loss of a client's own model; the small model's predictions have weight 1 - a."""

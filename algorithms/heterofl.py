@@ -33,6 +33,7 @@ class HeteroFL(Algorithm[Model, Model, dict[str, Model]]):
 
     paper: ClassVar[str] = "Diao et al., ICLR 2021, https://arxiv.org/abs/2010.01264"
     averages = "values"
+    stale_uploads = True
 
     scaler: bool = True
     """Divide a narrow layer's outputs by its share of the widest layer's outputs."""

@@ -66,6 +66,7 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     """Distillation from a tree of clusters of all clients' per-sample logits."""
 
     paper: ClassVar[str] = "Tam, Li, Abdelmoniem, 2025, https://arxiv.org/abs/2504.03505"
+    stale_uploads = True
     state_of_samples: ClassVar[bool] = True
 
     granularity: Literal["top", "middle", "bottom", "all"] = "all"

@@ -23,6 +23,7 @@ class LGFedAvg(Algorithm[Header, Header, Header]):
 
     paper: ClassVar[str] = "Liang et al., 2020, https://arxiv.org/abs/2001.01523"
     averages = "uploads"
+    stale_uploads = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"agg": "uniform"}}
 
     agg: Literal["weighted", "uniform"] = "weighted"

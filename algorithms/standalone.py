@@ -16,6 +16,7 @@ class Standalone(Algorithm[None, None, None]):
     """Every client trains alone; nothing is sent."""
 
     paper: ClassVar[str] = "The baseline of most papers: local training without communication"
+    stale_uploads = True
 
     def client_update(self, client: Client, down: None) -> None:
         client.fit(cross_entropy)  # Eq. A

@@ -70,7 +70,7 @@ def test_budget(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.large
 def test_stragglers(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = stragglers.main(rounds=2, folder="out")
-    assert [name.split()[0] for name in table.index] == ["wait", "deadline", "oversample", "fastest"]
+    assert [name.split()[0] for name in table.index] == ["wait", "deadline", "oversample", "fastest", "asynchronous"]
     wait = raysim.Run(table.loc["wait", "folder"])
     accuracy, _, virtual_s, *_, never = printed(capsys, "wait")
     slowest_s = wait.clients.query("participated").groupby("round")["virtual_s"].max()

@@ -29,7 +29,7 @@ from raysim.plugins.references import Reference, named
 from raysim.plugins.registry import algorithm_class, algorithm_names
 from raysim.scenario.bundled import FOLDER, bundled_names
 from raysim.scenario.schema import Data, Section, Settings
-from raysim.scenario.sentences import NAMED
+from raysim.scenario.sentences import NAMED, kind_of
 from raysim.scenario.trackers import TRACKERS
 from raysim.scenario.yaml_text import opening_comment, read_text
 
@@ -49,6 +49,8 @@ KINDS = {
     "rules": "Rules in place of the mean of uploads; a scenario selects one with `aggregator: {rule: {name: NAME}}`.",
     "mixings": "What is done to uploads before a rule; a scenario selects one with "
     "`aggregator: {mixing: {name: NAME}}`.",
+    "staleness": "How much a stale upload counts; a scenario selects one with "
+    "`asynchronous: {staleness: {name: NAME}}`.",
     "trackers": "Additional destinations of a run's results, besides its folder and MLflow; a scenario adds them with "
     "`tracking: {also: [NAME]}`.",
     "scenarios": "Scenarios and sweeps that come with raysim; run one with `raysim launch NAME` or "
@@ -246,7 +248,7 @@ def _show_algorithm(console: Console, name: str) -> None:
 
 def _named_classes(kind: str) -> Mapping[str, type] | None:
     """The classes of a kind, such as "partitions", that a scenario names; None: a kind without classes."""
-    kinds = {f"{key}s": classes for (_, key), classes in NAMED.items()}
+    kinds = {kind_of(key): classes for (_, key), classes in NAMED.items()}
     return {**kinds, "trackers": TRACKERS}.get(kind)
 
 

@@ -81,6 +81,8 @@ METRICS: Mapping[str, str] = {
     "time/virtual_s": "seconds that the round takes on the simulated devices and connections, if the scenario sets "
     "`system`",
     "time/virtual_total_s": "time/virtual_s, summed over all rounds so far",
+    "async/staleness": "mean age of the uploads that count in this round, in rounds, if the scenario sets "
+    "`asynchronous`",
     "engine/restarts": "how often the run has returned to a checkpoint after an actor or a node died",
     "engine/participants": "clients that took part in this round: without those that dropped out, were late or failed",
     "engine/absent_clients": "clients that have not taken part in any round yet; accuracy/all tests their initial "

@@ -29,6 +29,7 @@ from raysim.contract.rounds import (
     one_client,
     runs,
     single_samples,
+    stale_uploads,
 )
 from raysim.contract.toy import SEED
 from raysim.contract.trial import ContractError
@@ -103,6 +104,7 @@ CLAUSES: dict[str, Callable[[AnyAlgorithm], None]] = {
         single_samples,
         class_gap,
         averages,
+        stale_uploads,
         exposed,
     )
 }

@@ -17,6 +17,7 @@ from raysim.core.algorithm import AnyAlgorithm, ClientId, overrides
 from raysim.core.messages import leaves, mapped, nonfinite
 from raysim.core.robust import RobustMean
 from raysim.core.state import state_tensors
+from raysim.engine.policies.asynchronous import Asynchronous, Flight, Polynomial
 from raysim.engine.records import NonFiniteUpload
 
 GAP: Labels = ([0, 1] * 4, [1, 0] * 3, [2] * 5)
@@ -143,6 +144,26 @@ def averages(algorithm: AnyAlgorithm) -> None:
         text = "a rule of `aggregator` would not protect the server, because server_update also reads uploads elsewhere"
         remedy = "combine uploads only with server.mean or server.class_mean, or do not declare `averages`"
         raise ContractError(algorithm, "averages", f"{text}; {remedy}")
+
+
+def stale_uploads(algorithm: AnyAlgorithm) -> None:
+    """A method that declares `stale_uploads` runs with uploads of earlier rounds, and stays finite.
+
+    It cannot show that a stale upload means the same to the server as a fresh one, for example the same samples.
+    """
+    if not algorithm.stale_uploads:
+        return
+    asynchronous = Asynchronous(buffer=2, staleness=Polynomial())
+    trial, flight = Trial(algorithm, asynchronous=asynchronous, participants=len(FOUR)), Flight()
+    for t in range(1, 7):
+        needed_s = 1.0 if t % 2 else 100.0  # in every second round, only stale uploads count
+        seconds = {k: needed_s for k in trial.samples if k not in flight.arrivals}
+        timing = asynchronous.timing(flight, t, seconds)
+        flight = timing.flight or flight
+        trial.round(t, sorted(seconds), timing)
+        if nonfinite(dict(state_tensors(trial.server.state))):
+            text = f"server.state contains NaN or infinity after stale uploads in round {t}; do not declare it"
+            raise ContractError(algorithm, "stale_uploads", text)
 
 
 def _other_floats(value: Tensor) -> Tensor:

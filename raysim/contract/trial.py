@@ -22,6 +22,7 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.plan import Plan
 from raysim.engine.policies.evaluations import Coverage
 from raysim.engine.policies.placement import Group
+from raysim.engine.policies.system import Timing
 from raysim.engine.records import (
     Broadcast,
     CheckpointFile,
@@ -189,10 +190,11 @@ class Trial:
         """Return client `k` as a hook of round `t` gets it."""
         return self.backend.worker.client(k, t)
 
-    def round(self, t: int, cohort: Sequence[ClientId] | None = None) -> Trial:
-        """Run round `t`. cohort: default: all clients."""
+    def round(self, t: int, cohort: Sequence[ClientId] | None = None, timing: Timing | None = None) -> Trial:
+        """Run round `t`. cohort: default: all clients. timing: which uploads count; default: all."""
         self._close_nets()
-        self.report: RoundReport = run_round(self.backend, t, sorted(self.samples if cohort is None else cohort))
+        ids = sorted(self.samples if cohort is None else cohort)
+        self.report: RoundReport = run_round(self.backend, t, ids, timing=lambda trained: timing)
         self.t = t
         return self
 

@@ -458,6 +458,9 @@ class Algorithm(ABC, Generic[Down, Up, State]):
     """`uploads`: `server_update` reads uploads only through `server.mean` or `server.class_mean`, so a rule of
     `aggregator` can take the place of the mean. `values`: it averages each value over the clients that have it; only
     rules for single values can."""
+    stale_uploads: ClassVar[bool] = False
+    """True: `server_update` may get an upload some rounds after its client trained, in a run with `asynchronous`. If
+    the upload has the form of the message that the client had got, raysim moves its change to the present message."""
     state_of_samples: ClassVar[bool] = False
     """True: the server's state refers to public samples, or to the clients' samples or classes. A run of this method
     can then begin with the state of another one (`init`) only if the clients have the same samples in both."""

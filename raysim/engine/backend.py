@@ -86,7 +86,10 @@ class Backend(Protocol):
         """Restore participants to their state before the last call of `train`. Needs `plan.may_discard`."""
 
     def aggregate(self, t: int, uploads: Sequence[Any], late: Collection[ClientId]) -> Pending[ServerReport]:
-        """Let the server update its state from the uploads of round `t`, without those of the clients in `late`."""
+        """Let the server update its state from the uploads of round `t`, without those of the clients in `late`.
+
+        In an asynchronous run, the server keeps the uploads of these clients for a later round.
+        """
 
     def save(self, t: int, storage: Storage) -> Pending[SavedFiles]:
         """Write all states that changed since the last `save`, as files of the checkpoint of round `t`.

@@ -291,6 +291,7 @@ REPORT: Mapping[str, Callable[[RoundReport], float | int | None]] = {
     "compute/server_flops": lambda report: report.server.flops,
     "time/aggregate_s": lambda report: report.server.seconds,
     "time/virtual_s": lambda report: report.timing.round_s if report.timing else None,
+    "async/staleness": lambda report: report.timing.staleness if report.timing else None,
     "engine/failed_clients": lambda report: len(report.failed),
     "engine/dropped_clients": lambda report: report.timing.dropped if report.timing else None,
     "engine/moved_clients": lambda report: report.moved,

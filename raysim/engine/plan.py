@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -22,6 +22,7 @@ from raysim.core.robust import RobustMean
 from raysim.core.seeds import global_seed
 from raysim.engine.initial import Initial
 from raysim.engine.learning_rate import Constant, RateSchedule, factor_of
+from raysim.engine.policies.asynchronous import Asynchronous, Flight
 from raysim.engine.policies.attacks import Malicious
 from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.policies.placement import Layout
@@ -61,6 +62,7 @@ class Plan:
     malicious: Malicious | None = None  # clients that change their samples or uploads
     robust: RobustMean | None = None  # the rule in place of the mean of uploads
     privacy: ClientPrivacy | None = None  # clipping and noise
+    asynchronous: Asynchronous | None = None  # None: a round ends with the uploads of all its participants
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     public: tuple[NDArray[Any], NDArray[np.int64]] | None = None  # stored samples and labels of `Task.public`
     encoder: Callable[[str], Any] = only_pixels  # as in `Task`; picklable
@@ -137,19 +139,28 @@ class Plan:
             groups += [tuple(ids[begin:end]) for begin, end in pairwise(ends)]
         return sorted(groups)
 
-    def cohort(self, t: int) -> Sequence[ClientId]:
-        """Return the clients that take part in round `t`: those selected, except those that drop out."""
-        selected, system = self._selected(t), self.participation.system
+    def cohort(self, t: int, busy: Collection[ClientId] = ()) -> Sequence[ClientId]:
+        """Return the clients that take part in round `t`: those selected, except those that drop out.
+
+        busy: clients whose uploads have not arrived yet; only in an asynchronous run.
+        """
+        selected, system = self._selected(t, busy), self.participation.system
         return selected if system is None else system.finishing(self._cohorts_seed, t, selected)
 
-    def timing(self, t: int, seconds: Mapping[ClientId, float], failed: int) -> Timing:
-        """Return the virtual timing of round `t`. seconds: of the clients that trained; `failed` others did not."""
-        dropped = len(self._selected(t)) - len(seconds) - failed
+    def timing(self, t: int, seconds: Mapping[ClientId, float], failed: int, flight: Flight) -> Timing:
+        """Return the virtual timing of round `t`. seconds: of the clients that trained; `failed` others did not.
+
+        flight: in an asynchronous run, after the round before.
+        """
+        dropped = len(self._selected(t, flight.arrivals)) - len(seconds) - failed
+        if self.asynchronous is not None:
+            return self.asynchronous.timing(flight, t, seconds, dropped)
         return time_round(seconds, self.participants, self.participation.deadline_s, dropped, failed)
 
-    def _selected(self, t: int) -> Sequence[ClientId]:
-        size, samples = self.participants, self.num_samples
-        return select(self._cohorts_seed, t, self.eligible, size, samples, self.participation)
+    def _selected(self, t: int, busy: Collection[ClientId]) -> Sequence[ClientId]:
+        idle = tuple(k for k in self.eligible if k not in busy) if busy else self.eligible
+        size, samples = self.participants - len(busy), self.num_samples
+        return select(self._cohorts_seed, t, idle, size, samples, self.participation)
 
     @property
     def _cohorts_seed(self) -> int:

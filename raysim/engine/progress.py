@@ -12,6 +12,7 @@ from typing import Any
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
 from raysim.engine.metrics import Latest, compute_metrics
+from raysim.engine.policies.asynchronous import Flight
 from raysim.engine.policies.stopping import Watched
 from raysim.engine.records import RoundReport
 
@@ -33,6 +34,7 @@ class Progress:
     down_components: dict[str, int] = field(default_factory=dict)
     final: dict[str, float | int] = field(default_factory=dict)
     watched: Watched | None = None  # the metric that may end the run early
+    flight: Flight = Flight()  # of an asynchronous run
     ended_early: str = ""  # why the run ended before its last round
     uploads: int = 0
     rejected: int = 0  # uploads with a NaN or infinity
@@ -56,7 +58,8 @@ class Progress:
         kept = {name: copy.deepcopy(getattr(self, name)) for name in FACTS}
         kept["watched"] = asdict(self.watched) if self.watched else None
         clients = {"stale": sorted(self.stale), "diverged": sorted(self.diverged)}
-        return {**kept, **clients, "before_s": self.elapsed_s()}
+        flight = {"clock_s": self.flight.clock_s, "arrivals": [[k, *one] for k, one in self.flight.arrivals.items()]}
+        return {**kept, **clients, "flight": flight, "before_s": self.elapsed_s()}
 
     def resume(self, t: int, facts: Mapping[str, Any], latest: Mapping[ClientId, ClientRow]) -> None:
         """Restore the progress after round `t` from a checkpoint's `facts`."""
@@ -64,7 +67,7 @@ class Progress:
             setattr(self, name, facts[name])
         self.watched = Watched(**facts["watched"]) if facts["watched"] else None
         self.stale, self.diverged = set(facts["stale"]), set(facts["diverged"])
-        self.t, self.latest = t, Latest(latest.values())
+        self.t, self.latest, self.flight = t, Latest(latest.values()), flight_of(facts)
 
     def add(self, report: RoundReport, rows: Sequence[ClientRow], metrics: Mapping[str, Any]) -> None:
         """Add the round after `t` to the totals and the best values. metrics: those of `round_metrics`."""
@@ -88,6 +91,7 @@ class Progress:
         if report.timing is not None:
             self.totals["virtual_s"] = self.totals.get("virtual_s", 0.0) + report.timing.round_s
             self.totals["dropped"] = self.totals.get("dropped", 0.0) + report.timing.dropped
+            self.flight = report.timing.flight or self.flight
 
     def cumulative(self, evaluated: bool) -> dict[str, float | int]:
         """Return the metrics of all rounds so far. evaluated: whether the last one has a test of all clients."""
@@ -125,6 +129,12 @@ class Progress:
     def elapsed_s(self) -> float:
         """Return the seconds since the first round began, without the time between processes."""
         return self.before_s + (perf_counter() - self.started if self.started else 0.0)
+
+
+def flight_of(facts: Mapping[str, Any]) -> Flight:
+    """Return the clients whose uploads arrive after the round of a checkpoint with these `facts`."""
+    kept = facts["flight"]
+    return Flight(kept["clock_s"], {k: (arrival_s, t) for k, arrival_s, t in kept["arrivals"]})
 
 
 FACTS = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -30,7 +30,8 @@ class RecoveringBackend:
     """Makes calls to a backend; after a `LostError` it restores the backend's state and repeats the call."""
 
     backend: Backend
-    replay: Callable[[int, Collection[ClientId]], object]  # runs a round again, without these clients
+    replay: Callable[[Checkpoint | None, int, Mapping[int, Collection[ClientId]]], object]
+    """Runs the rounds after a checkpoint, up to a round, again; by round, without these clients."""
     checkpoints: CheckpointManager | None
     max_attempts: int
     wait_for_checkpoint: Callable[[], None]  # waits for a checkpoint that is being written
@@ -88,8 +89,7 @@ class RecoveringBackend:
         self.backend.recover()
         if checkpoint and self.checkpoints:
             self.checkpoints.store.restore(checkpoint, self.backend.restore)
-        for t in range((checkpoint.round if checkpoint else 0) + 1, self.at + 1):
-            self.replay(t, self.failed.get(t, ()))
+        self.replay(checkpoint, self.at, self.failed)
 
     def _latest(self) -> Checkpoint | None:
         if self.checkpoints is None:

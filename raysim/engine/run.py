@@ -17,10 +17,11 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
 from raysim.engine.metrics import ALL_CLIENTS, CURRENT, Conditions, compute_metrics, round_metrics
 from raysim.engine.plan import Plan
+from raysim.engine.policies.asynchronous import Flight
 from raysim.engine.policies.evaluations import Coverage
 from raysim.engine.policies.privacy import Account
 from raysim.engine.policies.system import Timing
-from raysim.engine.progress import Progress
+from raysim.engine.progress import Progress, flight_of
 from raysim.engine.recorder import Recorder
 from raysim.engine.records import ClientEvaluation, CurrentTests, RoundReport, Startup, TrainingResult, client_row
 from raysim.engine.recovery import RecoveringBackend
@@ -37,6 +38,7 @@ class Rounds:
 
     Attributes:
         progress: what is known after the last round that was recorded; the run's owner reads it at any time.
+        participants: the clients that trained in the last round.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Rounds:
         """Store the parts. checkpoints: None: none are saved. within: gets the clients done, of all participants."""
         self.plan, self.backend, self.record, self.checkpoints = plan, backend, record, checkpoints
         self.progress, self.stop, self.within = progress or Progress(), stop or Stop(), within
+        self.participants: Sequence[ClientId] = ()
         self._best_val: tuple[int, Mapping[str, Any]] | None = None  # best round by validation, facts of its checkpoint
         self.account = Account(plan.privacy, plan.cohort) if plan.privacy and plan.privacy.noise_multiplier else None
         self.warnings = RunWarnings(backend, plan.max_failed_fraction)
@@ -127,7 +130,8 @@ class Rounds:
 
     def _report(self, t: int, evaluate: Coverage | None) -> RoundReport:
         """Run round `t`, again if an actor dies in it, and return its report."""
-        participants = self.plan.cohort(t)
+        flight = self.progress.flight
+        self.participants = participants = self.plan.cohort(t, flight.arrivals)
         call = partial(
             run_round,
             self.backend,
@@ -135,7 +139,7 @@ class Rounds:
             participants,
             evaluate,
             progress=lambda done: self.within(done, len(participants)),
-            timing=self._timing(t),
+            timing=partial(virtual_timing, self.plan, t, flight),
             all_clients=self.plan.evaluations.tests_all(t),
         )
         report = self.recovering(call)
@@ -256,26 +260,34 @@ class Rounds:
     def _test(self, clients: Sequence[ClientId], coverage: Coverage) -> Mapping[ClientId, ClientEvaluation]:
         return self.recovering(lambda: self.backend.evaluate([(k,) for k in clients], coverage).result())
 
-    def _replay(self, t: int, failed: Collection[ClientId]) -> None:
-        """Run round `t` again, without the clients that failed in it."""
-        participants = self.plan.cohort(t)
-        report = run_round(self.backend, t, participants, skip=failed, timing=self._timing(t))
+    def _replay(self, base: Checkpoint | None, until: int, failed: Mapping[int, Collection[ClientId]]) -> None:
+        """Run the rounds after the checkpoint again. failed: by round, the clients that failed in it."""
+        flight = flight_of(base.facts) if base else Flight()
+        for t in range((base.round if base else 0) + 1, until + 1):
+            flight = self._repeat(t, flight, failed.get(t, ()))
+
+    def _repeat(self, t: int, flight: Flight, failed: Collection[ClientId]) -> Flight:
+        """Run round `t` again, without the clients that failed in it. flight: before it; returns that after it."""
+        participants = self.plan.cohort(t, flight.arrivals)
+        timing = partial(virtual_timing, self.plan, t, flight)
+        report = run_round(self.backend, t, participants, skip=failed, timing=timing)
         self.warnings.check_repeated(t, report, failed)
         checkpoints = self.checkpoints
         if checkpoints and checkpoints.keep_best_val and self._best_val and self._best_val[0] == t:
             # Replayed rounds have no checkpoint, or a damaged one, and no later round restores this state.
             checkpoints.complete(t, self.backend.save(t, checkpoints.begin()), self._best_val[1])
-
-    def _timing(self, t: int) -> Callable[[TrainingResult], Timing | None]:
-        return partial(virtual_timing, self.plan, t)
+        return (report.timing and report.timing.flight) or flight
 
 
-def virtual_timing(plan: Plan, t: int, trained: TrainingResult) -> Timing | None:
-    """Return when the participants of round `t` finish in virtual time, and which are late; None without a system."""
+def virtual_timing(plan: Plan, t: int, flight: Flight, trained: TrainingResult) -> Timing | None:
+    """Return when the participants of round `t` finish in virtual time, and which are late; None without a system.
+
+    flight: in an asynchronous run, after the round before.
+    """
     if (system := plan.participation.system) is None:
         return None
     seconds = {k: system.seconds(k, one.flops, one.up.bytes, one.down.bytes) for k, one in trained.reports.items()}
-    return plan.timing(t, seconds, len(trained.failed))
+    return plan.timing(t, seconds, len(trained.failed), flight)
 
 
 def run_round(
@@ -306,8 +318,9 @@ def run_round(
     trained = training.result()
     timed = timing(trained)
     late = timed.late if timed else ()
+    held = timed.flight.arrivals if timed and timed.flight else ()
     discarded = backend.discard(late)
-    aggregation = backend.aggregate(t, trained.uploads, late)
+    aggregation = backend.aggregate(t, trained.uploads, {*late, *held})
     current = backend.evaluate_current(t + 1) if all_clients else None
     evaluations = evaluation.result() or trained.evaluations
     server = aggregation.result()

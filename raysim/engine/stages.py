@@ -1,4 +1,4 @@
-"""Stages between a client's upload and `server_update`, at the server: malicious clients, clipping, noise, seals.
+"""Stages between a client's upload and `server_update`, at the server: attacks, clipping, noise, staleness, seals.
 
 A stage sees a message as its tensors of floating-point numbers, by path. If the client got a message of the same class
 and shapes, they are the differences from it, so an attack on a model turns the client's step and not its weights.
@@ -58,6 +58,21 @@ class Received:
             for k, up in self.ups.items()
         }
         return Received(ups, self.references, changes)
+
+    def caught_up(self, factors: Mapping[ClientId, float], now_of: Callable[[ClientId], Any]) -> Received:
+        """Return the uploads as if their clients had started from what they would get now, with scaled changes.
+
+        factors: of the uploads that are stale or scaled; a change is multiplied by it. now_of: the message that a
+        client would get. An upload that is not compared with what its client got stays as it is.
+        """
+        ups, references, changes = dict(self.ups), dict(self.references), dict(self.changes)
+        for k, then in self.references.items():
+            if k not in factors or then is None or (now := _reference(ups[k], now_of(k))) is None:
+                continue
+            references[k] = now
+            changes[k] = {name: factors[k] * one for name, one in self.changes[k].items()}
+            ups[k] = _with(self.ups[k], now, changes[k])
+        return Received(ups, references, changes)
 
     def sealed(self) -> dict[ClientId, Any]:
         """Return the uploads as only a private mean can read them. Raises `RunError` for BatchNorm's statistics."""

@@ -81,6 +81,7 @@ def _plan(scenario: Scenario, data: RunData, layout: Layout | None) -> Plan:
         malicious=scenario.malicious,
         robust=scenario.robust,
         privacy=scenario.client_privacy,
+        asynchronous=scenario.buffered,
         independent_init=scenario.clients.independent_init,
         weights_seed=scenario.seeds.weights,
         evaluate_when=evaluation.when,

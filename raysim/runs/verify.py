@@ -152,10 +152,9 @@ def _traced(
         with Recorder([memory]) as record:
             run = Rounds(plan, backend, record, checkpoints, progress=progress, within=within)
             run.start(data.raw)
-            for t in run:
-                cohort = plan.cohort(t)
-                clients, server = run.call(partial(backend.fingerprints, cohort))
-                trace.rounds.append({**{f"client {k}": clients[k] for k in cohort}, "the server": server})
+            for _ in run:
+                clients, server = run.call(partial(backend.fingerprints, run.participants))
+                trace.rounds.append({**{f"client {k}": one for k, one in clients.items()}, "the server": server})
             trace.digest = run.state_digest()
         trace.metrics, trace.restarts = list(memory.rounds), progress.restarts
         if (best := checkpoints.best_val) is not None:

@@ -1,4 +1,4 @@
-"""Sections `adversary`, `aggregator` and `privacy`: malicious clients, the rule in place of the mean, and noise."""
+"""Sections `adversary`, `aggregator`, `privacy` and `asynchronous`: what happens to uploads at the server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from raysim.common.errors import UnavailableError
 from raysim.core.robust import MIXINGS, RULES, RobustMean
+from raysim.engine.policies.asynchronous import STALENESS, Asynchronous
 from raysim.engine.policies.attacks import ATTACKS, Malicious, draw_malicious
 from raysim.engine.policies.privacy import ClientPrivacy
 from raysim.scenario.named import named_settings
@@ -60,6 +61,20 @@ def robust_of(parsed: ParsedScenario) -> tuple[RobustMean | None, dict[str, Any]
         mixing = named_settings(given.mixing, key, MIXINGS, parsed.origin, parsed.own_code, "mix")
         section["mixing"] = {"name": given.mixing["name"], **asdict(mixing)}
     return RobustMean(rule, mixing), section
+
+
+def asynchronous_of(parsed: ParsedScenario) -> tuple[Asynchronous | None, dict[str, Any] | None]:
+    """Return how many uploads end a round, and the section with defaults filled in; None without the section.
+
+    Raises `ScenarioError`, one sentence.
+    """
+    given = parsed.asynchronous
+    if given is None:
+        return None, None
+    key = ("asynchronous", "staleness")
+    staleness = named_settings(given.staleness, key, STALENESS, parsed.origin, parsed.own_code, "factor")
+    section = {**given.model_dump(), "staleness": {"name": given.staleness["name"], **asdict(staleness)}}
+    return Asynchronous(given.buffer, staleness, given.rate), section
 
 
 def privacy_of(parsed: ParsedScenario, participants: int) -> ClientPrivacy | None:

@@ -65,6 +65,7 @@ class ParsedScenario:
     adversary: schema.Adversary | None
     aggregator: schema.Aggregator | None
     privacy: schema.Privacy | None
+    asynchronous: schema.Asynchronous | None
     training: schema.Training
     evaluation: schema.Evaluation
     inputs: list[str] | None

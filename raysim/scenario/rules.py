@@ -240,6 +240,39 @@ def refuse_unprotected_messages(scenario: Scenario) -> None:
         )
 
 
+def refuse_unsuited_asynchrony(scenario: Scenario) -> None:
+    """Refuse asynchronous rounds of a method that cannot take stale uploads, or beside other ends of a round."""
+    buffered, origin, clients = scenario.buffered, scenario.origin, scenario.clients
+    if buffered is None:
+        return
+    if not scenario.algorithm.stale_uploads:
+        raise origin.error(
+            ("asynchronous",),
+            f"{scenario.method} cannot take an upload that belongs to an earlier round; remove the section, or choose "
+            "another method",
+            cause=("algorithm", "name"),
+        )
+    if scenario.system is None:
+        raise origin.error(
+            ("asynchronous",),
+            "uploads arrive in virtual time, which needs the section `system`; give at least flops_per_s",
+        )
+    others: dict[tuple[str, ...], bool] = {
+        ("clients", "deadline_s"): clients.deadline_s is not None,
+        ("clients", "oversample"): clients.oversample > 1,
+        ("failure", "max_failed_fraction"): scenario.failure.max_failed_fraction > 0,
+        ("privacy",): scenario.privacy is not None,
+    }
+    if key := next((key for key, is_set in others.items() if is_set), None):
+        raise origin.error(key, "this key is not possible with asynchronous rounds; remove it", cause=("asynchronous",))
+    if buffered.buffer > scenario.participants:
+        raise origin.error(
+            ("asynchronous", "buffer"),
+            f"{buffered.buffer} given, but only {scenario.participants} clients take part at once; give at most "
+            "that number, or a greater clients.participation",
+        )
+
+
 def ask_algorithm(scenario: Scenario) -> None:
     """Let the algorithm refuse the task by its method `check`. Raises `ScenarioError`."""
     with failing(f"{type(scenario.algorithm).__name__}.check fails", "algorithm"):
@@ -264,6 +297,7 @@ AFTER: Sequence[Callable[[Scenario], object]] = (
     refuse_unsuited_algorithm,
     refuse_unsuited_aggregator,
     refuse_unprotected_messages,
+    refuse_unsuited_asynchrony,
     ask_algorithm,
     check_trackers,
 )

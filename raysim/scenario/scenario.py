@@ -14,13 +14,14 @@ from raysim.data.partition import default_split
 from raysim.data.partition_counts import Split
 from raysim.data.specs import DatasetSpec, Files
 from raysim.engine.learning_rate import WarmsUp
+from raysim.engine.policies.asynchronous import Asynchronous
 from raysim.engine.policies.attacks import Malicious
 from raysim.engine.policies.placement import ResourceRequest
 from raysim.engine.policies.privacy import ClientPrivacy
 from raysim.engine.policies.sampling import Participation
 from raysim.engine.stragglers import StragglerDraws
 from raysim.scenario import rules
-from raysim.scenario.adversity import malicious_of, privacy_of, robust_of
+from raysim.scenario.adversity import asynchronous_of, malicious_of, privacy_of, robust_of
 from raysim.scenario.data import partition_of, split_of, with_data
 from raysim.scenario.models import builder, feature_dim_of
 from raysim.scenario.parse import ParsedScenario, parse_scenario
@@ -62,6 +63,7 @@ class Scenario(ParsedScenario):
     malicious: Malicious | None
     robust: RobustMean | None
     client_privacy: ClientPrivacy | None
+    buffered: Asynchronous | None
     own_training: Mapping[int, Training]  # client that an override selects -> its settings
     together: Mapping[str, int]  # architecture -> clients that one call trains
     requests: tuple[ResourceRequest, ...]
@@ -94,6 +96,7 @@ class Scenario(ParsedScenario):
         participation, system = participation_of(parsed)
         malicious, adversary = malicious_of(parsed)
         robust, aggregator = robust_of(parsed)
+        buffered, asynchronous = asynchronous_of(parsed)
         feature_dim = feature_dim_of(parsed, data.dataset)
         own_training = own_training_of(parsed)
         together = together_of(parsed, data.dataset, feature_dim, own_training)
@@ -105,10 +108,12 @@ class Scenario(ParsedScenario):
         }
         if malicious and parsed.adversary:
             objects["adversary"] = parsed.adversary.model_copy(update={"attack": malicious.attack})
+        if buffered and parsed.asynchronous:
+            objects["asynchronous"] = parsed.asynchronous.model_copy(update={"staleness": buffered.staleness})
         if robust and parsed.aggregator:
             changed = {"rule": robust.rule, "mixing": robust.mixing}
             objects["aggregator"] = parsed.aggregator.model_copy(update=changed)
-        chosen = {"system": system, "adversary": adversary, "aggregator": aggregator}
+        chosen = {"system": system, "adversary": adversary, "aggregator": aggregator, "asynchronous": asynchronous}
         resolved = _resolved(parsed, objects, data.files, chosen, together)
         scenario = cls(
             **{**known, **objects, "resolved": resolved},
@@ -123,6 +128,7 @@ class Scenario(ParsedScenario):
             malicious=malicious,
             robust=robust,
             client_privacy=privacy_of(parsed, count_participants(parsed)),
+            buffered=buffered,
             own_training=own_training,
             together=together,
             requests=requests_of(parsed),

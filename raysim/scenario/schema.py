@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
 
 from raysim.common.results import Scalar, written
-from raysim.core.fields import Fraction, NonNegative, Positive, Range, in_words, settings_fields
+from raysim.core.fields import Count, Fraction, NonNegative, Positive, Range, in_words, settings_fields
 from raysim.engine.policies.placement import NodeOrder
 
 if TYPE_CHECKING:
@@ -223,6 +223,17 @@ class Privacy(Section):
     accountant: Literal["rdp", "pld"] = "rdp"
     """How dp-accounting composes the rounds: by Renyi divergence, or by the distribution of the privacy loss, which is
     tighter."""
+
+
+class Asynchronous(Section):
+    """Rounds that end with the first uploads; the others count in a later round, in virtual time."""
+
+    buffer: Count
+    """Uploads that end a round. The server sends to as many clients as take part at once (`clients.participation`)."""
+    staleness: Named = Field(default_factory=lambda: {"name": "polynomial"})
+    """How much a stale upload counts: `name` and its fields. See `raysim list staleness`."""
+    rate: Annotated[float, Range(gt=0, le=1)] = 1.0
+    """The server's step: a factor of the change in every upload."""
 
 
 class Seeds(Section):
@@ -511,6 +522,8 @@ class Settings(Section):
     """A rule in place of the mean of uploads; `null`: the method's mean. See `raysim describe aggregator`."""
     privacy: Privacy | None = None
     """Differential privacy of clients; `null`: none. See `raysim describe privacy`."""
+    asynchronous: Asynchronous | None = None
+    """Asynchronous rounds; `null`: none. See `raysim describe asynchronous`."""
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
     inputs: list[str] | None = None

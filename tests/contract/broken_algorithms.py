@@ -331,6 +331,34 @@ class AveragesElsewhere(Sound):
     averages = "uploads"
 
 
+# -- stale_uploads -----------------------------------------------------------------------------------
+
+
+@message
+class Dated:
+    """A header and the round in which it was trained."""
+
+    w: Weights
+    t: int
+
+
+@dataclass(frozen=True)
+class OnlyFresh(Sound):
+    """Says that it takes stale uploads, but averages those of the round only, of which there may be none."""
+
+    stale_uploads = True
+
+    def client_update(self, client: Client, down: Header | None) -> Dated:
+        return Dated(super().client_update(client, down).w, client.t)
+
+    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Any]) -> None:
+        fresh = torch.tensor([float(up.t == server.t) for up in ups.values()])
+        share_K = fresh / fresh.sum()
+        parts = [up.w for up in ups.values()]
+        stacked = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+        server.state = Header({name: torch.einsum("k,k...->...", share_K, one) for name, one in stacked.items()})
+
+
 # -- exposed -----------------------------------------------------------------------------------------
 
 

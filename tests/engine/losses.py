@@ -79,6 +79,13 @@ VARIANTS: tuple[tuple[str, ...], ...] = (
         "clients.oversample=1.5",
         "clients.selection.name=by_samples",
     ),
+    (
+        "algorithm={name: fedavg}",
+        "clients.models=[digits_mlp64]",
+        "system={flops_per_s: [1.0e9, 2.0e9, 4.0e9]}",
+        "asynchronous={buffer: 2}",
+        "adversary={clients: 0.3, attack: {name: noise}}",
+    ),
 )
 """Scenarios of the runs: they differ in what a round calls."""
 LIMITS = StateLimits(memory_gb=0.1)

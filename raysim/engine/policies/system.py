@@ -17,6 +17,7 @@ from raysim.core.seeds import seed_for
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
+    from raysim.engine.policies.asynchronous import Flight
 
 Floats = NDArray[np.float64]
 BYTES_PER_MBIT = 1e6 / 8
@@ -112,6 +113,8 @@ class Timing:
     late: Collection[ClientId]  # clients that finished after the deadline, or after enough others
     round_s: float
     dropped: int = 0  # number of clients of the cohort that dropped out or were late
+    flight: Flight | None = None  # in an asynchronous run: the clients whose uploads arrive later
+    staleness: float | None = None  # in an asynchronous run: mean of the uploads that count, in rounds
 
 
 def time_round(

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from raysim.common.errors import RunError
 from raysim.core.algorithm import Algorithm, ClientId, Server, overrides
+from raysim.core.fit import LocalTraining
 from raysim.core.messages import leaves, nonfinite, pack, unpack, wire_size
 from raysim.core.meter import flops_of
 from raysim.core.private import PrivateMean
@@ -37,6 +39,7 @@ from raysim.engine.plan import Plan
 from raysim.engine.records import Broadcast, CheckpointFile, ClientFailure, NonFiniteUpload, ServerReport
 from raysim.engine.stages import Received
 from raysim.engine.workers.hooks import hook
+from raysim.engine.workers.inbox import Arrived, Inbox
 from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
 
 MOST_COUNTS = 1000
@@ -52,6 +55,7 @@ class ServerWorker:
     _flops: dict[str, int] = field(default_factory=dict)  # SHA-256 of the uploads' shapes -> operations
     _send_s: float = 0.0
     _sent: Broadcast = Broadcast((), {})  # what the clients of this round got, for stages
+    _inbox: Inbox = field(default_factory=Inbox)  # uploads of an asynchronous run that arrive later
     _forms: Mapping[str, Form] = field(default_factory=dict)  # of the modules that the state has before round 1
 
     def __post_init__(self) -> None:
@@ -74,7 +78,7 @@ class ServerWorker:
             self._check_names()
             self._check_state()
         if self.plan.initial is not None and self.plan.initial.server is not None:
-            self._take(self.plan.initial.server)
+            self.server.state = self._loaded(self.plan.initial.server, self.server.state)
         if not guard.holds():
             raise ChangedMessageError(
                 f"{type(self.plan.algorithm).__name__}: server_start changed a registration in place; "
@@ -97,19 +101,21 @@ class ServerWorker:
         without training samples never take part and get no message. No client does if the method ignores messages
         until it trains.
         """
-        receivers = self.plan.eligible if receives(self.plan.algorithm) else []
         of: dict[ClientId, int | None] = dict.fromkeys(range(self.plan.num_clients))
-        if not receivers:
+        if not receives(self.plan.algorithm):
             return Broadcast((), of)
+        # `local` is that of the round before, since the last round has none after it.
+        broadcast = self._would_send(t, self.plan.eligible, self.plan.local_in(t - 1))
+        return replace(broadcast, of=of | dict(broadcast.of))
+
+    def _would_send(self, t: int, receivers: Iterable[ClientId], local: LocalTraining) -> Broadcast:
+        """Return the messages of round `t`, from a copy of the state."""
         torch.set_num_threads(1)
         with self._visible():
             copied = serialize(self.server.state)
         state = deserialize(copied, self.server.state, modules_of(self.plan.algorithm))
-        # `local` is that of the round before, since the last round has none after it.
-        local, rng = self.plan.local_in(t - 1), seeded(self.plan.seed, "server_send", t)
-        server = replace(self.server, state=state, t=t, local=local, rng=rng, values={})
-        broadcast = self._messages(t, server, receivers)
-        return replace(broadcast, of=of | dict(broadcast.of))
+        rng = seeded(self.plan.seed, "server_send", t)
+        return self._messages(t, replace(self.server, state=state, t=t, local=local, rng=rng, values={}), receivers)
 
     def _messages(self, t: int, server: Server[Any], cohort: Iterable[ClientId]) -> Broadcast:
         """Call `server_send` for each client of the cohort and pack the messages."""
@@ -135,20 +141,28 @@ class ServerWorker:
     def update(
         self, t: int, uploads: Sequence[Mapping[ClientId, Any]], late: Collection[ClientId] = ()
     ) -> ServerReport:
-        """Update the state from a round's uploads, without those of the clients in `late`."""
+        """Update the state from a round's uploads, without those of the clients in `late`.
+
+        In an asynchronous run, their uploads are kept, and uploads of earlier rounds count now.
+        """
         start = perf_counter()
         self._begin("server_update", t)
         packed = {
             k: up
             for part in uploads
             for k, up in part.items()
-            if up is not None and not isinstance(up, ClientFailure) and k not in late
+            if up is not None and not isinstance(up, ClientFailure) and (k not in late or self.plan.asynchronous)
         }
         rejected = [k for k in sorted(packed) if isinstance(packed[k], NonFiniteUpload)]
         ups = unpack({k: packed[k] for k in sorted(packed) if k not in rejected})
+        arrived: dict[ClientId, Arrived] = {}
+        if self.plan.asynchronous:
+            self._inbox.add(t, ups, self._sent)
+            arrived = self._inbox.take(late)
+            ups = {k: one.up for k, one in arrived.items()}
         self.server.private = self._private(t, bool(ups))
-        if self.plan.stages and ups:
-            ups, broken = self._staged(ups, t)
+        if (self.plan.stages or arrived) and ups:
+            ups, broken = self._staged(ups, t, arrived)
             rejected = sorted([*rejected, *broken])
         flops = 0
         if ups or self.server.private is not None:
@@ -177,13 +191,17 @@ class ServerWorker:
     def save(self, t: int) -> tuple[CheckpointFile, bytes]:
         """Return the file of the state after round `t`, for the caller to write."""
         with self._visible():
-            serialized = serialize(self.server.state)
-        return server_file(t, serialized, {"flops": self._flops})
+            serialized = serialize(self._whole_state())
+        return server_file(t, serialized, {"flops": self._flops, "inbox": bool(self._inbox.ups)})
 
     def restore(self, data: bytes) -> None:
         """Load a file of `save`; call it after `start`, which creates the modules. Raises `RunError` if that fails."""
         serialized, facts = read_server(data)
-        self._take(serialized)
+        if facts.get("inbox"):
+            whole = self._loaded(serialized, {"state": self.server.state, "inbox": {}})
+            self.server.state, self._inbox = whole["state"], Inbox(**whole["inbox"])
+        else:
+            self.server.state, self._inbox = self._loaded(serialized, self.server.state), Inbox()
         # Earlier versions stored a list, of shapes instead of their digests.
         self._flops = dict(facts["flops"]) if isinstance(facts["flops"], dict) else {}
 
@@ -196,25 +214,40 @@ class ServerWorker:
         drop_gradients(self.server.state)  # a restored state has none
         check_savable(self.server.state, self._forms)
 
-    def _take(self, serialized: Serialized) -> None:
+    def _whole_state(self) -> Any:
+        """Return all that the next round depends on: the algorithm's state and, in an asynchronous run, the inbox."""
+        return {"state": self.server.state, "inbox": self._inbox.state()} if self._inbox.ups else self.server.state
+
+    def _loaded(self, serialized: Serialized, template: Any) -> Any:
         try:
-            self.server.state = deserialize(serialized, self.server.state, modules_of(self.plan.algorithm))
+            return deserialize(serialized, template, modules_of(self.plan.algorithm))
         except (ValueError, RuntimeError) as error:  # RuntimeError: a module's parameters differ
             raise RunError(f"the server's state cannot be restored: {error}") from error
 
     def fingerprints(self) -> dict[str, str]:
-        """Return the SHA-256 of each tensor of the server's state."""
+        """Return the SHA-256 of each tensor of the server's state and of its inbox."""
         with self._visible():
-            return {name: digest(value) for name, value in state_tensors(self.server.state).items()}
+            return {name: digest(value) for name, value in state_tensors(self._whole_state()).items()}
 
     def digest(self) -> str:
-        """Return the SHA-256 of the server's state."""
+        """Return the SHA-256 of the server's state and, in an asynchronous run, of its inbox."""
         with self._visible():
-            return digest(self.server.state)
+            return digest(self._whole_state())
 
-    def _staged(self, ups: Mapping[ClientId, Any], t: int) -> tuple[dict[ClientId, Any], list[ClientId]]:
-        """Return the uploads after all stages, and the clients whose uploads are not finite any more."""
-        received = Received.of(ups, self._down_of).after(self.plan.stages, t)
+    def _staged(
+        self, ups: Mapping[ClientId, Any], t: int, arrived: Mapping[ClientId, Arrived]
+    ) -> tuple[dict[ClientId, Any], list[ClientId]]:
+        """Return the uploads after all stages, and the clients whose uploads are not finite any more.
+
+        arrived: in an asynchronous run, the same uploads with what their clients got.
+        """
+        down_of = (lambda k: arrived[k].down) if arrived else self._down_of
+        received = Received.of(ups, down_of).after(self.plan.stages, t)
+        if self.plan.asynchronous:
+            factors = {k: self.plan.asynchronous.factor(t - one.t) for k, one in arrived.items()}
+            moved = {k: factor for k, factor in factors.items() if arrived[k].t < t or factor != 1}
+            now = self._would_send(t, moved, self.server.local) if moved else Broadcast((), {})
+            received = received.caught_up(moved, partial(_message, now))
         broken = [k for k, up in received.ups.items() if nonfinite(up)]
         ready = dict(received.ups) if self.server.private is None else received.sealed()
         return {k: up for k, up in ready.items() if k not in broken}, broken
@@ -236,8 +269,7 @@ class ServerWorker:
 
     def _down_of(self, k: ClientId) -> Any:
         """Return what client k got in this round."""
-        position = self._sent.of.get(k)
-        return None if position is None else unpack(self._sent.messages[position])
+        return _message(self._sent, k)
 
     def _update(self, ups: Mapping[ClientId, Any]) -> None:
         algorithm: Any = self.plan.algorithm  # `Any`: the hook is declared to return nothing
@@ -263,6 +295,12 @@ class ServerWorker:
 
     def _hook(self, name: str, t: int, msg: Any = None) -> Any:
         return hook(self.plan.seed, name, t, None, self.plan.algorithm, torch.device("cpu"), msg)
+
+
+def _message(broadcast: Broadcast, k: ClientId) -> Any:
+    """Return client k's message of a broadcast; None: it gets none."""
+    position = broadcast.of.get(k)
+    return None if position is None else unpack(broadcast.messages[position])
 
 
 def receives(algorithm: Algorithm[Any, Any, Any]) -> bool:
