@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raysim.cli.options import WIDTH, folders_of, metric
-from raysim.comparison.measures import METRICS
+from raysim.report.accuracies import OWN
 
 if TYPE_CHECKING:
     from raysim.report.figures import Width
@@ -79,7 +79,7 @@ def plot(runs: tuple[str, ...], kind: str, metric: str | None, ymin: float, widt
     from raysim.report.figures import picture_file, save_picture
 
     file = picture_file(output)
-    figure = draw([str(folder) for folder in folders_of(runs)], kind, width, metric or METRICS[0])
+    figure = draw([str(folder) for folder in folders_of(runs)], kind, width, metric or OWN.metric)
     if ymin:
         start_at(figure, kind, ymin)
     click.echo(save_picture(figure, file))

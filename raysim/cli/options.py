@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from raysim.comparison.measures import METRICS
+from raysim.report.accuracies import DRAWABLE
 from raysim.scenario.bundled import bundled_names, scenario_file
 
 
@@ -75,7 +75,7 @@ def metric(default: str) -> Callable[[Any], Any]:
     """The option `--metric`. default: in words."""
     return click.option(
         "--metric",
-        type=click.Choice(METRICS),
+        type=click.Choice(list(DRAWABLE)),
         help="The accuracy that figures show. `raysim describe NAME` explains each choice, for example "
         f"`raysim describe accuracy/val`. Default: {default}.",
     )

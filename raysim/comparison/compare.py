@@ -16,7 +16,6 @@ from raysim.comparison.frame import MeasureRow, RunRow, TaskRow
 from raysim.comparison.measures import (
     MEASURES,
     SELECT,
-    SOURCES,
     TO_TARGET,
     is_cost_to_target,
     main_measure,
@@ -63,9 +62,9 @@ class Comparison:
     targets: Sequence[float]
     baseline: str | None = None  # the name of the baseline
     notes: Sequence[str] = field(default_factory=list)  # reasons that may change the conclusion
-    targets_on: str = "all"  # what must reach a target: the mean accuracy of clients, one of `CURVES`, or `select`
+    targets_on: str = "all"  # what must reach a target: the accuracy without its `accuracy/`
     select: str = "last"  # what selects the round whose measures count, one of `SELECT`
-    main: str = "last"  # the measure, one of `SOURCES`, of differences, of figures, and of the summary over tasks
+    main: str = "last"  # the measure of differences, of figures, and of the summary over tasks
     spread: Spread = "interval"  # what ± shows in tables
 
     def __repr__(self) -> str:
@@ -79,7 +78,7 @@ class Comparison:
     @property
     def accuracy(self) -> Accuracy:
         """The accuracy that figures show."""
-        return DRAWABLE[SOURCES[self.main].metric]
+        return DRAWABLE[MEASURES[self.main].metric]
 
     @cached_property
     def measured(self) -> Mapping[str, Mapping[str, Mapping[Any, float]]]:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from raysim.common.errors import ScenarioError
-from raysim.comparison.measures import ACCURACIES, MEASURES, is_measure
+from raysim.comparison.measures import ACCURACIES, MEASURES, meaning_of
 from raysim.scenario.schema import Section
 
 MIB_IN = {"_KB": 1 / 1024, "_MB": 1.0, "_GB": 1024.0}
@@ -84,7 +84,7 @@ def _read(entry: PublishedValues, path: Path) -> list[PublishedRow]:
         raise ScenarioError(text, key="published.rows", origin=str(path))
     for metric, measure in entry.measures.items():
         problem = (
-            "" if is_measure(measure) else f"{measure!r} given; allowed: {', '.join(MEASURES)}, rounds_to_0.5, ..."
+            "" if meaning_of(measure) else f"{measure!r} given; allowed: {', '.join(MEASURES)}, rounds_to_0.5, ..."
         )
         if metric not in metrics:
             problem = f"the chosen rows have no such metric; allowed: {', '.join(metrics)}"

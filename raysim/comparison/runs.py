@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import is_locked
 from raysim.common.results import Summary
-from raysim.comparison.measures import MIB, SOURCES, TARGETS
+from raysim.comparison.measures import MEASURES, TARGETS, TO_TARGET, Measure
 from raysim.comparison.sweep_card import SWEEP_CARD, SWEEP_LOCK, CellCard, SweepCard
-from raysim.report.accuracies import DRAWABLE
-from raysim.report.load import read_clients, read_rounds, read_summary, rounds_done
+from raysim.report.accuracies import DRAWABLE, Accuracy
+from raysim.report.load import last_measured, read_clients, read_rounds, read_summary, rounds_done
 from raysim.report.units import plural
 from raysim.scenario.parse import flatten
 from raysim.scenario.schema import Section, Settings, decides
@@ -170,50 +171,35 @@ class RunRecord:
         return int(t[value.argmax()]) if len(t) else None
 
     def clients_of(self, measure: str) -> pa.Table:
-        """Return a row per client, by id: `client`, `model` and, in `accuracy`, its value of a measure of `SOURCES`.
+        """Return a row per client, by id: `client`, `model` and, in `accuracy`, its value of a measure.
 
         Empty if clients have no values of their own, or if the round of the measure is not known.
         """
         if measure not in self._of_clients:
-            metric, chosen = SOURCES[measure]
-            until = self._round_of(metric, chosen)
+            metric, way = MEASURES[measure].metric, MEASURES[measure].way
+            until = None if way == "last" else self._round_of(metric, way)
             clients = self.clients
-            if until is None and chosen != "last":
+            if until is None and way != "last":
                 clients = clients.slice(0, 0)
-            found = DRAWABLE[metric].of_clients(clients, until)
+            found = of_clients(DRAWABLE[metric], clients, until)
             found = found.select([name for name in ("client", "model", "accuracy") if name in found.column_names])
             # A slice without rows would keep the whole table in memory.
             self._of_clients[measure] = found if found.num_rows else found.schema.empty_table()
         return self._of_clients[measure]
 
-    def _round_of(self, metric: str, chosen: str) -> int | None:
-        """Return the round that a measure is chosen by, one of `Chosen`; None: the last one, or not known."""
-        if chosen == "selected":
-            chosen = self.select
-        if chosen == "last":
-            return None
-        return self._best_round(metric if chosen == "best" else f"accuracy/{chosen}")
+    def _round_of(self, metric: str, way: str) -> int | None:
+        """Return the round of a metric's maximum, or the one that validation selects; None if it is not known."""
+        return self._best_round(metric if way in ("best", "round") else f"accuracy/{way}")
 
     def measures(self, targets: Sequence[float], targets_on: str = "all") -> dict[str, float]:
         """Measure -> value, for each measure that this run has; targets that it never reaches have no measures.
 
-        targets_on: the clients, one of `CURVES`, whose mean test accuracy must reach the targets; `val` or
-        `val_current`: the mean validation accuracy must.
+        targets_on: `all`, `all_current` or `participants`, the clients whose mean test accuracy must reach the targets;
+        `val` or `val_current`: the mean validation accuracy must.
         """
-        dropped = self.series("engine/dropped_clients")[1]
-        val_rounds = {f"best_{name}_round": self._best_round(f"accuracy/{name}") for name in ("val", "val_current")}
-        values = {
-            **{measure: self._in(*source) for measure, source in SOURCES.items()},
-            # As recorded; its round is the best of those that measured the accuracy and the validation accuracy.
-            "at_best_val": self._in("accuracy/at_best_val", "last"),
-            **{name: None if t is None else float(t) for name, t in val_rounds.items()},
-            **{f"{way}_mib": self._per_participant(f"comm/{way}_bytes", MIB) for way in ("up", "down")},
-            "total_mib": self._total("comm/total_bytes", MIB),
-            "gflop": self._per_participant("compute/flops", 1e9),
-            "total_gflop": self._total("compute/total_flops", 1e9),
-            "virtual_s": self._total("time/virtual_total_s", 1.0),
-            "dropped": float(dropped.sum()) if len(dropped) else None,
-        }
+        values = {name: self._value(measure) for name, measure in MEASURES.items()}
+        # As recorded; its round is the best of those that measured the accuracy and the validation accuracy.
+        values["at_best_val"] = self._value(Measure("", "accuracy/at_best_val"))
         if not self.absent:
             del values["last_took_part"]
         if values["up_mib"] is not None and values["down_mib"] is not None:
@@ -223,42 +209,56 @@ class RunRecord:
             reached = np.flatnonzero((accuracy >= target) & (t >= 1))
             if len(reached):
                 first = int(t[reached[0]])
-                values[f"rounds_to_{target:g}"] = float(first)
-                values[f"mib_to_{target:g}"] = self._total("comm/total_bytes", MIB, first)
-                each = self._per_participant("comm/up_bytes", MIB, until=first)
-                values[f"up_mib_to_{target:g}"] = each and first * each
-                values[f"gflop_to_{target:g}"] = self._total("compute/total_flops", 1e9, first)
-                values[f"virtual_s_to_{target:g}"] = self._total("time/virtual_total_s", 1.0, first)
+                values |= {f"{cost}_to_{target:g}": self._value(of, first) for cost, of in TO_TARGET.items()}
         return {name: value for name, value in values.items() if value is not None}
 
-    def _in(self, metric: str, chosen: str) -> float | None:
-        """The value of a metric in the round that a measure is chosen by, one of `Chosen`; None if it is not known."""
-        rounds, values = self.series(metric)
-        if chosen == "selected":
-            chosen = self.select
-        if chosen != "last":
-            values = values[rounds == self._round_of(metric, chosen)]
-        return float(values[-1]) if len(values) else None
+    def _value(self, measure: Measure, until: int | None = None) -> float | None:
+        """Return a measure, over the rounds up to `until`; None if the run does not have it."""
+        t, values = self.series(measure.metric)
+        if until is not None:
+            t, values = t[t <= until], values[t <= until]
+        way = self.select if measure.way == "selected" else measure.way
+        if way in ("best", "round", "val", "val_current"):
+            chosen = self._round_of(measure.metric, way)
+            if way == "round":
+                return None if chosen is None else float(chosen)
+            values = values[t == chosen]
+        if way in ("each", "always"):
+            took_part = dict(zip(*self.series("engine/participants"), strict=True))
+            count = sum(int(took_part.get(one, 0)) for one in t[t >= 1])
+            each = float(values[t >= 1].sum()) / count / measure.unit if count else None
+            return each and each * (int(t[-1]) if way == "always" else 1)
+        if not len(values):
+            return None
+        value = values.sum() if way == "sum" else values.mean() if way == "mean" else values[-1]
+        return float(value) / measure.unit
 
     @property
     def absent(self) -> int:
         """The number of clients that have not taken part in any round."""
-        return int(self._in("engine/absent_clients", "last") or 0)
+        return int(self._value(Measure("", "engine/absent_clients")) or 0)
 
-    def _per_participant(self, metric: str, unit: float, until: int | None = None) -> float | None:
-        """The sum of a metric over all rounds, or over those up to `until`, divided by the number of participations."""
-        t, value = self.series(metric)
-        within = (t >= 1) & (t <= until) if until is not None else t >= 1
-        took_part = {int(t): int(count) for t, count in zip(*self.series("engine/participants"), strict=True)}
-        count = sum(took_part.get(one, 0) for one in t[within])
-        return float(value[within].sum()) / count / unit if count else None
 
-    def _total(self, metric: str, unit: float, until: int | None = None) -> float | None:
-        """Return the value of a cumulative metric after the last round, or after round `until`."""
-        t, value = self.series(metric)
-        if until is not None:
-            value = value[t <= until]
-        return float(value[-1]) / unit if len(value) else None
+def of_clients(accuracy: Accuracy, clients: pa.Table, until: int | None = None) -> pa.Table:
+    """One row per client, in id order, with the client's accuracy in the column `accuracy`.
+
+    clients: of `read_clients`. until: the last round that counts; default: the last one in which a client has a value.
+    The table is empty if no client has one.
+    """
+    if not accuracy.columns or not {"round", "client", *accuracy.columns} <= set(clients.column_names):
+        return clients.slice(0, 0)
+    value, *total = (pc.cast(clients[name], pa.float64()) for name in accuracy.columns)
+    if total:
+        (count,) = total
+        value = pc.divide(value, pc.if_else(pc.greater(count, 0), count, None))
+    others = clients.drop_columns("accuracy") if "accuracy" in clients.column_names else clients
+    table = others.append_column("accuracy", value)
+    if until is not None:
+        table = table.filter(pc.less_equal(table["round"], until))
+    if accuracy.one_round:
+        tested = table.filter(pc.is_valid(table["accuracy"]))
+        table = tested.filter(pc.equal(tested["round"], pc.max(tested["round"]))) if tested.num_rows else tested
+    return last_measured(table)
 
 
 def find_runs(paths: Sequence[os.PathLike[str] | str]) -> list[RunRecord]:

@@ -134,7 +134,7 @@ class SweepCard:
     baseline: str | None = None
     targets: Sequence[float] | None = None
     notes: Sequence[str] = field(default_factory=list)  # how the runs differ from the sweep file
-    targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target
+    targets_on: str = "all"  # all, all_current or participants: whose mean accuracy must reach a target
     tuning: TuningCard | None = None  # the values that were chosen for these cells
     trials: TrialsCard | None = None  # if the cells are trials of a tuning
     format: int = FORMAT

@@ -14,7 +14,16 @@ from typing import Literal, NamedTuple
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import suggest
 from raysim.comparison.compare import Comparison
-from raysim.comparison.measures import ACCURACIES, MIB, canonical, is_cost_to_target, sends_nothing, title
+from raysim.comparison.measures import (
+    ACCURACIES,
+    GFLOP,
+    MEASURES,
+    MIB,
+    canonical,
+    is_cost_to_target,
+    sends_nothing,
+    title,
+)
 from raysim.comparison.statistics import SIGNIFICANT, Estimate, Spread, holm, paired_difference, paired_p_value
 from raysim.comparison.sweep_card import TrialsCard
 from raysim.report.figures import OVER
@@ -22,16 +31,6 @@ from raysim.report.units import plural
 
 ROUNDING = 1e-12
 """Smaller numbers are errors of rounding: they are shown as 0."""
-
-COSTS = ("total_mib", "total_gflop", "virtual_s", "dropped")
-COLUMNS: Mapping[str, Sequence[str]] = {
-    "last": ("last", "last_took_part", "last_current", "at_best_val", "best_participants", "worst_decile", *COSTS),
-    "val": ("at_best_val", "best_val", "best_val_round", "worst_decile", *COSTS),
-    "val_current": (
-        "at_best_val_current", "best_val_current", "best_val_current_round", "worst_decile_current", *COSTS,
-    ),
-}  # fmt: skip
-"""What selects the round -> measures of the short table, besides rounds and virtual seconds to a target."""
 
 SPREADS: Mapping[Spread, str] = {
     "interval": "± is half the 95% confidence interval over seeds (Student's t).",
@@ -83,7 +82,7 @@ def scale_of(comparison: Comparison, column: Column) -> Scale:
     if measure in ACCURACIES:
         return Scale(name, 100.0, 2)
     factor = 1.0
-    for own, axis, size in (("MiB", "bytes", MIB), ("GFLOP", "operations", 1e9)):
+    for own, axis, size in (("MiB", "bytes", MIB), ("GFLOP", "operations", GFLOP)):
         if own in name:
             of_both = [_estimates(comparison, Column(kind, measure)) for kind in ("mean", "published")]
             if sizes := _sizes(one for of_kind in of_both for one in of_kind):
@@ -135,7 +134,8 @@ def columns(comparison: Comparison, measures: Sequence[str], differences: Collec
 
 def short_columns(comparison: Comparison) -> list[Column]:
     """Return the columns of the short table, beginning with the measure that is tested and drawn."""
-    measures = {comparison.main, *COLUMNS[comparison.select], *_printed(comparison)}
+    measures = {comparison.main, *_printed(comparison)}
+    measures |= {name for name, measure in MEASURES.items() if comparison.select in measure.short}
     costs = ("rounds_to_", "virtual_s_to_")
     shown = [measure for measure in comparison.measures if measure in measures or measure.startswith(costs)]
     return columns(comparison, sorted(shown, key=lambda measure: measure != comparison.main), {comparison.main})

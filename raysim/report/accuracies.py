@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from raysim.report.load import last_measured
-
 
 @dataclass(frozen=True)
 class Accuracy:
@@ -45,29 +40,6 @@ class Accuracy:
     def has_clients(self) -> bool:
         """Whether single clients have values."""
         return bool(self.columns)
-
-    def of_clients(self, clients: pa.Table, until: int | None = None) -> pa.Table:
-        """One row per client, in id order, with the client's value in the column `accuracy`.
-
-        clients: of `read_clients`. until: the last round that counts; default: the last one in which a client has a
-        value. The table is empty if no client has one.
-        """
-        if not self.columns or not {"round", "client", *self.columns} <= set(clients.column_names):
-            return clients.slice(0, 0)
-        value, *total = (pc.cast(clients[name], pa.float64()) for name in self.columns)
-        if total:
-            (count,) = total
-            value = pc.divide(value, pc.if_else(pc.greater(count, 0), count, None))
-        place = clients.column_names.index("accuracy") if "accuracy" in clients.column_names else None
-        table = (
-            clients.append_column("accuracy", value) if place is None else clients.set_column(place, "accuracy", value)
-        )
-        if until is not None:
-            table = table.filter(pc.less_equal(table["round"], until))
-        if self.one_round:
-            tested = table.filter(pc.is_valid(table["accuracy"]))
-            table = tested.filter(pc.equal(tested["round"], pc.max(tested["round"]))) if tested.num_rows else tested
-        return last_measured(table)
 
 
 _RECEIVED = "all clients after they received the server's current message"

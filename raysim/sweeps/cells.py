@@ -75,7 +75,7 @@ class Sweep:
     targets: tuple[float, ...] | None = None
     about: str = ""  # the comments at the top of the file and its base
     notes: tuple[str, ...] = ()  # how the runs differ from the file
-    targets_on: str = "all"  # the clients, one of `CURVES`, whose mean accuracy must reach a target
+    targets_on: str = "all"  # all, all_current or participants: whose mean accuracy must reach it
     tuning: Tuning | None = None  # how the values of pending cells are chosen
     tuned: TuningCard | None = None  # the values that were chosen so far
     trials: TrialsCard | None = None  # of a sweep of trials

@@ -14,19 +14,17 @@ from raysim.comparison import pictures as drawn
 from raysim.comparison.compare import compare
 from raysim.comparison.measures import (
     MEASURES,
-    METRICS,
     SELECT,
-    SOURCES,
     TARGETS,
     TO_TARGET,
-    is_measure,
     main_measure,
+    meaning_of,
     title,
     tuned_metric,
 )
 from raysim.comparison.pictures import pictures, without_clients
 from raysim.comparison.report import report
-from raysim.comparison.runs import RunRecord
+from raysim.comparison.runs import RunRecord, of_clients
 from raysim.comparison.tables import short_columns
 from raysim.report.accuracies import DRAWABLE
 from tests.cli.command import run as command
@@ -145,11 +143,10 @@ def test_a_round_is_selected_for_the_metrics_of_the_same_networks() -> None:
 
 
 def test_every_metric_has_a_measure() -> None:
-    assert tuple(DRAWABLE) == METRICS
     for select, measure in SELECT.items():
         assert main_measure(None, select) == measure
-    for metric in METRICS:
-        assert SOURCES[main_measure(metric, "last")].metric == metric
+    for metric in DRAWABLE:
+        assert MEASURES[main_measure(metric, "last")].metric == metric
 
 
 def test_every_measure_of_a_run_is_in_the_table(tmp_path: Path) -> None:
@@ -160,11 +157,14 @@ def test_every_measure_of_a_run_is_in_the_table(tmp_path: Path) -> None:
     rounds = pq.read_table(folder / "rounds.parquet")
     for number, metric in enumerate(("all_current_pooled", "global", "min", "jain", "macro_f1", "balanced"), 1):
         rounds = rounds.append_column(f"accuracy/{metric}", pa.array([number / 100] * len(rounds)))
+    for metric in ("accuracy/held_out", "privacy/epsilon", "async/staleness"):
+        rounds = rounds.append_column(metric, pa.array([None, 0.25, 0.75, 0.5]))
     pq.write_table(rounds, folder / "rounds.parquet")
     found = RunRecord.read(folder).measures((0.5,))
     own = {"last_current_pooled": 0.01, "last_global": 0.02, "best_global": 0.02, "min": 0.03, "jain": 0.04}
     assert {name: found[name] for name in own} == own and (found["macro_f1"], found["balanced"]) == (0.05, 0.06)
-    assert found.keys() == {*MEASURES, *(f"{cost}_to_0.5" for cost in TO_TARGET)} and all(map(is_measure, found))
+    assert [found[name] for name in ("held_out", "epsilon", "staleness")] == [0.5] * 3
+    assert found.keys() == {*MEASURES, *(f"{cost}_to_0.5" for cost in TO_TARGET)} and all(map(meaning_of, found))
     assert len({title(measure) for measure in found}) == len(found)
 
 
@@ -188,7 +188,7 @@ def test_values_of_clients() -> None:
     )
 
     def values(metric: str, until: int | None = None) -> dict[int, float]:
-        found = DRAWABLE[metric].of_clients(table, until)
+        found = of_clients(DRAWABLE[metric], table, until)
         return dict(zip(found["client"].to_pylist(), found["accuracy"].to_pylist(), strict=True))
 
     assert values("accuracy/all") == {0: 0.3, 1: 0.2} and values("accuracy/all", 1) == {0: 0.1, 1: 0.2}
@@ -205,7 +205,7 @@ def test_targets_are_those_of_the_papers() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", list(DRAWABLE))
 def test_the_table_begins_with_the_metric_and_its_difference(tmp_path: Path, metric: str) -> None:
     for path in made(tmp_path).rglob("rounds.parquet"):
         rounds = pq.read_table(path)

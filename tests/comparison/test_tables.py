@@ -15,7 +15,7 @@ import pytest
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.formats import latex, markdown, print_comparison, write_tables
-from raysim.comparison.measures import canonical, is_measure, meaning_of
+from raysim.comparison.measures import canonical, meaning_of
 from raysim.comparison.pictures import curves, draw, pictures, swept, write_curves
 from raysim.comparison.statistics import Estimate
 from raysim.comparison.tables import chosen_columns, variants_table
@@ -280,5 +280,5 @@ def test_accuracy_over_a_swept_key(tmp_path: Path) -> None:
 
 def test_a_target_of_one_has_measures() -> None:
     assert canonical("rounds_to_1.0") == canonical("rounds_to_1") == "rounds_to_1"
-    assert is_measure("mib_to_1") and meaning_of("rounds_to_1") == meaning_of("rounds_to_0.5")
-    assert not is_measure("rounds_to_1.5") and not is_measure("rounds_to_10")
+    assert meaning_of("mib_to_1") and meaning_of("rounds_to_1") == meaning_of("rounds_to_0.5")
+    assert meaning_of("rounds_to_1.5") is meaning_of("rounds_to_10") is None
