@@ -14,6 +14,7 @@ from rich.console import Console
 
 from raysim.cli.methods import Method, first_paragraph
 from raysim.cli.methods import in_words as message_in_words
+from raysim.cli.options import KINDS
 from raysim.cli.tables import new_console, new_table
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow, Output
@@ -21,9 +22,8 @@ from raysim.common.suggestions import suggest
 from raysim.common.text import expanded
 from raysim.comparison.measures import ALL_MEASURES, meaning_of
 from raysim.core.fields import field_docs, in_words, settings_fields
-from raysim.data.partition import PARTITIONS
 from raysim.data.specs import DATASETS, DatasetSpec
-from raysim.models import MODELS
+from raysim.models import MODELS, ModelSpec
 from raysim.plugins.reading import read_own_code
 from raysim.plugins.references import Reference, named
 from raysim.plugins.registry import algorithm_class, algorithm_names
@@ -33,33 +33,6 @@ from raysim.scenario.sentences import NAMED, kind_of
 from raysim.scenario.trackers import TRACKERS
 from raysim.scenario.yaml_text import opening_comment, read_text
 
-KINDS = {
-    "algorithms": "Federated-learning methods; a scenario selects one with `algorithm: {name: NAME}`. The list shows "
-    "the year of the paper, whether the clients' architectures may differ, and the messages down to clients and up to "
-    "the server. Bundled methods are files in algorithms/.",
-    "models": "Network architectures of clients; a scenario lists them in `clients.models`.",
-    "datasets": "Data sets; a scenario selects one with `data: {name: NAME}`.",
-    "partitions": "Ways to divide the data among clients; a scenario selects one with "
-    "`data: {partition: {name: NAME}}`.",
-    "selections": "Ways to choose a round's participants; a scenario selects one with "
-    "`clients: {selection: {name: NAME}}`.",
-    "schedules": "Schedules of the learning rate over the rounds; a scenario selects one with "
-    "`training: {schedule: {name: NAME}}`.",
-    "attacks": "What malicious clients do; a scenario selects one with `adversary: {attack: {name: NAME}}`.",
-    "rules": "Rules in place of the mean of uploads; a scenario selects one with `aggregator: {rule: {name: NAME}}`.",
-    "mixings": "What is done to uploads before a rule; a scenario selects one with "
-    "`aggregator: {mixing: {name: NAME}}`.",
-    "staleness": "How much a stale upload counts; a scenario selects one with "
-    "`asynchronous: {staleness: {name: NAME}}`.",
-    "trackers": "Additional destinations of a run's results, besides its folder and MLflow; a scenario adds them with "
-    "`tracking: {also: [NAME]}`.",
-    "scenarios": "Scenarios and sweeps that come with raysim; run one with `raysim launch NAME` or "
-    "`raysim sweep NAME`. The command `raysim init` copies their files.",
-    "metrics": "Metrics of a round: the columns of rounds.parquet (except `round`), and the metrics in MLflow. "
-    "Accuracies lie between 0 and 1. Methods add `client/<name>` and `server/<name>`.",
-    "measures": "Measures of a comparison: the columns of the tables that `raysim compare` writes. Each is computed "
-    "per run, and then averaged over the runs of a variant, which differ only in their seed.",
-}
 FILES = {
     "rounds.parquet": {"round": "round, from 1; 0: before the first round", **METRICS},
     "clients.parquet": field_docs(ClientRow),
@@ -76,6 +49,9 @@ SWEEPS = ("sweep", "tune")
 """Names under which the keys of a sweep file are described."""
 
 SYNONYMS = {"methods": "algorithms"}
+
+READ_FROM_FILES = ("algorithms", "scenarios")
+"""Kinds whose names are described by files, which are read only when they are shown."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +72,15 @@ class Entry(Output):
         return f"{self.description}\n{facts}" if facts else self.description
 
 
+def kinds_of(what: str) -> list[str]:
+    """The kinds that a word stands for: `all`, a kind, or another word for one."""
+    return list(KINDS) if what == "all" else [SYNONYMS.get(what, what)]
+
+
 def entries_of(what: str) -> dict[str, list[Entry]]:
     """The entries of a kind, or of all kinds, by kind."""
-    return {kind: _entries(kind) for kind in (KINDS if what == "all" else (SYNONYMS.get(what, what),))}
+    named = _named()
+    return {kind: [_entry(kind, name, value) for name, value in named[kind].items()] for kind in kinds_of(what)}
 
 
 def show_list(entries: Mapping[str, Sequence[Entry]]) -> None:
@@ -109,9 +91,9 @@ def show_list(entries: Mapping[str, Sequence[Entry]]) -> None:
 
 
 def names_of(what: str) -> list[str]:
-    """The names of a kind, or of all kinds, each once."""
-    kinds = KINDS if what == "all" else (SYNONYMS.get(what, what),)
-    return list(dict.fromkeys(name for kind in kinds for name in _names(kind)))
+    """The names of a kind, or of all kinds, each once, without importing a method."""
+    named = _named()
+    return list(dict.fromkeys(name for kind in kinds_of(what) for name in named[kind]))
 
 
 def show_describable() -> None:
@@ -135,26 +117,17 @@ def show_describable() -> None:
 def show_description(name: str) -> None:
     """Print the description of a name. Raises `ScenarioError` if nothing has this name."""
     console, name = new_console(), SYNONYMS.get(name, name)
-    if name in algorithm_names() or Reference.of(name) is not None:
+    kinds = [kind for kind, names in _named().items() if name in names]
+    if "algorithms" in kinds or Reference.of(name) is not None:
         _show_algorithm(console, name)
-        if name not in PARTITIONS:
+        if "partitions" not in kinds:
             return
         console.print(f"\nThe partition {name}:")
-    settings = {named: (where, cls) for where, classes in NAMED.items() for named, cls in classes.items()}
-    if name in settings:
-        (section, kind), cls = settings[name]
-        _show_settings(console, cls, f"{section}: {{{kind}: {{name: {name}}}}}")
-    elif name in TRACKERS:
-        _show_settings(console, TRACKERS[name], f"tracking: {{also: [{{name: {name}}}]}}")
-    elif name in MODELS:
-        spec = MODELS[name]
-        console.print(f"{spec.summary}\nRepresentation width: {spec.native_dim}")
-    elif name in DATASETS:
-        _show_dataset(console, DATASETS[name])
-    elif name in METRICS:
-        console.print(METRICS[name])
-    elif (meaning := meaning_of(name)) is not None:
-        console.print(f"Measure of a comparison: {meaning}.")
+    kind = next((kind for kind in kinds if kind not in READ_FROM_FILES), None)
+    if kind is not None:
+        _show_named(console, kind, name)
+    elif (meaning := meaning_of(name)) is not None:  # of a cost to any target
+        console.print(meaning)
     elif tuple(name.split(".")) in NAMED:
         show_description(f"{name.rpartition('.')[2]}s")
     elif name in KINDS:
@@ -167,29 +140,31 @@ def show_description(name: str) -> None:
     elif name in _keys():
         section, _, key = name.partition(".")
         _show_keys(console, _sections()[section], [key])
-    elif name in SWEEPS:
-        from raysim.sweeps.describe import ABOUT, KEYS
-
-        console.print(f"{ABOUT[name]}\n")
-        _show_entries(console, None, KEYS[name].items(), "key", "meaning")
-    elif name in bundled_names() or Path(name).suffix in (".yaml", ".yml"):
-        from raysim.sweeps.describe import about_file
-
-        comment, entries, how = about_file(name)
-        console.print(f"{comment}\n" if comment else "")
-        _show_entries(console, None, entries, "key", "value")
-        console.print(how)
+    elif name in SWEEPS or "scenarios" in kinds or Path(name).suffix in (".yaml", ".yml"):
+        _show_sweep_or_file(console, name)
     elif name == "hooks":
         _show_entries(console, None, [(call, _first_sentence(text)) for call, text in map(_hook, HOOKS)], "hook")
     elif name in HOOKS:
         call, text = _hook(name)
         console.print(f"{call}\n\n{_reflowed(text)}")
     else:
-        known = [*algorithm_names(), *settings, *TRACKERS, *MODELS, *DATASETS, *METRICS, *ALL_MEASURES]
-        known += [*Settings.model_fields, *_keys(), *KINDS, *FILES, *SWEEPS, *bundled_names(), *HOOKS]
+        known = [*names_of("all"), *Settings.model_fields, *_keys(), *KINDS, *FILES, *SWEEPS, *HOOKS]
         same = [key for key in _keys() if key.endswith(f".{name}")]
         hint = f"; did you mean {' or '.join(map(repr, same))}?" if same else suggest(name, known)
         raise ScenarioError(f"describe {name}: unknown name{hint} (`raysim list` shows all names)")
+
+
+def _show_sweep_or_file(console: Console, name: str) -> None:
+    from raysim.sweeps.describe import ABOUT, KEYS, about_file
+
+    if name in SWEEPS:
+        console.print(f"{ABOUT[name]}\n")
+        _show_entries(console, None, KEYS[name].items(), "key", "meaning")
+        return
+    comment, entries, how = about_file(name)
+    console.print(f"{comment}\n" if comment else "")
+    _show_entries(console, None, entries, "key", "value")
+    console.print(how)
 
 
 def _reflowed(doc: str | None) -> str:
@@ -206,19 +181,22 @@ def _hook(name: str) -> tuple[str, str]:
     return f"{name}({', '.join(arguments)})", inspect.getdoc(hook) or ""
 
 
-def _show_settings(console: Console, cls: type, where: str) -> None:
-    """Print the docstring and the fields of a class. where: how a scenario selects it."""
-    console.print(f"{_reflowed(cls.__doc__)}\n")
-    _show_fields(console, cls, where)
-
-
-def _show_dataset(console: Console, dataset: DatasetSpec) -> None:
-    console.print(dataset.summary)
-    if dataset.train_size:
-        sizes = f"{dataset.train_size:,} training and {dataset.test_size:,} test samples"
-        console.print(f"{dataset.num_classes} classes; {sizes}: {dataset.input_spec}")
-    for key in dataset.keys:
-        console.print(f"data.{key}: {' '.join((Data.model_fields[key].description or '').split())}")
+def _show_named(console: Console, kind: str, name: str) -> None:
+    """Print what describes a name of a kind: the docstring and fields of a class, a summary and facts, or a text."""
+    described = _named()[kind][name]
+    if isinstance(described, type):
+        console.print(f"{_reflowed(described.__doc__)}\n")
+        _show_fields(console, described, re.findall("`(.*?)`", KINDS[kind])[0].replace("NAME", name))
+        return
+    console.print(described if isinstance(described, str) else described.summary)
+    if isinstance(described, ModelSpec):
+        console.print(f"Representation width: {described.native_dim}")
+    elif isinstance(described, DatasetSpec):
+        if described.train_size:
+            sizes = f"{described.train_size:,} training and {described.test_size:,} test samples"
+            console.print(f"{described.num_classes} classes; {sizes}: {described.input_spec}")
+        for key in described.keys:
+            console.print(f"data.{key}: {' '.join((Data.model_fields[key].description or '').split())}")
 
 
 def _show_algorithm(console: Console, name: str) -> None:
@@ -246,40 +224,28 @@ def _show_algorithm(console: Console, name: str) -> None:
         console.print(f"profile: {profile}  ({values})")
 
 
-def _named_classes(kind: str) -> Mapping[str, type] | None:
-    """The classes of a kind, such as "partitions", that a scenario names; None: a kind without classes."""
-    kinds = {kind_of(key): classes for (_, key), classes in NAMED.items()}
-    return {**kinds, "trackers": TRACKERS}.get(kind)
-
-
-def _names(kind: str) -> Iterable[str]:
-    """The names of a kind, without importing anything heavy."""
-    if kind == "algorithms":
-        return algorithm_names()
-    if kind == "scenarios":
-        return bundled_names()
-    others: dict[str, Mapping[str, Any]] = {
+def _named() -> dict[str, Mapping[str, Any]]:
+    """Kind -> name -> a class with fields, an object with a summary, or a text; None: see `READ_FROM_FILES`."""
+    return {
+        "algorithms": dict.fromkeys(algorithm_names()),
         "models": MODELS,
         "datasets": DATASETS,
+        **{kind_of(key): classes for (_, key), classes in NAMED.items()},
+        "trackers": TRACKERS,
+        "scenarios": dict.fromkeys(bundled_names()),
         "metrics": METRICS,
         "measures": ALL_MEASURES,
     }
-    return _named_classes(kind) or others[kind]
 
 
-def _entries(kind: str) -> list[Entry]:
+def _entry(kind: str, name: str, described: Any) -> Entry:
     if kind == "algorithms":
-        return [_algorithm(name) for name in algorithm_names()]
-    if kind == "models":
-        return [Entry(name, spec.summary) for name, spec in MODELS.items()]
-    if kind == "datasets":
-        return [Entry(name, spec.summary) for name, spec in DATASETS.items()]
+        return _algorithm(name)
     if kind == "scenarios":
-        files = {name: FOLDER / f"{name}.yaml" for name in bundled_names()}
-        return [Entry(name, _first_sentence(opening_comment(read_text(file)))) for name, file in files.items()]
-    if (classes := _named_classes(kind)) is not None:
-        return [Entry(name, first_paragraph(cls)) for name, cls in classes.items()]
-    return [Entry(*one) for one in (ALL_MEASURES if kind == "measures" else METRICS).items()]
+        return Entry(name, _first_sentence(opening_comment(read_text(FOLDER / f"{name}.yaml"))))
+    if isinstance(described, type):
+        return Entry(name, first_paragraph(described))
+    return Entry(name, described if isinstance(described, str) else described.summary)
 
 
 def _first_sentence(text: str) -> str:

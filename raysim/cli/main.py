@@ -21,7 +21,7 @@ from raysim.cli.inspection import COMMANDS as INSPECTION_COMMANDS
 from raysim.cli.jobs import CODE_CHANGED
 from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
 from raysim.cli.json_output import JSON, commands_schema, print_json
-from raysim.cli.options import ADDRESS, SCENARIO, SETS, attach
+from raysim.cli.options import ADDRESS, KINDS, SCENARIO, SETS, attach
 from raysim.cli.starting import COMMANDS as STARTING_COMMANDS
 from raysim.common.errors import HookError, RaysimError
 from raysim.common.files import reason
@@ -32,24 +32,6 @@ from raysim.runs.signals import interruptible
 if TYPE_CHECKING:
     from raysim.common.results import Summary
 
-LISTS = [
-    "algorithms",
-    "methods",
-    "models",
-    "datasets",
-    "partitions",
-    "selections",
-    "schedules",
-    "attacks",
-    "rules",
-    "mixings",
-    "staleness",
-    "trackers",
-    "scenarios",
-    "metrics",
-    "measures",
-    "all",
-]
 QUIET = click.option("--quiet", is_flag=True, help="Show no progress, only the closing table.")
 
 
@@ -242,7 +224,7 @@ class Validation(Output):
 
 
 @cli.command("list")
-@click.argument("what", type=click.Choice(LISTS), default="all")
+@click.argument("what", type=click.Choice([*KINDS, "methods", "all"]), default="all")
 @click.option("--names", is_flag=True, help="Print only the names, one per line.")
 @JSON
 def list_(what: str, names: bool, as_json: bool) -> None:

@@ -79,3 +79,33 @@ def metric(default: str) -> Callable[[Any], Any]:
         help="The accuracy that figures show. `raysim describe NAME` explains each choice, for example "
         f"`raysim describe accuracy/val`. Default: {default}.",
     )
+
+
+KINDS = {
+    "algorithms": "Federated-learning methods; a scenario selects one with `algorithm: {name: NAME}`. The list shows "
+    "the year of the paper, whether the clients' architectures may differ, and the messages down to clients and up to "
+    "the server. Bundled methods are files in algorithms/.",
+    "models": "Network architectures of clients; a scenario lists them in `clients.models`.",
+    "datasets": "Data sets; a scenario selects one with `data: {name: NAME}`.",
+    "partitions": "Ways to divide the data among clients; a scenario selects one with "
+    "`data: {partition: {name: NAME}}`.",
+    "selections": "Ways to choose a round's participants; a scenario selects one with "
+    "`clients: {selection: {name: NAME}}`.",
+    "schedules": "Schedules of the learning rate over the rounds; a scenario selects one with "
+    "`training: {schedule: {name: NAME}}`.",
+    "attacks": "What malicious clients do; a scenario selects one with `adversary: {attack: {name: NAME}}`.",
+    "rules": "Rules in place of the mean of uploads; a scenario selects one with `aggregator: {rule: {name: NAME}}`.",
+    "mixings": "What is done to uploads before a rule; a scenario selects one with "
+    "`aggregator: {mixing: {name: NAME}}`.",
+    "staleness": "How much a stale upload counts; a scenario selects one with "
+    "`asynchronous: {staleness: {name: NAME}}`.",
+    "trackers": "Additional destinations of a run's results, besides its folder and MLflow; a scenario adds them with "
+    "`tracking: {also: [{name: NAME}]}`.",
+    "scenarios": "Scenarios and sweeps that come with raysim; run one with `raysim launch NAME` or "
+    "`raysim sweep NAME`. The command `raysim init` copies their files.",
+    "metrics": "Metrics of a round: the columns of rounds.parquet (except `round`), and the metrics in MLflow. "
+    "Accuracies lie between 0 and 1. Methods add `client/<name>` and `server/<name>`.",
+    "measures": "Measures of a comparison: the columns of the tables that `raysim compare` writes. Each is computed "
+    "per run, and then averaged over the runs of a variant, which differ only in their seed.",
+}
+"""Kind of names that `list` and `describe` know -> what they are, and how a scenario selects one."""

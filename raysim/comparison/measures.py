@@ -26,11 +26,11 @@ With `val`, measures of the last round are those of the round with the greatest 
 reaches it. `val_current` is the same with the validation accuracy of current networks.
 """
 
-Way = Literal["last", "best", "val", "val_current", "selected", "round", "sum", "mean", "each", "always"]
+Way = Literal["last", "best", "val", "val_current", "selected", "round", "sum", "mean", "each", "until", "always"]
 
 WAYS: Mapping[Way, str] = {
     "last": "in the last round that measured it",
-    "best": "the greatest value of any round; optimistic for test accuracies, because test samples choose the round",
+    "best": "the greatest value of any round (optimistic for test accuracies, because test samples choose the round)",
     "val": "in the round with the greatest accuracy/val",
     "val_current": "in the round with the greatest accuracy/val_current",
     "selected": "in the last round that measured it, or in the round that `--select` chooses",
@@ -38,12 +38,13 @@ WAYS: Mapping[Way, str] = {
     "sum": "summed over all rounds",
     "mean": "averaged over all rounds",
     "each": "per participant and round, on average",
-    "always": "per client that takes part in every round, summed over rounds",
+    "until": "in the first round whose accuracy reaches A (`targets_on` of a sweep file says of which clients)",
+    "always": "of a client that takes part in every round until the accuracy reaches A",
 }
 """How a measure follows from the values of a metric in all rounds -> the same in words."""
 
 MIB, GFLOP = 2.0**20, 1e9
-UNITS: Mapping[float, str] = {1.0: "", MIB: ", in MiB", GFLOP: ", in GFLOP (10^9 operations)"}
+UNITS: Mapping[float, str] = {1.0: "", MIB: " in MiB", GFLOP: " in GFLOP (10^9 operations)"}
 
 
 class Measure(NamedTuple):
@@ -57,9 +58,9 @@ class Measure(NamedTuple):
 
     @property
     def meaning(self) -> str:
-        """The meaning of the metric, and how the measure follows from it."""
-        metric = METRICS.get(self.metric, self.metric)
-        return f"{metric}{UNITS[self.unit]}; {WAYS[self.way]}"
+        """The metric, how the measure follows from it, and the metric's own meaning."""
+        meaning = f": {METRICS[self.metric]}" if self.metric in METRICS else ""
+        return f"{self.metric}{UNITS[self.unit]}, {WAYS[self.way]}{meaning}"
 
     @property
     def is_fraction(self) -> bool:
@@ -114,11 +115,11 @@ target accuracy A, such as `rounds_to_0.5`.
 """
 
 TO_TARGET: Mapping[str, Measure] = {
-    "rounds": Measure("rounds", "round"),
-    "mib": Measure("MiB", "comm/total_bytes", unit=MIB),
+    "rounds": Measure("rounds", "round", "until"),
+    "mib": Measure("MiB", "comm/total_bytes", "until", MIB),
     "up_mib": Measure("upload MiB", "comm/up_bytes", "always", MIB),
-    "gflop": Measure("GFLOP", "compute/total_flops", unit=GFLOP),
-    "virtual_s": Measure("virtual s", "time/virtual_total_s"),
+    "gflop": Measure("GFLOP", "compute/total_flops", "until", GFLOP),
+    "virtual_s": Measure("virtual s", "time/virtual_total_s", "until"),
 }
 """Cost until a target accuracy A is reached -> measure; a column's title ends with A, as in `rounds to 50%`."""
 
@@ -129,7 +130,7 @@ _TO_TARGET = re.compile(rf"({'|'.join(TO_TARGET)})_to_(?:0\.\d+|1(?:\.0+)?)")
 
 ALL_MEASURES: Mapping[str, str] = {
     **{name: measure.meaning for name, measure in MEASURES.items()},
-    **{f"{cost}_to_A": f"cost until the accuracy reaches A: {of.meaning}" for cost, of in TO_TARGET.items()},
+    **{f"{cost}_to_A": of.meaning for cost, of in TO_TARGET.items()},
 }
 """Measure -> meaning. `A` stands for a target accuracy, such as 0.5."""
 

@@ -152,7 +152,7 @@ def test_describe_knows_every_name(capfd: pytest.CaptureFixture[str], name: str)
 
 def test_describe_knows_a_cost_to_any_target(capfd: pytest.CaptureFixture[str]) -> None:
     of_all, of_one = (run(capfd, "describe", f"mib_to_{target}") for target in ("A", "0.95"))
-    assert of_all == of_one and of_one[0] == 0 and "MiB that all clients sent and received until" in of_one[1]
+    assert of_all == of_one and of_one[0] == 0 and "comm/total_bytes in MiB" in of_one[1]
     assert run(capfd, "describe", "mib_to_2")[0] == 2
 
 
@@ -238,7 +238,7 @@ DESCRIBED = [
     ("seed", ["Default: 1 Allowed: a whole number at least 0 and at most 9223372036854775807"]),
     ("name", ["Default: required Allowed: text: letters, digits,"]),
     ("training.lr", ["key default allowed meaning", "lr 0.01 a number greater than 0 Learning rate."]),
-    ("at_best_val", ["Measure of a comparison: mean test accuracy of all clients, as in `last`, in the round"]),
+    ("at_best_val", ["accuracy/all, in the round with the greatest accuracy/val"]),
 ]  # fmt: skip
 
 
