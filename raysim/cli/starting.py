@@ -14,85 +14,7 @@ import click
 from raysim import core
 from raysim.common.errors import ScenarioError
 
-SCENARIO = """# A scenario for the {kind} in {name}.py. To run it:
-#
-#     raysim launch {name}.yaml
-{why}name: {name}
-rounds: 20
-algorithm: {{name: {algorithm}}}
-data:
-  name: {data}
-  partition: {{{partition}}}
-clients:
-  count: {clients}
-  participation: 0.5
-  models: [{models}]
-training: {{epochs: 5, batch_size: 16, lr: 0.05}}
-"""
-
-TEST = '''"""Run it with `pytest test_{name}.py`."""
-
-import pathlib
-
-import raysim
-{imports}
-
-{check}
-
-def test_it_runs(tmp_path: pathlib.Path, monkeypatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{{tmp_path / 'mlflow.db'}}")
-    sets = ["rounds=2", "backend=in_process", f"output={{tmp_path}}"]
-    result = raysim.run(pathlib.Path(__file__).parent / "{name}.yaml", sets=sets, quiet=True)
-    assert result.rounds["accuracy/all"].iloc[-1] > 0.1
-'''
-
-CHECKS = {
-    "algorithm": """def test_it_keeps_the_contract() -> None:
-    raysim.check_algorithm({cls}())
-""",
-    "model": """def test_shapes() -> None:
-    net = {cls}(num_classes=10, input_spec=raysim.InputSpec("image", (1, 8, 8)), feature_dim=32)
-    features_BD = net.features(torch.zeros(5, 1, 8, 8))
-    assert features_BD.shape == (5, 32)
-    assert net.header(features_BD).shape == (5, 10)
-""",
-    "data": """def test_it_is_the_same_each_time() -> None:
-    first, second = load(), load()
-    assert all((first[name] == second[name]).all() for name in first)
-""",
-}
-
-
-MERIT = """#
-# A client holds fewer than 40 samples on average, too few to learn all of its classes well alone, so learning from
-# other clients can help. (20 clients of 2 classes each would learn well alone, and no method could help.) To compare
-# methods:
-#
-#     raysim sweep {name}.yaml --grid algorithm.name=./{name}.py,fedgh,standalone --seeds 1..3
-"""
-
-_DIGITS = {"partition": "name: pathological, classes_per_client: 2"}
-_WORDS = {
-    "algorithm": {
-        "partition": "name: dirichlet, alpha: 0.5",
-        "clients": "50",
-        "why": MERIT,
-        "algorithm": "./{name}.py",
-        "models": "digits_mlp64, digits_cnn_s, digits_resnet",
-        "imports": "from {name} import {cls}\n",
-    },
-    "model": {
-        **_DIGITS,
-        "models": '"./{name}.py:{cls}", digits_mlp64, digits_cnn_s',
-        "imports": "import torch\nfrom {name} import {cls}\n",
-    },
-    "data": {
-        "data": "./{name}.py:load",
-        "partition": "name: dirichlet, alpha: 0.5",
-        "models": "mlp_s, mlp_m, mlp_l",
-        "imports": "from {name} import load\n",
-    },
-}
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 @click.command()
@@ -114,7 +36,7 @@ def init(folder: Path) -> None:
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(list(CHECKS)))
+@click.argument("kind", type=click.Choice(["algorithm", "model", "data"]))
 @click.argument("name")
 def new(kind: str, name: str) -> None:
     """Write a working method, model or data set for you to modify.
@@ -141,15 +63,9 @@ def new(kind: str, name: str) -> None:
     if keyword.iskeyword(name) or keyword.iskeyword(cls) or cls in core.__all__ or (module and module.origin):
         text = f"{name!r} given, but this is a word of Python, or the name of an installed module or of a raysim class"
         raise click.BadParameter(f"{text}; give another name", param_hint="NAME")
-    words = {"kind": kind, "name": name, "algorithm": "fedgh", "data": "digits", "clients": "20"}
-    words |= {"why": "", **_WORDS[kind]}
-    template = (Path(__file__).parent / "templates" / f"{kind}.py").read_text(encoding="utf-8")
-    text = template.replace("NewMethod", cls).replace("NewModel", cls)
-    words = {key: value.format(name=name, cls=cls) for key, value in words.items()}
-    imports = words.pop("imports")
-    check = CHECKS[kind].format(cls=cls)
-    texts = [text, SCENARIO.format(**words), TEST.format(name=name, imports=imports, check=check)]
-    for file, text in zip(files, texts, strict=True):
+    for source, file in zip((f"{kind}.py", f"{kind}.yaml", f"test_{kind}.py.txt"), files, strict=True):
+        text = (TEMPLATES / source).read_text(encoding="utf-8")
+        text = text.replace("NewMethod", cls).replace("NewModel", cls).replace("new_name", name)
         file.write_text(text, encoding="utf-8")
         click.echo(f"wrote {file}")
     click.echo(f"    raysim launch {name}.yaml")
