@@ -35,67 +35,73 @@ def print_closing_table(summary: Summary, file: TextIO | None = None) -> None:
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the table's rows as text, each a name and a value. See `Summary` for its entries."""
-    final = {name: value for name, value in (summary.get("final") or {}).items() if value is not None}
-    seconds = summary.get("seconds") or {}
-    method = summary.get("method") or summary.get("algorithm")  # a run of an earlier raysim has no method
     seed = f"seed {summary['seed']}" if "seed" in summary else ""
 
-    def shown(metric: str, human: Callable[[float], str] = per_cent) -> str:
-        return human(final[metric]) if metric in final else ""
+    def counted(key: str, after: str) -> str:
+        return f"{summary[key]}{after}" if summary.get(key) else ""
 
-    entries = [
-        ("scenario", _joined(summary.get("scenario"), method, seed)),
+    rows = [
+        # A run of an earlier raysim has no method.
+        ("scenario", _joined(summary.get("scenario"), summary.get("method") or summary.get("algorithm"), seed)),
         ("overridden", " ".join(written((summary.get("overrides") or {}).items()))),
         ("rounds", _rounds(summary)),
         ("ended early", summary.get("ended_early")),
         ("clients", _clients(summary)),
-        ("accuracy, all clients", _suffixed(_mean(final, "accuracy/all"), ", each client as it was last tested")),
-        ("accuracy, took part", _took_part(final, summary.get("clients"))),
-        ("accuracy, current", _current(final)),
-        ("accuracy, worst tenth", shown("accuracy/worst_decile")),
-        ("accuracy, participants", shown("accuracy/participants")),
-        ("accuracy, before training", shown("accuracy/participants_before")),
-        ("accuracy, whole test set", shown("accuracy/global")),
-        ("accuracy, best round", _in_round(shown("accuracy/best"), summary.get("best_round"), "test")),
+        *_results(summary),
+        ("restarts", summary.get("restarts")),
         (
-            "accuracy at best val.",
-            _in_round(shown("accuracy/at_best_val"), summary.get("best_val_round"), "validation"),
+            "diverged clients",
+            counted("diverged_clients", f" of {summary.get('clients')}: the last loss or upload was NaN or infinite"),
         ),
-        ("sent per participant", _per_participant(summary)),
-        ("total communication", shown("comm/total_bytes", human_bytes)),
-        ("total computation", shown("compute/total_flops", _computation)),
-        ("virtual time", shown("time/virtual_total_s", human_seconds)),
-        ("time", _time(seconds, final)),
-        ("time by phase", _phases(seconds)),
-        ("restarts", f"{final['engine/restarts']:.0f}" if final.get("engine/restarts") else ""),
-        ("diverged clients", _diverged(summary)),
-        ("uploads left out", _left_out(summary)),
-        ("dropped out or late", _suffixed(summary.get("dropped_clients"), " client rounds")),
+        ("uploads left out", counted("rejected_uploads", f" of {summary.get('uploads')} (NaN or infinity)")),
+        ("dropped out or late", counted("dropped_clients", " client rounds")),
         ("state", (summary.get("state_digest") or "")[:12]),
         ("results", summary.get("folder")),
         ("MLflow", summary.get("mlflow")),
     ]
-    return [(name, str(value)) for name, value in entries if value]
+    return [(name, str(value)) for name, value in rows if value]
+
+
+def _results(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of accuracies and costs, empty where the run has none."""
+    final = {name: value for name, value in (summary.get("final") or {}).items() if value is not None}
+
+    def shown(metric: str, human: Callable[[float], str] = per_cent, after: str = "") -> str:
+        return f"{human(final[metric])}{after}" if metric in final else ""
+
+    def mean(metric: str, after: str) -> str:
+        std = final.get(f"{metric}_std")
+        return shown(metric, after=after if std is None else f" ± {100 * std:.1f} (mean ± std){after}")
+
+    absent, pooled = final.get("engine/absent_clients"), shown("accuracy/all_current_pooled", after=" pooled, ")
+    took_part = f", without the {absent or 0:.0f} of {summary.get('clients')} clients that have not taken part yet"
+    current = f", {pooled}each client after it received the server's current message"
+    # A method whose hooks train by loops of their own, such as one over `client.data.shuffled`, has 0 operations.
+    uncounted = "; those of client hooks outside fit, outputs and add_flops are not counted"
+    operations = final.get("compute/total_flops")
+    return [
+        ("accuracy, all clients", mean("accuracy/all", ", each client as it was last tested")),
+        ("accuracy, took part", shown("accuracy/took_part", after=took_part) if absent else ""),
+        ("accuracy, current", mean("accuracy/all_current", current)),
+        ("accuracy, worst tenth", shown("accuracy/worst_decile")),
+        ("accuracy, participants", shown("accuracy/participants")),
+        ("accuracy, before training", shown("accuracy/participants_before")),
+        ("accuracy, whole test set", shown("accuracy/global")),
+        ("accuracy, best round", shown("accuracy/best", after=_chosen_round(summary.get("best_round"), "test"))),
+        (
+            "accuracy at best val.",
+            shown("accuracy/at_best_val", after=_chosen_round(summary.get("best_val_round"), "validation")),
+        ),
+        ("sent per participant", _per_participant(summary)),
+        ("total communication", shown("comm/total_bytes", human_bytes)),
+        ("total computation", shown("compute/total_flops", human_flops, "" if operations else uncounted)),
+        ("virtual time", shown("time/virtual_total_s", human_seconds)),
+        *_times(summary.get("seconds") or {}, final.get("time/total_s")),
+    ]
 
 
 def _joined(*parts: object) -> str:
     return ", ".join(str(part) for part in parts if part)
-
-
-def _suffixed(value: object, suffix: str) -> str:
-    return f"{value}{suffix}" if value else ""
-
-
-def _computation(flops: float) -> str:
-    # A method whose hooks train by loops of their own, such as one over `client.data.shuffled`, has 0 operations.
-    uncounted = "" if flops else "; those of client hooks outside fit, outputs and add_flops are not counted"
-    return f"{human_flops(flops)}{uncounted}"
-
-
-def _phases(seconds: Mapping[str, float]) -> str:
-    others = ("total", "before_resume")
-    phases = ", ".join(f"{name} {human_seconds(s)}" for name, s in seconds.items() if name not in others)
-    return _suffixed(phases, " (summed over clients, which may run in parallel)")
 
 
 def _rounds(summary: Mapping[str, Any]) -> str:
@@ -107,66 +113,30 @@ def _rounds(summary: Mapping[str, Any]) -> str:
 
 
 def _clients(summary: Mapping[str, Any]) -> str:
-    malicious = _suffixed(len(summary.get("malicious_clients") or ()), " of them malicious")
-    each = _suffixed(summary.get("participants_per_round"), " per round")
-    return _joined(summary.get("clients"), each, malicious)
+    each, malicious = summary.get("participants_per_round"), len(summary.get("malicious_clients") or ())
+    return _joined(summary.get("clients"), each and f"{each} per round", malicious and f"{malicious} of them malicious")
 
 
-def _mean(final: Mapping[str, float], metric: str) -> str:
-    """A mean accuracy over clients, with its standard deviation if that is known; empty if it was not measured."""
-    if metric not in final:
-        return ""
-    mean, std = per_cent(final[metric]), final.get(f"{metric}_std")
-    return mean if std is None else f"{mean} ± {100 * std:.1f} (mean ± std)"
-
-
-def _took_part(final: Mapping[str, float], clients: object) -> str:
-    """The accuracy without the clients that have not taken part yet; empty if all have."""
-    absent, mean = final.get("engine/absent_clients"), final.get("accuracy/took_part")
-    if not absent or mean is None:
-        return ""
-    of = "" if clients is None else f" of {clients}"
-    how = (
-        "" if "accuracy/all_current" in final else "; for the current model on all clients, set evaluation.clients: all"
-    )
-    return f"{per_cent(mean)}; {absent:.0f}{of} clients have not taken part yet, and are left out here{how}"
-
-
-def _current(final: Mapping[str, float]) -> str:
-    mean, pooled = _mean(final, "accuracy/all_current"), final.get("accuracy/all_current_pooled")
-    how = "each client after it received the server's current message"
-    return _joined(mean, None if pooled is None else f"{per_cent(pooled)} pooled", how) if mean else ""
-
-
-def _diverged(summary: Mapping[str, Any]) -> str:
-    how = f" of {summary.get('clients')}: the last loss or upload was NaN or infinite; the accuracies include these "
-    return _suffixed(summary.get("diverged_clients"), f"{how}clients")
-
-
-def _left_out(summary: Mapping[str, Any]) -> str:
-    count = summary.get("rejected_uploads")
-    if count and count == summary.get("uploads"):
-        return f"all {count} (NaN or infinity); the server received no usable upload"
-    return _suffixed(count, " (NaN or infinity)")
-
-
-def _in_round(text: str, t: object, chosen: str) -> str:
-    """A test accuracy of all clients in the round that was chosen. chosen: the samples that chose it."""
-    which = f"test accuracy of all clients in round {t}, which has the greatest {chosen} accuracy"
-    return f"{text}, {which}" if text and t is not None else text
+def _chosen_round(t: int | None, samples: str) -> str:
+    return "" if t is None else f" in round {t}, which has the greatest {samples} accuracy of all clients"
 
 
 def _per_participant(summary: Mapping[str, Any]) -> str:
     sizes = (("up", summary.get("up_bytes_per_participant")), ("down", summary.get("down_bytes_per_participant")))
-    return _suffixed(", ".join(f"{human_bytes(size)} {way}" for way, size in sizes if size is not None), " per round")
+    sent = ", ".join(f"{human_bytes(size)} {way}" for way, size in sizes if size is not None)
+    return f"{sent} per round" if sent else ""
 
 
-def _time(seconds: Mapping[str, float], final: Mapping[str, float]) -> str:
-    total, rounds = seconds.get("total"), final.get("time/total_s")
-    if total is None or rounds is None:
-        return "" if total is None else human_seconds(total)
-    # In a resumed run, `rounds` includes the rounds before the resume, and `total` does not.
-    if seconds.get("before_resume") or rounds > total:
-        return f"{human_seconds(total)} since the run was resumed; all its rounds together took {human_seconds(rounds)}"
-    rest = f"{human_seconds(total - rounds)} before and after them"
-    return f"{human_seconds(total)} ({human_seconds(rounds)} for rounds, {rest}), without data, plots and MLflow"
+def _times(seconds: Mapping[str, float], rounds: float | None) -> list[tuple[str, str]]:
+    """Return the rows of time. rounds: the seconds of all rounds, of which a resumed run has more than its `total`."""
+    total = seconds.get("total")
+    time = "" if total is None else human_seconds(total)
+    if total is not None and rounds is not None:
+        since = " since the run was resumed" if seconds.get("before_resume") or rounds > total else ""
+        time += f"{since} without data, plots and MLflow, {human_seconds(rounds)} for all rounds"
+    phases = {name: s for name, s in seconds.items() if name not in ("total", "before_resume")}
+    by_phase = ", ".join(f"{name} {human_seconds(s)}" for name, s in phases.items())
+    return [
+        ("time", time),
+        ("time by phase", f"{by_phase} (summed over clients, which may run in parallel)" if by_phase else ""),
+    ]
