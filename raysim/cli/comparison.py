@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 from rich.console import Console
 
 from raysim.cli.json_output import JSON, print_json
@@ -198,23 +197,6 @@ def _dry_run(
         raise ScenarioError(f"{file}: the cell {name!r} can never run: {why}{more}")
 
 
-def _refuse_for_trials(folder: Path) -> None:
-    """Refuse options of `compare` that a table of trials does not have. Raises `ScenarioError`."""
-    from raysim.common.errors import ScenarioError
-
-    context = click.get_current_context()
-    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if options := [_option(context, name) for name in given if name not in ("runs", "as_json")]:
-        raise ScenarioError(
-            f"{options[0]}: cannot be used for {folder}, which contains the trials of a tuning; leave out {options[0]} "
-            "to see the table of trials"
-        )
-
-
-def _option(context: click.Context, name: str) -> str:
-    return next(one.opts[-1] for one in context.command.params if one.name == name)
-
-
 TUNED_METRIC = (
     "accuracy/all_current with --select val_current, and with --select last if the sweep was tuned by an accuracy of "
     "current networks; otherwise accuracy/all"
@@ -290,7 +272,7 @@ def compare(
 
     Runs that differ only in their seed form a variant. RUNS are run folders, folders that contain run folders (such as
     a sweep's folder), or sweep files. The folder of a tuning, such as runs/tuned-tuning, is shown as a table of its
-    trials: values, rounds, score, and which one was chosen.
+    trials: values, rounds, score, and which one was chosen; the other options do not change that table.
 
     \b
     Example:
@@ -306,7 +288,6 @@ def compare(
     folders = folders_of(runs)
     card = SweepCard.read(folders[0]) if len(folders) == 1 else None
     if card is not None and card.trials is not None:
-        _refuse_for_trials(folders[0])
         if as_json:
             print_json(TrialsCard, card.trials)
         else:
@@ -330,13 +311,9 @@ def compare(
 def _write(found: Comparison, folder: Path, shown: Sequence[Column] | None, width: Width) -> list[Path]:
     """Write the tables and figures of a comparison, and return their paths."""
     from raysim.comparison.formats import write_tables
-    from raysim.comparison.pictures import draw, without_clients, write_curves
+    from raysim.comparison.pictures import draw, write_curves
 
-    tables = [*write_tables(found, folder, shown), write_curves(found, folder)]
-    files = [*tables, *draw(found, folder, width=width)]
-    if missing := without_clients(found):
-        click.echo(f"note: {missing}", err=True)
-    return files
+    return [*write_tables(found, folder, shown), write_curves(found, folder), *draw(found, folder, width=width)]
 
 
 @click.command()
@@ -355,14 +332,9 @@ def report(runs: tuple[str, ...], baseline: str | None, select: str, metric: str
     Example:
         raysim report runs/digits --baseline standalone -o digits.html
     """
-    from raysim.common.errors import RunError
     from raysim.comparison.report import report as write
 
-    try:
-        click.echo(write(*folders_of(runs), output=output, baseline=baseline, select=select, metric=metric))
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise RunError(f"-o: {output} cannot be written: {why}; choose a file that can be written") from None
+    click.echo(write(*folders_of(runs), output=output, baseline=baseline, select=select, metric=metric))
 
 
 COMMANDS = (sweep, compare, report)

@@ -31,7 +31,6 @@ from raysim.report.figures import (
     style,
 )
 from raysim.report.plots import Curve, architecture_names, draw_boxes, draw_curves, longest_label
-from raysim.report.units import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -161,16 +160,6 @@ def write_curves(comparison: Comparison, folder: Path) -> Path:
     return path
 
 
-def without_clients(comparison: Comparison) -> str:
-    """Why there are no figures of single clients, as a sentence; empty if there are some."""
-    if any(len(_of_clients(variant, comparison.main)) for variant in comparison.variants):
-        return ""
-    metric, missing = comparison.accuracy.metric, "no box plots, performance profiles or figures by architecture"
-    if not comparison.accuracy.has_clients:
-        return f"{missing}: {metric} is measured only as a mean over clients"
-    return f"{missing}: no run has recorded {metric} for each client"
-
-
 def _of_clients(variant: Variant, measure: str) -> np.ndarray[Any, Any]:
     """A measure's accuracy of every client of every run."""
     tables = [run.clients_of(measure) for run in variant.counted.values()]
@@ -182,20 +171,7 @@ def boxes(comparison: Comparison, width: Width = SCREEN) -> Figure | None:
     """Box plots of the clients' accuracies of all seeds."""
     accuracies = {variant.name: _of_clients(variant, comparison.main) for variant in comparison.variants}
     accuracies = {name: values for name, values in accuracies.items() if len(values)}
-    return draw_boxes(accuracies, comparison.accuracy, _pooled(comparison), width) if accuracies else None
-
-
-def _pooled(comparison: Comparison) -> str:
-    """The clients that figures pool for each variant, in words."""
-    tables = [
-        [run.clients_of(comparison.main).num_rows for run in variant.counted.values()]
-        for variant in comparison.variants
-    ]
-    counts = {(len(of_variant), clients) for of_variant in tables for clients in of_variant}
-    if len(counts) != 1:
-        return "all clients of all seeds"
-    ((seeds, clients),) = counts
-    return f"{plural(clients, 'client')} × {plural(seeds, 'seed')}" if seeds > 1 else plural(clients, "client")
+    return draw_boxes(accuracies, comparison.accuracy, width) if accuracies else None
 
 
 @style()

@@ -15,7 +15,7 @@ from raysim.comparison.measures import main_measure
 from raysim.comparison.pictures import boxes, curves
 from raysim.comparison.runs import RunRecord, find_runs, without_outdated
 from raysim.comparison.variants import Variant, group_runs
-from raysim.report.accuracies import DRAWABLE, OWN, Accuracy
+from raysim.report.accuracies import DRAWABLE, OWN
 from raysim.report.figures import OVER, Width
 from raysim.report.plots import MOST_RUNS, draw_clients, draw_confusion, draw_curves, run_curves
 from raysim.runs.find import find_run
@@ -39,17 +39,23 @@ def draw(given: Sequence[str], kind: str, width: Width = "one-column", metric: s
     Raises:
         ScenarioError: a run does not exist, is damaged or lacks the data, or this kind cannot show the metric.
     """
-    accuracy = _drawable(metric, kind)
+    accuracy = DRAWABLE[metric]
+    if kind == "confusion" and metric not in CONFUSED:
+        raise ScenarioError(f"--metric: {metric} given, but --kind confusion needs one of {', '.join(CONFUSED)}")
     runs = [run for text in given for run in _runs_of(text)]
-    if len(runs) > len(given) and kind in (*AXES, "boxes"):
-        shown, what = compare(*(run.folder for run in runs), targets=[], metric=metric), "variants"
+    one_by_one = len(runs) == len(given) or kind not in (*AXES, "boxes")
+    if one_by_one:
+        shown = Comparison(_one_by_one(runs), [], main=main_measure(metric, "last"))
     else:
-        shown, what = Comparison(_one_by_one(runs), [], main=main_measure(metric, "last")), "runs"
+        shown = compare(*(run.folder for run in runs), targets=[], metric=metric)
     if len(shown.variants) > MOST_RUNS:
-        raise ScenarioError(f"{len(shown.variants)} {what} given; at most {MOST_RUNS} fit into one figure")
-    for run in runs if what == "runs" else []:
-        _check_measured(run, kind, accuracy, shown.main)
-    return KINDS[kind](shown, width)
+        raise ScenarioError(f"{len(shown.variants)} curves or panels; at most {MOST_RUNS} fit into one figure")
+    lacking = [str(run.folder) for run in runs if not _has_values(run, kind, shown)]
+    figure = None if lacking and one_by_one else KINDS[kind](shown, width)
+    if figure is None:
+        needs = f"{accuracy.needs}{', and whose scenario has `system`' if kind == 'virtual-time' else ''}"
+        raise ScenarioError(f"{lacking[0]}: no values of {metric} for --kind {kind}; choose a run {needs}")
+    return figure
 
 
 def _runs_of(text: str) -> Sequence[RunRecord]:
@@ -77,28 +83,11 @@ def _one_by_one(runs: Sequence[RunRecord]) -> list[Variant]:
     return [Variant({}, [run], run.method, label=name) for run, name in zip(runs, names, strict=True)]
 
 
-def _drawable(metric: str, kind: str) -> Accuracy:
-    """Return the accuracy of a metric. Raises `ScenarioError` if this kind of figure cannot show it."""
-    needs, allowed = "", [one.metric for one in DRAWABLE.values() if one.has_clients]
-    if kind in ("boxes", "clients") and metric not in allowed:
-        needs = "a value for each client, but this metric is only a mean"
-    elif kind == "confusion" and metric not in CONFUSED:
-        needs, allowed = "an accuracy of all clients on their test samples", list(CONFUSED)
-    if needs:
-        text = f"--kind {kind} needs {needs}; choose one of {', '.join(allowed)}"
-        raise ScenarioError(f"--metric: {metric} given, but {text}")
-    return DRAWABLE[metric]
-
-
-def _check_measured(run: RunRecord, kind: str, accuracy: Accuracy, measure: str) -> None:
-    """Raise `ScenarioError` if a run has not measured what the figure shows."""
-    if kind in AXES and not len(run.series(accuracy.metric)[0]):
-        raise ScenarioError(f"{run.folder}: no round with {accuracy.metric}; choose a run {accuracy.needs}")
-    if kind == "virtual-time" and not len(run.series(OVER[kind].metric)[0]):
-        text = "this run has no virtual time; choose a run whose scenario has a section `system`"
-        raise ScenarioError(f"{run.folder}: {text}")
-    if kind in ("boxes", "clients") and not run.clients_of(measure).num_rows:
-        raise ScenarioError(f"{run.folder}: no client has a value of {accuracy.metric}; choose a run {accuracy.needs}")
+def _has_values(run: RunRecord, kind: str, shown: Comparison) -> bool:
+    """Return whether a run has measured what the figure shows."""
+    if kind in AXES:
+        return all(len(run.series(metric)[0]) for metric in (shown.accuracy.metric, OVER[AXES[kind]].metric))
+    return kind == "confusion" or run.clients_of(shown.main).num_rows > 0
 
 
 def _curves(kind: str, shown: Comparison, width: Width) -> Figure:
@@ -108,13 +97,6 @@ def _curves(kind: str, shown: Comparison, width: Width) -> Figure:
         drawn = run_curves(runs[0].rounds.to_pylist(), "round", accuracy)
         return draw_curves({"round": drawn}, f"mean {accuracy.kind}", width)
     return curves(shown, width, [AXES[kind]])
-
-
-def _boxes(shown: Comparison, width: Width) -> Figure:
-    figure = boxes(shown, width)
-    if figure is None:
-        raise ScenarioError(f"no client of these runs has a value of {shown.accuracy.metric}; choose other runs")
-    return figure
 
 
 def _clients(shown: Comparison, width: Width) -> Figure:
@@ -144,9 +126,9 @@ def _confusion(shown: Comparison, width: Width) -> Figure:
     return draw_confusion(counts, first.data.dataset.class_names, width)
 
 
-KINDS: Mapping[str, Callable[[Comparison, Width], Figure]] = {
+KINDS: Mapping[str, Callable[[Comparison, Width], Figure | None]] = {
     **{kind: partial(_curves, kind) for kind in AXES},
-    "boxes": _boxes,
+    "boxes": boxes,
     "clients": _clients,
     "confusion": _confusion,
 }

@@ -15,7 +15,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.files import write_bytes
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.measures import MEASURES
-from raysim.comparison.pictures import pictures, without_clients
+from raysim.comparison.pictures import pictures
 from raysim.comparison.runs import RunRecord
 from raysim.comparison.tables import Table, all_columns, tasks_table, variants_table
 from raysim.report.figures import save
@@ -49,11 +49,6 @@ class Part:
     def all_measures(self) -> Table:
         """The table of all measures."""
         return variants_table(self.comparison, all_columns(self.comparison))
-
-    @property
-    def without_clients(self) -> str:
-        """Why there are no figures of single clients; empty if there are some."""
-        return without_clients(self.comparison)
 
     @property
     def settings(self) -> list[list[str]]:

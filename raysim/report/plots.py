@@ -125,11 +125,9 @@ def _draw_panel(axes: Axes, over: Over, curves: Sequence[Curve | None], width: W
 
 
 @style()
-def draw_boxes(groups: Mapping[str, Floats], accuracy: Accuracy, pooled: str, width: Width = "one-column") -> Figure:
+def draw_boxes(groups: Mapping[str, Floats], accuracy: Accuracy, width: Width = "one-column") -> Figure:
     """Draw a box plot of the clients' accuracies of each group: median, quartiles, whiskers at 1.5 interquartile
     ranges, and the mean as a dot.
-
-    pooled: the clients of one box, in words.
     """
     labels = ["\n".join(shortened(line, 32) for line in textwrap.wrap(label, 32)[:3]) for label in groups]
     longest = max(len(line) for label in labels for line in label.split("\n"))
@@ -158,7 +156,7 @@ def draw_boxes(groups: Mapping[str, Floats], accuracy: Accuracy, pooled: str, wi
     axes.set_ylim(low - margin, high + margin)
     per_cent_axis(axes.yaxis)
     axes.set_ylabel(accuracy.client_label)
-    axes.set_xlabel(f"each box: {pooled}; dot: mean")
+    axes.set_xlabel("each box: the clients of all seeds; dot: mean")
     return figure
 
 
@@ -180,12 +178,11 @@ def draw_clients(
             here = [(k, value) for k, of, value in clients if of == model]
             if not here:
                 continue
+            k, value = zip(*here, strict=True)
             if len(clients) <= SEPARATE_BARS:
-                k, value = zip(*here, strict=True)
                 axes.bar(k, value, 0.8, label=shortened(called[model], 30), **look)
             else:  # thousands of hatched bars would be black, and take minutes
-                lines = [[(k, 0.0), (k, value)] for k, value in here]
-                _thin_bars(axes, lines, look["facecolor"], shortened(called[model], 30))
+                axes.vlines(k, 0, value, look["facecolor"], linewidth=0.8, label=shortened(called[model], 30))
         axes.axhline(mean, color="black", linewidth=0.8, linestyle="--", label=None)
         axes.set_title(shortened(label, longest_label(width)), loc="left")
         axes.set_xlim(clients[0][0] - 0.7, clients[-1][0] + 0.7)
@@ -197,12 +194,6 @@ def draw_clients(
     if len(places) > 1:
         legend(figure, max(panels, key=lambda axes: len(axes.get_legend_handles_labels()[1])))
     return figure
-
-
-def _thin_bars(axes: Axes, lines: Sequence[Sequence[tuple[float, float]]], colour: str, label: str) -> None:
-    from matplotlib.collections import LineCollection
-
-    axes.add_collection(LineCollection(lines, colors=colour, linewidths=0.8, label=label))
 
 
 @style()

@@ -104,8 +104,8 @@ def test_bad_outputs(page: Path, capfd: pytest.CaptureFixture[str], tmp_path: Pa
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(SystemExit) as end:
         main(["report", str(page.parents[1] / "first"), "-o", str(tmp_path / "file" / "r.html")])
-    assert end.value.code == 1
-    assert capfd.readouterr().err.startswith(f"raysim: -o: {tmp_path / 'file' / 'r.html'} cannot be written: ")
+    assert end.value.code == 2
+    assert str(tmp_path / "file") in capfd.readouterr().err
 
 
 def test_a_single_run_is_named_and_shows_its_partition(tmp_path: Path, undrawn: None) -> None:

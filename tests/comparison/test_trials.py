@@ -53,5 +53,3 @@ def test_the_folder_of_a_tuning_is_shown_as_its_trials(tmp_path: Path, capfd: py
     code, out, error = command(capfd, "compare", str(tmp_path))
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert (code, error, lines[2]) == (0, "", "FedGH 1 0.1 - 3 90 chosen") and "interrupted" not in out
-    code, out, error = command(capfd, "compare", str(tmp_path), "-o", str(tmp_path / "out"))
-    assert (code, out) == (2, "") and error.startswith("raysim: --output: ")

@@ -111,7 +111,7 @@ def test_the_metric_is_drawn_and_named(tmp_path: Path, figures: list[Figure]) ->
 @pytest.mark.parametrize(
     ("kind", "metric", "sentence"),
     [
-        ("boxes", "accuracy/participants", "--metric: accuracy/participants"),
+        ("boxes", "accuracy/participants", "accuracy/participants"),
         ("curves", "accuracy/all_current", "evaluation.clients: all"),
     ],
 )
@@ -209,7 +209,7 @@ def test_a_run_in_progress(tmp_path: Path) -> None:
     (folder / "clients.parquet").unlink()
     (folder / "clients.arrows").write_bytes(b"")
     plot([folder], "curves", tmp_path / "a.png")
-    with pytest.raises(ScenarioError, match=r"no client has a value of accuracy/all; "):
+    with pytest.raises(ScenarioError, match=r"no values of accuracy/all "):
         plot([folder], "boxes", tmp_path / "b.png")
     (folder / "rounds.parquet").unlink()
     with pytest.raises(ScenarioError, match=r"no round is done yet"):

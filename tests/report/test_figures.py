@@ -82,7 +82,7 @@ def test_figures_of_any_size_are_drawn_in_their_width(tmp_path: Path, width: Wid
     curves = [Curve(f"{label}{i}", [1, 2], [0.1, 0.2]) for i in range(count)]
     drawn = [
         draw_curves(dict.fromkeys(OVER, curves), OWN.mean_label, width),
-        draw_boxes({f"{label}{i}": np.array([0.2, 0.5, 0.9]) for i in range(count)}, OWN, "3 clients", width),
+        draw_boxes({f"{label}{i}": np.array([0.2, 0.5, 0.9]) for i in range(count)}, OWN, width),
         draw_clients({f"{label}{i}": [(k, f"m{k % 5}", 0.5) for k in range(7)] for i in range(count)}, OWN, width),
         draw_confusion({f"{label}{i}": np.eye(3, dtype=np.int64) for i in range(count)}, ["_a", "$b", "c\nd"], width),
     ]  # fmt: skip

@@ -47,6 +47,6 @@ def test_virtual_time_that_overflowed(tmp_path):
 
 def test_long_labels_of_boxes_are_wrapped_and_stay_different():
     accuracies = {f"algorithm.pull=0.1 algorithm.server_epochs={epochs}": np.array([0.5, 0.7]) for epochs in (1, 5)}
-    figure = draw_boxes(accuracies, OWN, "2 clients")
+    figure = draw_boxes(accuracies, OWN)
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert labels == [f"algorithm.pull=0.1\nalgorithm.server_epochs={epochs}" for epochs in (1, 5)]
