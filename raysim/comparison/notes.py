@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from raysim.common.text import few
 from raysim.comparison.runs import RunRecord
 from raysim.comparison.statistics import MIN_SEEDS, Spread
 from raysim.comparison.variants import Variant
@@ -27,10 +28,8 @@ def missing_cells(runs: Sequence[RunRecord]) -> list[str]:
     for folder, sweep in sweeps.items():
         missing = [cell.label or name for name, cell in sweep.current.items() if folder / name not in begun]
         if missing:
-            labels = list(dict.fromkeys(missing))
-            rest = f" and {len(labels) - 10} more" if len(labels) > 10 else ""
             what = f"{len(missing)} of {len(sweep.current)} cells of the sweep are missing"
-            notes.append(f"{folder.name}: {what}: {', '.join(labels[:10])}{rest}")
+            notes.append(f"{folder.name}: {what}: {few(list(dict.fromkeys(missing)))}")
     return notes
 
 
@@ -40,7 +39,6 @@ def notes_on(variants: Sequence[Variant], spread: Spread) -> list[str]:
         *_unequal_settings(variants),
         *_not_tuned(variants),
         *(note for variant in variants for note in _on_runs(variant)),
-        *_missing_seeds(variants),
         *_few_seeds(variants, spread),
         *_unequal_data(variants),
     ]
@@ -104,21 +102,11 @@ def _on_runs(variant: Variant) -> list[str]:
     return notes
 
 
-def _missing_seeds(variants: Sequence[Variant]) -> list[str]:
-    """Return a sentence for each variant without a seed that another variant has."""
-    every = {run.seed for variant in variants for run in variant.runs}
-    notes = []
-    for variant in variants:
-        if missing := every - {run.seed for run in variant.runs}:
-            notes.append(f"{variant.name}: no run with seed {', '.join(map(str, sorted(missing)))}")
-    return notes
-
-
 def _few_seeds(variants: Sequence[Variant], spread: Spread) -> list[str]:
     """Return a sentence that names the variants with too few seeds for an interval or standard deviation."""
     what, least = ("standard deviations", 2) if spread == "std" else ("confidence intervals", MIN_SEEDS)
-    few = [variant.name for variant in variants if len(variant.counted) < least]
-    return [f"no {what} for {', '.join(few)}: fewer than {least} seeds"] if few else []
+    names = [variant.name for variant in variants if len(variant.counted) < least]
+    return [f"no {what} for {', '.join(names)}: fewer than {least} seeds"] if names else []
 
 
 def _not_tuned(variants: Sequence[Variant]) -> list[str]:

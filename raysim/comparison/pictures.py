@@ -121,15 +121,13 @@ def curves(comparison: Comparison, width: Width = SCREEN, over: Sequence[str] | 
 
 def _mean_curve(comparison: Comparison, variant: Variant, over: str) -> Curve | None:
     """The mean curve over the rounds that all runs of a variant measured; None if a run has not measured the axis."""
-    metric = OVER[over].metric
-    runs = variant.counted.values()
-    if metric != "round" and not all(len(run.series(metric)[0]) for run in runs):
+    each = [dict(zip(*run.series(OVER[over].metric), strict=True)) for run in variant.counted.values()]
+    if not all(each):
         return None
-    each = [dict(zip(*run.series(metric), strict=True)) for run in runs] if metric != "round" else []
-    points = []
-    for t, found in comparison.means[variant.name].items():
-        x = sum(float(xs.get(t, 0.0)) for xs in each) / len(each) if each else float(t)
-        points.append((x, found.mean, *band(found.mean, found.low, found.high)))
+    points = [
+        (float(sum(xs.get(t, 0.0) for xs in each)) / len(each), found.mean, *band(found.mean, found.low, found.high))
+        for t, found in comparison.means[variant.name].items()
+    ]
     if not points:
         return None
     x, mean, low, high = np.array(points).T.tolist()
@@ -201,10 +199,9 @@ def architectures(comparison: Comparison, width: Width = SCREEN) -> Figure | Non
         for run in variant.counted.values():
             table = run.clients_of(comparison.main)
             if table.num_rows:
-                of_client, accuracy = np.array(table["model"].to_pylist()), table["accuracy"].to_numpy()
-                for model in dict.fromkeys(table["model"].to_pylist()):
-                    values = by_variant.setdefault(variant.name, {}).setdefault(model, [])
-                    values.append(float(accuracy[of_client == model].mean()))
+                means = table.to_pandas().groupby("model")["accuracy"].mean()
+                for model, mean in means.items():
+                    by_variant.setdefault(variant.name, {}).setdefault(model, []).append(mean)
     models = sorted({model for of_variant in by_variant.values() for model in of_variant})
     if len(models) < 2:
         return None

@@ -43,19 +43,12 @@ class Published:
     value: float | None  # in the measure's unit; None without a measure, or if the paper printed no value
 
 
-@dataclass(frozen=True)
-class PublishedRow:
-    """A row of a file of published values."""
-
-    columns: Mapping[str, str]
-    published: Published
-
-    def matches(self, labels: Mapping[str, Any]) -> bool:
-        """Return whether every column with a label equals it, or matches it as a shell pattern."""
-        return _matches(self.columns, labels)
+Rows = Sequence[tuple[Mapping[str, str], Published]]
+"""The columns and the value of each row of a file of published values."""
 
 
 def _matches(columns: Mapping[str, str], patterns: Mapping[str, Any]) -> bool:
+    """Return whether every column with a pattern equals it, or matches it as a shell pattern."""
     return all(
         columns[name] == str(pattern) or fnmatchcase(columns[name], str(pattern))
         for name, pattern in patterns.items()
@@ -63,12 +56,12 @@ def _matches(columns: Mapping[str, str], patterns: Mapping[str, Any]) -> bool:
     )
 
 
-def read_published(entries: Sequence[PublishedValues], path: Path) -> list[PublishedRow]:
+def read_published(entries: Sequence[PublishedValues], path: Path) -> Rows:
     """Read the rows of these entries of the sweep file `path`. Raises `ScenarioError`."""
     return [row for entry in entries for row in _read(entry, path)]
 
 
-def _read(entry: PublishedValues, path: Path) -> list[PublishedRow]:
+def _read(entry: PublishedValues, path: Path) -> Rows:
     try:
         with (path.parent / entry.file).open(encoding="utf-8", newline="") as file:
             every = dict(enumerate(csv.DictReader(file), 2))
@@ -83,16 +76,12 @@ def _read(entry: PublishedValues, path: Path) -> list[PublishedRow]:
         text = f"no row of {entry.file} has all of these values; give columns and values of one of its rows"
         raise ScenarioError(text, key="published.rows", origin=str(path))
     for metric, measure in entry.measures.items():
-        problem = (
-            "" if meaning_of(measure) else f"{measure!r} given; allowed: {', '.join(MEASURES)}, rounds_to_0.5, ..."
-        )
-        if metric not in metrics:
-            problem = f"the chosen rows have no such metric; allowed: {', '.join(metrics)}"
-        if problem:
-            raise ScenarioError(problem, key=f"published.measures.{metric}", origin=str(path))
-    return [
-        PublishedRow(row, _published(row, line, entry.measures.get(row["metric"]), path)) for line, row in rows.items()
-    ]
+        if metric not in metrics or meaning_of(measure) is None:
+            text = (
+                f"{measure!r} given; metrics of the chosen rows: {', '.join(metrics)}; measures: {', '.join(MEASURES)}"
+            )
+            raise ScenarioError(text, key=f"published.measures.{metric}", origin=str(path))
+    return [(row, _published(row, line, entry.measures.get(row["metric"]), path)) for line, row in rows.items()]
 
 
 def _published(row: Mapping[str, str], line: int, measure: str | None, path: Path) -> Published:
@@ -110,9 +99,9 @@ def _published(row: Mapping[str, str], line: int, measure: str | None, path: Pat
         raise ScenarioError(text, key="published.file", origin=str(path)) from None
 
 
-def published_for(rows: Sequence[PublishedRow], labels: Mapping[str, str], path: Path) -> tuple[Published, ...]:
+def published_for(rows: Rows, labels: Mapping[str, str], path: Path) -> tuple[Published, ...]:
     """Return the values for a cell with these labels. Raises `ScenarioError` if a measure has two values."""
-    values = tuple(row.published for row in rows if row.matches(labels))
+    values = tuple(published for columns, published in rows if _matches(columns, labels))
     measures = [one.measure for one in values if one.measure is not None]
     if twice := next((measure for measure in measures if measures.count(measure) > 1), None):
         cell = f"the cell {' '.join(labels.values())!r}"

@@ -295,15 +295,7 @@ def without_outdated(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[s
 
 
 def run_folders(path: Path) -> list[Path]:
-    """Return the path itself if it is a run folder, else the run folders below it. Raises `ScenarioError`."""
+    """Return the path itself if it is a run folder, else the run folders below it."""
     if (path / "summary.json").exists():
         return [path]
-    if not path.is_dir():
-        raise ScenarioError(f"{path}: no such folder; give a run folder, or a folder that contains run folders")
-    found = []
-    for folder, inner, files in os.walk(path):
-        inner.sort()
-        if "summary.json" in files:
-            found.append(Path(folder))
-            inner.clear()
-    return found
+    return sorted(file.parent for file in path.rglob("summary.json"))

@@ -157,8 +157,6 @@ class SweepCard:
             return TypeAdapter(cls).validate_json(content, strict=True)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise ScenarioError(f"{path} cannot be read: {error.strerror}") from None
         except (ValidationError, json.JSONDecodeError):
             raise ScenarioError(f"{path} is damaged; delete this file and run the sweep again") from None
 

@@ -36,11 +36,6 @@ class Accuracy:
         """The label of an axis of single clients, in two lines."""
         return f"{self.kind} of a\nclient's {self.network}"
 
-    @property
-    def has_clients(self) -> bool:
-        """Whether single clients have values."""
-        return bool(self.columns)
-
 
 _RECEIVED = "all clients after they received the server's current message"
 

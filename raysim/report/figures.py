@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import replace
+from raysim.report.units import BYTES, FLOP, TIME, Unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +34,6 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (7, 2)), (0, (3, 1)))
 MARKERS = "os^Dv*Px>"
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++")
-GREY = "#666666"
 LINE = 1.1
 """The width of lines, in points."""
 
@@ -167,19 +167,6 @@ def band(mean: float, low: float | None, high: float | None) -> tuple[float, flo
     return (mean if low is None else min(mean, max(0.0, low))), (mean if high is None else max(mean, min(1.0, high)))
 
 
-class Unit(NamedTuple):
-    """The unit of an axis."""
-
-    name: str
-    size: float  # in the unit of the data
-
-
-_BYTES = [Unit("B", 1), Unit("KiB", 2.0**10), Unit("MiB", 2.0**20), Unit("GiB", 2.0**30), Unit("TiB", 2.0**40)]
-_FLOP = [Unit(f"{prefix}FLOP", 10.0**power) for prefix, power in (("", 0), ("k", 3), ("M", 6), ("G", 9), ("T", 12))]
-_FLOP += [Unit(f"{prefix}FLOP", 10.0**power) for prefix, power in (("P", 15), ("E", 18))]
-_TIME = [Unit("s", 1), Unit("min", 60), Unit("h", 3600), Unit("days", 86400)]
-
-
 class Over(NamedTuple):
     """A horizontal axis of accuracy curves."""
 
@@ -190,7 +177,7 @@ class Over(NamedTuple):
     def unit(self, values: Iterable[float]) -> Unit:
         """Return the largest unit in which the greatest value is at least 1, and at least 2 minutes, hours or days."""
         greatest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-        least = 2 if self.units is _TIME else 1
+        least = 2 if self.units is TIME else 1
         return next((unit for unit in reversed(self.units) if greatest >= least * unit.size), self.units[0])
 
     def title(self, unit: Unit) -> str:
@@ -200,9 +187,9 @@ class Over(NamedTuple):
 
 OVER = {
     "round": Over("round", "round"),
-    "bytes": Over("comm/total_bytes", "sent, both directions", _BYTES),
-    "operations": Over("compute/total_flops", "operations", _FLOP),
-    "virtual-time": Over("time/virtual_total_s", "virtual time", _TIME),
+    "bytes": Over("comm/total_bytes", "sent, both directions", BYTES),
+    "operations": Over("compute/total_flops", "operations", FLOP),
+    "virtual-time": Over("time/virtual_total_s", "virtual time", TIME),
 }
 """The axes over which accuracy is drawn."""
 

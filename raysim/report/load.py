@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -64,26 +63,23 @@ def class_accuracy(folder: Path | str) -> pa.Table:
     Raises:
         ScenarioError: no such run, its file is damaged, or an earlier raysim wrote it without counts per class.
     """
+    import pandas as pd
+
     latest = last_measured(read_clients(folder))
     if "class_correct" not in latest.column_names or latest["class_correct"].null_count:
         raise ScenarioError(
             f"{folder}: clients.parquet has rows without class_correct, written by an earlier version of raysim; "
             "run the scenario again"
         )
-    if not latest.num_rows:
-        counts = {name: np.empty(0, np.int64) for name in ("class", "correct", "total")}
-        return pa.table({**counts, "accuracy": np.empty(0)}).add_column(1, "name", pa.array([], pa.string()))
     dealt = read_partition(folder)
     names = json.loads((dealt.schema.metadata or {}).get(b"class_names", "[]"))
-    dealt = dealt.filter(pc.and_(pc.equal(dealt["part"], "test"), pc.is_in(dealt["client"], latest["client"])))
-    both = np.stack([dealt["client"].to_numpy(), dealt["label"].to_numpy()])
-    (_, label), total = np.unique(both, axis=1, return_counts=True)  # by client, then class: as class_correct
-    correct = np.concatenate([np.asarray(one.as_py(), dtype=np.int64) for one in latest["class_correct"]])
-    columns: dict[str, Any] = {"class": np.unique(label)}
-    columns["name"] = pa.array([names[c] if names else None for c in columns["class"]], pa.string())
-    for name, count in (("correct", correct), ("total", total)):
-        columns[name] = np.bincount(label, count)[columns["class"]].astype(np.int64)
-    return pa.table({**columns, "accuracy": columns["correct"] / columns["total"]})
+    tests = dealt.filter(pc.and_(pc.equal(dealt["part"], "test"), pc.is_in(dealt["client"], latest["client"])))
+    total = tests.to_pandas().groupby(["client", "label"]).size()  # by client, then class: as class_correct
+    correct = np.concatenate([np.empty(0, np.int64), *latest["class_correct"].to_pylist()])
+    by_class = pd.DataFrame({"correct": correct, "total": total}).groupby("label").sum().astype(np.int64)
+    by_class.insert(0, "name", pd.Series([names[c] if names else None for c in by_class.index], by_class.index, object))
+    by_class["accuracy"] = by_class["correct"] / by_class["total"]
+    return pa.Table.from_pandas(by_class.rename_axis("class").reset_index(), preserve_index=False)
 
 
 def last_measured(clients: pa.Table) -> pa.Table:

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Unit(NamedTuple):
+    """A unit of bytes, operations or time."""
+
+    name: str
+    size: float  # in bytes, operations or seconds
+
+
+BYTES = [Unit(name, 1024.0**i) for i, name in enumerate(("B", "KiB", "MiB", "GiB", "TiB", "PiB"))]
+FLOP = [Unit(f"{prefix}FLOP", 1000.0**i) for i, prefix in enumerate(("", "k", "M", "G", "T", "P", "E"))]
+TIME = [Unit("s", 1), Unit("min", 60), Unit("h", 3600), Unit("days", 86400)]
+
 
 def human_bytes(n: float) -> str:
     """Format `n` bytes in powers of 1024, such as "12.3 MiB"."""
-    return _scaled(n, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+    return _scaled(n, BYTES)
 
 
 def human_flops(n: float) -> str:
     """Format `n` operations in powers of 1000: "7 FLOP", "1.23 GFLOP"."""
-    return _scaled(n, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
+    return _scaled(n, FLOP)
 
 
 def human_seconds(s: float) -> str:
@@ -36,10 +51,10 @@ def per_cent(fraction: float) -> str:
     return f"{100 * fraction:.1f}%"
 
 
-def _scaled(n: float, base: int, units: tuple[str, ...]) -> str:
-    value, power = float(n), 0
-    while abs(value) >= base - 0.5 and power < len(units) - 1:
-        value, power = value / base, power + 1
+def _scaled(n: float, units: Sequence[Unit]) -> str:
+    # 999.5 would be rounded to 1000.
+    unit = next((one for one in reversed(units) if abs(n) >= 0.9995 * one.size), units[0])
+    value = n / unit.size
     # Three digits are enough; a number that was not divided is whole and needs no decimals.
-    digits = 0 if power == 0 or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
-    return f"{value:.{digits}f} {units[power]}".rstrip()
+    digits = 0 if unit is units[0] or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:.{digits}f} {unit.name}"

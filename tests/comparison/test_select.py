@@ -93,8 +93,6 @@ def test_runs_without_validation_samples_are_refused(tmp_path: Path, capfd: pyte
         compare(tmp_path, select="val")
     code, _, err = command(capfd, "compare", str(tmp_path), "--select", "val")
     assert code == 2 and "--select" in err
-    with pytest.raises(ScenarioError, match=r"^--select: best given; allowed: last, val, val_current$"):
-        compare(tmp_path, select="best")
 
 
 def test_a_run_that_has_not_yet_measured_validation_lacks_the_measures(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
 from raysim.comparison.formats import latex, markdown, print_comparison, write_tables
 from raysim.comparison.measures import canonical, meaning_of
@@ -190,8 +189,6 @@ def test_standard_deviations_in_place_of_intervals(comparison: Comparison, tmp_p
 def test_the_option_spread(comparison: Comparison, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capfd, "compare", str(tmp_path / "runs"), "--columns", "last", "--spread", "std")
     assert code == 0 and "70.00 ± 10.00" in out and "± is the standard deviation over seeds" in out
-    with pytest.raises(ScenarioError, match="spread"):
-        compare(tmp_path / "runs", spread="ci")  # type: ignore[arg-type]
 
 
 def test_markdown_has_the_chosen_columns(comparison: Comparison, tmp_path: Path) -> None:
