@@ -29,7 +29,7 @@ from raysim.plugins.references import Reference, named
 from raysim.plugins.registry import algorithm_class, algorithm_names
 from raysim.scenario.bundled import FOLDER, bundled_names
 from raysim.scenario.schema import Data, Section, Settings
-from raysim.scenario.sentences import NAMED, kind_of
+from raysim.scenario.sentences import NAMED
 from raysim.scenario.trackers import TRACKERS
 from raysim.scenario.yaml_text import opening_comment, read_text
 
@@ -230,7 +230,7 @@ def _named() -> dict[str, Mapping[str, Any]]:
         "algorithms": dict.fromkeys(algorithm_names()),
         "models": MODELS,
         "datasets": DATASETS,
-        **{kind_of(key): classes for (_, key), classes in NAMED.items()},
+        **{f"{key}s": classes for (_, key), classes in NAMED.items()},
         "trackers": TRACKERS,
         "scenarios": dict.fromkeys(bundled_names()),
         "metrics": METRICS,

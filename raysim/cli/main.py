@@ -258,7 +258,7 @@ def describe(name: str | None) -> None:
 
     For an algorithm: its paper, whether clients' architectures may differ, its messages, and every field with default,
     range and meaning. NAME may also be a kind, to explain all of its entries: `algorithms`, `models`, `datasets`,
-    `partitions`, `selections`, `schedules`, `attacks`, `rules`, `mixings`, `staleness`, `trackers`, `scenarios`,
+    `partitions`, `selections`, `schedules`, `attacks`, `rules`, `mixings`, `discounts`, `trackers`, `scenarios`,
     `metrics` or `measures`. `clients` explains a section of a scenario, and `clients.count` one of its keys. With
     `clients.parquet` or `rounds.parquet`, the columns of that file are explained; with `sweep` or `tune`, the keys
     of a sweep file; with `hooks`, the methods of an algorithm that raysim calls. If NAME is a scenario or a sweep

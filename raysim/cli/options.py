@@ -97,8 +97,8 @@ KINDS = {
     "rules": "Rules in place of the mean of uploads; a scenario selects one with `aggregator: {rule: {name: NAME}}`.",
     "mixings": "What is done to uploads before a rule; a scenario selects one with "
     "`aggregator: {mixing: {name: NAME}}`.",
-    "staleness": "How much a stale upload counts; a scenario selects one with "
-    "`asynchronous: {staleness: {name: NAME}}`.",
+    "discounts": "How much a stale upload counts; a scenario selects one with "
+    "`asynchronous: {discount: {name: NAME}}`.",
     "trackers": "Additional destinations of a run's results, besides its folder and MLflow; a scenario adds them with "
     "`tracking: {also: [{name: NAME}]}`.",
     "scenarios": "Scenarios and sweeps that come with raysim; run one with `raysim launch NAME` or "

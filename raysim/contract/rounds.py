@@ -17,7 +17,7 @@ from raysim.core.algorithm import AnyAlgorithm, ClientId, overrides
 from raysim.core.messages import leaves, mapped, nonfinite
 from raysim.core.robust import RobustMean
 from raysim.core.state import state_tensors
-from raysim.engine.policies.asynchronous import Asynchronous, Flight, Polynomial
+from raysim.engine.policies.asynchronous import Flight, Polynomial, UploadBuffer
 from raysim.engine.records import NonFiniteUpload
 
 GAP: Labels = ([0, 1] * 4, [1, 0] * 3, [2] * 5)
@@ -153,7 +153,7 @@ def stale_uploads(algorithm: AnyAlgorithm) -> None:
     """
     if not algorithm.stale_uploads:
         return
-    asynchronous = Asynchronous(buffer=2, staleness=Polynomial())
+    asynchronous = UploadBuffer(buffer=2, discount=Polynomial())
     trial, flight = Trial(algorithm, asynchronous=asynchronous, participants=len(FOUR)), Flight()
     for t in range(1, 7):
         needed_s = 1.0 if t % 2 else 100.0  # in every second round, only stale uploads count

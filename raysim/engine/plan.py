@@ -22,7 +22,7 @@ from raysim.core.robust import RobustMean
 from raysim.core.seeds import global_seed
 from raysim.engine.initial import Initial
 from raysim.engine.learning_rate import Constant, RateSchedule, factor_of
-from raysim.engine.policies.asynchronous import Asynchronous, Flight
+from raysim.engine.policies.asynchronous import Flight, UploadBuffer
 from raysim.engine.policies.attacks import Malicious
 from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.policies.placement import Layout
@@ -62,7 +62,7 @@ class Plan:
     malicious: Malicious | None = None  # clients that change their samples or uploads
     robust: RobustMean | None = None  # the rule in place of the mean of uploads
     privacy: ClientPrivacy | None = None  # clipping and noise
-    asynchronous: Asynchronous | None = None  # None: a round ends with the uploads of all its participants
+    asynchronous: UploadBuffer | None = None  # None: a round ends with the uploads of all its participants
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     public: tuple[NDArray[Any], NDArray[np.int64]] | None = None  # stored samples and labels of `Task.public`
     encoder: Callable[[str], Any] = only_pixels  # as in `Task`; picklable

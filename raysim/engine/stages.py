@@ -32,7 +32,7 @@ class Stage(Protocol):
 
 
 @dataclass(frozen=True)
-class Received:
+class Uploads:
     """The uploads of a round as they arrive at the server, with what their clients got."""
 
     ups: Mapping[ClientId, Any]
@@ -40,12 +40,12 @@ class Received:
     changes: Mapping[ClientId, Changes]
 
     @classmethod
-    def of(cls, ups: Mapping[ClientId, Any], down_of: Callable[[ClientId], Any]) -> Received:
+    def of(cls, ups: Mapping[ClientId, Any], down_of: Callable[[ClientId], Any]) -> Uploads:
         """Compare uploads with what their clients got. down_of: the message that a client got in this round."""
         references = {k: _reference(up, down_of(k)) for k, up in ups.items()}
         return cls(ups, references, {k: _changes(up, references[k]) for k, up in ups.items()})
 
-    def after(self, stages: Sequence[Stage], t: int) -> Received:
+    def after(self, stages: Sequence[Stage], t: int) -> Uploads:
         """Return the uploads of round `t` after these stages.
 
         An upload that no stage changes is returned itself, because (up - down) + down can have other bits.
@@ -57,9 +57,9 @@ class Received:
             k: up if changes[k] is self.changes[k] else _with(up, self.references[k], changes[k])
             for k, up in self.ups.items()
         }
-        return Received(ups, self.references, changes)
+        return Uploads(ups, self.references, changes)
 
-    def caught_up(self, factors: Mapping[ClientId, float], now_of: Callable[[ClientId], Any]) -> Received:
+    def caught_up(self, factors: Mapping[ClientId, float], now_of: Callable[[ClientId], Any]) -> Uploads:
         """Return the uploads as if their clients had started from what they would get now, with scaled changes.
 
         factors: of the uploads that are stale or scaled; a change is multiplied by it. now_of: the message that a
@@ -72,7 +72,7 @@ class Received:
             references[k] = now
             changes[k] = {name: factors[k] * one for name, one in self.changes[k].items()}
             ups[k] = _with(self.ups[k], now, changes[k])
-        return Received(ups, references, changes)
+        return Uploads(ups, references, changes)
 
     def sealed(self) -> dict[ClientId, Any]:
         """Return the uploads as only a private mean can read them. Raises `RunError` for BatchNorm's statistics."""

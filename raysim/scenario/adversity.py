@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from raysim.common.errors import UnavailableError
 from raysim.core.robust import MIXINGS, RULES, RobustMean
-from raysim.engine.policies.asynchronous import STALENESS, Asynchronous
+from raysim.engine.policies.asynchronous import DISCOUNTS, UploadBuffer
 from raysim.engine.policies.attacks import ATTACKS, Malicious, draw_malicious
 from raysim.engine.policies.privacy import ClientPrivacy
 from raysim.scenario.named import named_settings
@@ -63,7 +63,7 @@ def robust_of(parsed: ParsedScenario) -> tuple[RobustMean | None, dict[str, Any]
     return RobustMean(rule, mixing), section
 
 
-def asynchronous_of(parsed: ParsedScenario) -> tuple[Asynchronous | None, dict[str, Any] | None]:
+def asynchronous_of(parsed: ParsedScenario) -> tuple[UploadBuffer | None, dict[str, Any] | None]:
     """Return how many uploads end a round, and the section with defaults filled in; None without the section.
 
     Raises `ScenarioError`, one sentence.
@@ -71,10 +71,10 @@ def asynchronous_of(parsed: ParsedScenario) -> tuple[Asynchronous | None, dict[s
     given = parsed.asynchronous
     if given is None:
         return None, None
-    key = ("asynchronous", "staleness")
-    staleness = named_settings(given.staleness, key, STALENESS, parsed.origin, parsed.own_code, "factor")
-    section = {**given.model_dump(), "staleness": {"name": given.staleness["name"], **asdict(staleness)}}
-    return Asynchronous(given.buffer, staleness, given.rate), section
+    key = ("asynchronous", "discount")
+    discount = named_settings(given.discount, key, DISCOUNTS, parsed.origin, parsed.own_code, "factor")
+    section = {**given.model_dump(), "discount": {"name": given.discount["name"], **asdict(discount)}}
+    return UploadBuffer(given.buffer, discount, given.rate), section
 
 
 def privacy_of(parsed: ParsedScenario, participants: int) -> ClientPrivacy | None:

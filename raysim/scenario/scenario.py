@@ -14,7 +14,7 @@ from raysim.data.partition import default_split
 from raysim.data.partition_counts import Split
 from raysim.data.specs import DatasetSpec, Files
 from raysim.engine.learning_rate import WarmsUp
-from raysim.engine.policies.asynchronous import Asynchronous
+from raysim.engine.policies.asynchronous import UploadBuffer
 from raysim.engine.policies.attacks import Malicious
 from raysim.engine.policies.placement import ResourceRequest
 from raysim.engine.policies.privacy import ClientPrivacy
@@ -63,7 +63,7 @@ class Scenario(ParsedScenario):
     malicious: Malicious | None
     robust: RobustMean | None
     client_privacy: ClientPrivacy | None
-    buffered: Asynchronous | None
+    buffered: UploadBuffer | None
     own_training: Mapping[int, Training]  # client that an override selects -> its settings
     together: Mapping[str, int]  # architecture -> clients that one call trains
     requests: tuple[ResourceRequest, ...]
@@ -109,7 +109,7 @@ class Scenario(ParsedScenario):
         if malicious and parsed.adversary:
             objects["adversary"] = parsed.adversary.model_copy(update={"attack": malicious.attack})
         if buffered and parsed.asynchronous:
-            objects["asynchronous"] = parsed.asynchronous.model_copy(update={"staleness": buffered.staleness})
+            objects["asynchronous"] = parsed.asynchronous.model_copy(update={"discount": buffered.discount})
         if robust and parsed.aggregator:
             changed = {"rule": robust.rule, "mixing": robust.mixing}
             objects["aggregator"] = parsed.aggregator.model_copy(update=changed)

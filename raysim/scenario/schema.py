@@ -230,8 +230,8 @@ class Asynchronous(Section):
 
     buffer: Count
     """Uploads that end a round. The server sends to as many clients as take part at once (`clients.participation`)."""
-    staleness: Named = Field(default_factory=lambda: {"name": "polynomial"})
-    """How much a stale upload counts: `name` and its fields. See `raysim list staleness`."""
+    discount: Named = Field(default_factory=lambda: {"name": "polynomial"})
+    """How much a stale upload counts: `name` and its fields. See `raysim list discounts`."""
     rate: Annotated[float, Range(gt=0, le=1)] = 1.0
     """The server's step: a factor of the change in every upload."""
 

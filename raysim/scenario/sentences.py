@@ -17,7 +17,7 @@ from raysim.core.fields import number_text
 from raysim.core.robust import MIXINGS, RULES
 from raysim.data.partition import PARTITIONS
 from raysim.engine.learning_rate import SCHEDULES
-from raysim.engine.policies.asynchronous import STALENESS
+from raysim.engine.policies.asynchronous import DISCOUNTS
 from raysim.engine.policies.attacks import ATTACKS
 from raysim.engine.policies.sampling import SELECTIONS
 from raysim.scenario.origin import Key, Origin
@@ -31,14 +31,9 @@ NAMED: Mapping[tuple[str, str], Mapping[str, type]] = {
     ("adversary", "attack"): ATTACKS,
     ("aggregator", "rule"): RULES,
     ("aggregator", "mixing"): MIXINGS,
-    ("asynchronous", "staleness"): STALENESS,
+    ("asynchronous", "discount"): DISCOUNTS,
 }
 """Sections whose `name` chooses a settings class, besides `algorithm`."""
-
-
-def kind_of(key: str) -> str:
-    """Return the kind of names that a key of `NAMED` takes, as in `raysim list`: the plural."""
-    return key if key == "staleness" else f"{key}s"
 
 
 NAMED_SECTIONS: tuple[Key, ...] = (("algorithm",), *NAMED)

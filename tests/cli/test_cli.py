@@ -31,7 +31,7 @@ from raysim.scenario.json_schema import NAMED, scenario_schema
 from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import Settings
-from raysim.scenario.sentences import NAMED_SECTIONS, kind_of
+from raysim.scenario.sentences import NAMED_SECTIONS
 from raysim.sweeps import definition
 from raysim.sweeps.describe import KEYS
 from tests.cli.command import run
@@ -63,7 +63,7 @@ NAMES = {
     "algorithms": algorithm_names(),
     "models": list(MODELS),
     "datasets": list(DATASETS),
-    **{kind_of(key): list(classes) for (_, key), classes in NAMED.items()},
+    **{f"{key}s": list(classes) for (_, key), classes in NAMED.items()},
     "metrics": list(METRICS),
     "measures": list(ALL_MEASURES),
 }

@@ -12,7 +12,7 @@ import torch
 import raysim
 from raysim.core.messages import Header, Model, message
 from raysim.engine.policies.attacks import InnerProduct, LabelFlip, Malicious, Noise, SignFlip, draw_malicious
-from raysim.engine.stages import Received
+from raysim.engine.stages import Uploads
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import digits
 
@@ -32,7 +32,7 @@ def model(value: float) -> Model:
 
 
 def attacked(attack: Any, ups: dict[int, Any], downs: dict[int, Any]) -> dict[int, Any]:
-    return Received.of(ups, downs.get).after([Malicious(frozenset({1}), attack, seed=1)], 1).ups
+    return Uploads.of(ups, downs.get).after([Malicious(frozenset({1}), attack, seed=1)], 1).ups
 
 
 def test_an_attack_turns_the_step_from_what_the_client_got() -> None:

@@ -12,8 +12,8 @@ import torch
 import raysim
 from raysim.core.algorithm import ClientId
 from raysim.core.messages import Header, Model
-from raysim.engine.policies.asynchronous import Asynchronous, Flight, Hinge, Polynomial
-from raysim.engine.stages import Received
+from raysim.engine.policies.asynchronous import Flight, Hinge, Polynomial, UploadBuffer
+from raysim.engine.stages import Uploads
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import digits
 
@@ -30,7 +30,7 @@ def schedule(
     buffer: int, seconds: dict[ClientId, float], rounds: int
 ) -> list[tuple[float, list[tuple[ClientId, int]]]]:
     """Return (end, [(client, staleness)]) of each round of clients that always need the same time."""
-    asynchronous, flight, found = Asynchronous(buffer, Polynomial()), Flight(), []
+    asynchronous, flight, found = UploadBuffer(buffer, Polynomial()), Flight(), []
     for t in range(1, rounds + 1):
         sent = {k: one for k, one in seconds.items() if k not in flight.arrivals}
         after = asynchronous.timing(flight, t, sent).flight
@@ -61,8 +61,8 @@ def test_the_mean_staleness_follows_from_the_number_under_way() -> None:
 
 
 def test_factors_of_stale_changes() -> None:
-    assert Asynchronous(2, Polynomial(0.5), rate=0.5).factor(3) == 0.5 * 4**-0.5
-    assert Asynchronous(2, Polynomial(0.5), rate=0.5).factor(0) == 0.5
+    assert UploadBuffer(2, Polynomial(0.5), rate=0.5).factor(3) == 0.5 * 4**-0.5
+    assert UploadBuffer(2, Polynomial(0.5), rate=0.5).factor(0) == 0.5
     assert [Hinge(a=10, late=4).factor(s) for s in (4, 6)] == [1.0, 1 / 21]
 
 
@@ -72,7 +72,7 @@ def test_a_stale_change_is_moved_to_the_present_message() -> None:
 
     ups = {0: model(5.0), 1: model(5.0), 2: Header({"w": torch.tensor([5.0])})}
     then = {0: model(2.0), 1: model(2.0), 2: model(2.0)}
-    moved = Received.of(ups, then.get).caught_up({0: 0.5, 2: 0.5}, lambda k: model(10.0)).ups
+    moved = Uploads.of(ups, then.get).caught_up({0: 0.5, 2: 0.5}, lambda k: model(10.0)).ups
     assert moved[0].w["w"].item() == 10 + 0.5 * (5 - 2)
     assert moved[1] is ups[1]
     assert moved[2] is ups[2]  # it has not the form of what its client got

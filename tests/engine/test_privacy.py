@@ -15,7 +15,7 @@ from raysim.core.messages import Model
 from raysim.core.private import PrivateMean, Sealed
 from raysim.engine.policies.privacy import Account, ClientPrivacy, epsilon_of
 from raysim.engine.policies.sampling import Candidates, PoissonSelection
-from raysim.engine.stages import Received
+from raysim.engine.stages import Uploads
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import digits
 
@@ -70,7 +70,7 @@ def test_noise_at_clients_composes_over_the_rounds_in_which_one_sends() -> None:
 def test_uploads_are_clipped_by_the_norm_of_their_change() -> None:
     ups = {k: Model({"w": torch.tensor([2.0 + 3 * k, 1.0 + 4 * k])}) for k in (0, 1)}
     down = Model({"w": torch.tensor([2.0, 1.0])})
-    clipped = Received.of(ups, lambda k: down).after([private()], 1)
+    clipped = Uploads.of(ups, lambda k: down).after([private()], 1)
     assert clipped.ups[0] is ups[0]
     assert clipped.ups[1].w["w"].tolist() == pytest.approx([2.6, 1.8])  # a change (3, 4) of norm 5 becomes (0.6, 0.8)
     sealed = clipped.sealed()

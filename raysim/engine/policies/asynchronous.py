@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
 
 
-class Staleness(Protocol):
+class Discount(Protocol):
     """Settings that say how much a stale upload counts: a frozen dataclass; fields are keys of the section."""
 
     def factor(self, rounds: int) -> float:
@@ -32,7 +32,7 @@ class Polynomial:
     """The exponent; 0: a stale change counts in full."""
 
     def factor(self, rounds: int) -> float:
-        """See `Staleness`."""
+        """See `Discount`."""
         return float((1 + rounds) ** -self.a)
 
 
@@ -46,11 +46,11 @@ class Hinge:
     """Rounds of staleness up to which a change counts in full."""
 
     def factor(self, rounds: int) -> float:
-        """See `Staleness`."""
+        """See `Discount`."""
         return 1.0 if rounds <= self.late else 1 / (self.a * (rounds - self.late) + 1)
 
 
-STALENESS: dict[str, type] = {"polynomial": Polynomial, "hinge": Hinge}
+DISCOUNTS: dict[str, type] = {"polynomial": Polynomial, "hinge": Hinge}
 """Name in a scenario -> settings. Custom ones are named as `./mine.py:Mine`."""
 
 
@@ -64,16 +64,16 @@ class Flight:
 
 
 @dataclass(frozen=True)
-class Asynchronous:
+class UploadBuffer:
     """How many uploads end a round, and how much stale ones count."""
 
     buffer: int
-    staleness: Staleness
+    discount: Discount
     rate: float = 1.0
 
     def factor(self, rounds: int) -> float:
         """Return the factor of the change in an upload that is stale by this many rounds; 0: it is not stale."""
-        return self.rate * (self.staleness.factor(rounds) if rounds else 1.0)
+        return self.rate * (self.discount.factor(rounds) if rounds else 1.0)
 
     def timing(self, flight: Flight, t: int, seconds: Mapping[ClientId, float], dropped: int = 0) -> Timing:
         """Return the timing of round `t`: the earliest uploads count; lower ids win ties.

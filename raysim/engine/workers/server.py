@@ -37,7 +37,7 @@ from raysim.core.state import (
 from raysim.engine.checkpoint.format import read_server, server_file
 from raysim.engine.plan import Plan
 from raysim.engine.records import Broadcast, CheckpointFile, ClientFailure, NonFiniteUpload, ServerReport
-from raysim.engine.stages import Received
+from raysim.engine.stages import Uploads
 from raysim.engine.workers.hooks import hook
 from raysim.engine.workers.inbox import Arrived, Inbox
 from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
@@ -242,7 +242,7 @@ class ServerWorker:
         arrived: in an asynchronous run, the same uploads with what their clients got.
         """
         down_of = (lambda k: arrived[k].down) if arrived else self._down_of
-        received = Received.of(ups, down_of).after(self.plan.stages, t)
+        received = Uploads.of(ups, down_of).after(self.plan.stages, t)
         if self.plan.asynchronous:
             factors = {k: self.plan.asynchronous.factor(t - one.t) for k, one in arrived.items()}
             moved = {k: factor for k, factor in factors.items() if arrived[k].t < t or factor != 1}
