@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from raysim.comparison.tables import Column
     from raysim.report.figures import Width
     from raysim.sweeps.cells import Sweep
-    from raysim.sweeps.choice import Tuning
 
 
 def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, list[Any]]:
@@ -82,7 +81,6 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     help="Run or list only these cells. NAME is a method, a cell, a name under `runs` in the sweep file, or a pattern "
     "such as '*lr=0.1*'. May be repeated.",
 )
-@click.option("--all", "every", is_flag=True, help="List every cell. By default, a long list has one line per variant.")
 @JSON
 @ADDRESS
 def sweep(
@@ -96,7 +94,6 @@ def sweep(
     dry_run: bool,
     status: bool,
     only: tuple[str, ...],
-    every: bool,
     as_json: bool,
     address: str | None,
 ) -> None:
@@ -129,72 +126,42 @@ def sweep(
 
     loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
     listed = {cell.name for cell in chosen_cells(loaded, only)}
-    tuning = loaded.tuning.of_cells(listed) if loaded.tuning is not None else None
     if status:
-        _show_status(loaded, tuning, listed, every, as_json)
+        _show_status(loaded, listed, as_json)
     elif dry_run:
-        _dry_run(file, loaded, tuning, listed, parallel, every, retry_failed)
+        _dry_run(file, loaded, listed, parallel or os.cpu_count() or 1, retry_failed)
     else:
-        sys.exit(run_and_show(loaded, parallel, retry_failed, only, every))
+        sys.exit(run_and_show(loaded, parallel, retry_failed, only))
 
 
-def _show_status(loaded: Sweep, tuning: Tuning | None, listed: Collection[str], every: bool, as_json: bool) -> None:
+def _show_status(loaded: Sweep, listed: Collection[str], as_json: bool) -> None:
     """Print the states of the cells in `listed`, and how far their tuning is."""
     from raysim.sweeps.copies import download
-    from raysim.sweeps.display import print_states, print_tuning
-    from raysim.sweeps.state import states_of
-    from raysim.sweeps.status import SweepStatus, TuningStatus
+    from raysim.sweeps.status import SweepStatus, print_status, status_of
 
-    download(loaded)
-    tuned: list[TuningStatus] = []
-    if tuning is not None:
-        download(tuning.sweep)
-        progress = tuning.progress()
-        tuned = [TuningStatus.of(one) for one in progress]
-        loaded = tuning.resolved(loaded, progress)
-    states = [one for one in states_of(loaded) if one.cell.name in listed]
+    for sweep in (loaded, *([loaded.tuning.sweep] if loaded.tuning is not None else [])):
+        download(sweep)
+    found = status_of(loaded, listed)
     if as_json:
-        print_json(SweepStatus, SweepStatus.of(loaded, states, tuned))
+        print_json(SweepStatus, found)
     else:
-        print_tuning(tuned)
-        print_states(states, every=every)
+        print_status(found)
 
 
-def _dry_run(
-    file: str,
-    loaded: Sweep,
-    tuning: Tuning | None,
-    listed: Collection[str],
-    parallel: int | None,
-    every: bool,
-    retry_failed: bool,
-) -> None:
+def _dry_run(file: str, loaded: Sweep, listed: Collection[str], parallel: int, retry_failed: bool) -> None:
     """Print the cells in `listed` with their states and estimated seconds, and the time left.
 
-    tuning: of these cells. Raises `ScenarioError`, after printing, if one of them can never run.
+    Raises `ScenarioError`, after printing, if one of them can never run.
     """
-    from raysim.common.errors import ScenarioError
-    from raysim.report.units import plural
-    from raysim.sweeps.display import print_plan, print_tuning_plan
-    from raysim.sweeps.estimate import Estimator, seconds_of_trials
-    from raysim.sweeps.state import states_of
+    from raysim.common.errors import ScenarioError, UnavailableError
+    from raysim.sweeps.status import print_plan
 
-    before_s = 0.0
-    notes: list[str] = []
-    if tuning is not None:
-        progress = tuning.progress()
-        trial_costs, notes = seconds_of_trials(tuning, progress)
-        before_s = print_tuning_plan(progress, trial_costs)
-        loaded = tuning.resolved(loaded, progress)
-    estimator, states = Estimator(loaded, notes), [one for one in states_of(loaded) if one.cell.name in listed]
-    costs, at_once = estimator.of(states), parallel or os.cpu_count() or 1
-    print_plan(states, costs, at_once, every=every, before_s=before_s, retry_failed=retry_failed)
-    for note in (*loaded.notes, *estimator.notes):
+    errors = print_plan(loaded, listed, parallel, retry_failed)
+    for note in (*loaded.notes, *(f"{name}: {error}" for name, error in errors.items())):
         click.echo(f"note: {note}")
-    if refused := estimator.refused:
-        (name, why), others = next(iter(refused.items())), len(refused) - 1
-        more = f"; {plural(others, 'more variant')} cannot run either, see the notes" if others else ""
-        raise ScenarioError(f"{file}: the cell {name!r} can never run: {why}{more}")
+    for name, error in errors.items():
+        if isinstance(error, ScenarioError) and not isinstance(error, UnavailableError):
+            raise ScenarioError(f"{file}: the cell {name!r} can never run: {error}")
 
 
 TUNED_METRIC = (

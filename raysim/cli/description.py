@@ -155,7 +155,7 @@ def show_description(name: str) -> None:
 
 
 def _show_sweep_or_file(console: Console, name: str) -> None:
-    from raysim.sweeps.describe import ABOUT, KEYS, about_file
+    from raysim.sweeps.definition import ABOUT, KEYS, about_file
 
     if name in SWEEPS:
         console.print(f"{ABOUT[name]}\n")

@@ -1,4 +1,4 @@
 """Jobs on a Ray cluster, through Ray's Jobs API: submit, list, follow, stop and fetch runs from any machine.
 
-`entry`, `job_log` and `archive` run on the cluster; `archive` imports only the standard library.
+`entry` and `job_log` run on the cluster, and so does `common.archive`.
 """

@@ -16,9 +16,9 @@ import zipfile
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from raysim.common import archive
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.text import cause
-from raysim.jobs import archive
 from raysim.jobs.job_log import JobLog, read_log
 
 

@@ -121,7 +121,7 @@ class Tuning:
 
     def trial(self, candidate: Candidate, number: int, values: Point, until: int) -> TuningTrial:
         """Read a trial, and its score after round `until`, from its run folders."""
-        states = tuple(state_of(cell, self.sweep) for cell in self.cells(candidate, number, values, until))
+        states = tuple(state_of(cell, self.sweep.output) for cell in self.cells(candidate, number, values, until))
         if any(state.state not in ("done", "failed") for state in states):
             return TuningTrial(number, values, states, None)
         scores = [score(state, self.settings.select) for state in states]
@@ -172,10 +172,6 @@ class TuningProgress:
         self.open: tuple[CellState, ...] = ()
         self.batches = 0
         self.chosen: TuningTrial | None = None
-        batches = planned(candidate.trials, candidate.steps, tuning.keep)
-        if tuning.settings.search == "tpe":
-            batches = [candidate.rounds] * candidate.trials
-        self._planned = [len(tuning.seeds) * rounds for rounds in batches]  # rounds of each batch, if no trial fails
         self._search = tuning.search(candidate)
         self._batch = next(self._search, None)
 
@@ -224,19 +220,10 @@ class TuningProgress:
         return sum({state.cell.folder_name: min(state.rounds, state.cell.rounds) for state in states}.values())
 
     @property
-    def until(self) -> int | None:
-        """The round after which the trials are compared next, if they are compared several times."""
-        return self._batch[1] if self._batch is not None and len(self.candidate.steps) > 1 else None
-
-    @property
     def planned_rounds(self) -> int:
         """The rounds of all cells of the trials, if none fails or ends early."""
-        return sum(self._planned)
-
-    @property
-    def later_rounds(self) -> int:
-        """The rounds of the trials that follow those of the open cells, if none fails or ends early."""
-        return sum(self._planned[self.batches + 1 :]) if self.open else 0
+        steps, keep = self.candidate.steps, self.tuning.keep
+        return len(self.tuning.seeds) * planned(self.candidate.trials, steps, keep)
 
     @property
     def tuned(self) -> TunedVariant:

@@ -149,10 +149,7 @@ def _put(fs: Any, root: str, sweep: Sweep, files: Collection[Path]) -> None:
 
 
 def _failure(sweep: Sweep, error: Exception) -> RunError:
-    return RunError(
-        f"output: the results in {sweep.output} could not be copied to {sweep.address} ({_words(error)}); run the same "
-        "command to copy them again"
-    )
+    return RunError(f"output: the results in {sweep.output} could not be copied to {sweep.address} ({_words(error)})")
 
 
 def _location(sweep: Sweep) -> tuple[Any, str]:

@@ -18,9 +18,9 @@ from raysim.common.text import is_name
 from raysim.comparison.published import PublishedValues, published_for, read_published
 from raysim.core.fields import Range as Bounds
 from raysim.plugins.references import Reference
-from raysim.scenario.bundled import bundled_file, bundled_names, scenario_file
+from raysim.scenario.bundled import bundled_file, scenario_file
 from raysim.scenario.origin import Origin
-from raysim.scenario.parse import SWEEP_KEYS, overrides_of
+from raysim.scenario.parse import SWEEP_KEYS, flatten, overrides_of
 from raysim.scenario.schema import Section
 from raysim.scenario.sentences import validated
 from raysim.scenario.yaml_text import opening_comment, parse, read_text, written_value
@@ -80,6 +80,20 @@ class RunEntry(Section):
     """key -> values, for this entry only"""
 
 
+KEYS: Mapping[str, Mapping[str, str]] = {
+    name: {key: " ".join((field.description or "").split()) for key, field in section.model_fields.items()}
+    for name, section in (("sweep", SweepFile), ("tune", Tune))
+}
+"""Section -> key -> meaning."""
+
+ABOUT: Mapping[str, str] = {
+    "sweep": "A sweep file describes many runs; `raysim sweep FILE` runs each once. Overrides are written as for "
+    "--set: training.lr=0.1. See an example with `raysim describe sweeps/digits`; copy the bundled files with "
+    "`raysim init`.",
+    "tune": "With `tune`, trials on other seeds first choose the values of some keys for each name in `runs`; then "
+    "the final runs use the chosen values. See an example with `raysim describe sweeps/tuned`.",
+}
+
 FAST_NOTE = (
     "--fast: only the first seed, at most 3 rounds, at most 1 round of warm-up, a tenth of training.epochs and a tenth "
     "of the participants, but at least 2 (all of them with clients.count: auto); this shows that the sweep runs, not "
@@ -109,7 +123,7 @@ def load_sweep(
     path = scenario_file(file)
     text = read_text(path)
     given = _sweep_file(path, text)
-    base = _base(given.base, path)
+    base = given.base if isinstance(given.base, Mapping) else _base_file(given.base, path)
     chosen = _seeds(given.seeds, "seeds", str(path)) if seeds is None else _seeds(seeds, "--seeds", "")
     lists = {key: of if isinstance(of, str) else list(of) for key, of in (grid or {}).items()}
     written_value(lists, "--grid")  # raises for a value that YAML cannot contain, such as a number of NumPy
@@ -223,25 +237,23 @@ def files_of(path: Path) -> list[Path]:
     return [path, *dict.fromkeys(needed)]
 
 
+def about_file(name: str) -> tuple[str, list[tuple[str, str]], str]:
+    """Return the opening comment of a scenario or sweep file, its keys with their values, and how to run it.
+
+    The file is only read: no key is checked, and no custom code runs. Raises `ScenarioError`.
+    """
+    path = scenario_file(name)
+    text = read_text(path)
+    raw = parse(text, str(path))
+    how = f"This is a scenario: run it with `raysim launch {name}`; show all keys with `raysim validate {name}`."
+    if is_sweep(raw):
+        how = f"This is a sweep: run it with `raysim sweep {name}`; `raysim describe sweep` explains its keys."
+    return opening_comment(text), [(key, str(value)) for key, value in flatten(raw)], how
+
+
 def is_sweep(raw: Mapping[str, Any]) -> bool:
     """Return whether the content of a file is a sweep, not a scenario; in a scenario, `seeds` is a mapping."""
     return bool(SWEEP_KEYS & raw.keys()) or not isinstance(raw.get("seeds", {}), Mapping)
-
-
-def _base(base: str | Mapping[str, Any], path: Path) -> Path | Mapping[str, Any]:
-    if isinstance(base, Mapping):
-        return base
-    file = _base_file(base, path)
-    if not file.is_file():
-        near = suggest(base, bundled_names())
-        text = (
-            f"{base} given, but there is no file {file}{near}; give a scenario file, or the name of a bundled scenario"
-        )
-        raise ScenarioError(text, key="base", origin=str(path))
-    if is_sweep(parse(read_text(file), str(file))):
-        text = f"{base} given, but that is a sweep file; give a scenario file"
-        raise ScenarioError(text, key="base", origin=str(path))
-    return file
 
 
 def _base_file(base: str, path: Path) -> Path:

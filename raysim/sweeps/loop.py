@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from raysim.common.errors import RaysimError, RunError, ScenarioError
 from raysim.common.files import hold, reason
@@ -18,21 +18,22 @@ from raysim.comparison.compare import compare
 from raysim.comparison.formats import write_tables
 from raysim.comparison.pictures import draw
 from raysim.comparison.sweep_card import SWEEP_LOCK
-from raysim.runs.signals import interruptible
+from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.scenario.scenario import forget_data
 from raysim.scenario.trackers import check_packages
 from raysim.sweeps.cells import Sweep, chosen_cells
 from raysim.sweeps.choice import JOURNAL, Tuning, TuningProgress, trials_card, write_journal
 from raysim.sweeps.copies import download, upload
+from raysim.sweeps.run_cell import run_cell
 from raysim.sweeps.state import CellState, states_of
-from raysim.sweeps.workers import Workers, run_cells
+from raysim.sweeps.workers import run_cells
 from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import check_uri
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from raysim.engine.ray.tasks import Tasks
 
-ABANDONED_S = 60.0
-"""How long cells may still run after their driver was killed, in seconds."""
+logger = logging.getLogger(__name__)
 
 COMPARISON = "comparison"
 """The folder of tables and pictures, inside the sweep's folder."""
@@ -89,39 +90,43 @@ def run_sweep(
     uri = check_uri(sweep.cells[0].scenario.tracking.uri)
     for cell in sweep.cells:
         check_packages(cell.scenario)
-    with interruptible(), contextlib.ExitStack() as cleanup:  # SIGTERM ends a sweep before its first cell, too
+    from raysim.engine.ray.tasks import Tasks  # importing Ray takes a second
+
+    # SIGTERM ends a sweep before its first cell, too.
+    with interruptible(), sigterm_kept(), contextlib.ExitStack() as cleanup:
         lock(sweep, cleanup)
         download(sweep)
-        workers = cleanup.enter_context(Workers(parallel))
+        tasks = cleanup.enter_context(Tasks(run_cell, parallel))
         earlier = 0
         if sweep.tuning is not None:
             tuning = sweep.tuning.of_cells(chosen)
-            sweep = _tune(sweep, tuning, chosen, uri, workers, retry_failed, show)
+            later = sum(cell.scenario.rounds for cell in sweep.cells if cell.name in chosen)
+            sweep = _tune(sweep, tuning, later, uri, tasks, retry_failed, show)
             earlier = sum(one.rounds for one in tuning.progress())
         _write_card(sweep)
-        states = {one.cell.name: one for one in _when_abandoned_cells_have_ended(sweep)}
-        left = [one for one in states.values() if one.state != "done" and (retry_failed or one.state != "failed")]
-        left = [one for one in left if one.cell.name in chosen and not one.cell.pending]
-        if left or _done(states.values()):
-            with ParentRun(uri, sweep.name, sweep.output) as parent:
-                run_cells(left, states, sweep, parent, workers, partial(_show_cells, show, states, chosen, earlier, 0))
-                workers.close()
-                # Data files may have changed while the cells ran, and one table must not mix two data sets.
-                forget_data()
-                now = states_of(sweep)
-                states |= {one.cell.name: one for one in now if "done" in (one.state, states[one.cell.name].state)}
-                try:
-                    _compare(sweep, list(states.values()), parent)
-                except RaysimError as error:
-                    again = "run the same command to compare the cells again"
-                    raise ComparisonError(f"{str(error).rstrip('.')}; {again}", list(states.values())) from error
-        try:
-            upload(sweep)
-            if sweep.tuning is not None:
-                upload(sweep.tuning.sweep)
-        except RunError as error:
-            raise ComparisonError(str(error), list(states.values())) from error
+        states = {one.cell.name: one for one in states_of(sweep)}
+        left = [one for one in _left(states.values(), retry_failed) if one.cell.name in chosen and not one.cell.pending]
+        if not left and not _done(states.values()):
+            return list(states.values())
+        with ParentRun(uri, sweep.name, sweep.output) as parent:
+            run_cells(left, states, sweep, parent, tasks, partial(_show_cells, show, states, chosen, earlier, 0))
+            # Data files may have changed while the cells ran, and one table must not mix two data sets.
+            forget_data()
+            now = states_of(sweep)
+            states |= {one.cell.name: one for one in now if "done" in (one.state, states[one.cell.name].state)}
+            try:
+                _compare(sweep, list(states.values()), parent)
+                upload(sweep)
+                if sweep.tuning is not None:
+                    upload(sweep.tuning.sweep)
+            except RaysimError as error:
+                text = f"{str(error).rstrip('.')}; run the same command to try again"
+                raise ComparisonError(text, list(states.values())) from error
         return list(states.values())
+
+
+def _left(states: Iterable[CellState], retry_failed: bool) -> list[CellState]:
+    return [one for one in states if one.state != "done" and (retry_failed or one.state != "failed")]
 
 
 def _show_cells(
@@ -138,19 +143,6 @@ def _show_cells(
     show(SweepProgress(shown, running, stopping, earlier, later))
 
 
-def _rounds_of_others(
-    sweep: Sweep, tuning: Tuning, progress: Sequence[TuningProgress], chosen: Collection[str]
-) -> tuple[int, int]:
-    """Rounds besides those of the open trials: done by ended trials and cells of the result; left."""
-    earlier = sum(one.rounds - sum(min(state.rounds, state.cell.rounds) for state in one.open) for one in progress)
-    later = sum(one.later_rounds for one in progress)
-    for state in states_of(tuning.resolved(sweep, progress)):
-        if state.cell.name in chosen and state.state != "failed":
-            earlier += state.rounds
-            later += state.cell.rounds - state.rounds
-    return earlier, later
-
-
 def _write_card(sweep: Sweep) -> None:
     try:
         sweep.card().write(sweep.output)
@@ -160,20 +152,11 @@ def _write_card(sweep: Sweep) -> None:
         ) from error
 
 
-def _tune(
-    sweep: Sweep,
-    tuning: Tuning,
-    chosen: Collection[str],
-    uri: str,
-    workers: Workers,
-    retry_failed: bool,
-    show: Show,
-) -> Sweep:
+def _tune(sweep: Sweep, tuning: Tuning, later: int, uri: str, tasks: Tasks, retry_failed: bool, show: Show) -> Sweep:
     """Run the trials that are left, and return the sweep with the values that they choose.
 
-    chosen: names of the cells of the result that are to run. Each pass runs the cells that must end before the next
-    decision of each candidate. A cell that fails or is lost is not tried twice; a lost cell leaves its candidate
-    without a choice.
+    later: rounds of the cells of the result. Each pass runs the cells that must end before the next decision of each
+    candidate. A cell that fails or is lost is not tried twice; a lost cell leaves its candidate without a choice.
     """
     parent: ParentRun | None = None
     progress = [TuningProgress(tuning, candidate) for candidate in tuning.candidates]
@@ -184,14 +167,15 @@ def _tune(
         if active:
             (tuning.sweep.output / JOURNAL).unlink(missing_ok=True)
         while active:
-            cells = {state.cell.name: state.cell for one in active for state in one.open}
-            trials = replace(tuning.sweep, cells=tuple(cells.values()), trials=trials_card(tuning, progress))
-            states = {one.cell.name: one for one in _when_abandoned_cells_have_ended(trials)}
-            left = [one for one in states.values() if one.state != "done" and (retry_failed or one.state != "failed")]
+            states = {state.cell.name: state for one in active for state in one.open}
+            cells = tuple(state.cell for state in states.values())
+            trials = replace(tuning.sweep, cells=cells, trials=trials_card(tuning, progress))
             _write_card(trials)
-            earlier, later = _rounds_of_others(sweep, tuning, progress, chosen)
+            earlier = sum(one.rounds for one in progress) - sum(one.rounds for one in states.values())
+            rest = sum(one.planned_rounds for one in progress) - earlier - sum(cell.rounds for cell in cells) + later
             parent = parent or cleanup.enter_context(ParentRun(uri, trials.name, trials.output))
-            run_cells(left, states, trials, parent, workers, partial(_show_cells, show, states, states, earlier, later))
+            shown = partial(_show_cells, show, states, states, earlier, rest)
+            run_cells(_left(states.values(), retry_failed), states, trials, parent, tasks, shown)
             active = [one for one in active if one.advance(retry_failed, ran=True)]
         if parent is not None:
             parent.close(all(one.chosen for one in progress), {}, [])
@@ -216,26 +200,6 @@ def lock(sweep: Sweep, cleanup: contextlib.ExitStack) -> None:
     except OSError as error:
         raise ScenarioError(f"{sweep.output} cannot be written ({reason(error)}); choose a writable folder") from None
     cleanup.callback(os.close, handle)
-
-
-def _when_abandoned_cells_have_ended(sweep: Sweep) -> list[CellState]:
-    """Wait until no cell is running, and return the states: workers end some seconds after their driver was killed.
-
-    Raises `ScenarioError` if a cell still runs after a minute, because another process has resumed it.
-    """
-    until = time.monotonic() + ABANDONED_S
-    while True:
-        states = states_of(sweep)
-        running = [one for one in states if one.state in ("running", "closing")]
-        if not running:
-            return states
-        if time.monotonic() > until:
-            text = (
-                f"{running[0].folder}: another process is running this cell; wait for that process, or end it. If "
-                "there is none (the folder is a copy, or its file system has no locks), run `raysim resume` on it"
-            )
-            raise ScenarioError(text)
-        time.sleep(0.5)
 
 
 def _done(states: Iterable[CellState]) -> list[Path]:

@@ -1,8 +1,10 @@
-"""Runs one cell of a sweep in the calling process: a Ray task on any node or, with client actors, the driver."""
+"""Runs one cell of a sweep in the calling process: a Ray task on any node or, with client actors, the driver.
+
+An attempt resumes the cell's latest run, if it has one. So Ray may repeat it at any time.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import shutil
 import tempfile
@@ -10,42 +12,44 @@ import time
 import traceback
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from raysim.common import archive
 from raysim.common.errors import RaysimError
-from raysim.common.files import is_locked, reason
 from raysim.common.results import LOCK, ClientRow, RunCard, Status
+from raysim.comparison.sweep_card import SWEEP_LOCK
 from raysim.engine.stop import Stop
 from raysim.runs.resume import LostCheckpointsError
 from raysim.runs.run import Run, run
-from raysim.scenario.parse import ParsedScenario
+from raysim.sweeps.cells import Cell
+from raysim.sweeps.state import CellState, state_of
 from raysim.tracking.store import database_path, resolve_uri
 
 LOCKED_S = 180.0
-"""How long the run folder of a lost task may stay locked, in seconds: a node that lost its network ends its processes
-after a minute, and a file server releases their locks some time later."""
+"""How long the run folder of a lost attempt may stay locked, in seconds: a node that lost its network ends its
+processes after a minute, and a file server releases their locks some time later."""
 
 
 @dataclass(frozen=True)
 class CellTask:
     """A cell to run, as plain data that can be sent to another process."""
 
-    scenario: ParsedScenario
-    resumed: Path | None = None  # the run folder to resume; None: a new run
-    until: int | None = None  # the round after which the run is interrupted; None: after its last
-    marker: tuple[Path, bytes] | None = None  # a file of the driver and its content; None: the task runs on its disk
-    files: bytes | None = None  # the packed folder `resumed`, for a node that does not see the marker
+    cell: Cell  # with the scenario to run
+    output: Path  # the sweep's folder
+    lock: bytes  # the content of the sweep's lock: a node where it differs does not share the driver's disk
+    run: Path | None = None  # the run to resume, if `files` has its content
+    files: bytes = b""  # the packed run folder, for a node that does not share the driver's disk
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The outcome of a cell."""
 
-    folder: Path | None  # the run folder, if it was created
     error: str = ""  # empty: the cell has all its rounds, or was asked to stop
-    note: str = ""  # for the user
-    files: bytes | None = None  # the packed run folder, if the node does not see the driver's disk
+    run: Path | None = None  # the run folder, if `files` has its content
+    files: bytes = b""  # the packed run folder of a node that does not share the driver's disk
 
 
 @dataclass
@@ -53,11 +57,9 @@ class RoundReporter:
     """A tracker that only reports each finished round."""
 
     report: Callable[[int], None]
-    folder: Path | None = None
 
     def open(self, card: RunCard) -> None:
-        """Remember the run folder."""
-        self.folder = card.folder
+        """Do nothing."""
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
         """Report round `t`."""
@@ -73,82 +75,73 @@ def run_cell(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outco
     report: called with the number of each finished round. stop: once `requested`, the cell ends after its round.
     On a node that does not share the driver's disk, the run folder is at the same path until it is packed.
     """
-    if task.marker is None or _sees(*task.marker):
-        return _run_here(task, stop, report)
+    apart, error = False, ""
     try:
-        if task.resumed is not None and task.files is not None:
-            unpack(task.files, task.resumed)
-        if database := database_path(resolve_uri(task.scenario.tracking.uri)):
+        lock = task.output / SWEEP_LOCK
+        apart = not lock.exists() or lock.read_bytes() != task.lock
+        if apart and task.run is not None:
+            unpack(task.files, task.run)
+        if apart and (database := database_path(resolve_uri(task.cell.scenario.tracking.uri))):
             database.parent.mkdir(parents=True, exist_ok=True)  # this node may lack the folders of the driver's
-        outcome = _run_here(task, stop, report)
-        folder = outcome.folder or task.resumed
-        if folder is None or not folder.exists():
-            return outcome
-        outcome = replace(outcome, folder=folder, files=pack(folder))
-        shutil.rmtree(folder, ignore_errors=True)
-        return outcome
-    except OSError as error:
-        return Outcome(None, f"{error.filename or task.scenario.output}: {reason(error)} (on the node of the cell)")
-
-
-def _sees(marker: Path, content: bytes) -> bool:
-    return marker.exists() and marker.read_bytes() == content
-
-
-def _run_here(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outcome:
-    """Run or resume a cell whose folder is on this machine's disk."""
-    rounds = RoundReporter(report)
-    stop.after = task.until
-    note = ""
-    try:
-        try:
-            if task.resumed is not None:
-                _wait_until_unlocked(task.resumed / LOCK)
-                # Not with the run's own scenario: the data, MLflow and the backend may be others than when it began.
-                Run(task.resumed).resume(scenario=task.scenario, quiet=True, trackers=[rounds], stop=stop)
-                return Outcome(rounds.folder)
-        except LostCheckpointsError as error:
-            note = f"the cell begins again, because its checkpoints are lost: {error}"
-        run(task.scenario, quiet=True, trackers=[rounds], stop=stop)
+        _run_here(task, stop, report)
     except KeyboardInterrupt:
-        return Outcome(rounds.folder, note=note)  # the run folder records the interruption
-    except RaysimError as error:
-        return Outcome(rounds.folder, str(error), note)
+        pass  # the run folder records the interruption
+    except RaysimError as failure:
+        error = str(failure)
     except Exception:  # a defect of raysim, or of the user's code where raysim expects no error
-        return Outcome(rounds.folder, traceback.format_exc().rstrip(), note)
-    return Outcome(rounds.folder, note=note)
+        error = traceback.format_exc().rstrip()
+    folder = state_of(task.cell, task.output).folder if apart else None
+    if folder is None:
+        return Outcome(error)
+    outcome = Outcome(error, folder, packed(folder))
+    shutil.rmtree(folder, ignore_errors=True)
+    return outcome
 
 
-def _wait_until_unlocked(lock: Path) -> None:
-    """Wait for the end of a process that Ray has given up, for example because its node lost the network."""
+def _run_here(task: CellTask, stop: Stop, report: Callable[[int], None]) -> None:
+    """Run or resume a cell whose folder is on this machine's disk."""
+    stop.after = task.cell.until
+    trackers = [RoundReporter(report)]
+    state = _unlocked(task)
+    if state.state == "done":  # the process of an earlier attempt died after the end of the run
+        return
+    if state.resumable is not None:
+        with suppress(LostCheckpointsError):  # then the cell begins again
+            # Not with the run's own scenario: the data, MLflow and the backend may be others than when it began.
+            Run(state.resumable).resume(scenario=task.cell.scenario, quiet=True, trackers=trackers, stop=stop)
+            return
+    run(task.cell.scenario, quiet=True, trackers=trackers, stop=stop)
+
+
+def _unlocked(task: CellTask) -> CellState:
+    """Return the cell's state after the end of a process that Ray or the user has given up."""
     until_s = time.monotonic() + LOCKED_S
-    while is_locked(lock) and time.monotonic() < until_s:
+    while (state := state_of(task.cell, task.output)).state in ("running", "closing") and time.monotonic() < until_s:
         time.sleep(0.5)
+    return state
 
 
-def pack(folder: Path) -> bytes:
-    """Return the files of a run folder as a ZIP archive, which Ray's object store brings to another node."""
+def packed(folder: Path) -> bytes:
+    """Return the files of a run folder as an archive, which Ray's object store brings to another node."""
     buffer = io.BytesIO()
-    # Parquet, PNG and weights are already compressed.
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED, strict_timestamps=False) as archive:
-        for path in sorted(folder.rglob("*")):
-            archive.write(path, path.relative_to(folder))
+    archive.write(folder, buffer, checkpoints=True)
     return buffer.getvalue()
 
 
 def unpack(files: bytes, folder: Path) -> None:
-    """Replace `folder` by the files that `pack` returned. Raises `OSError` if it cannot be written."""
-    with replaced(folder) as new, zipfile.ZipFile(io.BytesIO(files)) as archive:
-        archive.extractall(new)
+    """Replace a run folder by the files that `packed` returned. Raises `OSError` if it cannot be written."""
+    with replaced(folder) as new, zipfile.ZipFile(io.BytesIO(files)) as received:
+        received.extractall(new)
 
 
-@contextlib.contextmanager
+@contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """Yield a new folder, which takes the place of `folder` at the end of the block."""
+    """Yield a new run folder, which takes the place of `folder` at the end of the block."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".received-", dir=folder.parent) as temporary:
         new = Path(temporary, "new")
-        new.mkdir()
+        (new / LOCK).parent.mkdir(parents=True)
+        (new / LOCK).touch()  # archives have no hidden files, and a run that was killed without it counts as running
         yield new
         if folder.exists():
             folder.rename(Path(temporary, "old"))  # removed with the temporary folder, once the new one is there

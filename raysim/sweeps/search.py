@@ -41,13 +41,13 @@ def halving(points: Sequence[Point], steps: Sequence[int], keep: Fraction, small
             return
 
 
-def planned(trials: int, steps: Sequence[int], keep: Fraction) -> list[int]:
-    """Return the rounds that all trials of each batch of `halving` run together, if no trial fails."""
-    batches = []
+def planned(trials: int, steps: Sequence[int], keep: Fraction) -> int:
+    """Return the rounds that all trials of `halving` run together, if no trial fails."""
+    rounds = 0
     for earlier, later in pairwise([0, *steps]):
-        batches.append(trials * (later - earlier))
+        rounds += trials * (later - earlier)
         trials = math.ceil(trials * keep)
-    return batches
+    return rounds
 
 
 def tpe(space: Space, trials: int, until: int, seed: int, method: str, smaller: bool) -> Search:

@@ -36,20 +36,20 @@ class CellState:
     reason: str = ""  # why the cell is not done, if known
 
     @property
-    def resumable(self) -> bool:
-        """Whether the cell has a run that can be resumed: one that wrote `run.json`."""
-        return self.folder is not None and (self.folder / "run.json").exists()
+    def resumable(self) -> Path | None:
+        """The run that can be resumed, if it wrote `run.json`."""
+        return self.folder if self.folder is not None and (self.folder / "run.json").exists() else None
 
 
-def state_of(cell: Cell, sweep: Sweep) -> CellState:
-    """A cell's state: that of its finished run if it has one, else of its latest run.
+def state_of(cell: Cell, output: Path) -> CellState:
+    """A cell's state in the sweep's folder `output`: that of its finished run if it has one, else of its latest run.
 
     A cell that is interrupted after a round (`Cell.until`) is done once its run has that round, even if the run has
     gone on since.
     """
     if cell.pending:
         return CellState(cell, "waiting", reason="tuning has not chosen the values of this cell yet")
-    folder = sweep.output / cell.folder_name
+    folder = output / cell.folder_name
     runs = sorted(path.parent for path in folder.glob("*/summary.json"))
     states = [_of_run(cell, run) for run in runs]
     if done := next((one for one in states if one.state == "done"), None):
@@ -98,19 +98,19 @@ def _of_run(cell: Cell, run: Path) -> CellState:
 
 def states_of(sweep: Sweep) -> list[CellState]:
     """The states of all cells, in the sweep's order."""
-    return [state_of(cell, sweep) for cell in sweep.cells]
+    return [state_of(cell, sweep.output) for cell in sweep.cells]
 
 
-def note_failure(cell: Cell, sweep: Sweep, reason: str) -> None:
+def note_failure(cell: Cell, output: Path, reason: str) -> None:
     """Record why a cell without a run folder failed. Raises `OSError`."""
-    folder = sweep.output / cell.folder_name
+    folder = output / cell.folder_name
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / FAILURE, json.dumps({"reason": reason}).encode())
 
 
-def tally(states: Iterable[CellState]) -> dict[State, int]:
+def tally(states: Iterable[State]) -> dict[State, int]:
     """State -> number of cells, without states that no cell has."""
-    found = Counter(one.state for one in states)
+    found = Counter(states)
     return {state: found[state] for state in ORDER if found[state]}
 
 
@@ -121,4 +121,4 @@ def in_words(tallied: Mapping[State, int]) -> str:
 
 def counts(states: Iterable[CellState]) -> str:
     """Count states, such as "5 done, 1 failed, 2 waiting"."""
-    return in_words(tally(states))
+    return in_words(tally(one.state for one in states))

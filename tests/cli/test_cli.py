@@ -33,7 +33,7 @@ from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import Settings
 from raysim.scenario.sentences import NAMED_SECTIONS
 from raysim.sweeps import definition
-from raysim.sweeps.describe import KEYS
+from raysim.sweeps.definition import KEYS
 from tests.cli.command import run
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"

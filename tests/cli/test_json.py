@@ -138,7 +138,7 @@ def test_the_status_of_a_sweep(printed: Printed, workplace: Path) -> None:
     assert (done["name"], done["rounds"], done["folder"]) == (cell.name, 3, str(workplace / folder))
     assert waiting["folder"] is None and "tuning" in waiting["reason"]
     (tuning,) = found["tuning"]
-    assert (tuning["state"], tuning["variant"]["label"], tuning["counts"]) == ("tuning", "FedGH", {"waiting": 2})
+    assert (tuning["state"], tuning["variant"]["label"], tuning["planned_trials"]) == ("tuning", "FedGH", 2)
 
 
 def test_the_status_of_a_job(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:

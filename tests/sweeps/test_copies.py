@@ -112,7 +112,7 @@ def test_results_that_cannot_be_copied_are_copied_later(
 ) -> None:
     sweep = sweep_of(workplace, f"output=file://{workplace}/bucket", grid={})
     (workplace / "bucket").touch()
-    with pytest.raises(ComparisonError, match=r"could not be copied to file://.*; run the same command to copy them"):
+    with pytest.raises(ComparisonError, match=r"could not be copied to file://.*; run the same command to try again"):
         run_sweep(sweep)
     assert any("could not be copied to" in note for note in said(caplog))
     (workplace / "bucket").unlink()

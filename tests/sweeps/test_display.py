@@ -18,7 +18,7 @@ from raysim.jobs.job_log import read_log
 from raysim.report.load import read_summary
 from raysim.sweeps.cells import Sweep, chosen_cells, placed
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.display import LONG, PlainProgress, print_plan, print_states
+from raysim.sweeps.display import Progress
 from raysim.sweeps.loop import SweepProgress
 from raysim.sweeps.state import CellState, counts, state_of, states_of
 from tests.cli.command import run
@@ -41,7 +41,7 @@ def waiting(sweep: Sweep) -> list[CellState]:
 
 def test_the_rounds_of_a_cell_count_while_it_is_being_resumed(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid={})
-    shown, state = PlainProgress(sweep, io.StringIO()), CellState(sweep.cells[0], "interrupted", None, 6)
+    shown, state = Progress(sweep, io.StringIO()), CellState(sweep.cells[0], "interrupted", None, 6)
     assert "6 of 10 rounds" in shown.line(SweepProgress([state], [(state.cell.name, -1)]))
     assert "7 of 10 rounds" in shown.line(SweepProgress([state], [(state.cell.name, 7)]))
 
@@ -49,7 +49,7 @@ def test_the_rounds_of_a_cell_count_while_it_is_being_resumed(tmp_path: Path) ->
 def test_the_progress_line_tells_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rounds that are left, at the speed of those since the sweep began: 1 of 30 in a minute."""
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
-    now, shown = [1000.0], PlainProgress(sweep, io.StringIO())
+    now, shown = [1000.0], Progress(sweep, io.StringIO())
     monkeypatch.setattr("raysim.sweeps.display.time.monotonic", lambda: now[0])
     states = waiting(sweep)
     states[1] = replace(states[1], state="done", rounds=10)  # by an earlier command
@@ -62,7 +62,7 @@ def test_the_progress_line_tells_the_time_left(tmp_path: Path, monkeypatch: pyte
 
 def test_the_progress_line_counts_the_rounds_of_the_whole_sweep_and_says_when_it_ends(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
-    shown = PlainProgress(sweep, io.StringIO())
+    shown = Progress(sweep, io.StringIO())
     progress = SweepProgress(waiting(sweep), [("fedgh", 2)], earlier=40, later=58)
     assert shown.line(progress) == "1 running, 2 waiting; 42 of 128 rounds"
     ending = replace(progress, stopping=True)
@@ -77,7 +77,7 @@ def test_the_progress_line_counts_the_rounds_of_the_whole_sweep_and_says_when_it
 
 def test_rounds_that_a_failed_cell_did_not_do_are_neither_done_nor_left(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
-    shown = PlainProgress(sweep, io.StringIO())
+    shown = Progress(sweep, io.StringIO())
     states = [replace(one, state="failed", rounds=3) for one in waiting(sweep)]
     assert shown.line(SweepProgress(states, [])) == "3 failed; 9 of 9 rounds"
     assert shown.line(SweepProgress(states, [("fd", 4)])) == "1 running, 2 failed; 10 of 16 rounds"  # it is tried again
@@ -87,7 +87,7 @@ def test_a_trial_that_halving_paused_waits(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
     states = [replace(one, state="interrupted", rounds=3) for one in waiting(sweep)]
     trials = [replace(one, cell=replace(one.cell, values=(("training.lr", 0.1),))) for one in states]
-    shown = PlainProgress(sweep, io.StringIO())
+    shown = Progress(sweep, io.StringIO())
     assert shown.line(SweepProgress(states, [])) == "3 interrupted; 9 of 30 rounds"
     assert shown.line(SweepProgress(trials, [("fd", 4)])) == "trials: 1 running, 2 waiting; 10 of 30 rounds"
 
@@ -118,56 +118,13 @@ def test_the_state_of_a_cell_is_that_of_its_finished_or_else_its_latest_run(tmp_
             folder = sweep.output / cell.folder_name / f"run-{i}"
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "summary.json").write_text(json.dumps({"rounds": 1, **summary}))
-        state = state_of(cell, sweep)
+        state = state_of(cell, sweep.output)
         return state.state, state.folder.name if state.folder is not None else ""
 
     failed, interrupted = {"status": "failed", "error": "no"}, {"status": "interrupted"}
     assert found(failed, interrupted) == ("interrupted", "run-1")
     assert found(interrupted, failed) == ("failed", "run-1")
     assert found({"status": "finished"}, failed) == ("done", "run-0")
-
-
-def test_long_lists_are_collapsed(tmp_path: Path) -> None:
-    sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS, seeds="1..7")
-    states = waiting(sweep)
-    states[:4] = [replace(one, state="done", rounds=10) for one in states[:4]]
-    states[4] = replace(states[4], state="running", rounds=3)
-    states[7] = replace(states[7], state="failed", reason="out of\nmemory")
-    states[8] = replace(states[8], state="failed", reason="out of\nmemory")
-    states[9] = replace(states[9], state="interrupted", rounds=2, reason="killed")
-    shown = io.StringIO()
-    print_states(states, shown)
-    assert shown.getvalue().splitlines() == [
-        "fedgh: 4 of 7 seeds done, 1 running, 2 waiting; 43 of 70 rounds",
-        "standalone: 0 of 7 seeds done, 1 interrupted, 2 failed, 4 waiting; 2 of 70 rounds",
-        "    2 failed: out of memory",
-        "    1 interrupted: killed",
-        "fd: 0 of 7 seeds done, 7 waiting; 0 of 70 rounds",
-        "(a line per cell: --all)",
-        "4 done, 1 running, 1 interrupted, 2 failed, 13 waiting",
-    ]
-    shown = io.StringIO()
-    print_states(states, shown, every=True)
-    assert len(shown.getvalue().splitlines()) == len(states) + 2 > LONG
-
-
-def test_methods_are_collapsed_if_variants_are_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rates = [0.001 * (i + 1) for i in range(30)]
-    print_states(waiting(sweep_of(tmp_path, grid={**METHODS, "training.lr": rates[:12]})))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "fedgh: 0 of 12 cells done, 12 waiting; 0 of 36 rounds" and len(lines) == 3 + 2
-    print_states(waiting(sweep_of(tmp_path, grid={"training.lr": rates})))
-    assert len(capsys.readouterr().out.splitlines()) == 30 + 2  # a line for all of them would hide every variant
-
-
-def test_the_plan_of_a_long_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    states = waiting(sweep_of(tmp_path, grid=METHODS, seeds="1..7"))
-    print_plan(states, [10.0] * 20 + [None], 2)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "fedgh: 0 of 7 seeds done, 7 waiting; 10.0 s each"
-    assert "about 1 min 40 s" in lines[-1] and "1 cell of unknown length" in lines[-1]
-    print_plan(states, [10.0] * 21, 2, every=True)
-    assert len(capsys.readouterr().out.splitlines()) == 21 + 3
 
 
 @pytest.mark.parametrize(

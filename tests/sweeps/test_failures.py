@@ -18,13 +18,12 @@ import pytest
 from raysim.algorithms.fedgh import FedGH
 from raysim.algorithms.fedproto import FedProto
 from raysim.engine.stop import Stop
-from raysim.scenario.parse import parse_scenario
 from raysim.sweeps.loop import ComparisonError, SweepProgress, run_sweep
 from raysim.sweeps.run_cell import CellTask, Outcome, run_cell
 from raysim.sweeps.state import counts
 from raysim.tracking.mlflow import MlflowTracker
 from tests.cli.command import run
-from tests.conftest import REPOSITORY, said
+from tests.conftest import said
 from tests.sweeps.test_loop import run_folders, sweep_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
@@ -32,7 +31,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
 def faulty(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outcome:
     """`run_cell` with a FedGH that raises and a FedProto whose process is killed, until `mended` is there."""
-    place = Path(task.scenario.output).parents[1]
+    place = Path(task.cell.scenario.output).parents[1]
 
     def raise_error(*_: object) -> None:
         raise ValueError("my own mistake")
@@ -50,13 +49,13 @@ def faulty(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outcome
 def test_code_that_raises_and_a_worker_that_is_killed(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("raysim.sweeps.workers.run_cell", faulty)
+    monkeypatch.setattr("raysim.sweeps.loop.run_cell", faulty)
     sweep_of(workplace, grid={"algorithm.name": ["fedgh", "fedproto", "standalone"]})
     code, out, error = run(capfd, "sweep", "sweep.yaml", "--parallel", "2")
     assert code == 1
     raised, died, done, summed, _ = out.splitlines()[-5:]  # Ray prints about the killed process before
     assert raised.startswith("failed ") and "0/3  fedgh  " in raised and "my own mistake" in raised
-    assert died.startswith("interrupted ") and "0/3  fedproto  its worker process died (" in died
+    assert died.startswith("interrupted ") and "0/3  fedproto  its process or node died (" in died
     assert (done, summed) == ("done              3/3  standalone", "1 done, 1 interrupted, 1 failed")
     assert "raysim: 2 of 3 cells are not done; run the same command to continue, with --retry-failed to repeat" in error
 
@@ -67,7 +66,7 @@ def test_code_that_raises_and_a_worker_that_is_killed(
 
 
 def test_a_worker_that_ray_kills_for_memory() -> None:
-    """Ray's own memory monitor, with a threshold that every machine is above."""
+    """Ray's own memory monitor, with a threshold that every machine is above. Ray does not try again for ever."""
     program = """
 import time
 from raysim.engine.ray.tasks import Tasks
@@ -76,16 +75,17 @@ def work(task, stop, report):
     time.sleep(60)
 
 with Tasks(work, 1) as tasks:
-    tasks.start("cell", None)
+    tasks.connect()
+    tasks.start("cell", None, 1)
     while tasks.running:
-        for ended in tasks.wait():
-            print(ended.final, ended.death)
+        for name, result in tasks.wait():
+            print(name, result)
 """
     monitor = {"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "100"}
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | monitor
     words = [sys.executable, "-c", program]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=True, timeout=100)
-    assert "True its worker process died" in done.stdout and "--parallel" in done.stdout
+    assert "cell its node ran out of memory" in done.stdout and "--parallel" in done.stdout
 
 
 @pytest.mark.large
@@ -116,7 +116,7 @@ LOCKED = "mlflow.locked"
 
 def with_short_deadline(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outcome:
     """`run_cell` that waits a second for MLflow, not half a minute, and after five rounds for the test."""
-    locked = task.scenario.output_folder.parents[1] / LOCKED
+    locked = task.cell.scenario.output_folder.parents[1] / LOCKED
 
     def report_and_wait(done: int) -> None:
         report(done)
@@ -132,7 +132,7 @@ def with_short_deadline(task: CellTask, stop: Stop, report: Callable[[int], None
 @pytest.mark.large
 def test_mlflow_is_gone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells run to their end and say what MLflow lacks; the same command adds it, and the comparison."""
-    monkeypatch.setattr("raysim.sweeps.workers.run_cell", with_short_deadline)
+    monkeypatch.setattr("raysim.sweeps.loop.run_cell", with_short_deadline)
     store = workplace / "mlflow.db"
     names = ["fedgh", "standalone"]
     sweep = sweep_of(workplace, f"tracking.uri=sqlite:///{store}", "rounds=30", grid={"algorithm.name": names})
@@ -160,11 +160,11 @@ def test_mlflow_is_gone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(run_folders(sweep)) == 2
 
 
-def test_an_unexpected_error_in_a_cell_is_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_in_a_cell_is_its_traceback(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError
 
     monkeypatch.setattr("raysim.sweeps.run_cell.run", fail)
-    scenario = parse_scenario(REPOSITORY / "scenarios" / "quickstart.yaml")
-    outcome = run_cell(CellTask(scenario, None, None), Stop(), lambda t: None)
-    assert "in fail\n    raise AssertionError" in (outcome.error or "")
+    sweep = sweep_of(workplace)
+    outcome = run_cell(CellTask(sweep.cells[0], sweep.output, b""), Stop(), lambda t: None)
+    assert "in fail\n    raise AssertionError" in outcome.error

@@ -89,18 +89,19 @@ def test_a_cell_that_fails_stops_no_other(workplace: Path, caplog: pytest.LogCap
 def test_a_worker_that_dies_costs_its_cell_nothing_but_time(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "raysim.sweeps")
     sweep = sweep_of(workplace, "rounds=40", "checkpoint.every=1", grid={"algorithm.name": ["fedgh"]})
+    killed: list[int] = []
 
     def kill(progress: SweepProgress) -> None:
-        if not said(caplog) and progress.running and progress.running[0][1] >= 1:
+        if not killed and progress.running and progress.running[0][1] >= 1:
             # A cell is a child of Ray's process on this node; other tests may have a Ray of their own.
             for process in psutil.Process().children(recursive=True):
                 if process.cmdline()[:1] == ["ray::_work"]:
                     process.kill()
+                    killed.append(process.pid)
 
     (state,) = run_sweep(sweep, parallel=1, show=kill)
     assert state.state == "done", said(caplog)
-    (note,) = said(caplog)
-    assert note.startswith("fedgh: its worker process died") and "; the cell is resumed" in note
+    assert killed and not said(caplog)
     assert len(run_folders(sweep)) == 1
     alone = parse_scenario(digits(training={"batch_size": 64}, rounds=40))
     assert digest(state) == run(alone, quiet=True).state_digest

@@ -13,10 +13,9 @@ from raysim.engine.stop import Stop
 from raysim.runs.run import Run
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.run_cell import Outcome, run_cell
-from raysim.sweeps.state import CellState, states_of
-from raysim.sweeps.workers import state_after, task_of
-from tests.conftest import REPOSITORY, said
+from raysim.sweeps.run_cell import CellTask, run_cell
+from raysim.sweeps.workers import prepared
+from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
 
 
@@ -45,38 +44,13 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
 
 
 def test_a_task_means_the_same_in_any_folder(sweep: Sweep, tmp_path: Path) -> None:
-    (state,) = states_of(sweep)
-    task = task_of(state, sweep, Parent(), "ray")  # type: ignore[arg-type]
-    scenario = task.scenario
+    (cell,) = sweep.cells
+    scenario = prepared(cell, sweep, Parent(), "ray").scenario  # type: ignore[arg-type]
     assert (scenario.data.root, scenario.checkpoint.folder) == ("/home/me/data", str(tmp_path / "saved"))
     assert scenario.init is not None and scenario.init.run == str(tmp_path / "runs" / "tiny" / "r1")
     assert (scenario.backend, scenario.tracking.uri) == ("ray", Parent.uri)
     tags = {"who": "me", "mlflow.parentRunId": "p1", "sweep": "sweep", "cell": "base"}
     assert (scenario.tracking.tags, scenario.tracking.experiment) == (tags, "sweep")
-    assert task.resumed is None
-
-
-def test_a_resumed_run_finds_the_run_it_began_with(sweep: Sweep, tmp_path: Path) -> None:
-    """Its checkpoints may be lost, and it then begins again."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").touch()
-    failed = CellState(sweep.cells[0], "failed", tmp_path / "run")
-    task = task_of(failed, sweep, Parent(), "ray")  # type: ignore[arg-type]
-    assert task.scenario.init is not None and task.scenario.init.run == str(tmp_path / "runs" / "tiny" / "r1")
-
-
-def test_a_run_that_never_began_is_begun_anew(sweep: Sweep, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    failed = CellState(sweep.cells[0], "failed", tmp_path / "run")
-    assert task_of(failed, sweep, Parent(), "in_process").resumed is None  # type: ignore[arg-type]
-    (tmp_path / "run" / "run.json").touch()
-    assert task_of(failed, sweep, Parent(), "in_process").resumed == tmp_path / "run"  # type: ignore[arg-type]
-
-
-def test_a_run_folder_that_was_deleted(sweep: Sweep, caplog: pytest.LogCaptureFixture) -> None:
-    state = state_after(Outcome(Path("/runs/r1")), sweep.cells[0], sweep)
-    assert (state.state, said(caplog)) == ("waiting", [f"base: {state.reason}"])
-    assert state.reason == "the run folder /runs/r1 does not exist; it was moved or deleted"
 
 
 def test_a_field_called_path_of_ones_own_partition_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +60,9 @@ def test_a_field_called_path_of_ones_own_partition_is_no_path(tmp_path: Path, mo
     (tmp_path / "mine.py").write_text(code)
     data = {**digits()["data"], "partition": {"name": "./mine.py:Mine", "path": 4}}
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": digits(data=data)}))
-    (state,) = states_of(load_sweep("sweep.yaml"))
-    task = task_of(state, load_sweep("sweep.yaml"), Parent(), "ray")  # type: ignore[arg-type]
-    assert task.scenario.data.partition["path"] == 4
+    sweep = load_sweep("sweep.yaml")
+    cell = prepared(sweep.cells[0], sweep, Parent(), "ray")  # type: ignore[arg-type]
+    assert cell.scenario.data.partition["path"] == 4
 
 
 @pytest.mark.parametrize(
@@ -100,8 +74,8 @@ def test_a_folder_of_any_name(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     scenario = digits(data={**digits()["data"], "root": "data"}, tracking={"tags": {"who": name}}, output="runs")
     Path("sweep.yaml").write_text(yaml.safe_dump({"base": scenario}))
     sweep = load_sweep("sweep.yaml")
-    (state,) = states_of(sweep)
-    parsed = task_of(state, sweep, Parent(), "ray").scenario  # type: ignore[arg-type]
+    (cell,) = sweep.cells
+    parsed = prepared(cell, sweep, Parent(), "ray").scenario  # type: ignore[arg-type]
     assert parsed.output == str(sweep.output) == str(tmp_path / name / "runs" / "sweep")
     assert (parsed.data.root, parsed.tracking.tags["who"]) == (str(tmp_path / name / "data"), name)
 
@@ -112,12 +86,12 @@ def test_a_cell_is_not_begun_after_its_base_was_edited(tmp_path: Path) -> None:
     base.write_text(yaml.safe_dump(digits()))
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": "base.yaml"}))
     sweep = load_sweep(tmp_path / "sweep.yaml")
-    (state,) = states_of(sweep)
+    (cell,) = sweep.cells
     base.write_text("# a comment\n" + yaml.safe_dump(digits()))
-    task_of(state, sweep, Parent(), "ray")  # type: ignore[arg-type]
+    prepared(cell, sweep, Parent(), "ray")  # type: ignore[arg-type]
     base.write_text(yaml.safe_dump(digits(training={"lr": 0.7})))
     with pytest.raises(ScenarioError, match="was edited after the sweep began"):
-        task_of(state, sweep, Parent(), "ray")  # type: ignore[arg-type]
+        prepared(cell, sweep, Parent(), "ray")  # type: ignore[arg-type]
 
 
 def test_a_method_in_a_folder_of_the_sweep_runs_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,8 +102,8 @@ def test_a_method_in_a_folder_of_the_sweep_runs_from_anywhere(tmp_path: Path, mo
     (tmp_path / "studies" / "sweep.yaml").write_text(yaml.safe_dump(content))
     monkeypatch.chdir(tmp_path)
     sweep = load_sweep("studies/sweep.yaml")
-    (state,) = states_of(sweep)
-    assert task_of(state, sweep, Parent(), "ray").scenario.algorithm_name == "mine.py"  # type: ignore[arg-type]
+    (cell,) = sweep.cells
+    assert prepared(cell, sweep, Parent(), "ray").scenario.algorithm_name == "mine.py"  # type: ignore[arg-type]
 
 
 def test_a_resumed_cell_has_the_paths_of_this_command(
@@ -138,10 +112,11 @@ def test_a_resumed_cell_has_the_paths_of_this_command(
     """Its data, and its place in MLflow, may have moved since the run began."""
     resumed: list[Any] = []
     monkeypatch.setattr(Run, "resume", lambda run, **given: resumed.append(given["scenario"]))
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").touch()
-    state = CellState(sweep.cells[0], "interrupted", tmp_path / "run")
-    task = task_of(state, sweep, Parent(), "in_process")  # type: ignore[arg-type]
-    assert run_cell(task, Stop(), lambda t: None).error == ""
+    cell = prepared(sweep.cells[0], sweep, Parent(), "in_process")  # type: ignore[arg-type]
+    folder = sweep.output / cell.folder_name / "run"
+    folder.mkdir(parents=True)
+    (folder / "run.json").touch()
+    (folder / "summary.json").write_text('{"status": "interrupted", "rounds": 1}')
+    assert run_cell(CellTask(cell, sweep.output, b""), Stop(), lambda t: None).error == ""
     (scenario,) = resumed
     assert (scenario.data.root, scenario.tracking.uri) == ("/home/me/data", Parent.uri)

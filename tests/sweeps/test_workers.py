@@ -6,7 +6,6 @@ import contextlib
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from raysim.common.files import hold
 from raysim.common.results import LOCK
 from raysim.engine.policies.placement import Node
 from raysim.engine.ray import tasks as ray_tasks
-from raysim.engine.ray.tasks import Ended, Tasks, gpu_share
+from raysim.engine.ray.tasks import Tasks, gpu_share
 from raysim.engine.stop import Stop
 from raysim.report.load import read_rounds
 from raysim.runs.run import run
@@ -29,35 +28,33 @@ from raysim.sweeps.loop import lock
 from raysim.sweeps.run_cell import CellTask, run_cell
 from raysim.sweeps.state import CellState, counts, states_of
 from raysim.sweeps.workers import run_cells
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, said
 from tests.engine.scenarios import plain_digits as digits
 from tests.sweeps.test_loop import digest, run_folders, sweep_of
 from tests.sweeps.test_tuning import Unrecorded
 
-DEATH = "its node died"
-
 
 @dataclass
 class Pool:
-    """One cell at a time in this process, as both the `Workers` of a sweep and their `Tasks`.
+    """One cell at a time in this process, in the place of `Tasks`.
 
-    rounds: the rounds after which the process dies, for each task of a cell in turn; None: it does not die, -1: it dies
-    before the run begins. private: whether the tasks do not see the driver's disk.
+    rounds: the rounds after which the process of a cell dies, of each attempt; -1: before the run begins. dead: whether
+    Ray then gives up. private: whether the tasks do not see the driver's disk.
     """
 
-    rounds: dict[str, list[int | None]] = field(default_factory=dict)
-    final: bool = False
+    rounds: dict[str, list[int]] = field(default_factory=dict)
+    dead: bool = False
     private: bool = False
-    began: Counter[str] = field(default_factory=Counter)
     given: list[CellTask] = field(default_factory=list)
     running: dict[str, int] = field(default_factory=dict)
-    when_dead: Callable[[CellTask], None] = lambda task: None
-    parallel: int | None = 1
-    expected: int | None = None
+    when_dead: Callable[[], object] = lambda: None
+    limit: int | None = 1
 
-    @property
-    def tasks(self) -> Pool:
-        return self
+    def connect(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def end(self) -> None: ...
 
     @property
     def has_room(self) -> bool:
@@ -67,28 +64,18 @@ class Pool:
     def several_nodes(self) -> bool:
         return self.private
 
-    def start(self, name: str, task: CellTask) -> None:
-        assert task.marker is not None
-        path, content = task.marker
-        assert path.read_bytes() == content
-        self.began[name] += 1
-        self.given.append(replace(task, marker=(path, b"of another driver")) if self.private else task)
+    def start(self, name: str, task: CellTask, expected: int) -> None:
+        self.given.append(replace(task, lock=b"of another driver") if self.private else task)
         self.running = {name: -1}
 
-    def wait(self) -> list[Ended]:
-        if not self.running:
-            return []
+    def wait(self) -> list[tuple[str, Any]]:
         (name,), self.running, task = self.running, {}, self.given[-1]
-        dies = self.rounds.get(name, [])
-        last = dies.pop(0) if dies else None
-        if last is None:
-            return [Ended(name, run_cell(task, Stop(), lambda t: None))]
-        if last >= 0:
-            assert run_cell(replace(task, until=last), Stop(), lambda t: None).error == ""
-        self.when_dead(task)
-        return [Ended(name, None, DEATH, self.final)]
-
-    def end(self) -> None: ...
+        for last in self.rounds.get(name, []):
+            if last >= 0:
+                cell = replace(task.cell, until=last)
+                assert run_cell(replace(task, cell=cell), Stop(), lambda t: None).error == ""
+            self.when_dead()
+        return [(name, "its node died" if self.dead else run_cell(task, Stop(), lambda t: None))]
 
 
 def run_all(sweep: Sweep, pool: Pool, store: str) -> dict[str, CellState]:
@@ -106,51 +93,23 @@ def sweep(workplace: Path) -> Sweep:
     return sweep_of(workplace, "rounds=4", "checkpoint.every=1")
 
 
-def notes(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the sweep has logged, without its runs."""
-    return [record.getMessage() for record in caplog.records if record.name.startswith("raysim.sweeps")]
-
-
 def rounds_of(folder: Path) -> list[int]:
     return list(read_rounds(folder)["round"].to_pylist())
 
 
-def test_a_lost_cell_is_resumed_and_no_round_is_recorded_twice(
-    sweep: Sweep, tracking_store: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "raysim.sweeps")
-    pool = Pool({"fedgh": [-1, 2, None]})
-    states = run_all(sweep, pool, tracking_store)
+def test_a_lost_cell_is_resumed_and_no_round_is_recorded_twice(sweep: Sweep, tracking_store: str) -> None:
+    states = run_all(sweep, Pool({"fedgh": [-1, 2], "standalone": [4]}), tracking_store)
     assert counts(states.values()) == "2 done"
     assert [rounds_of(folder) for folder in run_folders(sweep)] == [[0, 1, 2, 3, 4]] * 2
-    assert pool.began == {"fedgh": 3, "standalone": 1}
-    assert notes(caplog) == [
-        "fedgh: its node died; the cell begins again in another process",
-        "fedgh: its node died; the cell is resumed in another process",
-    ]
     alone = run(parse_scenario(digits(training={"batch_size": 64}, rounds=4)), quiet=True)
     assert digest(states["fedgh"]) == alone.state_digest
 
 
-def test_only_deaths_without_a_new_round_count(sweep: Sweep, tracking_store: str) -> None:
-    pool = Pool({"fedgh": [-1, -1, 1, -1, 2, -1, 3, None], "standalone": [-1, -1, -1, None]})
-    states = run_all(sweep, pool, tracking_store)
-    assert counts(states.values()) == "1 done, 1 waiting"
-    assert pool.began == {"fedgh": 8, "standalone": 3}
-    assert states["standalone"].reason == "its node died, 3 times without a new round"
-
-
-def test_a_cell_that_runs_out_of_memory_is_not_tried_again(sweep: Sweep, tracking_store: str) -> None:
-    pool = Pool({"fedgh": [1]}, final=True)
-    states = run_all(sweep, pool, tracking_store)
-    assert (states["fedgh"].state, states["fedgh"].reason) == ("interrupted", DEATH)
-    assert pool.began == {"fedgh": 1, "standalone": 1}
-
-
-def test_a_run_that_ended_before_its_worker_died_is_done(sweep: Sweep, tracking_store: str) -> None:
-    pool = Pool({"fedgh": [4]})
-    assert counts(run_all(sweep, pool, tracking_store).values()) == "2 done"
-    assert pool.began == {"fedgh": 1, "standalone": 1}
+def test_a_cell_whose_process_dies_too_often_runs_with_the_next_command(sweep: Sweep, tracking_store: str) -> None:
+    states = run_all(sweep, Pool({"fedgh": [1]}, dead=True), tracking_store)
+    assert (states["fedgh"].state, states["fedgh"].reason) == ("interrupted", "its node died")
+    assert states["standalone"].state == "waiting"
+    assert counts(run_all(sweep, Pool(), tracking_store).values()) == "2 done"
 
 
 def test_a_run_that_a_lost_process_still_holds_is_not_begun_twice(
@@ -158,21 +117,17 @@ def test_a_run_that_a_lost_process_still_holds_is_not_begun_twice(
 ) -> None:
     """As a process on a node that lost its network: the cell waits for its end, for a limited time."""
     monkeypatch.setattr(cells_of_workers, "LOCKED_S", 0.0)
-    pool = Pool({"fedgh": [1]}, when_dead=lambda task: hold(run_folders(sweep)[0] / LOCK) and None)
+    pool = Pool({"fedgh": [1]}, when_dead=lambda: hold(run_folders(sweep)[0] / LOCK))
     states = run_all(sweep, pool, tracking_store)
     assert states["standalone"].state == "done"
     assert states["fedgh"].rounds == 1 and len(list(sweep.output.glob("fedgh-*/*/run.json"))) == 1
     assert "is still running" in states["fedgh"].reason
 
 
-def test_checkpoints_that_are_lost_with_a_node(
-    sweep: Sweep, tracking_store: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "raysim.sweeps")
-    pool = Pool({"fedgh": [2]}, when_dead=lambda task: shutil.rmtree(run_folders(sweep)[0] / "checkpoints"))
-    states = run_all(sweep, pool, tracking_store)
-    assert counts(states.values()) == "2 done"
-    assert notes(caplog)[-1].startswith("fedgh: the cell begins again, because its checkpoints are lost: ")
+def test_checkpoints_that_are_lost_with_a_node(sweep: Sweep, tracking_store: str) -> None:
+    """Then the cell begins again."""
+    pool = Pool({"fedgh": [2]}, when_dead=lambda: shutil.rmtree(run_folders(sweep)[0] / "checkpoints"))
+    assert counts(run_all(sweep, pool, tracking_store).values()) == "2 done"
 
 
 def test_a_node_with_a_disk_of_its_own(sweep: Sweep, tracking_store: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -180,10 +135,10 @@ def test_a_node_with_a_disk_of_its_own(sweep: Sweep, tracking_store: str, caplog
     shorter = replace(sweep, cells=(replace(sweep.cells[0], until=2), sweep.cells[1]))
     states = run_all(shorter, Pool(private=True), tracking_store)
     assert [(one.state, one.rounds) for one in states.values()] == [("done", 2), ("done", 4)]
-    assert "does not appear in MLflow" in notes(caplog)[0]
+    assert "MLFLOW_TRACKING_URI" in said(caplog)[0]
     pool = Pool(private=True)
     run_all(sweep, pool, tracking_store)
-    assert [task.files is not None for task in pool.given] == [True]
+    assert [bool(task.files) for task in pool.given] == [True]
     assert counts(states_of(sweep)) == "2 done"
     assert len(run_folders(sweep)) == 2
     assert rounds_of(run_folders(sweep)[0]) == [0, 1, 2, 3, 4]
@@ -237,7 +192,6 @@ with show_logs(notes.append, "raysim.sweeps"):
     states = run_sweep(sweep, show=show)
 assert counts(states) == "24 done", notes
 assert len(nodes) == 2 and max(widths) == 4
-assert any(" died" in note and "; the cell " in note for note in notes), notes
 folders = run_folders(sweep)
 assert len(folders) == len(list(sweep.output.glob("*/*/logs"))) == 24
 assert [rounds_of(folder) for folder in folders] == [list(range(7))] * 24

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -15,50 +16,56 @@ from raysim.engine.stop import Stop
 
 POLL_S = 0.5
 
+RETRIES = 5
+"""How often Ray runs a task again whose process or node died."""
+
+OOM_RETRIES = "RAY_task_oom_retries"
+"""Environment variable: how often Ray runs a task again that exceeded its node's memory. By default, it never stops."""
+
 Function = Callable[[Any, Stop, Callable[[int], None]], Any]
-"""(task, stop, report) -> result: works on a task, ends early if `stop.requested`, and reports its progress."""
+"""(task, stop, report) -> result: works on a task, ends early if `stop.requested`, and reports its progress.
 
-
-class Ended(NamedTuple):
-    """A task that ended."""
-
-    name: str
-    result: Any  # None: its process died, or it was stopped before it began
-    death: str = ""  # how its process died
-    final: bool = False  # whether the task would most likely kill another process too
+Ray calls the function again if its process dies."""
 
 
 class Tasks:
-    """Tasks on the Ray at RAY_ADDRESS, or on a local Ray that ends with the context.
+    """Tasks on the Ray at RAY_ADDRESS, or on a local Ray, which starts with the first task and ends with `close`.
 
     limit: the most tasks at the same time; None: one per CPU of the nodes that are alive.
-
-    Attributes:
-        expected: number of tasks to come, if known. Few tasks get large shares of a GPU, since Ray puts small shares on
-            one GPU, even if others are idle.
     """
 
     def __init__(self, function: Function, limit: int | None) -> None:
         self.limit = limit
-        self.expected: int | None = None
         self.running: dict[str, int] = {}  # task -> its progress; -1: unknown
         self._names: dict[Any, str] = {}  # reference to a result -> task
         self._function = function
         self._cleanup = contextlib.ExitStack()
+        self._board: Any = None
 
-    def __enter__(self) -> Tasks:
+    def connect(self) -> None:
+        """Connect to Ray; does nothing if that was done before."""
+        if self._board is not None:
+            return
+        os.environ.setdefault(OOM_RETRIES, "0")
         if session.connect(self.limit):
             self._cleanup.callback(local_cluster.stop, remove_logs=True)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         board = ray.remote(_Board).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here)
         self._board = board.remote()
         self._cleanup.callback(ray.kill, self._board)
-        return self
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """End all tasks and, if it was started for them, their Ray."""
         with self._cleanup:
             for answer in self._names:
                 ray.cancel(answer, force=True)
+        self._names, self._board = {}, None
+
+    def __enter__(self) -> Tasks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def several_nodes(self) -> bool:
@@ -71,31 +78,40 @@ class Tasks:
         cpus = sum(node.cpus for node in session.nodes())
         return len(self.running) < (self.limit or max(1, int(cpus)))
 
-    def start(self, name: str, task: Any) -> None:
-        """Start a task; if no CPU is free, Ray starts it later."""
-        share = gpu_share(session.nodes(), self.limit, self.expected)
-        work = ray.remote(_work).options(num_cpus=1, num_gpus=share, max_retries=0, scheduling_strategy="SPREAD")
+    def start(self, name: str, task: Any, expected: int) -> None:
+        """Start a task; if no CPU is free, Ray starts it later.
+
+        expected: number of tasks. Few tasks get large shares of a GPU, since Ray puts small shares on one GPU, even if
+        others are idle.
+        """
+        share = gpu_share(session.nodes(), self.limit, expected)
+        work = ray.remote(_work).options(num_cpus=1, num_gpus=share, max_retries=RETRIES, scheduling_strategy="SPREAD")
         answer = work.remote(self._function, name, task, self._board)
         self._names[answer] = name
         self.running[name] = -1
 
-    def wait(self) -> list[Ended]:
-        """Wait until a task ends, at most for `POLL_S`, and return the tasks that ended."""
-        if not self._names:
-            return []
+    def wait(self) -> list[tuple[str, Any]]:
+        """Wait until a task ends, at most for `POLL_S`; return the names and results of the tasks that ended.
+
+        Of a task whose process died too often, the result is how it died; of one that `end` ended, it may be empty.
+        """
         ready, _ = ray.wait(list(self._names), timeout=POLL_S)
         with contextlib.suppress(ray.exceptions.RayError):  # Ray restarts a board that died
             done = ray.get(self._board.read.remote(), timeout=POLL_S)
             self.running = {name: done.get(name, -1) for name in self.running}
         return [self._end(answer) for answer in ready]
 
-    def _end(self, answer: Any) -> Ended:
+    def _end(self, answer: Any) -> tuple[str, Any]:
         name = self._names.pop(answer)
         del self.running[name]
         try:
-            return Ended(name, ray.get(answer))
+            return name, ray.get(answer)
+        except ray.exceptions.TaskCancelledError:
+            return name, ""
+        except ray.exceptions.OutOfMemoryError:
+            return name, "its node ran out of memory; run fewer cells at a time (`--parallel`)"
         except ray.exceptions.RayError as error:
-            return Ended(name, None, _death(error), isinstance(error, ray.exceptions.OutOfMemoryError))
+            return name, f"its process or node died ({str(error).strip().splitlines()[0]})"
 
     def end(self) -> None:
         """Make every task end early: Ray raises in its process what Ctrl-C raises."""
@@ -132,15 +148,3 @@ def _work(function: Function, name: str, task: Any, board: Any) -> Any:
     """Run the function in a process of Ray."""
     board.report.remote(name, -1)
     return function(task, Stop(quiet=True), lambda done: board.report.remote(name, done))
-
-
-def _death(error: ray.exceptions.RayError) -> str:
-    """How the process of a task died, in words."""
-    text = str(error).strip()
-    if isinstance(error, ray.exceptions.OutOfMemoryError):
-        why = "its node ran out of memory; run fewer cells at a time (`--parallel`)"
-    elif "node has died" in text or "node was terminated" in text:
-        return "its node died"
-    else:
-        why = text.splitlines()[0]
-    return f"its worker process died ({why})"

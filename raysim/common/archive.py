@@ -1,4 +1,4 @@
-"""Program that prints a run folder as text, on the head node: `python -c <this file> FOLDER [--checkpoints]`.
+"""Archive of a run folder, and a program that prints it as text: `python -c <this file> FOLDER [--checkpoints]`.
 
 The Jobs API returns only the output of a job. So the program prints the folder as a zip file in base64, between the
 lines `BEGIN` and `END`. Ray would keep that output in its log folder, so the program waits until `fetch` stops its job,
@@ -19,25 +19,31 @@ import tempfile
 import time
 import zipfile
 from pathlib import Path
+from typing import IO
 
 BEGIN, END = "raysim-archive-begin", "raysim-archive-end"
 WIDTH = 48 * 1024  # bytes per line, 64 Ki as base64; Ray forwards a log in pieces of about that size
 WAIT_S = 3600.0
 
 
+def write(folder: Path, file: IO[bytes], checkpoints: bool) -> None:
+    """Write the files of a folder, without hidden ones, to `file` as an archive."""
+    # Parquet, PNG and weights are already compressed: a higher level would take longer and save nothing.
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for parent, _, names in os.walk(folder):  # not `rglob`, which fails if a folder is removed meanwhile
+            inside = Path(parent).relative_to(folder)
+            if "checkpoints" in inside.parts and not checkpoints:
+                continue
+            for name in names:
+                if not name.startswith("."):
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile, as clients.arrows at the end
+                        archive.write(Path(parent, name), inside / name)
+
+
 def send(folder: Path, checkpoints: bool) -> None:
-    """Print the files of a folder, without hidden ones, as an archive."""
+    """Print the archive of a folder."""
     with tempfile.TemporaryFile() as file:
-        # Parquet, PNG and weights are already compressed: a higher level would take longer and save nothing.
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            for parent, _, names in os.walk(folder):  # not `rglob`, which fails if a folder is removed meanwhile
-                inside = Path(parent).relative_to(folder)
-                if "checkpoints" in inside.parts and not checkpoints:
-                    continue
-                for name in names:
-                    if not name.startswith("."):
-                        with contextlib.suppress(FileNotFoundError):  # removed meanwhile, as clients.arrows at the end
-                            archive.write(Path(parent, name), inside / name)
+        write(folder, file, checkpoints)
         file.seek(0)
         print(BEGIN)
         while piece := file.read(WIDTH):
