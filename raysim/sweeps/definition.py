@@ -21,11 +21,11 @@ from raysim.plugins.references import Reference
 from raysim.scenario.bundled import bundled_file, scenario_file
 from raysim.scenario.origin import Origin
 from raysim.scenario.parse import SWEEP_KEYS, flatten, overrides_of
+from raysim.scenario.rules import refuse_secrets
 from raysim.scenario.schema import Section
 from raysim.scenario.sentences import validated
 from raysim.scenario.yaml_text import opening_comment, parse, read_text, written_value
 from raysim.sweeps.cells import Cell, CellMaker, CellVariant, Sweep, VariantCells
-from raysim.sweeps.copies import check_address
 from raysim.sweeps.space import Space
 from raysim.sweeps.tune import Tune, read_tune, spaces_of, tuning_of
 
@@ -96,8 +96,8 @@ ABOUT: Mapping[str, str] = {
 
 FAST_NOTE = (
     "--fast: only the first seed, at most 3 rounds, at most 1 round of warm-up, a tenth of training.epochs and a tenth "
-    "of the participants, but at least 2 (all of them with clients.count: auto); this shows that the sweep runs, not "
-    "which method is better"
+    "of the participants, but at least 2 (all of them with clients.count: auto); at most 2 trials per method, on one "
+    "seed and without successive halving; this shows that the sweep runs, not which method is better"
 )
 
 _SEEDS = re.compile(r"(\d+)\.\.(\d+)")
@@ -167,7 +167,7 @@ def _sweep_of(
     folder, address = first.results_folder(name), ""
     if "://" in first.output:
         folder, address = Path("runs", name).absolute(), f"{first.output.rstrip('/')}/{name}"
-        check_address(first, folder)
+        refuse_secrets(first)
     targets = None if given.targets is None else tuple(given.targets)
     return Sweep(
         name,

@@ -142,9 +142,6 @@ def run_and_show(
     if sweep.address and not problems:
         print(f"Copied to:  {sweep.address}", flush=True)
     chosen = {cell.name for cell in chosen_cells(sweep, only)}
-    if rest := sum(state.state != "done" and state.cell.name not in chosen for state in states):
-        are = "is" if rest == 1 else "are"
-        print(f"{plural(rest, 'other cell')} {are} not done; to run all cells, leave out --only", flush=True)
     states = [state for state in states if state.cell.name in chosen]
     if left := sum(state.state != "done" for state in states):
         how = "run the same command to continue, with --retry-failed to repeat failed cells too"

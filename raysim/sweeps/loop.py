@@ -81,7 +81,6 @@ def run_sweep(
 
     Raises:
         ScenarioError: another process runs this sweep, its folder cannot be used, or no cell has a name in `only`.
-        RunError: `sweep.json` cannot be written.
         KeyboardInterrupt: after Ctrl-C, once every running cell has finished its round.
         ComparisonError: only the comparison of the cells is missing.
     """
@@ -103,7 +102,7 @@ def run_sweep(
             later = sum(cell.scenario.rounds for cell in sweep.cells if cell.name in chosen)
             sweep = _tune(sweep, tuning, later, uri, tasks, retry_failed, show)
             earlier = sum(one.rounds for one in tuning.progress())
-        _write_card(sweep)
+        sweep.card().write(sweep.output)
         states = {one.cell.name: one for one in states_of(sweep)}
         left = [one for one in _left(states.values(), retry_failed) if one.cell.name in chosen and not one.cell.pending]
         if not left and not _done(states.values()):
@@ -143,15 +142,6 @@ def _show_cells(
     show(SweepProgress(shown, running, stopping, earlier, later))
 
 
-def _write_card(sweep: Sweep) -> None:
-    try:
-        sweep.card().write(sweep.output)
-    except OSError as error:
-        raise RunError(
-            f"{sweep.output} cannot be written ({reason(error)}); free some space, or choose another folder as `output`"
-        ) from error
-
-
 def _tune(sweep: Sweep, tuning: Tuning, later: int, uri: str, tasks: Tasks, retry_failed: bool, show: Show) -> Sweep:
     """Run the trials that are left, and return the sweep with the values that they choose.
 
@@ -170,7 +160,7 @@ def _tune(sweep: Sweep, tuning: Tuning, later: int, uri: str, tasks: Tasks, retr
             states = {state.cell.name: state for one in active for state in one.open}
             cells = tuple(state.cell for state in states.values())
             trials = replace(tuning.sweep, cells=cells, trials=trials_card(tuning, progress))
-            _write_card(trials)
+            trials.card().write(trials.output)
             earlier = sum(one.rounds for one in progress) - sum(one.rounds for one in states.values())
             rest = sum(one.planned_rounds for one in progress) - earlier - sum(cell.rounds for cell in cells) + later
             parent = parent or cleanup.enter_context(ParentRun(uri, trials.name, trials.output))
@@ -183,7 +173,7 @@ def _tune(sweep: Sweep, tuning: Tuning, later: int, uri: str, tasks: Tasks, retr
         logger.log(logging.WARNING if one.chosen is None else logging.INFO, one.tuned.sentence)
     everything = sweep.tuning or tuning  # also of cells that are not to run now
     progress = everything.progress()
-    _write_card(replace(tuning.sweep, trials=trials_card(everything, progress)))
+    replace(tuning.sweep, trials=trials_card(everything, progress)).card().write(tuning.sweep.output)
     if not (tuning.sweep.output / JOURNAL).exists():
         write_journal(everything, progress)
     return everything.resolved(sweep, progress)

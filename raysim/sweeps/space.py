@@ -48,10 +48,6 @@ class Values:
         """The list as in a sweep file."""
         return shown(list(self.values))
 
-    def ends(self) -> tuple[Any, ...]:
-        """Every value: each may be refused by the scenario."""
-        return self.values
-
     def edge(self, value: Any) -> Edge:
         """Return the edge that a value of a list of three numbers or more lies on; other lists have none."""
         numbers = [one for one in self.values if isinstance(one, int | float) and not isinstance(one, bool)]
@@ -88,10 +84,6 @@ class ValueRange:
     def __str__(self) -> str:
         """The range as in a sweep file."""
         return shown({self.kind: [self.low, self.high]})
-
-    def ends(self) -> tuple[Any, ...]:
-        """Return the least and the greatest number."""
-        return (int(self.low), int(self.high)) if self.kind == "integer" else (self.low, self.high)
 
     def edge(self, value: Any) -> Edge:
         """Return the end of the range that a number is, or that it is near (`NEAR_EDGE`)."""
@@ -190,13 +182,6 @@ def _parts(generator: random.Random) -> Iterator[float]:
         # Other versions of Python may draw other numbers in `shuffle`.
         for odd in sorted(range(1, number, 2), key=lambda _: generator.random()):
             yield (offset + odd / number) % 1.0
-
-
-def corners(space: Space) -> list[dict[str, Any]]:
-    """Points that together have every value of every list, and both ends of every range."""
-    ends = [one.ends() for one in space.values()]
-    number = max(map(len, ends), default=0)
-    return [{key: of[i % len(of)] for key, of in zip(space, ends, strict=True)} for i in range(number)]
 
 
 def _index(part: float, count: int) -> int:

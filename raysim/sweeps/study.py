@@ -121,7 +121,7 @@ class Study:
 
         Raises:
             ScenarioError: another process runs this study, its folder cannot be used, or no cell has a name in `only`.
-            RunError: `sweep.json` or the comparison of the cells cannot be written.
+            RunError: the comparison of the cells cannot be written.
             KeyboardInterrupt: after Ctrl-C, once every running cell has finished its round.
         """
         from raysim.sweeps.display import shown_progress

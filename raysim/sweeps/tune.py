@@ -12,7 +12,6 @@ from pydantic import BeforeValidator, Field
 
 from raysim.common.errors import ScenarioError
 from raysim.core.fields import Range as Bounds
-from raysim.report.units import plural
 from raysim.scenario.deciding import DECIDING, missing_setting, rounds_between
 from raysim.scenario.origin import Origin, override_key
 from raysim.scenario.parse import ParsedScenario
@@ -21,17 +20,12 @@ from raysim.scenario.schema import AtLeastOne, Metric, Section, decides
 from raysim.scenario.sentences import unknown_key, validated
 from raysim.sweeps.cells import Cell, CellMaker, CellVariant, Sweep, VariantCells
 from raysim.sweeps.choice import Candidate, Tuning
-from raysim.sweeps.space import Space, ValueRange, corners, domain, number_of_points
+from raysim.sweeps.space import Space, ValueRange, domain, number_of_points
 
 MOST_TRIALS = 1000
 
 FAST_TRIALS = 2
 """Trials per method with `--fast`."""
-
-FEW_TRIALS = 16
-"""Trials from which on a choice of two or more keys is not mostly a matter of luck: see docs/tuning.md."""
-
-FAST_NOTE = f"--fast: at most {FAST_TRIALS} trials per method, on one seed and without successive halving"
 
 
 class Halving(Section):
@@ -149,8 +143,7 @@ def tuning_of(
         _check_trials(tuning, candidate)
     pending = {cell.name for candidate in candidates for _, cell in candidate.finals}
     marked = tuple(replace(cell, pending=cell.name in pending) for cell in sweep.cells)
-    notes = [FAST_NOTE] if maker.fast else _notes(candidates)
-    return replace(sweep, cells=marked, tuning=tuning, notes=(*sweep.notes, *notes))
+    return replace(sweep, cells=marked, tuning=tuning)
 
 
 def _candidate(
@@ -204,7 +197,7 @@ def _steps(tune: Tune, scenario: ParsedScenario, name: str, file: str) -> tuple[
 def _check_trials(tuning: Tuning, candidate: Candidate) -> None:
     """Load the scenarios of a candidate's trials, and check that they measure the metric. Raises `ScenarioError`."""
     tune, file = tuning.settings, str(tuning.maker.file)
-    points = corners(candidate.space) if tune.search == "tpe" else tuning.points(candidate)
+    points = tuning.points(candidate)  # `tpe` may try others
     try:
         cells = [tuning.cells(candidate, number, values, candidate.steps[-1]) for number, values in enumerate(points)]
     except ScenarioError as error:
@@ -229,24 +222,3 @@ def _split(scenario: ParsedScenario) -> object:
         return Scenario.of(scenario).split
     except ScenarioError:
         return ""  # the cell fails with this error
-
-
-def _notes(candidates: Sequence[Candidate]) -> list[str]:
-    """Notes if trials are compared for the last time before the last round, or if there are few of them."""
-    notes = []
-    if early := [one for one in candidates if one.steps[-1] < one.rounds]:
-        chosen, rounds = early[0].steps[-1], early[0].rounds
-        notes.append(
-            f"tuning chooses values after round {chosen} of {rounds}, but other values may be best after round "
-            f"{rounds}; to choose after round {rounds}, add {rounds} to the end of the list tune.halving.rounds"
-        )
-    several = [one for one in candidates if sum(of.size > 1 for of in one.space.values()) > 1]
-    few = [one for one in several if one.trials < FEW_TRIALS and one.trials < number_of_points(one.space)]
-    if few:
-        least = min(one.trials for one in few)
-        notes.append(
-            f"{', '.join(one.name for one in few)}: two or more keys are tuned with fewer than {FEW_TRIALS} trials. "
-            f"With {plural(least, 'trial')}, the probability that at least one of them is among the best 10% of all "
-            f"combinations is {1 - 0.9**least:.0%}; increase tune.trials"
-        )
-    return notes

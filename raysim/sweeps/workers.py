@@ -22,7 +22,7 @@ from raysim.runs.preview import client_memory_mb, samples_mb
 from raysim.runs.signals import interruptible
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.cells import Cell, Sweep, in_quotes, placed
-from raysim.sweeps.copies import upload_run
+from raysim.sweeps.copies import upload
 from raysim.sweeps.run_cell import CellTask, Outcome, packed, run_cell, unpack
 from raysim.sweeps.state import CellState, note_failure, state_of
 from raysim.tracking.parent import ParentRun
@@ -176,7 +176,7 @@ def state_after(outcome: Outcome, cell: Cell, sweep: Sweep, died: bool = False) 
                 state = state_of(cell, sweep.output)
     if state.folder is not None:
         try:
-            upload_run(sweep, state.folder)
+            upload(sweep, state.folder)
         except RunError as error:  # the end of the sweep tries again
             logger.warning(f"{cell.name}: {error}")
     return replace(state, reason=state.reason or outcome.error)

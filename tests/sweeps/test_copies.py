@@ -11,8 +11,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.sweeps.cells import Sweep
-from raysim.sweeps.copies import download, upload_run
+from raysim.sweeps.copies import download, upload
 from raysim.sweeps.loop import ComparisonError, run_sweep
 from raysim.sweeps.state import counts, states_of
 from tests.conftest import said
@@ -47,43 +46,6 @@ def test_another_machine_continues_a_sweep(pool: Pool, workplace: Path, protocol
     assert counts(states_of(sweep)) == "2 done"
 
 
-def test_only_a_finished_run_replaces_one_of_this_machine(pool: Pool, workplace: Path) -> None:
-    sweep = sweep_of(workplace, f"output=file://{workplace}/bucket", grid={})
-    run_sweep(sweep)
-    (folder,) = run_folders(sweep)
-    copy = workplace / "bucket" / folder.relative_to(workplace / "runs")
-
-    def end_as(place: Path, status: str, rounds: int = 1) -> None:
-        summary = json.loads((place / "summary.json").read_text())
-        (place / "summary.json").write_text(json.dumps({**summary, "status": status, "rounds": rounds}))
-
-    def state(sweep: Sweep) -> str:
-        download(sweep)
-        return states_of(sweep)[0].state
-
-    end_as(folder, "interrupted")
-    assert state(sweep) == "done"
-    end_as(copy, "interrupted")
-    assert state(sweep) == "done"
-    end_as(folder, "failed")
-    assert state(sweep) == "failed"
-    end_as(copy, "interrupted", rounds=2)  # of another machine, which has come further
-    assert state(sweep) == "interrupted"
-    end_as(folder, "closing")
-    shutil.copy(folder / "summary.json", copy)
-    end_as(copy, "interrupted", rounds=2)
-    download(sweep)
-    assert json.loads((folder / "summary.json").read_text())["status"] == "closing"
-    end_as(folder, "failed")
-    (folder / "clients.parquet").rename(folder / "clients.arrows")
-    (folder / ".received-x").mkdir()
-    (folder / ".received-x" / "part").touch()
-    upload_run(sweep, folder)
-    (folder / ".received-x" / "part").unlink()
-    assert visible(copy) == visible(folder)
-    assert json.loads((copy / "summary.json").read_text())["status"] == "failed"
-
-
 def test_an_upload_deletes_only_old_states_of_its_own_run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = sweep_of(workplace, f"output=file://{workplace}/lr[12]", grid={})
     run = sweep.output / "cell" / "run"
@@ -100,9 +62,9 @@ def test_an_upload_deletes_only_old_states_of_its_own_run(workplace: Path, monke
 
     with monkeypatch.context() as patch, pytest.raises(RunError, match="no connection"):
         patch.setattr(LocalFileSystem, "put", fail)
-        upload_run(sweep, run)
+        upload(sweep, run)
     assert visible(copy) == visible(other)  # whatever the old summary needs
-    upload_run(sweep, run)
+    upload(sweep, run)
     assert {name: text.decode() for name, text in visible(copy).items()} == {"notes.md": "the user's", **files}
     assert {name: text.decode() for name, text in visible(other).items()} == old
 
@@ -122,23 +84,9 @@ def test_results_that_cannot_be_copied_are_copied_later(
 
 
 def test_addresses_that_are_refused(workplace: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"output: the address contains a user name, password or token; remove it"):
+    with pytest.raises(ScenarioError, match=r"output: the address contains .*password"):
         sweep_of(workplace, "output=s3://me:secret@bucket/runs")
-    with pytest.raises(ScenarioError, match=r"output: memory://x given, but results in the memory of this process are"):
-        sweep_of(workplace, "output=memory://x")
-    inside = [
-        f"file://{workplace}/runs",
-        f"file://{workplace}/runs/sweep/copy",
-        f"simplecache::file://{workplace}/runs",
-    ]
-    for address in inside:
-        with pytest.raises(
-            ScenarioError, match=r"output: .*/runs.* given, but the sweep runs in .*/runs/sweep, so its"
-        ):
-            sweep_of(workplace, f"output={address}")
-    with pytest.raises(
-        ScenarioError, match=r"output: odd://x/sweep cannot be read \(protocol not known: odd\); correct"
-    ):
+    with pytest.raises(ScenarioError, match=r"output: odd://x/sweep cannot be read"):
         download(sweep_of(workplace, "output=odd://x"))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.sweeps.search import halving, planned, ranked
-from raysim.sweeps.space import ValueRange, Values, corners, domain, draws, grid, number_of_points
+from raysim.sweeps.space import ValueRange, Values, domain, draws, grid, number_of_points
 
 SPACE = {"a": Values((1, 2, 3)), "b": ValueRange("log", 0.001, 1.0), "c": ValueRange("integer", 2, 4)}
 
@@ -111,11 +111,9 @@ def test_the_order_of_the_parts_differs_by_key() -> None:
     assert 60 < together < 140
 
 
-def test_grids_and_corners() -> None:
+def test_grids() -> None:
     lists = {"a": Values((1, 2)), "b": Values(("x", "y"))}
     assert grid(lists) == [{"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"}]
-    found = corners(SPACE)
-    assert {one["a"] for one in found} == {1, 2, 3} and {one["b"] for one in found} == {0.001, 1.0}
 
 
 @pytest.mark.parametrize(

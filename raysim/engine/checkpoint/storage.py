@@ -144,11 +144,6 @@ def local_folder(address: str) -> Path | None:
     return expanded(path if separator else address).absolute()
 
 
-def is_process_memory(address: str) -> bool:
-    """Return whether an address is in the memory of this process, also behind one of fsspec's caches."""
-    return any(part.startswith("memory://") for part in address.split("::"))
-
-
 def open_storage(address: str | Path) -> Storage:
     """Return a `LocalStorage` for a path or `file://` address, a `Storage` for any other protocol.
 
