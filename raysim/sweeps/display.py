@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 LINE_EVERY_S = 10.0
 
 
-class Progress:
+class SweepDisplay:
     """Prints a line whenever a cell begins or ends, and the progress of the sweep.
 
     live: show the progress and the running cells below these lines, as on a terminal, and not as a line every ten
@@ -109,13 +109,13 @@ def _shown_state(state: CellState, running: Mapping[str, int]) -> State:
 
 
 @contextlib.contextmanager
-def shown_progress(sweep: Sweep) -> Iterator[Progress]:
+def shown_progress(sweep: Sweep) -> Iterator[SweepDisplay]:
     """Show progress and the sweep's log records on standard error, without the log records of its runs.
 
     Live on a terminal, plain lines elsewhere.
     """
     live = sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
-    progress = Progress(sweep, sys.stderr, live)
+    progress = SweepDisplay(sweep, sys.stderr, live)
     with progress.live or contextlib.nullcontext(), show_logs(progress.print, "raysim.sweeps"):
         yield progress
 

@@ -105,23 +105,27 @@ def run_sweep(
         sweep.card().write(sweep.output)
         states = {one.cell.name: one for one in states_of(sweep)}
         left = [one for one in _left(states.values(), retry_failed) if one.cell.name in chosen and not one.cell.pending]
-        if not left and not _done(states.values()):
-            return list(states.values())
-        with ParentRun(uri, sweep.name, sweep.output) as parent:
-            run_cells(left, states, sweep, parent, tasks, partial(_show_cells, show, states, chosen, earlier, 0))
-            # Data files may have changed while the cells ran, and one table must not mix two data sets.
-            forget_data()
-            now = states_of(sweep)
-            states |= {one.cell.name: one for one in now if "done" in (one.state, states[one.cell.name].state)}
-            try:
-                _compare(sweep, list(states.values()), parent)
-                upload(sweep)
-                if sweep.tuning is not None:
-                    upload(sweep.tuning.sweep)
-            except RaysimError as error:
-                text = f"{str(error).rstrip('.')}; run the same command to try again"
-                raise ComparisonError(text, list(states.values())) from error
+        if left or _done(states.values()):
+            with ParentRun(uri, sweep.name, sweep.output) as parent:
+                run_cells(left, states, sweep, parent, tasks, partial(_show_cells, show, states, chosen, earlier, 0))
+                _finish(sweep, states, parent)
         return list(states.values())
+
+
+def _finish(sweep: Sweep, states: dict[str, CellState], parent: ParentRun) -> None:
+    """Read the states again, and compare and copy the results. Raises `ComparisonError`."""
+    # Data files may have changed while the cells ran, and one table must not mix two data sets.
+    forget_data()
+    now = states_of(sweep)
+    states |= {one.cell.name: one for one in now if "done" in (one.state, states[one.cell.name].state)}
+    try:
+        _compare(sweep, list(states.values()), parent)
+        upload(sweep)
+        if sweep.tuning is not None:
+            upload(sweep.tuning.sweep)
+    except RaysimError as error:
+        text = f"{str(error).rstrip('.')}; run the same command to try again"
+        raise ComparisonError(text, list(states.values())) from error
 
 
 def _left(states: Iterable[CellState], retry_failed: bool) -> list[CellState]:

@@ -18,7 +18,7 @@ from raysim.jobs.job_log import read_log
 from raysim.report.load import read_summary
 from raysim.sweeps.cells import Sweep, chosen_cells, placed
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.display import Progress
+from raysim.sweeps.display import SweepDisplay
 from raysim.sweeps.loop import SweepProgress
 from raysim.sweeps.state import CellState, counts, state_of, states_of
 from tests.cli.command import run
@@ -41,7 +41,7 @@ def waiting(sweep: Sweep) -> list[CellState]:
 
 def test_the_rounds_of_a_cell_count_while_it_is_being_resumed(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid={})
-    shown, state = Progress(sweep, io.StringIO()), CellState(sweep.cells[0], "interrupted", None, 6)
+    shown, state = SweepDisplay(sweep, io.StringIO()), CellState(sweep.cells[0], "interrupted", None, 6)
     assert "6 of 10 rounds" in shown.line(SweepProgress([state], [(state.cell.name, -1)]))
     assert "7 of 10 rounds" in shown.line(SweepProgress([state], [(state.cell.name, 7)]))
 
@@ -49,7 +49,7 @@ def test_the_rounds_of_a_cell_count_while_it_is_being_resumed(tmp_path: Path) ->
 def test_the_progress_line_tells_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rounds that are left, at the speed of those since the sweep began: 1 of 30 in a minute."""
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
-    now, shown = [1000.0], Progress(sweep, io.StringIO())
+    now, shown = [1000.0], SweepDisplay(sweep, io.StringIO())
     monkeypatch.setattr("raysim.sweeps.display.time.monotonic", lambda: now[0])
     states = waiting(sweep)
     states[1] = replace(states[1], state="done", rounds=10)  # by an earlier command
@@ -62,7 +62,7 @@ def test_the_progress_line_tells_the_time_left(tmp_path: Path, monkeypatch: pyte
 
 def test_the_progress_line_counts_the_rounds_of_the_whole_sweep_and_says_when_it_ends(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
-    shown = Progress(sweep, io.StringIO())
+    shown = SweepDisplay(sweep, io.StringIO())
     progress = SweepProgress(waiting(sweep), [("fedgh", 2)], earlier=40, later=58)
     assert shown.line(progress) == "1 running, 2 waiting; 42 of 128 rounds"
     ending = replace(progress, stopping=True)
@@ -77,7 +77,7 @@ def test_the_progress_line_counts_the_rounds_of_the_whole_sweep_and_says_when_it
 
 def test_rounds_that_a_failed_cell_did_not_do_are_neither_done_nor_left(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
-    shown = Progress(sweep, io.StringIO())
+    shown = SweepDisplay(sweep, io.StringIO())
     states = [replace(one, state="failed", rounds=3) for one in waiting(sweep)]
     assert shown.line(SweepProgress(states, [])) == "3 failed; 9 of 9 rounds"
     assert shown.line(SweepProgress(states, [("fd", 4)])) == "1 running, 2 failed; 10 of 16 rounds"  # it is tried again
@@ -87,7 +87,7 @@ def test_a_trial_that_halving_paused_waits(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
     states = [replace(one, state="interrupted", rounds=3) for one in waiting(sweep)]
     trials = [replace(one, cell=replace(one.cell, values=(("training.lr", 0.1),))) for one in states]
-    shown = Progress(sweep, io.StringIO())
+    shown = SweepDisplay(sweep, io.StringIO())
     assert shown.line(SweepProgress(states, [])) == "3 interrupted; 9 of 30 rounds"
     assert shown.line(SweepProgress(trials, [("fd", 4)])) == "trials: 1 running, 2 waiting; 10 of 30 rounds"
 
