@@ -20,7 +20,7 @@ from raysim.common.results import ClientRow
 from raysim.core import accelerator
 from raysim.engine.recorder import Recorder
 from raysim.engine.run import Rounds
-from raysim.runs.backend import make_backend
+from raysim.runs.machine import make_backend
 from raysim.runs.plan import make_plan
 from raysim.tracking.in_memory import MemoryTracker
 

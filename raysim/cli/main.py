@@ -131,7 +131,7 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
         raysim resume 20261121-101500-ab12 --set resources.actors=4
     """
     attach(address)
-    from raysim.runs.resume import run_scenario
+    from raysim.runs.identity import run_scenario
     from raysim.runs.run import Run
 
     run = Run(run_)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Rounds:
-    """The rounds of a run. Call `start`, for a resumed run `go_on`, and then iterate: each step runs one round.
+    """The rounds of a run. Call `start`, and then iterate: each step runs one round.
 
     Every call to the backend is repeated from the last checkpoint if an actor dies in it.
 
@@ -62,12 +62,16 @@ class Rounds:
         self.recovering = RecoveringBackend(backend, self._replay, checkpoints, plan.max_attempts, record.wait)
 
     def start(
-        self, raw: Callable[[], NDArray[Any]], store: CheckpointStore | None = None
-    ) -> tuple[Startup | None, Checkpoint | None]:
-        """Start the backend and restore the newest intact checkpoint of a run that is resumed.
+        self,
+        raw: Callable[[], NDArray[Any]],
+        store: CheckpointStore | None = None,
+        truncate: Callable[[int], Mapping[ClientId, ClientRow]] = lambda t: {},
+    ) -> Startup | None:
+        """Start the backend, and continue after the newest intact checkpoint of a run that is resumed.
 
-        raw: see `Backend.start`. store: the run's checkpoints; None: the run is new.
-        Returns how long the actors took to start, and the checkpoint; None if there is none.
+        raw: see `Backend.start`. store: the run's checkpoints; None: the run is new. truncate: removes the results of
+        later rounds, all for -1, and returns each client's last test by then.
+        Returns how long the actors took to start; None if there are none.
         """
 
         def begin() -> tuple[Startup | None, Checkpoint | None]:
@@ -77,11 +81,12 @@ class Rounds:
                 store.restore(checkpoint, self.backend.restore)
             return startup, checkpoint
 
-        return self.recovering(begin)
-
-    def go_on(self, checkpoint: Checkpoint, latest: Mapping[ClientId, ClientRow]) -> None:
-        """Continue after the round of the checkpoint that `start` restored. latest: each client's last test by then."""
-        self.progress.resume(checkpoint.round, checkpoint.facts, latest)
+        startup, checkpoint = self.recovering(begin)
+        if store:
+            latest = truncate(checkpoint.round if checkpoint else -1)
+            if checkpoint:
+                self.progress.resume(checkpoint.round, checkpoint.facts, latest)
+        return startup
 
     def __iter__(self) -> Iterator[int]:
         """Run the remaining rounds, log each to the trackers, save checkpoints, and yield the number of each round.

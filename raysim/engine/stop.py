@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -15,7 +14,6 @@ class Stop:
     closing: bool = False  # whether the rounds have ended, however they ended, and results are being written
     after: int | None = None  # also end the run after this round; None: after its last
     quiet: bool = False  # whether a signal that ends the run is not confirmed on standard error
-    saved_round: Callable[[], bool] = lambda: True  # whether the last round that is done is saved already
 
     def due(self, t: int) -> bool:
         """Return whether a run with round `t` done ends now."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -27,14 +27,12 @@ PARTS = ("common", "core", "data", "engine", "grouped", "models", "plugins")
 RAYSIM = f"raysim/{{{','.join(PARTS)}}}"
 """The name of these parts in `Code.files`. Another version of raysim may have other parts."""
 
-UNKNOWN = "an older version of raysim began this run and did not record the code; the code may have changed since then"
-
 
 @dataclass(frozen=True)
 class Code:
     """Digests of the files that computed a run, and the git commit of raysim."""
 
-    files: Mapping[str, str] = field(default_factory=dict)  # name -> SHA-256; empty: not known
+    files: Mapping[str, str]  # name -> SHA-256
     commit: str | None = None  # of the git checkout that raysim is imported from; None: no checkout, or no git
     dirty: bool | None = None  # whether raysim or the algorithms differ from that commit
 
@@ -76,8 +74,8 @@ class Code:
         return {**tags, "raysim.code": self.method}
 
     def changes(self, now: Code) -> list[str]:
-        """Describe the files that differ between this code and `now`, one per entry; none if this code is unknown."""
-        names = dict.fromkeys([*self.files, *now.files]) if self.files else {}
+        """Describe the files that differ between this code and `now`, one per entry."""
+        names = dict.fromkeys([*self.files, *now.files])
         return [
             one_line(f"{name} ({self.files.get(name, 'none')[:12]} before, {now.files.get(name, 'none')[:12]} now)")
             for name in names

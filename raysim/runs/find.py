@@ -6,7 +6,6 @@ import glob
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
-from raysim.common.text import expanded
 from raysim.report.units import plural
 
 
@@ -14,7 +13,7 @@ def find_run(text: str, output: Path = Path("runs")) -> Path:
     """Return the run folder at this path, or with this run id below `output`. Raises `ScenarioError` if none exists."""
     if not text.strip():
         raise ScenarioError("the name of the run is empty; give a run folder, or the id of a run below ./runs")
-    path = expanded(text)
+    path = Path(text).expanduser()
     if path.is_dir():
         _refuse_folder_of_runs(path)
         return path.absolute()

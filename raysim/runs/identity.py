@@ -1,23 +1,28 @@
-"""`Identity`: a run's id, addresses, digests and versions, which a resumed run is compared with."""
+"""What a run folder records of its run besides results: `run.json`, the scenario, the initial state, checkpoints."""
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import check_format
-from raysim.common.results import RunCard, Scalar, written
-from raysim.plugins.own_code import CODE
-from raysim.runs.code import UNKNOWN, Code, versions
-from raysim.runs.data import RunData
+from raysim.common.files import check_format, reason
+from raysim.common.results import Scalar
+from raysim.engine.checkpoint.storage import Storage, local_folder, open_storage
+from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.initial import Initial
+from raysim.plugins.own_code import CODE, OwnCode
+from raysim.runs.code import Code, versions
+from raysim.runs.plan import RunData
+from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
-from raysim.scenario.schema import decides, short_overrides
 
 FORMAT = 1
 """The format of run folders that this version writes."""
@@ -36,13 +41,34 @@ class Identity:
     dataset_digest: str
     partition_digest: str
     versions: Mapping[str, str]
-    code: Code = field(default_factory=Code)
+    code: Code
     code_changes: Sequence[Mapping[str, Any]] = ()  # for each --code-changed: last round before, changed files
     overrides: Mapping[str, Scalar] = field(default_factory=dict)  # dotted keys and values of all `--set` so far
     init: Mapping[str, str | None] | None = None  # the run that it began with, as in the scenario, with its digest
-    inputs: Mapping[str, str] | None = None  # see `input_digests`; None: an earlier raysim did not record them
-
+    inputs: Mapping[str, str] = field(default_factory=dict)  # see `input_digests`
     format: int = FORMAT  # of the run folder; without an entry, it is from before formats were numbered
+
+    @classmethod
+    def new(cls, scenario: Scenario, data: RunData, tracking: str) -> Identity:
+        """Return the identity of a new run. Raises `ScenarioError` if its checkpoints cannot be written."""
+        run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        checkpoints = INSIDE
+        if folder := scenario.checkpoint.folder:
+            checkpoints = f"{local_folder(folder) or folder.rstrip('/')}/{scenario.name}/{run_id}"
+            if scenario.checkpoint.every != 0:
+                try_storage(checkpoints)
+        return cls(
+            run_id,
+            tracking,
+            checkpoints,
+            data.digest,
+            data.partition.digest,
+            versions(),
+            Code.of(scenario.algorithm, scenario.own_code),
+            overrides=scenario.overrides,
+            init=None if scenario.init is None else scenario.init.model_dump(mode="json"),
+            inputs=data.inputs,
+        )
 
     @classmethod
     def of(cls, folder: Path) -> Identity:
@@ -59,8 +85,7 @@ class Identity:
             ) from None
         except ValidationError as error:
             first = error.errors()[0]
-            where = "".join(f"{part}: " for part in first["loc"])
-            raise ScenarioError(f"{path} cannot be read ({where}{first['msg']})") from None
+            raise ScenarioError(f"{path} cannot be read ({'.'.join(map(str, first['loc']))}: {first['msg']})") from None
         except (OSError, json.JSONDecodeError) as error:
             raise ScenarioError(f"{path} cannot be read ({error})") from None
 
@@ -84,10 +109,9 @@ class Identity:
                     "resuming or inspecting a run requires its original data; to train on other data, start a new run "
                     "(a sweep starts it by itself)"
                 )
-        inputs = data.inputs
-        had_files = [*(inputs if self.inputs is None else self.inputs).values()]  # the files may have been moved
-        if had_files != [*inputs.values()]:
-            others = ", ".join(path for path, digest in inputs.items() if digest not in had_files)
+        had_files = [*self.inputs.values()]  # the files may have been moved
+        if had_files != [*data.inputs.values()]:
+            others = ", ".join(path for path, digest in data.inputs.items() if digest not in had_files)
             raise ScenarioError(
                 f"{folder}: {others or 'the list `inputs`'} has changed since this run began; resuming or inspecting "
                 "a run requires its original files; to use other files, start a new run (a sweep starts it by itself)"
@@ -134,63 +158,74 @@ class Identity:
             )
         if changes := self.code.changes(now):
             texts.append(f"the run continues with changed code: {', '.join(changes)}")
-        return texts if self.code.files else [*texts, UNKNOWN]
+        return texts
 
 
-def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:
-    """Return the name of a run for comparisons: method, seed, and the overrides that affect the result.
+def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool | None = None) -> ParsedScenario:
+    """Read the scenario of an existing run, with `--set` overrides.
 
-    For example "fedgh-s1 lr=0.1 data=cifar10"; at most 120 characters, since names have little room.
+    Raises `ScenarioError` if the user's own code in the folder differs from the digests in `run.json`, before any of
+    that code runs. code_changed: whether to allow the difference when the run is resumed; None: the run is only
+    inspected.
     """
-    text = " ".join([f"{algorithm}-s{seed}", *short_overrides(overrides).values()])
-    return text if len(text) <= 120 else f"{text[:119]}…"
+    identity = Identity.of(folder)
+
+    def trust(code: OwnCode) -> None:
+        if not code_changed:
+            now = replace(identity.code, files={**identity.code.files, **code.digests})
+            identity.refuse_other_code(folder, now, inspecting=code_changed is None)
+
+    return parse_scenario(folder / "resolved.yaml", sets, trust=trust)
 
 
-def card_of(scenario: Scenario, data: RunData, identity: Identity, folder: Path) -> RunCard:
-    """Return what the trackers of a run are told when it begins."""
-    dataset, public = data.dataset, data.public.digest if data.public else ""
-    tagged = ("algorithm.name", "seed")  # these have their own tags; a sweep overrides many keys that decide no result
-    deciding = [(key, value) for key, value in identity.overrides.items() if key not in tagged and decides(key)]
-    overridden = " ".join(written(deciding))
-    return RunCard(
-        name=scenario.name,
-        run_id=identity.run_id,
-        folder=folder,
-        parameters=scenario.flat(),
-        tags={
-            "algorithm": scenario.method,
-            "dataset": dataset.name,
-            "partition": scenario.resolved["data"]["partition"]["name"],
-            "clients": str(scenario.clients.number),
-            "seed": str(scenario.seed),
-            **({"overridden": overridden} if overridden else {}),
-            **identity.code.tags(),
-        },
-        dataset=dataset.name,
-        dataset_source=dataset.source,
-        dataset_digest=data.digest,
-        partition_digest=data.partition.digest,
-        num_samples=len(dataset.label_M),
-        num_clients=scenario.clients.number,
-        label=label(scenario.method, scenario.seed, identity.overrides),
-        facts={
-            "scenario": scenario.name,
-            "algorithm": scenario.algorithm_name,
-            "method": scenario.method,
-            "run_id": identity.run_id,
-            "seed": scenario.seed,
-            "overrides": identity.overrides,
-            "backend": scenario.backend,
-            "rounds_asked": scenario.rounds,
-            "clients": scenario.clients.number,
-            **({} if scenario.malicious is None else {"malicious_clients": sorted(scenario.malicious.clients)}),
-            "participants_per_round": min(scenario.participants, int((data.partition.train.size_N > 0).sum())),
-            "dataset": {"name": dataset.name, "source": dataset.source, "digest": dataset.digest},
-            **({"public_digest": public} if public else {}),  # of another data set
-            "partition_digest": data.partition.digest,
-            "inputs": data.inputs,
-            "versions": versions(),
-            "code": identity.code_facts(),
-            "folder": str(folder),
-        },
-    )
+INITIAL = "init.safetensors"
+"""File in a run folder with the state that the run took from another run (`init`), which need not exist any more."""
+
+
+def initial_of(folder: Path, scenario: ParsedScenario) -> Initial | None:
+    """Read the initial state of the run in this folder; None if it began with fresh weights.
+
+    scenario: of the run. Raises `ScenarioError` if the file is missing or differs from the recorded digest.
+    """
+    if scenario.init is None:
+        return None
+    path = folder / INITIAL
+    again = "restore this file, or start a new run with `raysim launch`"
+    try:
+        initial = Initial.parse(path.read_bytes())
+    except OSError as error:
+        raise ScenarioError(f"cannot read the run's initial state from {path} ({reason(error)}); {again}") from None
+    if initial.digest != scenario.init.digest:
+        raise ScenarioError(f"{path} is damaged: it differs from the initial state that the run recorded; {again}")
+    return initial
+
+
+def checkpoints_of(folder: Path) -> CheckpointStore:
+    """Open the checkpoints of the run in this folder."""
+    return CheckpointStore.open(checkpoint_storage(Identity.of(folder).checkpoints_of(folder)))
+
+
+def checkpoint_storage(address: str) -> Storage:
+    """Open the storage at an address. Raises `ScenarioError` if it cannot be used."""
+    try:
+        return open_storage(address)
+    except OSError as error:
+        raise ScenarioError(
+            f"{address} cannot be used ({reason(error)}); choose a folder, or install the package that fsspec needs "
+            "for this address",
+            key="checkpoint.folder",
+        ) from None
+
+
+def try_storage(address: str) -> None:
+    """Check that checkpoints can be written to an address, before the run writes anything. Raises `ScenarioError`."""
+    storage = checkpoint_storage(address)
+    try:
+        storage.make()
+        storage.publish(".try", b"raysim")
+        storage.remove(".try")
+    except OSError as error:
+        raise ScenarioError(
+            f"{address} cannot be written ({reason(error)}); choose a writable folder or address",
+            key="checkpoint.folder",
+        ) from None

@@ -29,14 +29,9 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.plan import Plan
 from raysim.engine.tensor_files import contiguous_copies
 from raysim.engine.workers.evaluation import EVALUATION_BATCH
-from raysim.report.load import read_summary
-from raysim.runs.data import RunData
 from raysim.runs.find import find_run
-from raysim.runs.identity import Identity
-from raysim.runs.initial import initial_of
-from raysim.runs.plan import make_plan
-from raysim.runs.resume import run_scenario
-from raysim.runs.storage import checkpoint_storage
+from raysim.runs.identity import Identity, checkpoints_of, initial_of, run_scenario
+from raysim.runs.plan import RunData, make_plan
 from raysim.scenario.scenario import Scenario
 
 BEST_VAL: Literal["best_val"] = "best_val"
@@ -99,18 +94,11 @@ class OpenedRun:
         latest = self.store.latest()
         kept = {checkpoint.round: checkpoint for checkpoint in self.store.kept}
         if latest is None:
-            if self.store.damage:
-                raise ScenarioError(
-                    f"{self.folder} has no intact checkpoint ({self.store.damage[-1]}); restore its checkpoint files"
-                )
-            if read_summary(self.folder)["status"] == "running":
-                raise ScenarioError(
-                    f"{self.folder}: the run has saved no checkpoint yet; try again later. If it has "
-                    "checkpoint.every: 0, it will save none"
-                )
             raise ScenarioError(
-                f"{self.folder} has no checkpoint: with checkpoint.every: 0, a run saves none, `raysim fetch` copies "
-                "checkpoints only with --checkpoints, and a run may fail before it saves its first one"
+                f"{self.folder} has no intact checkpoint ({self.store.damage[-1]}); restore its checkpoint files"
+                if self.store.damage
+                else f"{self.folder} has no checkpoint: it has saved none yet, it has checkpoint.every: 0, or `raysim "
+                "fetch` copied it without --checkpoints"
             )
         if t == BEST_VAL:
             return self._best_val(latest, kept)
@@ -288,11 +276,6 @@ class OpenedRun:
                 f"part: {part} given, but no chosen client ({of}) has samples of this part; choose another part"
             )
         return Representations(np.concatenate(values), np.concatenate(labels), np.concatenate(owners))
-
-
-def checkpoints_of(folder: Path) -> CheckpointStore:
-    """Open the checkpoints of the run in this folder."""
-    return CheckpointStore.open(checkpoint_storage(Identity.of(folder).checkpoints_of(folder)))
 
 
 def _receiver(backend: InProcessBackend, checkpoint: Checkpoint, current: bool) -> Callable[[ClientId], None]:

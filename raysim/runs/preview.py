@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -17,20 +16,23 @@ from raysim.core.fit import FitJob, LocalTraining, fit_one
 from raysim.core.ops import cross_entropy
 from raysim.core.torch_workarounds import lacks_memory, one_thread, set_training
 from raysim.data.datasets import load_dataset, missing
-from raysim.data.partition import Resample
-from raysim.data.partition_counts import pooled
-from raysim.engine.policies.placement import ActorGroup, ClusterResources, Layout, check_fits, lay_out
+from raysim.engine.policies.placement import ActorGroup, ClusterResources, Layout, check_fits
 from raysim.models import MODELS
 from raysim.models.split import example
 from raysim.plugins.calling import hook_error
-from raysim.runs.backend import Placement, placement
-from raysim.runs.machine import attach, bytes_of_models, check_local, find_machine, refuse_float16_on_cpu
+from raysim.runs.machine import (
+    Placement,
+    attach,
+    bytes_of_models,
+    check_local,
+    find_machine,
+    layout_of,
+    placement,
+)
 from raysim.runs.plan import evaluations_of, make_plan
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.scenario import Scenario
-
-SPLIT_TRAIN: Mapping[object, float] = {"published": 1.0, "pfedhn": 0.8, "listed": 0.8}
-"""Share of training samples by split: of all samples for (about) listed, else of the train part."""
+from raysim.scenario.trackers import check_packages
 
 
 @dataclass(frozen=True)
@@ -75,42 +77,35 @@ def preview(scenario: Scenario) -> Preview:
 
     Raises `ScenarioError` when the plan does not fit, or the run of `init` does not.
     """
+    check_packages(scenario)
     check_local(scenario)
     machine, nodes = find_machine(scenario), []
-    layout = lay_out(scenario.requests, machine, scenario.participants)
+    layout = layout_of(scenario, machine)
     notes = list(layout.notes)
-    refuse_float16_on_cpu(scenario, layout)
     if attach(scenario):
         from raysim.engine.ray import session
 
         nodes = session.nodes(scenario.resources.head)
         if not machine.growing:
             check_fits(layout, nodes, scenario.resources.placement)
-    data = scenario.data
+    data, dataset, count = scenario.data, scenario.dataset, scenario.clients.number
     if missing(data.name, data.root, data.format):
         if data.root is not None or not scenario.dataset.torchvision or data.format not in ("auto", "torchvision"):
             load_dataset(data.name, data.root, data.format, download=False)  # raises the same error as a run
         notes.append(f"the data set {data.name} is not on this machine; a run will try to download it")
+        samples, tested = dataset.train_size / count, dataset.test_size / count  # about
     else:
-        _, _, planned = warm_start(scenario, *make_plan(scenario, machine))
+        _, plan, planned = warm_start(scenario, *make_plan(scenario, machine))
         notes += planned.notes
+        samples, tested = len(plan.train.index) / count, (len(plan.val.index) + len(plan.test.index)) / count
     early = ("the times are for all rounds, but `stop` may end the run earlier",) if scenario.may_end_early else ()
     half = ("training steps were measured in float32, because float16 is too slow on CPUs",)
     measured = half if scenario.training.precision == "float16" else ()
     layout = replace(layout, notes=(*scenario.warnings, *early, *measured, *notes))
-    count = scenario.clients.number
-    dataset = scenario.dataset
-    shares = pooled(scenario.split)
-    both_parts = shares is not None or scenario.split == "listed"
-    pool = dataset.train_size - scenario.held_back + (dataset.test_size if both_parts else 0)
-    pool_train = pool * (SPLIT_TRAIN[scenario.split] if shares is None else shares[0])
-    partition: object = scenario.data.partition
-    samples = partition.samples_per_client if isinstance(partition, Resample) else pool_train / count
     models = tuple(
         _measure(scenario, name, local, clients, samples) for (name, local), clients in _kinds(scenario).items()
     )
     client_round_s = sum(model.step_s * model.steps * model.clients for model in models) / count
-    tested = samples * (dataset.train_size - scenario.held_back + dataset.test_size - pool_train) / pool_train
     tests_s = sum(model.test_s * model.clients for model in models) / count * _samples_tested(scenario, tested)
     lanes = 1 if scenario.backend == "in_process" else min(layout.num_actors, machine.cpus, scenario.participants)
     total_s = (client_round_s * scenario.participants * scenario.rounds + tests_s) / lanes
@@ -134,6 +129,7 @@ def preview(scenario: Scenario) -> Preview:
 
 def check_code(scenario: Scenario) -> None:
     """Try the user's own code of a scenario as `preview` does, without planning a run. Raises `ScenarioError`."""
+    check_packages(scenario)
     check_local(scenario)
     for (name, local), clients in _kinds(scenario).items():
         if name not in MODELS:

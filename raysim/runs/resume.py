@@ -1,48 +1,101 @@
-"""The scenario of an existing run, and the checks of its folder, settings and checkpoints before it is resumed."""
+"""Resume a run: check its folder, settings, code, data and checkpoints, and run the rounds that are left."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from raysim.common.errors import ScenarioError
-from raysim.common.results import Summary
+from raysim.common.results import LOCK, Summary
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.learning_rate import factor_of
-from raysim.plugins.own_code import OwnCode
-from raysim.runs.code import RAYSIM, Code
-from raysim.runs.identity import Identity
-from raysim.runs.plan import stopping_rule
-from raysim.scenario.parse import ParsedScenario, parse_scenario
+from raysim.engine.stop import Stop
+from raysim.report.load import read_rounds, read_summary
+from raysim.runs.code import Code, versions
+from raysim.runs.execution import Execution, Options, Resumed, resume_line
+from raysim.runs.identity import INSIDE, Identity, checkpoints_of, initial_of, run_scenario
+from raysim.runs.machine import check_local
+from raysim.runs.plan import make_plan, stopping_rule
+from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import FREE, decides
+from raysim.scenario.trackers import trackers_of
 from raysim.scenario.yaml_text import short, shown
+from raysim.tracking.folder import RunFolder
+from raysim.tracking.store import VARIABLE, check_uri
 
 
-def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool | None = None) -> ParsedScenario:
-    """Read the scenario of an existing run, with `--set` overrides.
+def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: bool) -> Summary:
+    """Resume the run in a folder, however it ended, from its last checkpoint, in the same folder and MLflow run.
 
-    Raises `ScenarioError` if the user's own code in the folder differs from the digests in `run.json`, before any of
-    that code runs. code_changed: whether to allow the difference when the run is resumed; None: the run is only
-    inspected.
+    scenario: that of the run, or one that differs only in settings that do not change the result. code_changed: resume
+    although the code of the method or of raysim has changed.
+    Returns an empty mapping, except for a run that has all its rounds. Such a run is not changed, and the mapping has
+    `nothing_to_do`, which says how to add rounds. If its plots or MLflow data are incomplete, they are completed
+    without Ray, and the mapping has `completed`: true.
+    Raises `ScenarioError` when the scenario or the folder does not fit the run, or the run cannot be resumed.
     """
-    if not folder.is_dir():
-        raise ScenarioError(f"{folder} given, but there is no such run folder")
+    check_local(scenario)
+    before = run_scenario(folder, code_changed=code_changed)
+    refuse_differences(folder, before, scenario)
+    try:
+        summary = read_summary(folder)
+    except ScenarioError:  # the run was killed before it began, or the file is damaged; both can be resumed
+        summary = {}
+    done, status = summary.get("rounds"), summary.get("status")
+    early = bool(summary.get("ended_early")) and scenario.stop == before.stop  # it would end in the same round again
+    over = isinstance(done, int) and (done >= scenario.rounds or early)
+    if over and status == "finished":
+        return {"nothing_to_do": how_to_continue(scenario, resume_line(options.resume_command, folder), early)}
+    closing = False
+    if over and status == "closing":
+        with contextlib.suppress(ScenarioError):  # with a damaged file, the run is resumed from the last checkpoint
+            read_rounds(folder)
+            closing = True
     identity = Identity.of(folder)
+    if status == "running" and identity.checkpoints != INSIDE:
+        _refuse_copy(folder, identity.checkpoints)
+    code = Code.of(scenario.algorithm, scenario.own_code)
+    if not code_changed and not closing:
+        identity.refuse_other_code(folder, code)
+    kept = scenario.tracking.uri is None and not os.environ.get(VARIABLE)
+    identity = replace(identity, tracking=check_uri(identity.tracking if kept else scenario.tracking.uri))
+    options = replace(options, trackers=trackers_of(scenario, options.trackers))
+    plan, data = make_plan(scenario, rounds_left=not closing)
+    identity.refuse_other_data(folder, data)
+    plan = replace(plan, initial=initial_of(folder, before))
+    run_folder = RunFolder.reopen(folder)
+    if closing:
+        Execution(scenario, plan, data, identity, run_folder, replace(options, stop=Stop())).complete(summary)
+        return {"completed": True}
+    store = checkpoints_of(folder)
+    refuse_lost_checkpoints(folder, store, summary)
+    warnings = identity.warnings(versions(), code)
+    if scenario.checkpoint.folder != before.checkpoint.folder:
+        warnings.append(
+            "checkpoint.folder: the change has no effect, because a resumed run keeps its checkpoints in "
+            f"{store.storage.where}"
+        )
+    resumed = Resumed(store, code, warnings)
+    identity = replace(identity, overrides={**identity.overrides, **scenario.overrides})
+    Execution(scenario, plan, data, identity, run_folder, options, resumed).run()
+    return {}
 
-    def trust(code: OwnCode) -> None:
-        # With an entry for raysim, so that the user's files are compared even if `run.json` lists no files.
-        noted = Code({RAYSIM: "", **identity.code.files})
-        if not code_changed:
-            replace(identity, code=noted).refuse_other_code(
-                folder,
-                replace(noted, files={**noted.files, **code.digests}),
-                inspecting=code_changed is None,
-            )
 
-    return parse_scenario(folder / "resolved.yaml", sets, trust=trust)
+def _refuse_copy(folder: Path, checkpoints: str) -> None:
+    """Refuse a run folder without its lock file: a copy, made while the original was running.
+
+    Both would write checkpoints to the same place, and each would remove those of the other.
+    """
+    if not (folder / LOCK).exists():
+        raise ScenarioError(
+            f"{folder} is a copy of a run that had not ended, and the original may still write its checkpoints to "
+            f"{checkpoints}. Stop the original; then create the empty file {folder / LOCK}, and resume the copy"
+        )
 
 
 def refuse_differences(folder: Path, before: ParsedScenario, scenario: Scenario) -> None:

@@ -21,12 +21,18 @@ from raysim.report.load import (
     read_rounds,
     read_summary,
 )
-from raysim.runs import start
-from raysim.runs.execution import RESUME, Options
+from raysim.runs.execution import RESUME, Execution, Options
 from raysim.runs.find import find_run
-from raysim.runs.resume import run_scenario
+from raysim.runs.identity import Identity, run_scenario
+from raysim.runs.machine import check_local, only_in_process
+from raysim.runs.plan import make_plan
+from raysim.runs.resume import resume
+from raysim.runs.warm_start import warm_start
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario, forget_data
+from raysim.scenario.trackers import trackers_of
+from raysim.tracking.folder import RunFolder
+from raysim.tracking.store import check_uri
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,7 +62,7 @@ class Run:
     def __init__(self, run: os.PathLike[str] | str) -> None:
         """Open a run. Raises `ScenarioError` when there is no such folder and no run with this id below ./runs."""
         self.folder = find_run(os.fspath(run))
-        self._ending: Summary = {}  # what `start.resume` returned
+        self._ending: Summary = {}  # what `resume` returned
         self._opened: OpenedRun | None = None
 
     def __repr__(self) -> str:
@@ -141,7 +147,8 @@ class Run:
             forget_data()
             scenario = run_scenario(self.folder, sets, code_changed=code_changed)
         options = Options(quiet, trackers, resume_command, stop or Stop())
-        self._ending = start.resume(self.folder, checked(scenario), options, code_changed=code_changed)
+        with only_in_process(scenario.backend):
+            self._ending = resume(self.folder, checked(scenario), options, code_changed=code_changed)
         self._opened = None
         return self
 
@@ -295,7 +302,16 @@ def run(
         raise ScenarioError(
             f"sets: {list(sets)} given, but the scenario is already loaded; pass the overrides to Scenario.load"
         )
-    return Run(start.begin(checked(scenario), Options(quiet, trackers, resume_command, stop or Stop())))
+    given = checked(scenario)
+    with only_in_process(given.backend):
+        check_local(given)
+        options = Options(quiet, trackers_of(given, trackers), resume_command, stop or Stop())
+        tracking = check_uri(given.tracking.uri)
+        resolved, plan, data = warm_start(given, *make_plan(given))
+        identity = Identity.new(resolved, data, tracking)
+        folder = RunFolder.create(resolved.results_folder(), identity.run_id)
+        Execution(resolved, plan, data, identity, folder, options).run()
+    return Run(folder.path)
 
 
 def checked(scenario: ParsedScenario) -> Scenario:

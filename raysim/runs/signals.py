@@ -39,7 +39,7 @@ def sigterm_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible(stop: Stop | None = None) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end a run after its round, or at once for the second signal or if nothing is to be saved.
+    """Let Ctrl-C and SIGTERM end a run after its round, or at once for the second signal or before the first round.
 
     While a run is being closed, SIGTERM is ignored, and so is the first Ctrl-C, unless signals have ended the run. The
     next Ctrl-C ends the closing, and `raysim resume` completes it later. stop: receives the request to end; default:
@@ -60,7 +60,7 @@ def interruptible(stop: Stop | None = None) -> Iterator[None]:
             stop.requested = True
             _print("writing the results; press Ctrl-C again to end immediately")
             return
-        if stop.possible and not stop.closing and not stop.requested and not stop.saved_round():
+        if stop.possible and not stop.closing and not stop.requested:
             stop.requested = True
             if not stop.quiet:
                 _print("ending after this round is saved; press Ctrl-C or send SIGTERM again to end immediately")

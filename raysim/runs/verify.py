@@ -24,7 +24,7 @@ from raysim.engine.progress import Progress
 from raysim.engine.recorder import Recorder
 from raysim.engine.run import Rounds, state_digest
 from raysim.report.units import plural
-from raysim.runs.backend import device_in_process, state_limits
+from raysim.runs.machine import device_in_process, state_limits
 from raysim.runs.plan import make_plan
 from raysim.runs.signals import sigterm_kept
 from raysim.runs.warm_start import warm_start

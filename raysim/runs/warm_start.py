@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor, nn
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.core.messages import Weights
-from raysim.core.state import Form, form_of, serialize, state_tensors
 from raysim.engine.checkpoint.store import Checkpoint
-from raysim.engine.initial import Initial, Packed, packed, part_with
-from raysim.engine.inprocess import InProcessBackend
+from raysim.engine.initial import Initial
 from raysim.engine.plan import Plan
-from raysim.engine.workers.networks import new_network
+from raysim.engine.take_over import take_over
 from raysim.engine.workers.server import receives
-from raysim.runs.data import RunData
 from raysim.runs.find import find_run
 from raysim.runs.opened import OpenedRun
+from raysim.runs.plan import RunData
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import Init
 
@@ -72,9 +63,7 @@ def _taken(folder: Path, init: Init, scenario: Scenario, plan: Plan, data: RunDa
             "choose a run of another method"
         )
     with source.backend(range(plan.num_clients), checkpoint) as backend:
-        states, of, whole = _clients(source, backend, plan, same_method)
-        models = _models(backend, plan)
-        server = serialize(backend.server.server.state) if same_method else None
+        initial = take_over(backend, plan, same_method)
     notes = []
     if had != have:
         notes.append(f"init: the clients of the run {folder} have different samples than the clients of this run")
@@ -83,15 +72,13 @@ def _taken(folder: Path, init: Init, scenario: Scenario, plan: Plan, data: RunDa
             f"init: settings of {source.method} differ from those of the run {folder}: {'; '.join(differing)}. What "
             "the server's state already contains was computed with that run's settings"
         )
-    if server is None and not models and receives(plan.algorithm):
+    if not same_method and not initial.models and receives(plan.algorithm):
         notes.append(
             f"init: the server of this run begins with new weights, because the server of {folder} ({source.method}) "
             "has no model that this run's method can use. In round 1, weights from the server replace the "
             f"corresponding weights that the clients took from {folder}"
         )
-    if server is None:
-        return Initial(states, of, whole, models), tuple(notes)
-    return Initial(states, of, whole, {}, json.dumps(server.tree), packed(server.tensors)), tuple(notes)
+    return initial, tuple(notes)
 
 
 def _refuse_other_clients(source: OpenedRun, plan: Plan) -> None:
@@ -123,84 +110,3 @@ def _checkpoint(source: OpenedRun, init: Init) -> Checkpoint:
     if source.store.damage:
         raise ScenarioError(f"{source.folder}: {source.store.damage[-1]}; restore that file")
     return checkpoint if init.round == "last" else source.checkpoint(init.round)
-
-
-def _clients(
-    source: OpenedRun, backend: InProcessBackend, plan: Plan, same_method: bool
-) -> tuple[tuple[Packed, ...], tuple[int, ...], bool]:
-    """Return the distinct states of all clients, the position of each client's state, and whether they are whole.
-
-    They are if both runs have the same method; otherwise only the clients' own models can be taken.
-    """
-    nets = {arch: new_network(plan, plan.task, torch.device("cpu"), arch) for arch in plan.task.architectures}
-    models: dict[str, Weights] = {arch: plan.fresh_model(arch).state_dict() for arch in nets}
-    had: dict[str, Weights] = {arch: source.plan.fresh_model(arch).state_dict() for arch in nets}
-    states: list[Packed] = []
-    of: list[int] = []
-    untrained: dict[str, int] = {}  # architecture -> position of the state of clients that never took part
-    for k in range(plan.num_clients):
-        arch = plan.arch(k)
-        fresh = backend.worker.states.is_untrained(k)
-        if not (fresh and arch in untrained):
-            with backend.worker.states.reading(k) as net:
-                if same_method:
-                    _refuse_other_form(source, k, arch, net.state_dict(), nets[arch].state_dict())
-                    states.append(packed(net.state_dict()))
-                else:
-                    _refuse_other_form(source, k, arch, had[arch], models[arch])
-                    _part(nets[arch], models[arch], "this run")
-                    part = _part(net, had[arch], str(source.folder)).state_dict()
-                    states.append(packed({name: part[name] for name in had[arch]}))
-            if fresh:
-                untrained[arch] = len(states) - 1
-        of.append(untrained[arch] if fresh else len(states) - 1)
-    return tuple(states), tuple(of), same_method
-
-
-def _models(backend: InProcessBackend, plan: Plan) -> dict[str, Packed]:
-    """Return the model in the server's state, by its architecture; empty if there is none, or several.
-
-    With several architectures, methods disagree about what their servers share. Buffers that the server does not have,
-    such as BatchNorm's, stay those of a new model.
-    """
-    if len(plan.task.architectures) > 1:
-        return {}
-    (arch,) = plan.task.architectures
-    held, model = state_tensors(backend.server.server.state), plan.fresh_model(arch)
-    needed = {name: value.shape for name, value in model.named_parameters()}
-    first = min(needed)
-    prefixes = [name.removesuffix(first) for name in held if name == first or name.endswith(f".{first}")]
-    whole = [at for at in prefixes if all(_shape(held, f"{at}{name}") == shape for name, shape in needed.items())]
-    if len(whole) != 1:
-        return {}
-    fresh: Weights = model.state_dict()
-    return {arch: packed({name: held.get(f"{whole[0]}{name}", value) for name, value in fresh.items()})}
-
-
-def _shape(held: Mapping[str, Tensor], name: str) -> torch.Size | None:
-    return held[name].shape if name in held else None
-
-
-def _part(net: nn.Module, model: Weights, where: str) -> nn.Module:
-    part = part_with(net, model)
-    if part is None:
-        raise ScenarioError(
-            f"the client network {type(net).__name__} of {where} does not contain the model of its architecture; "
-            "choose a method whose clients keep this model"
-        )
-    return part
-
-
-def _refuse_other_form(source: OpenedRun, k: int, arch: str, before: Weights, after: Weights) -> None:
-    had, has = form_of(before), form_of(after)
-    names: list[Any] = [name for name in dict.fromkeys([*has, *had]) if had.get(name) != has.get(name)]
-    if names:
-        raise ScenarioError(
-            f"client {k}'s model {arch} has {_shown(had, names[0])} in {source.folder}, but {_shown(has, names[0])} in "
-            "this run; choose a run with the same number of classes, the same clients.feature_dim and the same shape "
-            "of samples"
-        )
-
-
-def _shown(form: Form, name: str) -> str:
-    return f"{name} {list(form[name][0])}" if name in form else f"no {name}"

@@ -1,20 +1,23 @@
-"""The data of a scenario: the specification of its samples, the number of clients, and the public samples."""
+"""The data of a scenario: the specification of its samples, the number of clients, public samples, and digests."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from raysim.common.errors import ScenarioError
+from raysim.common.errors import RaysimError, ScenarioError
+from raysim.common.files import reason
 from raysim.common.inputs import image
 from raysim.common.suggestions import suggest
 from raysim.data.partition import (
     PARTITIONS,
     Listed,
     Natural,
-    Resample,
     check_partition,
     check_split,
     given_count,
@@ -24,6 +27,7 @@ from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files
 from raysim.plugins.references import named
 from raysim.report.units import plural
 from raysim.scenario.named import named_settings
+from raysim.scenario.origin import Key
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.schema import Normalise, SplitShares
 from raysim.scenario.yaml_text import shown
@@ -44,15 +48,7 @@ class DataFacts(NamedTuple):
 def partition_of(parsed: ParsedScenario) -> Any:
     """Return the settings object of the partition, such as a `Dirichlet`. Raises `ScenarioError`."""
     key = ("data", "partition")
-    partition = named_settings(parsed.data.partition, key, PARTITIONS, parsed.origin, parsed.own_code, "shares")
-    cls = type(partition)
-    if cls not in PARTITIONS.values() and issubclass(cls, Listed | Natural | Resample):
-        base = next(one.__name__ for one in cls.__mro__ if one in PARTITIONS.values())
-        raise parsed.origin.error(
-            (*key, "name"),
-            f"{cls.__name__} inherits from {base}, which does not divide samples by `shares`; remove this base class",
-        )
-    return partition
+    return named_settings(parsed.data.partition, key, PARTITIONS, parsed.origin, parsed.own_code, "shares")
 
 
 def with_data(parsed: ParsedScenario, partition: Any, split: Split) -> tuple[ParsedScenario, DataFacts]:
@@ -61,31 +57,19 @@ def with_data(parsed: ParsedScenario, partition: Any, split: Split) -> tuple[Par
     Raises `ScenarioError` where the partition cannot work with the data set, the clients or the public data.
     """
     try:
-        return _with_data(parsed, partition, split)
-    except ScenarioError as error:
+        read = read_data(parsed, partition)
+        stored = read.spec if read else DATASETS[parsed.data.name]
+        dataset = _normalised(stored, parsed.data.normalise)
+        parsed = with_count(parsed, read, dataset, partition, split)
+        public_size, held_back = public_samples(parsed, stored, partition)
+        num_train, number = dataset.train_size - held_back, parsed.clients.number
+        with_test = num_train + dataset.test_size
+        check_partition(partition, split, dataset.num_classes, number, num_train, with_test, dataset.name)
+        return parsed, DataFacts(dataset, files_of(parsed, partition), public_size, held_back)
+    except ScenarioError as error:  # the functions called here know a key, but not the file or override that gave it
         if not error.key:
             raise
         raise parsed.origin.error(tuple(error.key.split(".")), error.reason, kind=type(error)) from None
-
-
-def _with_data(parsed: ParsedScenario, partition: Any, split: Split) -> tuple[ParsedScenario, DataFacts]:
-    """Do the same as `with_data`, except that errors do not name the file or override that a key came from."""
-    read = read_data(parsed, partition)
-    stored = read.spec if read else DATASETS[parsed.data.name]
-    dataset = _normalised(stored, parsed.data.normalise)
-    parsed = with_count(parsed, read, dataset, partition, split)
-    public_size, held_back = public_samples(parsed, stored, partition)
-    num_train = dataset.train_size - held_back
-    check_partition(
-        partition,
-        split,
-        dataset.num_classes,
-        parsed.clients.number,
-        num_train,
-        num_train + dataset.test_size,
-        dataset.name,
-    )
-    return parsed, DataFacts(dataset, files_of(parsed, partition), public_size, held_back)
 
 
 def split_of(parsed: ParsedScenario, split: str | SplitShares) -> Split:
@@ -256,3 +240,59 @@ def _normalised(dataset: DatasetSpec, given: Normalise | None) -> DatasetSpec:
     if reads.kind == "image":
         reads = image(len(mean), *reads.shape[1:])
     return replace(dataset, input_spec=reads, mean=mean, std=std)
+
+
+def input_digests(parsed: ParsedScenario) -> dict[str, str]:
+    """Return path -> SHA-256 of `inputs`, of the file of a partition, and of a trace.
+
+    Raises `ScenarioError` if one of them cannot be read.
+    """
+    resolved = parsed.resolved
+    partition = resolved["data"]["partition"]
+    given: dict[Key, list[str | None]] = {
+        ("inputs",): resolved["inputs"] or [],
+        ("data", "partition", "path"): [partition["path"]] if partition["name"] == "listed" else [],
+        ("system", "trace"): [(resolved["system"] or {}).get("trace")],
+    }
+    digests = {}
+    for key, paths in given.items():
+        for path in filter(None, paths):
+            try:
+                digests[path] = _digest(Path(path))
+            except OSError as error:
+                text = f"{path} given, but it cannot be read ({reason(error)}); correct the path, or restore the file"
+                raise parsed.origin.error(key, text) from None
+    return digests
+
+
+def data_digests(parsed: ParsedScenario) -> tuple[str, str | None] | None:
+    """Return the digests of the data set and of another public data set (None without one).
+
+    Return None if they are not known here, because a file is missing or damaged.
+    """
+    from raysim.data.datasets import present_digest  # here: it imports Arrow and Pillow
+
+    data = parsed.data
+    public = data.public.name if data.public else None
+    try:
+        parsed.own_code.activate()
+        digest = present_digest(data.name, data.root, data.format, files_of(parsed, partition_of(parsed)))
+        return digest, None if public is None else present_digest(public, data.root, data.format, None)
+    except RaysimError:  # a `HookError` if the user's own loader misses a file
+        return None
+
+
+def _digest(place: Path) -> str:
+    """Return the SHA-256 of a file, or that of the names and digests of all files in a folder. Raises `OSError`."""
+    if place.is_dir():
+        inside = (f"{file.relative_to(place)} {_digest(file)}" for file in sorted(place.rglob("*")) if file.is_file())
+        return hashlib.sha256("\n".join(inside).encode(errors="surrogateescape")).hexdigest()
+    now = place.stat()
+    return _of_file(place, now.st_size, now.st_mtime_ns)
+
+
+@lru_cache(maxsize=10_000)
+def _of_file(path: Path, size: int, changed_ns: int) -> str:
+    """Return the SHA-256 of a file, which is read again if its size or time of change differ."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,11 +1,12 @@
-"""Overrides of a section for some clients: which clients each one applies to."""
+"""Overrides of a section for some clients: which clients each one applies to, and the resources that they request."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from raysim.engine.policies.placement import ResourceRequest
 from raysim.scenario.parse import ParsedScenario
-from raysim.scenario.schema import Selected
+from raysim.scenario.schema import Override, Resources, Selected
 
 
 def clients_of(parsed: ParsedScenario, section: str, overrides: Sequence[Selected]) -> list[list[int]]:
@@ -53,3 +54,30 @@ def parse_ranges(text: str, count: int) -> set[int]:
             raise ValueError(f"there is no client {max(int(first), int(last or first))}")
         ids |= set(range(int(first), int(last or first) + 1))
     return ids
+
+
+def requests_of(parsed: ParsedScenario) -> tuple[ResourceRequest, ...]:
+    """Return one request per override and one for all other clients; the first override that matches a client applies.
+
+    Raises `ScenarioError` when an override does not select clients of this scenario.
+    """
+    resources = parsed.resources
+    *chosen_by, left = clients_of(parsed, "resources", resources.overrides)
+    requests = [
+        _request(chosen, override, resources, f"resources.overrides.{i}")
+        for i, (chosen, override) in enumerate(zip(chosen_by, resources.overrides, strict=True))
+    ]
+    return (*requests, _request(left, resources, resources, "resources"))
+
+
+def _request(clients: Sequence[int], given: Override | Resources, default: Resources, key: str) -> ResourceRequest:
+    cpus = default.cpus_per_actor if given.cpus_per_actor is None else given.cpus_per_actor
+    gpus = default.gpus_per_actor if given.gpus_per_actor is None else given.gpus_per_actor
+    return ResourceRequest(
+        tuple(clients),
+        None if given.actors == "auto" else given.actors,
+        None if given.clients_per_actor == "auto" else given.clients_per_actor,
+        cpus,
+        None if gpus == "auto" else gpus,
+        key,
+    )

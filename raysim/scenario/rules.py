@@ -13,8 +13,8 @@ from raysim.common.errors import ScenarioError, UnavailableError
 from raysim.common.text import holds_secret
 from raysim.data.partition_counts import pooled
 from raysim.plugins.calling import failing
+from raysim.scenario.data import input_digests
 from raysim.scenario.deciding import DECIDING, missing_setting
-from raysim.scenario.inputs import input_digests
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.trackers import check_trackers
 from raysim.tracking.store import PASSWORD, USER

@@ -24,8 +24,8 @@ from raysim.scenario import rules
 from raysim.scenario.adversity import asynchronous_of, malicious_of, privacy_of, robust_of
 from raysim.scenario.data import partition_of, split_of, with_data
 from raysim.scenario.models import builder, feature_dim_of
+from raysim.scenario.overrides import requests_of
 from raysim.scenario.parse import ParsedScenario, parse_scenario
-from raysim.scenario.resources import requests_of
 from raysim.scenario.schema import SplitShares, Training
 from raysim.scenario.system import count_participants, participation_of
 from raysim.scenario.training import own_training_of, schedule_of, together_of

@@ -7,11 +7,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from raysim.common.errors import ScenarioError
 from raysim.common.files import reason
 from raysim.core.fields import Range
 from raysim.core.seeds import seed_for
@@ -20,9 +19,6 @@ from raysim.engine.policies.system import DISTRIBUTIONS, Devices, Floats
 from raysim.scenario.named import named_settings
 from raysim.scenario.origin import Key
 from raysim.scenario.parse import ParsedScenario
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 PROPERTIES: Mapping[str, tuple[Range, float]] = {
     "flops_per_s": (Range(gt=0), math.inf),
@@ -111,53 +107,39 @@ def _trace(parsed: ParsedScenario, name: str, digest: str | None) -> tuple[dict[
 
     digest: the SHA-256 that the scenario asks for.
     """
-    origin, key, path = parsed.origin, ("system", "trace"), Path(name)
+    origin, key, count = parsed.origin, ("system", "trace"), parsed.clients.number
     try:
-        sha = hashlib.sha256(path.read_bytes()).hexdigest()
-        table = _table(path)
-    except OSError as error:
-        raise origin.error(key, f"{name} cannot be read ({reason(error)}); give a readable file") from None
-    except ValueError as error:  # pyarrow's own, too
-        wrong = " ".join(str(error).split())
-        raise origin.error(key, f"{name} cannot be read ({wrong}); give a CSV or Parquet file") from None
+        sha = hashlib.sha256(Path(name).read_bytes()).hexdigest()
+        columns = _columns(Path(name), count)
+    except (OSError, ValueError, KeyError) as error:
+        wrong = reason(error) if isinstance(error, OSError) else " ".join(str(error).split())
+        raise origin.error(
+            key,
+            f"{name} cannot be read ({wrong}); give a CSV or Parquet file with the column `client`, one row for each "
+            f"client from 0 to {count - 1}, and numbers in one or more of the columns {', '.join(PROPERTIES)}",
+        ) from None
     if digest not in (None, sha):
         raise origin.error(
             key,
             f"{name} has the SHA-256 {sha[:12]}, but system.trace_sha256 is {digest}; restore the file, or remove "
             "system.trace_sha256",
         )
-    try:
-        return _columns(table, parsed.clients.number), sha
-    except ScenarioError as error:
-        raise origin.error(key, f"{name}: {error}") from None
+    return columns, sha
 
 
-def _table(path: Path) -> pa.Table:
+def _columns(path: Path, count: int) -> dict[str, Floats]:
+    """Return the columns of a trace file, with a row per client. Raises `ValueError` or `KeyError`."""
     if path.suffix == ".parquet":
         from raysim.common.parquet import read_parquet  # imports Arrow
 
-        return read_parquet(path)
-    from pyarrow import csv
+        table = read_parquet(path)
+    else:
+        from pyarrow import csv
 
-    return csv.read_csv(path, csv.ReadOptions(use_threads=False))
-
-
-def _columns(table: pa.Table, count: int) -> dict[str, Floats]:
-    names = list(table.column_names)
-    strange = [name for name in names if name != "client" and name not in PROPERTIES]
-    if "client" not in names or len(names) < 2 or strange:
-        raise ScenarioError(
-            f"the file has the columns {', '.join(names)}; give it the column `client` and one or more of "
-            f"{', '.join(PROPERTIES)}, and no other column"
-        )
-    column = {}
-    for name in names:
-        try:
-            column[name] = table[name].cast("float64").to_numpy()
-        except (ValueError, NotImplementedError):
-            raise ScenarioError(f"the column {name} contains {table[name].type}; it must contain numbers") from None
-    row_of = {k: row for row, k in enumerate(column["client"].tolist())}
-    if len(row_of) < table.num_rows or not row_of.keys() >= {*range(count)}:
-        raise ScenarioError(f"a client has no row, or several; give one row for each client from 0 to {count - 1}")
-    rows = [row_of[k] for k in range(count)]
-    return {name: column[name][rows] for name in names if name != "client"}
+        table = csv.read_csv(path, csv.ReadOptions(use_threads=False))
+    frame = table.to_pandas().set_index("client")
+    if not frame.index.is_unique:
+        raise ValueError("a client has several rows")
+    if frame.columns.empty or not frame.columns.isin([*PROPERTIES]).all():
+        raise ValueError(f"its columns are {', '.join(table.column_names)}")
+    return {name: column.to_numpy(np.float64) for name, column in frame.loc[[*range(count)]].items()}

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
+from raysim.common.errors import ScenarioError
 from raysim.common.results import ClientRow, RunCard, Status, Tracker
 from raysim.common.suggestions import suggest
 from raysim.plugins.calling import failing
@@ -31,7 +32,8 @@ def check_trackers(parsed: ParsedScenario) -> None:
 
     Imports custom trackers, but creates none.
     """
-    _makers(parsed)
+    for key, entry in _entries(parsed):
+        _maker(parsed, key, entry)
 
 
 def check_packages(parsed: ParsedScenario) -> None:
@@ -44,15 +46,19 @@ def check_packages(parsed: ParsedScenario) -> None:
             )
 
 
-def trackers_of(parsed: ParsedScenario) -> list[Tracker]:
-    """Create the trackers of a scenario. Their exceptions become errors that name the tracker.
+def trackers_of(parsed: ParsedScenario, given: Sequence[Tracker] = ()) -> list[Tracker]:
+    """Return the given trackers and those that a scenario names. The latter's exceptions name the tracker.
 
-    Raises `ScenarioError` if one cannot be created.
+    Raises `ScenarioError` if one cannot be created or lacks a method.
     """
     check_packages(parsed)
-    trackers: list[Tracker] = []
-    for (key, entry), make in zip(_entries(parsed), _makers(parsed), strict=True):
-        tracker = make()
+    for one in given:
+        if problem := lacks(one):
+            name = getattr(one, "__name__", type(one).__name__)  # of a class, or of an object's class
+            raise ScenarioError(f"trackers: {name} {problem}")
+    trackers = list(given)
+    for key, entry in _entries(parsed):
+        tracker = _maker(parsed, key, entry)()
         if problem := lacks(tracker):
             raise parsed.origin.error(key, f"{entry['name']}: {problem}")
         trackers.append(NamedTracker(str(entry["name"]), tracker))
@@ -73,12 +79,8 @@ def _entries(parsed: ParsedScenario) -> list[tuple[Key, Mapping[str, Any]]]:
     return [(("tracking", "also", str(i)), entry) for i, entry in enumerate(entries)]
 
 
-def _makers(parsed: ParsedScenario) -> list[Callable[[], Any]]:
-    """Return a function for each entry that creates its tracker."""
-    return [_maker(parsed, key, entry) for key, entry in _entries(parsed)]
-
-
 def _maker(parsed: ParsedScenario, key: Key, entry: Mapping[str, Any]) -> Callable[[], Any]:
+    """Return a function that creates the tracker of an entry. Raises `ScenarioError` if no tracker fits the entry."""
     origin = parsed.origin
     name, fields = split_name(entry, key, origin)
     cls: Any = TRACKERS.get(name)

@@ -13,7 +13,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.files import is_locked, write_bytes
 from raysim.common.results import LOCK, Summary
 from raysim.report.load import read_summary, rounds_done
-from raysim.scenario.inputs import data_digests, input_digests
+from raysim.scenario.data import data_digests, input_digests
 from raysim.sweeps.cells import Cell, Sweep
 
 State = Literal["done", "running", "closing", "interrupted", "failed", "waiting"]

@@ -86,7 +86,7 @@ def _run_as_tasks(
             "MLFLOW_TRACKING_URI to a server that all nodes can reach"
         )
     # The first Ctrl-C waits until the current rounds are done, the second does not.
-    stop, ending, expected = Stop(possible=True, saved_round=lambda: False), False, len(left)
+    stop, ending, expected = Stop(possible=True), False, len(left)
     with interruptible(stop):
         while left or tasks.running:
             if stop.requested and not ending:

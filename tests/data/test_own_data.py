@@ -24,7 +24,7 @@ from raysim.data.predefined import kept_ids
 from raysim.data.sources import Decoded, Source
 from raysim.data.specs import Files
 from raysim.data.tables import read_tables
-from raysim.runs.data import RunData
+from raysim.runs.plan import RunData
 from raysim.runs.preview import preview
 from raysim.runs.run import Run, run
 from tests.data import layouts

@@ -56,8 +56,7 @@ from raysim.engine.run import Rounds
 from raysim.engine.workers.client import ClientWorker, registers
 from raysim.engine.workers.server import ServerWorker
 from raysim.engine.workers.state_files import StateFiles, StateLimits
-from raysim.runs.data import RunData
-from raysim.runs.plan import make_plan
+from raysim.runs.plan import RunData, make_plan
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import all_rounds, plain
@@ -406,10 +405,7 @@ def attempt(variant: tuple[str, ...], schedule: Schedule, folder: Path, rows: Ro
         # Rows are logged at once: if a thread logged them beside the next round, a seed would not replay its losses.
         with Recorder([rows], at_once=True) as record:
             rounds = Rounds(replace(plan, max_attempts=100), workers, record, manager)
-            _, checkpoint = rounds.start(data.raw, store)
-            latest = rows.truncate(checkpoint.round if checkpoint else -1)
-            if checkpoint is not None:
-                rounds.go_on(checkpoint, latest)
+            rounds.start(data.raw, store, rows.truncate)
             for _ in rounds:
                 pass
             return rounds.state_digest()

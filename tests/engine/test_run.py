@@ -207,7 +207,7 @@ def test_clients_without_samples_are_counted(
         val = make_shards(partition.val.index[validating], partition.val.owner[validating], partition.num_clients)
         return replace(partition, train=train, test=test, val=val)
 
-    monkeypatch.setattr("raysim.runs.data.make_partition", dealt)
+    monkeypatch.setattr("raysim.runs.plan.make_partition", dealt)
     result = run(loaded("rounds=1", "clients.participation=1"))
     lines = [line for line in capsys.readouterr().err.splitlines() if "clients hold no" in line]
     assert lines == said
@@ -232,7 +232,7 @@ def test_a_client_that_is_never_tested(workplace: Path, monkeypatch: pytest.Monk
     def refusing(net: SplitNet, x_B: Tensor) -> Tensor:
         return forward(net, x_B.view(len(x_B), -1).view(x_B.shape))
 
-    monkeypatch.setattr("raysim.runs.data.make_partition", dealt)
+    monkeypatch.setattr("raysim.runs.plan.make_partition", dealt)
     monkeypatch.setattr(SplitNet, "forward", refusing)
     result = run(loaded("rounds=1", "clients.participation=1", f"training.together={together}"))
     rows = Run(result.folder).clients.query("client == 3")

@@ -139,7 +139,7 @@ class TestHandlers:
         assert signal.getsignal(signal.SIGTERM) == before
 
     def test_rounds_end_after_the_first_and_at_once_after_the_second(self) -> None:
-        stop = Stop(possible=True, saved_round=lambda: False)
+        stop = Stop(possible=True)
         with pytest.raises(KeyboardInterrupt), interruptible(stop):
             signal.raise_signal(signal.SIGTERM)
             assert stop.requested
@@ -153,13 +153,13 @@ class TestHandlers:
         with os.fdopen(writer, "w") as broken:
             for stderr in (broken, io.StringIO(), None):
                 monkeypatch.setattr(sys, "stderr", stderr)
-                stop = Stop(possible=True, saved_round=lambda: False)
+                stop = Stop(possible=True)
                 with interruptible(stop):
                     signal.raise_signal(signal.SIGTERM)
                 assert stop.requested
 
     def test_the_second_does_not_cut_what_follows_the_rounds(self) -> None:
-        stop = Stop(possible=True, saved_round=lambda: False)
+        stop = Stop(possible=True)
         with interruptible(stop):
             signal.raise_signal(signal.SIGTERM)
             stop.closing = True
@@ -236,17 +236,11 @@ class TestHandlers:
             pass
         assert None not in installed and installed[-1] == signal.SIG_DFL
 
-    def test_the_first_ends_a_run_at_once_if_its_last_round_is_saved(self) -> None:
-        stop = Stop(possible=True, saved_round=lambda: True)
-        with pytest.raises(KeyboardInterrupt), interruptible(stop):
-            signal.raise_signal(signal.SIGTERM)
-            pytest.fail("it did not end")
-
 
 SLOW = """
 import sys, time
 from raysim.cli.main import main
-import raysim.runs.start as start
+import raysim.runs.run as start
 def make_plan(scenario):
     print("reading", flush=True)
     time.sleep(60)

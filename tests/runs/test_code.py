@@ -142,18 +142,12 @@ def test_other_code_of_raysim_that_computes_is_refused_too(workplace: Path, monk
     assert Run(short.folder).resume(sets=["rounds=2"], quiet=True, code_changed=True).summary["rounds"] == 2
 
 
-def test_a_run_of_an_older_raysim_goes_on_with_a_word(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_goes_on_with_other_versions_and_a_warning(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
     short = run(loaded("rounds=1"), quiet=True)
-    files = short.summary["code"]["files"]
     known = json.loads((short.folder / "run.json").read_text())
-    del known["code"], known["code_changes"]
     (short.folder / "run.json").write_text(json.dumps({**known, "versions": {**known["versions"], "torch": "1.0"}}))
-    longer = Run(short.folder).resume(sets=["rounds=2"])
-    told = " ".join(capfd.readouterr().err.split())
-    assert code.UNKNOWN in told
-    assert "versions or the processor differ from those at the start of the run (torch 1.0 before, " in told
-    assert longer.summary["code"]["files"] == files
-    assert Run(short.folder).resume(sets=["rounds=3"], quiet=True).summary["code"]["changes"] == []
+    Run(short.folder).resume(sets=["rounds=2"], quiet=True)
+    assert "torch 1.0 before" in caplog.text
 
 
 @pytest.mark.parametrize("damaged", [5, {"files": 5}, {"files": {"x": 5}}])

@@ -22,8 +22,8 @@ from raysim.engine.checkpoint.storage import Storage, local_folder, open_storage
 from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore
 from raysim.engine.progress import Progress
 from raysim.report.load import read_clients, read_rounds, read_summary
-from raysim.runs.identity import label
 from raysim.runs.run import Run, run
+from raysim.runs.summary import label
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.in_memory import MemoryTracker
 from raysim.tracking.mlflow import MlflowTracker

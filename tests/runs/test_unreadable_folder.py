@@ -22,6 +22,7 @@ FACTS: dict[str, Any] = {
     "dataset_digest": "a",
     "partition_digest": "b",
     "versions": {},
+    "code": {"files": {}},
 }
 
 

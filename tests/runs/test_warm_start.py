@@ -217,7 +217,7 @@ def test_a_changed_source_is_refused(workplace: Path) -> None:
     [
         (["clients.count=7"], "has 8 clients, but this run has 7; set clients.count to 8"),
         (["clients.models=[digits_mlp64]"], "client 0 has model digits_cnn_s in "),
-        (["clients.feature_dim=16"], "client 0's model digits_cnn_s has "),
+        (["clients.feature_dim=16"], "the same clients.feature_dim"),
         (["init.run=nowhere"], "nowhere is neither a run folder nor the id of a run"),
     ],
 )

@@ -11,8 +11,7 @@ import torch
 from raysim.common.errors import ScenarioError
 from raysim.comparison.runs import find_runs
 from raysim.engine.inprocess import InProcessBackend
-from raysim.runs.data import RunData
-from raysim.runs.plan import make_plan
+from raysim.runs.plan import RunData, make_plan
 from raysim.runs.run import run
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import ROUNDS, loaded, outcome

@@ -21,7 +21,7 @@ from raysim.cli.main import cli
 from raysim.common.errors import ScenarioError
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, lay_out
 from raysim.engine.records import Startup
-from raysim.runs.backend import make_backend
+from raysim.runs.machine import make_backend
 from raysim.runs.plan import make_plan
 from raysim.runs.preview import preview
 from raysim.runs.run import run
