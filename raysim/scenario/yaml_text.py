@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from raysim.common.errors import ScenarioError
+from raysim.common.files import reason
 from raysim.scenario.bundled import hint
 
 UNREADABLE = (yaml.YAMLError, ValueError)
@@ -71,13 +72,9 @@ def read_text(path: Path) -> str:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ScenarioError(f"{path}: there is no such file{hint(path)}") from None
-    except IsADirectoryError:
-        raise ScenarioError(f"{path}: this is a folder; give a scenario file (.yaml)") from None
     except (OSError, UnicodeDecodeError) as error:
-        problem = "it is not UTF-8 text; save it as UTF-8"
-        if isinstance(error, OSError):
-            problem = f"{error.strerror}; give a readable file"
-        raise ScenarioError(f"{path}: cannot be read: {problem}") from None
+        problem = reason(error) if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ScenarioError(f"{path}: cannot be read ({problem}); give a scenario file (.yaml)") from None
     if path.suffix == ".py":
         beside = path.with_suffix(".yaml")
         give = f"give its scenario, {beside}" if beside.is_file() else "give a scenario file (.yaml)"
