@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import MISSING, is_dataclass
 from typing import Any, cast
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PydanticUserError, ValidationError
 
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import suggest
@@ -17,7 +17,7 @@ from raysim.plugins.own_code import OwnCode
 from raysim.plugins.references import Reference, named
 from raysim.scenario.origin import Key, Origin
 from raysim.scenario.schema import settings_model
-from raysim.scenario.sentences import validated
+from raysim.scenario.sentences import allowed_by, validated
 from raysim.scenario.yaml_text import shown
 
 
@@ -73,7 +73,8 @@ def checked_fields(
 def model_of(cls: type, name: str, key: Key, origin: Origin) -> type[BaseModel]:
     """Return the Pydantic model of a settings class, which may be a user's own.
 
-    Raises `ScenarioError` if a scenario cannot contain a field's type.
+    Raises `ScenarioError` if a scenario cannot contain a field's type, or if a default does not survive being written
+    to resolved.yaml and read again.
     """
     with failing(f"{name}: its fields cannot be read"):
         fields = settings_fields(cls)
@@ -82,9 +83,18 @@ def model_of(cls: type, name: str, key: Key, origin: Origin) -> type[BaseModel]:
             key, f"{cls.__name__}: the field `name` has the name of the key that chooses this class; rename the field"
         )
     try:
-        return settings_model(cls)
+        model = settings_model(cls)
+        defaults = {field.name: field.default for field in fields if field.default is not MISSING}
+        model.model_validate(model.model_construct(**defaults).model_dump(mode="json", warnings=False))
+    except ValidationError as error:
+        for problem in error.errors(include_url=False):
+            if problem["type"] != "missing":  # a field without a default, which the scenario must set
+                wrong = f"field {problem['loc'][0]} has the default {shown(problem['input'])}"
+                raise origin.error(key, f"{name}: {wrong}; allowed: {allowed_by(problem)}") from None
     except Exception as error:  # Pydantic raises many kinds for types that it does not support
-        raise origin.error(key, f"{name}: a field has a type that a scenario cannot contain ({cause(error)})") from None
+        why = str(error).splitlines()[0] if isinstance(error, PydanticUserError) else cause(error)
+        raise origin.error(key, f"{name}: a field has a type that a scenario cannot contain ({why})") from None
+    return model
 
 
 def made(cls: type, settings: Mapping[str, Any], key: Key, origin: Origin) -> Any:
