@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import raysim
-from examples import budget, leaks, many_clients, personalised, privacy, robustness, stragglers, tree, tsne
+from examples import budget, leaks, many_clients, new_clients, personalised, privacy, robustness, stragglers, tree, tsne
 from raysim.algorithms.hks import HKS
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
@@ -187,6 +187,16 @@ def test_privacy(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows.loc["no section privacy", "accuracy"] > rows.loc["noise 3.0", "accuracy"]
     assert printed(capsys, "noise 0.3") == [f"{rows.loc['noise 0.3', name]:.3f}" for name in ("epsilon", "accuracy")]
     assert (workplace / "out" / "privacy.png").stat().st_size > 1000
+
+
+@pytest.mark.large
+def test_new_clients(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = new_clients.main(["fedgh"], epochs=[0, 10], rounds=2, folder="out")
+    rows = table.set_index("epochs")
+    assert rows.loc[10, "accuracy"] > rows.loc[0, "accuracy"]
+    shown = [*rows["accuracy"], rows["others"].mean()]
+    assert printed(capsys, "fedgh") == [f"{value:.3f}" for value in shown]
+    assert (workplace / "out" / "new_clients.png").stat().st_size > 1000
 
 
 @pytest.mark.large

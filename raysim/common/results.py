@@ -51,6 +51,9 @@ METRICS: Mapping[str, str] = {
     "accuracy/all_current_pooled": "share of all clients' test samples that are classified correctly, with the "
     "networks used for accuracy/all_current",
     "accuracy/all_current_worst_decile": "mean accuracy of the worst tenth of the clients in accuracy/all_current",
+    "accuracy/held_out": "mean test accuracy of the clients that never take part (`clients.held_out`), each with a "
+    "copy of its initial network that received the server's current message and trained for `evaluation.fine_tune` "
+    "epochs",
     "accuracy/val_current": "like accuracy/val, but with the networks used for accuracy/all_current",
     "accuracy/best": "greatest accuracy/all of rounds 1 to this one; it is optimistic, because the round is chosen by "
     "test accuracy",
@@ -217,6 +220,8 @@ class Summary(TypedDict, total=False):
     """number of clients"""
     malicious_clients: list[int]
     """ids of the malicious clients, if the scenario has any"""
+    held_out_clients: list[int]
+    """ids of the clients that never take part, if the scenario has any"""
     participants_per_round: int
     """number of clients that a round selects"""
     dataset: Mapping[str, Any]

@@ -307,7 +307,7 @@ class Server(Generic[State]):
         {'w': tensor([3.])}
         """
         if self.private is not None:
-            return self.private.mean([*parts.values()], sum(count > 0 for count in self.num_samples.values()))
+            return self.private.mean([*parts.values()])
         if self.robust is None:
             return weighted_mean((self.num_samples[k] if weighted else 1, part) for k, part in parts.items())
         return self.robust.of_weights([*parts.values()], self.rng)

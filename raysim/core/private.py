@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -34,18 +34,19 @@ class PrivateMean:
 
     std: float  # of the noise in the sum: noise multiplier times clip
     share: float  # q, the share of the clients that a round is expected to have
+    clients: Collection[int]  # all that can take part
     rng: torch.Generator
     sent: Mapping[str, Tensor] = field(
         default_factory=dict
     )  # what clients get in this round, for a round without uploads
 
-    def mean(self, parts: Sequence[Mapping[str, Any]], clients: int) -> dict[str, Tensor]:
-        """Return the private mean of tensors by name. parts: of each upload. clients: how many there are in all.
+    def mean(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Return the private mean of tensors by name. parts: of each upload.
 
         Tensors of integers are those of the first upload.
         """
         first: Mapping[str, Any] = parts[0] if parts else {name: Sealed(one, one) for name, one in self.sent.items()}
-        expected = self.share * clients
+        expected = self.share * len(self.clients)
         mean = {}
         for name, one in first.items():
             if not isinstance(one, Sealed):
@@ -66,8 +67,8 @@ class PrivateMean:
         rows: of each upload, [S, D], in the order of its client's classes. classes: of all clients.
         """
         owners_C = torch.zeros(num_classes, dtype=torch.float64)
-        for class_S in classes.values():
-            owners_C[class_S] += 1
+        for k in self.clients:
+            owners_C[classes[k]] += 1
         sum_CD = torch.zeros(num_classes, width, dtype=torch.float64)
         for k, row_SD in rows.items():
             sum_CD[classes[k]] += row_SD.change.double()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.common.results import ClientRow
+from raysim.core.algorithm import ClientId
 from raysim.engine.records import MemoryReport, RoundReport
 
 Rows = Sequence[ClientRow]
@@ -282,6 +283,9 @@ CURRENT: Mapping[str, Callable[[Rows], float | None]] = {
 }
 """Metrics of the tests of all clients with the server's current message, from the rows of a round."""
 
+NEW: Mapping[str, Callable[[Rows], float | None]] = {"accuracy/held_out": lambda rows: _current(rows).mean}
+"""Metrics of the same tests of clients that never take part."""
+
 TESTS: Mapping[str, Callable[[Rows], float | None]] = {
     "time/evaluate_s": lambda rows: math.fsum(r.evaluate_s for r in rows),
 }
@@ -309,17 +313,28 @@ CONDITIONS: Mapping[str, Callable[[Conditions], float | int | None]] = {
 
 
 def round_metrics(
-    report: RoundReport, rows: Rows, latest: Latest | None, conditions: Conditions
+    report: RoundReport,
+    rows: Rows,
+    latest: Latest | None,
+    conditions: Conditions,
+    held_out: Collection[ClientId] = (),
 ) -> dict[str, float | int]:
     """Return the metrics of one round, and the values that the method logged in it; no sums over rounds.
 
     rows: the rows of the round. latest: the last tests of all clients, after this round; None: it had no test.
+    held_out: clients that never take part.
     """
     metrics = compute_metrics(PARTICIPANTS, [row for row in rows if row.participated])
     metrics |= {} if latest is None else compute_metrics(ALL_CLIENTS, latest)
-    metrics |= compute_metrics(CURRENT, rows) | compute_metrics(TESTS, rows)
+    metrics |= current_metrics(rows, held_out) | compute_metrics(TESTS, rows)
     metrics |= compute_metrics(REPORT, report) | compute_metrics(CONDITIONS, conditions)
     return metrics | _logged(report)
+
+
+def current_metrics(rows: Rows, held_out: Collection[ClientId]) -> dict[str, float | int]:
+    """Return the metrics of the tests with the server's current message; clients in `held_out` have their own."""
+    new = [row for row in rows if row.client in held_out]
+    return compute_metrics(CURRENT, [row for row in rows if row.client not in held_out]) | compute_metrics(NEW, new)
 
 
 def compute_metrics(functions: Mapping[str, Callable[[T], float | int | None]], given: T) -> dict[str, float | int]:

@@ -60,6 +60,8 @@ class Plan:
     participants: int = 1  # K
     participation: Participation = Participation()
     malicious: Malicious | None = None  # clients that change their samples or uploads
+    held_out: frozenset[ClientId] = frozenset()  # clients that never take part, and are tested as new ones
+    fine_tune: int = 0  # epochs for which a client of `held_out` trains before a test
     robust: RobustMean | None = None  # the rule in place of the mean of uploads
     privacy: ClientPrivacy | None = None  # clipping and noise
     asynchronous: UploadBuffer | None = None  # None: a round ends with the uploads of all its participants
@@ -252,8 +254,8 @@ class Plan:
 
     @cached_property
     def eligible(self) -> tuple[ClientId, ...]:
-        """Clients with training samples; all others never take part."""
-        return tuple(k for k, count in self.num_samples.items() if count)
+        """Clients with training samples that are not held out; all others never take part."""
+        return tuple(k for k, count in self.num_samples.items() if count and k not in self.held_out)
 
 
 @dataclass(frozen=True)
@@ -268,7 +270,7 @@ class _Classes(Mapping[ClientId, Tensor]):
         return torch.from_numpy(np.unique(self.plan.train_labels(k)))
 
     def __iter__(self) -> Iterator[ClientId]:
-        return iter(self.plan.eligible)
+        return (k for k, count in self.plan.num_samples.items() if count)
 
     def __len__(self) -> int:
-        return len(self.plan.eligible)
+        return sum(count > 0 for count in self.plan.num_samples.values())

@@ -15,7 +15,7 @@ from raysim.core.state import combined_digest
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
-from raysim.engine.metrics import ALL_CLIENTS, CURRENT, Conditions, compute_metrics, round_metrics
+from raysim.engine.metrics import ALL_CLIENTS, Conditions, compute_metrics, current_metrics, round_metrics
 from raysim.engine.plan import Plan
 from raysim.engine.policies.asynchronous import Flight
 from raysim.engine.policies.evaluations import Coverage
@@ -190,7 +190,7 @@ class Rounds:
         self.warnings.check_memory(memory)
         epsilon = self.account.epsilon(t) if self.account and evaluated else None
         conditions = Conditions(self.plan.local_in(t).lr, perf_counter() - began, memory, epsilon)
-        metrics = round_metrics(report, rows, progress.latest if evaluated else None, conditions)
+        metrics = round_metrics(report, rows, progress.latest if evaluated else None, conditions, self.plan.held_out)
         progress.add(report, rows, metrics)
         progress.restarts = self.recovering.restarts
         return metrics | progress.cumulative(evaluated)
@@ -250,14 +250,17 @@ class Rounds:
     def _test_initial(self) -> None:
         """Test all clients before round 1, and record this as round 0."""
         plan, progress = self.plan, self.progress
-        tested = self._test(range(plan.num_clients), "whole" if plan.evaluations.global_every is None else "own")
+        clients = [k for k in range(plan.num_clients) if k not in plan.held_out]
+        tested = self._test(clients, "whole" if plan.evaluations.global_every is None else "own")
         current: CurrentTests = {}
         if plan.evaluations.tests_all(0):
             current = self.recovering(lambda: self.backend.evaluate_current(1).result())
             self.warnings.check_tests(0, current)
-        rows = [client_row(plan, 0, k, None, one, current=current.get(k)) for k, one in tested.items()]
-        progress.latest.update(rows)
-        progress.final = compute_metrics(ALL_CLIENTS, progress.latest) | compute_metrics(CURRENT, rows)
+        rows = [
+            client_row(plan, 0, k, None, tested.get(k), current=current.get(k)) for k in sorted({*tested, *current})
+        ]
+        progress.latest.update(row for row in rows if row.total is not None)
+        progress.final = compute_metrics(ALL_CLIENTS, progress.latest) | current_metrics(rows, plan.held_out)
         self.record(0, progress.final, rows)
         progress.t = 0
         self._wait_if_at_once()

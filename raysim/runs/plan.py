@@ -106,6 +106,7 @@ def _plan(scenario: Scenario, data: RunData, layout: Layout | None) -> Plan:
     evaluations, stopping = evaluations_of(scenario), stopping_rule(scenario)
     published = np.arange(dataset.num_train, len(dataset.label_M), dtype=np.int64)
     normalised = normalised_by(scenario.dataset, dataset.raw_M, np.unique(partition.train.index))
+    able = set(np.flatnonzero(partition.train.size_N).tolist()) - scenario.held_out  # to take part
     return Plan(
         algorithm=scenario.algorithm,
         seed=scenario.seed,
@@ -129,8 +130,10 @@ def _plan(scenario: Scenario, data: RunData, layout: Layout | None) -> Plan:
         participants=scenario.participants,
         participation=scenario.participation,
         malicious=scenario.malicious,
+        held_out=scenario.held_out,
+        fine_tune=evaluation.fine_tune,
         robust=scenario.robust,
-        privacy=scenario.client_privacy,
+        privacy=scenario.client_privacy and scenario.client_privacy.among(len(able)),
         asynchronous=scenario.buffered,
         independent_init=scenario.clients.independent_init,
         weights_seed=scenario.seeds.weights,

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from raysim.common.results import RunCard, Scalar, Summary, written
 from raysim.engine.progress import Progress
 from raysim.runs.code import versions
@@ -26,6 +28,7 @@ def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:
 
 def card_of(scenario: Scenario, data: RunData, identity: Identity, folder: Path, first_round: int = 0) -> RunCard:
     """Return what the trackers of a run are told when it begins. first_round: the first that they get."""
+    able = set(np.flatnonzero(data.partition.train.size_N).tolist()) - scenario.held_out  # to take part
     dataset, public = data.dataset, data.public.digest if data.public else ""
     tagged = ("algorithm.name", "seed")  # these have their own tags; a sweep overrides many keys that decide no result
     deciding = [(key, value) for key, value in identity.overrides.items() if key not in tagged and decides(key)]
@@ -62,7 +65,8 @@ def card_of(scenario: Scenario, data: RunData, identity: Identity, folder: Path,
             "rounds_asked": scenario.rounds,
             "clients": scenario.clients.number,
             **({} if scenario.malicious is None else {"malicious_clients": sorted(scenario.malicious.clients)}),
-            "participants_per_round": min(scenario.participants, int((data.partition.train.size_N > 0).sum())),
+            **({"held_out_clients": sorted(scenario.held_out)} if scenario.held_out else {}),
+            "participants_per_round": min(scenario.participants, len(able)),
             "dataset": {"name": dataset.name, "source": dataset.source, "digest": dataset.digest},
             **({"public_digest": public} if public else {}),  # of another data set
             "partition_digest": data.partition.digest,

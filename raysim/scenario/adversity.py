@@ -9,8 +9,9 @@ from typing import Any, Literal
 from raysim.common.errors import UnavailableError
 from raysim.core.robust import MIXINGS, RULES, RobustMean
 from raysim.engine.policies.asynchronous import DISCOUNTS, UploadBuffer
-from raysim.engine.policies.attacks import ATTACKS, Malicious, draw_malicious
+from raysim.engine.policies.attacks import ATTACKS, Malicious
 from raysim.engine.policies.privacy import ClientPrivacy
+from raysim.engine.policies.sampling import draw_share
 from raysim.scenario.named import named_settings
 from raysim.scenario.overrides import parse_ranges
 from raysim.scenario.parse import ParsedScenario
@@ -35,7 +36,7 @@ def malicious_of(parsed: ParsedScenario) -> tuple[Malicious | None, dict[str, An
                 ("adversary", "clients"), f"{given.clients!r} is invalid: {error}; allowed: ids from 0 to {count - 1}"
             ) from None
     else:
-        clients = draw_malicious(seed, given.clients, count)
+        clients = draw_share(seed, "malicious", given.clients, count)
     if not clients:
         raise origin.error(
             ("adversary", "clients"),
@@ -93,6 +94,7 @@ def privacy_of(parsed: ParsedScenario, participants: int) -> ClientPrivacy | Non
     chosen: dict[tuple[str, str], bool] = {
         ("clients", "deadline_s"): clients.deadline_s is not None,
         ("clients", "oversample"): clients.oversample > 1,
+        ("system", "availability"): parsed.system is not None and parsed.system.availability is not None,
         ("failure", "max_failed_fraction"): parsed.failure.max_failed_fraction > 0,
     }
     if given.noise_at == "server" and (key := next((key for key, is_set in chosen.items() if is_set), None)):

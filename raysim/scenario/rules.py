@@ -180,6 +180,30 @@ def refuse_unsuited_algorithm(scenario: Scenario) -> None:
         )
 
 
+def refuse_unsuited_held_out(scenario: Scenario) -> None:
+    """Refuse clients that never take part, if they are not tested, or if every client must register."""
+    clients, evaluation, origin = scenario.clients, scenario.evaluation, scenario.origin
+    if evaluation.fine_tune and not clients.held_out:
+        raise origin.error(
+            ("evaluation", "fine_tune"), "only clients that never take part are fine-tuned; set clients.held_out, too"
+        )
+    if not clients.held_out:
+        return
+    from raysim.core.algorithm import overrides
+
+    if evaluation.clients != "all":
+        raise origin.error(
+            ("clients", "held_out"), "these clients are only tested if evaluation.clients is all; set that, too"
+        )
+    if overrides(type(scenario.algorithm), "client_register"):
+        raise origin.error(
+            ("clients", "held_out"),
+            f"every client of {scenario.method} registers with the server before round 1, so none is new to it; remove "
+            "the key, or choose another method",
+            cause=("algorithm", "name"),
+        )
+
+
 def refuse_unsuited_aggregator(scenario: Scenario) -> None:
     """Refuse a rule in place of a mean that the method does not compute, or that a round has too few uploads for."""
     robust, origin, name, averages = scenario.robust, scenario.origin, scenario.method, scenario.algorithm.averages
@@ -295,6 +319,7 @@ AFTER: Sequence[Callable[[Scenario], object]] = (
     refuse_unusable_keep,
     refuse_single_samples,
     refuse_unsuited_algorithm,
+    refuse_unsuited_held_out,
     refuse_unsuited_aggregator,
     refuse_unprotected_messages,
     refuse_unsuited_asynchrony,

@@ -18,7 +18,7 @@ from raysim.engine.policies.asynchronous import UploadBuffer
 from raysim.engine.policies.attacks import Malicious
 from raysim.engine.policies.placement import ResourceRequest
 from raysim.engine.policies.privacy import ClientPrivacy
-from raysim.engine.policies.sampling import Participation
+from raysim.engine.policies.sampling import Participation, draw_share
 from raysim.engine.stragglers import StragglerDraws
 from raysim.scenario import rules
 from raysim.scenario.adversity import asynchronous_of, malicious_of, privacy_of, robust_of
@@ -61,6 +61,7 @@ class Scenario(ParsedScenario):
     participants: int  # K
     participation: Participation
     malicious: Malicious | None
+    held_out: frozenset[int]  # clients that never take part
     robust: RobustMean | None
     client_privacy: ClientPrivacy | None
     buffered: UploadBuffer | None
@@ -126,6 +127,7 @@ class Scenario(ParsedScenario):
             participants=count_participants(parsed),
             participation=participation,
             malicious=malicious,
+            held_out=draw_share(parsed.seed_of("cohorts"), "held_out", parsed.clients.held_out, parsed.clients.number),
             robust=robust,
             client_privacy=privacy_of(parsed, count_participants(parsed)),
             buffered=buffered,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
 
 from raysim.common.results import Scalar, written
-from raysim.core.fields import Count, Fraction, NonNegative, Positive, Range, in_words, settings_fields
+from raysim.core.fields import Count, Fraction, NonNegative, NonNegativeInt, Positive, Range, in_words, settings_fields
 from raysim.engine.policies.placement import NodeOrder
 
 if TYPE_CHECKING:
@@ -154,6 +154,9 @@ class Clients(Section):
     """Names of the architectures; client k gets models[k % len(models)]. See `raysim list models`."""
     feature_dim: AtLeastOne | Auto = "auto"
     """Width of the representation that all architectures share; `auto`: their native width."""
+    held_out: Annotated[float, Range(ge=0, lt=1)] = 0.0
+    """Share of the clients that never take part, drawn once. They are tested as new clients: `accuracy/held_out`. Needs
+    `evaluation.clients: all`."""
     independent_init: bool = False
     """Draw initial weights per client instead of once per architecture."""
 
@@ -350,6 +353,9 @@ class Evaluation(Section):
     all_every: AtLeastOne | None = None
     """Number of rounds between tests of all clients (`clients: all`), a multiple of `every`; all clients are always
     tested before the first and after the last round. Default: whenever participants are evaluated."""
+    fine_tune: NonNegativeInt = 0
+    """Epochs for which a client of `clients.held_out` trains, by the method's own `client_update`, between receiving
+    the server's message and its test. Everything that it learns is dropped."""
     global_test: bool = False
     """Also evaluate participants on the whole published test set; needs data.split published or pfedhn."""
     global_every: AtLeastOne | None = None

@@ -11,7 +11,8 @@ import torch
 
 import raysim
 from raysim.core.messages import Header, Model, message
-from raysim.engine.policies.attacks import InnerProduct, LabelFlip, Malicious, Noise, SignFlip, draw_malicious
+from raysim.engine.policies.attacks import InnerProduct, LabelFlip, Malicious, Noise, SignFlip
+from raysim.engine.policies.sampling import draw_share
 from raysim.engine.stages import Uploads
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import digits
@@ -66,8 +67,8 @@ def test_wrong_labels_leave_the_upload_itself() -> None:
 
 
 def test_a_share_of_the_clients_is_drawn_once() -> None:
-    assert len(draw_malicious(3, 0.29, 100)) == 29
-    assert draw_malicious(3, 0.29, 100) == draw_malicious(3, 0.29, 100) != draw_malicious(4, 0.29, 100)
+    assert len(draw_share(3, "malicious", 0.29, 100)) == 29
+    assert draw_share(3, "malicious", 0.29, 100) != draw_share(4, "malicious", 0.29, 100)
 
 
 @pytest.mark.parametrize("attack", [{"name": "sign_flip", "factor": 5.0}, {"name": "label_flip"}])

@@ -67,6 +67,15 @@ def test_noise_at_clients_composes_over_the_rounds_in_which_one_sends() -> None:
     assert Account(at_client, cohorts.__getitem__).epsilon(4) == epsilons[3]  # after a resume
 
 
+def test_only_clients_that_can_take_part_are_accounted(tmp_path: Path) -> None:
+    """Of 8 clients, 2 never take part, so a round has each of the others with probability 4 / 6."""
+    pytest.importorskip("dp_accounting")
+    given = digits(**AVERAGED, evaluation={"clients": "all"}, output=str(tmp_path))
+    run = raysim.run(given, sets=["privacy.noise_multiplier=1.0", "clients.held_out=0.25"], quiet=True)
+    expected = epsilon_of(private(share=4 / 6, clients=6), 3)
+    assert run.rounds["privacy/epsilon"].iloc[-1] == pytest.approx(expected)
+
+
 def test_uploads_are_clipped_by_the_norm_of_their_change() -> None:
     ups = {k: Model({"w": torch.tensor([2.0 + 3 * k, 1.0 + 4 * k])}) for k in (0, 1)}
     down = Model({"w": torch.tensor([2.0, 1.0])})
@@ -80,10 +89,11 @@ def test_uploads_are_clipped_by_the_norm_of_their_change() -> None:
 
 def test_the_private_mean_by_hand() -> None:
     parts = [{"w": Sealed(torch.tensor([change]), torch.tensor([10.0]))} for change in (0.5, -0.25, 0.75)]
-    mean = PrivateMean(0.0, share=0.5, rng=torch.Generator())
-    assert mean.mean(parts, clients=4)["w"].item() == 10.5  # 1.0 / (0.5 * 4)
+    mean = PrivateMean(0.0, share=0.5, clients=range(4), rng=torch.Generator())
+    assert mean.mean(parts)["w"].item() == 10.5  # 1.0 / (0.5 * 4)
     mean.sent = {"w": torch.tensor([7.0])}
-    assert mean.mean([], clients=4)["w"].item() == 7.0  # a round without uploads
+    assert mean.mean([])["w"].item() == 7.0  # a round without uploads
+    mean.clients = range(3)
     classes = {0: torch.tensor([0, 2]), 1: torch.tensor([2]), 2: torch.tensor([2])}
     server: Server[Any] = Server(
         Task(3, 1, ("norm",), lambda name: None), torch.Generator(), {0: 5, 1: 5, 2: 5}, classes=classes, private=mean
@@ -95,9 +105,9 @@ def test_the_private_mean_by_hand() -> None:
 
 
 def test_the_noise_has_the_deviation_that_is_accounted() -> None:
-    mean = PrivateMean(2.0, share=0.5, rng=torch.Generator().manual_seed(1))
+    mean = PrivateMean(2.0, share=0.5, clients=range(4), rng=torch.Generator().manual_seed(1))
     part = {"w": Sealed(torch.zeros(1_000_000), None)}
-    assert float(mean.mean([part], clients=4)["w"].std()) == pytest.approx(2.0 / 2, rel=0.005)
+    assert float(mean.mean([part])["w"].std()) == pytest.approx(2.0 / 2, rel=0.005)
     at_client = private(noise_at="client", noise_multiplier=3.0)
     noised = at_client({0: {"w": torch.zeros(1_000_000)}}, 1)[0]["w"]
     assert float(noised.std()) == pytest.approx(3.0, rel=0.005)
@@ -148,6 +158,7 @@ def test_the_same_bits_on_any_placement_and_after_a_resume(method: str, noise_at
         ({"algorithm": {"name": "fedssa"}}, ["privacy", "before round 1"]),
         ({"aggregator": {"rule": {"name": "median"}}}, ["aggregator", "sum"]),
         ({"failure": {"max_failed_fraction": 0.5}}, ["failure.max_failed_fraction"]),
+        ({"system": {"availability": 0.5}}, ["system.availability"]),
         (
             {
                 "clients": {"count": 8, "models": ["digits_mlp64"]},

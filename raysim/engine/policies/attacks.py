@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.core.fields import Positive
-from raysim.core.seeds import seed_for, seeded
+from raysim.core.seeds import seeded
 
 if TYPE_CHECKING:
     import torch
@@ -128,9 +128,3 @@ class Malicious:
 
 def _alike(changes: Mapping[str, Tensor], name: str, tensor: Tensor) -> bool:
     return name in changes and changes[name].shape == tensor.shape
-
-
-def draw_malicious(seed: int, share: float, num_clients: int) -> frozenset[ClientId]:
-    """Draw the malicious clients: this share of all, rounded down."""
-    rng = np.random.default_rng(seed_for(seed, "malicious"))
-    return frozenset(rng.choice(num_clients, int(share * num_clients + 1e-9), replace=False).tolist())

@@ -6,7 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from raysim.core.seeds import seeded
@@ -30,6 +30,10 @@ class ClientPrivacy:
     share: float  # q: share of the clients that a round is expected to have
     clients: int
     seed: int
+
+    def among(self, clients: int) -> ClientPrivacy:
+        """Return the same with the number of clients that can take part, among which a round's clients are drawn."""
+        return replace(self, share=min(1.0, self.share * self.clients / clients), clients=clients)
 
     @property
     def central(self) -> bool:

@@ -102,6 +102,12 @@ SELECTIONS: dict[str, type] = {
 """Name in a scenario -> policy. A custom policy is named as `./mine.py:Mine`."""
 
 
+def draw_share(seed: int, purpose: str, share: float, num_clients: int) -> frozenset[ClientId]:
+    """Draw a share of all clients, rounded down, once for a run. purpose: draws for other purposes are independent."""
+    rng = np.random.default_rng(seed_for(seed, purpose))
+    return frozenset(rng.choice(num_clients, cohort_size(share, num_clients), replace=False).tolist())
+
+
 @dataclass(frozen=True)
 class Participation:
     """How clients are selected in a round, and which of the selected clients count."""

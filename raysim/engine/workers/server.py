@@ -101,11 +101,16 @@ class ServerWorker:
         without training samples never take part and get no message. No client does if the method ignores messages
         until it trains.
         """
-        of: dict[ClientId, int | None] = dict.fromkeys(range(self.plan.num_clients))
-        if not receives(self.plan.algorithm):
+        plan, of = self.plan, dict[ClientId, int | None].fromkeys(range(self.plan.num_clients))
+        new = [k for k in sorted(plan.held_out) if plan.num_samples[k]]
+        if receives(plan.algorithm):
+            receivers = sorted([*plan.eligible, *new])
+        elif plan.fine_tune:  # the message is for `client_update`
+            receivers = new
+        else:
             return Broadcast((), of)
         # `local` is that of the round before, since the last round has none after it.
-        broadcast = self._would_send(t, self.plan.eligible, self.plan.local_in(t - 1))
+        broadcast = self._would_send(t, receivers, plan.local_in(t - 1))
         return replace(broadcast, of=of | dict(broadcast.of))
 
     def _would_send(self, t: int, receivers: Iterable[ClientId], local: LocalTraining) -> Broadcast:
@@ -260,7 +265,7 @@ class ServerWorker:
         privacy = self.plan.privacy
         if privacy is None or not privacy.central:
             return None
-        mean = PrivateMean(privacy.std, privacy.share, seeded(privacy.seed, "privacy", t))
+        mean = PrivateMean(privacy.std, privacy.share, self.plan.eligible, seeded(privacy.seed, "privacy", t))
         if not has_uploads:
             down = self.plan.algorithm.server_send(self.server, self.plan.eligible[0])
             tables = [value for value in vars(down).values() if isinstance(value, Mapping)] if down is not None else []

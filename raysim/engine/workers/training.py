@@ -171,13 +171,24 @@ class ClientTrainer:
 
     def _evaluate_received(self, k: ClientId, t: int, received: Received) -> ClientEvaluation:
         """Test client k after it received a message, and drop what the message changed."""
-        if received.message is None:
+        fine_tuned = k in self.plan.held_out and self.plan.fine_tune > 0 and self.plan.num_samples[k] > 0
+        if received.message is None and not fine_tuned:
             return self.evaluation.evaluate_one(k, "own")
         start = perf_counter()
         with self.states.reading(k), self._time_limit(k, t):
-            self._receive(k, t, received)
+            if fine_tuned:
+                self._fine_tune(k, t, received)
+            else:
+                self._receive(k, t, received)
             evaluation = self.evaluation.evaluate_one(k, "own")
         return replace(evaluation, seconds=perf_counter() - start)
+
+    def _fine_tune(self, k: ClientId, t: int, received: Received) -> None:
+        """Let a client that never takes part receive a message and train, as far as its open network is concerned."""
+        (client,) = self._clients([k], t, t - 1)
+        client.local = replace(client.local, epochs=self.plan.fine_tune, steps=None)
+        self._deliver(client, received)
+        self._update(client, received, in_group=False)
 
     def _receive(self, k: ClientId, t: int, received: Received) -> None:
         """Let client k receive a message of round `t` without a training that follows. It changes its open network."""
