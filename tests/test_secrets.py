@@ -43,7 +43,7 @@ def test_a_secret_is_refused(command: str, item: str, workplace: Path, capfd: py
         (workplace / given).mkdir()
         (workplace / given / "resolved.yaml").write_text(text)
         facts = dict.fromkeys(("tracking", "dataset_digest", "partition_digest"), "")
-        facts |= {"run_id": "20261121-101500-ab12", "checkpoints": "checkpoints"}
+        facts |= {"run_id": "20261121-101500-ab12", "checkpoints": "checkpoints", "code": {"files": {}}}
         (workplace / given / "run.json").write_text(json.dumps({**facts, "versions": {}}))
     with pytest.raises(SystemExit) as ended:
         main([command, given, "--set", item])

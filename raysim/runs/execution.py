@@ -244,8 +244,7 @@ class Execution:
         self.facts["actors"] = plan.layout.num_actors
         for text in (*self.scenario.warnings, *self.data.notes):
             logger.warning(text)
-        idle = plan.num_clients - len(plan.eligible)
-        untested, unvalidated = (int((part.size_N == 0).sum()) for part in (plan.test, plan.val))
+        idle, untested, unvalidated = (int((part.size_N == 0).sum()) for part in (plan.train, plan.test, plan.val))
         clients = f"of {plan.num_clients} clients hold no"
         if idle:
             logger.info(f"{idle} {clients} training samples and never take part")

@@ -87,6 +87,12 @@ def test_all_rows():
     }
 
 
+def test_new_clients_and_privacy_have_rows():
+    rows = dict(summary_rows({**SUMMARY, "final": {"accuracy/held_out": 0.5, "privacy/epsilon": 4.3812}}))
+    assert rows["accuracy, new clients"].startswith("50.0%")
+    assert rows["epsilon"] == "4.381"
+
+
 def test_operations_that_are_not_counted_are_told():
     rows = dict(summary_rows({**SUMMARY, "final": {**SUMMARY["final"], "compute/total_flops": 0.0}}))
     expected = "0 FLOP; those of client hooks outside fit, outputs and add_flops are not counted"

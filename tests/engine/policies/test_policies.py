@@ -20,6 +20,7 @@ from raysim.engine.metrics import (
     ALL_CLIENTS,
     CONDITIONS,
     CURRENT,
+    NEW,
     PARTICIPANTS,
     REPORT,
     TESTS,
@@ -32,6 +33,7 @@ from raysim.engine.metrics import (
     mean,
     round_metrics,
 )
+from raysim.engine.policies.asynchronous import Flight
 from raysim.engine.policies.placement import (
     ActorGroup,
     ClusterResources,
@@ -458,7 +460,7 @@ def test_every_metric_has_a_meaning_and_one_place_that_computes_it() -> None:
     progress = Progress()
     accuracies = ("accuracy/all", "accuracy/all_current", "accuracy/participants", "accuracy/val")
     progress.take_best(1, dict.fromkeys(accuracies, 0.5))
-    tables = [PARTICIPANTS, ALL_CLIENTS, CURRENT, TESTS, REPORT, CONDITIONS, CUMULATIVE, progress.best]
+    tables = [PARTICIPANTS, ALL_CLIENTS, CURRENT, NEW, TESTS, REPORT, CONDITIONS, CUMULATIVE, progress.best]
     assert sorted(name for table in tables for name in table) == sorted(METRICS)
 
 
@@ -504,6 +506,7 @@ def test_a_resumed_run_has_all_that_was_counted() -> None:
         best_val=0.25, best_val_round=1, up_components={"up": 1}, down_components={"down": 2},
         final={"accuracy/all": 0.5}, watched=Watched(3, 0.5, 2, 0.6), uploads=4, rejected=1, failed=2,
         client_rounds=6, restarts=7, seconds={"train": 1.5}, before_s=7.5,
+        flight=Flight(1.5, {2: (2.5, 1)}),
     )  # fmt: skip
     again = Progress()
     again.resume(3, json.loads(json.dumps(before.facts())), {})
