@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
 from raysim.scenario.scenario import Scenario
 from tests.data.layouts import encoded, pixels
@@ -83,3 +85,26 @@ def leaf(folder: Path, kind: str, users: int = 3, samples: int = 5) -> Path:
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps({"users": list(data), "num_samples": [count] * users, "user_data": data}))
     return folder
+
+
+def write_page_files(folder: Path) -> None:
+    """Write the files that the examples of docs/own_data.md read."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 20)).astype("float32")
+    readings = pd.DataFrame(x, columns=[f"sensor_{i}" for i in range(20)])
+    readings["state"] = np.where(x[:, 0] + x[:, 1] > 0, "on", "off")
+    readings["user"] = [f"user-{row % 30:02}" for row in range(300)]
+    readings.to_parquet(folder / "readings.parquet")
+    readings.drop(columns="user").to_csv(folder / "readings.csv", index=False)
+    user = readings["user"].to_numpy(dtype=str)
+    np.savez(folder / "readings.npz", x=x, y=(x[:, 0] > 0).astype(int), user=user)
+    np.savez(folder / "sentences.npz", x=rng.integers(0, 50, (300, 12)), y=rng.integers(0, 3, 300))
+    images = [f"pets/{name}/{i}.jpg" for name in ("cat", "dog") for i in range(20)]
+    images += [f"wards/{ward}/{name}/{i}.png" for ward in "abc" for name in ("healthy", "ill") for i in range(4)]
+    for name in images:
+        side = int(rng.integers(20, 40))
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (side, side + 5, 3), dtype=np.uint8)).save(folder / name)
+    photos = [name.removeprefix("pets/") for name in images if name.startswith("pets/")]
+    owners = [f"owner-{row % 5}" for row in range(len(photos))]
+    pd.DataFrame({"file_name": photos, "owner": owners}).to_csv(folder / "pets" / "metadata.csv", index=False)

@@ -1,4 +1,4 @@
-"""docs/own_data.md is true: its files are made, each of its scenarios fits them, and the whole one runs."""
+"""docs/own_data.md is true: each of its scenarios fits files as it describes them, and the whole one runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from raysim.runs.run import run
 from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from tests.conftest import REPOSITORY
-from tests.data.own import leaf
+from tests.data.own import leaf, write_page_files
 
 PAGE = (REPOSITORY / "docs" / "own_data.md").read_text(encoding="utf-8")
 MODELS = {"images": "mobilenet", "features": "mlp_s", "tokens": "gru"}
@@ -27,12 +27,9 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the page's Python writes, and a FEMNIST."""
+    """The files of the page's examples, and a FEMNIST."""
     folder = tmp_path_factory.mktemp("own")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        (writing,) = blocks("python")
-        exec(compile(writing, "own_data.md", "exec"), {})
+    write_page_files(folder)
     return leaf(folder, "femnist", users=2, samples=20)
 
 

@@ -31,6 +31,7 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.runs.run import run
 from raysim.scenario.parse import parse_scenario
 from tests.conftest import REPOSITORY
+from tests.data.own import write_page_files
 
 pytestmark = [
     pytest.mark.ray,
@@ -291,11 +292,11 @@ def test_a_sweep(head: Head, raysim: Any, tracking_store: str, tmp_path: Path) -
 
 
 def test_own_data(head: Head, raysim: Any, tracking_store: str, workplace: Path) -> None:
-    """The page's own file, scenario and commands."""
+    """The page's scenario and commands."""
     page = (REPOSITORY / "docs" / "own_data.md").read_text(encoding="utf-8")
-    writing, scenario = (re.search(rf"^```{kind}\n(.*?)^```", page, re.M | re.S) for kind in ("python", "yaml"))
-    assert writing is not None and scenario is not None
-    exec(compile(writing[1], "own_data.md", "exec"), {})
+    scenario = re.search(r"^```yaml\n(.*?)^```", page, re.M | re.S)
+    assert scenario is not None
+    write_page_files(workplace)
     Path("mine.yaml").write_text(scenario[1])
     (line,) = re.findall(r"^raysim (submit mine.yaml .*?) +#", page, re.M)
     words = line.replace("$PWD", str(workplace)).split()
