@@ -2,8 +2,7 @@
 
 The device (`plugin/device.cpp`) has memory of its own, which the CPU cannot read, and the kernels of the CPU. Processes
 that find `plugin` on PYTHONPATH have it, so Ray's actors do. It cannot show what depends on the kernels of a GPU, such
-as their speed, memory and rounding; `tests/gpu` needs a real one. docs/architecture.md lists
-what it found.
+as their speed, memory and rounding; `tests/gpu` needs a real one.
 """
 
 from __future__ import annotations
