@@ -94,13 +94,10 @@ def test_the_malicious_clients_that_the_page_shows(workplace: Path) -> None:
 
 
 def test_the_examples_of_sweep_files(tmp_path: Path) -> None:
-    *variants, published = [yaml.safe_load(block) for block in blocks("docs/comparison.md", "yaml")]
+    variants, published = [yaml.safe_load(block) for block in blocks("docs/comparison.md", "yaml")]
     sweep = tmp_path / "sweep.yaml"
-    cells = []
-    for example in variants:
-        sweep.write_text(yaml.safe_dump({"base": "quickstart", **example}))
-        cells.append([cell.name for cell in load_sweep(sweep).cells])
-    assert [len(names) for names in cells] == [2, 2, 4]
+    sweep.write_text(yaml.safe_dump({"base": "quickstart", **variants}))
+    assert len(load_sweep(sweep).cells) == 2
     (tmp_path / published["published"]["file"]).symlink_to(REPOSITORY / "scenarios" / "published_results.csv")
     runs = {"method": {"FedSSA": ["algorithm.name=fedssa"]}}
     published["published"]["rows"] |= {"setting": "*N=100*", "dataset": "CIFAR-100"}
