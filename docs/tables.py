@@ -193,6 +193,20 @@ def reported(name: str, label: str) -> str:
     return markdown(head, lines, right=range(1, 6))
 
 
+def capabilities() -> str:
+    """Return a row per method: with which sections it runs, and a list of the sentences with which it is refused."""
+    rows = read(RESULTS / "capabilities.csv")
+    sections = list(dict.fromkeys(row["section"] for row in rows))
+    refused = {(row["method"], row["section"]): row["refused"] for row in rows}
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    table = ([name, *("-" if refused[name, one] else "yes" for one in sections)] for name in methods)
+    shown: dict[str, str] = {}
+    for (name, section), sentence in refused.items():
+        if sentence:
+            shown.setdefault(f"{section}: \"{sentence.replace(name, 'METHOD')}\"", name)
+    return "\n".join([markdown(["method", *sections], table), "", *(f"- {text}" for text in shown)])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "digits": partial(digits, "digits"),
     "digits_tuned": partial(digits, "digits_tuned"),
@@ -204,6 +218,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "public": public,
     "beside_fluke": beside_fluke,
     "beside_niid_bench": partial(reported, "beside_niid_bench", "partition"),
+    "capabilities": capabilities,
     "beside_pfllib": partial(reported, "beside_pfllib", "method"),
 }
 
