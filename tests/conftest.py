@@ -174,6 +174,7 @@ SLOW = (
     "engine/test_recovery.py",
     "engine/test_system.py",
     "engine/workers/test_time_limit.py",
+    "independent/test_independent.py",
     "jobs/test_stopping.py",
     "runs/test_closing.py",
     "runs/test_code.py",
