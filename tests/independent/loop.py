@@ -1,8 +1,9 @@
 """The federated loop in plain torch, and what all methods of this folder share.
 
-The files of this folder are a second implementation of sixteen methods, written from the papers' equations and not from
-raysim's code. They import nothing of raysim. A network is a mapping of names to tensors: an extractor of one layer with
-ReLU, then a linear header. Numbers are float64. One client trains after another, and nothing is random.
+The modules of this folder, except for the test, are a second implementation of sixteen methods. It was written from the
+papers' equations without reading raysim's code, and it imports nothing of raysim. Where a paper leaves a choice open,
+the second implementation follows `docs/methods`. A network is a mapping of names to tensors: an extractor of one layer
+with ReLU, then a linear header. Numbers are float64.
 
 A method is a function of `Start`. It returns all clients' networks after the last round, and the tensors that the
 server would send to client 0 next.

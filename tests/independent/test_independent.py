@@ -128,7 +128,10 @@ class Runs:
         self.samples = cache(self._samples)
 
     def _initial(self) -> tuple[Networks, dict[str, Weights]]:
-        """Return the initial networks of clients and server. A round at a learning rate of nearly 0 changes none."""
+        """Return the initial networks of clients and server. A round at a learning rate of nearly 0 changes none.
+
+        All methods that share a header begin with the same one; so do those that share a second network.
+        """
         begun = {}
         for name in ("lg_fedavg", "fedkd", "fedral"):
             run = raysim.run(scenario(name, {"lr": 1e-30}, rounds=1), quiet=True)
