@@ -111,7 +111,7 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
     """Adaptive mutual distillation with a small model, whose updates are compressed by truncated SVD."""
 
     paper: ClassVar[str] = "Wu et al., Nature Communications 2022, https://doi.org/10.1038/s41467-022-29763-x"
-    averages = "uploads"
+    averages = "values"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "official": {"detach": False, "kl_reduction": "mean"},
         "htfllib": {"detach": False, "kl_reduction": "mean", "compress": "parameters"},

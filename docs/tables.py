@@ -203,7 +203,7 @@ def capabilities() -> str:
     shown: dict[str, str] = {}
     for (name, section), sentence in refused.items():
         if sentence:
-            shown.setdefault(f"{section}: \"{sentence.replace(name, 'METHOD')}\"", name)
+            shown.setdefault(f'{section}: "{sentence.replace(name, "METHOD")}"', name)
     return "\n".join([markdown(["method", *sections], table), "", *(f"- {text}" for text in shown)])
 
 
