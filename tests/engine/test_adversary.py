@@ -91,16 +91,19 @@ def test_a_rule_bears_what_the_mean_does_not(attack: dict[str, Any], tmp_path: P
 
 
 @pytest.mark.large
-def test_attack_and_rule_give_the_same_bits_on_any_placement(tmp_path: Path) -> None:
+def test_attack_rule_and_noise_give_the_same_bits_on_any_placement_and_after_a_resume(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
     scenario = digits(
         **AVERAGED,
         adversary={"clients": 0.25, "attack": {"name": "noise"}},
         aggregator={"rule": {"name": "multi_krum", "malicious": 2}, "mixing": {"name": "bucketing", "size": 1}},
+        privacy={"clip": 1.0, "noise_multiplier": 0.5, "noise_at": "client", "delta": 1e-3},
         output=str(tmp_path),
     )
     sets = [["backend=in_process"], *(["backend=ray", f"resources.actors={n}"] for n in (1, 2, 3))]
-    digests = {raysim.run(scenario, sets=one, quiet=True).state_digest for one in sets}
-    assert len(digests) == 1
+    runs = [raysim.run(scenario, sets=one, quiet=True) for one in sets]
+    runs.append(raysim.run(scenario, sets=["rounds=2"], quiet=True).resume(["rounds=3"], quiet=True))
+    assert len({run.state_digest for run in runs}) == 1
 
 
 def test_an_own_attack_and_an_own_rule(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_rounds_add_up(finished: Run) -> None:
     found = {name for name, value in rounds[-1].items() if value is not None and math.isfinite(value)}
     asked_for = {"accuracy/global", "time/virtual_s", "time/virtual_total_s", "engine/dropped_clients"}
     asked_for |= {"accuracy/participants_before", "accuracy/val_current", "accuracy/best_current", "loss/test_current"}
+    asked_for |= {"accuracy/held_out"}
     asked_for |= {name for name in METRICS if name.startswith(("accuracy/all_current", "privacy/", "async/"))}
     assert set(METRICS) - asked_for <= found
     total = 0
