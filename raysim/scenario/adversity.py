@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from importlib.util import find_spec
 from typing import Any, Literal
 
-from raysim.common.errors import UnavailableError
 from raysim.core.robust import MIXINGS, RULES, RobustMean
 from raysim.engine.policies.asynchronous import DISCOUNTS, UploadBuffer
 from raysim.engine.policies.attacks import ATTACKS, Malicious
@@ -79,36 +77,12 @@ def asynchronous_of(parsed: ParsedScenario) -> tuple[UploadBuffer | None, dict[s
 
 
 def privacy_of(parsed: ParsedScenario, participants: int) -> ClientPrivacy | None:
-    """Return how uploads are clipped and noised. participants: K, expected of a round. Raises `ScenarioError`."""
-    given, origin, clients = parsed.privacy, parsed.origin, parsed.clients
+    """Return how uploads are clipped and noised. participants: K, expected of a round."""
+    given, clients = parsed.privacy, parsed.clients
     if given is None:
         return None
-    if given.noise_multiplier and find_spec("dp_accounting") is None:
-        raise origin.error(
-            ("privacy",),
-            "needs the package dp-accounting; install raysim with the extra `privacy`",
-            kind=UnavailableError,
-        )
     samplings: dict[str, Literal["poisson", "uniform"]] = {"poisson": "poisson", "uniform": "uniform"}
     sampling: Literal["poisson", "uniform", "other"] = samplings.get(clients.selection["name"], "other")
-    chosen: dict[tuple[str, str], bool] = {
-        ("clients", "deadline_s"): clients.deadline_s is not None,
-        ("clients", "oversample"): clients.oversample > 1,
-        ("system", "availability"): parsed.system is not None and parsed.system.availability is not None,
-        ("failure", "max_failed_fraction"): parsed.failure.max_failed_fraction > 0,
-    }
-    if given.noise_at == "server" and (key := next((key for key, is_set in chosen.items() if is_set), None)):
-        raise origin.error(
-            key,
-            "one client decides whether another one counts, which no account of noise at the server covers; remove "
-            "this key, or set privacy.noise_at to client",
-            cause=("privacy", "noise_at"),
-        )
-    if given.accountant == "pld" and given.noise_at == "server" and sampling == "uniform":
-        raise origin.error(
-            ("privacy", "accountant"),
-            "pld given, but it cannot account for a fixed number of participants; choose rdp, or the selection poisson",
-        )
     return ClientPrivacy(
         given.clip,
         given.noise_multiplier,

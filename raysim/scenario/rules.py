@@ -7,6 +7,7 @@ scenario.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from raysim.common.errors import ScenarioError, UnavailableError
@@ -234,6 +235,37 @@ def refuse_unsuited_aggregator(scenario: Scenario) -> None:
         )
 
 
+def refuse_unaccounted_noise(scenario: Scenario) -> None:
+    """Refuse noise whose epsilon cannot be computed."""
+    privacy, origin, clients = scenario.client_privacy, scenario.origin, scenario.clients
+    if privacy is None:
+        return
+    if privacy.noise_multiplier and find_spec("dp_accounting") is None:
+        raise origin.error(
+            ("privacy",),
+            "needs the package dp-accounting; install raysim with the extra `privacy`",
+            kind=UnavailableError,
+        )
+    deciding: dict[tuple[str, str], bool] = {
+        ("clients", "deadline_s"): clients.deadline_s is not None,
+        ("clients", "oversample"): clients.oversample > 1,
+        ("system", "availability"): scenario.system is not None and scenario.system.availability is not None,
+        ("failure", "max_failed_fraction"): scenario.failure.max_failed_fraction > 0,
+    }
+    if privacy.central and (key := next((key for key, is_set in deciding.items() if is_set), None)):
+        raise origin.error(
+            key,
+            "one client decides whether another one counts, which no account of noise at the server covers; remove "
+            "this key, or set privacy.noise_at to client",
+            cause=("privacy", "noise_at"),
+        )
+    if privacy.accountant == "pld" and privacy.central and privacy.sampling == "uniform":
+        raise origin.error(
+            ("privacy", "accountant"),
+            "pld given, but it cannot account for a fixed number of participants; choose rdp, or the selection poisson",
+        )
+
+
 def refuse_unprotected_messages(scenario: Scenario) -> None:
     """Refuse noise where a method sends or reads more than what is clipped and noised."""
     privacy, origin, algorithm = scenario.client_privacy, scenario.origin, scenario.algorithm
@@ -321,6 +353,7 @@ AFTER: Sequence[Callable[[Scenario], object]] = (
     refuse_unsuited_algorithm,
     refuse_unsuited_held_out,
     refuse_unsuited_aggregator,
+    refuse_unaccounted_noise,
     refuse_unprotected_messages,
     refuse_unsuited_asynchrony,
     ask_algorithm,

@@ -152,23 +152,7 @@ class ServerWorker:
         """
         start = perf_counter()
         self._begin("server_update", t)
-        packed = {
-            k: up
-            for part in uploads
-            for k, up in part.items()
-            if up is not None and not isinstance(up, ClientFailure) and (k not in late or self.plan.asynchronous)
-        }
-        rejected = [k for k in sorted(packed) if isinstance(packed[k], NonFiniteUpload)]
-        ups = unpack({k: packed[k] for k in sorted(packed) if k not in rejected})
-        arrived: dict[ClientId, Arrived] = {}
-        if self.plan.asynchronous:
-            self._inbox.add(t, ups, self._sent)
-            arrived = self._inbox.take(late)
-            ups = {k: one.up for k, one in arrived.items()}
-        self.server.private = self._private(t, bool(ups))
-        if (self.plan.stages or arrived) and ups:
-            ups, broken = self._staged(ups, t, arrived)
-            rejected = sorted([*rejected, *broken])
+        ups, rejected = self._counting(t, uploads, late)
         flops = 0
         if ups or self.server.private is not None:
             # Counting slows small operations, so operations are counted once per set of upload shapes.
@@ -238,6 +222,32 @@ class ServerWorker:
         """Return the SHA-256 of the server's state and, in an asynchronous run, of its inbox."""
         with self._visible():
             return digest(self._whole_state())
+
+    def _counting(
+        self, t: int, uploads: Sequence[Mapping[ClientId, Any]], late: Collection[ClientId]
+    ) -> tuple[dict[ClientId, Any], list[ClientId]]:
+        """Return the uploads that count in round `t`, after all stages, and the clients whose uploads are not finite.
+
+        late: clients whose uploads do not count; in an asynchronous run, these wait in the inbox.
+        """
+        packed = {
+            k: up
+            for part in uploads
+            for k, up in part.items()
+            if up is not None and not isinstance(up, ClientFailure) and (k not in late or self.plan.asynchronous)
+        }
+        rejected = [k for k in sorted(packed) if isinstance(packed[k], NonFiniteUpload)]
+        ups = unpack({k: packed[k] for k in sorted(packed) if k not in rejected})
+        arrived: dict[ClientId, Arrived] = {}
+        if self.plan.asynchronous:
+            self._inbox.add(t, ups, self._sent)
+            arrived = self._inbox.take(late)
+            ups = {k: one.up for k, one in arrived.items()}
+        self.server.private = self._private(t, bool(ups))
+        if (self.plan.stages or arrived) and ups:
+            ups, broken = self._staged(ups, t, arrived)
+            rejected = sorted([*rejected, *broken])
+        return ups, rejected
 
     def _staged(
         self, ups: Mapping[ClientId, Any], t: int, arrived: Mapping[ClientId, Arrived]
