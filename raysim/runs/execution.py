@@ -262,8 +262,9 @@ class Execution:
             return
         if self.progress.t >= 0:
             saved = self.checkpoints.saved_round if self.checkpoints else None
-            upto = "no checkpoint was saved yet" if saved is None else f"the run is saved up to round {saved}"
-            logger.info(f"{upto}; its results are in {folder}")
+            never = "no checkpoint was saved yet, so a resumed run starts from its beginning"
+            upto = never if saved is None else f"the run is saved up to round {saved}"
+            logger.info(f"{upto}; the results so far are in {folder}")
         logger.info(f"resume with:  {self._resume_line}")
         if self.facts.get("hook") and self.scenario.own_code.files:
             logger.info(
