@@ -1,8 +1,8 @@
 """The tables of measured and of published values, which the site's build makes from CSV files.
 
 A comment such as `<!-- table: digits -->` in a page stands for the table of that name, `<!-- published: FedKD -->` for
-the published values of the methods whose names match one of the patterns, and `<!-- papers: sweep files -->` for the
-list of the sweep files of papers.
+the published values of the methods whose names match one of the patterns, `<!-- papers: sweep files -->` for the list
+of the sweep files of papers, and `<!-- capabilities: all methods -->` for what each method runs with.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raysim.comparison.statistics import Estimate, estimate, paired_difference
 RESULTS = Path(__file__).parent / "results"
 PUBLISHED = Path(__file__).parents[1] / "scenarios" / "published_results.csv"
 PAPERS = Path(__file__).parents[1] / "scenarios" / "papers"
-MARK = re.compile(r"^<!-- (table|published|papers): (.+) -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- (table|published|papers|capabilities): (.+) -->$", re.MULTILINE)
 
 Row = dict[str, str]
 
@@ -43,8 +43,13 @@ BASELINES = {
 
 def expand(page: str) -> str:
     """Return the text of a page with a table in place of each mark."""
-    kinds = {"table": lambda name: TABLES[name](), "published": lambda names: published(names.split(", "))}
-    return MARK.sub(lambda mark: papers() if mark[1] == "papers" else kinds[mark[1]](mark[2]), page)
+    kinds: dict[str, Callable[[str], str]] = {
+        "table": lambda name: TABLES[name](),
+        "published": lambda names: published(names.split(", ")),
+        "papers": lambda _: papers(),
+        "capabilities": lambda _: capabilities(),
+    }
+    return MARK.sub(lambda mark: kinds[mark[1]](mark[2]), page)
 
 
 def papers() -> str:
@@ -195,7 +200,7 @@ def reported(name: str, label: str) -> str:
 
 def capabilities() -> str:
     """Return a row per method: with which sections it runs, and a list of the sentences with which it is refused."""
-    rows = read(RESULTS / "capabilities.csv")
+    rows = read(RESULTS.parent / "capabilities.csv")
     sections = list(dict.fromkeys(row["section"] for row in rows))
     refused = {(row["method"], row["section"]): row["refused"] for row in rows}
     methods = list(dict.fromkeys(row["method"] for row in rows))
@@ -218,7 +223,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "public": public,
     "beside_fluke": beside_fluke,
     "beside_niid_bench": partial(reported, "beside_niid_bench", "partition"),
-    "capabilities": capabilities,
     "beside_pfllib": partial(reported, "beside_pfllib", "method"),
 }
 

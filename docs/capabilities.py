@@ -3,7 +3,7 @@
 Each run has eight clients and three rounds on the digits, in process. A refusal is the sentence of the scenario's
 check. It takes about six minutes on one core:
 
-python docs/results/capabilities.py > docs/results/capabilities.csv
+python docs/capabilities.py > docs/capabilities.csv
 """
 
 from __future__ import annotations
