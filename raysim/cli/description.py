@@ -73,7 +73,7 @@ class Entry(Output):
 
 
 def kinds_of(what: str) -> list[str]:
-    """The kinds that a word stands for: `all`, a kind, or another word for one."""
+    """Return the kinds that a word names: all kinds for `all`, else the one kind that it or its synonym names."""
     return list(KINDS) if what == "all" else [SYNONYMS.get(what, what)]
 
 

@@ -94,8 +94,8 @@ METRICS: Mapping[str, str] = {
     "engine/dropped_clients": "selected clients that do not count: they dropped out, missed the deadline, or finished "
     "after enough other clients (`clients.oversample`); if the scenario sets `system`",
     "engine/moved_clients": "clients whose state moved to another actor in this round",
-    "privacy/epsilon": "loss of privacy so far, for the delta of section `privacy`, in rounds with a test: of what the "
-    "server has published or, with `noise_at: client`, of what the client that sent most often has sent",
+    "privacy/epsilon": "loss of privacy in all rounds so far, for the delta of section `privacy`; only in rounds with "
+    "a test. With `noise_at: client`, it is that of the client that has sent most often",
     "memory/host_mb": "resident memory of the run's processes, in MiB",
     "memory/gpu_peak_mb": "greatest GPU memory of any actor so far, in MiB",
 }

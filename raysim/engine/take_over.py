@@ -1,4 +1,4 @@
-"""Take the state that workers hold of one run as the initial state of another run (`init`)."""
+"""How a run begins with the clients and the server of another run, which workers of this process hold (`init`)."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _run_here(task: CellTask, stop: Stop, report: Callable[[int], None]) -> None
 
 
 def _unlocked(task: CellTask) -> CellState:
-    """Return the cell's state after the end of a process that Ray or the user has given up."""
+    """Wait for an earlier process that may still hold the cell's run folder, and return the state of the cell."""
     until_s = time.monotonic() + LOCKED_S
     while (state := state_of(task.cell, task.output)).state in ("running", "closing") and time.monotonic() < until_s:
         time.sleep(0.5)

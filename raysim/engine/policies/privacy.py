@@ -108,7 +108,8 @@ def epsilon_of(privacy: ClientPrivacy, times: int) -> float:
         event = dp.SampledWithoutReplacementDpEvent(privacy.clients, size, dp.GaussianDpEvent(noise / 2))
     else:
         event = dp.GaussianDpEvent(noise / 2)
-        neighbours = dp.NeighboringRelation.ADD_OR_REMOVE_ONE  # the halved multiplier already stands for an exchange
+        # Half the noise multiplier covers the exchange of a client, so the accountant must not count it again.
+        neighbours = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of every order that it leaves out
     kind = rdp.RdpAccountant if privacy.accountant == "rdp" else pld.PLDAccountant
     accountant = kind(neighboring_relation=neighbours)

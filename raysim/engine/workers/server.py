@@ -55,7 +55,7 @@ class ServerWorker:
     _flops: dict[str, int] = field(default_factory=dict)  # SHA-256 of the uploads' shapes -> operations
     _send_s: float = 0.0
     _sent: Broadcast = Broadcast((), {})  # what the clients of this round got, for stages
-    _inbox: Inbox = field(default_factory=Inbox)  # uploads of an asynchronous run that arrive later
+    _inbox: Inbox = field(default_factory=Inbox)  # in an asynchronous run, it keeps uploads for later rounds
     _forms: Mapping[str, Form] = field(default_factory=dict)  # of the modules that the state has before round 1
 
     def __post_init__(self) -> None:
