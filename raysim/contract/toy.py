@@ -6,6 +6,7 @@ Shapes: N samples of one client, M samples of all clients, C classes, D represen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from raysim.common.shards import Shards
+from raysim.core.adapters import lora
 from raysim.core.algorithm import AnyAlgorithm, ClientId, pixels
 from raysim.core.data import Augmentation, Samples
 from raysim.core.fit import LocalTraining
@@ -30,8 +32,10 @@ PUBLIC = [0, 1, 2, 3] * 3
 """Labels of the public data, which all clients and the server have."""
 
 STAGED = ("short", "long")
-FAMILIES = (("flat", "norm", "deep"), ("norm", "wide", "thin"), STAGED)
-"""Families of client architectures: three different ones, one in three widths, and two with two stages each."""
+RANKS = {"rank1": 1, "rank2": 2, "rank4": 4}
+FAMILIES = (("flat", "norm", "deep"), ("norm", "wide", "thin"), STAGED, tuple(RANKS))
+"""Families of client architectures: three different ones, one in three widths, two with two stages each, and a frozen
+one with adapters of three ranks."""
 
 
 class ToyTransform:
@@ -53,7 +57,7 @@ class ToyTransform:
 
 
 class ToyNet(nn.Module):
-    """A tiny network; architectures `norm`, `wide`, `thin` and `broad` have a convolution and BatchNorm."""
+    """A tiny network; `norm`, `wide`, `thin` and `broad` have a convolution and BatchNorm, `RANKS` have adapters."""
 
     def __init__(self, name: str, feature_dim: int = D) -> None:
         super().__init__()
@@ -81,11 +85,13 @@ class ToyNet(nn.Module):
             "short": lambda: staged(nn.Linear(12, width)),
             "long": lambda: staged(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, width)),
         }
-        self.extractor = nn.Sequential(*layers[name](), nn.ReLU())
+        with global_seed(SEED, "frozen") if name in RANKS else nullcontext():
+            layered = nn.Sequential(*layers["deep" if name in RANKS else name](), nn.ReLU())
+        self.extractor = lora(layered, RANKS[name], alpha=8) if name in RANKS else layered
         self.header = nn.Linear(width, C)
         self.stages: tuple[nn.Module, ...] = (self.extractor,)
         if name in STAGED:
-            self.stages = (self.extractor[:2], self.extractor[2:])
+            self.stages = (layered[:2], layered[2:])
 
     def features(self, x: Tensor) -> Tensor:
         """Return the representation [B, D]."""

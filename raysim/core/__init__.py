@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raysim.common.errors import RaysimError, RunError, ScenarioError
+    from raysim.core.adapters import Frozen, lora
     from raysim.core.algorithm import Algorithm, AnyAlgorithm, Client, ClientId, Server, SplitModel, Task
     from raysim.core.data import Batch, Samples, tensors
     from raysim.core.exposed import Exposed, OutputOf, Unexposed, UpdateOf
@@ -24,6 +25,7 @@ __all__ = [
     "Exposed",
     "Extractor",
     "Fraction",
+    "Frozen",
     "Header",
     "LocalTraining",
     "Model",
@@ -43,6 +45,7 @@ __all__ = [
     "WarmupRounds",
     "Weights",
     "extractor_weights",
+    "lora",
     "message",
     "tensors",
     "weights",
@@ -50,7 +53,7 @@ __all__ = [
 
 _MODULES = (
     "raysim.common.errors",
-    *(f"{__name__}.{name}" for name in ("fields", "data", "fit", "messages", "exposed", "algorithm")),
+    *(f"{__name__}.{name}" for name in ("fields", "data", "fit", "messages", "exposed", "algorithm", "adapters")),
 )
 
 

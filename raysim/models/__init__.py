@@ -110,6 +110,13 @@ def _resnet(name: str, blocks: tuple[int, ...], bottleneck: bool = False) -> Mod
     return ModelSpec(name, summary, 500, _builder("backbones.imagenet_resnet", blocks=blocks, bottleneck=bottleneck))
 
 
+def _lora(name: str, rank: int, reads: Kind | InputSpec) -> ModelSpec:
+    read = "tokens" if reads == "tokens" else "8x8 digits"
+    summary = f"frozen random transformer, width 64, depth 2, 4 heads, adapters of rank {rank}; for {read}"
+    build = _builder("sequence.lora_transformer", rank=rank, patch=2, width=64, depth=2, heads=4)
+    return ModelSpec(f"{name}_lora{rank}", summary, 64, build, reads)
+
+
 def _mlp(name: str, widths: str, hidden: tuple[int, ...], native_dim: int, reads: Kind | InputSpec) -> ModelSpec:
     read = "features" if reads == "features" else "8x8 digits"
     build = _builder("cnn.mlp", hidden=hidden)
@@ -207,6 +214,8 @@ _SPECS = (
         _builder("sequence.transformer", width=64, depth=2, heads=4),
         "tokens",
     ),
+    *(_lora("digits_vit", rank, _DIGITS) for rank in (2, 4, 8)),
+    *(_lora("transformer", rank, "tokens") for rank in (2, 4, 8)),
 )
 
 MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}

@@ -1,4 +1,4 @@
-"""Networks for a fixed number of tokens: a gated recurrent unit and a transformer, both projected to the width D.
+"""Networks for a fixed number of tokens: a gated recurrent unit and transformers, all projected to the width D.
 
 Shapes: B samples, L tokens each, E width of an embedding, H heads of attention.
 """
@@ -6,9 +6,12 @@ Shapes: B samples, L tokens each, E width of an embedding, H heads of attention.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raysim.common.inputs import InputSpec
+from raysim.core.adapters import lora
+from raysim.core.seeds import global_seed
 from raysim.models.split import SplitNet, projection
 
 
@@ -44,13 +47,25 @@ class Block(nn.Module):
         return x_BLE + self.mlp(self.norm2(x_BLE))
 
 
-class Encoder(nn.Module):
-    """A transformer encoder: tokens [B, L] to the mean [B, E] over all positions, with learned position embeddings."""
+class Patches(nn.Module):
+    """The embeddings of an image's square patches: [B, C, H, W] to [B, L, E]."""
 
-    def __init__(self, input_spec: InputSpec, width: int, depth: int, heads: int) -> None:
+    def __init__(self, channels: int, patch: int, width: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(input_spec.vocabulary, width)
-        self.position_LE = nn.Parameter(torch.empty(input_spec.size, width).normal_(std=0.02))
+        self.patch = patch
+        self.linear = nn.Linear(channels * patch**2, width)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return self.linear(F.unfold(x_BCHW, self.patch, stride=self.patch).transpose(1, 2))
+
+
+class Encoder(nn.Module):
+    """A transformer encoder: the mean [B, E] over the outputs of all L positions, with learned position embeddings."""
+
+    def __init__(self, embedding: nn.Module, length: int, width: int, depth: int, heads: int) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.position_LE = nn.Parameter(torch.empty(length, width).normal_(std=0.02))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)), nn.LayerNorm(width))
 
     def forward(self, token_BL: Tensor) -> Tensor:
@@ -69,5 +84,33 @@ def transformer(
     num_classes: int, input_spec: InputSpec, feature_dim: int, *, width: int, depth: int, heads: int
 ) -> SplitNet:
     """Build embeddings of `width` and `depth` transformer blocks; the mean over all tokens is projected to D."""
-    extractor = nn.Sequential(Encoder(input_spec, width, depth, heads), projection(width, feature_dim))
-    return SplitNet(extractor, nn.Linear(feature_dim, num_classes))
+    embedding = nn.Embedding(input_spec.vocabulary, width)
+    encoder = Encoder(embedding, input_spec.size, width, depth, heads)
+    return SplitNet(nn.Sequential(encoder, projection(width, feature_dim)), nn.Linear(feature_dim, num_classes))
+
+
+def lora_transformer(
+    num_classes: int,
+    input_spec: InputSpec,
+    feature_dim: int,
+    *,
+    rank: int,
+    patch: int,
+    width: int,
+    depth: int,
+    heads: int,
+) -> SplitNet:
+    """Build a frozen transformer for tokens or for patches of images, with an adapter at each of its linear layers.
+
+    The frozen weights are random, but equal in all runs and for all ranks. Clients train the adapters and the header.
+    """
+    with global_seed(0, "frozen transformer"):
+        embedding: nn.Module
+        if input_spec.kind == "tokens":
+            embedding, length = nn.Embedding(input_spec.vocabulary, width), input_spec.size
+        else:
+            channels, height, side = input_spec.shape
+            embedding, length = Patches(channels, patch, width), height * side // patch**2
+        encoder = Encoder(embedding, length, width, depth, heads)
+        frozen = nn.Sequential(encoder, projection(width, feature_dim))
+    return SplitNet(lora(frozen, rank), nn.Linear(feature_dim, num_classes))

@@ -1,0 +1,54 @@
+"""FlexLoRA: the server averages the products of adapters of unequal ranks, and divides the mean by its SVD.
+
+Bai, Chen, Qian, Yao, Li. NeurIPS 2024. https://arxiv.org/abs/2402.11505
+All architectures are one frozen network with adapters (LoRA) of several ranks. A participant trains its adapters and
+sends them. The server averages what they add to the weights of each layer, and sends to each client the adapters of the
+client's rank that are nearest to the mean.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from raysim.core import Algorithm, Client, ClientId, Model, Server, Task, UpdateOf, weights
+from raysim.core.adapters import Adapted, adapted_models, check_ranks, nearest, product, without_adapters
+from raysim.core.ops import cross_entropy
+
+
+@dataclass(frozen=True)
+class FlexLoRA(Algorithm[Model, Model, dict[str, Adapted]]):
+    """Average products of adapters; each rank gets the nearest product that it can express."""
+
+    paper: ClassVar[str] = "Bai et al., NeurIPS 2024, https://arxiv.org/abs/2402.11505"
+
+    def check(self, task: Task) -> None:
+        check_ranks(task)
+
+    def server_start(
+        self, server: Server[dict[str, Adapted]], registrations: Mapping[ClientId, Any]
+    ) -> dict[str, Adapted]:
+        return adapted_models(server.task)
+
+    def server_send(self, server: Server[dict[str, Adapted]], to: ClientId) -> Model:
+        return Model(server.state[server.arch[to]].w)
+
+    def client_receive(self, client: Client, down: Model) -> None:
+        client.net.load_state_dict(down.w)
+
+    def client_update(self, client: Client, down: Model | None) -> Model:
+        client.fit(cross_entropy)
+        return Model(weights(client.net))
+
+    def server_update(self, server: Server[dict[str, Adapted]], ups: Mapping[ClientId, Model]) -> None:
+        sent = {k: replace(server.state[server.arch[k]], w=up.w) for k, up in ups.items()}
+        common = server.mean({k: without_adapters(one) for k, one in sent.items()})
+        # Eq. A
+        mean = server.mean(
+            {k: {layer: product(one.w, layer, s) for layer, s in one.scaling.items()} for k, one in sent.items()}
+        )
+        for arch, own in server.state.items():
+            adapters = [nearest(mean[layer], own, layer) for layer in own.scaling]  # Eq. B
+            server.state[arch] = replace(own, w=common | {name: w for one in adapters for name, w in one.items()})
+
+    def exposed(self, client: Client, up: Model) -> UpdateOf:
+        return UpdateOf(client.net, up.w)

@@ -1,0 +1,67 @@
+"""raFLoRA: each part of the adapters' products is averaged over the clients whose rank reaches it.
+
+Wu, Hu, Min, Wang. 2026. https://arxiv.org/abs/2602.13486
+As in FlexLoRA, all architectures are one frozen network with adapters (LoRA) of several ranks, and the server divides
+the mean of their products by its SVD. In a mean over all participants, the parts beyond the smallest rank shrink in
+every round, since narrow clients add nothing to them. Here, the i-th part of a product, which is the outer product of
+B's i-th column and A's i-th row, is averaged over the participants of rank i or more.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from raysim.core import Algorithm, Client, ClientId, Model, Server, Task, UpdateOf, weights
+from raysim.core.adapters import Adapted, adapted_models, check_ranks, nearest, product, rank_of, without_adapters
+from raysim.core.ops import cross_entropy
+
+
+@dataclass(frozen=True)
+class RaFLoRA(Algorithm[Model, Model, dict[str, Adapted]]):
+    """Average each rank-1 part of the adapters' products over those who have it."""
+
+    paper: ClassVar[str] = "Wu et al., 2026, https://arxiv.org/abs/2602.13486"
+
+    def check(self, task: Task) -> None:
+        check_ranks(task)
+
+    def server_start(
+        self, server: Server[dict[str, Adapted]], registrations: Mapping[ClientId, Any]
+    ) -> dict[str, Adapted]:
+        return adapted_models(server.task)
+
+    def server_send(self, server: Server[dict[str, Adapted]], to: ClientId) -> Model:
+        return Model(server.state[server.arch[to]].w)
+
+    def client_receive(self, client: Client, down: Model) -> None:
+        client.net.load_state_dict(down.w)
+
+    def client_update(self, client: Client, down: Model | None) -> Model:
+        client.fit(cross_entropy)
+        return Model(weights(client.net))
+
+    def server_update(self, server: Server[dict[str, Adapted]], ups: Mapping[ClientId, Model]) -> None:
+        sent = {k: replace(server.state[server.arch[k]], w=up.w) for k, up in ups.items()}
+        common = server.mean({k: without_adapters(one) for k, one in sent.items()})
+        mean = {layer: self._mean(server, sent, layer) for layer in next(iter(sent.values())).scaling}
+        for arch, own in server.state.items():
+            adapters = [nearest(mean[layer], own, layer) for layer in own.scaling]  # Eq. B
+            server.state[arch] = replace(own, w=common | {name: w for one in adapters for name, w in one.items()})
+
+    def exposed(self, client: Client, up: Model) -> UpdateOf:
+        return UpdateOf(client.net, up.w)
+
+    def _mean(self, server: Server[dict[str, Adapted]], sent: Mapping[ClientId, Adapted], layer: str) -> Tensor:
+        """Return the mean product of a layer; parts that no participant has are those of the highest rank's state."""
+        highest = max(server.state.values(), key=lambda one: rank_of(one.w, layer))
+        total_r = torch.zeros(rank_of(highest.w, layer), dtype=torch.float64)
+        for k, one in sent.items():
+            total_r[: rank_of(one.w, layer)] += server.num_samples[k]
+        mean_mn = product(highest.w, layer, highest.scaling[layer], (total_r == 0).double())
+        for k, one in sent.items():
+            share_r = server.num_samples[k] / total_r[: rank_of(one.w, layer)]
+            mean_mn = mean_mn + product(one.w, layer, one.scaling[layer], share_r)  # Eq. A
+        return mean_mn
