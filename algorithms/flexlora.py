@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from raysim.core import Algorithm, Client, ClientId, Model, Server, Task, UpdateOf, weights
-from raysim.core.adapters import Adapted, adapted_models, check_ranks, nearest, product, without_adapters
+from raysim.core.adapters import Adapted, adapted_models, check_ranks, factors, nearest, svd_of_sum, without_adapters
 from raysim.core.ops import cross_entropy
 
 
@@ -42,13 +42,14 @@ class FlexLoRA(Algorithm[Model, Model, dict[str, Adapted]]):
     def server_update(self, server: Server[dict[str, Adapted]], ups: Mapping[ClientId, Model]) -> None:
         sent = {k: replace(server.state[server.arch[k]], w=up.w) for k, up in ups.items()}
         common = server.mean({k: without_adapters(one) for k, one in sent.items()})
-        # Eq. A
-        mean = server.mean(
-            {k: {layer: product(one.w, layer, s) for layer, s in one.scaling.items()} for k, one in sent.items()}
-        )
-        for arch, own in server.state.items():
-            adapters = [nearest(mean[layer], own, layer) for layer in own.scaling]  # Eq. B
-            server.state[arch] = replace(own, w=common | {name: w for one in adapters for name, w in one.items()})
+        total = sum(server.num_samples[k] for k in sent)
+        for layer in next(iter(sent.values())).scaling:
+            # Eq. A
+            svd = svd_of_sum([factors(one, layer, server.num_samples[k] / total) for k, one in sent.items()])
+            for own in server.state.values():
+                own.w.update(nearest(svd, own, layer))  # Eq. B
+        for own in server.state.values():
+            own.w.update(common)
 
     def exposed(self, client: Client, up: Model) -> UpdateOf:
         return UpdateOf(client.net, up.w)

@@ -21,7 +21,8 @@ from raysim.core.adapters import (
     adapted_models,
     check_ranks,
     cut,
-    product,
+    factors,
+    norm,
     rank_of,
     without_adapters,
 )
@@ -116,7 +117,7 @@ class HetLoRA(Algorithm[Model, Model, State]):
     def _weight(self, one: Adapted, layer: str, samples: int) -> float:
         """The weight of a client in the mean of a layer's adapters."""
         if self.weighting == "norm":
-            return float(product(one.w, layer, one.scaling[layer]).norm())
+            return norm(factors(one, layer))
         return samples if self.weighting == "samples" else 1
 
 

@@ -12,10 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from raysim.core import Algorithm, Client, ClientId, Model, Server, Task, UpdateOf, weights
-from raysim.core.adapters import Adapted, adapted_models, check_ranks, nearest, product, rank_of, without_adapters
+from raysim.core.adapters import (
+    Adapted,
+    Factors,
+    adapted_models,
+    check_ranks,
+    factors,
+    nearest,
+    rank_of,
+    svd_of_sum,
+    without_adapters,
+)
 from raysim.core.ops import cross_entropy
 
 
@@ -46,22 +55,24 @@ class RaFLoRA(Algorithm[Model, Model, dict[str, Adapted]]):
     def server_update(self, server: Server[dict[str, Adapted]], ups: Mapping[ClientId, Model]) -> None:
         sent = {k: replace(server.state[server.arch[k]], w=up.w) for k, up in ups.items()}
         common = server.mean({k: without_adapters(one) for k, one in sent.items()})
-        mean = {layer: self._mean(server, sent, layer) for layer in next(iter(sent.values())).scaling}
-        for arch, own in server.state.items():
-            adapters = [nearest(mean[layer], own, layer) for layer in own.scaling]  # Eq. B
-            server.state[arch] = replace(own, w=common | {name: w for one in adapters for name, w in one.items()})
+        for layer in next(iter(sent.values())).scaling:
+            svd = svd_of_sum(self._mean(server, sent, layer))
+            for own in server.state.values():
+                own.w.update(nearest(svd, own, layer))  # Eq. B
+        for own in server.state.values():
+            own.w.update(common)
 
     def exposed(self, client: Client, up: Model) -> UpdateOf:
         return UpdateOf(client.net, up.w)
 
-    def _mean(self, server: Server[dict[str, Adapted]], sent: Mapping[ClientId, Adapted], layer: str) -> Tensor:
-        """Return the mean product of a layer; parts that no participant has are those of the highest rank's state."""
+    def _mean(self, server: Server[dict[str, Adapted]], sent: Mapping[ClientId, Adapted], layer: str) -> list[Factors]:
+        """Return products whose sum is the mean; parts that no participant has are those of the state."""
         highest = max(server.state.values(), key=lambda one: rank_of(one.w, layer))
         total_r = torch.zeros(rank_of(highest.w, layer), dtype=torch.float64)
         for k, one in sent.items():
             total_r[: rank_of(one.w, layer)] += server.num_samples[k]
-        mean_mn = product(highest.w, layer, highest.scaling[layer], (total_r == 0).double())
-        for k, one in sent.items():
-            share_r = server.num_samples[k] / total_r[: rank_of(one.w, layer)]
-            mean_mn = mean_mn + product(one.w, layer, one.scaling[layer], share_r)  # Eq. A
-        return mean_mn
+        # Eq. A
+        mean = [
+            factors(one, layer, server.num_samples[k] / total_r[: rank_of(one.w, layer)]) for k, one in sent.items()
+        ]
+        return [*mean, factors(highest, layer, (total_r == 0).double())]

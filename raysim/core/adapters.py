@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -182,24 +182,45 @@ def without_adapters(adapted: Adapted) -> Weights:
     return {name: value for name, value in adapted.w.items() if name not in names}
 
 
-def product(w: Weights, layer: str, scaling: float, share_r: Tensor | None = None) -> Tensor:
-    """Return what an adapter adds to the weights of its layer, `scaling B A`, [m, n] in float64.
+Factors = tuple[Tensor, Tensor]
+"""A product of two matrices, [m, R] and [R, n] in float64, which is never computed, since layers may be large."""
 
-    share_r: factor of each of the r parts of the product.
+
+def factors(one: Adapted, layer: str, share: Tensor | float = 1.0) -> Factors:
+    """Return what an adapter adds to the weights of its layer, `scaling B A`.
+
+    share: factor of the product, or of each of its r parts [r].
     """
-    b_mr = scaling * w[f"{layer}.lora_B"].double()
-    return (b_mr if share_r is None else b_mr * share_r) @ w[f"{layer}.lora_A"].double()
+    b_mr = one.w[f"{layer}.lora_B"].double()
+    return one.scaling[layer] * share * b_mr, one.w[f"{layer}.lora_A"].double()
 
 
-def nearest(product_mn: Tensor, like: Adapted, layer: str) -> Weights:
+def norm(product: Factors) -> float:
+    """Return the Frobenius norm of a product: ||B A||^2 is the sum over the entries of B^T B times those of A A^T."""
+    b_mr, a_rn = product
+    return math.sqrt(max(0.0, float(((b_mr.T @ b_mr) * (a_rn @ a_rn.T)).sum())))
+
+
+def svd_of_sum(products: Sequence[Factors]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return U [m, R], S [R] and V^T [R, n] of a sum of products, with R at most the sum of their ranks."""
+    left, right = torch.cat([b for b, _ in products], 1), torch.cat([a for _, a in products])
+    q_mr, left = torch.linalg.qr(left)
+    q_nr, right = torch.linalg.qr(right.T)
+    u, s, vt = torch.linalg.svd(left @ right.T, full_matrices=False)
+    return q_mr @ u, s, vt @ q_nr.T
+
+
+def nearest(svd: tuple[Tensor, Tensor, Tensor], like: Adapted, layer: str) -> Weights:
     """Return the adapter, of the rank in `like`, whose product is nearest: A = V^T and B = U S of the largest values.
 
-    A rank above that of the product has entries of B that are 0, so that training can still use it.
+    Where the sum has a lower rank than the adapter, B is 0 and A is not, so that training can still use these parts.
     """
-    scaling = like.scaling[layer]
-    u_mk, s_k, vt_kn = torch.linalg.svd(product_mn, full_matrices=False)
-    names = {f"{layer}.lora_A": vt_kn, f"{layer}.lora_B": u_mk * s_k / scaling}
-    return {name: cut(value, like.w[name]) for name, value in names.items()}
+    u_mr, s_r, vt_rn = svd
+    a_rn, b_mr = like.w[f"{layer}.lora_A"].clone(), torch.zeros_like(like.w[f"{layer}.lora_B"])
+    rank = min(len(a_rn), len(s_r))
+    a_rn[:rank] = vt_rn[:rank]
+    b_mr[:, :rank] = (u_mr * s_r / like.scaling[layer])[:, :rank]
+    return {f"{layer}.lora_A": a_rn, f"{layer}.lora_B": b_mr}
 
 
 def cut(value: Tensor, like: Tensor) -> Tensor:

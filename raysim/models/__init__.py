@@ -113,7 +113,7 @@ def _resnet(name: str, blocks: tuple[int, ...], bottleneck: bool = False) -> Mod
 def _lora(name: str, rank: int, reads: Kind | InputSpec) -> ModelSpec:
     read = "tokens" if reads == "tokens" else "8x8 digits"
     summary = f"frozen random transformer, width 64, depth 2, 4 heads, adapters of rank {rank}; for {read}"
-    build = _builder("sequence.lora_transformer", rank=rank, patch=2, width=64, depth=2, heads=4)
+    build = _builder("sequence.lora_transformer", rank=rank, patch=4, width=64, depth=2, heads=4)
     return ModelSpec(f"{name}_lora{rank}", summary, 64, build, reads)
 
 

@@ -113,4 +113,10 @@ def lora_transformer(
             embedding, length = Patches(channels, patch, width), height * side // patch**2
         encoder = Encoder(embedding, length, width, depth, heads)
         frozen = nn.Sequential(encoder, projection(width, feature_dim))
+    # A mean over positions of torch's small initial weights differs little between samples, and adapters cannot learn.
+    with torch.no_grad():
+        encoder.position_LE.mul_(50)
+        for layer in encoder.modules():
+            if isinstance(layer, nn.Linear):
+                layer.weight.mul_(2.5)
     return SplitNet(lora(frozen, rank), nn.Linear(feature_dim, num_classes))
