@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from raysim.core import Algorithm, Client, ClientId, Model, Server, Task, UpdateOf, weights
-from raysim.core.adapters import Adapted, adapted_models, check_ranks, factors, nearest, svd_of_sum, without_adapters
+from raysim.core.adapters import (
+    Adapted,
+    adapted_models,
+    check_ranks,
+    energy_beyond,
+    factors,
+    nearest,
+    rank_of,
+    svd_of_sum,
+    without_adapters,
+)
 from raysim.core.ops import cross_entropy
 
 
@@ -43,13 +53,17 @@ class FlexLoRA(Algorithm[Model, Model, dict[str, Adapted]]):
         sent = {k: replace(server.state[server.arch[k]], w=up.w) for k, up in ups.items()}
         common = server.mean({k: without_adapters(one) for k, one in sent.items()})
         total = sum(server.num_samples[k] for k in sent)
+        values = []
         for layer in next(iter(sent.values())).scaling:
             # Eq. A
             svd = svd_of_sum([factors(one, layer, server.num_samples[k] / total) for k, one in sent.items()])
+            values.append(svd[1])
             for own in server.state.values():
                 own.w.update(nearest(svd, own, layer))  # Eq. B
         for own in server.state.values():
             own.w.update(common)
+        smallest = min(rank_of(one.w, layer) for one in server.state.values() for layer in one.scaling)
+        server.log("energy_beyond_smallest_rank", energy_beyond(smallest, values))
 
     def exposed(self, client: Client, up: Model) -> UpdateOf:
         return UpdateOf(client.net, up.w)

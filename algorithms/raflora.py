@@ -19,6 +19,7 @@ from raysim.core.adapters import (
     Factors,
     adapted_models,
     check_ranks,
+    energy_beyond,
     factors,
     nearest,
     rank_of,
@@ -55,12 +56,16 @@ class RaFLoRA(Algorithm[Model, Model, dict[str, Adapted]]):
     def server_update(self, server: Server[dict[str, Adapted]], ups: Mapping[ClientId, Model]) -> None:
         sent = {k: replace(server.state[server.arch[k]], w=up.w) for k, up in ups.items()}
         common = server.mean({k: without_adapters(one) for k, one in sent.items()})
+        values = []
         for layer in next(iter(sent.values())).scaling:
             svd = svd_of_sum(self._mean(server, sent, layer))
+            values.append(svd[1])
             for own in server.state.values():
                 own.w.update(nearest(svd, own, layer))  # Eq. B
         for own in server.state.values():
             own.w.update(common)
+        smallest = min(rank_of(one.w, layer) for one in server.state.values() for layer in one.scaling)
+        server.log("energy_beyond_smallest_rank", energy_beyond(smallest, values))
 
     def exposed(self, client: Client, up: Model) -> UpdateOf:
         return UpdateOf(client.net, up.w)

@@ -210,6 +210,13 @@ def svd_of_sum(products: Sequence[Factors]) -> tuple[Tensor, Tensor, Tensor]:
     return q_mr @ u, s, vt @ q_nr.T
 
 
+def energy_beyond(rank: int, values: Sequence[Tensor]) -> float:
+    """Return the share beyond a rank of the energy, which is the squares of all layers' singular values."""
+    energy = [value_r.square() for value_r in values]
+    whole = float(torch.cat(energy).sum())
+    return float(torch.cat([energy_r[rank:] for energy_r in energy]).sum()) / whole if whole else 0.0
+
+
 def nearest(svd: tuple[Tensor, Tensor, Tensor], like: Adapted, layer: str) -> Weights:
     """Return the adapter, of the rank in `like`, whose product is nearest: A = V^T and B = U S of the largest values.
 

@@ -160,6 +160,8 @@ def test_energy_beyond_the_smallest_rank(algorithm: Any, share: float):
     for t in range(1, 6):
         algorithm.server_update(server, {k: algorithm.server_send(server, k) for k in (0, 1)})
         assert_close(product(algorithm.server_send(server, 1)), diag(8, 4 * share**t))
+        kept = 16 * share ** (2 * t)
+        assert server.values["energy_beyond_smallest_rank"] == pytest.approx(kept / (64 + kept))
 
 
 def test_the_first_message_has_adapters_without_effect_and_one_header():

@@ -62,7 +62,7 @@ NEEDS = {
     "feddf": ["data.public={share: 0.2}"],
     "heterofl": ["clients.models=[heterofl_cnn_d, heterofl_cnn_e]"],
     "fedgkt": ["clients.models=[digits_resnet]"],
-    **dict.fromkeys(("hetlora", "flexlora", "raflora"), ["clients.models=[digits_vit_lora2, digits_vit_lora4]"]),
+    **{name: ["clients.models=[digits_vit_lora2, digits_vit_lora4]"] for name in ("hetlora", "flexlora", "raflora")},
     "fedrolex": ["clients.models=[heterofl_cnn_d, heterofl_cnn_e]"],
 }
 """What a method needs besides its name to show something."""
