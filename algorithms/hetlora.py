@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from raysim.core import Algorithm, Batch, Client, ClientId, Model, NonNegative, Server, Task, Weights, weights
+from raysim.core import Algorithm, Batch, Client, ClientId, Model, NonNegative, Server, Task, UpdateOf, Weights, weights
 from raysim.core.adapters import (
     Adapted,
     LoraLinear,
@@ -26,6 +26,7 @@ from raysim.core.adapters import (
     rank_of,
     without_adapters,
 )
+from raysim.core.exposed import known_at
 from raysim.core.fields import Range
 from raysim.core.ops import cross_entropy, weighted_mean
 
@@ -113,6 +114,11 @@ class HetLoRA(Algorithm[Model, Model, State]):
             )
         ranks = {k: max(rank_of(one.w, layer) for layer in one.scaling) for k, one in sent.items()}
         server.state = replace(state, w=w, rank=state.rank | ranks)
+
+    def exposed(self, client: Client, up: Model) -> UpdateOf:
+        own = client.net.state_dict()
+        sent = {name: known_at(tuple(map(slice, w.shape)), w, own[name]) for name, w in up.w.items()}
+        return UpdateOf(client.net, sent)
 
     def _weight(self, one: Adapted, layer: str, samples: int) -> float:
         """The weight of a client in the mean of a layer's adapters."""

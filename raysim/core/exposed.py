@@ -57,7 +57,7 @@ class Unexposed:
 Exposed = UpdateOf | OutputOf | Unexposed
 
 
-def known_at(where: Tensor, value: Tensor, like: Tensor) -> Tensor:
+def known_at(where: Tensor | tuple[slice, ...], value: Tensor, like: Tensor) -> Tensor:
     """Return a tensor of the shape of `like` with `value` at `where` and NaN, which means not sent, elsewhere."""
     known = torch.full_like(like, torch.nan)
     known[where] = value
