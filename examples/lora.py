@@ -6,7 +6,7 @@ shows the accuracy of all clients with what the server would send them, and the 
 The figure shows the share of the energy of the mean product that lies beyond rank 2: in FlexLoRA, clients of rank 2
 count as zeros there, in raFLoRA they do not count.
 
-    python examples/lora.py              # 9 runs, 4 minutes on one core
+    python examples/lora.py              # 9 runs, 8 minutes on one core
     python examples/lora.py --rounds 5
 
 It draws `lora.png`, and writes the run folders into `--folder`.
@@ -54,7 +54,7 @@ def main(
         if len(models) > 1 and seed == 1 and ENERGY in run.rounds:
             axes.plot(run.rounds["round"], 100 * run.rounds[ENERGY], label=method)
         accuracy = run.summary["final"]["accuracy/all_current_pooled"]
-        sent = run.clients["up_bytes"].mean() / 1000
+        sent = run.clients.query("participated")["up_bytes"].mean() / 1000
         return {"method": method, "ranks": name, "seed": seed, "accuracy": accuracy, "KB": sent}
 
     table = pd.DataFrame(

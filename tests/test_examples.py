@@ -13,7 +13,19 @@ import torch
 import torch.nn.functional as F
 
 import raysim
-from examples import budget, leaks, many_clients, new_clients, personalised, privacy, robustness, stragglers, tree, tsne
+from examples import (
+    budget,
+    leaks,
+    lora,
+    many_clients,
+    new_clients,
+    personalised,
+    privacy,
+    robustness,
+    stragglers,
+    tree,
+    tsne,
+)
 from raysim.algorithms.hks import HKS
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
@@ -176,6 +188,15 @@ def test_many_clients(workplace: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert round_s == pytest.approx(run.rounds["time/round_s"].median(), abs=6e-4) and all_s > round_s
     assert memory_mib == pytest.approx(run.rounds["memory/host_mb"].iloc[-1], abs=6e-4)
     assert (workplace / "out" / "many_clients.png").stat().st_size > 1000
+
+
+@pytest.mark.large
+def test_lora(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = lora.main(["hetlora", "raflora"], ["2", "2, 4, 8"], rounds=1, folder="out").set_index(["method", "ranks"])
+    assert table.loc[("raflora", "2"), "KB"] == pytest.approx(20.552)
+    shown = capsys.readouterr().out.split("KB\n")[0].splitlines()
+    assert shown[-2].split()[1:] == [f"{table.loc[('raflora', name), 'accuracy']:.3f}" for name in ("2", "2, 4, 8")]
+    assert (workplace / "out" / "lora.png").stat().st_size > 1000
 
 
 @pytest.mark.large
