@@ -193,7 +193,7 @@ def test_many_clients(workplace: Path, capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.large
 def test_lora(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = lora.main(["hetlora", "raflora"], ["2", "2, 4, 8"], rounds=1, folder="out").set_index(["method", "ranks"])
-    assert table.loc[("raflora", "2"), "KB"] == pytest.approx(20.552)
+    assert table.loc[("raflora", "2"), "KB"] == pytest.approx(20.648)
     shown = capsys.readouterr().out.split("KB\n")[0].splitlines()
     assert shown[-2].split()[1:] == [f"{table.loc[('raflora', name), 'accuracy']:.3f}" for name in ("2", "2, 4, 8")]
     assert (workplace / "out" / "lora.png").stat().st_size > 1000
