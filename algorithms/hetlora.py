@@ -45,6 +45,7 @@ class HetLoRA(Algorithm[Model, Model, State]):
     """Average adapters that are padded with zeros to one rank, weighted by the norm of their product."""
 
     paper: ClassVar[str] = "Cho et al., EMNLP 2024, https://arxiv.org/abs/2401.06432"
+    stale_uploads = True
 
     weighting: Literal["norm", "samples", "equal"] = "norm"
     """Weights of clients in the mean of adapters: the Frobenius norm of their product (the paper), their numbers of
