@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from raysim.core import Algorithm, Client, ClientId, Model, Server, Task, UpdateOf, weights
 from raysim.core.adapters import (
     Adapted,
+    Factors,
     adapted_models,
     check_ranks,
     energy_beyond,
@@ -49,14 +50,17 @@ class FlexLoRA(Algorithm[Model, Model, dict[str, Adapted]]):
         client.fit(cross_entropy)
         return Model(weights(client.net))
 
+    def mean(self, server: Server[dict[str, Adapted]], sent: Mapping[ClientId, Adapted], layer: str) -> list[Factors]:
+        """Return products whose sum is the mean of what the participants add to a layer."""
+        total = sum(server.num_samples[k] for k in sent)
+        return [factors(one, layer, server.num_samples[k] / total) for k, one in sent.items()]
+
     def server_update(self, server: Server[dict[str, Adapted]], ups: Mapping[ClientId, Model]) -> None:
         sent = {k: replace(server.state[server.arch[k]], w=up.w) for k, up in ups.items()}
         common = server.mean({k: without_adapters(one) for k, one in sent.items()})
-        total = sum(server.num_samples[k] for k in sent)
         values = []
         for layer in next(iter(sent.values())).scaling:
-            # Eq. A
-            svd = svd_of_sum([factors(one, layer, server.num_samples[k] / total) for k, one in sent.items()])
+            svd = svd_of_sum(self.mean(server, sent, layer))  # Eq. A
             values.append(svd[1])
             for own in server.state.values():
                 own.w.update(nearest(svd, own, layer))  # Eq. B
