@@ -4,6 +4,8 @@ Each run has eight clients and three rounds on the digits, in process. A refusal
 check. It takes about six minutes on one core:
 
 python docs/capabilities.py > docs/capabilities.csv
+
+Methods that are named behind the command are run alone.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ from raysim.plugins.registry import algorithm_names
 
 ONE = ["digits_mlp64"]
 WIDTHS = ["heterofl_cnn_d", "heterofl_cnn_e"]
-MODELS = {"heterofl": WIDTHS, "fedrolex": WIDTHS, "fedgkt": ["digits_resnet"]}
+RANKS = ["digits_vit_lora2", "digits_vit_lora4"]
+MODELS = {
+    "heterofl": WIDTHS,
+    "fedrolex": WIDTHS,
+    "fedgkt": ["digits_resnet"],
+    "hetlora": RANKS,
+    "flexlora": RANKS,
+    "raflora": RANKS,
+}
 DATA = {"fedmd": {"public": {"share": 0.2}}, "feddf": {"public": {"share": 0.2}}}
 OWN = {"fedmd": {"scored": 100}, "hks": {"warmup": 1}}
 """What some methods need to run on the digits, besides their names."""
@@ -74,7 +84,7 @@ def main() -> None:
     writer = csv.writer(sys.stdout)
     writer.writerow(["method", "section", "refused"])
     with tempfile.TemporaryDirectory() as folder:
-        for method in algorithm_names():
+        for method in sys.argv[1:] or algorithm_names():
             for section, changes in SECTIONS.items():
                 writer.writerow([method, section, outcome(method, changes, folder)])
                 sys.stdout.flush()
