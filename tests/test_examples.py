@@ -22,6 +22,7 @@ from examples import (
     personalised,
     privacy,
     robustness,
+    step_size,
     stragglers,
     tree,
     tsne,
@@ -197,6 +198,18 @@ def test_lora(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out.split("KB\n")[0].splitlines()
     assert shown[-2].split()[1:] == [f"{table.loc[('raflora', name), 'accuracy']:.3f}" for name in ("2", "2, 4, 8")]
     assert (workplace / "out" / "lora.png").stat().st_size > 1000
+
+
+@pytest.mark.large
+def test_step_size(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    variants = {name: step_size.VARIANTS[name] for name in ("Standalone", "FedRAL, N(0, 1)")}
+    table = step_size.main([0.05], rounds=2, folder="out", variants=variants).set_index("variant")
+    shown = capsys.readouterr().out
+    assert f"{table.loc['Standalone', 'accuracy']:.3f}" in shown
+    # Representations have the width 50: the entries of N(0, 1) multiply a representation by the root of 50 = 7.07.
+    before = float(shown.split("N(0, 1): ")[1].split()[0])
+    assert before == pytest.approx(7.07, rel=0.1)
+    assert (workplace / "out" / "step_size.png").stat().st_size > 1000
 
 
 @pytest.mark.large
