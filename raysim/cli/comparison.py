@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from raysim.cli.json_output import JSON, print_json
 from raysim.cli.options import ADDRESS, SETS, WIDTH, ScenarioFile, attach, folders_of, metric
 
 if TYPE_CHECKING:
-    from raysim.comparison.compare import Comparison
     from raysim.comparison.statistics import Spread
-    from raysim.comparison.tables import Column
     from raysim.report.figures import Width
     from raysim.sweeps.cells import Sweep
 
@@ -29,11 +26,8 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     found: dict[str, list[Any]] = {}
     for text in given:
         key, sign, values = text.partition("=")
-        if key in found:
-            text = f"{key} given twice; give all its values in one option, such as {key}=0.1,0.01"
-            raise click.BadParameter(text, context, parameter)
         try:
-            found[key] = load_value(f"[{values}]")
+            found.setdefault(key, []).extend(load_value(f"[{values}]"))
         except UNREADABLE:
             sign = ""
         if not sign or not key:
@@ -59,16 +53,11 @@ def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, 
     metavar="N",
     help="Number of cells to run at the same time. Default: one per CPU.",
 )
-@click.option(
-    "--fast",
-    is_flag=True,
-    help="Try the sweep in minutes, with fewer rounds, participants and epochs, and only the first seed.",
-)
 @click.option("--retry-failed", is_flag=True, help="Also run failed cells again.")
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="List the cells with their states, and estimate each cell's seconds from a few training steps, without "
+    help="List the cells with their states, and estimate the time that is left from a few training steps, without "
     "running the sweep.",
 )
 @click.option(
@@ -89,7 +78,6 @@ def sweep(
     seeds: str | None,
     sets: tuple[str, ...],
     parallel: int | None,
-    fast: bool,
     retry_failed: bool,
     dry_run: bool,
     status: bool,
@@ -124,7 +112,7 @@ def sweep(
     from raysim.sweeps.definition import load_sweep
     from raysim.sweeps.display import run_and_show
 
-    loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
+    loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets)
     listed = {cell.name for cell in chosen_cells(loaded, only)}
     if status:
         _show_status(loaded, listed, as_json)
@@ -149,7 +137,7 @@ def _show_status(loaded: Sweep, listed: Collection[str], as_json: bool) -> None:
 
 
 def _dry_run(file: str, loaded: Sweep, listed: Collection[str], parallel: int, retry_failed: bool) -> None:
-    """Print the cells in `listed` with their states and estimated seconds, and the time left.
+    """Print the cells in `listed` with their states, and the estimated time that is left.
 
     Raises `ScenarioError`, after printing, if one of them can never run.
     """
@@ -157,18 +145,12 @@ def _dry_run(file: str, loaded: Sweep, listed: Collection[str], parallel: int, r
     from raysim.sweeps.status import print_plan
 
     errors = print_plan(loaded, listed, parallel, retry_failed)
-    for note in (*loaded.notes, *(f"{name}: {error}" for name, error in errors.items())):
-        click.echo(f"note: {note}")
+    for name, error in errors.items():
+        click.echo(f"note: {name}: {error}")
     for name, error in errors.items():
         if isinstance(error, ScenarioError) and not isinstance(error, UnavailableError):
             raise ScenarioError(f"{file}: the cell {name!r} can never run: {error}")
 
-
-TUNED_METRIC = (
-    "accuracy/all_current with --select val_current, and with --select last if the sweep was tuned by an accuracy of "
-    "current networks; otherwise accuracy/all"
-)
-"""The default of `--metric`, in words."""
 
 BASELINE = click.option(
     "--baseline",
@@ -200,17 +182,17 @@ SELECT = click.option(
 )
 @BASELINE
 @SELECT
-@metric(TUNED_METRIC)
+@metric("accuracy/all; with --select val_current accuracy/all_current")
 @click.option(
     "-o",
     "--output",
     metavar="FOLDER",
-    help="Also write tables (.md, .tex, .csv) and figures (.svg and .png for the screen, .pdf for print) to FOLDER.",
+    help="Also write tables (.tex, .csv) and figures (.svg, .png, .pdf) to FOLDER.",
 )
 @click.option(
     "--columns",
     metavar="NAME,NAME",
-    help="Columns of the printed table and of the Markdown and LaTeX tables, such as last,rounds_to_0.5,n. A measure, "
+    help="Columns of the printed table and of the LaTeX table, such as last,rounds_to_0.5,n. A measure, "
     "for example last, also has the columns last.difference, last.p_holm and last.published.",
 )
 @click.option(
@@ -238,8 +220,7 @@ def compare(
     """Compare runs, with 95% confidence intervals over seeds.
 
     Runs that differ only in their seed form a variant. RUNS are run folders, folders that contain run folders (such as
-    a sweep's folder), or sweep files. The folder of a tuning, such as runs/tuned-tuning, is shown as a table of its
-    trials: values, rounds, score, and which one was chosen; the other options do not change that table.
+    a sweep's folder), or sweep files.
 
     \b
     Example:
@@ -247,24 +228,19 @@ def compare(
         raysim compare runs/quickstart --columns last,worst_decile,total_mib -o comparison
     """
     from raysim.comparison.compare import compare as of
-    from raysim.comparison.formats import print_comparison, print_table
     from raysim.comparison.frame import ComparisonData
-    from raysim.comparison.sweep_card import SweepCard, TrialsCard
-    from raysim.comparison.tables import chosen_columns, trials_table
+    from raysim.comparison.pictures import draw
+    from raysim.comparison.tables import chosen_columns, print_comparison, write_tables
 
-    folders = folders_of(runs)
-    card = SweepCard.read(folders[0]) if len(folders) == 1 else None
-    if card is not None and card.trials is not None:
-        if as_json:
-            print_json(TrialsCard, card.trials)
-        else:
-            print_table(trials_table(card.trials), Console())
-        return
-    found = of(*folders, targets=targets or None, baseline=baseline, select=select, metric=metric, spread=spread)
+    found = of(
+        *folders_of(runs), targets=targets or None, baseline=baseline, select=select, metric=metric, spread=spread
+    )
     shown = None if columns is None else chosen_columns(found, [name.strip() for name in columns.split(",")])
     if not as_json:
         print_comparison(found, shown=shown)
-    files = [] if output is None else _write(found, Path(output), shown, width)
+    files = []
+    if output is not None:
+        files = [*write_tables(found, Path(output), shown), *draw(found, Path(output), width=width)]
     if as_json:
         measures = found.measures if shown is None else [column.measure for column in shown]
         records = [record for record in found.records if record.measure in measures]
@@ -275,19 +251,11 @@ def compare(
             click.echo(path)
 
 
-def _write(found: Comparison, folder: Path, shown: Sequence[Column] | None, width: Width) -> list[Path]:
-    """Write the tables and figures of a comparison, and return their paths."""
-    from raysim.comparison.formats import write_tables
-    from raysim.comparison.pictures import draw, write_curves
-
-    return [*write_tables(found, folder, shown), write_curves(found, folder), *draw(found, folder, width=width)]
-
-
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path())
 @BASELINE
 @SELECT
-@metric(TUNED_METRIC)
+@metric("accuracy/all; with --select val_current accuracy/all_current")
 @click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The HTML file.")
 def report(runs: tuple[str, ...], baseline: str | None, select: str, metric: str | None, output: str) -> None:
     """Write a comparison of runs as one self-contained HTML file.

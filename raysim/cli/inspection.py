@@ -22,7 +22,7 @@ class SavedRound(click.ParamType):  # type: ignore[type-arg]
         return value if value == "best_val" else click.INT.convert(value, param, ctx)
 
 
-# The keys of `comparison.plot.KINDS`, which would import torch: `raysim --help` takes no second.
+# The keys of `comparison.pictures.KINDS`, which would import torch: `raysim --help` takes no second.
 PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
 
 
@@ -38,7 +38,7 @@ PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
     show_default=True,
     type=click.FloatRange(0, 100, max_open=True),
     metavar="PERCENT",
-    help="Start of the accuracy axis of curves, to distinguish curves that are close together.",
+    help="Start of the accuracy axis, to distinguish curves that are close together.",
 )
 @WIDTH
 @click.option(
@@ -56,7 +56,7 @@ def plot(runs: tuple[str, ...], kind: str, metric: str | None, ymin: float, widt
     sweep file, or a folder that contains run folders: curves and boxes then have a colour for each variant, whose runs
     differ only in their seed. Curves are means over seeds, with 95% confidence intervals from three seeds on; boxes
     pool the clients of all seeds. Other kinds have a panel per run. Runs of a sweep are labelled with their names in
-    the sweep. A figure shows at most 40 runs or variants.
+    the sweep.
 
     \b
     Kinds:
@@ -75,13 +75,13 @@ def plot(runs: tuple[str, ...], kind: str, metric: str | None, ymin: float, widt
         raysim plot 20261121-062424-3099 20261121-071512-9a01 --kind boxes -o boxes.pdf
         raysim plot runs/digits/fedgh-seed-1-* runs/digits/fedproto-seed-1-* -o fedgh.pdf
     """
-    from raysim.comparison.plot import draw, start_at
+    from raysim.comparison.pictures import plot as draw
     from raysim.report.figures import picture_file, save_picture
 
     file = picture_file(output)
     figure = draw([str(folder) for folder in folders_of(runs)], kind, width, metric or OWN.metric)
     if ymin:
-        start_at(figure, kind, ymin)
+        figure.axes[0].set_ylim(bottom=ymin / 100)
     click.echo(save_picture(figure, file))
 
 

@@ -30,12 +30,11 @@ def commands_schema() -> dict[str, Any]:
     from raysim.cli.jobs import JobStatus
     from raysim.cli.main import Validation
     from raysim.comparison.frame import ComparisonData
-    from raysim.comparison.sweep_card import TrialsCard
     from raysim.runs.doctor import Finding
     from raysim.sweeps.status import SweepStatus
 
     outputs: dict[str, Any] = {
-        "compare": ComparisonData | TrialsCard,
+        "compare": ComparisonData,
         "doctor": list[Finding],
         "list": dict[str, list[Entry]],
         "status": JobStatus,

@@ -18,11 +18,10 @@ from raysim.comparison.measures import (
     TO_TARGET,
     is_cost_to_target,
     main_measure,
-    tuned_metric,
 )
 from raysim.comparison.notes import missing_cells, notes_on
 from raysim.comparison.published import Published
-from raysim.comparison.runs import RunRecord, find_runs, without_outdated
+from raysim.comparison.runs import RunRecord, counted_runs, find_runs
 from raysim.comparison.statistics import (
     Estimate,
     Spread,
@@ -36,7 +35,6 @@ from raysim.comparison.statistics import (
 from raysim.comparison.sweep_card import SweepCard
 from raysim.comparison.variants import Variant, baselines_of, group_runs, with_distinct_names
 from raysim.report.accuracies import DRAWABLE, Accuracy
-from raysim.report.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +66,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         """Return the table, the legend and the notes, as `raysim compare` prints them."""
-        from raysim.comparison.formats import print_comparison
+        from raysim.comparison.tables import print_comparison
 
         file = StringIO()
         print_comparison(self, file)
@@ -291,8 +289,8 @@ def compare(
     with the greatest validation accuracy, whose mean test accuracy is `at_best_val`; a target then counts as reached
     when the validation accuracy reaches it; `val_current` is the same for current networks (`at_best_val_current`).
     metric: the accuracy that figures show, and that is tested and summarised over tasks: one of `DRAWABLE`; default:
-    accuracy/all, or accuracy/all_current if current networks chose the tuned values of all runs. spread: what ± shows
-    in tables: `interval`, half of the 95 % confidence interval, or `std`, the standard deviation over seeds.
+    that of the measure of `select`. spread: what ± shows in tables: `interval`, half of the 95 % confidence interval,
+    or `std`, the standard deviation over seeds.
 
     Raises:
         ScenarioError: no run, a damaged run, an unknown baseline, a metric that no run measured
@@ -308,33 +306,21 @@ def compare(
     ['fedgh', 'standalone']
     """
     main = main_measure(metric, select)
-    runs_found, outdated = without_outdated(find_runs(runs))
-    all_runs, without_trials = _without_trials([replace(run, select=select) for run in runs_found])
-    measured = _in_order([run for run in all_runs if run.summary.get("rounds")])
-    if not measured:
-        raise ScenarioError("compare: no run has finished a round; give runs with results")
+    measured = _in_order([replace(run, select=select) for run in counted_runs(find_runs(runs))])
     _refuse_unmeasured(measured, select, metric)
-    sweep, notes = _agreed(measured)
+    sweep = _agreed(measured)
     targets = sweep.targets if targets is None else list(targets)
-    chosen = sorted({target for run in measured for target in run.targets}) if targets is None else targets
-    chosen = list({f"{target:g}": target for target in chosen}.values())  # columns are named with %g
+    if targets is None:
+        targets = sorted({target for run in measured for target in run.targets})
+    targets = list({f"{target:g}": target for target in targets}.values())  # columns are named with %g
     variants = group_runs(measured)
-    baseline, baselines, no_baseline = _baseline_of(variants, baseline, sweep)
+    baseline, baselines = _baseline_of(variants, baseline, sweep)
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
     tunings = list({repr(one): one for variant in variants for one in variant.tunings}.values())
-    followed = tuned_metric(one.select for one in tunings) if metric is None and select == "last" else None
-    if followed is not None and all(len(run.series(followed)[0]) for run in measured):
-        main = main_measure(followed, select)
     targets_on = sweep.targets_on if select == "last" else select
-    notes += [f"{run.folder} has no finished round yet and is left out" for run in all_runs if run not in measured]
-    notes += [*without_trials, *no_baseline, *missing_cells(all_runs), *outdated]
-    notes += dict.fromkeys(note for run in measured if run.sweep for note in run.sweep.notes)
-    notes += [note for tuning in tunings for note in tuning.notes] + notes_on(variants, spread)
-    compared = Comparison(variants, chosen, baseline, notes, targets_on, select, main, spread)
-    if targets is not None:  # those of papers are only shown if a run reaches them
-        missed = [target for target in chosen if f"rounds_to_{target:g}" not in compared.measures]
-        notes += [f"no run reaches the target {target:g}" for target in missed]
-    return compared
+    notes = [*missing_cells(measured), *(note for tuning in tunings for note in tuning.notes)]
+    notes += notes_on(variants)
+    return Comparison(variants, targets, baseline, notes, targets_on, select, main, spread)
 
 
 def _refuse_unmeasured(runs: Sequence[RunRecord], select: str, metric: str | None) -> None:
@@ -350,29 +336,20 @@ def _refuse_unmeasured(runs: Sequence[RunRecord], select: str, metric: str | Non
 
 def _baseline_of(
     variants: Sequence[Variant], given: str | None, sweep: SweepCard
-) -> tuple[str | None, list[Variant], list[str]]:
-    """Return the baseline's name and variants, and a note if the sweep file's baseline cannot be used.
+) -> tuple[str | None, Sequence[Variant]]:
+    """Return the baseline's name and variants. The sweep's baseline may have no run yet; then there is none.
 
     given: by the user, in place of the sweep's. Raises `ScenarioError` if it names no method.
     """
     name = sweep.baseline if given is None else given
     if name is None:
-        return None, [], []
+        return None, ()
     try:
-        return (*baselines_of(variants, name), [])
-    except ScenarioError as error:
+        return baselines_of(variants, name)
+    except ScenarioError:
         if given is not None:
             raise
-        return None, [], [f"no differences are shown: the baseline of the sweep file is not compared ({error})"]
-
-
-def _without_trials(runs: list[RunRecord]) -> tuple[list[RunRecord], list[str]]:
-    """Return the runs without trials of a tuning, and a note on these; if all are trials, all runs."""
-    kept = [run for run in runs if not (run.sweep and run.sweep.trials)]
-    if not kept or len(kept) == len(runs):
-        return runs, []
-    trials = plural(len(runs) - len(kept), "trial")
-    return kept, [f"left out {trials} of a tuning, which would count as further seeds"]
+        return None, ()
 
 
 def _in_order(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -383,19 +360,15 @@ def _in_order(runs: Sequence[RunRecord]) -> list[RunRecord]:
     return [run for run, _ in pairs]
 
 
-def _agreed(runs: Sequence[RunRecord]) -> tuple[SweepCard, list[str]]:
-    """Return the baseline and targets in which the sweeps of these runs agree, and a note on each of the others."""
-    sweeps = {run.cell_folder.parent: run.sweep for run in runs if run.sweep}
-    agreed, notes = SweepCard("", {}), []
+def _agreed(runs: Sequence[RunRecord]) -> SweepCard:
+    """Return the baseline and targets in which the sweeps of these runs agree."""
+    sweeps = list({run.cell_folder.parent: run.sweep for run in runs if run.sweep}.values())
+    agreed = SweepCard("", {})
     for name in ("baseline", "targets", "targets_on"):
-        values = [getattr(sweep, name) for sweep in sweeps.values()]
+        values: list[Any] = [getattr(sweep, name) for sweep in sweeps]
         if values and all(value == values[0] for value in values):
-            given: dict[str, Any] = {name: values[0]}
-            agreed = replace(agreed, **given)
-        elif values:
-            names = ", ".join(folder.name for folder in sweeps)
-            notes.append(f"{name} of the sweep files is not used, because the sweeps differ in it: {names}")
-    return agreed, notes
+            agreed = replace(agreed, **{name: values[0]})
+    return agreed
 
 
 def _command(folder: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 from raysim.common.errors import ScenarioError
@@ -141,11 +141,6 @@ def meaning_of(name: str) -> str | None:
     return ALL_MEASURES.get(f"{cost[1]}_to_A" if cost else name)
 
 
-def canonical(name: str) -> str:
-    """Return the name of a column in tables: `rounds_to_0.5` for `rounds_to_0.50`. Other names stay unchanged."""
-    return re.sub(r"_to_(\d+(?:\.\d+)?)", lambda target: f"_to_{float(target[1]):g}", name)
-
-
 def title(measure: str) -> str:
     """Return the title of a measure's column, with the measure's own unit."""
     if measure in MEASURES:
@@ -157,11 +152,6 @@ def title(measure: str) -> str:
 def is_cost_to_target(measure: str) -> bool:
     """Whether a measure is a cost to a target (`TO_TARGET`); a run has such a measure only if it reaches the target."""
     return "_to_" in measure
-
-
-def sends_nothing(measure: str, mean: float) -> bool:
-    """Return whether the mean of a measure says that no byte was sent, as with Standalone; tables then show a dash."""
-    return "mib" in measure and not mean
 
 
 def main_measure(metric: str | None, select: str) -> str:
@@ -178,12 +168,3 @@ def main_measure(metric: str | None, select: str) -> str:
     if metric not in shown:
         raise ScenarioError(f"--metric: {metric} given; allowed with --select {select}: {', '.join(shown)}")
     return shown[metric]
-
-
-def tuned_metric(selects: Iterable[str]) -> str | None:
-    """Return the test accuracy of current networks if their accuracy chose all tuned values, else None.
-
-    selects: the metric that chose, of each tuning.
-    """
-    chose = set(selects)
-    return "accuracy/all_current" if chose and chose <= {"accuracy/val_current", "accuracy/all_current"} else None

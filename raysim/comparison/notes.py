@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from raysim.common.text import few
 from raysim.comparison.runs import RunRecord
-from raysim.comparison.statistics import MIN_SEEDS, Spread
+from raysim.comparison.statistics import MIN_SEEDS
 from raysim.comparison.variants import Variant
+from raysim.report.units import plural
 
 BUDGET = (
     "rounds",
@@ -33,41 +34,15 @@ def missing_cells(runs: Sequence[RunRecord]) -> list[str]:
     return notes
 
 
-def notes_on(variants: Sequence[Variant], spread: Spread) -> list[str]:
+def notes_on(variants: Sequence[Variant]) -> list[str]:
     """One sentence for each reason why the comparison is less fair or less certain than it looks."""
     return [
         *_unequal_settings(variants),
+        *_unequal_data(variants),
         *_not_tuned(variants),
         *(note for variant in variants for note in _on_runs(variant)),
-        *_few_seeds(variants, spread),
-        *_unequal_data(variants),
+        *_few_seeds(variants),
     ]
-
-
-def _unequal(what: str, facts: Iterable[tuple[str, Mapping[str, object]]]) -> list[str]:
-    """A sentence for each fact that has several values. facts: the names of variants or runs, and their facts."""
-    having: dict[str, dict[str, dict[str, None]]] = {}  # fact -> value -> names
-    for name, of_name in facts:
-        for fact, value in of_name.items():
-            having.setdefault(fact, {}).setdefault(str(value), {})[name] = None
-    return [
-        f"unequal {what}: {fact} is " + " or ".join(f"{value} ({', '.join(names)})" for value, names in values.items())
-        for fact, values in having.items()
-        if len(values) > 1
-    ]
-
-
-def _unequal_data(variants: Sequence[Variant]) -> list[str]:
-    """Return a sentence for each data set that was changed between runs with the same settings of data."""
-    by_task: dict[str, list[tuple[str, dict[str, str]]]] = {}
-    for variant in variants:
-        for run in variant.counted.values():
-            task = sorted((key, value) for key, value in run.keys.items() if key.startswith("data."))
-            dataset = run.summary.get("dataset", {})
-            digest = {str(dataset.get("name")): str(dataset.get("digest"))[:8]}
-            by_task.setdefault(repr(task), []).append((variant.name, digest))
-    notes = [note for facts in by_task.values() for note in _unequal("data", facts)]
-    return [f"{note}; these results cannot be compared" for note in notes]
 
 
 def _unequal_settings(variants: Sequence[Variant]) -> list[str]:
@@ -78,35 +53,59 @@ def _unequal_settings(variants: Sequence[Variant]) -> list[str]:
     scenarios = [next(iter(variant.counted.values())).deciding for variant in variants]
     named = {key for variant in variants for key in variant.keys}
     named -= {*BUDGET, *(key for variant in variants for key in variant.tuned_keys)}
-    keys = dict.fromkeys(key for scenario in scenarios for key in scenario)
-    told = [key for key in keys if key not in named and not key.startswith("algorithm.")]
-    return _unequal(
-        "settings",
-        (
-            (variant.method, {key: "tuned" if key in variant.tuned_keys else scenario.get(key) for key in told})
-            for variant, scenario in zip(variants, scenarios, strict=True)
-        ),
-    )
-
-
-def _on_runs(variant: Variant) -> list[str]:
-    """Sentences on a variant's runs that ended early, failed, diverged, or have different code."""
-    code = _unequal("code", ((f"seed {seed}", run.code) for seed, run in variant.counted.items()))
-    notes = [f"{variant.name}: {note}; run the older runs again" for note in code]
-    for run in variant.counted.values():
-        done, asked = run.summary["rounds"], run.rounds_asked
-        if done < asked:
-            how = "ended early" if run.summary.get("ended_early") else run.summary.get("status")
-            notes.append(f"{variant.name}, seed {run.seed}: {how} after {done} of {asked} rounds")
-        notes += [f"{variant.name}, seed {run.seed}: {text}" for text in run.failures]
+    notes = []
+    for key in dict.fromkeys(key for scenario in scenarios for key in scenario):
+        if key in named or key.startswith("algorithm."):
+            continue
+        having: dict[str, dict[str, None]] = {}  # value -> names of methods
+        for variant, scenario in zip(variants, scenarios, strict=True):
+            value = "tuned" if key in variant.tuned_keys else str(scenario.get(key))
+            having.setdefault(value, {})[variant.method] = None
+        if len(having) > 1:
+            notes.append(f"unequal settings: {key} is {_values(having)}")
     return notes
 
 
-def _few_seeds(variants: Sequence[Variant], spread: Spread) -> list[str]:
-    """Return a sentence that names the variants with too few seeds for an interval or standard deviation."""
-    what, least = ("standard deviations", 2) if spread == "std" else ("confidence intervals", MIN_SEEDS)
-    names = [variant.name for variant in variants if len(variant.counted) < least]
-    return [f"no {what} for {', '.join(names)}: fewer than {least} seeds"] if names else []
+def _unequal_data(variants: Sequence[Variant]) -> list[str]:
+    """Return a sentence for each data set that was changed between runs with the same settings of data."""
+    by_settings: dict[str, dict[str, dict[str, None]]] = {}  # settings of data -> digest -> names of variants
+    for variant in variants:
+        for run in variant.counted.values():
+            settings = str([item for item in run.keys.items() if item[0].startswith("data.")])
+            digest = str(run.summary.get("dataset", {}).get("digest"))[:8]
+            by_settings.setdefault(settings, {}).setdefault(digest, {})[variant.name] = None
+    changed = [having for having in by_settings.values() if len(having) > 1]
+    return [f"unequal data: their digest is {_values(having)}; these results cannot be compared" for having in changed]
+
+
+def _values(having: Mapping[str, Iterable[str]]) -> str:
+    """Write values with the names that have them."""
+    return " or ".join(f"{value} ({', '.join(names)})" for value, names in having.items())
+
+
+def _on_runs(variant: Variant) -> list[str]:
+    """Sentences on a variant's runs that have not done all their rounds, or in which clients diverged or failed."""
+    notes = []
+    for run in variant.counted.values():
+        found = []
+        done, asked = run.summary["rounds"], int(run.keys.get("rounds", 0))
+        if done < asked:
+            how = "ended early" if run.summary.get("ended_early") else run.summary.get("status")
+            found.append(f"{how} after {done} of {asked} rounds")
+        if run.diverged is not None:
+            found.append(f"its loss is NaN or infinite in round {run.diverged}")
+        if diverged := run.summary.get("diverged_clients"):
+            found.append(f"{plural(diverged, 'client')} diverged: the last loss or upload was NaN or infinite")
+        if failed := run.summary.get("failed_clients"):
+            found.append(f"clients failed {plural(failed, 'time')}; rounds continued without them")
+        notes += [f"{variant.name}, seed {run.seed}: {text}" for text in found]
+    return notes
+
+
+def _few_seeds(variants: Sequence[Variant]) -> list[str]:
+    """Return a sentence that names the variants with too few seeds for an interval."""
+    names = [variant.name for variant in variants if len(variant.counted) < MIN_SEEDS]
+    return [f"no confidence intervals for {', '.join(names)}: fewer than {MIN_SEEDS} seeds"] if names else []
 
 
 def _not_tuned(variants: Sequence[Variant]) -> list[str]:

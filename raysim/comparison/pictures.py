@@ -1,20 +1,23 @@
-"""Figures of a comparison: curves with intervals, clients' accuracies, performance profiles, accuracy over a key."""
+"""Figures: those of a comparison, and one figure of any runs (`raysim plot`)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from raysim.common.text import distinct, shortened
-from raysim.comparison.compare import Comparison
-from raysim.comparison.formats import write_csv
-from raysim.comparison.statistics import MIN_SEEDS, estimate
-from raysim.comparison.variants import Variant
+from raysim.common.errors import ScenarioError
+from raysim.common.text import distinct, expanded, shortened
+from raysim.comparison.compare import Comparison, compare
+from raysim.comparison.measures import main_measure
+from raysim.comparison.runs import RunRecord, counted_runs, find_runs
+from raysim.comparison.statistics import estimate
+from raysim.comparison.variants import Variant, group_runs
+from raysim.report.accuracies import DRAWABLE, OWN
 from raysim.report.figures import (
     COLOURS,
     INCHES,
@@ -23,20 +26,25 @@ from raysim.report.figures import (
     area_look,
     band,
     legend,
-    line_look,
     make_figure,
     per_cent_axis,
-    plain_numbers,
     save,
     style,
 )
-from raysim.report.plots import Curve, architecture_names, draw_boxes, draw_curves, longest_label
+from raysim.report.plots import (
+    Curve,
+    architecture_names,
+    draw_boxes,
+    draw_clients,
+    draw_confusion,
+    draw_curves,
+    longest_label,
+    run_curves,
+)
+from raysim.runs.find import find_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-SCREEN: Width = "two-columns"
-"""The width of figures in SVG and PNG files and in HTML."""
 
 MOST = len(COLOURS)
 """The most variants in one figure; with more, each task has its own."""
@@ -55,27 +63,17 @@ class Picture(NamedTuple):
         return re.sub(r"[^A-Za-z0-9._]+", "-", f"{self.kind}-{self.task}")[:100] if self.task else self.kind
 
 
-def pictures(comparison: Comparison, width: Width = SCREEN, file_per_axis: bool = False) -> list[Picture]:
-    """Every figure that the runs have data for; with more variants than colours, one figure per task.
-
-    file_per_axis: each panel of the curves is a figure of its own, as papers need them.
-    """
-    parts = {"": comparison}
-    if len(comparison.variants) > MOST:
-        parts = comparison.by_task
-    drawn: list[tuple[str, str, Figure | None]] = []
-    for task, part in parts.items():
-        panels = [[over] for over in measured_axes(part)] if file_per_axis else [measured_axes(part)]
-        drawn += [
-            (f"curves-{shown[0]}" if file_per_axis else "curves", task, curves(part, width, shown)) for shown in panels
-        ]
-    for kind, draw_kind in {"clients": boxes, "profile": profile, "architectures": architectures}.items():
-        drawn += [(kind, task, draw_kind(part, width)) for task, part in parts.items()]
-    drawn += [(f"over_{key}", "", over_key(comparison, key, width)) for key in swept(comparison)]
-    for _, task, figure in drawn:
-        if figure is not None and task:
-            figure.suptitle(shortened(task, longest_label(width)), fontsize=8)
-    return [Picture(kind, task, figure) for kind, task, figure in drawn if figure is not None]
+def pictures(comparison: Comparison, width: Width) -> list[Picture]:
+    """Every figure that the runs have data for; with more variants than colours, one figure per task."""
+    parts = comparison.by_task if len(comparison.variants) > MOST else {"": comparison}
+    found = []
+    for kind, draw_kind in {"curves": curves, "clients": boxes, "architectures": architectures}.items():
+        for task, part in parts.items():
+            if (figure := draw_kind(part, width)) is not None:
+                if task:
+                    figure.suptitle(shortened(task, longest_label(width)), fontsize=8)
+                found.append(Picture(kind, task, figure))
+    return found
 
 
 def draw(
@@ -86,19 +84,16 @@ def draw(
 ) -> list[Path]:
     """Save every figure that the runs have data for in a folder, created if missing; returns the files.
 
-    PDF files are for print, as wide as `width`, with a file per axis of the curves. The others are for the screen.
     Raises `OSError`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for in_print in (False, True):
-        chosen = [suffix for suffix in suffixes if (suffix == ".pdf") is in_print]
-        drawn = pictures(comparison, width if in_print else SCREEN, file_per_axis=in_print) if chosen else []
-        for picture, name in zip(drawn, distinct(one.name for one in drawn), strict=True):
-            for suffix in chosen:
-                path = folder / f"{name}{suffix}"
-                save(picture.figure, path, format=suffix[1:])
-                files.append(path)
+    drawn = pictures(comparison, width)
+    for picture, name in zip(drawn, distinct(one.name for one in drawn), strict=True):
+        for suffix in suffixes:
+            path = folder / f"{name}{suffix}"
+            save(picture.figure, path, format=suffix[1:])
+            files.append(path)
     return files
 
 
@@ -108,7 +103,7 @@ def measured_axes(comparison: Comparison) -> list[str]:
     return [key for key, over in OVER.items() if key == "round" or any(len(run.series(over.metric)[0]) for run in runs)]
 
 
-def curves(comparison: Comparison, width: Width = SCREEN, over: Sequence[str] | None = None) -> Figure:
+def curves(comparison: Comparison, width: Width, over: Sequence[str] | None = None) -> Figure:
     """The comparison's mean accuracy over these axes, keys of `OVER`; the band is the 95 % interval over seeds.
 
     over: default: all that the runs have measured.
@@ -134,87 +129,38 @@ def _mean_curve(comparison: Comparison, variant: Variant, over: str) -> Curve | 
     return Curve(variant.name, x, mean, low, high)
 
 
-def write_curves(comparison: Comparison, folder: Path) -> Path:
-    """Write the points of the curves into curves.csv in a folder, and return the file. Raises `OSError`.
-
-    Columns: variant, metric (such as accuracy/all), over (a key of `OVER`), x (rounds, bytes, operations or virtual
-    seconds), mean, and low and high, the ends of the 95 % interval over seeds, as drawn: cut at 0 and 1, and empty with
-    fewer than three seeds.
-    """
-    import pandas as pd
-
-    columns = ["variant", "metric", "over", "x", "mean", "low", "high"]
-    rows: list[tuple[Any, ...]] = []
-    metric = comparison.accuracy.metric
-    for over in measured_axes(comparison):
-        for variant in comparison.variants:
-            if curve := _mean_curve(comparison, variant, over):
-                ends = zip(curve.x, curve.y, curve.low or (), curve.high or (), strict=True)
-                known = len(variant.counted) >= MIN_SEEDS
-                rows += [(variant.name, metric, over, x, y, *((low, high) if known else (None, None)))
-                         for x, y, low, high in ends]  # fmt: skip
-    path = folder / "curves.csv"
-    write_csv(pd.DataFrame(rows, columns=columns), path)
-    return path
-
-
-def _of_clients(variant: Variant, measure: str) -> np.ndarray[Any, Any]:
-    """A measure's accuracy of every client of every run."""
-    tables = [run.clients_of(measure) for run in variant.counted.values()]
-    values = [table["accuracy"].to_numpy() for table in tables if table.num_rows]
-    return np.concatenate(values) if values else np.empty(0)
-
-
-def boxes(comparison: Comparison, width: Width = SCREEN) -> Figure | None:
+def boxes(comparison: Comparison, width: Width) -> Figure | None:
     """Box plots of the clients' accuracies of all seeds."""
-    accuracies = {variant.name: _of_clients(variant, comparison.main) for variant in comparison.variants}
-    accuracies = {name: values for name, values in accuracies.items() if len(values)}
+    accuracies: dict[str, np.ndarray[Any, Any]] = {}
+    for variant in comparison.variants:
+        tables = [run.clients_of(comparison.main) for run in variant.counted.values()]
+        values = [table["accuracy"].to_numpy() for table in tables if table.num_rows]
+        if values:
+            accuracies[variant.name] = np.concatenate(values)
     return draw_boxes(accuracies, comparison.accuracy, width) if accuracies else None
 
 
 @style()
-def profile(comparison: Comparison, width: Width = SCREEN) -> Figure | None:
-    """The performance profile: the share of clients, over all seeds, with an accuracy greater than x."""
-    figure, (axes,) = make_figure(width=width, height=2.8)
-    at = np.linspace(0, 1, 201)
-    for place, variant in enumerate(comparison.variants):
-        values = _of_clients(variant, comparison.main)
-        if len(values):
-            share, label = (values[None] > at[:, None]).mean(1), shortened(variant.name, longest_label(width))
-            axes.plot(at, share, label=label, **line_look(place, len(at)))
-    axes.set_xlabel(comparison.accuracy.client_label.replace("\n", " ") + ", x")
-    axes.set_ylabel("share of clients above x")
-    axes.set_ylim(0, 1.02)
-    per_cent_axis(axes.xaxis)
-    per_cent_axis(axes.yaxis)
-    legend(figure, axes)
-    return figure if axes.lines else None
-
-
-@style()
-def architectures(comparison: Comparison, width: Width = SCREEN) -> Figure | None:
+def architectures(comparison: Comparison, width: Width) -> Figure | None:
     """Mean accuracy of the clients of each architecture; error bars are 95 % intervals over seeds."""
-    by_variant: dict[str, dict[str, list[float]]] = {}
+    means: dict[tuple[str, str], list[float]] = {}  # (variant, architecture) -> the mean of each run
     for variant in comparison.variants:
-        for run in variant.counted.values():
-            table = run.clients_of(comparison.main)
+        for table in (run.clients_of(comparison.main) for run in variant.counted.values()):
             if table.num_rows:
-                means = table.to_pandas().groupby("model")["accuracy"].mean()
-                for model, mean in means.items():
-                    by_variant.setdefault(variant.name, {}).setdefault(model, []).append(mean)
-    models = sorted({model for of_variant in by_variant.values() for model in of_variant})
+                for model, mean in table.to_pandas().groupby("model")["accuracy"].mean().items():
+                    means.setdefault((variant.name, model), []).append(mean)
+    models = sorted({model for _, model in means})
     if len(models) < 2:
         return None
     figure, (axes,) = make_figure(width=width, height=2.6)
-    bar = 0.8 / len(by_variant)
-    for place, (name, of_model) in enumerate(by_variant.items()):
-        each = [estimate(of_model[model]) if model in of_model else None for model in models]
-        x = [i + (place - (len(by_variant) - 1) / 2) * bar for i, one in enumerate(each) if one]
-        mean = np.array([one.mean for one in each if one])
-        low, high = np.array([band(one.mean, one.low, one.high) for one in each if one]).T
-        errors = np.stack([mean - low, high - mean])
-        axes.bar(x, mean, bar, yerr=errors if errors.any() else None, label=shortened(name, longest_label(width)),
-                 error_kw={"linewidth": 0.7}, **area_look(place))  # fmt: skip
+    bar = 0.8 / len(comparison.variants)
+    for place, variant in enumerate(comparison.variants):
+        found = [(x, estimate(means[key])) for x, model in enumerate(models) if (key := (variant.name, model)) in means]
+        spread = [one.half_width or 0.0 for _, one in found]
+        x = [x + (place - (len(comparison.variants) - 1) / 2) * bar for x, _ in found]
+        axes.bar(x, [one.mean for _, one in found], bar, yerr=spread if any(spread) else None,
+                 label=shortened(variant.name, longest_label(width)), error_kw={"linewidth": 0.7},
+                 **area_look(place))  # fmt: skip
     texts = [shortened(name, 24) for name in architecture_names(models).values()]
     long = sum(map(len, texts)) * 0.08 > INCHES[width]
     axes.set_xticks(range(len(models)), texts, rotation=30 if long else 0, ha="right" if long else "center")
@@ -224,43 +170,108 @@ def architectures(comparison: Comparison, width: Width = SCREEN) -> Figure | Non
     return figure
 
 
-def swept(comparison: Comparison) -> list[str]:
-    """The differing keys with at least three values, all of them numbers; a tuned value does not count."""
-    values: dict[str, set[Any]] = {}
-    for variant in comparison.variants:
-        for key, value in variant.keys.items():
-            if key not in variant.tuned_keys:
-                values.setdefault(key, set()).add(value)
-    numbers = {key: {v for v in of_key if v is not None} for key, of_key in values.items()}
-    return [key for key, of_key in numbers.items() if len(of_key) >= 3 and all(map(_is_number, of_key))]
+AXES = {"curves": "round", "bytes": "bytes", "virtual-time": "virtual-time"}
+"""Kind of figure with curves -> its axis."""
+
+CONFUSED = ("accuracy/all", "accuracy/all_current")
+"""Metrics whose networks a confusion matrix can test."""
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300  # excludes infinity
+def plot(given: Sequence[str], kind: str, width: Width = "one-column", metric: str = OWN.metric) -> Figure:
+    """Draw one figure of these runs, finished or not, as `raysim plot` does.
 
+    given: folders or ids of runs below ./runs, or folders that contain runs. Curves and boxes show the variants of such
+    a folder; all other figures show single runs. kind: a key of `KINDS`. metric: a key of `DRAWABLE`.
 
-@style()
-def over_key(comparison: Comparison, key: str, width: Width = SCREEN) -> Figure | None:
-    """The main measure over a swept key, a line for each combination of the other keys that were not tuned."""
-    lines: dict[str, list[tuple[float, float, float, float]]] = {}
-    for variant in comparison.variants:
-        found = comparison.estimate(variant.name, comparison.main)
-        if variant.keys.get(key) is not None and found is not None:
-            rest = {name: v for name, v in variant.keys.items() if name != key and name not in variant.tuned_keys}
-            name = replace(variant, keys=rest, label="").name
-            low, high = band(found.mean, found.low, found.high)
-            lines.setdefault(name, []).append((variant.keys[key], found.mean, found.mean - low, high - found.mean))
-    figure, (axes,) = make_figure(width=width, height=2.6)
-    for place, (name, points) in enumerate(lines.items()):
-        x, y, *errors = np.array(sorted(points)).T
-        axes.errorbar(x, y, yerr=errors if np.any(errors) else None, label=shortened(name, longest_label(width)),
-                      capsize=2, elinewidth=0.7, **{**line_look(place, len(x)), "markevery": 1})  # fmt: skip
-    axes.set_xlabel(shortened(key, longest_label(width)))
-    axes.set_ylabel(comparison.accuracy.mean_label)
-    per_cent_axis(axes.yaxis)
-    plain_numbers(axes)
-    values = [point[0] for points in lines.values() for point in points]
-    if values and min(values) > 0 and max(values) >= 50 * min(values):
-        axes.set_xscale("log")
-    legend(figure, axes)
+    Raises:
+        ScenarioError: a run does not exist, is damaged or lacks the data, or this kind cannot show the metric.
+    """
+    accuracy = DRAWABLE[metric]
+    if kind == "confusion" and metric not in CONFUSED:
+        raise ScenarioError(f"--metric: {metric} given, but --kind confusion needs one of {', '.join(CONFUSED)}")
+    runs = [run for text in given for run in _runs_of(text)]
+    one_by_one = len(runs) == len(given) or kind not in (*AXES, "boxes")
+    if one_by_one:
+        shown = Comparison(_one_by_one(runs), [], main=main_measure(metric, "last"))
+    else:
+        shown = compare(*(run.folder for run in runs), targets=[], metric=metric)
+    lacking = [str(run.folder) for run in runs if not _has_values(run, kind, shown)]
+    figure = None if lacking and one_by_one else KINDS[kind](shown, width)
+    if figure is None:
+        needs = f"{accuracy.needs}{', and whose scenario has `system`' if kind == 'virtual-time' else ''}"
+        raise ScenarioError(f"{lacking[0]}: no values of {metric} for --kind {kind}; choose a run {needs}")
     return figure
+
+
+def _runs_of(text: str) -> Sequence[RunRecord]:
+    """The runs of an argument. Of a folder's runs, those without a round and those of an earlier tuning are left out.
+
+    The last run of a cell counts. Raises `ScenarioError` for a folder without runs, or for a damaged run.
+    """
+    path = expanded(text)
+    if not path.is_dir() or (path / "summary.json").exists():
+        return find_runs([find_run(text)])
+    current = counted_runs(find_runs([path]))
+    counted = {run.cell_folder if run.cell else run.folder: run for run in current}
+    return sorted(counted.values(), key=lambda run: run.place)
+
+
+def _one_by_one(runs: Sequence[RunRecord]) -> list[Variant]:
+    """A variant per run, named by its cell of a sweep or by its settings, and by its seed if the seeds differ."""
+    name_of = {run.folder: variant.name for variant in group_runs(runs) for run in variant.runs}
+    name_of |= {run.folder: run.cell.label for run in runs if run.cell and run.cell.label}
+    seeds = len({run.seed for run in runs}) > 1
+    names = distinct(f"{name_of[run.folder]} seed={run.seed}" if seeds else name_of[run.folder] for run in runs)
+    return [Variant({}, [run], label=name) for run, name in zip(runs, names, strict=True)]
+
+
+def _has_values(run: RunRecord, kind: str, shown: Comparison) -> bool:
+    """Return whether a run has measured what the figure shows."""
+    if kind in AXES:
+        return all(len(run.series(metric)[0]) for metric in (shown.accuracy.metric, OVER[AXES[kind]].metric))
+    return kind == "confusion" or run.clients_of(shown.main).num_rows > 0
+
+
+def _curves(kind: str, shown: Comparison, width: Width) -> Figure:
+    """Accuracy over an axis; over rounds, a single run also has the curves of its participants and worst clients."""
+    runs, accuracy = list(shown.variants[0].counted.values()), shown.accuracy
+    if kind == "curves" and len(shown.variants) == len(runs) == 1 and accuracy.std:
+        drawn = run_curves(runs[0].rounds.to_pylist(), "round", accuracy)
+        return draw_curves({"round": drawn}, f"mean {accuracy.kind}", width)
+    return curves(shown, width, [AXES[kind]])
+
+
+def _clients(shown: Comparison, width: Width) -> Figure:
+    bars = {}
+    for variant in shown.variants:
+        rows = variant.runs[0].clients_of(shown.main).to_pylist()
+        bars[variant.name] = [(row["client"], str(row["model"]), row["accuracy"]) for row in rows]
+    return draw_clients(bars, shown.accuracy, width)
+
+
+def _confusion(shown: Comparison, width: Width) -> Figure:
+    """Confusion matrices: networks of the last checkpoint, each client's own on its own test samples, pooled.
+
+    With accuracy/all_current, each network after it received the server's current message.
+    """
+    from raysim.runs.opened import OpenedRun  # here, so that figures without networks do without torch
+
+    current = shown.accuracy is not OWN
+    opened = {variant.name: OpenedRun.of(variant.runs[0].folder) for variant in shown.variants}
+    first = next(iter(opened.values()))
+    counts = {}
+    for name, one in opened.items():
+        one.refuse_other_classes(first)
+        checkpoint = one.checkpoint()
+        title = f"{name}, after round {checkpoint.round}{', current' if current else ''}"
+        counts[title] = one.confusion("test", checkpoint, current)
+    return draw_confusion(counts, first.data.dataset.class_names, width)
+
+
+KINDS: Mapping[str, Callable[[Comparison, Width], Figure | None]] = {
+    **{kind: partial(_curves, kind) for kind in AXES},
+    "boxes": boxes,
+    "clients": _clients,
+    "confusion": _confusion,
+}
+"""Kind of figure -> how it is drawn."""

@@ -15,13 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import is_locked
 from raysim.common.results import Summary
 from raysim.comparison.measures import MEASURES, TARGETS, TO_TARGET, Measure
-from raysim.comparison.sweep_card import SWEEP_CARD, SWEEP_LOCK, CellCard, SweepCard
+from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.report.accuracies import DRAWABLE, Accuracy
 from raysim.report.load import last_measured, read_clients, read_rounds, read_summary, rounds_done
-from raysim.report.units import plural
 from raysim.scenario.parse import flatten
 from raysim.scenario.schema import Section, Settings, decides
 from raysim.scenario.yaml_text import WrittenLoader, parse, read_text
@@ -78,22 +76,9 @@ class RunRecord:
         return self.folder.resolve().parent
 
     @property
-    def code(self) -> dict[str, str]:
-        """The method's files, without raysim's engine, and the first digits of their digests."""
-        files = self.summary.get("code", {}).get("files", {})
-        return {name: digest[:8] for name, digest in files.items() if not name.startswith("raysim/{")}
-
-    @property
     def place(self) -> int:
         """The run's position in its sweep; 0 without a sweep."""
         return list(self.sweep.cells).index(self.cell_folder.name) if self.sweep else 0
-
-    @property
-    def rounds_asked(self) -> int:
-        """The rounds that the run should have; of a trial of a tuning, those until it was last compared."""
-        trials = self.sweep.trials if self.sweep else None
-        until = trials.rounds_of(self.cell_folder.name) if trials else None
-        return int(self.keys.get("rounds", 0)) if until is None else until
 
     @property
     def is_finished(self) -> bool:
@@ -128,18 +113,6 @@ class RunRecord:
     def deciding(self) -> dict[str, Any]:
         """The scenario's keys that decide a result, except the seed."""
         return {key: value for key, value in self.keys.items() if key != "seed" and decides(key)}
-
-    @property
-    def failures(self) -> list[str]:
-        """Phrases that say which losses or uploads of this run were not finite, and how many clients failed."""
-        phrases = [] if self.diverged is None else [f"its loss is NaN or infinite in round {self.diverged}"]
-        if rejected := self.summary.get("rejected_uploads"):
-            phrases.append(f"{plural(rejected, 'upload')} contained NaN or infinity and did not count")
-        if diverged := self.summary.get("diverged_clients"):
-            phrases.append(f"{plural(diverged, 'client')} diverged: the last loss or upload was NaN or infinite")
-        if failed := self.summary.get("failed_clients"):
-            phrases.append(f"clients failed {plural(failed, 'time')}; rounds continued without them")
-        return phrases
 
     @property
     def diverged(self) -> int | None:
@@ -271,27 +244,26 @@ def find_runs(paths: Sequence[os.PathLike[str] | str]) -> list[RunRecord]:
     sweep_of = cache(SweepCard.read)
     for path in map(Path, paths):
         if not (folders := run_folders(path)):
-            text = f"{path}: no run found; give a run folder, or a folder that contains run folders"
-            if (path / SWEEP_CARD).exists() or is_locked(path / SWEEP_LOCK):
-                text = f"{path}: no run of this sweep has begun; start it, or see its progress, with `raysim sweep`"
-            raise ScenarioError(text)
+            raise ScenarioError(f"{path}: no run found; give a run folder, or a folder that contains run folders")
         for folder in folders:
             place = folder.resolve()
             runs.setdefault(place, RunRecord.read(folder, sweep_of(place.parent.parent)))
     return list(runs.values())
 
 
-def without_outdated(runs: Sequence[RunRecord]) -> tuple[list[RunRecord], list[str]]:
-    """Return the runs without those that are no longer cells of their tuned sweep, and a note on them.
+def counted_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the runs that have finished a round and whose results count.
 
-    Raises `ScenarioError` if no run is left.
+    Cells that a tuned sweep no longer has do not count, nor do trials of a tuning beside other runs. Raises
+    `ScenarioError` if no run is left.
     """
-    kept = [run for run in runs if run.sweep is None or run.cell_folder.name in run.sweep.current]
-    left = len(runs) - len(kept)
-    changed = "the sweep's settings or the values that tuning chose have changed since"
-    if left and not kept:
-        raise ScenarioError(f"{runs[0].folder.parent.parent}: all runs are outdated: {changed}; run the sweep again")
-    return kept, [f"left out {plural(left, 'outdated run')}: {changed}"] if left else []
+    kept = [run for run in runs if run.summary.get("rounds")]
+    kept = [run for run in kept if run.sweep is None or run.cell_folder.name in run.sweep.current]
+    kept = [run for run in kept if not (run.sweep and run.sweep.trials)] or kept
+    if not kept:
+        text = "no run has finished a round, or the sweep has changed since; run the sweep again"
+        raise ScenarioError(f"{runs[0].folder.parent}: {text}")
+    return kept
 
 
 def run_folders(path: Path) -> list[Path]:

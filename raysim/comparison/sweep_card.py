@@ -1,4 +1,4 @@
-"""`sweep.json` in a sweep's folder: labels, baseline, targets, published values, and its tuning or its trials."""
+"""`sweep.json` in a sweep's folder: labels, baseline, targets, published values, and its tuning."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ class TunedVariant:
 
     label: str
     trials: int
-    steps: Sequence[int]  # rounds of successive halving; empty: none
     rounds: int  # that all trials did
     failed: int  # trials that failed or diverged
     trial: int | None = None  # the chosen one; None: no choice yet, or every trial failed
@@ -90,33 +89,6 @@ class TuningCard:
 
 
 @dataclass(frozen=True)
-class TrialCard:
-    """A trial of a tuned method."""
-
-    method: str
-    number: int
-    values: Mapping[str, str]  # key -> value, YAML in one line
-    cells: Sequence[str]  # names of its folders, one per seed
-    rounds: int  # after which it was last compared
-    score: float | None  # then, its mean over the seeds; None: it is not done, or it failed or diverged
-    failed: bool  # whether it failed or diverged
-    chosen: bool
-
-
-@dataclass(frozen=True)
-class TrialsCard:
-    """The trials of a sweep."""
-
-    select: str  # the metric that compares them
-    seeds: Sequence[int]
-    trials: Sequence[TrialCard]
-
-    def rounds_of(self, cell: str) -> int | None:
-        """The rounds that were asked of a trial's cell; None if it belongs to no trial."""
-        return next((trial.rounds for trial in self.trials if cell in trial.cells), None)
-
-
-@dataclass(frozen=True)
 class CellCard:
     """A cell of a sweep; all seeds of a variant have the same label."""
 
@@ -133,10 +105,9 @@ class SweepCard:
     cells: Mapping[str, CellCard]  # name of the cell's folder -> cell
     baseline: str | None = None
     targets: Sequence[float] | None = None
-    notes: Sequence[str] = field(default_factory=list)  # how the runs differ from the sweep file
     targets_on: str = "all"  # all, all_current or participants: whose mean accuracy must reach a target
     tuning: TuningCard | None = None  # the values that were chosen for these cells
-    trials: TrialsCard | None = None  # if the cells are trials of a tuning
+    trials: bool = False  # whether the cells are trials of a tuning
     format: int = FORMAT
 
     @property

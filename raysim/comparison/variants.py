@@ -13,24 +13,16 @@ from raysim.comparison.runs import RunRecord
 from raysim.comparison.sweep_card import ChosenValue, TuningCard
 from raysim.plugins.references import Reference
 
-IMPLIED_BY: Mapping[str, Sequence[str]] = {
-    "training.together": ["clients.models"],  # by default, it depends on the architectures
-    "init.round": ["init.run"],
-    "init.digest": ["init.run", "init.round"],  # unless the run in `init.run` was continued in the meantime
-}
-"""Key -> keys whose values imply its value in most comparisons; it is then omitted from the names of variants."""
-
 
 @dataclass(frozen=True)
 class Variant:
     """Runs with the same settings, apart from their seeds and keys that cannot change a result."""
 
-    keys: Mapping[str, Any]  # the keys in which the variants of a comparison differ, and this variant's values
+    keys: Mapping[str, Any]  # the keys that tell the variants of a comparison apart, and this variant's values
     runs: Sequence[RunRecord]
-    called: str  # the algorithm's name in tables
     label: str = ""  # the variant's name in the sweep file
     is_baseline: bool = False
-    method_label: str = ""  # the variant's name without its task: from the names in `runs`, or without tuned values
+    method_label: str = ""  # the variant's name without its task, from the names in `runs`
 
     @property
     def name(self) -> str:
@@ -54,15 +46,7 @@ class Variant:
     @property
     def plain_method(self) -> str:
         """The algorithm's name, followed by `key=value` for each differing key that is not part of the task."""
-        return self._method_with(self.keys)
-
-    @property
-    def untuned_method(self) -> str:
-        """The same without the keys whose values a tuning has chosen."""
-        return self._method_with(key for key in self.keys if key not in self.tuned_keys)
-
-    def _method_with(self, keys: Iterable[str]) -> str:
-        own = [_assigned(key, self.keys[key]) for key in keys if key != "algorithm.name" and not is_task(key)]
+        own = [_assigned(key, self.keys[key]) for key in self.keys if key != "algorithm.name" and not is_task(key)]
         return " ".join([self.called, *own])
 
     @property
@@ -74,6 +58,11 @@ class Variant:
         runs = sorted(self.runs, key=lambda run: run.is_finished)
         of_cell = {run.cell_folder: run for run in runs if run.cell}
         return {run.pair: run for run in runs if of_cell.get(run.cell_folder, run) is run}
+
+    @property
+    def called(self) -> str:
+        """The algorithm's name in tables."""
+        return self.runs[0].method
 
     @property
     def algorithm(self) -> str:
@@ -122,12 +111,11 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
     for run in runs:
         by_settings.setdefault((_tuned_label(run), *sorted(run.deciding.items(), key=str)), []).append(run)
     groups = list(by_settings.values())
-    called = _called(runs)
     labels = [{run.cell.label for run in group if run.cell} for group in groups]
     labelled = all(len(own) == 1 and all(own) for own in labels) and len(set().union(*labels)) == len(labels)
     variants = [
-        Variant(keys, group, called[group[0].algorithm], *(label if labelled else ()))
-        for keys, group, label in zip(_differing(groups), groups, labels, strict=True)
+        Variant(keys, group, *(label if labelled else ()))
+        for keys, group, label in zip(_distinguishing(groups), groups, labels, strict=True)
     ]
     return with_distinct_names(_with_method_names(variants))
 
@@ -138,37 +126,36 @@ def _tuned_label(run: RunRecord) -> str:
     return run.cell.label if run.cell and run.cell.label in {one.label for one in tuned} else ""
 
 
-def _differing(groups: Sequence[Sequence[RunRecord]]) -> list[dict[str, Any]]:
-    """For each group of runs, the keys in which the groups differ, and the values of the group.
+def _distinguishing(groups: Sequence[Sequence[RunRecord]]) -> list[dict[str, Any]]:
+    """For each group of runs, the keys that tell it from the others, and the values of the group.
 
-    A key that has one value per method is omitted, because the method's name already implies the value.
+    A key is taken if it tells groups apart that the keys before it do not: first the method, then the keys of the task,
+    then all others. So a key whose value follows from the method or the task is not taken.
     """
     settings = [group[0].deciding for group in groups]
-    by_method: dict[Any, list[dict[str, Any]]] = {}
-    for deciding in settings:
-        by_method.setdefault(deciding.get("algorithm.name"), []).append(deciding)
     keys = dict.fromkeys(key for deciding in settings for key in deciding)
-    differing = [key for key in keys if differs(key, settings) and not _implied(key, settings)]
+    taken, parts = [], [""] * len(settings)  # groups with equal texts are not told apart yet
+    for key in sorted(keys, key=lambda key: (key != "algorithm.name", not is_task(key))):
+        finer = [f"{part} {deciding.get(key)!r}" for part, deciding in zip(parts, settings, strict=True)]
+        if len(set(finer)) > len(set(parts)):
+            taken.append(key)
+            parts = finer
 
-    def tells(key: str, deciding: Mapping[str, Any]) -> bool:
-        if key == "algorithm.name":
-            return True
-        if key.startswith("algorithm."):
-            return differs(key, by_method[deciding.get("algorithm.name")])
-        return key in deciding and any(differs(key, of_method) for of_method in by_method.values())
+    def is_told(key: str, deciding: Mapping[str, Any]) -> bool:
+        of_method = [one for one in settings if one.get("algorithm.name") == deciding.get("algorithm.name")]
+        return key in deciding and (
+            key == "algorithm.name" or not key.startswith("algorithm.") or differs(key, of_method)
+        )
 
-    return [{key: deciding.get(key) for key in differing if tells(key, deciding)} for deciding in settings]
+    return [{key: deciding[key] for key in taken if is_told(key, deciding)} for deciding in settings]
 
 
 def _with_method_names(variants: Sequence[Variant]) -> Sequence[Variant]:
-    """Return the variants with names of their methods, from `runs` in the sweep file or else without tuned values.
-
-    Names that two variants of one task would share are not used.
-    """
-    for names in (_names_in_runs(variants), [variant.untuned_method for variant in variants]):
-        if len({(variant.task, name) for variant, name in zip(variants, names, strict=False)}) == len(variants):
-            return [replace(variant, method_label=name) for variant, name in zip(variants, names, strict=True)]
-    return variants
+    """Return the variants with names of their methods from `runs` in the sweep file, unless a task has a name twice."""
+    names = _names_in_runs(variants)
+    if len({(variant.task, name) for variant, name in zip(variants, names, strict=False)}) < len(variants):
+        return variants
+    return [replace(variant, method_label=name) for variant, name in zip(variants, names, strict=True)]
 
 
 def _names_in_runs(variants: Sequence[Variant]) -> list[str]:
@@ -184,24 +171,6 @@ def _names_in_runs(variants: Sequence[Variant]) -> list[str]:
         return []
     axes = [i for i in range(len(names[0])) if any(len({name[i] for name in of}) > 1 for of in by_task.values())]
     return [" ".join(name[i] for i in axes) for name in names] if axes else []
-
-
-def _implied(key: str, deciding: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the keys in `IMPLIED_BY` imply a key's value in all these settings."""
-    by = next((keys for start, keys in IMPLIED_BY.items() if key == start or key.startswith(f"{start}.")), None)
-    if by is None:
-        return False
-    alike: dict[str, list[Mapping[str, Any]]] = {}
-    for one in deciding:
-        alike.setdefault(repr([one.get(name) for name in by]), []).append(one)
-    return not any(differs(key, ones) for ones in alike.values())
-
-
-def _called(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Algorithm -> its name in tables. Two classes with the same name also show the algorithm's name, with its file."""
-    method_of = {run.algorithm: run.method for run in runs}
-    methods = list(method_of.values())
-    return {name: f"{of} ({name})" if methods.count(of) > 1 else of for name, of in method_of.items()}
 
 
 def with_distinct_names(variants: Sequence[Variant]) -> list[Variant]:

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-MOST_RUNS = 40
-"""The most runs or variants in one figure."""
 NUMBERED = 10
 """The most classes of a confusion matrix with a number in each cell."""
 NAMED = 20

@@ -1,4 +1,4 @@
-"""`Cell` and `Sweep`, and the making of cells: one scenario per variant, seed and tuned values."""
+"""`Cell` and `Sweep`, the making of cells, one scenario per variant, seed and tuned values, and their states."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
 
 from raysim.common.errors import ScenarioError
+from raysim.common.files import is_locked, write_bytes
+from raysim.common.results import LOCK, Summary
 from raysim.common.suggestions import suggest
+from raysim.common.text import few
 from raysim.comparison.published import Published
-from raysim.comparison.sweep_card import CellCard, SweepCard, TrialsCard, TuningCard
-from raysim.engine.policies.sampling import cohort_size
+from raysim.comparison.sweep_card import CellCard, SweepCard, TuningCard
 from raysim.plugins.references import Reference
+from raysim.report.load import read_summary, rounds_done
 from raysim.runs.code import Code, versions
+from raysim.scenario.data import data_digests, input_digests
 from raysim.scenario.origin import override_key
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.schema import decides
@@ -43,7 +48,7 @@ class Cell:
     published: tuple[Published, ...] = ()  # published values for the label
     runs: tuple[str, ...] = ()  # the names in `runs` that define the cell
     until: int | None = None  # the round after which the run is interrupted; None: it has all its rounds
-    values: tuple[tuple[str, Any], ...] = ()  # of a trial: (key, value) of the keys that are tuned
+    is_trial: bool = False  # whether the cell is a trial of a tuning
     pending: bool = False  # whether tuning has not chosen its values yet, so that it cannot run
 
     @property
@@ -73,12 +78,11 @@ class Sweep:
     output: Path  # contains one folder per cell
     baseline: str | None = None
     targets: tuple[float, ...] | None = None
-    about: str = ""  # the comments at the top of the file and its base
-    notes: tuple[str, ...] = ()  # how the runs differ from the file
+    about: str = ""  # the comment at the top of the file
     targets_on: str = "all"  # all, all_current or participants: whose mean accuracy must reach it
     tuning: Tuning | None = None  # how the values of pending cells are chosen
     tuned: TuningCard | None = None  # the values that were chosen so far
-    trials: TrialsCard | None = None  # of a sweep of trials
+    trials: bool = False  # whether the cells are trials of a tuning
     address: str = ""  # where `copies` has a copy of the folder `output`, if the scenario's `output` is an address
     folder: Path = Path()  # of the sweep file
 
@@ -86,9 +90,7 @@ class Sweep:
         """Return the facts that the comparison of the cells needs, without pending cells."""
         known = [cell for cell in self.cells if not cell.pending]
         cells = {cell.folder_name: CellCard(cell.label, cell.published, cell.runs) for cell in known}
-        return SweepCard(
-            self.about, cells, self.baseline, self.targets, self.notes, self.targets_on, self.tuned, self.trials
-        )
+        return SweepCard(self.about, cells, self.baseline, self.targets, self.targets_on, self.tuned, self.trials)
 
 
 @dataclass(frozen=True)
@@ -117,9 +119,7 @@ class CellMaker:
     common: tuple[str, ...]  # overrides of the base for every cell, from the sweep file
     sets: tuple[str, ...]  # the same from `--set`
     file: Path  # the sweep file
-    fast: bool = False
     options: frozenset[str] = frozenset()  # keys of `--grid`; paths in their values are relative to the current folder
-    _methods: dict[str, str] = field(default_factory=dict)  # `algorithm.name` in a grid -> its name in tables
 
     def cell(
         self, variant: CellVariant, seed: int | None, tuned: Mapping[str, Any] | None = None, trial: int | None = None
@@ -136,40 +136,20 @@ class CellMaker:
         changed = (*self.common, *self.sets, *overrides)
         try:
             scenario = parse_scenario(self.base, changed, sweep=self.file.parent, places=places)
-            if self.fast:
-                changed = (*changed, *_fast(scenario))
-                scenario = parse_scenario(self.base, changed, sweep=self.file.parent, places=places)
         except ScenarioError as error:
-            provisional = self._names(variant, of_seed, trial, None)[1]
-            raise ScenarioError(f"{self.file}: the cell {provisional!r}: {error}") from None
-        label, name = self._names(variant, of_seed, trial, scenario)
-        values = () if trial is None else tuple((tuned or {}).items())
-        return Cell(name, label, changed, scenario, identity(scenario), runs=variant.runs, values=values)
+            _, name = _names(variant, of_seed, trial, None)
+            raise ScenarioError(f"{self.file}: the cell {name!r}: {error}") from None
+        label, name = _names(variant, of_seed, trial, scenario.method)
+        return Cell(name, label, changed, scenario, identity(scenario), runs=variant.runs, is_trial=trial is not None)
 
-    def _names(
-        self, variant: CellVariant, of_seed: Sequence[str], trial: int | None, scenario: ParsedScenario | None
-    ) -> tuple[str, str]:
-        """Return a cell's label, and its name with the seed. scenario: None: it could not be loaded."""
-        parts = [
-            self._method(scenario, value) if key == "algorithm.name" else f"{key}={shown_value(value)}"
-            for key, value in variant.assignments if key != "seed"
-        ]  # fmt: skip
-        parts = [*variant.labels.values(), *parts]
-        if trial is not None:
-            parts += [*([scenario.method] if scenario is not None and not parts else []), f"trial {trial}"]
-        label = " ".join(parts)
-        seeds = [f"{key}={value}" for key, value in variant.assignments if key == "seed"]
-        return label, " ".join([label, *seeds, *of_seed]).strip() or "base"
 
-    def _method(self, scenario: ParsedScenario | None, value: Any) -> str:
-        """Return the name in tables of an algorithm of the grid."""
-        name = shown_value(value)
-        if scenario is None:
-            return name
-        if name not in self._methods:
-            taken = scenario.method in self._methods.values()
-            self._methods[name] = f"{scenario.method} ({name})" if taken else scenario.method
-        return self._methods[name]
+def _names(variant: CellVariant, of_seed: Sequence[str], trial: int | None, method: str | None) -> tuple[str, str]:
+    """Return a cell's label, and its name with the seed. method: in tables; None: the scenario could not be loaded."""
+    assigned = {key: shown_value(value) for key, value in variant.assignments}
+    seeds = [f"seed={assigned.pop('seed')}"] if "seed" in assigned else []
+    parts = [method or value if key == "algorithm.name" else f"{key}={value}" for key, value in assigned.items()]
+    parts = [*variant.labels.values(), *parts, *([] if trial is None else [f"trial {trial}"])]
+    return " ".join(parts), " ".join([*parts, *seeds, *of_seed]) or "base"
 
 
 def written(value: Any) -> str:
@@ -190,21 +170,6 @@ def shown_value(value: Any) -> str:
     """Write a value of a grid for a cell's name; a custom file by its name in runs, without its folder."""
     reference = Reference.of(value) if isinstance(value, str) else None
     return reference.name if reference is not None else written(value)
-
-
-def _fast(scenario: ParsedScenario) -> list[str]:
-    """Overrides that make a cell small enough for `--fast`."""
-    clients = scenario.clients
-    # Fewer participants, not fewer clients: if all images are dealt, fewer clients would each hold more of them.
-    training = scenario.resolved["training"]
-    lengths = {key: math.ceil(training[key] / 10) for key in ("epochs", "steps") if training.get(key)}
-    sets = [f"rounds={min(scenario.rounds, 3)}", *(f"training.{key}={length}" for key, length in lengths.items())]
-    # Otherwise a sweep would try nothing but the warm-up.
-    sets += [f"algorithm.{name}=1" for name, warmup in scenario.warmup.items() if warmup]
-    if clients.count != "auto":
-        chosen = cohort_size(clients.participation, clients.count)
-        sets.append(f"clients.participation={max(math.ceil(chosen / 10), min(chosen, 2)) / clients.count}")
-    return sets
 
 
 def identity(scenario: ParsedScenario) -> str:
@@ -251,20 +216,17 @@ def chosen_cells(sweep: Sweep, only: Sequence[str]) -> list[Cell]:
         return list(sweep.cells)
     chosen: dict[str, Cell] = {}
     for name in only:
-        found = [cell for cell in sweep.cells if any(_matches(name, one) for one in _names(cell))]
+        found = [cell for cell in sweep.cells if any(_matches(name, one) for one in _names_of(cell))]
         if not found:
-            known = list(
-                dict.fromkeys(one for cell in sweep.cells for one in (cell.scenario.method, cell.label) if one)
-            )
-            listed = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
+            known = list(dict.fromkeys(cell.variant for cell in sweep.cells))
             raise ScenarioError(
-                f"--only: {name!r} given, but no cell has this name{suggest(name, known)}; allowed: {listed}"
+                f"--only: {name!r} given, but no cell has this name{suggest(name, known)}; allowed: {few(known)}"
             )
         chosen |= {cell.name: cell for cell in found}
     return [cell for cell in sweep.cells if cell.name in chosen]
 
 
-def _names(cell: Cell) -> tuple[str, ...]:
+def _names_of(cell: Cell) -> tuple[str, ...]:
     scenario = cell.scenario
     return (cell.name, cell.label, scenario.method, scenario.algorithm_name, *cell.runs)
 
@@ -272,3 +234,111 @@ def _names(cell: Cell) -> tuple[str, ...]:
 def _matches(pattern: str, name: str) -> bool:
     # Names may hold brackets, which a pattern reads as a set of characters.
     return bool(name) and (pattern.lower() == name.lower() or fnmatchcase(name.lower(), pattern.lower()))
+
+
+State = Literal["done", "running", "closing", "interrupted", "failed", "waiting"]
+"""State of a cell. "closing": its rounds are done, and its process writes plots and MLflow data."""
+
+ORDER: tuple[State, ...] = get_args(State)
+
+FAILURE = "failure.json"
+"""A file in a cell's folder with the reason, if the cell failed before it had a run folder."""
+
+
+@dataclass(frozen=True)
+class CellState:
+    """A cell and its state."""
+
+    cell: Cell
+    state: State
+    folder: Path | None = None  # the run folder
+    rounds: int = 0  # finished rounds
+    reason: str = ""  # why the cell is not done, if known
+
+    @property
+    def resumable(self) -> Path | None:
+        """The run that can be resumed, if it wrote `run.json`."""
+        return self.folder if self.folder is not None and (self.folder / "run.json").exists() else None
+
+
+def state_of(cell: Cell, output: Path) -> CellState:
+    """A cell's state in the sweep's folder `output`: that of its finished run if it has one, else of its latest run.
+
+    A cell that is interrupted after a round (`Cell.until`) is done once its run has that round, even if the run has
+    gone on since.
+    """
+    if cell.pending:
+        return CellState(cell, "waiting", reason="tuning has not chosen the values of this cell yet")
+    folder = output / cell.folder_name
+    runs = sorted(path.parent for path in folder.glob("*/summary.json"))
+    states = [_of_run(cell, run) for run in runs]
+    if done := next((one for one in states if one.state == "done"), None):
+        return done
+    if states:
+        return states[-1]
+    try:
+        reason = str(json.loads((folder / FAILURE).read_text())["reason"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return CellState(cell, "waiting")
+    return CellState(cell, "failed", reason=reason)
+
+
+def _changed(cell: Cell, summary: Summary) -> str:
+    """Name the files that have changed since a run; empty if none has, or it is not known."""
+    had = summary.get("dataset", {}).get("digest"), summary.get("public_digest")
+    if had[0] is not None and data_digests(cell.scenario) not in (None, had):
+        return "the data"
+    try:
+        inputs = input_digests(cell.scenario)
+    except ScenarioError:  # a file is missing here
+        return ""
+    digests = [*summary.get("inputs", inputs).values()]
+    return ", ".join(path for path, digest in inputs.items() if digest not in digests)
+
+
+def _of_run(cell: Cell, run: Path) -> CellState:
+    try:
+        summary = read_summary(run)
+        is_closing = summary.get("status") == "closing" and is_locked(run / LOCK)
+        if summary.get("status") == "closing" and not is_closing:
+            summary = read_summary(run)  # the run may have ended between the two checks
+    except ScenarioError as error:
+        return CellState(cell, "failed", run, reason=str(error))
+    if summary.get("status") != "running" and not is_closing and (changed := _changed(cell, summary)):
+        reason = f"{changed} changed after the last run, which is kept but no longer counts"
+        return CellState(cell, "waiting", reason=reason)
+    states: dict[object, State] = {"finished": "done", "running": "running", "failed": "failed"}
+    rounds = rounds_done(run, summary)
+    state = states.get(summary.get("status"), "interrupted")
+    if cell.until is not None and state != "done" and rounds >= cell.until:
+        return CellState(cell, "done", run, rounds)
+    state = "closing" if is_closing else state
+    return CellState(cell, state, run, rounds, str(summary.get("error") or ""))
+
+
+def states_of(sweep: Sweep) -> list[CellState]:
+    """The states of all cells, in the sweep's order."""
+    return [state_of(cell, sweep.output) for cell in sweep.cells]
+
+
+def note_failure(cell: Cell, output: Path, reason: str) -> None:
+    """Record why a cell without a run folder failed. Raises `OSError`."""
+    folder = output / cell.folder_name
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(folder / FAILURE, json.dumps({"reason": reason}).encode())
+
+
+def tally(states: Iterable[State]) -> dict[State, int]:
+    """State -> number of cells, without states that no cell has."""
+    found = Counter(states)
+    return {state: found[state] for state in ORDER if found[state]}
+
+
+def in_words(tallied: Mapping[State, int]) -> str:
+    """Return numbers of cells in words, such as "5 done, 1 failed, 2 waiting"."""
+    return ", ".join(f"{number} {state}" for state, number in tallied.items()) or "no cells"
+
+
+def counts(states: Iterable[CellState]) -> str:
+    """Count states, such as "5 done, 1 failed, 2 waiting"."""
+    return in_words(tally(one.state for one in states))

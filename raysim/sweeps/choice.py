@@ -13,18 +13,22 @@ from fractions import Fraction
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from raysim.comparison.sweep_card import ChosenValue, TrialCard, TrialsCard, TunedVariant, TuningCard
+from raysim.comparison.sweep_card import ChosenValue, TunedVariant, TuningCard
 from raysim.engine.policies.stopping import falls
 from raysim.report.load import read_rounds
 from raysim.scenario.deciding import DECIDING
 from raysim.scenario.parse import ParsedScenario
-from raysim.sweeps.cells import Cell, CellMaker, CellVariant, Sweep, written
+from raysim.sweeps.cells import Cell, CellMaker, CellState, CellVariant, Sweep, counts, state_of, written
 from raysim.sweeps.search import Point, Search, choice, distribution, halving, planned, ranked, tpe
 from raysim.sweeps.space import Space, Values, draws, grid
-from raysim.sweeps.state import CellState, state_of
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from raysim.sweeps.tune import Tune
+
+TRIALS = "trials.csv"
+"""A file in the folder of the trials with a row per trial."""
 
 JOURNAL = "optuna.log"
 """A file in the folder of the trials that Optuna and optuna-dashboard can open."""
@@ -80,7 +84,7 @@ class Tuning:
     @property
     def seeds(self) -> Sequence[int]:
         """The seeds of every trial."""
-        return self.settings.seeds[:1] if self.maker.fast else self.settings.seeds
+        return self.settings.seeds
 
     @property
     def keep(self) -> Fraction:
@@ -236,7 +240,6 @@ class TuningProgress:
         return TunedVariant(
             candidate.name,
             len(self.trials),
-            list(candidate.steps) if self.tuning.settings.halving is not None else [],
             self.rounds,
             sum(trial.failed for trial in self.trials.values()),
             chosen.number if chosen is not None else None,
@@ -263,23 +266,24 @@ def with_choices(sweep: Sweep) -> Sweep:
     return sweep if sweep.tuning is None else sweep.tuning.resolved(sweep, sweep.tuning.progress())
 
 
-def trials_card(tuning: Tuning, progress: Sequence[TuningProgress]) -> TrialsCard:
-    """Return the record of the trials that are known in `sweep.json`, in the order of their methods."""
-    trials = [
-        TrialCard(
-            one.candidate.name,
-            trial.number,
-            {key: written(value) for key, value in trial.values.items()},
-            [state.cell.folder_name for state in trial.states],
-            trial.rounds,
-            None if trial.failed else trial.score,
-            trial.failed,
-            trial is one.chosen,
-        )
+def trials_frame(progress: Sequence[TuningProgress]) -> pd.DataFrame:
+    """Return a row per trial that is known, in the order of their methods; see `Study.trials`."""
+    import pandas as pd
+
+    rows = [
+        {
+            "method": one.candidate.name,
+            "trial": trial.number,
+            "state": counts(trial.states),
+            "rounds": trial.rounds,
+            "score": trial.score,
+            "chosen": trial is one.chosen,
+            **trial.values,
+        }
         for one in progress
         for trial in one.trials.values()
     ]
-    return TrialsCard(tuning.settings.select, tuning.seeds, trials)
+    return pd.DataFrame(rows, columns=None if rows else ["method", "trial", "state", "rounds", "score", "chosen"])
 
 
 def write_journal(tuning: Tuning, progress: Sequence[TuningProgress]) -> None:

@@ -6,14 +6,16 @@ folder lacks: the next cluster may have another disk.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.files import reason
+from raysim.common.results import LOCK
 from raysim.engine.checkpoint.storage import open_storage
-from raysim.sweeps.run_cell import replaced
 
 if TYPE_CHECKING:
     from raysim.sweeps.cells import Sweep
@@ -105,3 +107,17 @@ def _sizes(fs: Any, root: str) -> dict[str, int]:
 def _words(error: Exception) -> str:
     text = reason(error) if isinstance(error, OSError) else str(error)
     return (text.strip().splitlines() or [type(error).__name__])[0]
+
+
+@contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+    """Yield a new run folder, which takes the place of `folder` at the end of the block."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".received-", dir=folder.parent) as temporary:
+        new = Path(temporary, "new")
+        (new / LOCK).parent.mkdir(parents=True)
+        (new / LOCK).touch()  # archives have no hidden files, and a run that was killed without it counts as running
+        yield new
+        if folder.exists():
+            folder.rename(Path(temporary, "old"))  # removed with the temporary folder, once the new one is there
+        new.rename(folder)

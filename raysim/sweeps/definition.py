@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -94,12 +94,6 @@ ABOUT: Mapping[str, str] = {
     "the final runs use the chosen values. See an example with `raysim describe sweeps/tuned`.",
 }
 
-FAST_NOTE = (
-    "--fast: only the first seed, at most 3 rounds, at most 1 round of warm-up, a tenth of training.epochs and a tenth "
-    "of the participants, but at least 2 (all of them with clients.count: auto); at most 2 trials per method, on one "
-    "seed and without successive halving; this shows that the sweep runs, not which method is better"
-)
-
 _SEEDS = re.compile(r"(\d+)\.\.(\d+)")
 
 
@@ -109,13 +103,11 @@ def load_sweep(
     grid: Mapping[str, Sequence[Any]] | None = None,
     seeds: str | Sequence[int] | None = None,
     sets: Sequence[str] = (),
-    fast: bool = False,
 ) -> Sweep:
     """Read a sweep file, or make a sweep from a scenario file.
 
     grid: key -> values, added to the file's grid. seeds: replace the file's, such as "1..5" or [1, 2]. sets: overrides
-    of the base for every cell. fast: cut rounds, participants and epochs, and use only the first seed, to try a sweep
-    in minutes; this is a separate sweep, with a name that ends in "-fast".
+    of the base for every cell.
 
     Raises:
         ScenarioError: a wrong key or value, a cell with an invalid scenario, two cells that are the same run.
@@ -128,21 +120,19 @@ def load_sweep(
     lists = {key: of if isinstance(of, str) else list(of) for key, of in (grid or {}).items()}
     written_value(lists, "--grid")  # raises for a value that YAML cannot contain, such as a number of NumPy
     option: RunEntry = validated(RunEntry, {"grid": lists}, Origin("--grid", "", {}), ())
-    maker = CellMaker(base, tuple(given.set), tuple(overrides_of(sets)), path, fast, frozenset(option.grid))
+    maker = CellMaker(base, tuple(given.set), tuple(overrides_of(sets)), path, frozenset(option.grid))
     published = read_published(given.published if isinstance(given.published, list) else [given.published], path)
     made: list[VariantCells] = []
-    for variant in _variants(_runs(given.runs, path, text), {**given.grid, **option.grid}, str(path)):
+    for variant in _variants(given.runs, {**given.grid, **option.grid}, path, text):
         values = published_for(published, variant.labels, path)
-        seeds_of = chosen[:1] if fast else chosen
-        made.append((variant, [(seed, replace(maker.cell(variant, seed), published=values)) for seed in seeds_of]))
+        made.append((variant, [(seed, replace(maker.cell(variant, seed), published=values)) for seed in chosen]))
     tune = None if given.tune is None else _tune(given.tune, text, path)
     spaces = [{} for _ in made] if tune is None else spaces_of(tune, made, str(path))
-    variants = _different_runs(made, spaces, maker)
-    cells = tuple(cell for _, of_variant in variants for _, cell in of_variant)
+    _refuse_repeated(made, spaces, path)
+    cells = tuple(cell for _, of_variant in made for _, cell in of_variant)
     _check_baseline(given.baseline, cells, str(path))
-    sweep = _sweep_of(given, cells, base, path, fast)
-    sweep = replace(sweep, about=_about(text, base), notes=(FAST_NOTE,) if fast else ())
-    return sweep if tune is None else tuning_of(tune, maker, variants, spaces, sweep)
+    sweep = replace(_sweep_of(given, cells, base, path), about=opening_comment(text))
+    return sweep if tune is None else tuning_of(tune, maker, made, spaces, sweep)
 
 
 def _sweep_file(path: Path, text: str) -> SweepFile:
@@ -158,12 +148,10 @@ def _sweep_file(path: Path, text: str) -> SweepFile:
     return given
 
 
-def _sweep_of(
-    given: SweepFile, cells: tuple[Cell, ...], base: Path | Mapping[str, Any], path: Path, fast: bool
-) -> Sweep:
+def _sweep_of(given: SweepFile, cells: tuple[Cell, ...], base: Path | Mapping[str, Any], path: Path) -> Sweep:
     """Return the sweep of these cells, with its name and folder."""
     first = cells[0].scenario
-    name = (given.name or f"{first.name}-sweep") + ("-fast" if fast else "")
+    name = given.name or f"{first.name}-sweep"
     folder, address = first.results_folder(name), ""
     if "://" in first.output:
         folder, address = Path("runs", name).absolute(), f"{first.output.rstrip('/')}/{name}"
@@ -182,37 +170,23 @@ def _sweep_of(
     )
 
 
-def _different_runs(made: Sequence[VariantCells], spaces: Sequence[Space], maker: CellMaker) -> list[VariantCells]:
-    """Return the variants, without cells that would repeat the run of an earlier cell. Only `--fast` allows such cells.
+def _refuse_repeated(made: Sequence[VariantCells], spaces: Sequence[Space], path: Path) -> None:
+    """Raise `ScenarioError` if two cells are the same run, or would have the same name or folder.
 
-    spaces: the keys that are tuned for each variant; cells that are tuned differently are different runs. Raises
-    `ScenarioError` if two cells are the same run without `--fast`, or would have the same folder.
+    spaces: the keys that are tuned for each variant; cells that are tuned differently are different runs.
     """
     first: dict[tuple[str, str], Cell] = {}
-    different: list[VariantCells] = []
-    for (variant, cells), space in zip(made, spaces, strict=True):
+    taken: dict[str, Cell] = {}  # tuning may give two cells the same settings, and then the same folder
+    for (_, cells), space in zip(made, spaces, strict=True):
         tuned = str(sorted((key, str(of)) for key, of in space.items()))
-        of_variant = [(seed, cell) for seed, cell in cells if first.setdefault((cell.id, tuned), cell) is cell]
-        if len(of_variant) < len(cells) and not maker.fast:
-            cell = next(cell for _, cell in cells if first[cell.id, tuned] is not cell)
-            text = f"the cells {first[cell.id, tuned].name!r} and {cell.name!r} are the same run; remove one of them"
-            raise ScenarioError(f"{maker.file}: {text}")
-        different.append((variant, of_variant))
-    folders: dict[str, str] = {}  # tuning may give two cells the same settings, and then the same folder
-    for cell in (cell for _, of_variant in different for _, cell in of_variant):
-        if (other := folders.setdefault(cell.folder_name, cell.name)) != cell.name:
-            text = f"the cells {other!r} and {cell.name!r} would have the same folder; give them other names"
-            raise ScenarioError(text, key="runs", origin=str(maker.file))
-    return different
-
-
-def _about(text: str, base: Path | Mapping[str, Any]) -> str:
-    """Return the comment at the top of a sweep file, and that of its base with the base's name."""
-    own = opening_comment(text)
-    if not isinstance(base, Path) or not (of_base := opening_comment(read_text(base))):
-        return own
-    own = "" if own == of_base else own  # a scenario file is its own base
-    return "\n\n".join(filter(None, [own, f"Base scenario {base.name}: {of_base}"]))
+        for _, cell in cells:
+            if (same := first.setdefault((cell.id, tuned), cell)) is not cell:
+                text = f"the cells {same.name!r} and {cell.name!r} are the same run; remove one of them"
+                raise ScenarioError(f"{path}: {text}")
+            for name in (cell.name, cell.folder_name):
+                if (other := taken.setdefault(name, cell)) is not cell:
+                    text = f"the cells {other.name!r} and {cell.name!r} would have the same folder or name"
+                    raise ScenarioError(f"{text}; give them other names", key="runs", origin=str(path))
 
 
 def files_of(path: Path) -> list[Path]:
@@ -282,19 +256,12 @@ def _seeds(raw: Any, key: str, file: str) -> list[int | None]:
     return list(seeds)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A combination of names in `runs`."""
+def _variants(raw: Mapping[str, Any], grid: Grid, path: Path, text: str) -> Iterator[CellVariant]:
+    """Every combination of names in `runs`, of the values of their own grids and of those of the grid of all.
 
-    labels: Mapping[str, str] = field(default_factory=dict)  # axis -> name
-    sets: tuple[str, ...] = ()  # overrides
-    grid: Mapping[str, list[Any]] = field(default_factory=dict)  # key -> values, for this combination only
-
-
-def _runs(raw: Mapping[str, Any], path: Path, text: str) -> list[_Run]:
-    """Every combination of `runs`; without axes there is one axis, named ""."""
+    Without axes, `runs` has one axis, named "". Raises `ScenarioError`.
+    """
     several = raw and all(isinstance(axis, dict) and "grid" not in axis for axis in raw.values())
-    origin = Origin(str(path), text, {})
     axes: list[list[tuple[str, str, RunEntry]]] = []
     for axis, labelled in raw.items() if several else [("", raw)]:
         if axis and not labelled:
@@ -303,28 +270,18 @@ def _runs(raw: Mapping[str, Any], path: Path, text: str) -> list[_Run]:
         for label, entry in labelled.items():
             key = tuple(filter(None, ("runs", axis, str(label))))
             content = entry if isinstance(entry, dict) else {"set": entry}
-            entries.append((axis, str(label), validated(RunEntry, content, origin, key)))
+            entries.append((axis, str(label), validated(RunEntry, content, Origin(str(path), text, {}), key)))
         axes.append(entries)
-    return [
-        _Run(
-            {axis: label for axis, label, _ in combination},
-            tuple(item for *_, run in combination for item in run.set),
-            {key: values for *_, run in combination for key, values in run.grid.items()},
-        )
-        for combination in itertools.product(*filter(None, axes))
-    ]
-
-
-def _variants(runs: Sequence[_Run], axes: Mapping[str, list[Any]], file: str) -> Iterator[CellVariant]:
-    """Every combination of a run, the values of its own grid and those of the grid of all runs."""
-    for run in runs:
-        if twice := next((key for key in run.grid if key in axes), None):
-            where = " ".join(run.labels.values())
-            text = f"the grid of {where} also has {twice}; remove the key from one of the two grids"
-            raise ScenarioError(text, key=f"grid.{twice}", origin=file)
-        keys = (*run.grid, *axes)
-        for values in itertools.product(*run.grid.values(), *axes.values()):
-            yield CellVariant(run.labels, run.sets, tuple(zip(keys, values, strict=True)))
+    for combination in itertools.product(*filter(None, axes)):
+        labels = {axis: label for axis, label, _ in combination}
+        own = {key: values for *_, run in combination for key, values in run.grid.items()}
+        if twice := own.keys() & grid.keys():
+            where = " ".join(labels.values())
+            error = f"the grid of {where} also has {min(twice)}; remove the key from one of the two grids"
+            raise ScenarioError(error, key=f"grid.{min(twice)}", origin=str(path))
+        sets = tuple(item for *_, run in combination for item in run.set)
+        for values in itertools.product(*own.values(), *grid.values()):
+            yield CellVariant(labels, sets, tuple(zip((*own, *grid), values, strict=True)))
 
 
 def _tune(raw: Mapping[str, Any], text: str, path: Path) -> Tune:
@@ -338,11 +295,10 @@ def _check_baseline(baseline: str | None, cells: Sequence[Cell], file: str) -> N
     """Check the baseline before hours of runs, so that the comparison cannot fail on it. Raises `ScenarioError`."""
     if baseline is None:
         return
-    runs = dict.fromkeys(name for cell in cells for name in (*cell.runs, cell.label) if name)
-    methods = dict.fromkeys(name for cell in cells for name in (cell.scenario.method, cell.scenario.algorithm_name))
+    names = ((cell.scenario.method, cell.scenario.algorithm_name, *cell.runs, cell.label) for cell in cells)
+    allowed = dict.fromkeys(name for of_cell in names for name in of_cell if name)
     reference = Reference.of(baseline)
     first = reference.name if reference else baseline.partition(" ")[0]  # settings may follow the method's name
-    if baseline not in runs and first not in methods:
-        allowed = dict.fromkeys([*methods, *runs])
+    if not {baseline, first} & allowed.keys():
         near = suggest(baseline, allowed)
         raise ScenarioError(f"{baseline!r} given{near}; allowed: {', '.join(allowed)}", key="baseline", origin=file)

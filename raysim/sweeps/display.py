@@ -16,12 +16,9 @@ from rich.live import Live
 from rich.text import Text
 
 from raysim.common.logs import show_logs
-from raysim.report.load import read_rounds
-from raysim.report.units import human_seconds, per_cent, plural
-from raysim.sweeps.cells import Sweep, chosen_cells, written
-from raysim.sweeps.choice import score
+from raysim.report.units import human_seconds, plural
+from raysim.sweeps.cells import CellState, State, Sweep, chosen_cells, counts
 from raysim.sweeps.loop import ComparisonError, SweepProgress, run_sweep
-from raysim.sweeps.state import CellState, State, counts
 from raysim.sweeps.status import cell_rows, print_cells
 
 logger = logging.getLogger(__name__)
@@ -36,8 +33,7 @@ class SweepDisplay:
     seconds.
     """
 
-    def __init__(self, sweep: Sweep, stream: TextIO, live: bool = False) -> None:
-        self.sweep = sweep
+    def __init__(self, stream: TextIO, live: bool = False) -> None:
         self.console = Console(file=stream, soft_wrap=not live)
         self.live = Live(console=self.console, refresh_per_second=2) if live else None
         self.states: dict[str, str] = {}
@@ -58,7 +54,7 @@ class SweepDisplay:
             state = "running" if one.cell.name in running else one.state
             if self.states.setdefault(one.cell.name, one.state) != state:
                 self.states[one.cell.name] = state
-                self.print(f"{state:<11} {one.cell.name}{self._result(one) if state == 'done' else ''}")
+                self.print(f"{state:<11} {one.cell.name}")
         if self.live is not None:
             rounds = dict(self.phase)
             cells = [f"  {name}  round {max(done, 0)}/{rounds[name]}" for name, done in progress.running]
@@ -66,16 +62,6 @@ class SweepDisplay:
         elif time.monotonic() - self.shown_s >= LINE_EVERY_S:
             self.shown_s = time.monotonic()
             self.print(self.line(progress))
-
-    def _result(self, state: CellState) -> str:
-        """Return the accuracy of a finished cell; of a trial, the score by which it is judged, and its values."""
-        if state.cell.values and self.sweep.tuning is not None:
-            metric = self.sweep.tuning.settings.select
-            values = ", ".join(f"{key}={written(value)}" for key, value in state.cell.values)
-            return f"  {metric} {score(state, metric):.4g} after round {state.cell.rounds}; {values}"
-        column = [] if state.folder is None else read_rounds(state.folder).to_pydict().get("accuracy/all", [])
-        known = [value for value in column if value is not None]
-        return f"  accuracy {per_cent(known[-1])} (all clients' own networks)" if known else ""
 
     def line(self, progress: SweepProgress) -> str:
         """The number of cells in each state, the rounds done and planned of the whole sweep, and the time left."""
@@ -97,7 +83,7 @@ class SweepDisplay:
         if self.began is not None and self.began[1] < done < total:
             left_s = (time.monotonic() - self.began[0]) / (done - self.began[1]) * (total - done)
             left = f", about {human_seconds(left_s)} left"
-        phase = "trials: " if any(one.cell.values for one in progress.states) else ""
+        phase = "trials: " if any(one.cell.is_trial for one in progress.states) else ""
         return f"{phase}{counts(now)}; {done} of {total} rounds{left}"
 
 
@@ -105,17 +91,17 @@ def _shown_state(state: CellState, running: Mapping[str, int]) -> State:
     """Return a cell's state while the sweep runs: a trial that halving paused waits until it continues."""
     if state.cell.name in running:
         return "running"
-    return "waiting" if state.state == "interrupted" and state.cell.values else state.state
+    return "waiting" if state.state == "interrupted" and state.cell.is_trial else state.state
 
 
 @contextlib.contextmanager
-def shown_progress(sweep: Sweep) -> Iterator[SweepDisplay]:
+def shown_progress() -> Iterator[SweepDisplay]:
     """Show progress and the sweep's log records on standard error, without the log records of its runs.
 
     Live on a terminal, plain lines elsewhere.
     """
     live = sys.stderr.isatty() and os.environ.get("TERM") not in {"dumb", "unknown"}
-    progress = SweepDisplay(sweep, sys.stderr, live)
+    progress = SweepDisplay(sys.stderr, live)
     with progress.live or contextlib.nullcontext(), show_logs(progress.print, "raysim.sweeps"):
         yield progress
 
@@ -128,7 +114,7 @@ def run_and_show(
     only: of `run_sweep`; the cells that it leaves out do not count as missing.
     """
     problems = []
-    with shown_progress(sweep) as progress:
+    with shown_progress() as progress:
         try:
             states = run_sweep(sweep, parallel=parallel, retry_failed=retry_failed, only=only, show=progress.show)
         except KeyboardInterrupt:

@@ -15,18 +15,16 @@ from raysim.common.errors import RaysimError, RunError, ScenarioError
 from raysim.common.files import hold, reason
 from raysim.common.text import distinct, mlflow_name
 from raysim.comparison.compare import compare
-from raysim.comparison.formats import write_tables
 from raysim.comparison.pictures import draw
 from raysim.comparison.sweep_card import SWEEP_LOCK
+from raysim.comparison.tables import write_csv, write_tables
 from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.scenario.scenario import forget_data
 from raysim.scenario.trackers import check_packages
-from raysim.sweeps.cells import Sweep, chosen_cells
-from raysim.sweeps.choice import JOURNAL, Tuning, TuningProgress, trials_card, write_journal
+from raysim.sweeps.cells import CellState, Sweep, chosen_cells, states_of
+from raysim.sweeps.choice import JOURNAL, TRIALS, Tuning, TuningProgress, trials_frame, write_journal
 from raysim.sweeps.copies import download, upload
-from raysim.sweeps.run_cell import run_cell
-from raysim.sweeps.state import CellState, states_of
-from raysim.sweeps.workers import run_cells
+from raysim.sweeps.workers import run_cell, run_cells
 from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import check_uri
 
@@ -163,7 +161,7 @@ def _tune(sweep: Sweep, tuning: Tuning, later: int, uri: str, tasks: Tasks, retr
         while active:
             states = {state.cell.name: state for one in active for state in one.open}
             cells = tuple(state.cell for state in states.values())
-            trials = replace(tuning.sweep, cells=cells, trials=trials_card(tuning, progress))
+            trials = replace(tuning.sweep, cells=cells)
             trials.card().write(trials.output)
             earlier = sum(one.rounds for one in progress) - sum(one.rounds for one in states.values())
             rest = sum(one.planned_rounds for one in progress) - earlier - sum(cell.rounds for cell in cells) + later
@@ -177,7 +175,9 @@ def _tune(sweep: Sweep, tuning: Tuning, later: int, uri: str, tasks: Tasks, retr
         logger.log(logging.WARNING if one.chosen is None else logging.INFO, one.tuned.sentence)
     everything = sweep.tuning or tuning  # also of cells that are not to run now
     progress = everything.progress()
-    replace(tuning.sweep, trials=trials_card(everything, progress)).card().write(tuning.sweep.output)
+    cells = tuple(state.cell for one in progress for trial in one.trials.values() for state in trial.states)
+    replace(tuning.sweep, cells=cells).card().write(tuning.sweep.output)
+    write_csv(trials_frame(progress), tuning.sweep.output / TRIALS)
     if not (tuning.sweep.output / JOURNAL).exists():
         write_journal(everything, progress)
     return everything.resolved(sweep, progress)

@@ -1,26 +1,20 @@
-"""The cells of a sweep as lists and as JSON: their states (`--status`), and their estimated time (`--dry-run`)."""
+"""The cells of a sweep as lists and as JSON: their states (`--status`), and the time that is left (`--dry-run`)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Literal
 
 from raysim.common.errors import RaysimError
 from raysim.common.results import Output
 from raysim.common.text import one_line
 from raysim.comparison.sweep_card import TunedVariant
-from raysim.report.load import read_summary
 from raysim.report.units import human_seconds, plural
 from raysim.runs.preview import preview
 from raysim.scenario.scenario import Scenario
-from raysim.sweeps.cells import Sweep, placed
-from raysim.sweeps.choice import Tuning, TuningProgress
-from raysim.sweeps.state import CellState, State, in_words, states_of, tally
-
-PHASES = ("train", "aggregate", "evaluate")
+from raysim.sweeps.cells import Cell, CellState, State, Sweep, in_words, placed, states_of, tally
 
 
 @dataclass(frozen=True)
@@ -119,90 +113,60 @@ def print_status(status: SweepStatus) -> None:
     print_cells(status.cells)
 
 
-def print_cells(cells: Sequence[CellStatus], costs: Sequence[float | None] | None = None) -> None:
-    """Print a line per cell with its state, its rounds and, if known, why it is not done; then the number per state.
-
-    costs: also print each cell's seconds.
-    """
-    title = "" if costs is None else f" {'time':>12}"
-    print(f"{'state':<11} {'rounds':>9}{title}  cell")
-    for place, one in enumerate(cells):
-        cost = "" if costs is None else f" {_shown_s(costs[place]):>12}"
+def print_cells(cells: Sequence[CellStatus]) -> None:
+    """Print a line per cell with its state, its rounds and, if known, why it is not done; then the number per state."""
+    print(f"{'state':<11} {'rounds':>9}  cell")
+    for one in cells:
         reason = f"  {one_line(one.reason)}" if one.reason else ""
-        print(f"{one.state:<11} {f'{one.rounds}/{one.planned_rounds}':>9}{cost}  {one.name}{reason}")
+        print(f"{one.state:<11} {f'{one.rounds}/{one.planned_rounds}':>9}  {one.name}{reason}")
     print(in_words(tally(one.state for one in cells)))
 
 
-def estimate(sweep: Sweep, states: Sequence[CellState]) -> tuple[list[float | None], dict[str, RaysimError]]:
-    """Return each cell's seconds in one process with all its rounds; None: unknown, because of one of the errors.
-
-    Cells that differ only in the seed take equally long: as long as those of them that are done, else as estimated from
-    a few training steps. The errors are by the cell's name, one per variant.
-    """
-    measured: dict[str, list[float]] = {}
-    for one in states:
-        if one.state == "done" and one.folder is not None:
-            phases = read_summary(one.folder).get("seconds", {})
-            measured.setdefault(one.cell.variant, []).append(sum(phases.get(phase, 0.0) for phase in PHASES))
-    known: dict[str, float | None] = {name: mean(seconds) for name, seconds in measured.items()}
-    errors: dict[str, RaysimError] = {}
-    for one in states:
-        if one.cell.variant not in known:
-            known[one.cell.variant] = None
-            try:
-                scenario = placed(one.cell, sweep, ["backend=in_process"])
-                known[one.cell.variant] = preview(Scenario.of(scenario)).total_s
-            except RaysimError as error:
-                errors[one.cell.name] = error
-    return [known[one.cell.variant] for one in states], errors
-
-
 def print_plan(sweep: Sweep, names: Collection[str], parallel: int, retry_failed: bool) -> dict[str, RaysimError]:
-    """Print the cells with these names and their estimated seconds, and then the time left.
+    """Print the status of the cells with these names, and an estimate of the time that is left.
 
-    Returns the errors of cells whose time is unknown; see `estimate`. retry_failed: whether failed cells run again.
+    A trial's time is that of the method's first one: the values of the others may change it. Returns the error of each
+    cell whose time is unknown. retry_failed: whether failed cells run again.
     """
-    trials_s, errors = 0.0, dict[str, RaysimError]()
+    print_status(status_of(sweep, names))
+    left: list[tuple[Cell, Sweep, int]] = []  # a cell, its sweep, and the rounds of such cells that are left
     if sweep.tuning is not None:
         tuning = sweep.tuning.of_cells(names)
         progress = tuning.progress()
-        trials_s, errors = _print_trials(tuning, progress)
         sweep = sweep.tuning.resolved(sweep, progress)
-    states = [one for one in states_of(sweep) if one.cell.name in names]
-    costs, others = estimate(sweep, states)
-    print_cells(cell_rows(states), costs)
+        for one in progress:
+            cell, *_ = tuning.cells(one.candidate, 0, one.trials[0].values, one.candidate.rounds)
+            left.append((cell, tuning.sweep, one.planned_rounds - one.rounds if one.open else 0))
     ended = ("done",) if retry_failed else ("done", "failed")
-    left = [(one, cost) for one, cost in zip(states, costs, strict=True) if one.state not in ended]
-    if trials_s or left:
-        rest_s = [(seconds or 0.0) * (1 - one.rounds / one.cell.rounds) for one, seconds in left]
-        total_s = max(sum(rest_s, trials_s) / parallel, max(rest_s, default=0.0))
-        unknown = sum(seconds is None for _, seconds in left)
-        besides = f", and {plural(unknown, 'cell')} of unknown length" if unknown else ""
-        run = f"{plural(parallel, 'cell')} {'runs' if parallel == 1 else 'run'} at a time"
-        print(
-            f"estimated time, if {run} on an idle machine: about {human_seconds(total_s)}. Not included: the start of "
-            f"each cell{besides}."
-        )
-    return {**errors, **others}
+    states = [one for one in states_of(sweep) if one.cell.name in names and one.state not in ended]
+    left += [(one.cell, sweep, one.cell.rounds - one.rounds) for one in states]
+    seconds, errors = estimate(left)
+    total_s = max(sum(seconds) / parallel, max(seconds[len(left) - len(states) :], default=0.0))
+    besides = f", and {plural(len(errors), 'variant')} of unknown length" if errors else ""
+    run = f"{plural(parallel, 'cell')} {'runs' if parallel == 1 else 'run'} at a time"
+    print(
+        f"estimated time, if {run} on an idle machine: about {human_seconds(total_s)}. Not included: the start of "
+        f"each cell{besides}."
+    )
+    return errors
 
 
-def _print_trials(tuning: Tuning, progress: Sequence[TuningProgress]) -> tuple[float, dict[str, RaysimError]]:
-    """Print a line per tuned variant with the rounds and seconds of its trials; return the seconds that are left.
+def estimate(left: Iterable[tuple[Cell, Sweep, int]]) -> tuple[list[float], dict[str, RaysimError]]:
+    """Return the seconds of the rounds that are left of each cell, in one process, from a few training steps.
 
-    A trial's time is that of the first one: the values of the others may change it.
+    0: unknown, because of one of the errors. Cells that differ only in the seed take equally long. The errors are by
+    the cell's name, one per variant.
     """
-    cells = [tuning.cells(one.candidate, 0, one.trials[0].values, one.candidate.rounds)[0] for one in progress]
-    sweep = replace(tuning.sweep, cells=tuple(cells))
-    costs, errors = estimate(sweep, states_of(sweep))
-    left_s = 0.0
-    for one, cost in zip(progress, costs, strict=True):
-        round_s = None if cost is None else cost / one.candidate.rounds
-        left_s += (round_s or 0.0) * max(one.planned_rounds - one.rounds, 0) if one.open else 0.0
-        shown = _shown_s(None if round_s is None else round_s * one.planned_rounds)
-        rounds = f"{plural(one.candidate.trials, 'trial')}, {one.rounds} of {one.planned_rounds:,} rounds"
-        print(f"{one.state:<11} {shown:>22}  {one.candidate.name}: {rounds}")
-    return left_s, errors
-
-
-def _shown_s(seconds: float | None) -> str:
-    return "?" if seconds is None else human_seconds(seconds)
+    round_s: dict[str, float] = {}
+    errors: dict[str, RaysimError] = {}
+    seconds = []
+    for cell, sweep, rounds in left:
+        if cell.variant not in round_s:
+            round_s[cell.variant] = 0.0
+            try:
+                scenario = Scenario.of(placed(cell, sweep, ["backend=in_process"]))
+                round_s[cell.variant] = preview(scenario).total_s / cell.scenario.rounds
+            except RaysimError as error:
+                errors[cell.name] = error
+        seconds.append(round_s[cell.variant] * rounds)
+    return seconds, errors

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from raysim.runs.run import Run
 from raysim.scenario.scenario import forget_data
-from raysim.sweeps.choice import with_choices
+from raysim.sweeps.cells import CellState, states_of
+from raysim.sweeps.choice import trials_frame, with_choices
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.state import CellState, counts, states_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,14 +39,13 @@ class Study:
         grid: Mapping[str, Sequence[Any]] | None = None,
         seeds: str | Sequence[int] | None = None,
         sets: Sequence[str] = (),
-        fast: bool = False,
     ) -> None:
         """Load a sweep file, or a scenario with a grid; nothing is run.
 
-        grid: values to try, by dotted key. seeds: such as "1..5". sets: overrides of every cell. fast: cut rounds,
-        participants and epochs, and use only the first seed. Raises `ScenarioError` if a cell's scenario is invalid.
+        grid: values to try, by dotted key. seeds: such as "1..5". sets: overrides of every cell.
+        Raises `ScenarioError` if a cell's scenario is invalid.
         """
-        self._sweep = load_sweep(file, grid=grid, seeds=seeds, sets=sets, fast=fast)
+        self._sweep = load_sweep(file, grid=grid, seeds=seeds, sets=sets)
         self.folder = self._sweep.output
 
     def __repr__(self) -> str:
@@ -77,23 +76,8 @@ class Study:
         round after which the trial was last compared, and `score` its mean of the metric over the seeds of the tuning;
         missing while it is not done, and if it failed or diverged.
         """
-        import pandas as pd
-
         forget_data()
-        rows = [
-            {
-                "method": progress.candidate.name,
-                "trial": trial.number,
-                "state": counts(trial.states),
-                "rounds": trial.rounds,
-                "score": trial.score,
-                "chosen": trial is progress.chosen,
-                **trial.values,
-            }
-            for progress in (self._sweep.tuning.progress() if self._sweep.tuning is not None else [])
-            for trial in progress.trials.values()
-        ]
-        return pd.DataFrame(rows, columns=None if rows else ["method", "trial", "state", "rounds", "score", "chosen"])
+        return trials_frame(self._sweep.tuning.progress() if self._sweep.tuning is not None else [])
 
     @property
     def runs(self) -> dict[str, Run]:
@@ -130,7 +114,7 @@ class Study:
         if quiet:
             run_sweep(self._sweep, parallel=parallel, retry_failed=retry_failed, only=only)
         else:
-            with shown_progress(self._sweep) as progress:
+            with shown_progress() as progress:
                 run_sweep(self._sweep, parallel=parallel, retry_failed=retry_failed, only=only, show=progress.show)
         return self
 

@@ -24,9 +24,6 @@ from raysim.sweeps.space import Space, ValueRange, domain, number_of_points
 
 MOST_TRIALS = 1000
 
-FAST_TRIALS = 2
-"""Trials per method with `--fast`."""
-
 
 class Halving(Section):
     """Successive halving: after each of these rounds but the last, only the best trials continue."""
@@ -131,13 +128,12 @@ def tuning_of(
     if both := sorted({cell.scenario.seed for cell in sweep.cells} & set(tune.seeds)):
         text = f"{both[0]} given, but a final run of the sweep has this seed; give other seeds, such as 101..102"
         raise ScenarioError(text, key="tune.seeds", origin=str(maker.file))
-    # With --fast, variants may be the same run: then only the first of them has cells.
-    of_spaces = [(variant, cells, space) for (variant, cells), space in zip(variants, spaces, strict=True) if cells]
-    candidates = [_candidate(tune, maker, variant, cells, space) for variant, cells, space in of_spaces if space]
+    of_spaces = zip(variants, spaces, strict=True)
+    candidates = [_candidate(tune, maker, variant, cells, space) for (variant, cells), space in of_spaces if space]
     output = sweep.output.with_name(f"{sweep.output.name}-tuning")
     address = sweep.address and f"{sweep.address}-tuning"
     name = f"{sweep.name}-tuning"
-    trials = Sweep(name, sweep.base, (), output, about=sweep.about, address=address, folder=sweep.folder)
+    trials = Sweep(name, sweep.base, (), output, about=sweep.about, trials=True, address=address, folder=sweep.folder)
     tuning = Tuning(tune, tuple(candidates), trials, maker)
     for candidate in candidates:
         _check_trials(tuning, candidate)
@@ -156,9 +152,8 @@ def _candidate(
         where = " ".join(variant.labels.values()) or "the grid"
         text = f"{where} sets {both[0]}, but trials have other values of this key; remove it there or from `tune`"
         raise ScenarioError(f"{text} (give the seeds of the final runs in `seeds`)", key="tune", origin=file)
-    trials, scenario = _number_of_trials(tune, space, name, file), cells[0][1].scenario
-    steps = (scenario.rounds,) if maker.fast else _steps(tune, scenario, name, file)
-    trials = min(trials, FAST_TRIALS) if maker.fast else trials
+    trials = _number_of_trials(tune, space, name, file)
+    steps = _steps(tune, cells[0][1].scenario, name, file)
     finals = tuple((seed, replace(cell, pending=True)) for seed, cell in cells)
     return Candidate(name, variant, space, trials, steps, finals)
 

@@ -1,37 +1,53 @@
-"""Runs the cells of a sweep as Ray tasks, on this machine or a cluster, and large ones with client actors."""
+"""Runs the cells of a sweep as Ray tasks, on this machine or a cluster, and large ones with client actors.
+
+An attempt resumes the cell's latest run, if it has one. So Ray may repeat it at any time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
+import shutil
+import time
+import traceback
+import zipfile
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 
-from raysim.common.errors import RunError, ScenarioError
+from raysim.common import archive
+from raysim.common.errors import RaysimError, RunError, ScenarioError
 from raysim.common.files import reason
+from raysim.common.results import ClientRow, RunCard, Status
 from raysim.comparison.sweep_card import SWEEP_LOCK
 from raysim.engine.stop import Stop
 from raysim.report.units import plural
 from raysim.runs.find import find_run
 from raysim.runs.preview import client_memory_mb, samples_mb
+from raysim.runs.resume import LostCheckpointsError
+from raysim.runs.run import Run, run
 from raysim.runs.signals import interruptible
 from raysim.scenario.scenario import Scenario
-from raysim.sweeps.cells import Cell, Sweep, in_quotes, placed
-from raysim.sweeps.copies import upload
-from raysim.sweeps.run_cell import CellTask, Outcome, packed, run_cell, unpack
-from raysim.sweeps.state import CellState, note_failure, state_of
+from raysim.sweeps.cells import Cell, CellState, Sweep, in_quotes, note_failure, placed, state_of
+from raysim.sweeps.copies import replaced, upload
 from raysim.tracking.parent import ParentRun
-from raysim.tracking.store import database_path
+from raysim.tracking.store import database_path, resolve_uri
 
 if TYPE_CHECKING:
     from raysim.engine.ray.tasks import Tasks
 
 logger = logging.getLogger(__name__)
+
+LOCKED_S = 180.0
+"""How long the run folder of a lost attempt may stay locked, in seconds: a node that lost its network ends its
+processes after a minute, and a file server releases their locks some time later."""
+
 
 Show = Callable[[Sequence[tuple[str, int]], bool], None]
 """(running cells with their last finished rounds, whether they are to end after their round) -> None."""
@@ -180,3 +196,105 @@ def state_after(outcome: Outcome, cell: Cell, sweep: Sweep, died: bool = False) 
         except RunError as error:  # the end of the sweep tries again
             logger.warning(f"{cell.name}: {error}")
     return replace(state, reason=state.reason or outcome.error)
+
+
+@dataclass(frozen=True)
+class CellTask:
+    """A cell to run, as plain data that can be sent to another process."""
+
+    cell: Cell  # with the scenario to run
+    output: Path  # the sweep's folder
+    lock: bytes  # the content of the sweep's lock: a node where it differs does not share the driver's disk
+    run: Path | None = None  # the run to resume, if `files` has its content
+    files: bytes = b""  # the packed run folder, for a node that does not share the driver's disk
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a cell."""
+
+    error: str = ""  # empty: the cell has all its rounds, or was asked to stop
+    run: Path | None = None  # the run folder, if `files` has its content
+    files: bytes = b""  # the packed run folder of a node that does not share the driver's disk
+
+
+@dataclass
+class RoundReporter:
+    """A tracker that only reports each finished round."""
+
+    report: Callable[[int], None]
+
+    def open(self, card: RunCard) -> None:
+        """Do nothing."""
+
+    def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
+        """Report round `t`."""
+        self.report(t)
+
+    def close(self, status: Status, summary: Mapping[str, object]) -> None:
+        """Do nothing."""
+
+
+def run_cell(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outcome:
+    """Run or resume a cell. Errors are returned in the outcome, so that they do not stop other cells.
+
+    report: called with the number of each finished round. stop: once `requested`, the cell ends after its round.
+    On a node that does not share the driver's disk, the run folder is at the same path until it is packed.
+    """
+    apart, error = False, ""
+    try:
+        lock = task.output / SWEEP_LOCK
+        apart = not lock.exists() or lock.read_bytes() != task.lock
+        if apart and task.run is not None:
+            unpack(task.files, task.run)
+        if apart and (database := database_path(resolve_uri(task.cell.scenario.tracking.uri))):
+            database.parent.mkdir(parents=True, exist_ok=True)  # this node may lack the folders of the driver's
+        _run_here(task, stop, report)
+    except KeyboardInterrupt:
+        pass  # the run folder records the interruption
+    except RaysimError as failure:
+        error = str(failure)
+    except Exception:  # a defect of raysim, or of the user's code where raysim expects no error
+        error = traceback.format_exc().rstrip()
+    folder = state_of(task.cell, task.output).folder if apart else None
+    if folder is None:
+        return Outcome(error)
+    outcome = Outcome(error, folder, packed(folder))
+    shutil.rmtree(folder, ignore_errors=True)
+    return outcome
+
+
+def _run_here(task: CellTask, stop: Stop, report: Callable[[int], None]) -> None:
+    """Run or resume a cell whose folder is on this machine's disk."""
+    stop.after = task.cell.until
+    trackers = [RoundReporter(report)]
+    state = _unlocked(task)
+    if state.state == "done":  # the process of an earlier attempt died after the end of the run
+        return
+    if state.resumable is not None:
+        with contextlib.suppress(LostCheckpointsError):  # then the cell begins again
+            # Not with the run's own scenario: the data, MLflow and the backend may be others than when it began.
+            Run(state.resumable).resume(scenario=task.cell.scenario, quiet=True, trackers=trackers, stop=stop)
+            return
+    run(task.cell.scenario, quiet=True, trackers=trackers, stop=stop)
+
+
+def _unlocked(task: CellTask) -> CellState:
+    """Wait for an earlier process that may still hold the cell's run folder, and return the state of the cell."""
+    until_s = time.monotonic() + LOCKED_S
+    while (state := state_of(task.cell, task.output)).state in ("running", "closing") and time.monotonic() < until_s:
+        time.sleep(0.5)
+    return state
+
+
+def packed(folder: Path) -> bytes:
+    """Return the files of a run folder as an archive, which Ray's object store brings to another node."""
+    buffer = io.BytesIO()
+    archive.write(folder, buffer, checkpoints=True)
+    return buffer.getvalue()
+
+
+def unpack(files: bytes, folder: Path) -> None:
+    """Replace a run folder by the files that `packed` returned. Raises `OSError` if it cannot be written."""
+    with replaced(folder) as new, zipfile.ZipFile(io.BytesIO(files)) as received:
+        received.extractall(new)

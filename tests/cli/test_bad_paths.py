@@ -45,10 +45,6 @@ def test_bad_values(words: list[str], sentence: str, workplace: Path, capfd: pyt
         (["new", "algorithm", "server"], "server"),
         (["new", "algorithm", "a-b"], "letters"),
         (["new", "model", "json"], "json"),
-        (
-            ["sweep", "base.yaml", "--grid", "seed=1,2", "--grid", "seed=3"],
-            "seed given twice; give all its values in one",
-        ),
     ],
 )
 def test_bad_options(words: list[str], sentence: str, workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:

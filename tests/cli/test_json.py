@@ -13,7 +13,6 @@ import yaml
 
 from raysim.cli.main import cli
 from raysim.comparison.compare import compare
-from raysim.comparison.sweep_card import CellCard, SweepCard, TrialCard, TrialsCard
 from raysim.jobs.job_log import PREFIX
 from raysim.plugins.registry import algorithm_names
 from raysim.runs import doctor
@@ -110,13 +109,6 @@ def test_compare_methods_over_tasks(printed: Printed, tmp_path: Path) -> None:
         ("fedgh", 0.5),
         ("standalone", None),
     ]
-
-
-def test_compare_shows_trials(printed: Printed, tmp_path: Path) -> None:
-    trial = TrialCard("FedGH", 0, {"training.lr": "0.1"}, ["a"], 2, None, False, False)
-    SweepCard("", {"a": CellCard("a")}, trials=TrialsCard("accuracy/val", [101], [trial])).write(tmp_path)
-    found = printed("compare", str(tmp_path))
-    assert found["select"] == "accuracy/val" and found["trials"][0]["values"] == {"training.lr": "0.1"}
 
 
 def test_the_status_of_a_sweep(printed: Printed, workplace: Path) -> None:

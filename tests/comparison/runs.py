@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from raysim.comparison.compare import Comparison
-from raysim.comparison.tables import columns, variants_table
+from raysim.comparison.tables import Table, columns, variants_table
 
 SCENARIO: dict[str, Any] = {
     "name": "made",
@@ -63,7 +63,7 @@ def make_run(
     rounds = list(range(len(accuracy)))
     scenario = {**SCENARIO, "seed": seed, "rounds": rounds[-1], **changes}
     scenario["algorithm"] = {"name": method, **changes.get("algorithm", {"header_lr": 0.01})}
-    (folder / "resolved.yaml").write_text(yaml.safe_dump(scenario))
+    (folder / "resolved.yaml").write_text(yaml.safe_dump(scenario, sort_keys=False))
     table = {
         "round": rounds,
         "accuracy/all": list(accuracy),
@@ -120,6 +120,11 @@ def make_run(
     return folder
 
 
+def rows_of(table: Table) -> list[list[str]]:
+    """The titles of a table, and its rows."""
+    return [list(table.frame.columns), *table.frame.to_numpy().tolist()]
+
+
 def variant_rows(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[list[str]]:
     """The table of these measures, see `columns`."""
-    return [list(row) for row in variants_table(comparison, columns(comparison, measures, differences)).rows]
+    return rows_of(variants_table(comparison, columns(comparison, measures, differences)))

@@ -15,18 +15,17 @@ from scipy import stats
 
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import Comparison, compare
-from raysim.comparison.formats import latex, markdown
 from raysim.comparison.published import Published
 from raysim.comparison.report import report
 from raysim.comparison.runs import find_runs
 from raysim.comparison.sweep_card import CellCard, SweepCard
-from raysim.comparison.tables import tasks_table, variants_table
-from tests.comparison.runs import make_run, variant_rows
+from raysim.comparison.tables import latex, tasks_table, variants_table
+from tests.comparison.runs import make_run, rows_of, variant_rows
 
 
 def task_rows(comparison: Comparison) -> list[list[str]]:
     table = tasks_table(comparison)
-    return [] if table is None else [list(row) for row in table.rows[1:]]
+    return [] if table is None else rows_of(table)[1:]
 
 
 def of(comparison: Comparison, variant: str, measure: str) -> float | None:
@@ -147,7 +146,6 @@ def test_what_is_unfair_is_said(tmp_path: Path) -> None:
     make_run(tmp_path / "c", "standalone", 2, accuracy=[0.1, 0.2], done=0, training={"epochs": 5})
     make_run(tmp_path / "d", "standalone", 3, accuracy=[0.1, 0.2, 0.3], done=1, training={"epochs": 5})
     notes = "\n".join(compare(tmp_path).notes)
-    assert str(tmp_path / "c") in notes
     assert "rounds is 3 (fedgh" in notes and "training.epochs is 1 (fedgh" in notes
     assert "1 of 2 rounds" in notes and "seed 3" in notes and "fewer than 3 seeds" in notes
 
@@ -164,11 +162,11 @@ def add_facts(folder: Path, **facts: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
 
 
-def test_what_was_left_out_is_said(tmp_path: Path) -> None:
+def test_diverged_and_failed_clients_are_said(tmp_path: Path) -> None:
     add_facts(make_run(tmp_path / "a"), uploads=18, rejected_uploads=18, diverged_clients=6, failed_clients=2)
     add_facts(make_run(tmp_path / "b", "fd"), uploads=18, rejected_uploads=0, diverged_clients=0)
-    left_out, diverged, failed = [note for note in compare(tmp_path).notes if note.startswith("fedgh, seed 1")]
-    assert "18 uploads" in left_out and "6 clients diverged" in diverged and "failed 2 times" in failed
+    diverged, failed = [note for note in compare(tmp_path).notes if note.startswith("fedgh, seed 1")]
+    assert "6 clients diverged" in diverged and "failed 2 times" in failed
 
 
 def test_the_last_of_two_runs_counts_in_every_measure(tmp_path: Path) -> None:
@@ -195,12 +193,11 @@ def test_several_data_sets(tmp_path: Path) -> None:
     assert list(by_method["tasks"]) == [2, 2]
     # On digits both seeds are level or better (0.6 = 0.6 counts half, 0.7 > 0.6), on CIFAR-10 the reverse.
     assert by_method.loc["fedgh", "probability_of_improvement"] == pytest.approx((0.75 + 0.25) / 2)
-    assert (tasks := tasks_table(comparison)) is not None and tasks.rows == [
+    assert (tasks := tasks_table(comparison)) is not None and rows_of(tasks) == [
         ["method", "tasks", "IQM", "P(better than standalone)"],
         ["fedgh", "2", "65.00", "0.50"],
         ["standalone", "2", "65.00", "-"],
     ]
-    assert "| fedgh | 2 | 65.00 | 0.50 |" in markdown(comparison)
     found = comparison.difference("fedgh data.name=cifar10", "last")
     assert found is not None and found.mean == pytest.approx(-0.05)
 
@@ -231,7 +228,7 @@ def sweep_of(folder: Path, **changes: Any) -> None:
         make_run(folder / f"theirs-{seed}" / "run", "fedavg", seed, [0, 0.25], algorithm={}, **fedavg)
     cells = {f"z-ours-{seed}": CellCard("Ours", (accuracy,)) for seed in (1, 2)}
     cells |= {f"theirs-{seed}": CellCard("Theirs") for seed in (1, 2)}
-    SweepCard("about it", cells, **{"baseline": "fedavg", "targets": [0.3], "notes": ["cut"], **changes}).write(folder)
+    SweepCard("about it", cells, **{"baseline": "fedavg", "targets": [0.3], **changes}).write(folder)
 
 
 def test_a_sweep_brings_names_baseline_targets_and_published_values(tmp_path: Path) -> None:
@@ -239,16 +236,13 @@ def test_a_sweep_brings_names_baseline_targets_and_published_values(tmp_path: Pa
     comparison = compare(tmp_path)
     assert [variant.name for variant in comparison.variants] == ["Ours", "Theirs"]
     assert (comparison.baseline, list(comparison.targets)) == ("fedavg", [0.3])
-    assert not [note for note in comparison.notes if "no run reaches" in note]
-    assert "no run reaches the target 0.9" in compare(tmp_path, targets=[0.3, 0.9]).notes
     difference = comparison.difference("Ours", "last")
     assert difference is not None and (difference.mean, difference.n) == (0.25, 2)
     head, ours, theirs = variant_rows(comparison, ["last"], {"last"})
     assert head == ["variant", "n", "final accuracy", "published", "vs fedavg"]
-    assert ours == ["Ours", "2", "50.00", "52.00 (-2.00)", "+25.00"]
+    assert ours == ["Ours", "2", "50.00", "52.00", "+25.00"]
     assert theirs == ["Theirs", "2", "25.00", "-", "-"]
     assert comparison.frame.set_index(["variant", "measure"]).loc[("Ours", "last"), "published"] == 0.52
-    assert "cut" in comparison.notes
     assert any(
         note.startswith("unequal settings: clients.models is ") and "(fedavg)" in note for note in comparison.notes
     )
@@ -261,10 +255,7 @@ def test_a_sweep_says_whose_accuracy_must_reach_a_target(tmp_path: Path) -> None
     comparison = compare(tmp_path / "same")
     reached = comparison.estimate("Ours", "rounds_to_0.55")
     assert reached is not None and (reached.mean, reached.n) == (1, 2)
-    sentence = "accuracy/participants must reach it"
-    assert sentence in variants_table(comparison).legend
-    without = compare(tmp_path / "same", targets=[])
-    assert sentence not in variants_table(without).legend
+    assert "accuracy/participants" in variants_table(comparison).legend
 
 
 def test_the_accuracy_of_all_clients_with_the_current_message(tmp_path: Path) -> None:
@@ -296,8 +287,6 @@ def test_a_baseline_of_the_sweep_without_a_run_is_left_out(tmp_path: Path) -> No
     sweep_of(tmp_path, baseline="standalone")
     comparison = compare(tmp_path)
     assert comparison.baseline is None
-    (note,) = [note for note in comparison.notes if "baseline" in note]
-    assert "standalone" in note and "fedgh, fedavg" in note
 
 
 def test_cells_without_a_run_are_counted(tmp_path: Path) -> None:
@@ -351,7 +340,7 @@ def test_a_later_run_that_failed_does_not_replace_a_finished_one(tmp_path: Path)
     assert of(compare(tmp_path), "fedgh", "last") == 0.6
 
 
-def test_clients_that_train_together_by_default_are_part_of_the_task(tmp_path: Path) -> None:
+def test_a_key_that_the_task_decides_is_not_in_names(tmp_path: Path) -> None:
     """A plain method is the baseline of each task, although architectures decide `training.together`."""
     for model, number in (("mlp_s", 32), ("hks_resnet8", 1)):
         for method in ("standalone", "fd"):
@@ -432,8 +421,7 @@ def test_p_values_are_corrected_for_all_variants(tmp_path: Path) -> None:
         "standalone": "-",
     }  # fmt: skip
     assert "*: significant (p < 0.05)" in variants_table(comparison).legend
-    for text in (markdown(comparison), latex(comparison)):
-        assert "p (Holm)" in text and f"{3 * raw['fml']:.3f}" in text
+    assert "p (Holm)" in latex(comparison) and f"{3 * raw['fml']:.3f}" in latex(comparison)
     frame = comparison.frame.set_index(["variant", "measure"])
     assert frame.loc[("fml", "last"), "p_holm"] == pytest.approx(3 * raw["fml"])
     assert "p (Holm)" in report(tmp_path, output=tmp_path / "r.html", baseline="standalone").read_text()
@@ -448,8 +436,8 @@ def test_costs_to_a_target_that_some_runs_miss_have_no_mean(tmp_path: Path) -> N
     comparison = compare(tmp_path, targets=[0.5], baseline="fd")
     costs = [f"{what}_to_0.5" for what in ("rounds", "mib", "virtual_s")]
     assert variant_rows(comparison, costs, ())[1:] == [
-        ["fedgh", "3", "3", "9", "6"],
-        ["fd", "3", "1 of 3", "1 of 3", "-"],
+        ["fedgh", "3", "3 ± 0", "9 ± 0", "6 ± 0"],
+        ["fd", "3", "1 of 3", "1 of 3", "1 of 3"],
         ["hks", "3", "0 of 3", "0 of 3", "0 of 3"],
     ]
     assert comparison.reached("fd", "mib_to_0.5") == (1, 3)
@@ -484,8 +472,7 @@ def test_own_methods_are_called_by_their_classes(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"--baseline: mine\.py given; allowed: Mine, Other, standalone"):
         compare(tmp_path, baseline="mine.py")
     make_run(tmp_path / "twin", "twin.py", 1, algorithm={}, called="Mine")
-    names = [variant.name for variant in compare(tmp_path).variants]
-    assert names == ["Mine (mine.py:Mine)", "Other", "standalone", "Mine (twin.py)"]
+    assert [variant.name for variant in compare(tmp_path).variants] == ["Mine", "Other", "standalone", "Mine-2"]
 
 
 def test_a_run_that_ended_early_is_not_called_unfinished(tmp_path: Path) -> None:
@@ -511,13 +498,12 @@ def test_rows_of_clients_are_not_kept(tmp_path: Path) -> None:
     assert run.clients_of("last_current").nbytes == 0
 
 
-def test_a_cell_whose_run_has_no_round_yet_is_only_reported_as_such(tmp_path: Path) -> None:
+def test_a_cell_whose_run_has_no_round_yet_is_missing(tmp_path: Path) -> None:
     sweep_of(tmp_path / "s")
-    begun = make_run(tmp_path / "s" / "w" / "run", "standalone", accuracy=[0, 0.5], done=0)
+    make_run(tmp_path / "s" / "w" / "run", "standalone", accuracy=[0, 0.5], done=0)
     SweepCard("", {"w": CellCard("W")}).write(tmp_path / "s")
-    notes = compare(tmp_path / "s").notes
-    assert any(str(begun) in note for note in notes)
-    assert not any("cells of the sweep" in note for note in notes)
+    (note,) = [note for note in compare(tmp_path / "s").notes if "cells of the sweep" in note]
+    assert note.endswith("W")
 
 
 def test_the_mean_over_tasks_counts_the_seeds_that_a_method_has_on_every_task(tmp_path: Path) -> None:
@@ -535,6 +521,6 @@ def test_the_mean_over_tasks_counts_the_seeds_that_a_method_has_on_every_task(tm
 def test_clients_that_have_not_taken_part_are_counted(tmp_path: Path) -> None:
     make_run(tmp_path / "few", "fedgh", absent=1)
     make_run(tmp_path / "all", "fedavg")
-    head, *rows = variants_table(compare(tmp_path)).rows
+    head, *rows = rows_of(variants_table(compare(tmp_path)))
     assert {row[0]: list(row[2:4]) for row in rows} == {"fedgh": ["50.00", "70.00"], "fedavg": ["50.00", "-"]}
     assert head[3] == "final, took part"

@@ -10,7 +10,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from raysim.common.errors import ScenarioError
-from raysim.comparison import pictures as drawn
 from raysim.comparison.compare import compare
 from raysim.comparison.measures import (
     MEASURES,
@@ -20,7 +19,6 @@ from raysim.comparison.measures import (
     main_measure,
     meaning_of,
     title,
-    tuned_metric,
 )
 from raysim.comparison.pictures import pictures
 from raysim.comparison.report import report
@@ -52,7 +50,7 @@ def made(folder: Path, **changes: object) -> Path:
 
 
 def figure(folder: Path, kind: str, metric: str | None = None) -> Figure:
-    found = {one.kind: one.figure for one in pictures(compare(folder, metric=metric))}
+    found = {one.kind: one.figure for one in pictures(compare(folder, metric=metric), "two-columns")}
     return found[kind]
 
 
@@ -73,7 +71,7 @@ def test_curves_show_the_metric_and_name_it(
 
 
 @pytest.mark.parametrize(
-    ("metric", "select", "median", "label"),
+    ("metric", "select", "mean", "label"),
     [
         ("accuracy/all", "last", 0.48, "test accuracy of a\nclient's own network"),
         ("accuracy/all_current", "last", 0.88, "test accuracy of a\nclient's current network"),
@@ -83,15 +81,15 @@ def test_curves_show_the_metric_and_name_it(
     ],
 )
 def test_figures_of_clients_show_the_metric_in_the_selected_round(
-    tmp_path: Path, metric: str, select: str, median: float, label: str
+    tmp_path: Path, metric: str, select: str, mean: float, label: str
 ) -> None:
     found = compare(made(tmp_path), metric=metric, select=select)
-    axes = {one.kind: one.figure.axes[0] for one in pictures(found)}
+    axes = {one.kind: one.figure.axes[0] for one in pictures(found, "two-columns")}
     assert axes["clients"].get_ylabel() == label
     assert axes["clients"].get_xlabel() == "each box: the clients of all seeds; dot: mean"
-    values = drawn._of_clients(found.variants[0], found.main)
-    assert sorted(values)[2:4] == pytest.approx([median] * 2, abs=0.11) and values.mean() == pytest.approx(median)
-    assert axes["profile"].get_xlabel() == label.replace("\n", " ") + ", x"
+    clients = [run.clients_of(found.main)["accuracy"].to_pylist() for run in found.variants[0].runs]
+    values = [value for of_run in clients for value in of_run]
+    assert sum(values) / len(values) == pytest.approx(mean)
     assert axes["architectures"].get_ylabel() == found.accuracy.mean_label
 
 
@@ -116,10 +114,10 @@ def test_a_metric_without_values_of_clients_is_shown_without_their_figures(
 ) -> None:
     made(tmp_path / "runs")
     comparison = compare(tmp_path / "runs", metric="accuracy/participants")
-    assert {one.kind for one in pictures(comparison)} == {"curves"}
+    assert {one.kind for one in pictures(comparison, "two-columns")} == {"curves"}
     words = [str(tmp_path / "runs"), "--metric", "accuracy/participants"]
     assert command(capfd, "compare", *words, "-o", str(tmp_path / "out"))[0] == 0
-    assert not list((tmp_path / "out").glob("clients*")) and (tmp_path / "out" / "curves-round.pdf").stat().st_size
+    assert not list((tmp_path / "out").glob("clients*")) and (tmp_path / "out" / "curves.pdf").stat().st_size
     page = report(tmp_path / "runs", output=tmp_path / "r.html", metric="accuracy/participants").read_text()
     assert "Mean test accuracy of participants" in page
 
@@ -162,12 +160,6 @@ def test_every_measure_of_a_run_is_in_the_table(tmp_path: Path) -> None:
     assert [found[name] for name in ("held_out", "epsilon", "staleness")] == [0.5] * 3
     assert found.keys() == {*MEASURES, *(f"{cost}_to_0.5" for cost in TO_TARGET)} and all(map(meaning_of, found))
     assert len({title(measure) for measure in found}) == len(found)
-
-
-def test_only_tunings_that_all_chose_by_current_networks_change_the_metric() -> None:
-    both = ["accuracy/val_current", "accuracy/all_current"]
-    assert tuned_metric(both) == tuned_metric(both[:1]) == tuned_metric(both[1:]) == "accuracy/all_current"
-    assert tuned_metric([]) is None and tuned_metric([*both, "accuracy/val"]) is None
 
 
 def test_values_of_clients() -> None:

@@ -11,9 +11,9 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from raysim.common.errors import RunError, ScenarioError
+from raysim.sweeps.cells import counts, states_of
 from raysim.sweeps.copies import download, upload
 from raysim.sweeps.loop import ComparisonError, run_sweep
-from raysim.sweeps.state import counts, states_of
 from tests.conftest import said
 from tests.sweeps.test_loop import run_folders, sweep_of
 from tests.sweeps.test_tuning import Pool, pool

@@ -88,7 +88,7 @@ def test_a_sweep_of_a_scenario_has_its_name_and_its_comment_once(base: Path) -> 
     name = raysim.Scenario.load(base).name
     assert name != base.stem
     assert sweep.name == sweep.output.name == f"{name}-sweep"
-    assert sweep.about == "Base scenario base.yaml: What it is."
+    assert sweep.about == "What it is."
 
 
 def test_a_sweep_of_a_scenario_lies_beside_its_single_runs(base: Path, tmp_path: Path) -> None:
@@ -99,7 +99,6 @@ def test_a_sweep_of_a_scenario_lies_beside_its_single_runs(base: Path, tmp_path:
         sweep = load_sweep(file, seeds="1,2", sets=sets)
         assert single == tmp_path / "runs" / name
         assert sweep.output == single.with_name(f"{name}-sweep") and sweep.name == f"{name}-sweep"
-        assert load_sweep(file, seeds="1,2", sets=sets, fast=True).output == single.with_name(f"{name}-sweep-fast")
         for cell in sweep.cells:
             assert placed(cell, sweep).results_folder() == sweep.output / cell.folder_name
 
@@ -176,30 +175,10 @@ def test_an_override_with_braces_needs_quotes(base: Path, tmp_path: Path) -> Non
         load_sweep(path)
 
 
-def test_what_is_said_of_a_sweep_is_what_opens_its_file_and_its_base(base: Path, tmp_path: Path) -> None:
-    base.write_text("# Chosen: a batch of 8.\n" + base.read_text())
+def test_what_is_said_of_a_sweep_is_what_opens_its_file(base: Path, tmp_path: Path) -> None:
     path = write(tmp_path, seeds=[1])
     path.write_text(f"# A table.\n{path.read_text()}")
-    assert load_sweep(path).card().about == "A table.\n\nBase scenario base.yaml: Chosen: a batch of 8."
-
-
-def test_a_fast_sweep_is_small_and_another(base: Path, tmp_path: Path) -> None:
-    grid = {"clients.count": [3, 10, 100], "training.epochs": [1, 25], "seed": [7, 8]}
-    path = write(tmp_path, set=["rounds=50"], grid=grid)
-    fast, full = load_sweep(path, fast=True), load_sweep(path)
-    assert (fast.name, full.name) == ("sweep-fast", "sweep")
-    found = [Scenario.of(cell.scenario) for cell in fast.cells if cell.scenario.seed == 7]
-    cut = {(one.clients.count, one.participants, one.training.epochs) for one in found}
-    assert cut == {(*clients, epochs) for clients in ((3, 1), (10, 2), (100, 5)) for epochs in (1, 3)}  # 0.5 take part
-    assert {one.rounds for one in found} == {3}
-    assert not fast.card().cells.keys() & full.card().cells.keys()
-    assert len(load_sweep(path, grid={"rounds": [50, 100]}, fast=True).cells) == len(fast.cells)  # alike, once cut
-    assert "--fast" in fast.card().notes[0] and not full.card().notes
-    only = write(tmp_path, set=["rounds=50", "algorithm.name=hks"], seeds=[1])
-    (hks,) = load_sweep(only, fast=True).cells
-    assert hks.scenario.warmup == {"warmup": 1}
-    none = write(tmp_path, set=["rounds=50", "algorithm={name: hks, warmup: 0}"], seeds=[1])
-    assert load_sweep(none, fast=True).cells[0].scenario.warmup == {"warmup": 0}
+    assert load_sweep(path).card().about == "A table."
 
 
 @pytest.mark.parametrize(
@@ -268,11 +247,13 @@ def test_own_methods_are_called_by_their_classes(base: Path, tmp_path: Path) -> 
     template = (REPOSITORY / "raysim" / "cli" / "templates" / "algorithm.py").read_text()
     (tmp_path / "my_file.py").write_text(template.replace("NewMethod", "Mine"))
     (tmp_path / "twin.py").write_text(template.replace("NewMethod", "Mine"))
-    grid = {"algorithm.name": ["./my_file.py", "./twin.py", "standalone"]}
+    grid = {"algorithm.name": ["./my_file.py", "standalone"]}
     sweep = load_sweep(write(tmp_path, grid=grid, seeds=[1], baseline="Mine"))
-    assert [cell.name for cell in sweep.cells] == ["Mine seed=1", "Mine (twin.py) seed=1", "standalone seed=1"]
+    assert [cell.name for cell in sweep.cells] == ["Mine seed=1", "standalone seed=1"]
     assert sweep.cells[0].folder_name.startswith("Mine-seed-1-")
-    assert [cell.scenario.method for cell in sweep.cells] == ["Mine", "Mine", "standalone"]
+    assert [cell.scenario.method for cell in sweep.cells] == ["Mine", "standalone"]
+    with pytest.raises(ScenarioError, match=r"runs: .*'Mine' and 'Mine'"):
+        load_sweep(write(tmp_path, grid={"algorithm.name": ["./my_file.py", "./twin.py"]}))
     assert load_sweep(write(tmp_path, grid=grid, baseline="./my_file.py")).baseline == "./my_file.py"
 
 

@@ -16,11 +16,10 @@ import yaml
 from raysim.common.files import hold
 from raysim.jobs.job_log import read_log
 from raysim.report.load import read_summary
-from raysim.sweeps.cells import Sweep, chosen_cells, placed
+from raysim.sweeps.cells import CellState, Sweep, chosen_cells, counts, placed, state_of, states_of
 from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.display import SweepDisplay
 from raysim.sweeps.loop import SweepProgress
-from raysim.sweeps.state import CellState, counts, state_of, states_of
 from tests.cli.command import run
 from tests.comparison.runs import make_run
 from tests.engine.scenarios import plain_digits as digits
@@ -41,7 +40,7 @@ def waiting(sweep: Sweep) -> list[CellState]:
 
 def test_the_rounds_of_a_cell_count_while_it_is_being_resumed(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid={})
-    shown, state = SweepDisplay(sweep, io.StringIO()), CellState(sweep.cells[0], "interrupted", None, 6)
+    shown, state = SweepDisplay(io.StringIO()), CellState(sweep.cells[0], "interrupted", None, 6)
     assert "6 of 10 rounds" in shown.line(SweepProgress([state], [(state.cell.name, -1)]))
     assert "7 of 10 rounds" in shown.line(SweepProgress([state], [(state.cell.name, 7)]))
 
@@ -49,7 +48,7 @@ def test_the_rounds_of_a_cell_count_while_it_is_being_resumed(tmp_path: Path) ->
 def test_the_progress_line_tells_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rounds that are left, at the speed of those since the sweep began: 1 of 30 in a minute."""
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
-    now, shown = [1000.0], SweepDisplay(sweep, io.StringIO())
+    now, shown = [1000.0], SweepDisplay(io.StringIO())
     monkeypatch.setattr("raysim.sweeps.display.time.monotonic", lambda: now[0])
     states = waiting(sweep)
     states[1] = replace(states[1], state="done", rounds=10)  # by an earlier command
@@ -62,13 +61,13 @@ def test_the_progress_line_tells_the_time_left(tmp_path: Path, monkeypatch: pyte
 
 def test_the_progress_line_counts_the_rounds_of_the_whole_sweep_and_says_when_it_ends(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
-    shown = SweepDisplay(sweep, io.StringIO())
+    shown = SweepDisplay(io.StringIO())
     progress = SweepProgress(waiting(sweep), [("fedgh", 2)], earlier=40, later=58)
     assert shown.line(progress) == "1 running, 2 waiting; 42 of 128 rounds"
     ending = replace(progress, stopping=True)
     assert shown.line(ending) == "ending: 1 cell will end after this round; 42 of 128 rounds are done"
     assert shown.line(replace(ending, running=[])).startswith("ending; 40 of 128")
-    tuned = [replace(one, cell=replace(one.cell, values=(("a", 1),))) for one in progress.states]
+    tuned = [replace(one, cell=replace(one.cell, is_trial=True)) for one in progress.states]
     trials = replace(progress, states=tuned)
     for one in (progress, ending, replace(ending, running=[]), trials):  # `raysim status` finds them in a job's log
         line = shown.line(one)
@@ -77,7 +76,7 @@ def test_the_progress_line_counts_the_rounds_of_the_whole_sweep_and_says_when_it
 
 def test_rounds_that_a_failed_cell_did_not_do_are_neither_done_nor_left(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
-    shown = SweepDisplay(sweep, io.StringIO())
+    shown = SweepDisplay(io.StringIO())
     states = [replace(one, state="failed", rounds=3) for one in waiting(sweep)]
     assert shown.line(SweepProgress(states, [])) == "3 failed; 9 of 9 rounds"
     assert shown.line(SweepProgress(states, [("fd", 4)])) == "1 running, 2 failed; 10 of 16 rounds"  # it is tried again
@@ -86,8 +85,8 @@ def test_rounds_that_a_failed_cell_did_not_do_are_neither_done_nor_left(tmp_path
 def test_a_trial_that_halving_paused_waits(tmp_path: Path) -> None:
     sweep = sweep_of(tmp_path, "rounds=10", grid=METHODS)
     states = [replace(one, state="interrupted", rounds=3) for one in waiting(sweep)]
-    trials = [replace(one, cell=replace(one.cell, values=(("training.lr", 0.1),))) for one in states]
-    shown = SweepDisplay(sweep, io.StringIO())
+    trials = [replace(one, cell=replace(one.cell, is_trial=True)) for one in states]
+    shown = SweepDisplay(io.StringIO())
     assert shown.line(SweepProgress(states, [])) == "3 interrupted; 9 of 30 rounds"
     assert shown.line(SweepProgress(trials, [("fd", 4)])) == "trials: 1 running, 2 waiting; 10 of 30 rounds"
 

@@ -18,9 +18,9 @@ import pytest
 from raysim.algorithms.fedgh import FedGH
 from raysim.algorithms.fedproto import FedProto
 from raysim.engine.stop import Stop
+from raysim.sweeps.cells import counts
 from raysim.sweeps.loop import ComparisonError, SweepProgress, run_sweep
-from raysim.sweeps.run_cell import CellTask, Outcome, run_cell
-from raysim.sweeps.state import counts
+from raysim.sweeps.workers import CellTask, Outcome, run_cell
 from raysim.tracking.mlflow import MlflowTracker
 from tests.cli.command import run
 from tests.conftest import said
@@ -164,7 +164,7 @@ def test_an_unexpected_error_in_a_cell_is_its_traceback(workplace: Path, monkeyp
     def fail(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("raysim.sweeps.run_cell.run", fail)
+    monkeypatch.setattr("raysim.sweeps.workers.run", fail)
     sweep = sweep_of(workplace)
     outcome = run_cell(CellTask(sweep.cells[0], sweep.output, b""), Stop(), lambda t: None)
     assert "in fail\n    raise AssertionError" in outcome.error

@@ -13,8 +13,7 @@ from raysim.engine.stop import Stop
 from raysim.runs.run import Run
 from raysim.sweeps.cells import Sweep
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.run_cell import CellTask, run_cell
-from raysim.sweeps.workers import prepared
+from raysim.sweeps.workers import CellTask, prepared, run_cell
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
 

@@ -22,12 +22,10 @@ from raysim.engine.stop import Stop
 from raysim.report.load import read_rounds
 from raysim.runs.run import run
 from raysim.scenario.parse import parse_scenario
-from raysim.sweeps import run_cell as cells_of_workers
-from raysim.sweeps.cells import Sweep
+from raysim.sweeps import workers as cells_of_workers
+from raysim.sweeps.cells import CellState, Sweep, counts, states_of
 from raysim.sweeps.loop import lock
-from raysim.sweeps.run_cell import CellTask, run_cell
-from raysim.sweeps.state import CellState, counts, states_of
-from raysim.sweeps.workers import run_cells
+from raysim.sweeps.workers import CellTask, run_cell, run_cells
 from tests.conftest import REPOSITORY, said
 from tests.engine.scenarios import plain_digits as digits
 from tests.sweeps.test_loop import digest, run_folders, sweep_of
@@ -172,7 +170,7 @@ from pathlib import Path
 from ray.cluster_utils import Cluster
 from raysim.common.logs import show_logs
 from raysim.sweeps.loop import run_sweep
-from raysim.sweeps.state import counts
+from raysim.sweeps.cells import counts
 from tests.sweeps.test_loop import digest, run_folders, sweep_of
 from tests.sweeps.test_workers import rounds_of
 
