@@ -142,11 +142,15 @@ def _cell(comparison: Comparison, name: str, column: Column) -> str:
 
 
 def _with_spread(comparison: Comparison, measure: str, found: Estimate | None, count: int, sign: bool = False) -> str:
-    """Return a mean or a difference with its spread, and "(n of N)" if only n of a variant's N runs have a value."""
+    """Return a mean or a difference with its spread, and "(n of N)" if only n of a variant's N runs have a value.
+
+    A cost that is the same with every seed has no spread.
+    """
     if found is None:
         return "-"
     after = found.spread(comparison.spread)
-    spread = "" if after is None else f" ± {number(after, measure)}"
+    is_constant = measure not in ACCURACIES and (after or 0.0) <= ROUNDING * max(1.0, abs(found.mean))
+    spread = "" if after is None or is_constant else f" ± {number(after, measure)}"
     return number(found.mean, measure, sign) + spread + (f" ({found.n} of {count})" if found.n < count else "")
 
 
