@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raysim.cli.json_output import JSON, print_json
-from raysim.cli.options import ADDRESS, SETS, WIDTH, ScenarioFile, attach, folders_of, metric
+from raysim.cli.options import ADDRESS, SETS, ScenarioFile, attach, folders_of, metric, width
 
 if TYPE_CHECKING:
     from raysim.comparison.statistics import Spread
@@ -203,7 +203,7 @@ SELECT = click.option(
     help="The number after ± in tables. interval: half of the 95% confidence interval over seeds. std: the standard "
     "deviation over seeds. Figures always show intervals.",
 )
-@WIDTH
+@width("two-columns")
 @JSON
 def compare(
     runs: tuple[str, ...],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from raysim.cli.options import WIDTH, folders_of, metric
+from raysim.cli.options import folders_of, metric, width
 from raysim.report.accuracies import OWN
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
     metavar="PERCENT",
     help="Start of the accuracy axis, to distinguish curves that are close together.",
 )
-@WIDTH
+@width("one-column")
 @click.option(
     "-o",
     "--output",

@@ -62,13 +62,15 @@ def attach(address: str | None) -> None:
         os.environ["RAY_ADDRESS"] = address
 
 
-WIDTH = click.option(
-    "--width",
-    default="one-column",
-    show_default=True,
-    type=click.Choice(["one-column", "two-columns"]),
-    help="Width of figures for print: one column of a paper (3.5 in), or two (7.16 in).",
-)
+def width(default: str) -> Callable[[Any], Any]:
+    """The option `--width`."""
+    return click.option(
+        "--width",
+        default=default,
+        show_default=True,
+        type=click.Choice(["one-column", "two-columns"]),
+        help="Width of figures: one column of a paper (3.5 in), or two (7.16 in).",
+    )
 
 
 def metric(default: str) -> Callable[[Any], Any]:

@@ -80,7 +80,7 @@ def draw(
     comparison: Comparison,
     folder: Path,
     suffixes: Sequence[str] = (".svg", ".png", ".pdf"),
-    width: Width = "one-column",
+    width: Width = "two-columns",
 ) -> list[Path]:
     """Save every figure that the runs have data for in a folder, created if missing; returns the files.
 
