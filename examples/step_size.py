@@ -98,9 +98,10 @@ def share_of_matrix(run: raysim.Run) -> float:
     latest = run.clients[run.clients["round"] == run.summary["rounds"]]
     for k in latest.loc[latest["participated"], "client"]:
         client = run.client(int(k))
+        network: Any = client.network
         with torch.no_grad():
-            r_BD = client.network.features(client.data.test.x)
-            shares.append(float((r_BD @ client.network.matrix_DD).norm() / r_BD.norm()))
+            r_BD = network.features(client.data.test.x)
+            shares.append(float((r_BD @ network.matrix_DD).norm() / r_BD.norm()))
     return sum(shares) / len(shares)
 
 

@@ -151,7 +151,7 @@ def digest(state: Any) -> str:
     sha = hashlib.sha256()
     for name, tensor in state_tensors(state).items():
         sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        sha.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        sha.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()
 
 
