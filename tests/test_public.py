@@ -37,6 +37,7 @@ def signature(found: Any) -> str:
 def members(found: type) -> dict[str, str]:
     """Return the public methods of a class with their parameters, and its properties and fields."""
     fields = [field.name for field in dataclasses.fields(found)] if dataclasses.is_dataclass(found) else []
+    fields += getattr(found, "model_fields", {})
     named = {name: getattr(found, name, None) for name in [*vars(found), *fields] if not name.startswith("_")}
     return {name: signature(member) if callable(member) else "" for name, member in sorted(named.items())}
 

@@ -25,11 +25,10 @@ from raysim.core.fields import field_docs, in_words, settings_fields
 from raysim.data.specs import DATASETS, DatasetSpec
 from raysim.models import MODELS, ModelSpec
 from raysim.plugins.reading import read_own_code
-from raysim.plugins.references import Reference, named
-from raysim.plugins.registry import algorithm_class, algorithm_names
+from raysim.plugins.registry import Reference, algorithm_class, algorithm_names, named
 from raysim.scenario.bundled import FOLDER, bundled_names
 from raysim.scenario.schema import Data, Section, Settings
-from raysim.scenario.sentences import NAMED
+from raysim.scenario.sentences import NAMED, SECTIONS
 from raysim.scenario.trackers import TRACKERS
 from raysim.scenario.yaml_text import opening_comment, read_text
 
@@ -101,7 +100,7 @@ def show_describable() -> None:
     console = new_console()
     entries = {
         "scenario": "The keys of a scenario.",
-        **{name: _first_sentence(section.__doc__ or name) for name, section in _sections().items()},
+        **{name: _first_sentence(section.__doc__ or name) for name, section in SECTIONS.items()},
         "sweep": "The keys of a sweep file.",
         "tune": "The keys of `tune` in a sweep file.",
         **{name: _first_sentence(text) for name, text in KINDS.items()},
@@ -139,7 +138,7 @@ def show_description(name: str) -> None:
         _show_section(console, name)
     elif name in _keys():
         section, _, key = name.partition(".")
-        _show_keys(console, _sections()[section], [key])
+        _show_keys(console, SECTIONS[section], [key])
     elif name in SWEEPS or "scenarios" in kinds or Path(name).suffix in (".yaml", ".yml"):
         _show_sweep_or_file(console, name)
     elif name == "hooks":
@@ -203,7 +202,7 @@ def _show_algorithm(console: Console, name: str) -> None:
     reference = named("algorithms", name)
     file = f"algorithms/{name}.py" if reference is None else reference.name
     if reference is not None and reference.is_file:
-        own_code = read_own_code([expanded(reference.place)])
+        own_code = read_own_code({expanded(reference.place): True})
         own_code.activate()
         file = ", ".join(own_code.paths)
     method = Method(algorithm_class(name if reference is None else reference.name))
@@ -307,15 +306,9 @@ def _show_keys(console: Console, section: type[Section], keys: Iterable[str]) ->
     console.print(table)
 
 
-def _sections() -> dict[str, type[Section]]:
-    """The sections of a scenario, by name."""
-    sections = {name: section_of(field, optional=True) for name, field in Settings.model_fields.items()}
-    return {name: section for name, section in sections.items() if section is not None}
-
-
 def _keys() -> list[str]:
     """The keys in the sections of a scenario, such as `training.lr`."""
-    return [f"{name}.{key}" for name, section in _sections().items() for key in section.model_fields]
+    return [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
 
 
 def section_of(field: FieldInfo, optional: bool = False) -> type[Section] | None:

@@ -11,7 +11,7 @@ from raysim.common.text import distinct
 from raysim.comparison.published import Published
 from raysim.comparison.runs import RunRecord
 from raysim.comparison.sweep_card import ChosenValue, TuningCard
-from raysim.plugins.references import Reference
+from raysim.plugins.registry import Reference
 
 
 @dataclass(frozen=True)

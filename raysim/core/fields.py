@@ -96,7 +96,7 @@ def in_words(hint: Any) -> str:
     if origin is Annotated:
         text = next((extra for extra in args[1:] if isinstance(extra, str)), None)
         bounds = next((extra for extra in args[1:] if isinstance(extra, Range)), "")
-        return text or f"{in_words(args[0])} {bounds}"
+        return text or f"{in_words(args[0])} {bounds}".rstrip()
     if origin is Literal:
         return ", ".join(map(str, args))
     if origin in (Union, UnionType):

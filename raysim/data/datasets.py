@@ -29,7 +29,7 @@ from raysim.data.files import find_files, place_of
 from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files, spec_for
 from raysim.data.statistics import completed, with_statistics
 from raysim.data.tables import read_tables
-from raysim.plugins.references import named
+from raysim.plugins.registry import named
 
 Format = Literal["auto", "parquet", "torchvision", "idx", "folder"]
 _FORMATS = tuple(form for form in get_args(Format) if form != "auto")

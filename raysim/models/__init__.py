@@ -18,7 +18,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.inputs import InputSpec, Kind, image
 from raysim.common.suggestions import suggest
 from raysim.plugins.calling import failing
-from raysim.plugins.references import Reference, named
+from raysim.plugins.registry import Reference, named
 
 if TYPE_CHECKING:
     from raysim.models.split import SplitNet

@@ -11,7 +11,7 @@ import builtins
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -37,6 +37,7 @@ class SourceFile:
 
     path: str  # where it was read; it may be missing on other machines
     text: bytes
+    decides: bool = True  # whether a result may depend on it; False: only trackers use it
 
     @cached_property
     def digest(self) -> str:
@@ -49,22 +50,19 @@ class OwnCode:
     """The files that a scenario names, and those that they import. Unpickling makes them importable."""
 
     files: Mapping[str, SourceFile] = field(default_factory=dict)  # "mine.py" or "helpers/__init__.py" -> the file
-    observing: frozenset[str] = frozenset()  # names of the files that only trackers use: they decide no result
 
     @classmethod
     def merged(cls, codes: Iterable[OwnCode]) -> OwnCode:
         """Merge several. Raises `ScenarioError` if two have different files of the same name."""
         files: dict[str, SourceFile] = {}
-        decide: set[str] = set()
-        for code in codes:
-            decide |= code.files.keys() - code.observing
-            for name, file in code.files.items():
-                _add(files, name, file)
-        return cls(files, frozenset(files.keys() - decide))
-
-    def deciding(self, code: OwnCode) -> OwnCode:
-        """Return the same files, of which only those of `code` decide a result."""
-        return OwnCode(self.files, frozenset(self.files.keys() - code.files.keys()))
+        for name, file in (item for code in codes for item in code.files.items()):
+            other = files.get(name, file)
+            if other.text != file.text:
+                raise ScenarioError(
+                    f"{file.path}: another file {other.path} has the same name {name}; rename one of them"
+                )
+            files[name] = replace(other, decides=other.decides or file.decides)
+        return cls(files)
 
     def write(self, folder: Path) -> None:
         """Write the files to a folder. Raises `OSError` if that fails."""
@@ -73,12 +71,12 @@ class OwnCode:
             (folder / name).write_bytes(file.text)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (dict(self.files), self.observing)
+        return _arrived, (dict(self.files),)
 
     @property
     def digests(self) -> dict[str, str]:
         """SHA-256 of each file that decides a result, by name."""
-        return {name: file.digest for name, file in self.files.items() if name not in self.observing}
+        return {name: file.digest for name, file in self.files.items() if file.decides}
 
     @property
     def paths(self) -> list[str]:
@@ -121,14 +119,8 @@ class OwnCode:
             sys.meta_path.insert(0, _FINDER)
 
 
-def _add(files: dict[str, SourceFile], name: str, file: SourceFile) -> None:
-    if files.setdefault(name, file).text != file.text:
-        other = files[name].path
-        raise ScenarioError(f"{file.path}: another file {other} has the same name {name}; rename one of them")
-
-
-def _arrived(files: Mapping[str, SourceFile], observing: frozenset[str]) -> OwnCode:
-    code = OwnCode(files, observing)
+def _arrived(files: Mapping[str, SourceFile]) -> OwnCode:
+    code = OwnCode(files)
     code.activate()
     return code
 

@@ -1,30 +1,34 @@
-"""Read the user's own files, and the files of their project that they import, without running them."""
+"""The files that Python code imports: of the user's own files and their project, and of installed methods.
+
+No file is run. The user's own files travel with a run; of all others, a run records digests.
+"""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from importlib.machinery import PathFinder
-from importlib.util import resolve_name
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
-from raysim.common.modules import imports_of
+from raysim.common.modules import Import, imports_of
 from raysim.plugins.calling import where
 from raysim.plugins.own_code import CODE, JOB_CODE, OwnCode, SourceFile
 
 
-def read_own_code(paths: Iterable[Path]) -> OwnCode:
+def read_own_code(decides: Mapping[Path, bool]) -> OwnCode:
     """Read files, and the files that they import from their own folder, their project or the current folder.
 
-    Raises `ScenarioError` if a file cannot be read or parsed, two have the same name, or a module of that name is
-    installed.
+    decides: a file -> whether results may depend on it. Raises `ScenarioError` if a file cannot be read or parsed, two
+    have the same name, or a module of that name is installed.
     """
-    return OwnCode.merged(map(_read, paths))
+    return OwnCode.merged(_read(path, one) for path, one in decides.items())
 
 
-def _read(path: Path) -> OwnCode:
+def _read(path: Path, decides: bool) -> OwnCode:
     if not path.stem.isidentifier():
         raise ScenarioError(
             f"{path}: {path.stem!r} is not a valid module name; use letters, digits and _, and do not begin with "
@@ -32,7 +36,7 @@ def _read(path: Path) -> OwnCode:
         )
     if _is_installed(path.stem, path):
         raise ScenarioError(f"{path}: an installed module also has the name {path.stem!r}; rename the file")
-    return OwnCode(dict(_with_imports(path)))
+    return OwnCode(dict(_with_imports(path, decides)))
 
 
 def _roots(entry: Path) -> list[Path]:
@@ -48,7 +52,7 @@ def _roots(entry: Path) -> list[Path]:
     return list(dict.fromkeys([folder, *project[:1], Path.cwd().resolve()]))
 
 
-def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
+def _with_imports(entry: Path, decides: bool) -> Iterator[tuple[str, SourceFile]]:
     """Yield a file and the files that it imports, by their paths in the folder in which the import found them."""
     roots, seen, rest = _roots(entry), set(), [(entry.parent, entry)]
     while rest:
@@ -59,22 +63,20 @@ def _with_imports(entry: Path) -> Iterator[tuple[str, SourceFile]]:
         seen.add(relative)
         try:
             text = path.read_bytes()
-            tree = ast.parse(text, str(path))
+            imports = _imports(text, str(path))
         except OSError as error:
             raise ScenarioError(f"{path}: cannot be read ({error.strerror})") from None
         except SyntaxError as error:
             raise ScenarioError(f"{path}: cannot be imported: {where(error)}") from error
-        yield relative.as_posix(), SourceFile(str(path), text)
+        yield relative.as_posix(), SourceFile(str(path), text, decides)
         package = ".".join(relative.parent.parts)
-        for one in imports_of(tree):
+        for one in imports:
             if one.module.startswith(".") and not package:
                 raise ScenarioError(
                     f"{path}: line {one.line}: the import is relative; use `import name` for a file in the same folder"
                 )
-            module = resolve_name(one.module, package)
-            names = (module, *(f"{module}.{name}" for name in one.names))
             # The first folder that has one of the modules, as for `sys.path`.
-            found = ([(root, file) for name in names for file in _files(root, name)] for root in roots)
+            found = ([(root, file) for name in _names(one, package) for file in _files(root, name)] for root in roots)
             rest += next(filter(None, found), [])
 
 
@@ -99,6 +101,74 @@ def _is_installed(module: str, path: Path) -> bool:
     spec = PathFinder.find_spec(module)
     if spec is None or spec.origin is None or Path(spec.origin).resolve() == path.resolve():
         return False
-    return bool(
-        spec.origin in ("built-in", "frozen") or {"site-packages", "dist-packages"} & set(Path(spec.origin).parts)
-    )
+    return spec.origin in ("built-in", "frozen") or _in_packages(spec.origin)
+
+
+def own_modules(module: str) -> dict[str, Path]:
+    """Return the files of a module and of all modules that it imports, by module name.
+
+    Left out are raysim (except its algorithms), the standard library and installed packages (in site-packages), except
+    the package of the module itself.
+    """
+    return _reached([module], module.partition(".")[0])
+
+
+def imported_by(source: bytes) -> dict[str, Path]:
+    """Return the same for all modules that a file with this content imports by absolute names."""
+    absolute = [one for one in _imports(source) if not one.module.startswith(".")]
+    names = [name for one in absolute for name in _names(one, "")]
+    return _reached(names, "raysim")  # its algorithms, also where raysim is installed
+
+
+def _reached(names: Sequence[str], package: str) -> dict[str, Path]:
+    """Return the files of modules and of all modules that they import. package: the only installed one to include."""
+    files: dict[str, Path] = {}
+    seen: set[str] = set()
+    rest = list(names)
+    while rest:
+        name = rest.pop()
+        file = None if name in seen else _file(name, installed=name.partition(".")[0] == package)
+        seen.add(name)
+        if file is None:
+            continue
+        files[name] = file
+        rest.append(name.rpartition(".")[0])  # the package is imported first
+        if file.suffix == ".py":
+            inside = name if file.stem == "__init__" else name.rpartition(".")[0]
+            rest += [one for imported in _imports(file.read_bytes()) for one in _names(imported, inside)]
+    return dict(sorted(files.items()))
+
+
+def _file(name: str, installed: bool) -> Path | None:
+    """Return the file of a module; None if it is built in, of raysim, not found, or installed (unless `installed`)."""
+    root = name.partition(".")[0]
+    of_raysim = root == "raysim" and not f"{name}.".startswith("raysim.algorithms.")
+    if not root or of_raysim or root in sys.stdlib_module_names:
+        return None
+    try:
+        # The root first: installed packages need no further search.
+        for part in dict.fromkeys((root, name)):
+            spec = find_spec(part)
+            places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
+            if not installed and any(map(_in_packages, places)):
+                return None
+    except (ImportError, AttributeError, ValueError):  # a function of a module, or a missing module
+        return None
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+def _names(one: Import, package: str) -> list[str]:
+    """Return the modules that an import may run: for `from a import b` both `a` and `a.b`."""
+    module = resolve_name(one.module, package)
+    return [module, *(f"{module}.{name}" for name in one.names)]
+
+
+@lru_cache(maxsize=256)  # every cell of a sweep asks for the imports of its method's file
+def _imports(source: bytes, file: str = "<unknown>") -> Sequence[Import]:
+    """Return the imports of a file with this content. file: its path, for a `SyntaxError`."""
+    return tuple(imports_of(ast.parse(source, file)))
+
+
+def _in_packages(place: str) -> bool:
+    """Return whether a file belongs to an installed package."""
+    return bool({"site-packages", "dist-packages"} & set(Path(place).parts))

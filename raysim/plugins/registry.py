@@ -1,7 +1,7 @@
-"""The algorithm class for a name in a scenario.
+"""What the names of a scenario refer to: raysim's algorithms, and the user's own classes and functions.
 
-`fedgh` is the only Algorithm in algorithms/fedgh.py, `./mine.py` the only one in a user's file, and installed packages
-add names with the entry point `raysim.algorithms`.
+`fedgh` is the only Algorithm in algorithms/fedgh.py, `./mine.py` the only one in a user's file. `./mine.py:Mine` and
+`package.module:Mine` are references; installed packages add names with entry points such as `raysim.algorithms`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,93 @@ import importlib
 import inspect
 import os
 import pkgutil
+from dataclasses import dataclass
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import ScenarioError
+from raysim.common.modules import PACKAGE
 from raysim.common.suggestions import suggest
 from raysim.common.text import few
-from raysim.plugins.references import import_module, installed, named
+from raysim.plugins.calling import where
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import AnyAlgorithm
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference from a scenario to a class or function outside raysim."""
+
+    place: str  # a file, which ends in .py, or a module
+    attribute: str = ""  # a class or function in it; "": the only one of the required kind
+
+    @classmethod
+    def of(cls, name: str) -> Reference | None:
+        """Parse a name from a scenario; None for a plain name, such as `fedgh`."""
+        place, colon, attribute = name.rpartition(":") if ":" in name else (name, "", "")
+        if place.endswith(".py") or (colon and place.replace(".", "").isidentifier()):
+            return cls(place, attribute)
+        return None
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the reference is to a file, not to an installed module."""
+        return self.place.endswith(".py")
+
+    @property
+    def module(self) -> str:
+        """The name under which the module is imported."""
+        return f"{PACKAGE}.{Path(self.place).stem}" if self.is_file else self.place
+
+    @property
+    def name(self) -> str:
+        """The reference without the folder of the file, as a run records it: `mine.py:Mine`."""
+        place = Path(self.place).name if self.is_file else self.place
+        return f"{place}:{self.attribute}" if self.attribute else place
+
+    def load(self) -> ModuleType:
+        """Import the module. Raises `ScenarioError` if that fails."""
+        if not self.is_file and find_spec(self.place.partition(".")[0]) is None:
+            file = f"./{self.place.replace('.', '/')}.py"
+            raise ScenarioError(
+                f"{self.place}: no installed package has this module; for a file of your own, give its path: "
+                f"{file}:{self.attribute}"
+            )
+        return import_module(self.module, self.place)
+
+    def get(self) -> Any:
+        """Import and return the class or function. Raises `ScenarioError` if it does not exist."""
+        if not self.attribute:
+            raise ScenarioError(f"{self.place} given; add the name of the class or function: {self.place}:Name")
+        member = getattr(self.load(), self.attribute, None)
+        if not callable(member):
+            raise ScenarioError(
+                f"{self.place}: has no class or function {self.attribute!r}; correct the name after the colon"
+            )
+        return member
+
+
+def import_module(module: str, place: str) -> ModuleType:
+    """Import a module. place: its file, for the `ScenarioError` from the exception with which the import fails."""
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        raise ScenarioError(f"{place}: cannot be imported: {where(error)}") from error
+
+
+def installed(kind: str) -> dict[str, Reference]:
+    """Return the entry points `raysim.<kind>` of installed packages, by name."""
+    references = {entry.name: Reference.of(entry.value) for entry in entry_points(group=f"raysim.{kind}")}
+    return {name: reference for name, reference in references.items() if reference is not None}
+
+
+def named(kind: str, name: str) -> Reference | None:
+    """Return what a name refers to outside raysim, entry points included; None: a name of raysim itself."""
+    return Reference.of(name) or installed(kind).get(name)
 
 
 def algorithm_names() -> list[str]:
@@ -54,11 +129,12 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
     else:
         stem = name.removeprefix("./")
         if stem.isidentifier() and os.path.isfile(f"{stem}.py"):  # noqa: PTH113  # False if the name is too long
-            raise ScenarioError(f"algorithm.name: unknown algorithm {name!r}; did you mean ./{stem}.py?")
+            raise ScenarioError(f"unknown algorithm {name!r}; did you mean ./{stem}.py?", key="algorithm.name")
         names = algorithm_names()
         beside = f" or ./{name}.py for a file" if name.isidentifier() else ""
         raise ScenarioError(
-            f"algorithm.name: unknown algorithm {name!r}{suggest(name, names)} (available: {', '.join(names)}{beside})"
+            f"unknown algorithm {name!r}{suggest(name, names)} (available: {', '.join(names)}{beside})",
+            key="algorithm.name",
         )
     return _only_algorithm(module, place, attribute)
 

@@ -18,8 +18,8 @@ from raysim.common.errors import ScenarioError
 from raysim.common.modules import plain_module
 from raysim.common.text import one_line
 from raysim.core.algorithm import AnyAlgorithm
-from raysim.plugins.module_files import imported_by, own_modules
 from raysim.plugins.own_code import OwnCode
+from raysim.plugins.reading import imported_by, own_modules
 
 PARTS = ("common", "core", "data", "engine", "grouped", "models", "plugins")
 """The parts of raysim that compute results; a change of any other part, such as the progress bar, changes no number."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Summary, Tracker
+from raysim.data import datasets
 from raysim.engine.stop import Stop
 from raysim.report.load import (
     class_accuracy,
@@ -29,7 +30,7 @@ from raysim.runs.plan import make_plan
 from raysim.runs.resume import resume
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.parse import ParsedScenario
-from raysim.scenario.scenario import Scenario, forget_data
+from raysim.scenario.scenario import Scenario
 from raysim.scenario.trackers import trackers_of
 from raysim.tracking.folder import RunFolder
 from raysim.tracking.store import check_uri
@@ -144,7 +145,7 @@ class Run:
         Raises `ScenarioError` when the run cannot be resumed, `RunError` when it fails.
         """
         if scenario is None:
-            forget_data()
+            datasets.forget()
             scenario = run_scenario(self.folder, sets, code_changed=code_changed)
         options = Options(quiet, trackers, resume_command, stop or Stop())
         with only_in_process(scenario.backend):
@@ -182,7 +183,7 @@ class Run:
         from raysim.runs.opened import OpenedRun
 
         if self._opened is None:
-            forget_data()
+            datasets.forget()
             self._opened = OpenedRun.of(self.folder)
         else:
             self._opened.look_again()

@@ -39,12 +39,7 @@ def warm_start(scenario: Scenario, plan: Plan, data: RunData) -> tuple[Scenario,
             f"{folder} has changed: its state has the digest {digest[:12]}, but init.digest is {init.digest}; restore "
             "the run, or remove init.digest to begin with the current state of that run",
         )
-    filled = init.model_copy(update={"run": str(folder), "digest": digest})
-    scenario = replace(
-        scenario,
-        init=filled,
-        resolved={**scenario.resolved, "init": filled.model_dump(mode="json")},
-    )
+    scenario = scenario.with_choices(init={"run": str(folder), "digest": digest})
     return scenario, replace(plan, initial=initial), replace(data, notes=(*data.notes, *notes))
 
 

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,19 +14,11 @@ from raysim.common.errors import RaysimError, ScenarioError
 from raysim.common.files import reason
 from raysim.common.inputs import image
 from raysim.common.suggestions import suggest
-from raysim.data.partition import (
-    PARTITIONS,
-    Listed,
-    Natural,
-    check_partition,
-    check_split,
-    given_count,
-)
+from raysim.data.partition import Listed, Natural, check_partition, check_split, default_split, given_count
 from raysim.data.partition_counts import Split
 from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files
-from raysim.plugins.references import named
+from raysim.plugins.registry import named
 from raysim.report.units import plural
-from raysim.scenario.named import named_settings
 from raysim.scenario.origin import Key
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.schema import Normalise, SplitShares
@@ -40,36 +32,38 @@ class DataFacts(NamedTuple):
     """Facts about a scenario's data that are known before it is partitioned."""
 
     dataset: DatasetSpec  # as networks read it
+    split: Split  # name of the split, or the shares of training, validation and test samples
     files: Files | None  # settings of a user's own data; None: a published data set
-    public_size: int  # samples that all parties have
+    public_size: int  # P: samples that all parties have
     held_back: int  # training samples among these, which no client gets
 
 
-def partition_of(parsed: ParsedScenario) -> Any:
-    """Return the settings object of the partition, such as a `Dirichlet`. Raises `ScenarioError`."""
-    key = ("data", "partition")
-    return named_settings(parsed.data.partition, key, PARTITIONS, parsed.origin, parsed.own_code, "shares")
-
-
-def with_data(parsed: ParsedScenario, partition: Any, split: Split) -> tuple[ParsedScenario, DataFacts]:
-    """Look up the data; return the scenario with its number of clients, and the facts about its data.
+def with_data(parsed: ParsedScenario) -> tuple[ParsedScenario, DataFacts]:
+    """Look up the data; return the scenario with its split and number of clients, and the facts about its data.
 
     Raises `ScenarioError` where the partition cannot work with the data set, the clients or the public data.
     """
+    given, partition = parsed.data, parsed.data.partition
+    chosen = default_split(partition) if given.split == "auto" else given.split
+    split = split_of(parsed, chosen)
     try:
-        read = read_data(parsed, partition)
-        stored = read.spec if read else DATASETS[parsed.data.name]
-        dataset = _normalised(stored, parsed.data.normalise)
-        parsed = with_count(parsed, read, dataset, partition, split)
-        public_size, held_back = public_samples(parsed, stored, partition)
-        num_train, number = dataset.train_size - held_back, parsed.clients.number
+        read = read_data(parsed)
+        stored = read.spec if read else DATASETS[given.name]
+        dataset = _normalised(stored, given.normalise)
+        number = number_of_clients(parsed, read, dataset, split)
+        public_size, held_back = public_samples(parsed, stored)
+        num_train = dataset.train_size - held_back
         with_test = num_train + dataset.test_size
         check_partition(partition, split, dataset.num_classes, number, num_train, with_test, dataset.name)
-        return parsed, DataFacts(dataset, files_of(parsed, partition), public_size, held_back)
+        files = files_of(parsed)
     except ScenarioError as error:  # the functions called here know a key, but not the file or override that gave it
         if not error.key:
             raise
         raise parsed.origin.error(tuple(error.key.split(".")), error.reason, kind=type(error)) from None
+    places = {"path": [*files.path]} if files and files.path else {}
+    named = {"split": chosen} if given.split == "auto" else {}
+    parsed = parsed.with_choices(data={**places, **named}, clients={"count": number})
+    return parsed, DataFacts(dataset, split, files, public_size, held_back)
 
 
 def split_of(parsed: ParsedScenario, split: str | SplitShares) -> Split:
@@ -85,7 +79,7 @@ def split_of(parsed: ParsedScenario, split: str | SplitShares) -> Split:
     return shares
 
 
-def files_of(parsed: ParsedScenario, partition: Any) -> Files | None:
+def files_of(parsed: ParsedScenario) -> Files | None:
     """Return the settings of a user's own data; None for a published data set. Raises `ScenarioError`."""
     data = parsed.data
     own = data.name not in DATASETS
@@ -99,7 +93,7 @@ def files_of(parsed: ParsedScenario, partition: Any) -> Files | None:
                 f"use it: {', '.join(takes)})",
                 key=f"data.{key}",
             )
-    by = partition.by if isinstance(partition, Natural) else None
+    by = data.partition.by if isinstance(data.partition, Natural) else None
     if own:
         return Files((), by=by)
     if not spec.keys:
@@ -112,7 +106,7 @@ def files_of(parsed: ParsedScenario, partition: Any) -> Files | None:
     return Files(path, data.label, features, data.size, by)
 
 
-def read_data(parsed: ParsedScenario, partition: Any) -> Dataset | None:
+def read_data(parsed: ParsedScenario) -> Dataset | None:
     """Read the data set if its samples are only known from its files; else return None. Raises `ScenarioError`."""
     given, names = parsed.data, DATASETS
     own = given.name not in names and named("datasets", given.name) is not None
@@ -123,7 +117,7 @@ def read_data(parsed: ParsedScenario, partition: Any) -> Dataset | None:
             f"unknown data set {given.name!r}{suggest(given.name, names)} (available: {', '.join(names)})",
             key="data.name",
         )
-    files = files_of(parsed, partition)
+    files = files_of(parsed)
     if not own and names[given.name].train_size:
         return None
     from raysim.data.datasets import load_dataset  # here: it imports Arrow and Pillow
@@ -131,14 +125,13 @@ def read_data(parsed: ParsedScenario, partition: Any) -> Dataset | None:
     return load_dataset(given.name, given.root, given.format, files=files, verify=False)
 
 
-def with_count(
-    parsed: ParsedScenario, data: Dataset | None, dataset: DatasetSpec, partition: Any, split: Split
-) -> ParsedScenario:
-    """Return the scenario with the number of clients, if the partition decides it.
+def number_of_clients(parsed: ParsedScenario, data: Dataset | None, dataset: DatasetSpec, split: Split) -> int:
+    """Return the number of clients, which the scenario or the partition decides.
 
     Raises `ScenarioError` when `clients.count` is another number, or 'auto' for a partition that works with any number.
     """
-    clients, name = parsed.clients, parsed.data.partition["name"]
+    count, partition = parsed.clients.count, parsed.data.partition
+    name = parsed.resolved["data"]["partition"]["name"]
     owner_M = data.decoded.owner_M if data else np.zeros(0, np.int64)
     if isinstance(partition, Natural) and not len(owner_M):
         wrong, remedy = f"but {dataset.name} has none", "use the data set femnist or shakespeare, or your own files"
@@ -147,24 +140,23 @@ def with_count(
         raise ScenarioError(f"partition 'natural' needs client ids, {wrong}; {remedy}", key="data.partition.name")
     sizes = dataset.train_size, dataset.train_size + dataset.test_size
     check_split(partition, split, *sizes, dataset.name)
-    number = given_count(partition, split, *sizes, owner_M)
-    if number is None and clients.count == "auto":
+    made = given_count(partition, split, *sizes, owner_M)
+    if made is None:
+        if isinstance(count, int):
+            return count
         raise ScenarioError(
             f"'auto' given, but partition {name} does not decide the number of clients; give a whole number",
             key="clients.count",
         )
-    if number is not None and clients.count not in ("auto", number):
+    if count not in ("auto", made):
         raise ScenarioError(
-            f"{clients.count} given, but partition {name} makes {number} clients; set this key to {number} or auto",
+            f"{count} given, but partition {name} makes {made} clients; set this key to {made} or auto",
             key="clients.count",
         )
-    if number is None:
-        return parsed
-    resolved = {**parsed.resolved, "clients": {**parsed.resolved["clients"], "count": number}}
-    return replace(parsed, clients=clients.model_copy(update={"count": number}), resolved=resolved)
+    return made
 
 
-def public_samples(parsed: ParsedScenario, dataset: DatasetSpec, partition: Any) -> tuple[int, int]:
+def public_samples(parsed: ParsedScenario, dataset: DatasetSpec) -> tuple[int, int]:
     """Return the number of public samples, and how many of these are training samples that no client gets.
 
     Raises `ScenarioError` when the section `data.public` is invalid.
@@ -192,8 +184,8 @@ def public_samples(parsed: ParsedScenario, dataset: DatasetSpec, partition: Any)
                 key="data.public.name",
             )
         return min(other.train_size, public.samples or other.train_size), 0
-    if isinstance(partition, Natural | Listed):
-        name = parsed.data.partition["name"]
+    if isinstance(parsed.data.partition, Natural | Listed):
+        name = parsed.resolved["data"]["partition"]["name"]
         raise ScenarioError(
             f"{public.share:g} given, but partition {name} fixes which samples each client has, so raysim cannot set "
             "a share aside; remove `share`, and set data.public.name to another data set",
@@ -276,7 +268,7 @@ def data_digests(parsed: ParsedScenario) -> tuple[str, str | None] | None:
     public = data.public.name if data.public else None
     try:
         parsed.own_code.activate()
-        digest = present_digest(data.name, data.root, data.format, files_of(parsed, partition_of(parsed)))
+        digest = present_digest(data.name, data.root, data.format, files_of(parsed))
         return digest, None if public is None else present_digest(public, data.root, data.format, None)
     except RaysimError:  # a `HookError` if the user's own loader misses a file
         return None

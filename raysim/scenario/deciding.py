@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from raysim.scenario.schema import Evaluation
+if TYPE_CHECKING:
+    from raysim.scenario.schema import Evaluation
 
 
 class Deciding(NamedTuple):

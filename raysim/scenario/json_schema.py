@@ -11,8 +11,8 @@ from inspect import cleandoc
 from typing import Any
 
 from raysim.plugins.registry import algorithm_class, algorithm_names
-from raysim.scenario.parse import PAPER
-from raysim.scenario.schema import Settings, settings_model
+from raysim.scenario.named import PAPER, settings_model
+from raysim.scenario.schema import Settings
 from raysim.scenario.sentences import NAMED
 
 CUSTOM = {"type": "string", "pattern": r"\.py(:|$)|^[A-Za-z_][A-Za-z0-9_.]*:"}

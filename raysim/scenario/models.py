@@ -11,7 +11,7 @@ from raysim.common.text import quoted
 from raysim.data.specs import DatasetSpec
 from raysim.models import MODELS, build_model, common_feature_dim, incompatibility
 from raysim.plugins.calling import failing
-from raysim.plugins.references import named
+from raysim.plugins.registry import named
 from raysim.scenario.parse import ParsedScenario
 
 

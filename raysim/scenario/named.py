@@ -1,56 +1,79 @@
-"""Sections whose `name` chooses a class, such as `data.partition`: validate their keys and create the object."""
+"""Sections whose `name` chooses a class, such as `algorithm` and `data.partition`: check the keys, make the object."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, is_dataclass
-from typing import Any, cast
+from functools import cache
+from types import GenericAlias, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, PydanticUserError, ValidationError
+from pydantic import BaseModel, Field, Strict, create_model
 
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import suggest
-from raysim.common.text import cause
 from raysim.core.fields import settings_fields
 from raysim.plugins.calling import failing
 from raysim.plugins.own_code import OwnCode
-from raysim.plugins.references import Reference, named
+from raysim.plugins.registry import algorithm_class, named
 from raysim.scenario.origin import Key, Origin
-from raysim.scenario.schema import settings_model
-from raysim.scenario.sentences import allowed_by, validated
+from raysim.scenario.schema import Section
+from raysim.scenario.sentences import CHOICES, validated
 from raysim.scenario.yaml_text import shown
 
+if TYPE_CHECKING:
+    from raysim.core.algorithm import AnyAlgorithm
 
-def named_settings(
-    section: Mapping[str, Any],
-    key: Key,
-    classes: Mapping[str, type],
-    origin: Origin,
-    own_code: OwnCode | None = None,
-    hook: str = "",
-) -> Any:
-    """Return the settings object of a section such as `data.partition`, whose `name` chooses the class.
 
-    own_code: the user's own files, which may define a class that is not in `classes`; it must have the method `hook`.
-    None: only `classes` are allowed. Raises `ScenarioError`.
+ALGORITHM: Key = ("algorithm",)
+
+PAPER = "paper"
+"""Name of the profile that consists of an algorithm's defaults."""
+
+
+def object_of(section: Mapping[str, Any], key: Key, own_code: OwnCode, origin: Origin) -> tuple[Any, dict[str, Any]]:
+    """Return the object of a section whose `name` chooses a class, and the section with the values of all fields.
+
+    own_code: the user's own files, which may define the class. Raises `ScenarioError`.
     """
     name, fields = split_name(section, key, origin)
-    reference = None if own_code is None or name in classes else named(f"{key[-1]}s", name)
-    if own_code is not None and reference is not None:
-        cls = imported(reference, own_code, (*key, "name"), origin)
-        if not is_dataclass(cls) or not callable(getattr(cls, hook, None)):
-            raise origin.error((*key, "name"), f"{name} is not a dataclass with a method `{hook}`; choose such a class")
-        classes = {name: cast(type, cls)}
-    if name not in classes:
-        raise origin.error(
-            (*key, "name"), f"unknown name {name!r}{suggest(name, classes)} (available: {', '.join(classes)})"
-        )
-    checked = checked_fields(classes[name], name, fields, key, (*key, "name"), origin)
-    return made(classes[name], checked, key, origin)
+    cls: Any = _class_of(name, key, own_code, origin)
+    resolved = {"name": name}
+    if key == ALGORITHM:
+        profile = fields.pop("profile", PAPER)
+        fields = _preset(cls, profile, origin) | fields
+        resolved |= {"profile": profile} if cls.profiles else {}
+    settings = checked_fields(cls, name, fields, key, origin)
+    return made(cls, settings.model_dump(), key, origin), resolved | settings.model_dump(mode="json")
 
 
-def imported(reference: Reference, own_code: OwnCode, key: Key, origin: Origin) -> Any:
-    """Import the user's class or function that a key names. Raises `ScenarioError`."""
+def _class_of(name: str, key: Key, own_code: OwnCode, origin: Origin) -> type:
+    """Return the class that the `name` of a section chooses. Raises `ScenarioError`."""
+    named_by = (*key, "name")
+    if key == ALGORITHM:
+        own_code.activate()
+        try:
+            return algorithm_class(name)
+        except ScenarioError as error:
+            raise origin.error(named_by, error.reason) from error.__cause__
+    choices = CHOICES[key]
+    cls = class_of(name, f"{key[-1]}s" if choices.hook else "", choices.classes, named_by, own_code, origin)
+    if name not in choices.classes and not (is_dataclass(cls) and callable(getattr(cls, choices.hook, None))):
+        raise origin.error(named_by, f"{name} is not a dataclass with a method `{choices.hook}`; choose such a class")
+    return cast(type, cls)
+
+
+def class_of(name: str, kind: str, classes: Mapping[str, type], key: Key, own_code: OwnCode, origin: Origin) -> Any:
+    """Return one of raysim's classes, or the user's own class or function, by its name. Raises `ScenarioError`.
+
+    kind: of the entry points; empty: the user's own are not allowed. key: the key of the name, for errors.
+    """
+    if name in classes:
+        return classes[name]
+    reference = named(kind, name) if kind else None
+    if reference is None:
+        own = ", or your own, such as ./mine.py:Name" if kind else ""
+        raise origin.error(key, f"unknown name {name!r}{suggest(name, classes)} (available: {', '.join(classes)}{own})")
     own_code.activate()
     try:
         return reference.get()
@@ -58,43 +81,54 @@ def imported(reference: Reference, own_code: OwnCode, key: Key, origin: Origin) 
         raise origin.error(key, error.reason) from error.__cause__
 
 
-def checked_fields(
-    cls: type, name: str, fields: Mapping[str, Any], key: Key, key_of_name: Key, origin: Origin
-) -> dict[str, Any]:
-    """Return the fields of a section, valid and with defaults, for the dataclass that its `name` chooses.
+def _preset(cls: type[AnyAlgorithm], profile: Any, origin: Origin) -> dict[str, Any]:
+    """Return the fields that a profile sets. Raises `ScenarioError` when the algorithm has no such profile."""
+    presets: dict[str, Mapping[str, Any]] = {PAPER: {}, **cls.profiles}
+    if not isinstance(profile, str) or profile not in presets:
+        raise origin.error(("algorithm", "profile"), f"{shown(profile)} given; allowed: {', '.join(presets)}")
+    return dict(presets[profile])
 
-    key: of the section. key_of_name: for errors about the class itself. Raises `ScenarioError`.
+
+def checked_fields(cls: type, name: str, fields: Mapping[str, Any], key: Key, origin: Origin) -> BaseModel:
+    """Return the fields of a section, valid and with defaults, for the class that its `name` chooses.
+
+    The class may be a user's own. Raises `ScenarioError`, also if a scenario cannot contain the type of a field.
     """
-    settings = validated(model_of(cls, name, key_of_name, origin), fields, origin, key)
-    checked: dict[str, Any] = settings.model_dump()
-    return checked
-
-
-def model_of(cls: type, name: str, key: Key, origin: Origin) -> type[BaseModel]:
-    """Return the Pydantic model of a settings class, which may be a user's own.
-
-    Raises `ScenarioError` if a scenario cannot contain a field's type, or if a default does not survive being written
-    to resolved.yaml and read again.
-    """
-    with failing(f"{name}: its fields cannot be read"):
-        fields = settings_fields(cls)
-    if any(field.name == "name" for field in fields):
-        raise origin.error(
-            key, f"{cls.__name__}: the field `name` has the name of the key that chooses this class; rename the field"
-        )
     try:
         model = settings_model(cls)
-        defaults = {field.name: field.default for field in fields if field.default is not MISSING}
-        model.model_validate(model.model_construct(**defaults).model_dump(mode="json", warnings=False))
-    except ValidationError as error:
-        for problem in error.errors(include_url=False):
-            if problem["type"] != "missing":  # a field without a default, which the scenario must set
-                wrong = f"field {problem['loc'][0]} has the default {shown(problem['input'])}"
-                raise origin.error(key, f"{name}: {wrong}; allowed: {allowed_by(problem)}") from None
     except Exception as error:  # Pydantic raises many kinds for types that it does not support
-        why = str(error).splitlines()[0] if isinstance(error, PydanticUserError) else cause(error)
-        raise origin.error(key, f"{name}: a field has a type that a scenario cannot contain ({why})") from None
-    return model
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        text = f"{name}: a field has a type that a scenario cannot contain ({why})"
+        raise origin.error((*key, "name"), text) from None
+    if "name" in model.model_fields:
+        text = f"{cls.__name__}: the field `name` has the name of the key that chooses this class; rename the field"
+        raise origin.error((*key, "name"), text)
+    settings: BaseModel = validated(model, fields, origin, key)
+    validated(model, settings.model_dump(mode="json", warnings=False), origin, key)  # as read from resolved.yaml again
+    return settings
+
+
+@cache  # pydantic looks through every loaded module for the source of a new model: 60 ms
+def settings_model(cls: type) -> type[BaseModel]:
+    """Return a strict pydantic model with the fields of a settings class, including their ranges and meanings."""
+    fields: dict[str, Any] = {}
+    for info in settings_fields(cls):
+        default = ... if info.default is MISSING else info.default
+        fields[info.name] = (_with_lists(info.hint), Field(default, description=info.doc))
+    return create_model(cls.__name__, __base__=Section, **fields)
+
+
+def _with_lists(hint: Any) -> Any:
+    """Return an annotation that also allows a list where `hint` asks for a tuple, which YAML does not have."""
+    origin, args = get_origin(hint), get_args(hint)
+    inner = tuple(map(_with_lists, args))
+    if hint is tuple or origin is tuple:
+        return Annotated[GenericAlias(tuple, inner) if args else tuple, Strict(False)]
+    if origin is Annotated:
+        return Annotated[inner[0], *args[1:]]
+    if origin in (Union, UnionType):
+        return Union[inner]  # noqa: UP007
+    return GenericAlias(origin, inner) if origin in (list, dict) else hint
 
 
 def made(cls: type, settings: Mapping[str, Any], key: Key, origin: Origin) -> Any:

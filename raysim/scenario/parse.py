@@ -1,31 +1,30 @@
 """Parse a YAML file and `--set` overrides into a scenario's keys, each with a valid value.
 
-Only the method is looked up here; `raysim.scenario.scenario` looks up everything else that keys name.
+Names are looked up here; `raysim.scenario.scenario` checks that the parts fit each other and the data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import yaml
+from pydantic import ConfigDict
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import Scalar
 from raysim.common.text import holds_secret
 from raysim.core.fields import settings_fields
 from raysim.plugins.own_code import OwnCode
-from raysim.plugins.references import Reference
-from raysim.plugins.registry import algorithm_class
+from raysim.plugins.registry import Reference
 from raysim.scenario import schema
 from raysim.scenario.bundled import scenario_file
-from raysim.scenario.named import made, model_of, split_name
+from raysim.scenario.named import ALGORITHM, object_of
 from raysim.scenario.origin import Key, Origin, override_source
 from raysim.scenario.paths import Paths
 from raysim.scenario.schema import Settings
-from raysim.scenario.sentences import NAMED_SECTIONS, validated
+from raysim.scenario.sentences import CHOICES, NAMED_SECTIONS, validated
 from raysim.scenario.yaml_text import (
     UNREADABLE,
     Dumper,
@@ -34,62 +33,45 @@ from raysim.scenario.yaml_text import (
     parse,
     read_text,
     short,
-    shown,
     written_value,
 )
-
-if TYPE_CHECKING:
-    from raysim.core.algorithm import AnyAlgorithm
-
-PAPER = "paper"
-"""Name of the profile that consists of an algorithm's defaults."""
 
 SWEEP_KEYS = {"base", "grid", "runs", "tune"}
 """Keys that a sweep file may have, but no scenario."""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class ParsedScenario:
-    """A scenario's keys with valid values and defaults; only the method that they name is looked up."""
+class ParsedScenario(Settings):
+    """A scenario's keys with valid values and defaults; a section with a `name` holds its object.
 
-    name: str
-    seed: int
-    seeds: schema.Seeds
-    rounds: int
-    backend: Literal["ray", "in_process"]
+    It is made without its data: `raysim.scenario.scenario` checks that its parts fit each other.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, defer_build=True)  # made by `model_construct`
+
     output: str
-    algorithm: AnyAlgorithm  # with its settings
-    data: schema.Data
-    clients: schema.Clients
-    system: schema.System | None
-    adversary: schema.Adversary | None
-    aggregator: schema.Aggregator | None
-    privacy: schema.Privacy | None
-    asynchronous: schema.Asynchronous | None
-    training: schema.Training
-    evaluation: schema.Evaluation
-    inputs: list[str] | None
-    init: schema.Init | None
-    stop: schema.EarlyStop | None
-    resources: schema.Resources
-    tracking: schema.Tracking
-    checkpoint: schema.Checkpointing
-    failure: schema.Failure
-    given: Collection[str]  # the top-level keys that the file or an override gives
+    given: Set[str]  # the top-level keys that the file or an override gives
     origin: Origin
     text: str  # as given
     resolved: Mapping[str, Any]  # every key with its value, defaults filled in
     overrides: Mapping[str, Scalar]  # entries of `flat` that an override gave
-    own_code: OwnCode = OwnCode()  # the user's own files that the scenario names
+    own_code: OwnCode  # the user's own files that the scenario names
 
     def __repr__(self) -> str:
         """One line; `resolved_yaml` has every key."""
-        kind, number = type(self).__name__, self.clients.number
+        kind, number = type(self).__name__, self.clients.count
         what = f"{self.method} on {self.data.name}, {number} clients, {self.rounds} rounds, seed {self.seed}"
         return f"<{kind} {self.name}: {what}>"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"own_code": self.own_code, **vars(self)}  # first: unpickling the rest may need its modules
+    __str__ = __repr__
+
+    def __getstate__(self) -> dict[Any, Any]:
+        return {"own_code": self.own_code, **super().__getstate__()}  # first: unpickling the rest may need its modules
+
+    def with_choices(self, **sections: Mapping[str, Any]) -> Self:
+        """Return the scenario with values that raysim chose, by section; `resolved` records them."""
+        changed = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
+        resolved = {name: {**self.resolved[name], **values} for name, values in sections.items()}
+        return self.model_copy(update={**changed, "resolved": {**self.resolved, **resolved}})
 
     @property
     def algorithm_name(self) -> str:
@@ -107,9 +89,16 @@ class ParsedScenario:
         counting = [one.name for one in settings_fields(type(self.algorithm)) if one.counts_warmup]
         return {name: getattr(self.algorithm, name) for name in counting}
 
-    def with_algorithm(self, algorithm: AnyAlgorithm) -> ParsedScenario:
-        """Return the same scenario with this algorithm in place of the one that it names."""
-        return replace(self, algorithm=algorithm)
+    def first_set(self, *keys: str) -> Key | None:
+        """Return the first of these dotted keys whose value is not its default; None: all have their defaults."""
+        for key in keys:
+            name, _, inner = key.partition(".")
+            holder = getattr(self, name) if inner else self
+            if holder is not None:
+                default = type(holder).model_fields[inner or name].default
+                if getattr(holder, inner or name) != default:
+                    return tuple(key.split("."))
+        return None
 
     def resolved_yaml(self) -> str:
         """Return the resolved scenario as YAML; loading it gives the same run."""
@@ -186,23 +175,13 @@ def parse_scenario(
     own_code = finder.own_code(raw, known_code or OwnCode())
     trust(own_code)
     settings = validated(Settings, raw, origin, ())
-    name, fields = split_name(settings.algorithm, ("algorithm",), origin)
-    cls = _algorithm_class(name, own_code, origin)
-    profile = fields.pop("profile", PAPER)
-    given = _preset(cls, profile, origin) | fields
-    model = model_of(cls, name, ("algorithm", "name"), origin)
-    algorithm_settings = validated(model, given, origin, ("algorithm",))
-    resolved = settings.model_dump(mode="json")
-    chosen = {"profile": profile} if cls.profiles else {}
-    resolved["algorithm"] = {"name": name, **chosen, **algorithm_settings.model_dump(mode="json")}
+    sections, resolved = _with_objects(settings, own_code, origin)
     flat = {**dict(flatten(resolved)), **dict(flatten(paths))}
     keys = (key for one in overrides for key, _ in flatten(one.value, ".".join(one.path)))
     # A key is missing from `flat` if it belongs to a method whose name another override replaced.
     overridden = {key: flat[key] for key in keys if key in flat}
-    sections = {key: getattr(settings, key) for key in Settings.model_fields if key != "algorithm"}
-    return ParsedScenario(
+    return ParsedScenario.model_construct(
         **{**sections, "output": settings.output or schema.OUTPUT},
-        algorithm=made(cls, algorithm_settings.model_dump(), ("algorithm",), origin),
         given=settings.model_fields_set,
         origin=origin,
         text=text,
@@ -212,21 +191,19 @@ def parse_scenario(
     )
 
 
-def _algorithm_class(name: str, own_code: OwnCode, origin: Origin) -> type[AnyAlgorithm]:
-    """Import the class of the algorithm that a scenario names. Raises `ScenarioError`."""
-    own_code.activate()
-    try:
-        return algorithm_class(name)
-    except ScenarioError as error:
-        raise ScenarioError(f"{origin.of(('algorithm', 'name'))}: {error}") from error.__cause__
-
-
-def _preset(cls: type[AnyAlgorithm], profile: Any, origin: Origin) -> dict[str, Any]:
-    """Return the fields that a profile sets. Raises `ScenarioError` when the algorithm has no such profile."""
-    presets: dict[str, Mapping[str, Any]] = {PAPER: {}, **cls.profiles}
-    if not isinstance(profile, str) or profile not in presets:
-        raise origin.error(("algorithm", "profile"), f"{shown(profile)} given; allowed: {', '.join(presets)}")
-    return dict(presets[profile])
+def _with_objects(settings: Settings, own_code: OwnCode, origin: Origin) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a scenario's sections with objects in place of names, and every key with its value as YAML has it."""
+    resolved = settings.model_dump(mode="json")
+    sections = dict(settings)
+    sections["algorithm"], resolved["algorithm"] = object_of(sections["algorithm"], ALGORITHM, own_code, origin)
+    for section, key in CHOICES:
+        given = getattr(sections[section], key, None)
+        if isinstance(given, Mapping):
+            made, resolved[section][key] = object_of(given, (section, key), own_code, origin)
+            sections[section] = sections[section].model_copy(update={key: made})
+    if resolved["training"]["schedule"].get("warmup") == 0:
+        del resolved["training"]["schedule"]["warmup"]  # runs from before this key have the same settings
+    return sections, resolved
 
 
 def _rank(path: Key) -> int:

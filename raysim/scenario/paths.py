@@ -15,7 +15,7 @@ from raysim.common.errors import ScenarioError
 from raysim.common.text import expanded
 from raysim.plugins.own_code import CODE, JOB_CODE, OwnCode
 from raysim.plugins.reading import read_own_code
-from raysim.plugins.references import Reference
+from raysim.plugins.registry import Reference
 from raysim.scenario.origin import Key, Origin
 
 READ = ("data.path", "data.root", "data.partition.path", "system.trace", "inputs", "init.run")
@@ -82,19 +82,17 @@ class Paths:
         known: the same files, if they were found before. Raises `ScenarioError`.
         """
         paths: dict[Path, Key] = {}
-        deciding: set[Path] = set()  # all files except those of trackers
+        decides: dict[Path, bool] = {}  # whether results may depend on a file: not on those of trackers
         for holder, at, key in list(_names(raw, ())):
             reference = Reference.of(holder[at]) if isinstance(holder[at], str) else None
             if reference is None or not reference.is_file:
                 continue
             file = self._find(reference, key, known)
             paths.setdefault(file, key)
-            if key[:2] != ("tracking", "also"):
-                deciding.add(file)
+            decides[file] = decides.get(file, False) or key[:2] != ("tracking", "also")
             holder[at] = reference.name
         try:
-            code = read_own_code(paths)
-            return code if len(deciding) == len(paths) else code.deciding(read_own_code(deciding))
+            return read_own_code(decides)
         except ScenarioError as error:
             raise self.origin.error(next(iter(paths.values())), error.reason) from error.__cause__
 

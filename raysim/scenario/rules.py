@@ -1,7 +1,6 @@
 """Rules against combinations that cannot run: one function per rule, each raises `ScenarioError` with one sentence.
 
-The rules in `BEFORE` check the keys before the things that they name are looked up; those in `AFTER` check the whole
-scenario.
+The rules in `BEFORE` check the keys before the data are looked up; those in `AFTER` check the whole scenario.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from raysim.common.errors import ScenarioError, UnavailableError
+from raysim.common.errors import HookError, RunError, ScenarioError, UnavailableError
 from raysim.common.text import holds_secret
 from raysim.data.partition_counts import pooled
+from raysim.engine.learning_rate import factor_of
 from raysim.plugins.calling import failing
 from raysim.scenario.data import input_digests
 from raysim.scenario.deciding import DECIDING, missing_setting
@@ -237,7 +237,7 @@ def refuse_unsuited_aggregator(scenario: Scenario) -> None:
 
 def refuse_unaccounted_noise(scenario: Scenario) -> None:
     """Refuse noise whose epsilon cannot be computed."""
-    privacy, origin, clients = scenario.client_privacy, scenario.origin, scenario.clients
+    privacy, origin = scenario.client_privacy, scenario.origin
     if privacy is None:
         return
     if privacy.noise_multiplier and find_spec("dp_accounting") is None:
@@ -246,13 +246,8 @@ def refuse_unaccounted_noise(scenario: Scenario) -> None:
             "needs the package dp-accounting; install raysim with the extra `privacy`",
             kind=UnavailableError,
         )
-    deciding: dict[tuple[str, str], bool] = {
-        ("clients", "deadline_s"): clients.deadline_s is not None,
-        ("clients", "oversample"): clients.oversample > 1,
-        ("system", "availability"): scenario.system is not None and scenario.system.availability is not None,
-        ("failure", "max_failed_fraction"): scenario.failure.max_failed_fraction > 0,
-    }
-    if privacy.central and (key := next((key for key, is_set in deciding.items() if is_set), None)):
+    deciding = "clients.deadline_s", "clients.oversample", "system.availability", "failure.max_failed_fraction"
+    if privacy.central and (key := scenario.first_set(*deciding)):
         raise origin.error(
             key,
             "one client decides whether another one counts, which no account of noise at the server covers; remove "
@@ -298,7 +293,7 @@ def refuse_unprotected_messages(scenario: Scenario) -> None:
 
 def refuse_unsuited_asynchrony(scenario: Scenario) -> None:
     """Refuse asynchronous rounds of a method that cannot take stale uploads, or beside other ends of a round."""
-    buffered, origin, clients = scenario.buffered, scenario.origin, scenario.clients
+    buffered, origin = scenario.buffered, scenario.origin
     if buffered is None:
         return
     if not scenario.algorithm.stale_uploads:
@@ -313,13 +308,7 @@ def refuse_unsuited_asynchrony(scenario: Scenario) -> None:
             ("asynchronous",),
             "uploads arrive in virtual time, which needs the section `system`; give at least flops_per_s",
         )
-    others: dict[tuple[str, ...], bool] = {
-        ("clients", "deadline_s"): clients.deadline_s is not None,
-        ("clients", "oversample"): clients.oversample > 1,
-        ("failure", "max_failed_fraction"): scenario.failure.max_failed_fraction > 0,
-        ("privacy",): scenario.privacy is not None,
-    }
-    if key := next((key for key, is_set in others.items() if is_set), None):
+    if key := scenario.first_set("clients.deadline_s", "clients.oversample", "failure.max_failed_fraction", "privacy"):
         raise origin.error(key, "this key is not possible with asynchronous rounds; remove it", cause=("asynchronous",))
     if buffered.buffer > scenario.participants:
         raise origin.error(
@@ -340,7 +329,22 @@ def ask_algorithm(scenario: Scenario) -> None:
             raise scenario.origin.error(("algorithm",), str(error)) from None
 
 
-BEFORE: Sequence[Callable[[ParsedScenario], None]] = (refuse_secrets, refuse_remote_output)
+def refuse_failing_schedule(parsed: ParsedScenario) -> None:
+    """Refuse a learning-rate schedule that fails for one of the rounds."""
+    for t in range(1, parsed.rounds + 1):
+        try:
+            factor_of(parsed.training.schedule, t, parsed.rounds)
+        except HookError:
+            raise
+        except RunError as error:
+            raise parsed.origin.error(("training", "schedule"), str(error)) from error
+
+
+BEFORE: Sequence[Callable[[ParsedScenario], None]] = (
+    refuse_secrets,
+    refuse_remote_output,
+    refuse_failing_schedule,
+)
 
 AFTER: Sequence[Callable[[Scenario], object]] = (
     input_digests,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from functools import cached_property, partial
 from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.core.robust import RobustMean
-from raysim.data.partition import default_split
 from raysim.data.partition_counts import Split
 from raysim.data.specs import DatasetSpec, Files
 from raysim.engine.learning_rate import WarmsUp
@@ -21,14 +20,18 @@ from raysim.engine.policies.privacy import ClientPrivacy
 from raysim.engine.policies.sampling import Participation, draw_share
 from raysim.engine.stragglers import StragglerDraws
 from raysim.scenario import rules
-from raysim.scenario.adversity import asynchronous_of, malicious_of, privacy_of, robust_of
-from raysim.scenario.data import partition_of, split_of, with_data
+from raysim.scenario.clients import (
+    count_participants,
+    malicious_of,
+    own_training_of,
+    requests_of,
+    together_of,
+    with_participation,
+)
+from raysim.scenario.data import with_data
 from raysim.scenario.models import builder, feature_dim_of
-from raysim.scenario.overrides import requests_of
 from raysim.scenario.parse import ParsedScenario, parse_scenario
-from raysim.scenario.schema import SplitShares, Training
-from raysim.scenario.system import count_participants, participation_of
-from raysim.scenario.training import own_training_of, schedule_of, together_of
+from raysim.scenario.schema import Training
 
 if TYPE_CHECKING:
     import raysim
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
     from raysim.core.fit import LocalTraining
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
 class Scenario(ParsedScenario):
     """A scenario that can run: its names are resolved and its parts fit each other.
 
@@ -62,9 +64,6 @@ class Scenario(ParsedScenario):
     participation: Participation
     malicious: Malicious | None
     held_out: frozenset[int]  # clients that never take part
-    robust: RobustMean | None
-    client_privacy: ClientPrivacy | None
-    buffered: UploadBuffer | None
     own_training: Mapping[int, Training]  # client that an override selects -> its settings
     together: Mapping[str, int]  # architecture -> clients that one call trains
     requests: tuple[ResourceRequest, ...]
@@ -77,7 +76,9 @@ class Scenario(ParsedScenario):
         YAML.
         Raises `ScenarioError`, one sentence naming the file or override, the key, what was given and what is allowed.
         """
-        forget_data()
+        from raysim.data import datasets  # here: it imports Arrow and Pillow
+
+        datasets.forget()
         return cls.of(parse_scenario(source, sets))
 
     @classmethod
@@ -89,48 +90,19 @@ class Scenario(ParsedScenario):
         """
         for rule in rules.BEFORE:
             rule(parsed)
-        partition = partition_of(parsed)
-        split = default_split(partition) if parsed.data.split == "auto" else parsed.data.split
-        shares = split_of(parsed, split)
-        schedule = schedule_of(parsed)
-        parsed, data = with_data(parsed, partition, shares)
-        participation, system = participation_of(parsed)
-        malicious, adversary = malicious_of(parsed)
-        robust, aggregator = robust_of(parsed)
-        buffered, asynchronous = asynchronous_of(parsed)
+        parsed, data = with_data(parsed)
+        parsed, participation = with_participation(parsed)
         feature_dim = feature_dim_of(parsed, data.dataset)
         own_training = own_training_of(parsed)
         together = together_of(parsed, data.dataset, feature_dim, own_training)
-        known = {field.name: getattr(parsed, field.name) for field in fields(ParsedScenario)}
-        objects = {
-            "data": parsed.data.model_copy(update={"partition": partition, "split": split}),
-            "clients": parsed.clients.model_copy(update={"selection": participation.selection}),
-            "training": parsed.training.model_copy(update={"schedule": schedule}),
-        }
-        if malicious and parsed.adversary:
-            objects["adversary"] = parsed.adversary.model_copy(update={"attack": malicious.attack})
-        if buffered and parsed.asynchronous:
-            objects["asynchronous"] = parsed.asynchronous.model_copy(update={"discount": buffered.discount})
-        if robust and parsed.aggregator:
-            changed = {"rule": robust.rule, "mixing": robust.mixing}
-            objects["aggregator"] = parsed.aggregator.model_copy(update=changed)
-        chosen = {"system": system, "adversary": adversary, "aggregator": aggregator, "asynchronous": asynchronous}
-        resolved = _resolved(parsed, objects, data.files, chosen, together)
-        scenario = cls(
-            **{**known, **objects, "resolved": resolved},
-            dataset=data.dataset,
-            files=data.files,
-            split=shares,
-            public_size=data.public_size,
-            held_back=data.held_back,
+        scenario = cls.model_construct(
+            **dict(parsed.with_choices(training={"together": together})),
+            **data._asdict(),
             feature_dim=feature_dim,
             participants=count_participants(parsed),
             participation=participation,
-            malicious=malicious,
+            malicious=malicious_of(parsed),
             held_out=draw_share(parsed.seed_of("cohorts"), "held_out", parsed.clients.held_out, parsed.clients.number),
-            robust=robust,
-            client_privacy=privacy_of(parsed, count_participants(parsed)),
-            buffered=buffered,
             own_training=own_training,
             together=together,
             requests=requests_of(parsed),
@@ -233,52 +205,38 @@ class Scenario(ParsedScenario):
         return {k: local[id(training)] for k, training in self.own_training.items()}
 
     @property
+    def robust(self) -> RobustMean | None:
+        """The rule that takes the place of the mean of uploads; None: the method's mean."""
+        given = self.aggregator
+        return None if given is None else RobustMean(given.rule, given.mixing)
+
+    @property
+    def buffered(self) -> UploadBuffer | None:
+        """How many uploads end a round; None: all of them."""
+        given = self.asynchronous
+        return None if given is None else UploadBuffer(given.buffer, given.discount, given.rate)
+
+    @property
+    def client_privacy(self) -> ClientPrivacy | None:
+        """How uploads are clipped and noised; None: they are not."""
+        given, clients = self.privacy, self.clients
+        if given is None:
+            return None
+        name = self.resolved["clients"]["selection"]["name"]
+        sampling: Any = name if name in ("poisson", "uniform") else "other"
+        share = self.participants / clients.number
+        return ClientPrivacy(
+            **given.model_dump(), sampling=sampling, share=share, clients=clients.number, seed=self.seed
+        )
+
+    @property
     def stragglers(self) -> StragglerDraws | None:
         """Which clients do not finish their epochs; None: all finish them."""
         given = self.training.stragglers
         return None if given is None else StragglerDraws(given.share, self.seed_of("cohorts"))
 
 
-def forget_data() -> None:
-    """Look at data again for the next scenario, and call a user's own function again: files may have changed."""
-    from raysim.data.datasets import forget
-
-    forget()
-
-
 def _local(training: Training) -> LocalTraining:
     from raysim.core.fit import LocalTraining
 
     return LocalTraining(**training.model_dump(include={field.name for field in fields(LocalTraining)}))
-
-
-def _resolved(
-    parsed: ParsedScenario,
-    objects: Mapping[str, Any],
-    files: Files | None,
-    chosen: Mapping[str, Any],
-    together: Mapping[str, int],
-) -> dict[str, Any]:
-    """Return the keys with every choice that raysim made, so that a new default of a later version changes no old run.
-
-    objects: the sections that hold objects in place of names. chosen: whole sections with every choice.
-    """
-    resolved = parsed.resolved
-    data = {
-        **resolved["data"],
-        "partition": {"name": parsed.data.partition["name"], **asdict(objects["data"].partition)},
-        "split": split.model_dump() if isinstance(split := objects["data"].split, SplitShares) else split,
-    }
-    if files and files.path:
-        data["path"] = [*files.path]
-    selection = {"name": parsed.clients.selection["name"], **asdict(objects["clients"].selection)}
-    schedule = {"name": parsed.training.schedule["name"], **asdict(objects["training"].schedule)}
-    if isinstance(objects["training"].schedule, WarmsUp) and not objects["training"].schedule.warmup:
-        del schedule["warmup"]  # a run that was made when this key did not exist has the same settings
-    return {
-        **resolved,
-        "data": data,
-        "clients": {**resolved["clients"], "selection": selection},
-        **chosen,
-        "training": {**resolved["training"], "together": together, "schedule": schedule},
-    }

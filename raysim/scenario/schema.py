@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING
-from functools import cache
-from types import GenericAlias, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, create_model
+from pydantic import BaseModel, ConfigDict, Field
 
 from raysim.common.results import Scalar, written
-from raysim.core.fields import Count, Fraction, NonNegative, NonNegativeInt, Positive, Range, in_words, settings_fields
+from raysim.core.fields import Count, Fraction, NonNegative, NonNegativeInt, Positive, Range, in_words
+from raysim.core.robust import MIXINGS, RULES
+from raysim.data.partition import PARTITIONS
+from raysim.engine.learning_rate import SCHEDULES
+from raysim.engine.policies.asynchronous import DISCOUNTS
+from raysim.engine.policies.attacks import ATTACKS
 from raysim.engine.policies.placement import NodeOrder
+from raysim.engine.policies.sampling import SELECTIONS
+from raysim.engine.policies.system import DISTRIBUTIONS
+from raysim.scenario.deciding import DECIDING
 
 if TYPE_CHECKING:
+    from raysim.core.algorithm import AnyAlgorithm as Method
+
     Named = Any
 else:
-    Named = dict[str, Any]
-"""A section whose `name` chooses a class. A `ParsedScenario` holds its keys, a `Scenario` an object of the class."""
+    Method = Named = dict[str, Any]
+"""A section whose `name` chooses a class. The file has a mapping; a scenario then holds an object of the class."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The classes among which the `name` of a section chooses."""
+
+    classes: Mapping[str, type]
+    hook: str = ""
+    """The method that a user's own class must have; empty: the section accepts no class of the user."""
+
 
 Auto = Literal["auto"]
 _SOME = "a list of at least 1 entry, each"
@@ -95,7 +113,7 @@ class Data(Section):
     environment variable RAYSIM_DATA, then the cache: ~/.cache/raysim/data, or `data` in the folder in RAYSIM_CACHE."""
     format: Literal["auto", "parquet", "torchvision", "idx", "folder"] = "auto"
     """Layout of the files; `auto` tries all of them."""
-    partition: Named = Field(default_factory=lambda: {"name": "iid"})
+    partition: Annotated[Named, Choices(PARTITIONS, "shares")] = Field(default_factory=lambda: {"name": "iid"})
     """How samples are divided among clients: `name` and that partition's fields; see `raysim list partitions`."""
     split: Literal["auto", "pooled811", "pfedhn", "published", "listed"] | SplitShares = "auto"
     """Which of a client's samples are for training and which for testing. `pooled811`: divide all samples among the
@@ -119,16 +137,19 @@ class Data(Section):
 
 
 Trait = Annotated[
-    Positive | Annotated[list[Positive], Field(min_length=1)] | dict[str, Any],
-    "a number greater than 0, a list of such numbers, {name: uniform, low, high} or {name: log_normal, median, sigma}",
+    Positive | Annotated[list[Positive], Field(min_length=1)] | dict[str, Any] | None,
+    "a number greater than 0, a list of them, {name: uniform, low, high}, {name: log_normal, median, sigma} or null",
+    Choices(DISTRIBUTIONS),
 ]
 Wait = Annotated[
-    NonNegative | Annotated[list[NonNegative], Field(min_length=1)] | dict[str, Any],
-    "a number of at least 0, a list of such numbers, {name: uniform, low, high} or {name: log_normal, median, sigma}",
+    NonNegative | Annotated[list[NonNegative], Field(min_length=1)] | dict[str, Any] | None,
+    "a number of at least 0, a list of them, {name: uniform, low, high}, {name: log_normal, median, sigma} or null",
+    Choices(DISTRIBUTIONS),
 ]
 Share = Annotated[
-    Fraction | Annotated[list[Fraction], Field(min_length=1)] | dict[str, Any],
-    "a number from 0 to 1, a list of such numbers, or {name: uniform, low, high}",
+    Fraction | Annotated[list[Fraction], Field(min_length=1)] | dict[str, Any] | None,
+    "a number from 0 to 1, a list of them, {name: uniform, low, high} or null",
+    Choices(DISTRIBUTIONS),
 ]
 
 
@@ -139,7 +160,7 @@ class Clients(Section):
     """Number of clients; `auto`: the number of clients that the partition (`natural` or `listed`) makes."""
     participation: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Share of all clients that take part in a round, rounded down to a whole number; each round draws them anew."""
-    selection: Named = Field(default_factory=lambda: {"name": "uniform"})
+    selection: Annotated[Named, Choices(SELECTIONS, "select")] = Field(default_factory=lambda: {"name": "uniform"})
     """How a round's participants are drawn: `name` and that policy's fields. `uniform`: all clients are equally likely;
     `by_samples`: clients with more training samples are more likely; `fastest`: draw `candidates` times as many clients
     as are needed, uniformly, and take those that compute fastest."""
@@ -174,17 +195,17 @@ class System(Section):
     distribution, from which each client gets one value for the whole run.
     """
 
-    flops_per_s: Trait | None = None
+    flops_per_s: Trait = None
     """Floating-point operations per second. `null`: computing takes no time."""
-    up_mbit_per_s: Trait | None = None
+    up_mbit_per_s: Trait = None
     """Megabits (10^6) per second from client to server. `null`: uploads take no time."""
-    down_mbit_per_s: Trait | None = None
+    down_mbit_per_s: Trait = None
     """Megabits (10^6) per second from server to client. `null`: downloads take no time."""
-    latency_s: Wait | None = None
+    latency_s: Wait = None
     """Seconds that a client round takes in addition to computing and sending. `null`: 0."""
-    availability: Share | None = None
+    availability: Share = None
     """The probability that a client can be selected in a round. `null`: 1."""
-    dropout: Share | None = None
+    dropout: Share = None
     """The probability that a selected client does not finish the round; it then keeps the state that it had before.
     `null`: 0."""
     trace: str | None = None
@@ -198,16 +219,16 @@ class Adversary(Section):
 
     clients: Annotated[float, Range(gt=0, lt=1)] | str
     """The malicious clients: a share of all, drawn with the seed of cohorts, or ranges of ids such as "0-3,7"."""
-    attack: Named
+    attack: Annotated[Named, Choices(ATTACKS, "change")]
     """What they do: `name` and that attack's fields. See `raysim list attacks`."""
 
 
 class Aggregator(Section):
     """A rule that takes the place of the mean of uploads at the server, to bear malicious clients."""
 
-    rule: Named
+    rule: Annotated[Named, Choices(RULES, "combine")]
     """The rule: `name` and its fields. See `raysim list rules`."""
-    mixing: Named | None = None
+    mixing: Annotated[Named | None, Choices(MIXINGS, "mix")] = None
     """What is done to the uploads before the rule: `name` and its fields; see `raysim list mixings`. `null`: nothing.
     """
 
@@ -233,7 +254,7 @@ class Asynchronous(Section):
 
     buffer: Count
     """Uploads that end a round. The server sends to as many clients as take part at once (`clients.participation`)."""
-    discount: Named = Field(default_factory=lambda: {"name": "polynomial"})
+    discount: Annotated[Named, Choices(DISCOUNTS, "factor")] = Field(default_factory=lambda: {"name": "polynomial"})
     """How much a stale upload counts: `name` and its fields. See `raysim list discounts`."""
     rate: Annotated[float, Range(gt=0, le=1)] = 1.0
     """The server's step: a factor of the change in every upload."""
@@ -333,7 +354,7 @@ class Training(Section):
     and digits_cnn_m with batches of up to 16; 1 for all other networks. If a round has fewer than 8 clients of an
     architecture, they are trained one by one; a number below 8 lowers this limit to that number. The number of clients
     per call changes the rounding of results, so `resolved.yaml` records it."""
-    schedule: Named = Field(default_factory=lambda: {"name": "constant"})
+    schedule: Annotated[Named, Choices(SCHEDULES, "factor")] = Field(default_factory=lambda: {"name": "constant"})
     """The learning rate over the rounds: `name` and that schedule's fields; `constant`, `step` or `cosine`, each with
     an optional `warmup`. The schedule does not change learning rates that are fields of the method."""
 
@@ -386,16 +407,10 @@ class Init(Section):
     state or is refused."""
 
 
-Metric = Literal[
-    "accuracy/val",
-    "accuracy/val_current",
-    "accuracy/all",
-    "accuracy/all_current",
-    "accuracy/participants",
-    "accuracy/global",
-    "loss/train",
-    "loss/test",
-]
+if TYPE_CHECKING:
+    Metric = str
+else:
+    Metric = Literal[tuple(DECIDING)]
 """A metric that may end a run or choose tuned values."""
 
 
@@ -516,7 +531,7 @@ class Settings(Section):
     output: str | None = None
     """Folder that contains all run folders. Default: `runs` in the current folder. For a sweep, also an fsspec address
     such as `s3://bucket/runs`, to which it copies its results."""
-    algorithm: Named
+    algorithm: Method
     """The method: `name` and its own fields; see `raysim list algorithms` and `raysim describe NAME`."""
     data: Data
     clients: Clients
@@ -573,27 +588,3 @@ def short_overrides(overrides: Mapping[str, Scalar]) -> dict[str, str]:
         for key, value in overrides.items()
         if key not in ("algorithm.name", "seed") and decides(key)
     }
-
-
-@cache  # pydantic looks through every loaded module for the source of a new model: 60 ms
-@cache
-def settings_model(cls: type) -> type[BaseModel]:
-    """Return a strict pydantic model with the fields of a settings class, including their ranges and meanings."""
-    fields: dict[str, Any] = {}
-    for info in settings_fields(cls):
-        default = ... if info.default is MISSING else info.default
-        fields[info.name] = (_with_lists(info.hint), Field(default, description=info.doc))
-    return create_model(cls.__name__, __base__=Section, **fields)
-
-
-def _with_lists(hint: Any) -> Any:
-    """Return an annotation that also allows a list where `hint` asks for a tuple, which YAML does not have."""
-    origin, args = get_origin(hint), get_args(hint)
-    inner = tuple(map(_with_lists, args))
-    if hint is tuple or origin is tuple:
-        return Annotated[GenericAlias(tuple, inner) if args else tuple, Strict(False)]
-    if origin is Annotated:
-        return Annotated[inner[0], *args[1:]]
-    if origin in (Union, UnionType):
-        return Union[inner]  # noqa: UP007
-    return GenericAlias(origin, inner) if origin in (list, dict) else hint

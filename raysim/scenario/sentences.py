@@ -14,30 +14,37 @@ from pydantic import BaseModel, ValidationError
 from raysim.common.errors import ScenarioError
 from raysim.common.suggestions import ELSEWHERE, suggest
 from raysim.core.fields import number_text
-from raysim.core.robust import MIXINGS, RULES
-from raysim.data.partition import PARTITIONS
-from raysim.engine.learning_rate import SCHEDULES
-from raysim.engine.policies.asynchronous import DISCOUNTS
-from raysim.engine.policies.attacks import ATTACKS
-from raysim.engine.policies.sampling import SELECTIONS
 from raysim.scenario.origin import Key, Origin
-from raysim.scenario.schema import NAME_FORM, Settings
+from raysim.scenario.schema import NAME_FORM, Choices, Section, Settings
 from raysim.scenario.yaml_text import short, shown
 
-NAMED: Mapping[tuple[str, str], Mapping[str, type]] = {
-    ("data", "partition"): PARTITIONS,
-    ("clients", "selection"): SELECTIONS,
-    ("training", "schedule"): SCHEDULES,
-    ("adversary", "attack"): ATTACKS,
-    ("aggregator", "rule"): RULES,
-    ("aggregator", "mixing"): MIXINGS,
-    ("asynchronous", "discount"): DISCOUNTS,
-}
-"""Sections whose `name` chooses a settings class, besides `algorithm`."""
 
+def model_in(annotation: Any) -> Any:
+    """Return the pydantic model inside an annotation such as `list[Override]`, or None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((model for arg in get_args(annotation) if (model := model_in(arg)) is not None), None)
+
+
+SECTIONS: Mapping[str, type[Section]] = {
+    name: model for name, field in Settings.model_fields.items() if (model := model_in(field.annotation))
+}
+"""The sections of a scenario that have keys of their own, by name."""
+
+CHOICES: Mapping[Key, Choices] = {
+    (name, key): choices
+    for name, section in SECTIONS.items()
+    for key, field in section.model_fields.items()
+    for choices in field.metadata
+    if isinstance(choices, Choices)
+}
+"""The keys whose value may be a mapping with a `name`, besides `algorithm`."""
+
+NAMED: Mapping[Key, Mapping[str, type]] = {key: choices.classes for key, choices in CHOICES.items() if choices.hook}
+"""The keys whose value is a mapping with a `name`, besides `algorithm` -> the classes of raysim."""
 
 NAMED_SECTIONS: tuple[Key, ...] = (("algorithm",), *NAMED)
-"""Sections whose `name` decides their other keys."""
+"""The sections whose `name` decides their other keys."""
 
 PARTICIPATION: Key = ("clients", "participation")
 
@@ -90,9 +97,7 @@ def _sentence(
     key, first = problems[0]
     full = (*prefix, *key)
     if first["type"] == "extra_forbidden":
-        names = [*(["name"] if full[:-1] in NAMED_SECTIONS else []), *_section_at(model, key[:-1]).model_fields]
-        near = _near(key[-1], names)
-        return origin.error(full, f"unknown key{near} (allowed: {', '.join(names) or 'none'})")
+        return origin.error(full, _unknown(model, key, prefix))
     if first["type"] == "invalid_key" or first["loc"][-1] == "[key]":
         return origin.error(full, "keys must be text; put this key in quotes")
     if first["type"] == "missing" and isinstance(first["loc"][-1], int):
@@ -133,19 +138,22 @@ def unknown_key(key: str) -> str:
 
     The fields of a method, and of other sections that `name` decides, are not checked.
     """
-    parts = key.split(".")
-    model: type[BaseModel] | None = Settings
-    for i, part in enumerate(parts):
-        if model is None or tuple(parts[:i]) in NAMED_SECTIONS:
-            return ""
-        if part not in model.model_fields:
-            if i:
-                names = list(model.model_fields)
-                return f"unknown key{_near(part, names)} (allowed: {', '.join(names)})"
-            near = _near(key, _keys())
-            return f"unknown key{near or '; give the whole key of a scenario, such as training.lr'}"
-        model = _model_in(model.model_fields[part].annotation)
+    raw: Any = None
+    for part in reversed(key.split(".")):
+        raw = {part: raw}
+    try:
+        Settings.model_validate(raw)
+    except ValidationError as error:
+        unknown = [_key(item, raw) for item in error.errors(include_url=False) if item["type"] == "extra_forbidden"]
+        return _unknown(Settings, unknown[0], ()) if unknown else ""
     return ""
+
+
+def _unknown(model: type[BaseModel], key: Key, prefix: Key) -> str:
+    """Return the sentence about an unknown key of the section at `prefix`, whose keys `model` has."""
+    named = (*prefix, *key[:-1]) in NAMED_SECTIONS
+    names = [*(["name"] if named else []), *_section_at(model, key[:-1]).model_fields]
+    return f"unknown key{_near(key[-1], names)} (allowed: {', '.join(names) or 'none'})"
 
 
 def _near(name: str, names: Iterable[str]) -> str:
@@ -167,8 +175,7 @@ def _near(name: str, names: Iterable[str]) -> str:
 
 def _keys() -> list[str]:
     """The keys of a scenario, without those of methods, and of the first of several settings with the same key."""
-    inner = {name: _model_in(field.annotation) for name, field in Settings.model_fields.items()}
-    keys = [*inner, *(f"{name}.{field}" for name, one in inner.items() if one for field in one.model_fields)]
+    keys = [*Settings.model_fields, *(f"{name}.{key}" for name, one in SECTIONS.items() for key in one.model_fields)]
     for section, classes in NAMED.items():
         keys += [f"{'.'.join(section)}.{field.name}" for cls in classes.values() for field in fields(cls)]
     return list(dict.fromkeys(keys))
@@ -199,12 +206,5 @@ def _section_at(model: type[BaseModel], key: Key) -> type[BaseModel]:
     section = model
     for part in key:
         if not part.isdecimal():
-            section = _model_in(section.model_fields[part].annotation)
+            section = model_in(section.model_fields[part].annotation)
     return section
-
-
-def _model_in(annotation: Any) -> Any:
-    """Return the pydantic model inside an annotation such as `list[Override]`, or None."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((model for arg in get_args(annotation) if (model := _model_in(arg)) is not None), None)

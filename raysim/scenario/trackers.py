@@ -12,10 +12,8 @@ from typing import Any
 
 from raysim.common.errors import ScenarioError
 from raysim.common.results import ClientRow, RunCard, Status, Tracker
-from raysim.common.suggestions import suggest
 from raysim.plugins.calling import failing
-from raysim.plugins.references import named
-from raysim.scenario.named import checked_fields, imported, made, split_name
+from raysim.scenario.named import checked_fields, class_of, made, split_name
 from raysim.scenario.origin import Key
 from raysim.scenario.parse import ParsedScenario
 from raysim.tracking.tensorboard import TensorBoard
@@ -23,8 +21,6 @@ from raysim.tracking.wandb import Wandb
 
 TRACKERS: Mapping[str, type] = {"tensorboard": TensorBoard, "wandb": Wandb}
 """raysim's own trackers; each needs the package, and raysim's extra, of the same name."""
-
-HOOKS = ("open", "log", "close")
 
 
 def check_trackers(parsed: ParsedScenario) -> None:
@@ -52,25 +48,21 @@ def trackers_of(parsed: ParsedScenario, given: Sequence[Tracker] = ()) -> list[T
     Raises `ScenarioError` if one cannot be created or lacks a method.
     """
     check_packages(parsed)
-    for one in given:
-        if problem := lacks(one):
-            name = getattr(one, "__name__", type(one).__name__)  # of a class, or of an object's class
-            raise ScenarioError(f"trackers: {name} {problem}")
-    trackers = list(given)
+    trackers = [_complete(one, getattr(one, "__name__", type(one).__name__), "trackers") for one in given]
     for key, entry in _entries(parsed):
-        tracker = _maker(parsed, key, entry)()
-        if problem := lacks(tracker):
-            raise parsed.origin.error(key, f"{entry['name']}: {problem}")
-        trackers.append(NamedTracker(str(entry["name"]), tracker))
+        name = str(entry["name"])
+        trackers.append(NamedTracker(name, _complete(_maker(parsed, key, entry)(), name, ".".join(key))))
     return trackers
 
 
-def lacks(tracker: object) -> str:
-    """Return which method of a tracker an object lacks, and the remedy; empty if it has all of them."""
+def _complete(tracker: Any, name: str, key: str) -> Tracker:
+    """Return a tracker. Raises `ScenarioError` if it is a class, or lacks a method."""
     if isinstance(tracker, type):
-        return "is a class; give an object of it"
-    missing = [hook for hook in HOOKS if not callable(getattr(tracker, hook, None))]
-    return f"lacks the method {missing[0]!r} of a tracker; add it" if missing else ""
+        raise ScenarioError(f"{name} is a class; give an object of it", key=key)
+    if missing := [hook for hook in ("open", "log", "close") if not callable(getattr(tracker, hook, None))]:
+        raise ScenarioError(f"{name} lacks the method {missing[0]!r} of a tracker; add it", key=key)
+    complete: Tracker = tracker
+    return complete
 
 
 def _entries(parsed: ParsedScenario) -> list[tuple[Key, Mapping[str, Any]]]:
@@ -83,19 +75,9 @@ def _maker(parsed: ParsedScenario, key: Key, entry: Mapping[str, Any]) -> Callab
     """Return a function that creates the tracker of an entry. Raises `ScenarioError` if no tracker fits the entry."""
     origin = parsed.origin
     name, fields = split_name(entry, key, origin)
-    cls: Any = TRACKERS.get(name)
-    if cls is None:
-        reference = named("trackers", name)
-        if reference is None:
-            known = ", ".join(TRACKERS)
-            raise origin.error(
-                key,
-                f"unknown tracker {name!r}{suggest(name, TRACKERS)} (available: {known}, or your own, such as "
-                "./mine.py:Name)",
-            )
-        cls = imported(reference, parsed.own_code, key, origin)
+    cls = class_of(name, "trackers", TRACKERS, key, parsed.own_code, origin)
     if isinstance(cls, type) and is_dataclass(cls):
-        fields = checked_fields(cls, name, fields, key, key, origin)
+        fields = checked_fields(cls, name, fields, key, origin).model_dump()
     else:
         try:
             signature(cls).bind(**fields)

@@ -23,7 +23,7 @@ from raysim.common.suggestions import suggest
 from raysim.common.text import few
 from raysim.comparison.published import Published
 from raysim.comparison.sweep_card import CellCard, SweepCard, TuningCard
-from raysim.plugins.references import Reference
+from raysim.plugins.registry import Reference
 from raysim.report.load import read_summary, rounds_done
 from raysim.runs.code import Code, versions
 from raysim.scenario.data import data_digests, input_digests

@@ -17,7 +17,7 @@ from raysim.common.suggestions import suggest
 from raysim.common.text import is_name
 from raysim.comparison.published import PublishedValues, published_for, read_published
 from raysim.core.fields import Range as Bounds
-from raysim.plugins.references import Reference
+from raysim.plugins.registry import Reference
 from raysim.scenario.bundled import bundled_file, scenario_file
 from raysim.scenario.origin import Origin
 from raysim.scenario.parse import SWEEP_KEYS, flatten, overrides_of

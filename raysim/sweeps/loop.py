@@ -18,8 +18,8 @@ from raysim.comparison.compare import compare
 from raysim.comparison.pictures import draw
 from raysim.comparison.sweep_card import SWEEP_LOCK
 from raysim.comparison.tables import write_csv, write_tables
+from raysim.data import datasets
 from raysim.runs.signals import interruptible, sigterm_kept
-from raysim.scenario.scenario import forget_data
 from raysim.scenario.trackers import check_packages
 from raysim.sweeps.cells import CellState, Sweep, chosen_cells, states_of
 from raysim.sweeps.choice import JOURNAL, TRIALS, Tuning, TuningProgress, trials_frame, write_journal
@@ -83,7 +83,7 @@ def run_sweep(
         ComparisonError: only the comparison of the cells is missing.
     """
     chosen = {cell.name for cell in chosen_cells(sweep, only)}
-    forget_data()
+    datasets.forget()
     uri = check_uri(sweep.cells[0].scenario.tracking.uri)
     for cell in sweep.cells:
         check_packages(cell.scenario)
@@ -113,7 +113,7 @@ def run_sweep(
 def _finish(sweep: Sweep, states: dict[str, CellState], parent: ParentRun) -> None:
     """Read the states again, and compare and copy the results. Raises `ComparisonError`."""
     # Data files may have changed while the cells ran, and one table must not mix two data sets.
-    forget_data()
+    datasets.forget()
     now = states_of(sweep)
     states |= {one.cell.name: one for one in now if "done" in (one.state, states[one.cell.name].state)}
     try:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raysim.data import datasets
 from raysim.runs.run import Run
-from raysim.scenario.scenario import forget_data
 from raysim.sweeps.cells import CellState, states_of
 from raysim.sweeps.choice import trials_frame, with_choices
 from raysim.sweeps.definition import load_sweep
@@ -76,7 +76,7 @@ class Study:
         round after which the trial was last compared, and `score` its mean of the metric over the seeds of the tuning;
         missing while it is not done, and if it failed or diverged.
         """
-        forget_data()
+        datasets.forget()
         return trials_frame(self._sweep.tuning.progress() if self._sweep.tuning is not None else [])
 
     @property
@@ -85,7 +85,7 @@ class Study:
         return {state.cell.name: Run(state.folder) for state in self._states() if state.folder is not None}
 
     def _states(self) -> list[CellState]:
-        forget_data()
+        datasets.forget()
         return states_of(with_choices(self._sweep))
 
     def run(

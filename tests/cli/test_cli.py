@@ -27,11 +27,11 @@ from raysim.data.specs import DATASETS
 from raysim.models import MODELS
 from raysim.plugins import class_check
 from raysim.plugins.registry import algorithm_names
-from raysim.scenario.json_schema import NAMED, scenario_schema
+from raysim.scenario.json_schema import scenario_schema
 from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import Settings
-from raysim.scenario.sentences import NAMED_SECTIONS
+from raysim.scenario.sentences import NAMED, NAMED_SECTIONS
 from raysim.sweeps import definition
 from raysim.sweeps.definition import KEYS
 from tests.cli.command import run

@@ -64,7 +64,7 @@ class Mistaken(Algorithm[Any, Any, Any]):
 
 def run_of(method: AnyAlgorithm, *sets: str) -> MemoryTracker:
     given = plain("algorithm={name: standalone}", "rounds=1", "training.together=1", *sets)
-    return rounds_of(given.with_algorithm(method))[1]
+    return rounds_of(given.model_copy(update={"algorithm": method}))[1]
 
 
 def disconnected(net: Any, batch: Batch, given: Any) -> Tensor:
@@ -183,7 +183,7 @@ class TrainsAtTheServer(Mistaken):
 
 def test_gradients_are_not_kept_between_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a resumed run, whose restored state has none, goes on with the same bits."""
-    given = loaded("algorithm={name: standalone}", "rounds=3").with_algorithm(TrainsAtTheServer())
+    given = loaded("algorithm={name: standalone}", "rounds=3").model_copy(update={"algorithm": TrainsAtTheServer()})
     whole = outcome(given, InProcessBackend())[0]
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, ROUNDS)
     backend = Dies(2, 3)

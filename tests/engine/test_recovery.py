@@ -148,7 +148,9 @@ def failing() -> ParsedScenario:
     global FAILING
     rows = undisturbed(STANDALONE)[1]
     FAILING = next(row.client for row in rows if row.round == 2 and row.participated)
-    return loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.3").with_algorithm(Picky())
+    return loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.3").model_copy(
+        update={"algorithm": Picky()}
+    )
 
 
 def test_a_tolerated_failure_leaves_the_client_as_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -182,7 +184,7 @@ def test_a_client_that_failed_is_left_out_when_its_round_is_repeated() -> None:
     failing = next(row.client for row in rows if row.round == 2 and row.participated)
     given = loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.3")
     expected, found = (
-        outcome(given.with_algorithm(Unlucky(failing)), backend, max_failed_fraction=0.3)
+        outcome(given.model_copy(update={"algorithm": Unlucky(failing)}), backend, max_failed_fraction=0.3)
         for backend in (InProcessBackend(), Dies(3))
     )
     assert (failing, 2) not in {(row.client, row.round) for row in expected[1] if row.participated}
@@ -206,7 +208,9 @@ class Later(Standalone):
 def test_a_client_that_fails_only_when_its_round_is_repeated_is_named(caplog: pytest.LogCaptureFixture) -> None:
     rows = undisturbed(STANDALONE)[1]
     client = next(row.client for row in rows if row.round == 2 and row.participated)
-    given = loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.3").with_algorithm(Later(client))
+    given = loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.3").model_copy(
+        update={"algorithm": Later(client)}
+    )
     caplog.clear()
     outcome(given, Dies(3), max_failed_fraction=0.3)
     assert any(f"round 2 was repeated without client {client}, so the state differs" in text for text in said(caplog))
@@ -239,18 +243,20 @@ class Slow(Standalone):
 
 
 def test_a_client_that_takes_too_long(caplog: pytest.LogCaptureFixture) -> None:
-    given = failing().with_algorithm(Slow())
+    given = failing().model_copy(update={"algorithm": Slow()})
     sets = ["algorithm={name: standalone}", "failure.client_timeout_s=2"]
-    strict = loaded(*sets).with_algorithm(Slow())
+    strict = loaded(*sets).model_copy(update={"algorithm": Slow()})
     sentence = rf"client {FAILING} took longer than failure.client_timeout_s \(2 s\) in round 2"
     with pytest.raises(RunError, match=f"^{sentence}$"):
         outcome(strict, InProcessBackend())
-    lenient = loaded(*sets, "failure.max_failed_fraction=0.3").with_algorithm(Slow())
+    lenient = loaded(*sets, "failure.max_failed_fraction=0.3").model_copy(update={"algorithm": Slow()})
     found = outcome(lenient, InProcessBackend(), max_failed_fraction=0.3)
     (warning,) = caplog.messages
     assert sentence.replace("\\", "") in warning
     # As if it had failed in any other way.
-    assert found == outcome(given.with_algorithm(Picky()), InProcessBackend(), max_failed_fraction=0.3)
+    assert found == outcome(
+        given.model_copy(update={"algorithm": Picky()}), InProcessBackend(), max_failed_fraction=0.3
+    )
 
 
 def test_what_a_lost_round_had_in_hand_is_not_kept_while_it_is_repeated() -> None:
@@ -328,4 +334,8 @@ def test_what_depends_on_the_machine_is_no_failure_of_a_client(error: Exception)
     client = next(row.client for row in rows if row.round == 2 and row.participated)
     given = loaded("algorithm={name: standalone}", "failure.max_failed_fraction=0.9")
     with pytest.raises(HookError, match=rf"OfTheMachine.client_update of client {client} failed in round 2"):
-        outcome(given.with_algorithm(OfTheMachine(client, error)), InProcessBackend(), max_failed_fraction=0.9)
+        outcome(
+            given.model_copy(update={"algorithm": OfTheMachine(client, error)}),
+            InProcessBackend(),
+            max_failed_fraction=0.9,
+        )

@@ -145,7 +145,7 @@ def test_late_clients_have_taken_part() -> None:
     def run_with(fraction: float) -> Any:
         late = ("system.latency_s=1", "clients.deadline_s=0.5", "clients.participation=1", "rounds=1")
         given = loaded(*late, "algorithm={name: standalone}", f"failure.max_failed_fraction={fraction}")
-        _, _, values = rounds_on(InProcessBackend(), given.with_algorithm(FailsForClient0()))
+        _, _, values = rounds_on(InProcessBackend(), given.model_copy(update={"algorithm": FailsForClient0()}))
         return values
 
     assert run_with(0.2)[1]["engine/dropped_clients"] == 7  # the late ones; the one that failed is counted elsewhere

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import raysim
-from raysim.plugins import references
+from raysim.plugins import registry
 from raysim.runs.verify import verify
 from tests.plugins.own import FEDPROX, HELPED, MINE, NETS, ran
 
@@ -156,7 +156,7 @@ class TestRuns:
             EntryPoint("my_method", "mine:Mine", "raysim.algorithms"),
             EntryPoint("my_net", "nets:Small", "raysim.models"),
         ]
-        monkeypatch.setattr(references, "entry_points", lambda group: EntryPoints(points).select(group=group))
+        monkeypatch.setattr(registry, "entry_points", lambda group: EntryPoints(points).select(group=group))
         sets = ["algorithm.name=my_method", "clients.models=[digits_mlp64, my_net]"]
         result = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
         assert set(result.clients.model) == {"digits_mlp64", "my_net"}

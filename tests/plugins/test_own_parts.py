@@ -56,6 +56,15 @@ class TestSelection:
         assert set(result.clients[result.clients.participated].client) == {1, 2}
         assert "evil.py" in result.summary["code"]["files"]
 
+    def test_a_default_outside_its_range(self, folder: Path) -> None:
+        (folder / "evil.py").write_text(
+            "from dataclasses import dataclass\nfrom raysim.core.fields import Count\n\n@dataclass(frozen=True)\n"
+            "class Last:\n    skip: Count = 0\n\n    def select(self, candidates, size, rng): ...\n"
+        )
+        with pytest.raises(raysim.ScenarioError) as caught:
+            raysim.Scenario.load(folder / "s.yaml", ["clients.selection.name=./evil.py:Last"])
+        assert caught.value.key == "clients.selection.skip" and "at least 1" in caught.value.reason
+
 
 OWN_PARTITION = """
 from dataclasses import dataclass

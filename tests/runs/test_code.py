@@ -15,7 +15,7 @@ from raysim import algorithms
 from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import compare
-from raysim.plugins.module_files import own_modules
+from raysim.plugins.reading import own_modules
 from raysim.plugins.registry import algorithm_class
 from raysim.report.load import read_summary
 from raysim.report.table import summary_rows

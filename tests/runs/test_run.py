@@ -170,7 +170,9 @@ def test_a_tracker_that_draws_changes_no_result(workplace: Path) -> None:
     )
     digests = []
     for also, trackers in (("[]", []), ("[]", [Draws(Stop())]), ("[./draws.py:Draws]", [])):
-        given = loaded("rounds=4", "algorithm={name: standalone}", f"tracking.also={also}").with_algorithm(Noisy())
+        given = loaded("rounds=4", "algorithm={name: standalone}", f"tracking.also={also}").model_copy(
+            update={"algorithm": Noisy()}
+        )
         digests.append(raysim.run(given, quiet=True, trackers=trackers).state_digest)
     assert len({*digests}) == 1, digests
 

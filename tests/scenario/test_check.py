@@ -68,7 +68,7 @@ def test_a_method_of_a_user_declares_its_warm_up(tmp_path: Path) -> None:
     assert Scenario.of(loaded(f"algorithm={{name: {file}, alone: 2}}")).warnings == ()
     waits = loaded(f"algorithm={{name: {file}, alone: 2}}")
     assert waits.warmup == {"alone": 2}
-    assert waits.with_algorithm(algorithm_class("hks")(warmup=7)).warmup == {"warmup": 7}
+    assert waits.model_copy(update={"algorithm": algorithm_class("hks")(warmup=7)}).warmup == {"warmup": 7}
 
 
 def test_run_folders_are_local() -> None:

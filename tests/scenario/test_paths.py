@@ -57,7 +57,7 @@ def with_keys() -> dict[str, Any]:
 
 def paths_of(parsed: ParsedScenario) -> list[Any]:
     assert parsed.system is not None
-    where = parsed.data.path, parsed.data.root, parsed.data.partition["path"], parsed.system.trace
+    where = parsed.data.path, parsed.data.root, parsed.data.partition.path, parsed.system.trace
     return [*where, str(parsed.output_folder), parsed.checkpoint.folder, parsed.tracking.uri]
 
 

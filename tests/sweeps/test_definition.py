@@ -192,6 +192,7 @@ def test_what_is_said_of_a_sweep_is_what_opens_its_file(base: Path, tmp_path: Pa
         ({"seeds": [-1]}, "seed", "at least 0"),
         ({"grid": {"training.lr": [0.1, 0.1]}}, "", "the same run"),
         ({"grid": {"algorithm.name": ["fedhg"]}}, "algorithm.name", "did you mean"),
+        ({"grid": {"data.partition.name": ["iid", "idd"]}}, "data.partition.name", "did you mean"),
         ({"seeds": "1...3"}, "seeds", "1..5"),
         ({"seeds": "3..1"}, "seeds", "1..5"),
         ({"runs": {"a": "training.lr=1"}}, "runs.a", "a list"),

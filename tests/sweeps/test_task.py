@@ -61,7 +61,7 @@ def test_a_field_called_path_of_ones_own_partition_is_no_path(tmp_path: Path, mo
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump({"base": digits(data=data)}))
     sweep = load_sweep("sweep.yaml")
     cell = prepared(sweep.cells[0], sweep, Parent(), "ray")  # type: ignore[arg-type]
-    assert cell.scenario.data.partition["path"] == 4
+    assert cell.scenario.data.partition.path == 4
 
 
 @pytest.mark.parametrize(

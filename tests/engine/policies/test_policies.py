@@ -51,7 +51,7 @@ from raysim.engine.policies.stopping import Watched
 from raysim.engine.policies.system import Timing
 from raysim.engine.progress import CUMULATIVE, Progress
 from raysim.engine.records import ClientReport, MemoryReport, RoundReport, ServerReport
-from raysim.scenario.overrides import parse_ranges
+from raysim.scenario.clients import parse_ranges
 
 
 def group_of(

@@ -217,7 +217,7 @@ def test_a_failing_hook_is_told_with_its_place(backends: dict[str, RayBackend]) 
         def client_update(self, client: Any, down: None) -> None:
             raise ZeroDivisionError("no")
 
-    given = loaded("algorithm={name: standalone}").with_algorithm(Broken())
+    given = loaded("algorithm={name: standalone}").model_copy(update={"algorithm": Broken()})
     with pytest.raises(HookError, match=r"Broken.client_update of client \d failed in round 1 .*ZeroDivision") as told:
         rounds_on(backends["one actor"], given)
     assert "ZeroDivisionError: no" in told.value.trace
@@ -231,7 +231,7 @@ def test_a_hook_that_changes_the_broadcast_is_told_as_in_one_process(backends: d
             super().client_receive(client, down)
             down.w["bias"].data.mul_(0.5)
 
-    given = loaded("algorithm={name: lg_fedavg}").with_algorithm(Changes())
+    given = loaded("algorithm={name: lg_fedavg}").model_copy(update={"algorithm": Changes()})
     with pytest.raises(RunError, match=r"^Changes: client_receive of client \d changed the server's message in place"):
         rounds_on(backends["three actors"], given)
 
@@ -247,7 +247,7 @@ def test_an_actor_that_dies_again_and_again_ends_the_run_with_a_sentence(workpla
             super().client_update(client, down)
 
     sets = ["algorithm={name: standalone}", "backend=ray", "resources.actors=1", "failure.max_attempts=1"]
-    given = loaded(*sets).with_algorithm(Dying())
+    given = loaded(*sets).model_copy(update={"algorithm": Dying()})
     with pytest.raises(
         RunError,
         match=r"round 2: client actor 1 of 1 died: .*; the run ends, because it recovered 1 time in a row without",
