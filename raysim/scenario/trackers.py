@@ -51,16 +51,18 @@ def trackers_of(parsed: ParsedScenario, given: Sequence[Tracker] = ()) -> list[T
     trackers = [_complete(one, getattr(one, "__name__", type(one).__name__), "trackers") for one in given]
     for key, entry in _entries(parsed):
         name = str(entry["name"])
-        trackers.append(NamedTracker(name, _complete(_maker(parsed, key, entry)(), name, ".".join(key))))
+        trackers.append(
+            NamedTracker(name, _complete(_maker(parsed, key, entry)(), name, ".".join(key), parsed.origin.of(key)))
+        )
     return trackers
 
 
-def _complete(tracker: Any, name: str, key: str) -> Tracker:
-    """Return a tracker. Raises `ScenarioError` if it is a class, or lacks a method."""
+def _complete(tracker: Any, name: str, key: str, origin: str = "") -> Tracker:
+    """Return a tracker. Raises `ScenarioError`, with its key and origin, if it is a class or lacks a method."""
     if isinstance(tracker, type):
-        raise ScenarioError(f"{name} is a class; give an object of it", key=key)
+        raise ScenarioError(f"{name} is a class; give an object of it", key=key, origin=origin)
     if missing := [hook for hook in ("open", "log", "close") if not callable(getattr(tracker, hook, None))]:
-        raise ScenarioError(f"{name} lacks the method {missing[0]!r} of a tracker; add it", key=key)
+        raise ScenarioError(f"{name} lacks the method {missing[0]!r} of a tracker; add it", key=key, origin=origin)
     complete: Tracker = tracker
     return complete
 

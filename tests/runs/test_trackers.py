@@ -135,7 +135,7 @@ def test_a_tracker_that_raises_ends_the_run_and_resume_continues(place: Path) ->
         ("[3]", "tracking.also.0: 3 given; allowed: text or a mapping of keys and values"),
         (
             "[tensorbord]",
-            "unknown tracker 'tensorbord'; did you mean 'tensorboard'? (available: tensorboard, wandb, or",
+            "unknown name 'tensorbord'; did you mean 'tensorboard'? (available: tensorboard, wandb, or",
         ),
         ("[{project: x}]", "tracking.also.0.name: is missing; give a name"),
         ("[wandb, {name: wandb, projekt: x}]", "tracking.also.1.projekt: unknown key; did you mean 'project'?"),
@@ -155,7 +155,7 @@ def test_refused(place: Path, also: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("also", "sentence"),
     [
-        ("[./mine.py:NoTracker]", "tracking.also.0: mine.py:NoTracker: lacks the method 'log' of a tracker; add it"),
+        ("[./mine.py:NoTracker]", "tracking.also.0: mine.py:NoTracker lacks the method 'log'"),
         ("[{name: ./mine.py:JsonLines, file: x}]", "unexpected keyword argument 'file'"),
         (
             "[tensorboard]",
