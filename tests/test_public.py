@@ -38,7 +38,8 @@ def members(found: type) -> dict[str, str]:
     """Return the public methods of a class with their parameters, and its properties and fields."""
     fields = [field.name for field in dataclasses.fields(found)] if dataclasses.is_dataclass(found) else []
     fields += getattr(found, "model_fields", {})
-    named = {name: getattr(found, name, None) for name in [*vars(found), *fields] if not name.startswith("_")}
+    public = [name for name in [*vars(found), *fields] if not name.startswith(("_", "model_"))]  # model_: pydantic's
+    named = {name: getattr(found, name, None) for name in public}
     return {name: signature(member) if callable(member) else "" for name, member in sorted(named.items())}
 
 
