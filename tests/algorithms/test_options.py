@@ -46,6 +46,7 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "fedtgp": {"lambda_": 1.0, "server_epochs": 10, "tau": 0.01, "server_lr": 0.001, "server_batch": 2},
     "fml": {"a": 0.25, "b": 0.25, "small": "norm"},
     "hks": {"alpha": 0.5, "temperature": 1.0, "warmup": 2},
+    "protonorm": {"lambda_": 2.0, "scale": 2.0, "iterations": 5, "step": 0.5, "momentum": 0.5},
 }
 """Another value of each field that is neither a choice nor a switch."""
 
@@ -55,6 +56,7 @@ WITH: Mapping[str, Mapping[str, Any]] = {
     "fedproto.nearest": {"inference": "nearest"},
     "fedral.init_std": {"init": "normal"},
     "hks": {"warmup": 1},
+    "protonorm.nearest": {"inference": "nearest"},
     "hks.middle": {"granularity": "middle"},
 }
 """Other fields without which a field, or any field of a method, does nothing in four rounds."""

@@ -97,6 +97,7 @@ REDUCED = [
     ("fd", {"gamma": 0.0, "leave_one_out": False}, "standalone", {}),
     ("fedproto", {"lambda_": 0.0}, "standalone", {}),
     ("fedtgp", {"lambda_": 0.0, "server_epochs": 2}, "standalone", {}),
+    ("protonorm", {"lambda_": 0.0}, "standalone", {}),
     ("fedcache", {"alpha": 0.0}, "standalone", {}),
     ("fedgen", {"alpha": 0.0, "agg": "weighted"}, "lg_fedavg", {}),
     ("fedclassavg", {"rho": 0.0, "contrastive": False}, "lg_fedavg", {}),

@@ -106,7 +106,7 @@ def test_nothing_else_changes(method: str) -> None:
     assert [row.round for row in tested] == [0] * 8 + [4] * 8
     assert all("accuracy/participants_before" in found[2][t] for t in (2, 4))
     of_own, of_current = (found[2][4][name] for name in ("loss/test", "loss/test_current"))
-    nearest = method in ("fedproto", "fedtgp") and getattr(backend.plan.algorithm, "inference", "") == "nearest"
+    nearest = getattr(backend.plan.algorithm, "inference", "") == "nearest"
     assert (of_current != pytest.approx(of_own)) == (method in differing() or nearest), "docs/guide.md says otherwise"
     if not receives(backend.plan.algorithm):  # the message has no effect before training
         for t in (0, 4):
