@@ -27,6 +27,7 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "ditto": {"lambda_": 0.1, "personal_epochs": 2},
     "fd": {"gamma": 2.0},
     "fedapen": {"small": "norm", "adaptability": 0.5, "lambda_epochs": 40, "lambda_lr": 0.1},
+    "fedbabu": {"fine_tune_epochs": 2},
     "fedcache": {"neighbours": 1, "alpha": 0.5, "temperature": 1.0},
     "fedclassavg": {"rho": 1.0, "temperature": 0.5, "base_temperature": 0.5},
     "feddf": {"distill_epochs": 2, "distill_lr": 0.01, "distill_batch": 4},

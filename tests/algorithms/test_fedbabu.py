@@ -1,0 +1,87 @@
+"""FedBABU against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from raysim.algorithms.fedbabu import FedBABU
+from raysim.contract.toy import toy_model
+from raysim.contract.trial import Trial
+from raysim.core import Client, Extractor, LocalTraining, Server, Task, weights
+from raysim.core.data import tensors
+from raysim.core.messages import wire_bytes
+from raysim.core.seeds import seeded
+
+TASK = Task(4, 8, ("norm",), toy_model)
+
+
+class Chain(nn.Module):
+    """Logits (a * b * x, 0): a is the extractor's only parameter, b the header's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extractor = nn.Linear(1, 1, bias=False)
+        self.header = nn.Linear(1, 1, bias=False)
+        for layer in (self.extractor, self.header):
+            nn.init.ones_(layer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(self.header(self.extractor(x)), (0, 1))
+
+
+# d CE / d(ab) = sigmoid(ab) - 1 = -0.268941 at a = b = 1, so the extractor becomes a = 1.268941 under b = 1.
+# Fine-tuning begins at ab = 1.268941, where 1 - sigmoid(ab) = 0.219440.
+@pytest.mark.parametrize(
+    ("method", "a", "b"),
+    [
+        (FedBABU(fine_tune_epochs=0), 1.268941, 1.0),
+        (FedBABU(fine_tune_epochs=1, fine_tune="header"), 1.268941, 1 + 1.268941 * 0.219440),
+        (FedBABU(fine_tune_epochs=1), 1.268941 + 0.219440, 1 + 1.268941 * 0.219440),
+    ],
+    ids=str,
+)
+def test_extractor_then_fine_tuning_by_hand(method: FedBABU, a: float, b: float):
+    net, data = Chain(), tensors(torch.tensor([[1.0]]), torch.tensor([0]))
+    client = Client(0, TASK, data, net, LocalTraining(lr=1.0, batch_size=1), seeded(1, "client"))
+    up = method.client_update(client, None)
+    assert net.extractor.weight.item() == pytest.approx(a, abs=1e-5)
+    assert net.header.weight.item() == pytest.approx(b, abs=1e-5)
+    assert up.w.keys() == {"extractor.weight"} and up.w["extractor.weight"].item() == pytest.approx(1.268941, abs=1e-6)
+
+
+def test_every_client_trains_under_the_same_header_again_in_every_round():
+    method, fixed = FedBABU(), weights(toy_model("norm").header)
+    model = toy_model("norm", "of its own")
+    net = method.client_model(model, TASK)
+    client = Client(0, TASK, tensors(torch.zeros(1, 1)), net, LocalTraining(), seeded(1, "client"))
+    for _ in range(2):
+        assert_close({name: weights(net.header)[name] for name in fixed}, fixed, rtol=0, atol=0)
+        with torch.no_grad():
+            net.header.weight.add_(1.0)
+            net.header.bias.add_(1.0)
+        method.client_receive(client, Extractor({"extractor.0.bias": torch.full((3,), 7.0)}))
+    assert net.extractor[0].bias.tolist() == [7.0] * 3
+
+
+def test_fine_tuning_changes_what_clients_predict_but_not_what_they_send():
+    plain, tuned = Trial(FedBABU(fine_tune_epochs=0)).run(1), Trial(FedBABU(fine_tune_epochs=2)).run(1)
+    assert_close(plain.server.state.w, tuned.server.state.w, rtol=0, atol=0)
+    for k, net in plain.nets.items():
+        assert net.header.weight.equal(net.header.fixed_weight)
+        assert not tuned.nets[k].header.weight.equal(net.header.weight)
+
+
+@pytest.mark.parametrize(("settings", "mean"), [({}, 3.0), (FedBABU.profiles["official"], 2.0)])
+def test_extractors_are_averaged_by_sample_counts_or_alike(settings: dict[str, str], mean: float):
+    server = Server(TASK, torch.Generator(), {0: 1, 1: 3}, 1, None)
+    FedBABU(**settings).server_update(server, {k: Extractor({"w": torch.tensor([v])}) for k, v in ((0, 0.0), (1, 4.0))})
+    assert server.state.w["w"].tolist() == [mean]
+
+
+def test_everything_but_the_header_travels():
+    # conv 3 * 9 + 3, BatchNorm 3 + 3 and 3 + 3 statistics, linear 12 * 8 + 8: 146 floats, and a counter of 8 bytes.
+    assert {wire_bytes(msg) for _, _, msg in Trial(FedBABU()).run(2).sent} == {146 * 4 + 8}
