@@ -26,6 +26,7 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
     | {"refit_batch": 8},
     "ditto": {"lambda_": 0.1, "personal_epochs": 2},
     "fd": {"gamma": 2.0},
+    "fedala": {"upper": 1, "share_lr": 0.1, "data": 0.5, "first_epochs": 2},
     "fedapen": {"small": "norm", "adaptability": 0.5, "lambda_epochs": 40, "lambda_lr": 0.1},
     "fedbabu": {"fine_tune_epochs": 2},
     "fedcache": {"neighbours": 1, "alpha": 0.5, "temperature": 1.0},

@@ -58,6 +58,7 @@ NEEDS = {
     "fedper": ["clients.models=[digits_cnn_s]"],
     "fedrep": ["clients.models=[digits_cnn_s]"],
     "fedbabu": ["clients.models=[digits_cnn_s]"],
+    "fedala": ["clients.models=[digits_cnn_s]"],
     "fedprox": ["clients.models=[digits_cnn_s]"],
     "fedmd": ["data.public={share: 0.2}", "algorithm.scored=100"],
     "feddf": ["data.public={share: 0.2}"],
