@@ -31,6 +31,7 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "fedbabu": {"fine_tune_epochs": 2},
     "fedcache": {"neighbours": 1, "alpha": 0.5, "temperature": 1.0},
     "fedclassavg": {"rho": 1.0, "temperature": 0.5, "base_temperature": 0.5},
+    "feddbe": {"kappa": 1.0, "mu": 0.5},
     "feddf": {"distill_epochs": 2, "distill_lr": 0.01, "distill_batch": 4},
     "fedgen": {"alpha": 2.0, "beta": 1.0, "decay": 0.5, "diversity": 1.0, "noise_dim": 4, "hidden_dim": 8}
     | {"generator_steps": 5, "generator_batch": 16, "generator_lr": 0.01, "generator_decay": 0.1},

@@ -59,6 +59,7 @@ NEEDS = {
     "fedrep": ["clients.models=[digits_cnn_s]"],
     "fedbabu": ["clients.models=[digits_cnn_s]"],
     "fedala": ["clients.models=[digits_cnn_s]"],
+    "feddbe": ["clients.models=[digits_cnn_s]"],
     "fedprox": ["clients.models=[digits_cnn_s]"],
     "fedmd": ["data.public={share: 0.2}", "algorithm.scored=100"],
     "feddf": ["data.public={share: 0.2}"],
