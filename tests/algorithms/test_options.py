@@ -50,6 +50,7 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "fml": {"a": 0.25, "b": 0.25, "small": "norm"},
     "hks": {"alpha": 0.5, "temperature": 1.0, "warmup": 2},
     "protonorm": {"lambda_": 2.0, "scale": 2.0, "iterations": 5, "step": 0.5, "momentum": 0.5},
+    "pfedmoe": {"small": "norm", "gate_inputs": 4, "gate_hidden": 2},
 }
 """Another value of each field that is neither a choice nor a switch."""
 
