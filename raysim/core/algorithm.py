@@ -322,16 +322,20 @@ class Server(Generic[State]):
         return None if robust is None else lambda value_K: robust(value_K, self.rng)
 
     def class_mean(
-        self, rows: Mapping[ClientId, Tensor], counts: Mapping[ClientId, Tensor] | None = None
+        self,
+        rows: Mapping[ClientId, Tensor],
+        counts: Mapping[ClientId, Tensor] | None = None,
+        width: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the mean of each class's rows over the clients that have it, and which classes a client has.
 
         rows: of each client, [S, D]: one row per class of `server.classes`. counts: weights of these rows, [S]; None:
-        all are equal. Returns (mean_CD, zero for a class that no client has; known_C, bool). Sums are in float64. With
-        `aggregator`, its rule takes the place of each mean, without the counts.
+        all are equal. width: of a row; None: D. Returns (mean_CD, zero for a class that no client has; known_C, bool).
+        Sums are in float64. With `aggregator`, its rule takes the place of each mean, without the counts.
         """
         if self.private is not None:
-            return self.private.class_mean(rows, self.classes, self.task.num_classes, self.task.feature_dim)
+            width = self.task.feature_dim if width is None else width
+            return self.private.class_mean(rows, self.classes, self.task.num_classes, width)
         first = next(iter(rows.values()))
         sum_CD = torch.zeros(self.task.num_classes, first.shape[1], dtype=torch.float64)
         weight_C = torch.zeros(self.task.num_classes, dtype=torch.float64)

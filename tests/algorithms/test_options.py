@@ -38,6 +38,7 @@ NUMBERS: Mapping[str, Mapping[str, Any]] = {
     "fedgh": {"header_lr": 0.1, "server_epochs": 3},
     "fedgkt": {"server_model": "short", "server_epochs": 2, "temperature": 1.0, "alpha": 0.5},
     "fedkd": {"small": "norm", "energy_start": 0.5, "energy_end": 0.6},
+    "fedl2g": {"lambda_": 0.5, "server_lr": 1.0, "study_batches": 2, "quiz_batches": 2, "warmup": 1},
     "fedmd": {"scored": 5, "digest_epochs": 2, "transfer_epochs": 1},
     "fedmrl": {"small": "norm", "small_width": 0.5, "small_weight": 0.5, "own_weight": 0.5},
     "fedproto": {"lambda_": 2.0},
