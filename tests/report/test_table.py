@@ -43,17 +43,6 @@ SUMMARY = {
 }
 
 
-def test_accuracy_of_all_clients_with_the_current_message():
-    final = {"accuracy/all_current": 0.55, "accuracy/all_current_std": 0.2, "accuracy/all_current_pooled": 0.541}
-    final["accuracy/participants_before"] = 0.5
-    rows = dict(summary_rows({**SUMMARY, "final": {**SUMMARY["final"], **final}}))
-    assert (
-        rows["accuracy, current"]
-        == "55.0% ± 20.0 (mean ± std), 54.1% pooled, each client after it received the server's current message"
-    )
-    assert rows["accuracy, before training"] == "50.0%"
-
-
 def test_clients_that_have_not_taken_part_are_counted():
     def row(absent: int) -> str | None:
         final = {"accuracy/all": 0.5, "accuracy/took_part": 0.95, "engine/absent_clients": absent}
@@ -64,66 +53,20 @@ def test_clients_that_have_not_taken_part_are_counted():
     assert row(0) is None
 
 
-def test_all_rows():
-    assert dict(summary_rows(SUMMARY)) == {
-        "scenario": "quickstart, fedgh, seed 3",
-        "overridden": "rounds=20 data.augment=true",
-        "rounds": "20",
-        "clients": "20, 10 per round",
-        "accuracy, all clients": "91.2% ± 5.4 (mean ± std), each client as it was last tested",
-        "accuracy, worst tenth": "80.0%",
-        "accuracy, participants": "93.0%",
-        "accuracy, best round": "92.0% in round 18, which has the greatest test accuracy of all clients",
-        "accuracy at best val.": "90.5% in round 15, which has the greatest validation accuracy of all clients",
-        "sent per participant": "1.00 MiB up, 2.00 MiB down per round",
-        "total communication": "600 MiB",
-        "total computation": "15.0 TFLOP",
-        "time": "43.2 s without data, plots and MLflow, 40.0 s for all rounds",
-        "time by phase": "train 30.1 s, aggregate 0.20 s, evaluate 9.00 s "
-        "(summed over clients, which may run in parallel)",
-        "state": "a1b2c3d4e5f6",
+def test_the_numbers_of_a_run():
+    rows = dict(summary_rows(SUMMARY))
+    words = {
+        "scenario": "seed 3", "overridden": "data.augment=true", "clients": "10 per round",
+        "accuracy, all clients": "91.2% ± 5.4", "accuracy, worst tenth": "80.0%", "accuracy, best round": "round 18",
+        "accuracy at best val.": "90.5% in round 15", "sent per participant": "1.00 MiB up, 2.00 MiB down",
+        "total communication": "600 MiB", "total computation": "15.0 TFLOP", "time": "43.2 s", "state": "a1b2c3d4e5f6",
         "results": "/a/runs/quickstart/r1",
-        "MLflow": "mlflow ui --backend-store-uri sqlite:////a/mlflow.db",
-    }
-
-
-def test_new_clients_and_privacy_have_rows():
-    rows = dict(summary_rows({**SUMMARY, "final": {"accuracy/held_out": 0.5, "privacy/epsilon": 4.3812}}))
-    assert rows["accuracy, new clients"].startswith("50.0%")
-    assert rows["epsilon"] == "4.381"
-
-
-def test_operations_that_are_not_counted_are_told():
-    rows = dict(summary_rows({**SUMMARY, "final": {**SUMMARY["final"], "compute/total_flops": 0.0}}))
-    expected = "0 FLOP; those of client hooks outside fit, outputs and add_flops are not counted"
-    assert rows["total computation"] == expected
-
-
-def test_a_run_that_stopped_early():
-    early = {**SUMMARY, "status": "interrupted", "rounds": 7, "final": {}, "restarts": 2}
-    early |= {"up_bytes_per_participant": 2048.0, "down_bytes_per_participant": None, "seconds": {}}
-    found = dict(summary_rows(early))
-    assert found["rounds"] == "7 of 20, interrupted"
-    assert "uploads left out" not in found
-    assert dict(summary_rows({**SUMMARY, "rejected_uploads": 3}))["uploads left out"].startswith("3 of")
-    every = dict(summary_rows({**SUMMARY, "uploads": 3, "rejected_uploads": 3, "diverged_clients": 2}))
-    assert every["uploads left out"] == "3 of 3 (NaN or infinity)"
-    assert every["diverged clients"].startswith("2 of 20: the last loss or upload was NaN or infinite")
-    assert "dropped out or late" not in found
-    assert dict(summary_rows({**SUMMARY, "dropped_clients": 7}))["dropped out or late"] == "7 client rounds"
-    assert found["restarts"] == "2" and found["sent per participant"] == "2.00 KiB up per round"
-    assert "accuracy, all clients" not in found and "time" not in found
-
-
-def test_the_time_of_a_resumed_run():
-    def time(final: dict[str, float], **seconds: float) -> str:
-        return dict(summary_rows({"seconds": seconds, "final": final}))["time"]
-
-    assert time({}, total=43.2) == "43.2 s"
-    for seconds in ({"total": 10.0}, {"total": 50.0, "before_resume": 15.0}):
-        found = time({"time/total_s": 40.0}, **seconds)
-        assert "since the run was resumed" in found and "40.0 s for all rounds" in found
-    assert "resumed" not in time({"time/total_s": 40.0}, total=43.2, before_resume=0.0)
+    }  # fmt: skip
+    assert {name: word for name, word in words.items() if word not in rows[name]} == {}
+    early = {"status": "interrupted", "rounds": 7, "rejected_uploads": 3, "uploads": 5, "restarts": 2, "final": {}}
+    rows = dict(summary_rows({**SUMMARY, **early}))
+    assert "interrupted" in rows["rounds"] and rows["uploads left out"].startswith("3 of 5") and rows["restarts"] == "2"
+    assert "accuracy, all clients" not in rows
 
 
 def test_nothing_known():
