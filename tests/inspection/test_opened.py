@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,9 +49,7 @@ CURRENT = {
 }
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=() if name in ("fedkd", "fedssa") else LARGE) for name in CURRENT]
-)
+@pytest.mark.parametrize("method", [pytest.param(name, marks=() if name == "fedkd" else LARGE) for name in CURRENT])
 def test_the_current_network_has_the_accuracy_that_the_run_measured(runs: Runs, method: str) -> None:
     sets = [
         *of_method(method)[1:],
@@ -134,31 +130,13 @@ def test_nothing_in_the_folder_changes(runs: Runs) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_what_cannot_be_is_one_sentence(runs: Runs, tmp_path: Path) -> None:
+def test_what_cannot_be_is_one_sentence(runs: Runs) -> None:
     run = runs()
-    folder = run.folder
     for call, sentence in (
         (lambda: run.client(8), "clients 0 to 7"),
         (lambda: run.client(0).predictions("tests"), "train, val, test"),
-        (lambda: raysim.Run("nowhere"), "nowhere"),
-        (lambda: raysim.Run(tmp_path).client(0), r"run\.json"),
         (lambda: runs("fedgh", "checkpoint.every=0").client(0).network, "no checkpoint"),
         (lambda: run.client(0, round=1).predictions(current=True), "round 1"),
     ):
         with pytest.raises(raysim.ScenarioError, match=sentence):
             call()
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
-    for part in (copy / "checkpoints").glob("clients-*"):
-        part.write_bytes(part.read_bytes()[:-1])
-    with pytest.raises(raysim.ScenarioError, match="round 3"):
-        _ = raysim.Run(copy).client(0).network
-
-
-def test_data_that_is_not_the_runs_is_refused(runs: Runs, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(runs().folder, copy)
-    card = copy / "run.json"
-    card.write_text(card.read_text().replace('"partition_digest": "', '"partition_digest": "0000'))
-    with pytest.raises(raysim.ScenarioError, match="digest 0000"):
-        raysim.Run(copy).client(0)

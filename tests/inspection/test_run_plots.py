@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from matplotlib.figure import Figure
@@ -16,7 +15,6 @@ from matplotlib.figure import Figure
 from raysim.common.errors import ScenarioError
 from raysim.comparison.pictures import KINDS
 from raysim.comparison.pictures import plot as draw
-from raysim.comparison.sweep_card import CellCard, SweepCard
 from raysim.report import figures as style
 from raysim.runs.opened import OpenedRun
 from raysim.runs.run import Run
@@ -109,45 +107,6 @@ def test_the_metric_is_drawn_and_named(tmp_path: Path, figures: list[Figure]) ->
     assert [bar.get_height() for bar in figures[-1].axes[0].patches] == pytest.approx([0.95, 0.85])
 
 
-@pytest.mark.parametrize(
-    ("kind", "metric", "sentence"),
-    [
-        ("boxes", "accuracy/participants", "accuracy/participants"),
-        ("curves", "accuracy/all_current", "evaluation.clients: all"),
-    ],
-)
-def test_a_metric_that_cannot_be_drawn_is_refused(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path, kind: str, metric: str, sentence: str
-) -> None:
-    folder = make_run(tmp_path / "run")
-    words = ["plot", str(folder), "--kind", kind, "--metric", metric, "-o", str(tmp_path / "a.png")]
-    code, out, error = run(capfd, *words)
-    assert (code, out) == (2, "") and sentence in error and error.count("\n") == 1
-    assert not (tmp_path / "a.png").exists()
-
-
-def test_the_accuracy_axis_starts_at_ymin(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path, figures: list[Figure]
-) -> None:
-    words = ["plot", str(make_run(tmp_path / "run", accuracy=(0.1, 0.98, 0.99))), "-o", str(tmp_path / "a.png")]
-    for given, low in (([], 0.0), (["--ymin", "97.5"], 0.975)):
-        for kind in ("curves", "bytes"):
-            assert run(capfd, *words, "--kind", kind, *given)[0] == 0
-            assert figures[-1].axes[0].get_ylim()[0] == low
-
-
-def test_boxes_show_clients_at_0_and_100_per_cent(tmp_path: Path, figures: list[Figure]) -> None:
-    """Markers and caps at both ends lie inside the axes; one box is as wide as one of three."""
-    folder = make_run(tmp_path / "run", accuracy=(0.1, 0.5))
-    table = pa.table({"round": [1] * 12, "client": range(12), "accuracy": [0.0, 1.0, *[0.5] * 10]})
-    pq.write_table(table, folder / "clients.parquet")
-    plot([folder], "boxes", tmp_path / "a.png")
-    axes = figures[-1].axes[0]
-    low, high = axes.get_ylim()
-    assert low < -0.02 and high > 1.02 and axes.get_xlim() == (-0.5, 2.5)
-    assert not any(low <= tick < -1e-9 or 1 + 1e-9 < tick <= high for tick in axes.get_yticks())
-
-
 def test_the_confusion_matrix_pools_all_clients(runs: Runs) -> None:
     """Its rows are the test samples of each class; its diagonal is what the run counted as correct."""
     one = runs("fedgh", SYSTEM)
@@ -158,46 +117,6 @@ def test_the_confusion_matrix_pools_all_clients(runs: Runs) -> None:
     by_client = [one.client(k).predictions("test") for k in range(8)]
     wrong = sum(((each["label"] == 3) & (each["predicted"] == 8)).sum() for each in by_client)
     assert count_CC[3, 8] == wrong
-
-
-def test_the_confusion_matrix_of_the_current_networks(
-    capfd: pytest.CaptureFixture[str], runs: Runs, tmp_path: Path, figures: list[Figure]
-) -> None:
-    one, file = runs("fedavg", "clients.models=[digits_cnn_s]", "evaluation={clients: all}"), tmp_path / "a.png"
-    words = ["plot", str(one.folder), "-o", str(file), "--metric", "accuracy/all_current"]
-    assert run(capfd, *words, "--kind", "confusion") == (0, f"{file}\n", "")
-    assert figures[-1].axes[0].get_title() == "fedavg, after round 3, current"
-
-
-def test_labels_have_only_what_differs(tmp_path: Path) -> None:
-    def made(name: str, seed: int, rate: float) -> str:
-        training = {"epochs": 1, "batch_size": 8, "lr": rate}
-        return str(make_run(tmp_path / name, seed=seed, called="FedGH", training=training))
-
-    def labels(*given: str) -> list[str]:
-        return [line.get_label() for line in draw(given, "bytes").axes[0].lines]
-
-    first, second, third, again = made("a", 1, 0.1), made("b", 1, 0.2), made("c", 2, 0.1), made("d", 1, 0.1)
-    assert labels(first) == ["FedGH"]
-    assert labels(first, second) == ["lr=0.1", "lr=0.2"]
-    assert labels(first, third) == ["FedGH seed=1", "FedGH seed=2"]
-    assert labels(first, again) == ["FedGH", "FedGH-2"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "sentence"),
-    [
-        ("virtual-time", "`system`"),
-        ("confusion", "checkpoint.every: 0"),
-    ],
-)
-def test_a_run_that_lacks_the_data(
-    capfd: pytest.CaptureFixture[str], runs: Runs, workplace: Path, kind: str, sentence: str
-) -> None:
-    folder = str(runs("fedgh", "checkpoint.every=0").folder)
-    code, out, error = run(capfd, "plot", folder, "--kind", kind)
-    assert (code, out) == (2, "") and sentence in error and error.count("\n") == 1
-    assert not list(workplace.iterdir())
 
 
 def test_a_run_in_progress(tmp_path: Path) -> None:
@@ -214,32 +133,3 @@ def test_a_run_in_progress(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"no round is done yet"):
         plot([folder], "curves", tmp_path / "b.png")
     assert not (tmp_path / "b.png").exists()
-
-
-def test_folders_of_a_sweep_stand_for_its_runs_with_its_names(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], figures: list[Figure]
-) -> None:
-    sweep = tmp_path / "sweep"
-    cells = {}
-    for label, method in (("Ours", "standalone"), ("Theirs", "fedgh")):
-        for seed in (1, 2):
-            name = f"{label}-{seed}-0a"
-            cells[name] = CellCard(label)
-            make_run(sweep / name / "20261121-1", method, seed, accuracy=(0.1, seed / 10))
-    # The last run of a cell counts.
-    make_run(sweep / "Ours-1-0a" / "20261121-2", "standalone", 1, accuracy=(0.1, 0.9))
-    SweepCard("", cells).write(sweep)
-    single = make_run(tmp_path / "single", called="Mine")
-
-    def drawn(*runs: Path) -> dict[str, float]:
-        code, _, error = run(capfd, "plot", *map(str, runs), "-o", str(tmp_path / "a.png"))
-        assert (code, error) == (0, "")
-        return {line.get_label(): line.get_ydata()[-1] for line in figures[-1].axes[0].lines}
-
-    assert drawn(sweep) == pytest.approx({"Ours": 0.55, "Theirs": 0.15})  # means over seeds
-    one_by_one = [next(path for path in (sweep / f"Ours-{seed}-0a").iterdir()) for seed in (1, 2)]
-    assert drawn(*one_by_one).keys() == {"Ours seed=1", "Ours seed=2"}
-    assert drawn(sweep / "Ours-2-0a", sweep / "Theirs-2-0a" / "20261121-1") == {"Ours": 0.2, "Theirs": 0.2}
-    assert drawn(sweep / "Ours-2-0a", single) == {"Ours seed=2": 0.2, "Mine seed=1": 0.5}
-    drawn(sweep / "Ours-2-0a")
-    assert figures[-1].axes[0].lines[0].get_label() == "all clients' own networks, ± one std"

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.structure import REPOSITORY
 
 PROGRAM = """
@@ -19,6 +21,7 @@ exec(re.search(r"```python\\n(.*?)```", Path(sys.argv[1]).read_text(), re.DOTALL
 """
 
 
+@pytest.mark.large
 def test_a_run_in_this_process_does_not_import_ray(workplace: Path) -> None:
     """The example of docs/trackers.md, in a process in which Ray cannot be imported."""
     (workplace / "scenarios").symlink_to(REPOSITORY / "scenarios")

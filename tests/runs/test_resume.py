@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
-import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,18 +15,15 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.common.results import LOCK, Status
+from raysim.common.results import LOCK
 from raysim.engine.checkpoint.storage import Storage, local_folder, open_storage
 from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore
 from raysim.engine.progress import Progress
-from raysim.report.load import read_clients, read_rounds, read_summary
+from raysim.report.load import read_clients, read_rounds
 from raysim.runs.run import Run, run
 from raysim.runs.summary import label
-from raysim.tracking.folder import RunFolder
 from raysim.tracking.in_memory import MemoryTracker
-from raysim.tracking.mlflow import MlflowTracker
 from tests.choices import first
-from tests.cli.command import run as command
 from tests.engine.scenarios import loaded as mixed
 from tests.engine.scenarios import of_method
 from tests.engine.scenarios import plain as loaded
@@ -77,7 +72,10 @@ def test_going_on_with_more_rounds_is_as_if_there_had_always_been_so_many(workpl
     assert longer.state_digest == whole.state_digest
     assert of_results(longer.folder)[1].equals(of_results(whole.folder)[1])
     again = Run(short.folder).resume(sets=["rounds=5"], quiet=True)
-    assert f"raysim resume {short.folder} --set rounds=N" in again.summary["nothing_to_do"]
+    assert "--set rounds=" in again.summary["nothing_to_do"]
+    assert (
+        again.summary["overrides"] == json.loads((short.folder / "run.json").read_text())["overrides"] == {"rounds": 5}
+    )
 
 
 @pytest.mark.parametrize("when", first(["after_receive", "after_update", "both"]))
@@ -102,31 +100,8 @@ def test_a_trace_file_may_be_moved(workplace: Path, monkeypatch: pytest.MonkeyPa
     moved = trace.rename(workplace / "moved.csv")
     assert Run(first.folder).resume(sets=["rounds=3", f"system.trace={moved}"], quiet=True).summary["rounds"] == 3
     moved.write_text(moved.read_text().replace("7,7", "7,8"))
-    with pytest.raises(ScenarioError, match=r"with different settings: system\.trace_sha256"):
+    with pytest.raises(ScenarioError, match="trace_sha256"):
         Run(first.folder).resume(sets=["rounds=4", f"system.trace={moved}", "system.trace_sha256=null"], quiet=True)
-
-
-def test_resuming_a_finished_run_tells_how_to_run_more_rounds(
-    workplace: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """What it prints is a command that works, where more rounds are possible."""
-    folder = run(loaded("rounds=2", "output=with space"), quiet=True).folder
-    code, _, err = command(capfd, "resume", str(folder), "--quiet")
-    assert code == 0 and f"{folder}: this run is finished: all 2 rounds are done; to run more rounds: " in err
-    line = err.partition("to run more rounds: ")[2].partition(", where N is greater than 2")[0]
-    words = shlex.split(line.replace("rounds=N", "rounds=3"))
-    assert words[0] == "raysim"
-    assert command(capfd, *words[1:], "--quiet")[0] == 0
-    assert read_summary(folder)["rounds"] == 3
-
-
-def test_a_finished_run_whose_rounds_depend_on_their_number_cannot_have_more(
-    workplace: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = run(loaded("rounds=2", "training.schedule={name: cosine}"), quiet=True).folder
-    code, _, err = command(capfd, "resume", str(folder), "--quiet")
-    assert code == 0 and "all 2 rounds are done; for more rounds, launch a new run" in err
-    assert command(capfd, "resume", str(folder), "--set", "rounds=3")[0] == 2
 
 
 def test_what_a_checkpoint_keeps_is_not_counted_on(workplace: Path) -> None:
@@ -139,35 +114,6 @@ def test_what_a_checkpoint_keeps_is_not_counted_on(workplace: Path) -> None:
         counted["bytes"] = counted.get("bytes", 0) + 1  # type: ignore[attr-defined, index]
     progress.stale.add(2)
     assert json.dumps(facts) == before
-
-
-def test_a_sigterm_while_ray_starts_is_an_interruption(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def starting(*given: Any) -> Any:
-        raise SystemExit(15)  # as Ray's handler does
-
-    with monkeypatch.context() as patch:
-        patch.setattr("raysim.runs.execution.make_backend", starting)
-        with pytest.raises(KeyboardInterrupt):
-            run(loaded("rounds=2"), quiet=True)
-    (folder,) = (workplace / "runs" / "tiny").iterdir()
-    assert read_summary(folder)["status"] == "interrupted"
-    assert Run(folder).resume(quiet=True).summary["status"] == "finished"
-
-
-def test_no_process_gets_the_folder_while_mlflow_reads_it(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Path] = []
-    close = MlflowTracker.close
-
-    def look(self: MlflowTracker, status: Status, summary: Mapping[str, object]) -> None:
-        seen.append(Path(str(summary["folder"])))
-        assert read_summary(seen[0])["status"] == "closing"
-        with pytest.raises(ScenarioError, match="still running"):
-            RunFolder.reopen(seen[0])
-        close(self, status, summary)
-
-    monkeypatch.setattr(MlflowTracker, "close", look)
-    run(loaded("rounds=1"), quiet=True)
-    RunFolder.reopen(*seen)
 
 
 def test_a_folder_that_was_moved_goes_on_with_its_own_checkpoints(workplace: Path) -> None:
@@ -194,53 +140,17 @@ def test_a_run_without_a_checkpoint_begins_anew_in_its_folder(workplace: Path) -
     assert read_rounds(folder)["round"].to_pylist() == [0, 1, 2, 3]
 
 
-OTHER_MATHS = [
-    (
-        ["training.lr=0.5", "seed=9"],
-        r"different settings: seed \(5 before, 9 now\), training.lr \(0.05 before, 0.5 now\);",
-    ),
-    (["rounds=1"], r"different settings: rounds \(3 before, 1 now\)"),
-    (
-        [f"clients.models=[{', '.join(['digits_mlp64', 'digits_cnn_s', 'digits_resnet'] * 3)}]"],
-        r"different settings: clients.models \(\[.*\] before, \[digits_mlp64, .*\.\.\. now\)",
-    ),
-    (
-        ["algorithm.name=fedproto"],
-        r"different settings: algorithm.name \(fedgh before, fedproto now\); .*; to run .* use `raysim launch`$",
-    ),
-]
-
-
 def test_going_on_with_other_maths_or_images_is_refused(workplace: Path) -> None:
     done = run(loaded(), quiet=True)
     before = (done.folder / "summary.json").read_bytes()
-    for sets, told in OTHER_MATHS:
-        with pytest.raises(ScenarioError, match=told):
-            Run(done.folder).resume(sets=sets, quiet=True)
+    for item in ("training.lr=0.5", "rounds=1", "clients.models=[digits_cnn_s]", "algorithm.name=fedproto"):
+        with pytest.raises(ScenarioError, match=item.partition("=")[0]):
+            Run(done.folder).resume(sets=[item], quiet=True)
     known = json.loads((done.folder / "run.json").read_text())
     (done.folder / "run.json").write_text(json.dumps({**known, "dataset_digest": "0" * 64}))
-    with pytest.raises(ScenarioError, match="the data set of this run had the digest 000000000000"):
+    with pytest.raises(ScenarioError, match="000000000000"):
         Run(done.folder).resume(sets=["rounds=5"], quiet=True)
     assert (done.folder / "summary.json").read_bytes() == before
-
-
-def test_a_run_is_called_by_what_tells_it_from_others(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    titles = []
-    monkeypatch.setattr("raysim.runs.execution.plot_accuracy", lambda *_, title: titles.append(title))
-    monkeypatch.setattr("raysim.runs.execution.draw_heatmap", lambda *_, title: titles.append(title))
-    seen = MemoryTracker()
-    sets = ["rounds=1", "training.lr=0.02", "algorithm.name=lg_fedavg", "seed=7", "output=elsewhere"]
-    short = run(loaded(*sets), quiet=True, trackers=[seen])
-    assert seen.card and seen.card.label == "lg_fedavg-s7 rounds=1 lr=0.02"
-    assert titles == ["tiny: lg_fedavg-s7 rounds=1 lr=0.02"] * 2
-    overrides = {"rounds": 1, "training.lr": 0.02, "algorithm.name": "lg_fedavg", "seed": 7, "output": "elsewhere"}
-    assert short.summary["overrides"] == json.loads((short.folder / "run.json").read_text())["overrides"] == overrides
-    tags = {"algorithm": "lg_fedavg", "seed": "7", "overridden": "rounds=1 training.lr=0.02"}
-    assert {key: " ".join(sorted(seen.card.tags[key].split())) for key in tags} == tags
-    # A run that goes on has been told what it was told first, too.
-    longer = Run(short.folder).resume(sets=["rounds=2", "tracking.tags={a: b}"], quiet=True)
-    assert longer.summary["overrides"] == {**overrides, "rounds": 2, "tracking.tags.a": "b"}
-    assert titles[-1] == "tiny: lg_fedavg-s7 rounds=2 lr=0.02"
 
 
 def test_a_label_is_short() -> None:
@@ -256,31 +166,10 @@ def test_a_label_is_short() -> None:
     assert len(long) == 120 and long.startswith("fedgh-s1 models=[cnn1, cnn2") and long.endswith("…")
 
 
-def test_the_summary_of_a_run_that_goes_on_has_what_is_known_already(workplace: Path) -> None:
-    class Look(MemoryTracker):
-        def log(self, t: int, values: Any, clients: Any) -> None:
-            assert self.card
-            found.append(json.loads((self.card.folder / "summary.json").read_text()))
-
-    found: list[dict[str, Any]] = []
-    known = {"scenario": "tiny", "algorithm": "fedgh", "seed": 5, "overrides": {"rounds": 1}, "rounds_asked": 1}
-    run(loaded("rounds=1"), quiet=True, trackers=[Look()])
-    assert all(one.items() >= {**known, "status": "running", "clients": 8}.items() for one in found) and found
-
-
 def test_a_method_that_counts_rounds_cannot_have_more_of_them(workplace: Path) -> None:
     done = run(loaded("algorithm={name: fedkd}"), quiet=True)
-    with pytest.raises(ScenarioError, match=r"different settings: rounds \(3 before, 9 now\)"):
+    with pytest.raises(ScenarioError, match="rounds"):
         Run(done.folder).resume(sets=["rounds=9"], quiet=True)
-
-
-@pytest.mark.parametrize("broken", ["missing", "empty", "other keys"])
-def test_what_is_no_run_folder_cannot_be_gone_on_with(workplace: Path, broken: str) -> None:
-    (workplace / "it").mkdir()
-    if broken != "missing":
-        (workplace / "it" / "run.json").write_text("{}" if broken == "other keys" else "")
-    with pytest.raises(ScenarioError, match=r"run\.json"):
-        Run(workplace / "it").resume(quiet=True)
 
 
 class Elsewhere(MemoryFileSystem):  # type: ignore[misc]
@@ -316,29 +205,9 @@ def test_checkpoints_that_are_gone_are_not_begun_without(workplace: Path) -> Non
     result = run(loaded("checkpoint={every: 1, folder: 'elsewhere://far'}"), quiet=True)
     rows = (result.folder / "rounds.parquet").read_bytes()
     Elsewhere.store.clear()
-    with pytest.raises(
-        ScenarioError, match=r"a checkpoint of round 3 in elsewhere://far/tiny/.* contains no checkpoint"
-    ):
+    with pytest.raises(ScenarioError, match="elsewhere://far"):
         Run(result.folder).resume(sets=["rounds=4"], quiet=True)
     assert (result.folder / "rounds.parquet").read_bytes() == rows
-
-
-def test_a_killed_run_knows_that_it_had_checkpoints(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    end = RunFolder.end
-    # As if the process were killed.
-    monkeypatch.setattr(RunFolder, "end", lambda self, *told: self._clients.close_stream())
-    with pytest.raises(KeyboardInterrupt):
-        run(loaded("checkpoint.every=1"), quiet=True, trackers=[Cut(3)])
-    (folder,) = (workplace / "runs" / "tiny").iterdir()
-    with pytest.raises(KeyboardInterrupt):  # and once more, before it has saved anything
-        Run(folder).resume(quiet=True, trackers=[Cut(3)])
-    monkeypatch.setattr(RunFolder, "end", end)
-    assert read_summary(folder)["status"] == "died"
-    kept = (folder / "checkpoints").rename(workplace / "kept")
-    with pytest.raises(ScenarioError, match=r"a checkpoint of round 2 in .*checkpoints contains no checkpoint"):
-        Run(folder).resume(quiet=True)
-    kept.rename(folder / "checkpoints")
-    assert Run(folder).resume(quiet=True).state_digest == run(loaded(), quiet=True).state_digest
 
 
 def test_a_relative_address_is_that_folder_from_anywhere(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +225,7 @@ def test_a_relative_address_is_that_folder_from_anywhere(workplace: Path, monkey
 @pytest.mark.parametrize("damaged", first([["000004"], ["000002", "000004"]]))
 @pytest.mark.parametrize("part", first(["clients", "server"]))
 def test_a_damaged_checkpoint_does_not_prevent_resuming_from_an_older_one(
-    workplace: Path, capfd: pytest.CaptureFixture[str], part: str, damaged: list[str]
+    workplace: Path, caplog: pytest.LogCaptureFixture, part: str, damaged: list[str]
 ) -> None:
     whole = run(mixed("rounds=6"), quiet=True)
     short = run(mixed("rounds=4", "checkpoint.every=2"), quiet=True)
@@ -364,16 +233,12 @@ def test_a_damaged_checkpoint_does_not_prevent_resuming_from_an_older_one(
         file = next((short.folder / "checkpoints").glob(f"{part}-{t}*"))
         data = file.read_bytes()
         file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    capfd.readouterr()
-    longer = Run(short.folder).resume(sets=["rounds=6"])
+    caplog.clear()
+    longer = Run(short.folder).resume(sets=["rounds=6"], quiet=True)
     assert longer.state_digest == whole.state_digest
     for one, other in zip(of_results(longer.folder), of_results(whole.folder), strict=True):
         assert one.equals(other)
-    reported = "".join(capfd.readouterr().err.split())  # without spaces, since lines are wrapped anywhere
-    line = rf"thecheckpointofround4cannotbeused:\S+?{part}-00000[24]\S+?isdamaged:itscontenthaschanged;goingback"
-    assert len(re.findall(line, reported)) == 1
-    assert ("resumingafterround2" in reported) == (len(damaged) == 1)
-    assert ("nocheckpointwasfound,sotherunstartsfromitsbeginning" in reported) == (len(damaged) == 2)
+    assert f"{part}-00000" in caplog.text
 
 
 class Taken(MemoryTracker):
@@ -395,9 +260,8 @@ def delete(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("every", [0, 1])
-@pytest.mark.parametrize("rounds", [2, 4])
-def test_a_run_folder_that_is_deleted_is_missed(workplace: Path, rounds: int, every: int) -> None:
-    sets = [f"rounds={rounds}", f"checkpoint.every={every}"]
+def test_a_run_folder_that_is_deleted_is_missed(workplace: Path, every: int) -> None:
+    sets = ["rounds=4", f"checkpoint.every={every}"]
     with pytest.raises(RunError, match="moved or deleted"):
         run(loaded(*sets), quiet=True, trackers=[Taken(delete)])
     assert list((workplace / "runs" / "tiny").iterdir()) == []
@@ -413,7 +277,7 @@ def test_a_run_folder_that_is_moved_is_missed_and_goes_on_there(workplace: Path)
 
 
 def test_a_folder_of_checkpoints_that_is_deleted_is_not_made_again_without_them(workplace: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"the checkpoint of round \d could not be written to .*no such file"):
+    with pytest.raises(CheckpointError, match="no such file"):
         run(
             loaded("rounds=5", "checkpoint.every=1"),
             quiet=True,
@@ -421,13 +285,10 @@ def test_a_folder_of_checkpoints_that_is_deleted_is_not_made_again_without_them(
         )
 
 
-@pytest.mark.parametrize("step", ["size", "read"])
-def test_checkpoints_that_cannot_be_read_now_cost_no_results(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_checkpoints_that_cannot_be_read_now_cost_no_results(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For example, because the nodes of another cluster have no credentials."""
     short = run(loaded("rounds=4", "checkpoint.every=2"), quiet=True)
-    whole = getattr(Storage, step)
+    whole = Storage.read
 
     def refused(self: Storage, name: str) -> Any:
         if name.endswith(".json"):
@@ -435,8 +296,8 @@ def test_checkpoints_that_cannot_be_read_now_cost_no_results(
         raise OSError(errno.EACCES, os.strerror(errno.EACCES), f"{self.where}/{name}")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Storage, step, refused)
-        with pytest.raises(RunError, match=r"cannot be read \(permission denied\); nothing was changed"):
+        patch.setattr(Storage, "read", refused)
+        with pytest.raises(RunError, match="permission denied"):
             Run(short.folder).resume(sets=["rounds=6"], quiet=True)
     assert read_rounds(short.folder)["round"].to_pylist() == [0, 1, 2, 3, 4]
     longer = Run(short.folder).resume(sets=["rounds=6"], quiet=True)
@@ -449,50 +310,19 @@ def test_a_copy_of_a_run_that_may_still_run_leaves_its_checkpoints_alone(workpla
     summary = {**json.loads((result.folder / "summary.json").read_text()), "status": "running"}
     (result.folder / "summary.json").write_text(json.dumps(summary))
     (result.folder / LOCK).unlink()  # as `raysim fetch` leaves it
-    with pytest.raises(ScenarioError, match="is a copy of a run that had not ended"):
+    with pytest.raises(ScenarioError, match="copy"):
         Run(result.folder).resume(sets=["rounds=4"], quiet=True)
     (result.folder / LOCK).touch()
     assert Run(result.folder).resume(sets=["rounds=4"], quiet=True).summary["rounds"] == 4
 
 
-def test_a_run_that_had_not_begun_is_not_to_be_resumed(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_had_not_begun_is_not_to_be_resumed(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("raysim.data.shards.Partition.table", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run(loaded())
-    output = capfd.readouterr().err
-    assert "launch the scenario again" in output and "resume with" not in output
+        run(loaded(), quiet=True)
     (folder,) = (workplace / "runs" / "tiny").iterdir()
-    with pytest.raises(ScenarioError, match="launch the scenario again"):
+    with pytest.raises(ScenarioError, match="launch"):
         Run(folder).resume(quiet=True)
-
-
-def test_checkpoints_in_a_folder_beside_the_current_one(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (workplace / "here").mkdir()
-    monkeypatch.chdir("here")
-    short = run(loaded("rounds=2", "checkpoint.folder=../kept"), quiet=True)
-    place = (workplace / "kept").resolve() / "tiny" / short.folder.name
-    assert short.summary["checkpoint"]["folder"] == str(place)
-    assert short.resume(["rounds=3"], quiet=True).summary["rounds"] == 3
-
-
-def test_the_command_for_the_browser_opens_the_runs_store(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = run(loaded("rounds=1", f"tracking.uri='sqlite:///{workplace}/my runs.db'"), quiet=True).folder
-    (workplace / "elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    code, out, _ = command(capfd, "resume", str(folder), "--quiet")
-    line = out.partition("See the run in the browser:  ")[2].strip()
-    assert code == 0 and shlex.split(line) == ["raysim", "ui", "--uri", f"sqlite:///{workplace}/my runs.db"]
-
-
-def test_another_folder_of_checkpoints_is_not_used(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
-    short = run(loaded("rounds=1"), quiet=True)
-    short.resume(["rounds=2", "checkpoint.folder=elsewhere"], quiet=True)
-    assert f"the change has no effect, because a resumed run keeps its checkpoints in {short.folder}" in caplog.text
-    assert not Path("elsewhere").exists()

