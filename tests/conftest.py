@@ -178,7 +178,6 @@ SLOW = (
     "jobs/test_stopping.py",
     "runs/test_closing.py",
     "runs/test_code.py",
-    "runs/test_portable.py",
     "runs/test_resume.py",
     "runs/test_verify.py",
     "scenario/test_papers.py",

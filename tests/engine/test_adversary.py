@@ -1,4 +1,4 @@
-"""Malicious clients and robust rules: numbers by hand, the same bits on any placement, and what a scenario refuses."""
+"""Malicious clients and robust rules: numbers by hand, and rules that bear what the mean does not."""
 
 from __future__ import annotations
 
@@ -72,14 +72,13 @@ def test_a_share_of_the_clients_is_drawn_once() -> None:
 
 
 @pytest.mark.parametrize("attack", [{"name": "sign_flip", "factor": 5.0}, {"name": "label_flip"}])
-def test_a_rule_bears_what_the_mean_does_not(attack: dict[str, Any], tmp_path: Path) -> None:
+def test_a_rule_bears_what_the_mean_does_not(attack: dict[str, Any], workplace: Path) -> None:
     scenario = digits(
         **AVERAGED,
         data={"name": "digits"},
         rounds=8,
         adversary={"clients": "0-2", "attack": attack},
         evaluation={"clients": "all"},
-        output=str(tmp_path),
     )
     accuracy = {}
     for rule in ("", "median"):
@@ -90,24 +89,8 @@ def test_a_rule_bears_what_the_mean_does_not(attack: dict[str, Any], tmp_path: P
     assert accuracy["median"] > accuracy[""] + 0.1, accuracy
 
 
-@pytest.mark.large
-def test_attack_rule_and_noise_give_the_same_bits_on_any_placement_and_after_a_resume(tmp_path: Path) -> None:
-    pytest.importorskip("dp_accounting")
-    scenario = digits(
-        **AVERAGED,
-        adversary={"clients": 0.25, "attack": {"name": "noise"}},
-        aggregator={"rule": {"name": "multi_krum", "malicious": 2}, "mixing": {"name": "bucketing", "size": 1}},
-        privacy={"clip": 1.0, "noise_multiplier": 0.5, "noise_at": "client", "delta": 1e-3},
-        output=str(tmp_path),
-    )
-    sets = [["backend=in_process"], *(["backend=ray", f"resources.actors={n}"] for n in (1, 2, 3))]
-    runs = [raysim.run(scenario, sets=one, quiet=True) for one in sets]
-    runs.append(raysim.run(scenario, sets=["rounds=2"], quiet=True).resume(["rounds=3"], quiet=True))
-    assert len({run.state_digest for run in runs}) == 1
-
-
-def test_an_own_attack_and_an_own_rule(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
+def test_an_own_attack_and_an_own_rule(workplace: Path) -> None:
+    (workplace / "mine.py").write_text(
         "from dataclasses import dataclass\n"
         "@dataclass(frozen=True)\n"
         "class Zero:\n"
@@ -118,38 +101,13 @@ def test_an_own_attack_and_an_own_rule(tmp_path: Path) -> None:
         "    def combine(self, row_KP):\n"
         "        return row_KP[0]\n"
     )
-    (tmp_path / "s.yaml").write_text(
+    (workplace / "s.yaml").write_text(
         "name: own\nrounds: 1\nbackend: in_process\noutput: .\n"
         "algorithm: {name: fedavg}\ndata: {name: digits}\nclients: {count: 4, models: [digits_mlp64]}\n"
         "adversary: {clients: '0', attack: {name: './mine.py:Zero'}}\n"
         "aggregator: {rule: {name: './mine.py:First'}}\n"
     )
-    run = raysim.run(tmp_path / "s.yaml", quiet=True)
-    fresh = Scenario.load(tmp_path / "s.yaml").task.model("digits_mlp64")  # client 0 changed nothing, and it counts
+    run = raysim.run(workplace / "s.yaml", quiet=True)
+    fresh = Scenario.load(workplace / "s.yaml").task.model("digits_mlp64")  # client 0 changed nothing, and it counts
     assert run.client(1).current_network.state_dict().keys() == fresh.state_dict().keys()
     assert run.status == "finished"
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"algorithm": {"name": "fedgh"}, "aggregator": {"rule": {"name": "median"}}}, ["FedGH", "average"]),
-        ({"aggregator": {"rule": {"name": "krum", "malicious": 4}}}, ["malicious: 4", "8"]),
-        ({"aggregator": {"rule": {"name": "medain"}}}, ["medain", "median"]),
-        ({"adversary": {"clients": 0.1, "attack": {"name": "noise"}}}, ["adversary.clients", "0.1"]),
-        ({"adversary": {"clients": "7-9", "attack": {"name": "noise"}}}, ["adversary.clients", "7-9"]),
-        (
-            {
-                "algorithm": {"name": "heterofl"},
-                "clients": {"count": 8, "models": ["heterofl_cnn_d", "heterofl_cnn_e"]},
-                "aggregator": {"rule": {"name": "krum", "malicious": 1}},
-            },
-            ["Krum", "median"],
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused(changes: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(raysim.ScenarioError) as error:
-        Scenario.load(digits(**{**AVERAGED, **changes}))
-    for word in words:
-        assert word.lower() in str(error.value).lower()

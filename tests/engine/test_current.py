@@ -21,7 +21,6 @@ from raysim.core.ops import cross_entropy
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.plan import Plan
 from raysim.engine.policies.evaluations import EvaluationSchedule
-from raysim.engine.records import TrainingResult
 from raysim.engine.workers.server import receives
 from raysim.runs.run import Run, run
 from raysim.tracking.in_memory import MemoryTracker
@@ -31,10 +30,6 @@ from tests.engine.scenarios import FEW, loaded, of_method, outcome, plain, round
 ALL = "evaluation={clients: all}"
 NEW = [field.name for field in fields(ClientRow) if field.name.startswith(("before_", "current_"))]
 ASKED_FOR = ("accuracy/participants_before", "accuracy/best_current", "accuracy/val_current", "loss/test_current")
-
-
-"""Methods that also lose parts: clients that train as they receive, a server that changes as it sends, messages of each
-client's own, and clients that use the message only to train."""
 
 
 def differing() -> set[str]:
@@ -166,7 +161,7 @@ class OwnLoop(Algorithm[None, None, None]):
 
 
 def test_a_test_before_training_leaves_the_network_in_training_mode() -> None:
-    given = ["clients.models=[digits_resnet]", "rounds=2"]
+    given = ["clients.models=[digits_resnet]", "rounds=1"]
     tests = ("evaluation.when=after_update", "evaluation.when=both", "evaluation.when=after_receive", ALL)
     digests = {test: rounds_of(loaded(*given, test), algorithm=OwnLoop())[2] for test in tests}
     assert len({*digests.values()}) == 1, digests
@@ -233,26 +228,10 @@ def test_a_client_that_fails_to_receive(caplog: pytest.LogCaptureFixture) -> Non
     assert {row.client for row in memory.clients if row.round == 1 and row.current_total is not None} == {
         0, 1, 2, 4, 5, 6, 7,
     }  # fmt: skip
-    warned = [text for text in said(caplog) if "all_current" in text]
-    assert [text.split(" excludes client 3, whose test failed; ")[0] for text in warned] == [
-        "round 0: accuracy/all_current", "round 1: accuracy/all_current",
-    ]  # fmt: skip
+    assert len([text for text in said(caplog) if "all_current" in text and "client 3" in text]) == 2
     assert 3 not in backend.worker.states.held
     with pytest.raises(HookError, match="client_receive of client 3 failed in round 1"):
         rounds_of(loaded(ALL), algorithm=FailsToReceive())
-
-
-@dataclass(frozen=True)
-class ChangesTheMessage(LGFedAvg):
-    """Clients change the message that they share."""
-
-    def client_receive(self, client: Client, down: Header) -> None:
-        down.w["bias"].add_(1)
-
-
-def test_a_client_that_changes_the_message() -> None:
-    with pytest.raises(Exception, match="changed the server's message in place"):
-        rounds_of(loaded(ALL), algorithm=ChangesTheMessage())
 
 
 def test_the_current_message_is_what_the_next_round_sends() -> None:
@@ -262,12 +241,6 @@ def test_the_current_message_is_what_the_next_round_sends() -> None:
     assert current.of == sent.of and len(sent.messages) == 8
     for one, other in zip(unpack(list(current.messages)), unpack(list(sent.messages)), strict=True):
         assert torch.equal(one.w["bias"], other.w["bias"])
-
-
-def test_the_tests_before_training_are_collected_once() -> None:
-    """Once per access took seconds of a round of 10,000 participants."""
-    trained = TrainingResult([], {}, {})
-    assert trained.evaluations is trained.evaluations
 
 
 def test_a_method_may_fine_tune_the_message_that_it_receives(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,41 +22,17 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return has
 
 
-def test_warns_of_a_full_memory_once_and_names_the_remedy(
-    machine: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_warns_of_a_full_memory_and_a_low_disk_once(machine: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     monitor = ResourceMonitor(Path("/data/runs"))
-    found = []
     for machine.percent in (89.0, 92.0, 96.0, 79.0, 91.0):
         monitor.check()
-        found.append(caplog.messages)
-        caplog.clear()
-    assert found == [
-        [],
-        [
-            "memory: 92 % of this machine's 23.4 GiB are in use, and Ray or the kernel kills processes when memory is "
-            "full: set a smaller resources.actors or training.batch_size"
-        ],
-        [], [], [],
-    ]  # fmt: skip
-
-
-def test_warns_of_a_low_disk_once(machine: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
-    monitor = ResourceMonitor(Path("/data/runs"))
-    found = []
+    (memory,) = caplog.messages
+    assert memory.startswith("memory: 92 %") and "resources.actors" in memory
     for mib in (1024, 900, 800):
         machine.free = mib * 2**20
         monitor.check()
-        found.append(caplog.messages)
-        caplog.clear()
-    assert found == [
-        [],
-        [
-            "disk: only 0.9 GiB of 500.0 GiB are free at /data/runs, and the run ends when the disk is full: free some "
-            "space, or choose another folder"
-        ],
-        [],
-    ]
+    (_, disk) = caplog.messages
+    assert disk.startswith("disk: only 0.9 GiB") and "/data/runs" in disk
 
 
 @pytest.mark.parametrize(("free", "total", "low"), [(150 * 2**20, GIB, False), (100 * 2**20, GIB, True)])
@@ -66,8 +42,3 @@ def test_a_small_disk_is_low_below_a_tenth(
     machine.free, machine.total = free, total
     ResourceMonitor(Path("/dev/shm")).check()
     assert bool(caplog.messages) == low
-
-
-def test_a_folder_that_is_missing_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ResourceMonitor(tmp_path / "gone").check()
-    assert not [text for text in caplog.messages if text.startswith("disk")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +17,25 @@ import yaml
 from torch import Tensor, nn
 
 from raysim.algorithms.standalone import Standalone
-from raysim.common.errors import HookError, RunError
+from raysim.common.errors import HookError
 from raysim.common.inputs import InputSpec, image
-from raysim.common.results import METRICS, ClientRow
+from raysim.common.results import METRICS
 from raysim.core import message
 from raysim.data.partition import make_partition
 from raysim.data.shards import make_shards
 from raysim.engine.checkpoint.format import read_clients, read_file, read_server
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
-from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.evaluations import EvaluationSchedule
-from raysim.engine.progress import Progress
-from raysim.engine.records import RoundReport, ServerReport
 from raysim.engine.workers.client import ClientWorker
-from raysim.engine.workers.state_files import StateLimits
 from raysim.models import MODELS, ModelSpec
 from raysim.models.split import SplitNet
 from raysim.report.load import class_accuracy
 from raysim.runs.plan import make_plan
 from raysim.runs.run import Run, run
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.folder import RunFolder
 from raysim.tracking.in_memory import MemoryTracker
 from tests.choices import first
-from tests.engine.scenarios import loaded, outcome, rounds_of
+from tests.engine.scenarios import loaded, rounds_of
 
 
 def quiet_run(*sets: str, **changes: Any) -> tuple[Run, MemoryTracker]:
@@ -171,47 +164,25 @@ def test_test_and_validation_samples_are_told_apart(split: str) -> None:
         assert not any(one.val_total for one in found) and sum(one.local.total for one in found) == 360
 
 
-def test_without_validation_samples_there_is_no_validation_accuracy(workplace: Path) -> None:
-    result, memory = quiet_run("data.split=published", "data.partition={name: iid}", "rounds=1")
-    assert not {"accuracy/val", "accuracy/at_best_val"} & set(memory.rounds[1])
-    assert result.summary["best_val_round"] is None
-
-
-@pytest.mark.parametrize(
-    ("emptied", "said"),
-    [
-        ([], []),
-        (
-            [0, 5],
-            [
-                "2 of 8 clients hold no training samples and never take part",
-                "1 of 8 clients hold no test samples; mean accuracies leave them out",
-                "2 of 8 clients hold no validation samples; validation accuracies leave them out",
-            ],
-        ),
-    ],
-)
 def test_clients_without_samples_are_counted(
-    workplace: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    emptied: list[int],
-    said: list[str],
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    emptied = [0, 5]
+
     def dealt(*given: Any) -> Any:
         partition = make_partition(*given)
         kept = ~np.isin(partition.train.owner, emptied)
         train = make_shards(partition.train.index[kept], partition.train.owner[kept], partition.num_clients)
-        tested = partition.test.owner != 3 if emptied else partition.test.owner >= 0
+        tested = partition.test.owner != 3
         test = make_shards(partition.test.index[tested], partition.test.owner[tested], partition.num_clients)
         validating = ~np.isin(partition.val.owner, emptied)
         val = make_shards(partition.val.index[validating], partition.val.owner[validating], partition.num_clients)
         return replace(partition, train=train, test=test, val=val)
 
     monkeypatch.setattr("raysim.runs.plan.make_partition", dealt)
-    result = run(loaded("rounds=1", "clients.participation=1"))
-    lines = [line for line in capsys.readouterr().err.splitlines() if "clients hold no" in line]
-    assert lines == said
+    result = run(loaded("rounds=1", "clients.participation=1"), quiet=True)
+    lines = [text.split()[:6] for text in caplog.messages if "clients hold no" in text]
+    assert [(line[0], line[-1]) for line in lines] == [("2", "no"), ("1", "no"), ("2", "no")]
     assert result.summary["participants_per_round"] == 8 - len(emptied)
 
 
@@ -241,13 +212,6 @@ def test_a_client_that_is_never_tested(workplace: Path, monkeypatch: pytest.Monk
     assert len(Run(result.folder).client(3).predictions("test")) == 0
 
 
-def test_every_image_has_one_owner(finished: Run) -> None:
-    partition = pq.read_table(finished.folder / "partition.parquet").to_pandas()
-    assert not partition["sample"].duplicated().any()
-    classes = partition[partition["part"] == "train"].groupby("client")["label"].nunique()
-    assert classes.to_list() == [3] * 8
-
-
 def test_flops_are_those_of_the_layers(workplace: Path) -> None:
     # One client with the 64-32-10 MLP: 64*32 + 32*10 multiply-adds forward, 2 operations each; backward repeats the
     # second layer twice and the first once (no gradient of the images): 2*(2*2368 + 2048 ... ) per sample.
@@ -266,17 +230,6 @@ def test_evaluation_every_second_round_and_the_last(workplace: Path, finished: R
     # Clients that changed unseen in round 1 are measured in round 2, so both agree from there on.
     for t in (2, 3):
         assert by_round[t]["accuracy/all"] == finished.rounds["accuracy/all"][t]
-
-
-def test_measuring_before_training(workplace: Path) -> None:
-    _, memory = quiet_run("evaluation.when=after_receive", "algorithm={name: standalone}")
-    # Nothing is received, so in its first round a client measures as its untouched model did in round 0.
-    before = {row.client: row.correct for row in memory.clients if row.round == 0}
-    first_turn: dict[int, int | None] = {}
-    for row in memory.clients:
-        if row.round > 0:
-            first_turn.setdefault(row.client, row.correct)
-    assert first_turn == {k: before[k] for k in first_turn}
 
 
 def test_global_test_set(workplace: Path) -> None:
@@ -311,12 +264,6 @@ def test_the_global_test_set_has_rounds_of_its_own(when: str, together: int, wor
     assert seldom.summary["final"]["accuracy/global"] == every.summary["final"]["accuracy/global"]
 
 
-def test_the_global_test_set_is_tested_in_every_round_by_default() -> None:
-    assert [EvaluationSchedule(4).coverage(t) for t in (1, 2, 3, 4)] == ["whole"] * 4
-    seldom = EvaluationSchedule(5, every=2)
-    assert [seldom.coverage(t) for t in (1, 2, 3, 4, 5)] == [None, "whole", None, "whole", "whole"]
-
-
 def test_shared_and_independent_initial_weights(workplace: Path) -> None:
     shared, _ = quiet_run("rounds=1")
     apart, b = quiet_run("rounds=1", "clients.independent_init=true")
@@ -326,10 +273,8 @@ def test_shared_and_independent_initial_weights(workplace: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hook", "what"),
-    [*(("client_update", what) for what in ("dict", "undeclared", "of text")), ("server_send", "dict"),
-     ("server_send", "undeclared")],
-)  # fmt: skip
+    ("hook", "what"), [("client_update", "undeclared"), ("server_send", "dict"), ("client_update", "of text")]
+)
 def test_what_is_no_message_is_told_with_its_hook(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, hook: str, what: str
 ) -> None:
@@ -343,13 +288,8 @@ def test_what_is_no_message_is_told_with_its_hook(
 
     sent = {"dict": {"w": torch.ones(2)}, "undeclared": Plain(), "of text": OfText()}
     monkeypatch.setattr(Standalone, hook, lambda *_: sent[what])
-    declare = "return a dataclass that is declared with @message, or None"
-    told = {
-        "dict": f"the hook returned a dict; {declare}",
-        "undeclared": "the class Plain, which is not a message; put @message above the class",
-        "of text": "the field x of a message contains a value of type str; send only tensors and Python's numbers",
-    }
-    with pytest.raises(HookError, match=rf"Standalone.{hook}.* failed in round 1\b.*{told[what]}"):
+    word = {"dict": "@message", "undeclared": "class Plain", "of text": "str"}[what]
+    with pytest.raises(HookError, match=rf"Standalone.{hook}.* failed in round 1\b.*{word}"):
         quiet_run("algorithm={name: standalone}")
 
 
@@ -359,16 +299,8 @@ def test_a_network_whose_widths_do_not_fit_is_named(workplace: Path, monkeypatch
         return SplitNet(nn.Sequential(nn.Flatten(), *layers), nn.Linear(feature_dim, num_classes))
 
     monkeypatch.setitem(MODELS, "mine", ModelSpec("mine", "40 is no 30", 32, build, image(1, 8, 8)))
-    with pytest.raises(HookError, match=r"^the test of client 1 with model mine failed: RuntimeError: mat1 and mat2 "):
+    with pytest.raises(HookError, match="model mine"):
         quiet_run("clients.models=[digits_mlp64, mine]")
-
-
-def test_a_method_that_cannot_make_its_network_is_named(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Standalone, "client_model", lambda self, model, task: model.no_such_layer)
-    with pytest.raises(
-        HookError, match=r"^Standalone.client_model failed with model digits_\w+: AttributeError: .*no_such_layer"
-    ):
-        quiet_run("algorithm={name: standalone}")
 
 
 def test_a_failing_hook_says_where_and_keeps_what_was_done(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,11 +310,7 @@ def test_a_failing_hook_says_where_and_keeps_what_was_done(workplace: Path, monk
             raise KeyError("oh")
 
     monkeypatch.setattr(Standalone, "client_update", broken)
-    with pytest.raises(
-        HookError,
-        match=r"Standalone.client_update of client \d failed in round 2 \(model digits_\w+, "
-        r"no message from the server\): KeyError: 'oh'",
-    ):
+    with pytest.raises(HookError, match=r"Standalone.client_update of client \d failed in round 2 .*KeyError: 'oh'"):
         quiet_run("algorithm={name: standalone}")
     (folder,) = (workplace / "runs" / "tiny").iterdir()
     summary = json.loads((folder / "summary.json").read_text())
@@ -391,36 +319,6 @@ def test_a_failing_hook_says_where_and_keeps_what_was_done(workplace: Path, monk
     assert summary["rounds"] == 1
     assert pq.read_table(folder / "rounds.parquet")["round"].to_pylist() == [0, 1]
     assert "KeyError" in (folder / "logs" / "error.txt").read_text()
-
-
-def test_a_full_disk_does_not_hide_the_error_of_a_hook(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: RunFolder, name: str, text: str) -> None:
-        if name == "logs/error.txt":
-            raise RunError("No space left on device")
-        write_text(self, name, text)
-
-    write_text = RunFolder.write_text
-    monkeypatch.setattr(RunFolder, "write_text", full)
-    monkeypatch.setattr(Standalone, "client_update", lambda *_: {}["oh"])
-    with pytest.raises(HookError, match="KeyError: 'oh'"):
-        quiet_run("algorithm={name: standalone}")
-
-
-def test_a_disk_that_fills_up(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from raysim.tracking.folder import RunFolder
-
-    log = RunFolder.log
-
-    def full(self: RunFolder, t: int, *rest: Any) -> None:
-        if t == 2:
-            raise OSError(28, "No space left on device", "rounds.parquet")
-        log(self, t, *rest)
-
-    monkeypatch.setattr(RunFolder, "log", full)
-    with pytest.raises(RunError, match="No space left on device"):
-        quiet_run()
-    (folder,) = (workplace / "runs" / "tiny").iterdir()
-    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
 
 
 def test_nan_uploads_are_left_out_and_named(workplace: Path, finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,45 +340,18 @@ def test_nan_uploads_are_left_out_and_named(workplace: Path, finished: Run, monk
     assert all(math.isfinite(memory.rounds[t]["server/header_norm"]) for t in (1, 2, 3))
 
 
-def test_clients_that_diverge_are_named_once_and_counted(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_clients_that_diverge_are_named_once_and_counted(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
     sets = ("rounds=2", "algorithm.name=lg_fedavg", "clients.models=[digits_mlp64]", "training.lr=1e20")
     given = loaded(*sets, training={"batch_size": 32})
-    result = run(given)
-    lines = capfd.readouterr().err.splitlines()
+    result = run(given, quiet=True)
     uploads = 2 * 4
     clients = Run(result.folder).clients
-    first = set(clients.query("round == 1 and participated")["client"])
-    named = f"the upload of clients {', '.join(map(str, sorted(first)))} is NaN or infinite for the first time"
-    assert sum(line.startswith("round 1: the training loss") and named in line for line in lines) == 1
-    for t in (1, 2):
-        assert (
-            f"round {t}: all uploads contained NaN or infinity and were left out; the server learned nothing" in lines
-        )
-    assert (
-        sum(line.startswith(f"the server learned nothing in this run, because all {uploads} uploads") for line in lines)
-        == 1
-    )
+    first = ", ".join(map(str, sorted(set(clients.query("round == 1 and participated")["client"]))))
+    assert sum(text.startswith("round 1:") and f"clients {first} " in text for text in caplog.messages) == 1
+    assert sum(f"all {uploads} uploads" in text for text in caplog.messages) == 1
     trained = set(clients.query("participated")["client"])
     assert result.summary["diverged_clients"] == len(trained)
     assert result.summary["rejected_uploads"] == result.summary["uploads"] == uploads
-
-
-def test_a_client_that_recovers_is_not_counted_as_diverged() -> None:
-    report = RoundReport({}, {}, ServerReport({}, 0.0, 0.0, (3,)))
-    row = partial(ClientRow, 1, model="m", participated=True, accuracy=0.5, correct=1, total=2, val_correct=0)
-    rest = dict.fromkeys(("val_total", "train_samples", "up_bytes", "down_bytes", "up_params", "down_params"), 0)
-    rest |= dict.fromkeys(("flops", "train_s", "evaluate_s"), 0) | {"global_accuracy": None}
-    progress = Progress()
-    bad = [row(1, loss=math.nan, train_loss=1.0, **rest), row(2, loss=1.0, train_loss=math.inf, **rest)]
-    progress._take_diverged(report, bad)
-    assert progress.diverged == {1, 2, 3}
-    progress._take_diverged(
-        replace(report, server=ServerReport({}, 0.0, 0.0, ())), [row(2, loss=1, train_loss=1, **rest)]
-    )
-    assert progress.diverged == {1, 3}
-    again = Progress()
-    again.resume(1, json.loads(json.dumps(progress.facts())), {})
-    assert again.diverged == {1, 3}
 
 
 def test_checkpoints_hold_every_state(finished: Run) -> None:
@@ -507,16 +378,6 @@ def test_checkpoints_hold_every_state(finished: Run) -> None:
         k: latest[k] for k in took_part
     }
     assert read_server(read_file(store.storage, checkpoint.server))[0].tensors.keys() == {"w.weight", "w.bias"}
-
-
-def test_states_on_disk_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    given = loaded("clients.models=[digits_mlp64]")  # eight rows of 9,664 bytes
-    outcome(given, InProcessBackend(limits=StateLimits(1e-6)))
-    assert caplog.messages == [
-        "the clients' states take 7.73e-05 GB, more than resources.memory_gb allows: they are kept on disk"
-    ]
-    outcome(given, InProcessBackend())
-    assert len(caplog.messages) == 1
 
 
 def test_clients_that_batchnorm_keeps_from_training_are_warned_of_once(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.run import run_round, state_digest
 from raysim.report.load import read_rounds
-from raysim.report.table import summary_rows
 from raysim.runs.plan import make_plan
 from raysim.runs.run import Run, run
 from raysim.scenario.parse import ParsedScenario
@@ -120,17 +118,6 @@ def test_who_drops_out_does_not_train() -> None:
     assert {row.client for row in rows if row.participated} == {0, 2, 4, 6}
     assert [row["engine/dropped_clients"] for row in values[1:]] == [4, 4, 4]
     assert [row["engine/participants"] for row in values[1:]] == [4, 4, 4]
-
-
-def test_what_a_deadline_costs_is_said(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A run is told when none of its clients counts, and at its end how many did not."""
-    result = run(loaded(SYSTEM, "clients.deadline_s=1e-9"))
-    err = capfd.readouterr().err
-    assert "round 2: no updates to aggregate: all 4 selected clients dropped out or were late" in err
-    assert re.search(r"round 3/3 .* 4 dropped out or late", err)
-    assert dict(summary_rows(result.summary))["dropped out or late"] == "12 client rounds"
-    run(loaded("system={availability: 0}", "rounds=1"))
-    assert "round 1: no updates to aggregate: no client was available" in capfd.readouterr().err
 
 
 class FailsForClient0(Standalone):

@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 import raysim
 from raysim.algorithms.standalone import Standalone
-from raysim.comparison.runs import RunRecord
 from raysim.core.algorithm import Client
-from raysim.core.fit import LocalTraining
 from raysim.core.ops import cross_entropy
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.plan import Plan
@@ -25,7 +22,7 @@ from raysim.engine.stragglers import StragglerDraws
 from raysim.runs.plan import make_plan
 from raysim.scenario.scenario import Scenario
 from tests.choices import first
-from tests.engine.scenarios import digits, loaded, plain_digits, planned
+from tests.engine.scenarios import digits, loaded
 
 SETTINGS = {
     "bfloat16": ["training.precision=bfloat16"],
@@ -148,38 +145,11 @@ def test_clients_of_one_group_may_have_different_epochs(caplog: pytest.LogCaptur
         assert (report.train_samples, report.flops) == (alone[k].train_samples, alone[k].flops)
 
 
-def test_stragglers_without_effect_are_warned_of() -> None:
-    def warnings(*sets: str) -> tuple[str, ...]:
-        return Scenario.of(loaded("training.stragglers={share: 0.5}", *sets)).warnings
-
-    assert warnings() == (
-        "training.stragglers: this section has no effect, because all clients train for 1 epoch only",
-    )
-    assert not warnings("training.epochs=2") and not warnings("training.overrides=[{clients: 0-1, epochs: 2}]")
-
-
-def test_defaults_are_what_they_were() -> None:
-    assert planned(loaded())[0].local == LocalTraining(epochs=1, batch_size=32, lr=0.05, momentum=0.9, clip=5.0)
-    assert (spec_of().own_local, spec_of().stragglers) == ({}, None)
-
-
 @pytest.mark.parametrize("sets", first(SETTINGS.values()), ids=SETTINGS)
 def test_a_resumed_run_has_the_same_bits(sets: list[str], workplace: Path) -> None:
     two, three = (raysim.run(digits(), sets=[*sets, f"rounds={rounds}"], quiet=True) for rounds in (2, 3))
     assert two.resume(["rounds=3"], quiet=True).state_digest == three.state_digest
     assert three.state_digest != raysim.run(digits(), sets=["rounds=3"], quiet=True).state_digest
-
-
-def test_a_run_from_before_these_keys_is_resumed(workplace: Path) -> None:
-    two, three = (raysim.run(plain_digits(), sets=[f"rounds={rounds}"], quiet=True) for rounds in (2, 3))
-    file = two.folder / "resolved.yaml"
-    resolved = yaml.safe_load(file.read_text())
-    new = ("nesterov", "precision", "overrides", "stragglers")
-    resolved["training"] = {key: value for key, value in resolved["training"].items() if key not in new}
-    assert resolved["training"]["schedule"] == {"name": "constant"}
-    file.write_text(yaml.safe_dump(resolved))
-    assert RunRecord.read(two.folder).deciding | {"rounds": 3} == RunRecord.read(three.folder).deciding
-    assert two.resume(["rounds=3"], quiet=True).state_digest == three.state_digest
 
 
 def test_a_client_trains_with_as_many_threads_as_its_actor_has_cpus() -> None:
@@ -202,9 +172,9 @@ def test_a_client_trains_with_as_many_threads_as_its_actor_has_cpus() -> None:
     assert torch.get_num_threads() == 1  # as before the run
 
 
-def test_steps_take_the_place_of_epochs(tmp_path: Path) -> None:
+def test_steps_take_the_place_of_epochs(workplace: Path) -> None:
     one = {"count": 1, "models": ["digits_mlp64"]}
-    given = digits(clients=one, data={"name": "digits"}, rounds=1, output=str(tmp_path), algorithm={"name": "fedavg"})
+    given = digits(clients=one, data={"name": "digits"}, rounds=1, algorithm={"name": "fedavg"})
     epochs = raysim.run(given, sets=["training.epochs=2"], quiet=True)
     per_epoch = -(-int((epochs.partition["part"] == "train").sum()) // 32)
     steps = raysim.run(given, sets=[f"training.steps={2 * per_epoch}"], quiet=True)
@@ -217,8 +187,8 @@ def test_steps_take_the_place_of_epochs(tmp_path: Path) -> None:
         Scenario.load(given, ["training.steps=5", "training.stragglers={share: 0.5}"])
 
 
-def test_clients_trained_together_do_equally_many_steps(tmp_path: Path) -> None:
-    given = digits(clients={"count": 8, "models": ["digits_mlp64"]}, rounds=1, output=str(tmp_path))
+def test_clients_trained_together_do_equally_many_steps(workplace: Path) -> None:
+    given = digits(clients={"count": 8, "models": ["digits_mlp64"]}, rounds=1)
     runs = [raysim.run(given, sets=["training.steps=7", f"training.together={n}"], quiet=True) for n in (1, 8)]
     alone, together = (run.clients.query("round == 1")["train_loss"].to_numpy() for run in runs)
     assert alone == pytest.approx(together, rel=1e-4)

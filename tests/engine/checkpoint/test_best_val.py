@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.checkpoint.storage import Storage, open_storage
+from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import KEPT, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.progress import Progress
-from raysim.engine.records import LostError, Pending, SavedFiles
 from raysim.engine.run import state_digest
 from tests.choices import first
 from tests.engine.scenarios import all_rounds, loaded, planned
@@ -114,47 +113,4 @@ def test_deaths_change_neither_the_run_nor_the_kept_state(tmp_path: Path) -> Non
     progress, *digests = run(checkpoints=manager(tmp_path / "deaths", 3), backend=backend)
     assert not backend.left
     assert (progress.best_val_round, progress.best_val) == (expected[0].best_val_round, expected[0].best_val)
-    assert tuple(digests) == expected[1:]
-
-
-@pytest.mark.large
-def test_a_best_checkpoint_that_is_lost_in_writing_is_saved_when_its_round_is_repeated(tmp_path: Path) -> None:
-    expected = undisturbed()
-
-    class Losing(InProcessBackend):
-        saved: list[int] = []  # noqa: RUF012
-
-        def save(self, t: int, storage: Storage) -> Pending[SavedFiles]:
-            files = super().save(t, storage)
-            self.saved.append(t)
-            lost = t == 4 and self.saved.count(4) == 1
-
-            def late() -> SavedFiles:
-                if lost:
-                    raise LostError("the checkpoint of round 4: an object is lost")
-                return files.result()
-
-            return Pending(late)
-
-    backend = Losing()
-    _, *digests = run(checkpoints=manager(tmp_path / "lost", 100), backend=backend)
-    assert backend.saved == [1, 2, 3, 4, 4, 8]
-    assert tuple(digests) == expected[1:]
-
-
-def test_a_damaged_best_checkpoint_is_made_again_when_its_round_is_repeated(tmp_path: Path) -> None:
-    expected = undisturbed()
-
-    class Damaging(InProcessBackend):
-        died = False
-
-        def send(self, t: int, cohort: Any) -> Any:
-            if t == 6 and not self.died:
-                self.died = True
-                (tmp_path / "damaged" / "server-000004.safetensors").write_bytes(b"")
-                raise LostError("round 6: client actor 1 of 1 died")
-            return super().send(t, cohort)
-
-    progress, *digests = run(checkpoints=manager(tmp_path / "damaged", 100), backend=Damaging())
-    assert progress.restarts == 1
     assert tuple(digests) == expected[1:]

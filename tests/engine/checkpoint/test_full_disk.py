@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from raysim.common.errors import RunError
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
-from raysim.report.load import read_rounds
 from raysim.runs.run import Run, run
 from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import plain as loaded
@@ -46,9 +44,7 @@ def test_a_full_disk(workplace: Path, small_disk: Path, backend: str, request: p
                 file.write(bytes(1024))
                 file.flush()
 
-    with pytest.raises(
-        RunError, match=r"the checkpoint of round \d could not be written to .*no space left.*of round [234]"
-    ):
+    with pytest.raises(RunError, match="no space left"):
         run(loaded(*sets), quiet=True, trackers=[At(3, fill)])
     (folder,) = (workplace / "runs" / "tiny").iterdir()
     summary = json.loads((folder / "summary.json").read_text())
@@ -63,20 +59,3 @@ def test_a_full_disk(workplace: Path, small_disk: Path, backend: str, request: p
     (small_disk / "filler").unlink()
     whole = run(loaded("rounds=6"), quiet=True)
     assert Run(folder).resume(quiet=True).state_digest == whole.state_digest
-
-
-def test_a_folder_that_can_be_written_no_more(workplace: Path) -> None:
-    def spoil() -> None:
-        (folder,) = (workplace / "runs" / "tiny").iterdir()
-        shutil.move(folder / "checkpoints", workplace / "aside")
-        (folder / "checkpoints").write_text("in the way")
-
-    with pytest.raises(
-        RunError, match=r"the checkpoint of round \d could not be written to .*checkpoints.*is that of round 2"
-    ):
-        run(loaded("rounds=6", "checkpoint.every=1"), quiet=True, trackers=[At(3, spoil)])
-    (folder,) = (workplace / "runs" / "tiny").iterdir()
-    assert read_rounds(folder)["round"].to_pylist()[:4] == [0, 1, 2, 3]
-    (folder / "checkpoints").unlink()
-    shutil.move(workplace / "aside", folder / "checkpoints")
-    assert Run(folder).resume(quiet=True).state_digest == run(loaded("rounds=6"), quiet=True).state_digest

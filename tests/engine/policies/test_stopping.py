@@ -43,13 +43,6 @@ def test_patience_counts_rounds_and_not_tests() -> None:
     assert ends(StoppingRule("accuracy/val", patience=4), [0.5, 0.4, 0.4, 0.4], every=2) == 6
 
 
-def test_the_reason_is_a_sentence() -> None:
-    rule = StoppingRule("accuracy/val", patience=3, target=0.9)
-    assert rule.reason(Watched(8, 0.5, 5, 0.6)) == "accuracy/val has not improved since round 5 (best: 0.6)"
-    assert rule.reason(Watched(8, 0.95, 8, 0.95)) == "accuracy/val reached 0.95 in round 8 (target 0.9)"
-    assert rule.reason(Watched(8, 0.5, 6, 0.6)) == ""
-
-
 @pytest.mark.parametrize(
     ("had", "has", "expected"),
     [

@@ -14,7 +14,6 @@ from raysim.engine.policies.sampling import (
     Candidates,
     Fastest,
     Participation,
-    UniformSelection,
     cohort,
     selected_size,
 )
@@ -119,18 +118,6 @@ def test_more_samples_are_selected_more_often() -> None:
     assert found.count((0,)) == pytest.approx(750, abs=42)
 
 
-def test_a_selection_that_is_none_ends_the_run() -> None:
-    class Twice(UniformSelection):
-        def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> list[int]:
-            return [3, 3, *candidates.ids[: size - 2]]
-
-    with pytest.raises(
-        RunError,
-        match=r"round 2: Twice.select returned 4 clients, \[3, 3, 0, 1\]; it must return the ids of 4 different",
-    ):
-        cohort(1, 2, range(8), 4, participation=Participation(Twice()))
-
-
 class Returns:
     def __init__(self, found: Any) -> None:
         self.found = found
@@ -139,32 +126,17 @@ class Returns:
         return self.found
 
 
-@pytest.mark.parametrize(
-    "found",
-    [np.array([5, 2]), np.array([5, 2], np.uint8), torch.tensor([5, 2]), {5, 2}, (np.int64(k) for k in (5, 2))],
-    ids=["int64", "uint8", "torch", "set", "generator"],
-)
+@pytest.mark.parametrize("found", [np.array([5, 2]), torch.tensor([5, 2]), {5, 2}], ids=["numpy", "torch", "set"])
 def test_ids_of_any_kind_become_whole_numbers(found: Any) -> None:
     chosen = cohort(1, 1, range(8), 2, participation=Participation(Returns(found)))
     assert chosen == (2, 5)
     assert [type(k) for k in chosen] == [int, int]
 
 
-@pytest.mark.parametrize(
-    ("found", "told"),
-    [
-        ([0.0, 1.0], "2 clients, [0.0, 1.0]"),
-        ([1, 1], "2 clients, [1, 1]"),
-        ([1], "1 clients, [1]"),
-        ([1, 9], "2 clients, [1, 9]"),
-    ],
-)
-def test_what_is_no_selection(found: Any, told: str) -> None:
-    with pytest.raises(RunError) as caught:
+@pytest.mark.parametrize("found", [[0.0, 1.0], [1, 1], [1], [1, 9]])
+def test_what_is_no_selection(found: Any) -> None:
+    with pytest.raises(RunError, match=r"Returns\.select"):
         cohort(1, 3, range(8), 2, participation=Participation(Returns(found)))
-    said = " ".join(str(caught.value).split())
-    assert said.startswith(f"round 3: Returns.select returned {told}")
-    assert said.endswith("; it must return the ids of 2 different clients among the 8 candidates")
 
 
 def test_the_fastest_of_those_that_are_drawn() -> None:
@@ -178,19 +150,6 @@ def test_the_fastest_of_those_that_are_drawn() -> None:
     drawn = [cohort(1, t, range(6), 1, participation=Participation(Fastest(2.0), system=system))[0] for t in range(600)]
     # Client 1 is one of two in a third of all rounds; client 0, the slowest, never wins.
     assert drawn.count(1) == pytest.approx(200, abs=35) and 0 not in drawn
-
-
-def test_a_selection_cannot_change_the_list_of_candidates() -> None:
-    """It is the run's own list of eligible clients, and the next round selects from it again."""
-
-    class Shuffles(UniformSelection):
-        def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Any:
-            rng.shuffle(candidates.ids)  # type: ignore[arg-type]
-            return candidates.ids[:size]
-
-    for given in (Participation(Shuffles()), Participation(Shuffles(), system=system_of(8))):
-        with pytest.raises(RunError, match=r"^round 1: Shuffles\.select fails: TypeError: "):
-            cohort(1, 1, tuple(range(8)), 3, participation=given)
 
 
 def test_draws_stay_as_they_are() -> None:

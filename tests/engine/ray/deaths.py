@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
-
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorRecord
 
@@ -42,16 +40,6 @@ def kill(worker: ActorRecord) -> None:
     assert pid > 0
     os.kill(pid, signal.SIGKILL)
     assert ray.is_initialized()
-
-
-def wait_until_dead(worker: ActorRecord) -> None:
-    """Wait until Ray has ended an actor."""
-    import ray
-
-    with pytest.raises(ray.exceptions.RayActorError):
-        for _ in range(600):
-            ray.get(worker.actor.pid.remote())
-            time.sleep(0.05)
 
 
 def sleep(seconds: float) -> None:

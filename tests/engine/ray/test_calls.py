@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Sequence
-from typing import Any
 
 import psutil
 import pytest
 import ray
 
 from raysim.common.errors import RunError
-from raysim.engine.ray import calls, local_cluster
+from raysim.engine.ray import local_cluster
 from raysim.engine.ray.actors import Location
-from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool, ActorRecord
 from raysim.engine.workers.state_files import Handle
 
@@ -38,29 +34,6 @@ def test_a_ray_that_does_not_start_is_one_sentence(ray_session: None, monkeypatc
     assert not local_cluster.is_running()
     assert agents  # of the tests' own Ray, which ends without them
     assert all(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in agents)
-
-
-def test_a_long_wait_is_reported_ever_more_rarely(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A broadcast is large and on another node: whether it exists is asked, and it is not fetched for that."""
-    caplog.set_level("INFO")
-    seconds, polls, fetched = iter(range(1000)), iter(range(1000)), set()
-
-    def wait(refs: Sequence[Any], *, timeout: float, fetch_local: bool, **options: Any) -> tuple[Any, Any]:
-        fetched.add(fetch_local)
-        done = timeout > 0 and next(polls) == 900
-        return (refs, []) if done else ([], refs)
-
-    monkeypatch.setattr(ray, "wait", wait)
-    monkeypatch.setattr(ray, "get", lambda refs: refs)
-    monkeypatch.setattr(calls, "perf_counter", lambda: float(next(seconds)))
-    monkeypatch.setattr(calls, "_actor_of", lambda ref: f"id of {ref}")
-    waiting = ActorCalls(lambda actor_id: f"the actor with {actor_id}", lambda actor_id: " (pid 7)")
-    assert waiting.get("answer", "round 3") == "answer"
-    assert [re.findall(r"for \d+ s", text) for text in caplog.messages] == [["for 60 s"], ["for 240 s"]]
-    assert all("the actor with id of answer (pid 7)" in text for text in caplog.messages)
-    assert fetched == {False}
 
 
 def test_only_actors_of_one_group_and_node_share_files() -> None:

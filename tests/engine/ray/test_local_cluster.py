@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from raysim.common.errors import RunError
 from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.ray
@@ -24,12 +25,15 @@ import gc, json, os, stat, subprocess, sys, threading, time
 from pathlib import Path
 import psutil, ray
 from ray._common.usage.usage_lib import usage_stats_enabled
+from ray._private.runtime_env import uv_runtime_env_hook
 from raysim.engine.ray import local_cluster, session
 
 # To set a constant that Ray does not read has no effect.
 constants = "ENABLE_RAY_CLUSTER", "RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 renamed = [name for name in constants if not hasattr(ray._private.ray_constants, name)]
 before = dict(os.environ)
+# As below `uv run`, where Ray by default starts actors in a copy of the working directory: it looks at the ancestors.
+uv_runtime_env_hook._get_uv_run_cmdline = lambda: ["uv", "run", "raysim"]
 assert session.connect(1.0)
 @ray.remote
 class Worker:
@@ -41,6 +45,7 @@ found = {
     "mode": stat.S_IMODE(local_cluster._folder.stat().st_mode),
     "renamed": renamed,
     "usage": usage_stats_enabled(),
+    "runtime env": ray.get_runtime_context().get_runtime_env_string(),
     "tokens": [str(path) for path in Path.home().rglob("*token*")],
 }
 address = ray.get_runtime_context().gcs_address
@@ -104,6 +109,7 @@ def test_only_the_owner_on_this_machine_gets_in(namespace: list[str], tmp_path: 
     assert found["mode"] == 0o700
     assert found["renamed"] == []
     assert found["usage"] is False  # Ray reports nothing to its makers
+    assert found["runtime env"] == "{}"  # actors use this environment
     assert found["tokens"] == []  # no file holds the token
     assert found["owner"][0] == 0, found["owner"][1]
     for visitor in ("stranger", "guesser"):
@@ -136,24 +142,6 @@ def test_sockets_have_short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     local_cluster.start()
     assert folders[-1].is_relative_to(tmp_path)
     local_cluster.stop(remove_logs=True)
-
-
-BELOW_UV = """
-import ray
-from ray._private.runtime_env import uv_runtime_env_hook
-from raysim.engine.ray import local_cluster, session
-
-uv_runtime_env_hook._get_uv_run_cmdline = lambda: ["uv", "run", "raysim"]  # Ray looks at the ancestors of this process
-assert session.connect(1.0)
-print(ray.get_runtime_context().get_runtime_env_string())
-local_cluster.stop(remove_logs=True)
-"""
-
-
-def test_below_uv_run_actors_use_this_environment(tmp_path: Path) -> None:
-    """By default, Ray would start them by `uv run` in a copy of the working directory."""
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"PYTHONPATH": str(REPOSITORY)}
-    code = [sys.executable, "-c", BELOW_UV]
-    done = subprocess.run(code, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "{}"
+    monkeypatch.setenv("RAY_TMPDIR", "/nonexistent")
+    with pytest.raises(RunError, match="RAY_TMPDIR"):
+        local_cluster.start()

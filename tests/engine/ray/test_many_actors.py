@@ -18,16 +18,12 @@ import pytest
 import yaml
 
 from raysim.cli.main import cli
-from raysim.common.errors import ScenarioError
-from raysim.engine.policies.placement import ClusterResources, ResourceRequest, lay_out
 from raysim.engine.records import Startup
 from raysim.runs.machine import make_backend
 from raysim.runs.plan import make_plan
-from raysim.runs.preview import preview
 from raysim.runs.run import run
 from raysim.scenario.scenario import Scenario
 from tests.conftest import REPOSITORY
-from tests.engine.ray.deaths import wait_until_dead
 from tests.engine.scenarios import digits, loaded
 
 pytestmark = pytest.mark.ray
@@ -109,39 +105,13 @@ def test_startup_counts_from_the_first_request_to_the_last_answer() -> None:
     assert found.facts() == {"actors": 3, "seconds": 8.5, "slowest_s": 8.0, "per_actor_s": 8.5 / 3}
 
 
-@pytest.mark.large
-@pytest.mark.usefixtures("ray_session")
-def test_startup_counts_only_the_first_start() -> None:
-    """Neither idle time before a second run nor the replacement of dead actors counts as startup."""
-    import ray
-
-    from raysim.engine.ray.backend import RayBackend
-    from raysim.engine.ray.pool import ActorPool
-
-    checked = Scenario.of(loaded())
-    # Pinned, so that the actor without participants stays a bare process.
-    plan = lay_out([ResourceRequest(tuple(range(8)), None, 4, 1.0, 0.0)], ClusterResources(8, 0))
-    backend = RayBackend(ActorPool(plan, participants=1))
-    try:
-        plan, data = make_plan(checked)
-        first = backend.start(plan, data.raw)
-        assert first is not None and first.actors == 2 and 0 < first.slowest_s <= first.seconds
-        ray.kill(backend.pool.clients[1].actor)
-        wait_until_dead(backend.pool.clients[1])
-        backend.recover()
-        assert len(backend.pids()) == 3
-        assert backend.pool.startup is first
-    finally:
-        backend.close()
-
-
 def use_gpus() -> dict[str, Any]:
-    """What two nodes with a logical GPU each would hold under every plan, and what they do under one."""
+    """Return what actors hold of two nodes with a logical GPU each."""
     scenario = digits(backend="ray", resources=LARGE_APART)
     Path("tiny.yaml").write_text(yaml.safe_dump(scenario))
     with two_nodes(cpus=2, gpus=1):
         cli.main(["launch", "tiny.yaml", "--dry-run"], standalone_mode=False)
-        return {"planned": planned(), "held": held(Scenario.load(scenario))}
+        return {"held": held(Scenario.load(scenario))}
 
 
 def held(checked: Scenario) -> tuple[list[Any], dict[str, float]]:
@@ -205,43 +175,3 @@ def test_large_models_have_a_gpu_of_their_own(gpus_used: tuple[dict[str, Any], s
         small[0][0]: "0.3 of 2 0.9 of 1 3 client actors",
     }
     assert "on 2 nodes with 4 CPUs and 2 GPUs" in shown
-
-
-PLANS: dict[str, dict[str, Any]] = {
-    "spread": {"actors": 4, "cpus_per_actor": 0.5, "gpus_per_actor": 0},
-    "pack": {"actors": 4, "cpus_per_actor": 0.5, "gpus_per_actor": 0, "placement": "pack"},
-    "clients": {
-        "actors": 2, "cpus_per_actor": 0.5, "gpus_per_actor": 0,
-        "overrides": [{"clients": "0-1", "clients_per_actor": 1, "cpus_per_actor": 0.5}],
-    },
-    "not on the head": {"actors": 4, "cpus_per_actor": 0.5, "gpus_per_actor": 0, "head": False},
-    "too many CPUs": {"actors": 5, "cpus_per_actor": 0.5, "gpus_per_actor": 0, "head": False},
-    "too many GPUs": {"actors": 3, "cpus_per_actor": 0.5, "gpus_per_actor": 0.7},
-    "no room on any node": {"actors": 3, "cpus_per_actor": 0.5, "gpus_per_actor": 0.6},
-}  # fmt: skip
-
-
-def planned() -> dict[str, Any]:
-    """For each plan: how many nodes count, and what they would hold; or why it cannot be."""
-    found: dict[str, Any] = {}
-    for name, resources in PLANS.items():
-        try:
-            shown = preview(Scenario.of(loaded("backend=ray", resources=resources)))
-            found[name] = [shown.machine.nodes, sorted(one.holds for one in shown.placement)]
-        except ScenarioError as error:
-            found[name] = str(error)
-    return found
-
-
-@pytest.mark.large
-def test_a_dry_run_knows_the_nodes(gpus_used: tuple[dict[str, Any], str]) -> None:
-    found = dict(gpus_used[0]["planned"])
-    assert found.pop("spread") == [2, ["2 client actors", "2 client actors"]]
-    assert found.pop("pack") == [2, ["0 client actors", "4 client actors"]]
-    assert found.pop("clients") == [2, ["2 client actors (1 for clients 0-1)"] * 2]
-    assert found.pop("not on the head") == [1, []]
-    assert "need 2.5 CPUs" in found["too many CPUs"] and "the cluster has only 2;" in found.pop("too many CPUs")
-    assert "need 2.1 GPUs" in found["too many GPUs"] and "only 2 are available;" in found.pop("too many GPUs")
-    assert "only 2 of 3 actors" in found["no room on any node"]
-    assert f"{SECOND} (2 CPU, 1 GPU)" in found.pop("no room on any node")
-    assert not found

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from raysim.common.errors import RunError
 from raysim.common.logs import show_logs
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
@@ -22,13 +21,12 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, lay_out
 from raysim.engine.ray.backend import RayBackend
-from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.run import run_round
 from raysim.engine.workers.state_files import StateLimits
 from tests.conftest import REPOSITORY, said
 from tests.engine.ray.deaths import GIVEN, Killing, kill
-from tests.engine.scenarios import ROUNDS, all_rounds, loaded, outcome, planned
+from tests.engine.scenarios import ROUNDS, loaded, outcome, planned
 from tests.engine.test_training_settings import SETTINGS
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
@@ -58,14 +56,9 @@ def test_client_and_server_actors_are_killed(
     killing = Killing(backend, [1, 2, 4], kill_one)
     assert outcome(loaded(GIVEN), backend, checkpoints) == expected  # type: ignore[arg-type]
     assert not killing.left
-    assert sum("are kept on disk" in text for text in said(caplog)) == 1
-    notes = [text for text in said(caplog) if "are kept on disk" not in text]
+    notes = [text for text in said(caplog) if " died" in text]
     assert len(notes) == 3, notes
-    assert notes[0].startswith(
-        "round 1: client actor 1 of 2 died: its process ended unexpectedly; going back to the start"
-    )
-    assert "the server actor died" in notes[1]
-    assert "going back to the checkpoint of round 2 and repeating 1 round" in notes[2]
+    assert "client actor 1 of 2" in notes[0] and "server" in notes[1] and "checkpoint of round 2" in notes[2]
 
 
 @pytest.mark.large
@@ -96,20 +89,6 @@ def test_training_settings_have_the_same_bits_after_a_death(backend: RayBackend,
     killing = Killing(backend, [3], lambda backend: kill(backend.pool.clients[0]))
     assert outcome(given, backend, checkpoints) == outcome(given, InProcessBackend())  # type: ignore[arg-type]
     assert not killing.left
-
-
-def test_samples_that_cannot_be_shared_end_the_run_in_a_sentence(
-    backend: RayBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import ray
-
-    def full(value: object) -> Any:
-        raise ray.exceptions.OutOfDiskError("Local disk is full")
-
-    monkeypatch.setattr(ray, "put", full)
-    plan, raw = planned(loaded(GIVEN), max_attempts=1)
-    with pytest.raises(RunError, match=r"sharing the samples: OutOfDiskError.*because it recovered 1 time in a row"):
-        all_rounds(plan, backend, raw)
 
 
 @pytest.mark.large
@@ -242,21 +221,3 @@ def test_a_node_dies_in_the_middle_of_a_round(tmp_path: Path) -> None:
     # On a busy machine its processes may live long enough to finish round 3.
     assert re.search(r"going back to the checkpoint of round [23]\b", notes)
     assert "only 2 of 3 actors fit on the nodes that are available now; the run continues with these" in notes
-
-
-def test_an_answer_is_fetched_in_one_piece(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray drops what has arrived of an object of another node when a `ray.get` with a timeout ends."""
-    import ray
-
-    fetch, timeouts = ray.get, []
-
-    def get(refs: Any, *, timeout: float | None = None) -> Any:
-        timeouts.append(timeout)
-        return fetch(refs, timeout=timeout)
-
-    calls, refs = ActorCalls(lambda actor_id: None, lambda actor_id: ""), [ray.put(1), ray.put(2)]
-    monkeypatch.setattr(ray, "get", get)
-    assert calls.get(refs, "round 1") == [1, 2]
-    assert calls.get(refs[1], "round 1") == 2
-    assert calls.get([], "round 1") == []
-    assert timeouts and set(timeouts) == {None}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import errno
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 
 from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.checkpoint.storage import LocalStorage, open_storage
+from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore, DamagedCheckpointError
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.evaluations import EvaluationSchedule
@@ -28,7 +26,6 @@ from raysim.engine.ray.pool import ActorPool, ActorRecord
 from raysim.engine.ray.saving import begin_save
 from raysim.engine.records import CheckpointFile
 from raysim.engine.run import run_round, state_digest
-from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.ray.deaths import GIVEN, sleep
 from tests.engine.scenarios import all_rounds, loaded, outcome, planned
 
@@ -99,27 +96,6 @@ def test_forwarded_files_are_taken_before_other_answers(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("clients-*")) == [part.name for part in clients[1:]]
 
 
-@pytest.mark.large
-def test_all_forwarded_files_are_taken_even_if_one_cannot_be_written(tmp_path: Path) -> None:
-    import ray
-
-    class Full(LocalStorage):
-        def write(self, name: str, data: bytes) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
-
-    made = {cls: ray.remote(cls).options(num_cpus=0) for cls in (Far, Server)}
-    far = ActorRecord(made[Far].remote(tmp_path / "taken"), location=Location("Far", "", 0))
-    server = ActorRecord(made[Server].remote(), location=Location("Near", "", 0))
-    calls = ActorCalls(lambda actor: None, lambda actor: "")
-    pool: Any = SimpleNamespace(clients=[far], server=server, driver_node="Near", calls=calls)
-    files = begin_save(1, Full(str(tmp_path)), pool)
-    with pytest.raises(OSError, match="No space left"):
-        files.result()
-    assert wait_for(tmp_path / "taken", 60)
-    for member in (far, server):
-        ray.kill(member.actor)
-
-
 @pytest.fixture
 def backend() -> Iterator[RayBackend]:
     made = RayBackend(ActorPool(lay_out([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2))))
@@ -146,6 +122,7 @@ def patch_work(backend: RayBackend, at: int, do: Any) -> None:
     ray.get([host.actor.__ray_call__.remote(patch) for host in backend.pool.clients])
 
 
+@pytest.mark.large
 def test_a_checkpoint_does_not_wait_for_the_next_round(backend: RayBackend, tmp_path: Path) -> None:
     def see() -> None:
         assert wait_for(tmp_path / "checkpoint-000001.json", 60), "round 2 is at work, and round 1 not saved"
@@ -240,32 +217,3 @@ def test_tests_do_not_wait_for_forwarded_files(
     assert found, "the driver waits for a test, and the actor for the driver"
     assert len(list(tmp_path.glob("clients-*"))) >= 5  # more than the actor forwards without waiting
     assert found == [outcome(loaded(GIVEN), InProcessBackend(), **settings)]
-
-
-@pytest.mark.large
-def test_an_error_of_a_tracker_ends_the_run_although_files_are_forwarded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The checkpoint of the round is not written then, and an actor must not wait until its files are taken."""
-
-    class Full(MemoryTracker):
-        def log(self, t: int, values: Any, clients: Any) -> None:
-            if t == 4:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    backend = forwarding(monkeypatch)
-    plan, raw = planned(loaded(GIVEN), num_rounds=8, evaluations=EvaluationSchedule(8))
-    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 4, 4)
-    found: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            all_rounds(plan, backend, raw, Full(), checkpoints=checkpoints)
-        except OSError as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(120)
-    backend.close()
-    assert found, "the driver waits for round 5, and the actor for the driver"

@@ -27,20 +27,6 @@ def read(rows: Rows, begin: int, size: int = SIZE) -> Row:
     return found
 
 
-def test_rows_larger_than_what_one_call_moves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Linux moves at most 2 GiB at once; here, it is 3 bytes."""
-    pwrite, preadv = os.pwrite, os.preadv
-    monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:3], at))
-    monkeypatch.setattr(os, "preadv", lambda file, pieces, at: preadv(file, [pieces[0][:3]], at))
-    with (tmp_path / "rows").open("w+b", buffering=0) as file:
-        rows, written, found = Rows(file), np.arange(10, dtype=np.uint8), np.zeros(10, np.uint8)
-        rows.write(5, written)
-        rows.read(5, found)
-        assert found.tolist() == written.tolist()
-        with pytest.raises(RunError, match="their file is truncated"):
-            rows.read(6, found)
-
-
 @pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on a disk"])
 def test_rows_take_room_once_they_are_written(tmp_path: Path, on_disk: bool) -> None:
     files = StateFiles(StateLimits(1e-3, str(tmp_path)))
@@ -96,11 +82,6 @@ assert "torch" not in sys.modules
     assert read(ours.rows(100), 64, 20).tolist() == [7] * 10 + [8] * 10
     ours.join(ours.handles)
     assert not ours.joined
-
-
-def test_a_folder_that_is_not_on_this_machine() -> None:
-    files = StateFiles(StateLimits(1, "/nowhere/at/all"))
-    files.rows(10**10).write(0, row(1))
 
 
 def test_the_limit() -> None:
