@@ -40,7 +40,7 @@ def test_the_page_names_all_that_raysim_exports() -> None:
     assert {f"raysim.{name}" for name in raysim.__all__} <= documented().keys()
 
 
-SLOW = ("raysim.check_algorithm", "raysim.compare", "raysim.Comparison", "raysim.core.UpdateOf")
+SLOW = ("raysim.check_algorithm", "raysim.compare", "raysim.Comparison", "raysim.Run", "raysim.core.UpdateOf")
 
 
 @pytest.mark.parametrize(

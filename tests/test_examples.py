@@ -45,6 +45,7 @@ def last_accuracies(folder: Path) -> Any:
     return clients.dropna(subset=["accuracy"]).groupby("client")["accuracy"].last()
 
 
+@pytest.mark.large
 def test_personalised(workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(personalised, "METHODS", {"one": ["standalone"], "five": ["standalone", "fedproto"]})
     runs = personalised.main(rounds=1, seeds=2, folder="out").set_index(["method", "seed"])
@@ -128,7 +129,8 @@ OWN = (
     ("method", "count"),
     [
         ("lg_fedavg", 32 * 10 + 10),
-        ("fedrep", 64 * 32 + 32),  # trained by the second of two calls of `client.fit`
+        # Trained by the second of two calls of `client.fit`.
+        pytest.param("fedrep", 64 * 32 + 32, marks=pytest.mark.large),
         ("fd", 10),
         (OWN.format(file="lg_fedavg", name="LGFedAvg") + UPDATE, 32 * 10 + 10),
         (OWN.format(file="fedgh", name="FedGH") + OUTPUT, 32),

@@ -16,10 +16,7 @@ from torch import nn
 from torchvision.models import resnet18
 
 import raysim
-from raysim.core.algorithm import Client, Server, Task
-from raysim.core.data import Batch, Samples
 from raysim.engine.stragglers import StragglerDraws
-from raysim.plugins.class_check import HOOKS
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.definition import load_sweep
 from tests.conftest import REPOSITORY
@@ -104,25 +101,6 @@ def test_the_examples_of_sweep_files(tmp_path: Path) -> None:
     sweep.write_text(yaml.safe_dump({"base": "quickstart", "runs": runs, **published}))
     (cell,) = load_sweep(sweep).cells
     assert [(one.measure, one.value) for one in cell.published] == [("best_participants", 0.5729)]
-
-
-def test_own_code_lists_every_hook_and_what_hooks_can_use() -> None:
-    page = (REPOSITORY / "docs/own_code.md").read_text(encoding="utf-8")
-    rows = [line for line in page.splitlines() if line.startswith("| ")]
-    hooks = [re.match(r"\| `(\w+)\(([^)]*)\)`", row) for row in rows]
-    shown = {found[1]: found[2].split(", ") for found in hooks if found}
-    assert shown == dict(HOOKS)
-    internal = {"stats", "meter", "trainer", "values", "to", "robust", "private"}
-    for cls, start in (
-        (Client, "| `client` |"),
-        (Server, "| `server` |"),
-        (Task, "| `task` |"),
-        (Batch, "| `batch`, in a loss |"),
-        (Samples, "| samples: `client.data`, `task.public` |"),
-    ):
-        (row,) = [row for row in rows if row.startswith(start)]
-        public = {name for name in (*cls.__annotations__, *vars(cls)) if not name.startswith("_")} - internal
-        assert set(re.findall(r"`(\w+)`", row.removeprefix(start))) == public
 
 
 @pytest.mark.large

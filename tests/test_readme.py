@@ -12,7 +12,6 @@ import pytest
 
 import raysim
 from raysim.cli.main import cli
-from raysim.plugins.registry import algorithm_names
 from tests.conftest import REPOSITORY
 from tests.structure import files
 
@@ -66,11 +65,6 @@ def test_the_python_of_the_guide(workplace: Path) -> None:
     accuracy = names["run"].latest["accuracy"]
     assert accuracy.mean() == pytest.approx(summary["final"]["accuracy/all"])
     assert accuracy.std(ddof=0) == pytest.approx(summary["final"]["accuracy/all_std"])
-
-
-def test_the_number_of_methods_is_true() -> None:
-    changes = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert f"[{len(algorithm_names())} methods]" in README and f"- {len(algorithm_names())} methods:" in changes
 
 
 def test_the_results_in_the_readme_are_measured() -> None:

@@ -37,13 +37,6 @@ def test_the_workflow_runs_what_ci_runs() -> None:
     assert workflow["jobs"]["publish"]["needs"] == "test"
 
 
-def test_pre_commit_runs_what_make_check_runs() -> None:
-    recipe = (REPOSITORY / "Makefile").read_text().split("\ncheck: setup")[1].split("\n\n")[0].splitlines()[1:]
-    checks = {line.strip().removeprefix("$(BIN)/").removesuffix(" .").removesuffix(" --check") for line in recipe}
-    (repo,) = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text())["repos"]
-    assert {hook["entry"].removesuffix(" --fix") for hook in repo["hooks"]} == checks
-
-
 def test_every_dependency_is_imported_and_every_import_is_declared() -> None:
     names = {"scikit-learn": "sklearn", "pyyaml": "yaml", "pillow": "PIL"}
     declared = {names.get(name, name.replace("-", "_")) for name in map(_package, PROJECT["dependencies"])}

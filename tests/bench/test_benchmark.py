@@ -62,6 +62,7 @@ def test_handwritten_loop_and_raysim_do_the_same_steps(workplace: Path) -> None:
     assert sum(score.train_loss for score in ours[-k:]) < 0.9 * sum(score.train_loss for score in ours[:k])
 
 
+@pytest.mark.large
 def test_pss_counts_descendants() -> None:
     alone = overhead.tree_pss_gb(os.getpid())
     assert 0.01 < alone < 50
@@ -76,18 +77,6 @@ def test_pss_counts_descendants() -> None:
         child.communicate("\n")
     assert 0.25 < with_child - alone < 0.5
     assert overhead.tree_pss_gb(child.pid) == 0.0  # gone, and no error
-
-
-@pytest.mark.ray
-@pytest.mark.large
-def test_both_sides_run_the_same_rounds_alternately(
-    workplace: Path, ray_session: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(overhead.BLOCK, "tiny", 2)
-    found = overhead.compare(TINY, rounds=4, processes=1)
-    assert len(found["raysim_s"]) == len(found["handwritten_s"]) == 2  # blocks
-    assert min(*found["raysim_s"], *found["handwritten_s"], found["ratio"]) > 0
-    assert found["raysim_cpu_s"] > 0 and found["handwritten_cpu_s"] > 0
 
 
 def test_slope_is_per_hundred_rounds_between_the_start_and_the_end() -> None:

@@ -77,15 +77,6 @@ def test_a_row_by_hand() -> None:
     assert "| m | trained | 91.00 ± 1.41 | 92.50 ± 0.71 | -1.50 ± 0.71 | no | 5e-01 |" in text
 
 
-def test_results_survive_the_file(tmp_path: Path) -> None:
-    pairs = [
-        Pair("m", "trained", "own", 1, 90.1, 92.0 / 3, None, "a"),
-        Pair("m", "trained", "same", 2, 1e-3, 0.0, 1e-7, "b"),
-    ]
-    beside_fluke.write(pairs, tmp_path / "rows.csv")
-    assert beside_fluke.read(tmp_path / "rows.csv") == pairs
-
-
 @pytest.fixture
 def fluke() -> Any:
     return pytest.importorskip("fluke", reason="fluke-fl is not installed")

@@ -9,7 +9,6 @@ import beside_niid_bench
 import numpy as np
 import pytest
 
-from raysim.common.inputs import image
 from raysim.data.predefined import read_partition
 
 COUNTS = {
@@ -37,16 +36,3 @@ def test_clients_have_the_samples_that_the_baseline_gives_them(
     read = read_partition(str(tmp_path / "lists.parquet"), 10, len(data.label_M))
     assert all(np.array_equal(read.train.of(k), np.sort(train[k])) for k in range(10))
     assert sorted(read.test.index) == list(range(data.num_train, len(data.label_M)))
-
-
-def test_the_network_is_lenet() -> None:
-    net = beside_niid_bench.lenet(10, image(1, 28, 28), 84)
-    sizes = {tuple(weight.shape) for name, weight in net.named_parameters() if name.endswith("weight")}
-    assert sizes == {(6, 1, 5, 5), (16, 6, 5, 5), (120, 256), (84, 120), (10, 84)}
-
-
-def test_a_cell_for_each_partition(tmp_path: Path, data: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside_niid_bench, "load_dataset", lambda name, root: data)
-    study = beside_niid_bench.study(tmp_path, ["iid", "dirichlet"], [42], 1, None)
-    assert list(study.cells["label"]) == ["iid 42", "dirichlet 42"]
-    assert len(set(study.cells["name"])) == 2

@@ -120,18 +120,6 @@ def test_drawing_in_parts_changes_no_batch(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(
-    "index",
-    [
-        [0, 1],
-        torch.tensor([True, False, True, False, False]),
-    ],
-)
-def test_a_subset_by_anything_but_positions_is_told(index):
-    with pytest.raises(TypeError, match=r"^subset"):
-        samples(5).subset(index)
-
-
-@pytest.mark.parametrize(
     ("count", "steps", "sizes"), [(7, 2, [3, 3]), (7, 5, [3, 3, 1, 3, 3]), (6, 3, [3, 3, 3]), (2, 3, [2, 2, 2])]
 )
 def test_steps_cut_the_last_epoch_short(count: int, steps: int, sizes: list[int]) -> None:

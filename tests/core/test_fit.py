@@ -62,33 +62,29 @@ def fit(net: nn.Module, loss: Any = square, batches: Sequence[Batch] = (), **loc
     return fit_one(FitJob(net, loss, None, batches or steps(2), LocalTraining(**local)))
 
 
-def test_two_steps_of_plain_sgd():
-    net = One()
-    result = fit(net, lr=0.1)
-    assert net.w.item() == pytest.approx(0.81)  # 1 - 0.1 * 1 = 0.9; 0.9 - 0.1 * 0.9 = 0.81
-    # Losses before each step, times two samples: 2 * (0.5 + 0.405).
-    assert result == FitResult(pytest.approx(1.81), 4)
+def test_the_result_has_losses_before_each_step():
+    # Times two samples: 2 * (0.5 + 0.405).
+    assert fit(One(), lr=0.1) == FitResult(pytest.approx(1.81), 4)
 
 
-def test_nesterovs_momentum():
-    net = One()
-    fit(net, lr=0.1, momentum=0.5, nesterov=True)
+STEPS = [
+    (2, {}, 0.81),  # 1 - 0.1 * 1 = 0.9; 0.9 - 0.1 * 0.9 = 0.81
     # v = 1, step 1 + 0.5 * 1, w = 0.85; v = 0.5 * 1 + 0.85 = 1.35, step 0.85 + 0.5 * 1.35 = 1.525, w = 0.6975.
-    assert net.w.item() == pytest.approx(0.6975)
-
-
-def test_momentum_and_weight_decay():
-    net = One()
-    fit(net, lr=0.1, momentum=0.5, weight_decay=0.2)
+    (2, {"momentum": 0.5, "nesterov": True}, 0.6975),
     # g = 1 + 0.2 = 1.2, w = 0.88; g = 0.88 * 1.2 = 1.056, v = 0.6 + 1.056 = 1.656, w = 0.88 - 0.1656 = 0.7144.
-    assert net.w.item() == pytest.approx(0.7144)
+    (2, {"momentum": 0.5, "weight_decay": 0.2}, 0.7144),
+    # Before weight decay: clip(1) = 0.5, + 0.2 = 0.7, w = 0.93; clip(0.93) = 0.5, + 0.186 = 0.686, w = 0.8614.
+    (2, {"clip": 0.5, "weight_decay": 0.2}, 0.8614),
+    (1, {"optimizer": "adam"}, 0.9),  # the first step of Adam is the rate, whatever the gradient
+    (1, {"optimizer": "adamw", "weight_decay": 0.5}, 0.85),  # 1 * (1 - 0.1 * 0.5) = 0.95, minus the rate
+]
 
 
-def test_clip_scales_the_gradient_before_weight_decay():
+@pytest.mark.parametrize(("count", "local", "weight"), STEPS)
+def test_steps_by_hand(count: int, local: dict[str, Any], weight: float):
     net = One()
-    fit(net, lr=0.1, clip=0.5, weight_decay=0.2)
-    # clip(1) = 0.5, + 0.2 = 0.7, w = 0.93; clip(0.93) = 0.5, + 0.186 = 0.686, w = 0.8614.
-    assert net.w.item() == pytest.approx(0.8614, abs=1e-5)
+    fit(net, batches=steps(count), lr=0.1, **local)
+    assert net.w.item() == pytest.approx(weight, abs=1e-5)
 
 
 def test_clip_bounds_the_norm_over_all_parameters():
@@ -134,18 +130,6 @@ def test_a_step_leaves_a_parameter_within_its_bounds():
     assert net[1].w.item() == pytest.approx(0.9)  # it is not trained
     with pytest.raises(ValueError, match=r"^bounds: 2\.w"):
         fit_one(replace(job, bounds={"2.w": (0.0, 1.0)}))
-
-
-def test_adam():
-    net = One()
-    fit(net, batches=steps(1), optimizer="adam", lr=0.1)
-    assert net.w.item() == pytest.approx(0.9)  # the first step of Adam is lr, whatever the gradient
-
-
-def test_adamw_decays_weights_apart_from_the_gradient():
-    net = One()
-    fit(net, batches=steps(1), optimizer="adamw", lr=0.1, weight_decay=0.5)
-    assert net.w.item() == pytest.approx(0.85)  # 1 * (1 - 0.1 * 0.5) = 0.95, minus lr
 
 
 def test_no_momentum_outlives_a_turn():

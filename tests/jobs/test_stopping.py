@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -21,7 +20,6 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.stop import Stop
 from raysim.jobs.job_log import read_log
 from raysim.runs.signals import interruptible, sigterm_kept
-from tests.choices import first
 from tests.conftest import REPOSITORY
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
@@ -81,14 +79,13 @@ sys.exit(code)
 """
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     ("round_s", "insist_s", "again", "rounds", "saved_round"),
-    first(
-        [
-            ("60", "1", False, 1, None),  # the second SIGTERM comes in the round and cuts it off
-            ("0", "60", True, 2, 2),  # the second comes in the closing, which continues
-        ]
-    ),
+    [
+        ("60", "1", False, 1, None),  # the second SIGTERM comes in the round and cuts it off
+        ("0", "60", True, 2, 2),  # the second comes in the closing, which continues
+    ],
 )
 def test_a_stopped_job_writes_what_was_done(
     tmp_path: Path, tracking_store: str, round_s: str, insist_s: str, again: bool, rounds: int, saved_round: int | None
@@ -146,18 +143,6 @@ class TestHandlers:
             signal.raise_signal(signal.SIGTERM)
             pytest.fail("the second did not end it")
 
-    def test_a_closed_stderr_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As after Ctrl-C in `raysim launch ... 2>&1 | tee log`, or where Python has no stderr."""
-        reader, writer = os.pipe()
-        os.close(reader)
-        with os.fdopen(writer, "w") as broken:
-            for stderr in (broken, io.StringIO(), None):
-                monkeypatch.setattr(sys, "stderr", stderr)
-                stop = Stop(possible=True)
-                with interruptible(stop):
-                    signal.raise_signal(signal.SIGTERM)
-                assert stop.requested
-
     def test_the_second_does_not_cut_what_follows_the_rounds(self) -> None:
         stop = Stop(possible=True)
         with interruptible(stop):
@@ -188,18 +173,6 @@ class TestHandlers:
             signal.raise_signal(signal.SIGTERM)
             pytest.fail("it did not end")
 
-    def test_after_ray_took_the_first_the_second_changes_nothing(self) -> None:
-        ended = []
-        with interruptible(Stop()):
-            try:
-                with sigterm_kept():
-                    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
-                    signal.raise_signal(signal.SIGTERM)
-            except KeyboardInterrupt:
-                ended.append(signal.SIGTERM)
-                signal.raise_signal(signal.SIGTERM)
-        assert ended == [signal.SIGTERM]
-
     def test_in_the_closing_sigterm_changes_nothing_and_the_first_ctrl_c_neither(
         self, capfd: pytest.CaptureFixture[str]
     ) -> None:
@@ -212,29 +185,6 @@ class TestHandlers:
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGINT)
             pytest.fail("the second did not end it")
-
-    def test_once_it_ends_only_another_ctrl_c_cuts_its_closing(self) -> None:
-        with pytest.raises(KeyboardInterrupt, match="second"), interruptible(Stop()):
-            try:
-                signal.raise_signal(signal.SIGINT)
-            except KeyboardInterrupt:
-                signal.raise_signal(signal.SIGTERM)
-                try:
-                    signal.raise_signal(signal.SIGINT)
-                except KeyboardInterrupt:
-                    raise KeyboardInterrupt("second") from None
-
-    def test_before_the_rounds_the_first_ends_it(self) -> None:
-        with pytest.raises(KeyboardInterrupt), interruptible(Stop()):
-            signal.raise_signal(signal.SIGTERM)
-            pytest.fail("it did not end")
-
-    def test_a_handler_of_a_program_that_embeds_python_is_no_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        installed: list[Any] = []
-        monkeypatch.setattr(signal, "signal", lambda number, handler: installed.append(handler))  # returns None
-        with interruptible(Stop()):
-            pass
-        assert None not in installed and installed[-1] == signal.SIG_DFL
 
 
 SLOW = """

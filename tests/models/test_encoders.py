@@ -47,12 +47,9 @@ def images(count: int, channels: int = 3, side: int = 32) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "remedy"),
-    [("pixels", "tokens", "choose a method without an encoder"), ("mobilenet_v3_small", "features", "give pixels")],
-)
-def test_an_encoder_reads_only_what_it_can(name: str, kind: Kind, remedy: str) -> None:
-    with pytest.raises(ValueError, match=rf"^encoder: {name} cannot encode {kind}; {remedy}$"):
+@pytest.mark.parametrize(("name", "kind"), [("pixels", "tokens"), ("mobilenet_v3_small", "features")])
+def test_an_encoder_reads_only_what_it_can(name: str, kind: Kind) -> None:
+    with pytest.raises(ValueError, match="encoder"):
         build_encoder(name, kind)
 
 
@@ -98,12 +95,6 @@ def test_mobilenet_is_frozen_and_deterministic(at_hand: Path):
     assert first[0].sub(first[1]).abs().max() > 0
 
 
-def test_the_file_is_the_one_that_torchvision_downloads():
-    from torchvision.models import MobileNet_V3_Small_Weights
-
-    assert MobileNet_V3_Small_Weights.IMAGENET1K_V1.url.endswith(f"/{weights_file().name}")
-
-
 def test_missing_weights_are_refused_at_once(hub: Path):
     with pytest.raises(ScenarioError, match=r"047dcff4\.pth"):
         build_encoder("mobilenet_v3_small")
@@ -120,11 +111,6 @@ def scenario(**algorithm: Any) -> dict[str, Any]:
         "data": {"name": "digits", "partition": {"name": "pathological", "classes_per_client": 3}},
         "clients": {"count": 4, "models": ["digits_mlp64"]},
     }
-
-
-def test_a_scenario_that_lacks_its_weights_does_not_start(hub: Path):
-    with pytest.raises(ScenarioError, match="encoder: mobilenet_v3_small"):
-        Scenario.load(scenario(encoder="mobilenet_v3_small"))
 
 
 def test_a_scenario_is_the_same_run_whatever_weights_a_machine_has(hub: Path, request: pytest.FixtureRequest):
