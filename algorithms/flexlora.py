@@ -53,6 +53,7 @@ class FlexLoRA(Algorithm[Model, Model, dict[str, Adapted]]):
     def mean(self, server: Server[dict[str, Adapted]], sent: Mapping[ClientId, Adapted], layer: str) -> list[Factors]:
         """Return products whose sum is the mean of what the participants add to a layer."""
         total = sum(server.num_samples[k] for k in sent)
+        # Eq. A
         return [factors(one, layer, server.num_samples[k] / total) for k, one in sent.items()]
 
     def server_update(self, server: Server[dict[str, Adapted]], ups: Mapping[ClientId, Model]) -> None:
@@ -60,7 +61,7 @@ class FlexLoRA(Algorithm[Model, Model, dict[str, Adapted]]):
         common = server.mean({k: without_adapters(one) for k, one in sent.items()})
         values = []
         for layer in next(iter(sent.values())).scaling:
-            svd = svd_of_sum(self.mean(server, sent, layer))  # Eq. A
+            svd = svd_of_sum(self.mean(server, sent, layer))
             values.append(svd[1])
             for own in server.state.values():
                 own.w.update(nearest(svd, own, layer))  # Eq. B

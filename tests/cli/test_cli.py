@@ -175,7 +175,6 @@ REFUSED = [
     (["describe", "client_updat"], "'client_update'"),
     (["new", "model", "json"], "json"),
     (["new", "algorithm", "class"], "class"),
-    (["sweep", QUICKSTART, "--grid", "seed=1,2", "--grid", "seed=3"], "seed"),
     (["sweep", QUICKSTART, "--grid", "training.lx=1"], "training.lx"),
     (["sweep", QUICKSTART, "--seeds", "x"], "seeds"),
 ]
