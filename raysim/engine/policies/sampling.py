@@ -37,6 +37,7 @@ class Candidates:
 
     ids: tuple[ClientId, ...]  # ascending; more than the selection size
     num_samples: Mapping[ClientId, int]  # n_k: training samples
+    round: int = 1
     system: Devices | None = None  # their devices and connections, if the scenario describes them
 
 
@@ -141,7 +142,7 @@ def cohort(
         return ids
     rng = np.random.default_rng(seed_for(seed, "cohort", t))
     name = f"round {t}: {type(participation.selection).__name__}.select"
-    candidates = Candidates(ids, num_samples or {}, system)
+    candidates = Candidates(ids, num_samples or {}, t, system)
     with failing(f"{name} fails"):
         drawn: list[Any] = list(participation.selection.select(candidates, size, rng))
     chosen = [k for k in map(whole_number, drawn) if k is not None and _holds(ids, k)]

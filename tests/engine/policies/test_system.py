@@ -139,6 +139,19 @@ def test_what_is_no_selection(found: Any) -> None:
         cohort(1, 3, range(8), 2, participation=Participation(Returns(found)))
 
 
+class Turns:
+    """Selects the clients one after another."""
+
+    def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Any:
+        first = (candidates.round - 1) * size
+        return [candidates.ids[(first + i) % len(candidates.ids)] for i in range(size)]
+
+
+def test_a_selection_knows_the_round() -> None:
+    found = [cohort(1, t, range(5), 2, participation=Participation(Turns())) for t in (1, 2, 3)]
+    assert found == [(0, 1), (2, 3), (0, 4)]
+
+
 def test_the_fastest_of_those_that_are_drawn() -> None:
     system = system_of(6)
     system.flops_per_s[:] = [1, 6, 2, 5, 5, 3]
