@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from functools import cached_property, partial
 from math import lcm
 from pathlib import Path
@@ -239,4 +238,4 @@ class Scenario(ParsedScenario):
 def _local(training: Training) -> LocalTraining:
     from raysim.core.fit import LocalTraining
 
-    return LocalTraining(**training.model_dump(include={field.name for field in fields(LocalTraining)}))
+    return LocalTraining(**training.model_dump(exclude={"stragglers", "together", "schedule", "overrides"}))
