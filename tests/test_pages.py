@@ -106,26 +106,35 @@ def test_the_examples_of_sweep_files(tmp_path: Path) -> None:
 @pytest.mark.large
 def test_the_pretrained_models_that_the_page_shows(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model of torchvision as a client's model; that of transformers with a stand-in for the library."""
-    save, nets, bert = (
+    save, nets, bert, ranks = (
         code.replace("/home/me/weights/", "").replace('"IMAGENET1K_V1"', "None")
         for code in blocks("docs/pretrained.md", "python")
     )
-    (block,) = blocks("docs/pretrained.md", "yaml")
+    block, _ = blocks("docs/pretrained.md", "yaml")
     exec(save, {})
     Path("nets.py").write_text(nets)
     net = Scenario.load(digits(**yaml.safe_load(block))).build("./nets.py:Resnet18")
     assert net.extractor[0].bn1.weight.equal(torch.load("resnet18.pt")["bn1.weight"])
 
-    class Body(nn.Embedding):
+    class Body(nn.Module):
         config = SimpleNamespace(hidden_size=8)
 
-        def forward(self, input_ids: torch.Tensor) -> SimpleNamespace:
-            return SimpleNamespace(last_hidden_state=super().forward(input_ids))
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.query = nn.Embedding(20, 8), nn.Linear(8, 8)
 
-    auto = SimpleNamespace(from_pretrained=lambda folder, local_files_only: Body(20, 8))
+        def forward(self, input_ids: torch.Tensor) -> SimpleNamespace:
+            return SimpleNamespace(last_hidden_state=self.query(self.words(input_ids)))
+
+    auto = SimpleNamespace(from_pretrained=lambda folder, local_files_only: Body())
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(AutoModel=auto))
     exec(bert, names := {})
     assert names["Bert"](4, None, 16)(torch.ones(3, 12)).shape == (3, 4)
+    exec(ranks, names := {"__name__": "nets"})
+    net = names["Rank8"](4, None, 8)
+    assert net(torch.ones(3, 12)).shape == (3, 4)
+    adapter = {name: list(w.shape) for name, w in net.state_dict().items() if "header" not in name}
+    assert adapter == {"extractor.body.query.lora_A": [8, 8], "extractor.body.query.lora_B": [8, 8]}
 
 
 IMPORTS = """from dataclasses import dataclass
