@@ -58,10 +58,10 @@ class Comparison:
     variants: Sequence[Variant]
     targets: Sequence[float]
     baseline: str | None = None  # the name of the baseline
-    notes: Sequence[str] = field(default_factory=list)  # reasons that may change the conclusion
-    targets_on: str = "all"  # what must reach a target: the accuracy without its `accuracy/`
-    select: str = "last"  # what selects the round whose measures count, one of `SELECT`
-    main: str = "last"  # the measure of differences, of figures, and of the summary over tasks
+    notes: Sequence[str] = field(default_factory=list)  # each may change the conclusion
+    targets_on: str = "all"  # which accuracy must reach a target, without the prefix `accuracy/`
+    select: str = "last"  # how the round of each run is selected, one of `SELECT`
+    main: str = "last"  # the measure for differences, figures and the summary over tasks
     spread: Spread = "interval"  # what ± shows in tables
 
     def __repr__(self) -> str:
@@ -114,7 +114,7 @@ class Comparison:
 
     @property
     def by_task(self) -> dict[str, Comparison]:
-        """Task -> a comparison of the variants with that task, named by their methods."""
+        """Task -> the comparison of the variants with that task, in which a variant has the name of its method."""
         variants_of: dict[str, list[Variant]] = {}
         for variant in self.variants:
             variants_of.setdefault(" ".join(variant.task), []).append(replace(variant, label=variant.method))
@@ -147,7 +147,7 @@ class Comparison:
         return not is_cost_to_target(measure) or runs == of
 
     def difference(self, variant: str, measure: str) -> Estimate | None:
-        """Return the paired difference to the baseline, see `_pair`, over the seeds and partitions that both have.
+        """Return the paired difference to the baseline over the seeds and partitions that both have; see `_pair`.
 
         None for the baseline itself, if there is no baseline, if the two share no seed and partition, or if a run of
         either does not reach its target.
@@ -156,7 +156,7 @@ class Comparison:
         return paired_difference(*pair) if pair else None
 
     def _pair(self, variant: str, measure: str) -> tuple[Mapping[Any, float], Mapping[Any, float]] | None:
-        """Return a measure's values for a variant and for the baseline: the one on the same task, or the only one."""
+        """Return a measure's values for a variant and its baseline: that of the same task, or the only baseline."""
         one, baselines = self._by_name[variant], [one for one in self.variants if one.is_baseline]
         others = [other.name for other in baselines if other.task == one.task or len(baselines) == 1]
         if one.is_baseline or not others or not all(self._all_reach(name, measure) for name in (variant, others[0])):
@@ -185,7 +185,7 @@ class Comparison:
 
     @cached_property
     def records(self) -> list[MeasureRow]:
-        """The rows of `frame`, with lists and mappings as such."""
+        """The rows of `frame`, in which lists and mappings are not converted to text."""
         rows = []
         for variant in self.variants:
             for measure in self.measures:
@@ -312,7 +312,8 @@ def compare(
     targets = sweep.targets if targets is None else list(targets)
     if targets is None:
         targets = sorted({target for run in measured for target in run.targets})
-    targets = list({f"{target:g}": target for target in targets}.values())  # columns are named with %g
+    # equal column names: titles show targets with %g
+    targets = list({f"{target:g}": target for target in targets}.values())
     variants = group_runs(measured)
     baseline, baselines = _baseline_of(variants, baseline, sweep)
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
@@ -324,7 +325,7 @@ def compare(
 
 
 def _refuse_unmeasured(runs: Sequence[RunRecord], select: str, metric: str | None) -> None:
-    """Raise `ScenarioError` if a run lacks the accuracy that should select its round, or all lack the metric."""
+    """Raise `ScenarioError` if a run lacks the accuracy that selects its round, or if no run has the metric."""
     without = [run.folder for run in runs if select != "last" and not len(run.series(f"accuracy/{select}")[0])]
     if without:
         text = f"--select: {select} given, but {without[0]} did not measure accuracy/{select}"
@@ -337,7 +338,7 @@ def _refuse_unmeasured(runs: Sequence[RunRecord], select: str, metric: str | Non
 def _baseline_of(
     variants: Sequence[Variant], given: str | None, sweep: SweepCard
 ) -> tuple[str | None, Sequence[Variant]]:
-    """Return the baseline's name and variants. The sweep's baseline may have no run yet; then there is none.
+    """Return the baseline's name and variants; None if no run of the sweep's baseline exists yet.
 
     given: by the user, in place of the sweep's. Raises `ScenarioError` if it names no method.
     """
@@ -353,7 +354,7 @@ def _baseline_of(
 
 
 def _in_order(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Sort runs: sweep by sweep, in the order of their first runs, and within a sweep in the order of its file."""
+    """Sort runs by sweep, in the order of each sweep's first run; the runs of a sweep keep the order of its file."""
     sweeps = [run.cell_folder.parent if run.sweep else None for run in runs]
     order = {sweep: place for place, sweep in enumerate(dict.fromkeys(sweeps))}
     pairs = sorted(zip(runs, sweeps, strict=True), key=lambda pair: (order[pair[1]], pair[0].place))
@@ -361,7 +362,7 @@ def _in_order(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def _agreed(runs: Sequence[RunRecord]) -> SweepCard:
-    """Return the baseline and targets in which the sweeps of these runs agree."""
+    """Return the baseline and the targets, each only if all sweeps of these runs have the same."""
     sweeps = list({run.cell_folder.parent: run.sweep for run in runs if run.sweep}.values())
     agreed = SweepCard("", {})
     for name in ("baseline", "targets", "targets_on"):
@@ -374,5 +375,5 @@ def _agreed(runs: Sequence[RunRecord]) -> SweepCard:
 def _command(folder: Path) -> str:
     """Return the command that repeats a run, with results and MLflow's record in the current folder."""
     scenario = shlex.quote(str(folder.absolute() / "resolved.yaml"))
-    # Without the tags of a sweep, with which MLflow would show the run as another cell of the sweep.
+    # The command omits the tags of a sweep, because MLflow would show the run as another cell of that sweep.
     return f"raysim launch {scenario} --set output=repeated --set 'tracking={{}}'"

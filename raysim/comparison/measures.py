@@ -19,7 +19,7 @@ TARGETS: Mapping[tuple[str, str], tuple[float, ...]] = {
 """(data set, partition) -> target mean accuracies for which papers report rounds (FedGH, Table 3; FedRAL, Table 4)."""
 
 SELECT: Mapping[str, str] = {"last": "last", "val": "at_best_val", "val_current": "at_best_val_current"}
-"""What selects a run's round -> the measure that comparisons show first, test, and summarise over tasks.
+"""How a run's round is selected -> the measure that comparisons show first, test, and summarise over tasks.
 
 With `val`, measures of the last round are those of the round with the greatest validation accuracy, except `val`,
 `val_current` and those whose names begin with `last`; and a target counts as reached when the validation accuracy
@@ -41,20 +41,20 @@ WAYS: Mapping[Way, str] = {
     "until": "in the first round whose accuracy reaches A (`targets_on` of a sweep file says of which clients)",
     "always": "of a client that takes part in every round until the accuracy reaches A",
 }
-"""How a measure follows from the values of a metric in all rounds -> the same in words."""
+"""How a measure is computed from a metric's values in all rounds -> a description."""
 
 MIB, GFLOP = 2.0**20, 1e9
 UNITS: Mapping[float, str] = {1.0: "", MIB: " in MiB", GFLOP: " in GFLOP (10^9 operations)"}
 
 
 class Measure(NamedTuple):
-    """A measure: the title of its columns, the metric that it comes from, and how."""
+    """A measure: its column title, its metric, and how it is computed from the metric."""
 
     title: str
     metric: str  # a column of rounds.parquet
     way: Way = "last"
     unit: float = 1.0
-    short: Collection[str] = ()  # the values of `--select` whose short table shows it
+    short: Collection[str] = ()  # the values of `--select` for which the short table contains the measure
 
     @property
     def meaning(self) -> str:
@@ -110,9 +110,8 @@ MEASURES: Mapping[str, Measure] = {
     "epsilon": Measure("epsilon", "privacy/epsilon", short=SELECT),
     "staleness": Measure("staleness", "async/staleness", "mean", short=SELECT),
 }
-"""In the order of tables. A run has the measures of the metrics that it recorded. `TO_TARGET` adds measures for each
-target accuracy A, such as `rounds_to_0.5`.
-"""
+"""All measures, in the order of tables. A run has the measures of the metrics that it recorded. `TO_TARGET` adds
+measures for each target accuracy A, such as `rounds_to_0.5`."""
 
 TO_TARGET: Mapping[str, Measure] = {
     "rounds": Measure("rounds", "round", "until"),
@@ -155,7 +154,7 @@ def is_cost_to_target(measure: str) -> bool:
 
 
 def main_measure(metric: str | None, select: str) -> str:
-    """Return the measure that a comparison shows first, tests and draws: of this metric, or by default of accuracy/all.
+    """Return the measure of a metric (default: accuracy/all) that a comparison shows first, tests and draws.
 
     Of the participants' accuracy, this is the greatest one, because each round has other participants. Raises
     `ScenarioError` if `select` selects no round for the metric.

@@ -18,11 +18,11 @@ BUDGET = (
     "training.steps",
     "training.batch_size",
 )
-"""Keys that decide how much work a run does: unequal ones are noted even if the variants' names tell them."""
+"""Keys that decide how much work a run does. Differences in them are noted even if the variants' names show them."""
 
 
 def missing_cells(runs: Sequence[RunRecord]) -> list[str]:
-    """Return a sentence for each sweep of these runs that has cells with none of these runs."""
+    """Return a sentence for each sweep of which some cells have no run among these runs."""
     sweeps = {run.cell_folder.parent: run.sweep for run in runs if run.sweep is not None}
     begun = {run.cell_folder for run in runs}
     notes = []
@@ -46,7 +46,7 @@ def notes_on(variants: Sequence[Variant]) -> list[str]:
 
 
 def _unequal_settings(variants: Sequence[Variant]) -> list[str]:
-    """A sentence for every key in which variants differ, except the methods' own keys and those in variants' names.
+    """Return a sentence for each key in which variants differ, unless it belongs to a method or is in their names.
 
     Tuned values of a key may differ from each other, but not from a value that was not tuned.
     """
@@ -67,7 +67,7 @@ def _unequal_settings(variants: Sequence[Variant]) -> list[str]:
 
 
 def _unequal_data(variants: Sequence[Variant]) -> list[str]:
-    """Return a sentence for each data set that was changed between runs with the same settings of data."""
+    """Return a sentence for each data set whose files changed between runs with the same data settings."""
     by_settings: dict[str, dict[str, dict[str, None]]] = {}  # settings of data -> digest -> names of variants
     for variant in variants:
         for run in variant.counted.values():
@@ -84,7 +84,7 @@ def _values(having: Mapping[str, Iterable[str]]) -> str:
 
 
 def _on_runs(variant: Variant) -> list[str]:
-    """Sentences on a variant's runs that have not done all their rounds, or in which clients diverged or failed."""
+    """Return sentences about unfinished runs of a variant, and runs in which clients diverged or failed."""
     notes = []
     for run in variant.counted.values():
         found = []

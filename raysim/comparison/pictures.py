@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST = len(COLOURS)
-"""The most variants in one figure; with more, each task has its own."""
+"""Maximum number of variants in one figure; if there are more, each task has its own figure."""
 
 
 class Picture(NamedTuple):
@@ -82,7 +82,7 @@ def draw(
     suffixes: Sequence[str] = (".svg", ".png", ".pdf"),
     width: Width = "two-columns",
 ) -> list[Path]:
-    """Save every figure that the runs have data for in a folder, created if missing; returns the files.
+    """Save every figure that the runs have data for in a folder, which is created if missing; return the files.
 
     Raises `OSError`.
     """
@@ -174,7 +174,7 @@ AXES = {"curves": "round", "bytes": "bytes", "virtual-time": "virtual-time"}
 """Kind of figure with curves -> its axis."""
 
 CONFUSED = ("accuracy/all", "accuracy/all_current")
-"""Metrics whose networks a confusion matrix can test."""
+"""Metrics for which `--kind confusion` can draw a confusion matrix, because it can test their networks."""
 
 
 def plot(given: Sequence[str], kind: str, width: Width = "one-column", metric: str = OWN.metric) -> Figure:
@@ -204,7 +204,7 @@ def plot(given: Sequence[str], kind: str, width: Width = "one-column", metric: s
 
 
 def _runs_of(text: str) -> Sequence[RunRecord]:
-    """The runs of an argument. Of a folder's runs, those without a round and those of an earlier tuning are left out.
+    """Return the runs of a path or sweep; skip runs without a finished round and runs of an earlier tuning.
 
     The last run of a cell counts. Raises `ScenarioError` for a folder without runs, or for a damaged run.
     """
@@ -217,7 +217,7 @@ def _runs_of(text: str) -> Sequence[RunRecord]:
 
 
 def _one_by_one(runs: Sequence[RunRecord]) -> list[Variant]:
-    """A variant per run, named by its cell of a sweep or by its settings, and by its seed if the seeds differ."""
+    """Make one variant per run, named by its cell of a sweep or its settings, and by its seed if seeds differ."""
     name_of = {run.folder: variant.name for variant in group_runs(runs) for run in variant.runs}
     name_of |= {run.folder: run.cell.label for run in runs if run.cell and run.cell.label}
     seeds = len({run.seed for run in runs}) > 1
@@ -233,7 +233,7 @@ def _has_values(run: RunRecord, kind: str, shown: Comparison) -> bool:
 
 
 def _curves(kind: str, shown: Comparison, width: Width) -> Figure:
-    """Accuracy over an axis; over rounds, a single run also has the curves of its participants and worst clients."""
+    """Draw accuracy over an axis. Over rounds, a single run also has curves for participants and worst clients."""
     runs, accuracy = list(shown.variants[0].counted.values()), shown.accuracy
     if kind == "curves" and len(shown.variants) == len(runs) == 1 and accuracy.std:
         drawn = run_curves(runs[0].rounds.to_pylist(), "round", accuracy)
@@ -250,11 +250,11 @@ def _clients(shown: Comparison, width: Width) -> Figure:
 
 
 def _confusion(shown: Comparison, width: Width) -> Figure:
-    """Confusion matrices: networks of the last checkpoint, each client's own on its own test samples, pooled.
+    """Draw confusion matrices, pooled over clients: the last checkpoint's networks on their clients' test samples.
 
     With accuracy/all_current, each network after it received the server's current message.
     """
-    from raysim.runs.opened import OpenedRun  # here, so that figures without networks do without torch
+    from raysim.runs.opened import OpenedRun  # imported here, so that figures without networks do not import torch
 
     current = shown.accuracy is not OWN
     opened = {variant.name: OpenedRun.of(variant.runs[0].folder) for variant in shown.variants}

@@ -16,10 +16,10 @@ from raysim.comparison.measures import ACCURACIES, MEASURES, meaning_of
 from raysim.scenario.schema import Section
 
 MIB_IN = {"_KB": 1 / 1024, "_MB": 1.0, "_GB": 1024.0}
-"""MiB per unit of papers' byte counts; the papers' numbers show that their KB is 1,024 bytes."""
+"""MiB per unit of the byte counts in papers. The papers' numbers show that their KB has 1,024 bytes."""
 
 NOTHING = "-"
-"""The text of a missing value: the paper printed none."""
+"""The text for a value that the paper did not print."""
 
 
 class PublishedValues(Section):
@@ -28,7 +28,7 @@ class PublishedValues(Section):
     file: str
     """A CSV file with the columns `metric` and `value`, and others that identify the experiment."""
     rows: dict[str, Any]
-    """column -> its value in the rows that are meant, or a shell pattern."""
+    """column -> its value, or a shell pattern for its value, in the rows to use"""
     measures: dict[str, str] = Field(default_factory=dict)
     """metric of the file -> measure of raysim"""
 
@@ -39,7 +39,7 @@ class Published:
 
     source: str  # such as "FedSSA, Table 1"
     line: int  # line of the file with the values, from 1
-    measure: str | None  # the measure that it is compared with; None: it is not compared
+    measure: str | None  # the raysim measure to compare with; None: not compared
     value: float | None  # in the measure's unit; None without a measure, or if the paper printed no value
 
 
@@ -48,7 +48,7 @@ Rows = Sequence[tuple[Mapping[str, str], Published]]
 
 
 def _matches(columns: Mapping[str, str], patterns: Mapping[str, Any]) -> bool:
-    """Return whether every column with a pattern equals it, or matches it as a shell pattern."""
+    """Return whether every column in the patterns equals its pattern or matches it as a shell pattern."""
     return all(
         columns[name] == str(pattern) or fnmatchcase(columns[name], str(pattern))
         for name, pattern in patterns.items()
@@ -57,7 +57,7 @@ def _matches(columns: Mapping[str, str], patterns: Mapping[str, Any]) -> bool:
 
 
 def read_published(entries: Sequence[PublishedValues], path: Path) -> Rows:
-    """Read the rows of these entries of the sweep file `path`. Raises `ScenarioError`."""
+    """Read the rows that the entries of the sweep file `path` select. Raises `ScenarioError`."""
     return [row for entry in entries for row in _read(entry, path)]
 
 

@@ -45,7 +45,7 @@ class Part:
 
     @property
     def tables(self) -> list[tuple[str, str]]:
-        """(HTML, legend) of the short table and, if there are several tasks, that of methods over all tasks."""
+        """Return (HTML, legend) of the short table and, if there are several tasks, of the table over all tasks."""
         tables = (variants_table(self.comparison), tasks_table(self.comparison))
         return [(_html(table.frame), table.legend) for table in tables if table]
 
@@ -89,7 +89,7 @@ def report(
     select: str = "last",
     metric: str | None = None,
 ) -> Path:
-    """Write a report on runs, one part per source, into one HTML file; returns its path.
+    """Write one HTML file with a report on runs, one part per source; return its path.
 
     sources: run folders, or folders with runs in them, such as a sweep's. baseline, select,
     metric: as in `compare`.

@@ -42,7 +42,7 @@ class RunRecord:
     keys: Mapping[str, Any]  # the resolved scenario by dotted key
     sweep: SweepCard | None = None  # the sweep that the run belongs to
     cell: CellCard | None = None
-    select: str = "last"  # what selects the round whose measures count, one of `SELECT`
+    select: str = "last"  # how the round of the measures is selected, one of `SELECT`
 
     @classmethod
     def read(cls, folder: Path, sweep: SweepCard | None = None) -> RunRecord:
@@ -50,7 +50,7 @@ class RunRecord:
         summary = read_summary(folder)
         summary["rounds"] = rounds_done(folder, summary)
         path = folder / "resolved.yaml"
-        # A run from before a key existed has the key's default.
+        # A key that did not exist yet when the run was made has its default.
         keys = {**_default_keys(), **dict(flatten(parse(read_text(path), str(path), WrittenLoader)))}
         cell = sweep.cells.get(folder.resolve().parent.name) if sweep else None
         return cls(folder, summary, keys, sweep if cell else None, cell)
@@ -62,7 +62,7 @@ class RunRecord:
 
     @property
     def clients(self) -> pa.Table:
-        """The table in `clients.parquet`, read at each access: those of all runs together may exceed the memory."""
+        """The table in `clients.parquet`, read at each access, because all runs' tables may exceed the memory."""
         return read_clients(self.folder)
 
     @cached_property
@@ -72,7 +72,7 @@ class RunRecord:
 
     @property
     def cell_folder(self) -> Path:
-        """The folder that contains the run folder; in a sweep, that of the cell, in the folder of the sweep."""
+        """The folder that contains the run folder. In a sweep, this is the cell's folder in the sweep's folder."""
         return self.folder.resolve().parent
 
     @property
@@ -102,7 +102,7 @@ class RunRecord:
 
     @property
     def pair(self) -> tuple[int, str]:
-        """(seed, digests of data set and partition): equal for runs whose clients have the same data.
+        """(seed, digests of data set and partition), which is equal for runs whose clients have the same data.
 
         Another data set with public data is left out, because Standalone does not use it.
         """
@@ -111,7 +111,7 @@ class RunRecord:
 
     @property
     def deciding(self) -> dict[str, Any]:
-        """The scenario's keys that decide a result, except the seed."""
+        """The scenario's keys that affect the result, except the seed."""
         return {key: value for key, value in self.keys.items() if key != "seed" and decides(key)}
 
     @property
@@ -138,13 +138,13 @@ class RunRecord:
         return t[known], value[known]
 
     def _best_round(self, metric: str) -> int | None:
-        """The first round with the greatest value of a metric; round 0 does not count. None without such a round."""
+        """Return the first round, from 1, with the greatest value of a metric; None if no round has a value."""
         t, value = self.series(metric)
         t, value = t[t >= 1], value[t >= 1]
         return int(t[value.argmax()]) if len(t) else None
 
     def clients_of(self, measure: str) -> pa.Table:
-        """Return a row per client, by id: `client`, `model` and, in `accuracy`, its value of a measure.
+        """Return one row per client, by id: `client`, `model`, and in `accuracy` the client's value of a measure.
 
         Empty if clients have no values of their own, or if the round of the measure is not known.
         """
@@ -161,17 +161,17 @@ class RunRecord:
         return self._of_clients[measure]
 
     def _round_of(self, metric: str, way: str) -> int | None:
-        """Return the round of a metric's maximum, or the one that validation selects; None if it is not known."""
+        """Return the round of a metric's maximum, or the round that validation selects; None if it is not known."""
         return self._best_round(metric if way in ("best", "round") else f"accuracy/{way}")
 
     def measures(self, targets: Sequence[float], targets_on: str = "all") -> dict[str, float]:
-        """Measure -> value, for each measure that this run has; targets that it never reaches have no measures.
+        """Measure -> value, for each measure that this run has; a target that it never reaches has no measure.
 
         targets_on: `all`, `all_current` or `participants`, the clients whose mean test accuracy must reach the targets;
         `val` or `val_current`: the mean validation accuracy must.
         """
         values = {name: self._value(measure) for name, measure in MEASURES.items()}
-        # As recorded; its round is the best of those that measured the accuracy and the validation accuracy.
+        # The run recorded this value; it is that of the best round by validation among those with both accuracies.
         values["at_best_val"] = self._value(Measure("", "accuracy/at_best_val"))
         if not self.absent:
             del values["last_took_part"]

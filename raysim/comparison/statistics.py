@@ -24,7 +24,7 @@ SIGNIFICANT = 0.05
 """Corrected p-values below this level are significant."""
 
 Spread = Literal["interval", "std"]
-"""What ± shows: half of the confidence interval, or the standard deviation over seeds."""
+"""The number after ±: half of the confidence interval, or the standard deviation over seeds."""
 
 Name = TypeVar("Name")
 
@@ -53,7 +53,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The mean and the two-sided t interval, mean ± t(n-1) · s / sqrt(n) with s divided by n - 1."""
+    """Return the mean with its two-sided interval mean ± t(n-1) · s / sqrt(n), where s is divided by n - 1."""
     n, mean = len(values), math.fsum(values) / len(values)
     std = float(np.std(values, ddof=1)) if n > 1 else None
     if std is None or n < MIN_SEEDS:
@@ -63,7 +63,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired_difference(values: Mapping[object, float], baseline: Mapping[object, float]) -> Estimate | None:
-    """The estimate of value - baseline over the keys (seed and partition) that both have; None if they share none."""
+    """Return the estimate of value - baseline over the keys (seed and partition) of both; None if they share none."""
     differences = _differences(values, baseline)
     return estimate(differences) if differences else None
 

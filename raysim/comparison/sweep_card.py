@@ -30,12 +30,12 @@ class ChosenValue:
 
     key: str
     value: str  # YAML in one line
-    edge: Literal["", "lower", "upper"] = ""  # the edge of its possible values that it lies on
-    space: str = ""  # its possible values as in the sweep file, YAML in one line; empty: not recorded
+    edge: Literal["", "lower", "upper"] = ""  # the edge of the possible values on which the value lies
+    space: str = ""  # the possible values as in the sweep file, YAML in one line; empty: not recorded
 
     @property
     def words(self) -> str:
-        """The key and the value, from which values it was chosen, and whether it lies on their edge."""
+        """The key with its value, the values that it was chosen from, and whether it lies on their edge."""
         edge = f"at the {self.edge} end of its search space; extend it" if self.edge else ""
         inner = "; ".join(filter(None, [f"from {self.space}" if self.space else "", edge]))
         return f"{self.key}={self.value}" + (f" ({inner})" if inner else "")
@@ -47,15 +47,15 @@ class TunedVariant:
 
     label: str
     trials: int
-    rounds: int  # that all trials did
+    rounds: int  # rounds of all trials together
     failed: int  # trials that failed or diverged
-    trial: int | None = None  # the chosen one; None: no choice yet, or every trial failed
-    score: float | None = None  # its mean over the seeds
+    trial: int | None = None  # number of the chosen trial; None: no choice yet, or every trial failed
+    score: float | None = None  # mean score of the chosen trial over the seeds
     chosen: Sequence[ChosenValue] = ()
 
     @property
     def sentence(self) -> str:
-        """What was chosen, with a mark at each value on an edge of its space."""
+        """The chosen values in one sentence, which marks each value on an edge of its space."""
         rank_last = f"; {plural(self.failed, 'trial')} failed or diverged" if self.failed else ""
         if self.trial is None or self.score is None:
             return f"{self.label}: no values chosen{rank_last}"
@@ -69,15 +69,16 @@ class TuningCard:
     """The facts about the tuning of a sweep that its comparison shows."""
 
     search: str  # grid, random or tpe
-    select: str  # the metric that chose
+    select: str  # the metric by which the trial was chosen
     uses_test: bool  # whether that metric uses test samples
     seeds: Sequence[int]
     variants: Sequence[TunedVariant]
-    cells: Sequence[str] = field(default_factory=list)  # names of the folders with runs of the choice
+    # names of the folders with the final runs, whose values were chosen
+    cells: Sequence[str] = field(default_factory=list)
 
     @property
     def notes(self) -> list[str]:
-        """A sentence for the tuning, one per tuned variant, and one for each reason why the result is less certain."""
+        """Sentences about the tuning, each tuned variant, and each reason why the result is less certain."""
         notes = [f"tuned by {self.select} on the seeds {', '.join(map(str, self.seeds))}, {self.search} search"]
         notes += [variant.sentence for variant in self.variants]
         if len({variant.trials for variant in self.variants}) > 1:
@@ -94,18 +95,18 @@ class CellCard:
 
     label: str
     published: Sequence[Published] = ()
-    runs: Sequence[str] = ()  # the names in the sweep's `runs` that define the cell
+    runs: Sequence[str] = ()  # the names in the `runs` section that define the cell
 
 
 @dataclass(frozen=True)
 class SweepCard:
     """The facts about a sweep that its comparison needs."""
 
-    about: str  # the comments at the top of the sweep file and its base
+    about: str  # the opening comments of the sweep file and of its base
     cells: Mapping[str, CellCard]  # name of the cell's folder -> cell
     baseline: str | None = None
     targets: Sequence[float] | None = None
-    targets_on: str = "all"  # all, all_current or participants: whose mean accuracy must reach a target
+    targets_on: str = "all"  # the clients whose mean accuracy must reach a target: all, all_current or participants
     tuning: TuningCard | None = None  # the values that were chosen for these cells
     trials: bool = False  # whether the cells are trials of a tuning
     format: int = FORMAT
@@ -132,7 +133,7 @@ class SweepCard:
             raise ScenarioError(f"{path} is damaged; delete this file and run the sweep again") from None
 
     def write(self, folder: Path) -> None:
-        """Write the card. Cells of earlier cards stay before these, as their runs do: of two runs, the last one counts.
+        """Write the card. Cells of earlier cards come first, because the last run of a variant and seed counts.
 
         Earlier cells without a run do not stay: the sweep was edited before they began. Raises `OSError`,
         `ScenarioError`.

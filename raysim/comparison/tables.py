@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ROUNDING = 1e-12
-"""Smaller numbers are errors of rounding: they are shown as 0."""
+"""Smaller numbers are rounding errors, and are shown as 0."""
 
 SPREADS: Mapping[Spread, str] = {
     "interval": "± is half the 95% confidence interval over seeds (Student's t).",
@@ -49,7 +49,7 @@ class Table(NamedTuple):
     """A table as text; every format is written from it."""
 
     frame: pd.DataFrame  # the first column has the names
-    legend: str  # the explanation of its signs and titles
+    legend: str  # the explanation of its signs and column titles
 
 
 def columns(comparison: Comparison, measures: Sequence[str], differences: Collection[str]) -> list[Column]:
@@ -100,7 +100,7 @@ def chosen_columns(comparison: Comparison, names: Sequence[str]) -> list[Column]
 
 
 def _printed(comparison: Comparison) -> set[str]:
-    """Return the measures of which a paper printed a value."""
+    """Return the measures for which a paper printed a value."""
     return {measure for variant in comparison.variants for measure in variant.published}
 
 
@@ -110,11 +110,11 @@ def variants_table(comparison: Comparison, shown: Sequence[Column] | None = None
 
     shown = short_columns(comparison) if shown is None else shown
     titles = ["variant"]
-    latest = ""  # the measure of the columns so far
+    latest = ""  # the measure of the previous column
     short = {"published": "published", "difference": f"vs {comparison.baseline}", "p_holm": "p (Holm)", "n": "n"}
     for column in shown:
         text = short.get(column.kind, "")
-        # A difference names its measure, unless the column of the means precedes it.
+        # The title of a difference contains its measure, unless the previous column shows the same measure.
         if column.measure and (column.kind == "mean" or column.measure != latest):
             text = f"{title(column.measure)} {text}"
         titles.append(text.strip())
@@ -216,7 +216,7 @@ def _legend(comparison: Comparison, shown: Sequence[Column]) -> str:
 
 
 def print_comparison(comparison: Comparison, file: TextIO | None = None, shown: Sequence[Column] | None = None) -> None:
-    """Print the tables for a terminal, followed by the notes. shown: their columns; default: a short table."""
+    """Print tables with the columns in `shown` (default: the short table) for a terminal, then the notes."""
     console = Console(file=file)
     _print_table(variants_table(comparison, shown), console)
     if tasks := tasks_table(comparison):
@@ -227,7 +227,7 @@ def print_comparison(comparison: Comparison, file: TextIO | None = None, shown: 
 
 
 def _print_table(table: Table, console: Console) -> None:
-    """Print a table. Columns that do not fit into the width of a terminal are printed below, with the names again."""
+    """Print a table. Columns that exceed the terminal's width are printed below it, next to the names again."""
     import pandas as pd
 
     name = table.frame.columns[0]
@@ -239,15 +239,16 @@ def _print_table(table: Table, console: Console) -> None:
 
 
 def _print(console: Console, text: str, style: str = "") -> None:
-    """Print text; a pipe, which has no width, gets whole lines."""
+    """Print text for a terminal. A pipe has no width, so lines are not wrapped for it."""
     console.print(Text(text, style=style), soft_wrap=not console.is_terminal)
 
 
 def latex(comparison: Comparison, shown: Sequence[Column] | None = None) -> str:
-    r"""The table of these columns, by default the terminal's, in LaTeX; it needs `\usepackage{booktabs}`."""
+    r"""Return the table of these columns (default: the short table) in LaTeX; it needs
+    `\usepackage{booktabs}`."""
     table = variants_table(comparison, shown)
     text = table.frame.to_latex(index=False, escape=True, column_format="l" + "r" * (table.frame.shape[1] - 1))
-    text = re.sub(r"(?<=[ (])([+-])(?=\d)", r"$\1$", text.replace("±", r"$\pm$"))  # a sign is no hyphen
+    text = re.sub(r"(?<=[ (])([+-])(?=\d)", r"$\1$", text.replace("±", r"$\pm$"))  # a minus sign instead of a hyphen
     comments = [r"\usepackage{booktabs}", table.legend, *comparison.notes]
     return "\n".join([*(f"% {comment}" for comment in comments), text])
 

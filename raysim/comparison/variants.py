@@ -18,7 +18,7 @@ from raysim.plugins.registry import Reference
 class Variant:
     """Runs with the same settings, apart from their seeds and keys that cannot change a result."""
 
-    keys: Mapping[str, Any]  # the keys that tell the variants of a comparison apart, and this variant's values
+    keys: Mapping[str, Any]  # the keys in which the variants of the comparison differ, with this variant's values
     runs: Sequence[RunRecord]
     label: str = ""  # the variant's name in the sweep file
     is_baseline: bool = False
@@ -35,7 +35,7 @@ class Variant:
 
     @property
     def task(self) -> tuple[str, ...]:
-        """The variant's data and client settings, `key=value`, in which the variants of the comparison differ."""
+        """The variant's settings of data and clients, as `key=value`, in which the compared variants differ."""
         return tuple(f"{key}={value!s}" for key, value in self.keys.items() if is_task(key))
 
     @property
@@ -51,7 +51,7 @@ class Variant:
 
     @property
     def counted(self) -> Mapping[Any, RunRecord]:
-        """(seed, digests of data and partition) -> the run that is compared: the last finished one, or the last one.
+        """(seed, digests of data and partition) -> the run to compare: the last finished run, or else the last run.
 
         The runs of one cell of a sweep may have different data, if the data was changed; only one of them counts.
         """
@@ -83,7 +83,7 @@ class Variant:
     @property
     def chosen(self) -> list[ChosenValue]:
         """The values that a tuning has chosen for this variant."""
-        labels = {run.cell.label for run in self.runs if run.cell}  # empty for the only variant of a sweep
+        labels = {run.cell.label for run in self.runs if run.cell}  # empty if the sweep has only one variant
         variants = (one for tuning in self.tunings for one in tuning.variants)
         tuned = (one for one in variants if one.label in labels or "" in labels)
         return [chosen for one in tuned for chosen in one.chosen]
@@ -95,7 +95,7 @@ class Variant:
 
     @property
     def tuned_values(self) -> str:
-        """The same with their values: `training.lr=0.1, algorithm.mu=1`."""
+        """The tuned keys with their values, such as `training.lr=0.1, algorithm.mu=1`."""
         return ", ".join(f"{one.key}={one.value}" for one in self.chosen)
 
     @property
@@ -121,20 +121,20 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Variant]:
 
 
 def _tuned_label(run: RunRecord) -> str:
-    """Return the run's name in its sweep if it was tuned: tuning may choose the settings of another variant."""
+    """Return the run's label if it was tuned, because tuning may choose the settings of another variant."""
     tuned = run.sweep.tuning.variants if run.sweep and run.sweep.tuning else ()
     return run.cell.label if run.cell and run.cell.label in {one.label for one in tuned} else ""
 
 
 def _distinguishing(groups: Sequence[Sequence[RunRecord]]) -> list[dict[str, Any]]:
-    """For each group of runs, the keys that tell it from the others, and the values of the group.
+    """For each group of runs, return the keys that distinguish it from the other groups, and its values.
 
     A key is taken if it tells groups apart that the keys before it do not: first the method, then the keys of the task,
     then all others. So a key whose value follows from the method or the task is not taken.
     """
     settings = [group[0].deciding for group in groups]
     keys = dict.fromkeys(key for deciding in settings for key in deciding)
-    taken, parts = [], [""] * len(settings)  # groups with equal texts are not told apart yet
+    taken, parts = [], [""] * len(settings)  # the keys so far do not distinguish groups with equal texts in `parts`
     for key in sorted(keys, key=lambda key: (key != "algorithm.name", not is_task(key))):
         finer = [f"{part} {deciding.get(key)!r}" for part, deciding in zip(parts, settings, strict=True)]
         if len(set(finer)) > len(set(parts)):
@@ -151,7 +151,7 @@ def _distinguishing(groups: Sequence[Sequence[RunRecord]]) -> list[dict[str, Any
 
 
 def _with_method_names(variants: Sequence[Variant]) -> Sequence[Variant]:
-    """Return the variants with names of their methods from `runs` in the sweep file, unless a task has a name twice."""
+    """Return the variants with names from `runs` in the sweep file, unless two variants of a task have one name."""
     names = _names_in_runs(variants)
     if len({(variant.task, name) for variant, name in zip(variants, names, strict=False)}) < len(variants):
         return variants
@@ -215,7 +215,7 @@ def is_task(key: str) -> bool:
 
 
 def _assigned(key: str, value: object) -> str:
-    """`key=value`, with the last part of a dotted key, or the last two if the last is unclear by itself."""
+    """Return `key=value` with the last part of a dotted key, or the last two parts if one would be ambiguous."""
     parts = key.split(".")
     long = parts[-1] == "name" or parts[0] in ("init", "seeds")
     return f"{'.'.join(parts[-2:]) if long else parts[-1]}={'null' if value is None else value}"

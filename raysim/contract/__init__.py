@@ -1,4 +1,4 @@
-"""The contract of an algorithm as a program: `check_algorithm(MyMethod())` reports the rule that it breaks, and where.
+"""The contract of an algorithm as executable checks: `check_algorithm(MyMethod())` reports the first broken rule.
 
 It runs the algorithm for a few rounds on the in-process backend, in a toy task (`toy.py`): a handful of clients with
 three architectures. It takes seconds on one CPU, without Ray. An algorithm declares exceptions in attributes; no
@@ -61,7 +61,7 @@ def check_algorithm(algorithm: AnyAlgorithm) -> None:
 
 
 def check_clause(name: str, algorithm: AnyAlgorithm) -> None:
-    """Check one clause. Raises `ContractError` if it is broken, also if a hook raises an exception meanwhile."""
+    """Check one clause. Raises `ContractError` if it is broken or a hook raises an exception."""
     try:
         with one_thread(), _random_states_kept():
             CLAUSES[name](algorithm)
@@ -73,7 +73,7 @@ def check_clause(name: str, algorithm: AnyAlgorithm) -> None:
 
 @contextmanager
 def _random_states_kept() -> Iterator[None]:
-    """Seed torch's global generators for a block, and restore those of NumPy, Python and torch after it."""
+    """Seed torch's global generators inside a block, and afterwards restore those of NumPy, Python and torch."""
     of_numpy, of_python = np.random.get_state(), random.getstate()
     with global_seed(SEED, "contract"):
         try:
@@ -108,4 +108,4 @@ CLAUSES: dict[str, Callable[[AnyAlgorithm], None]] = {
         exposed,
     )
 }
-"""Every clause by name, in the order of the checks: each takes an algorithm and raises `ContractError` if broken."""
+"""Name -> clause, in the order of the checks. A clause takes an algorithm and raises `ContractError` if broken."""

@@ -17,17 +17,17 @@ from raysim.core.fields import Range, settings_fields
 from raysim.plugins.class_check import class_mistake
 
 MAX_ROUNDS = 24
-"""Rounds within which hooks must have read every setting, and sent a message: some methods begin with a warm-up."""
+"""Number of rounds in which hooks must read every setting and send a message: some methods begin with a warm-up."""
 
 
 def defined(algorithm: AnyAlgorithm) -> None:
-    """The class is a dataclass, its hooks have the right arguments, and no name is a misspelled hook."""
+    """The class is a dataclass, its hooks have the right arguments, and no method name is a misspelled hook."""
     if mistake := class_mistake(type(algorithm)):
         raise ContractError(algorithm, "defined", mistake)
 
 
 def picklable(algorithm: AnyAlgorithm) -> None:
-    """The algorithm survives pickle, which copies it to every process."""
+    """The algorithm can be pickled and unpickled, as raysim does to copy it to every process."""
     try:
         same = bool(pickle.loads(pickle.dumps(algorithm)) == algorithm)
     except Exception as error:
@@ -39,7 +39,7 @@ def picklable(algorithm: AnyAlgorithm) -> None:
 
 
 def frozen(algorithm: AnyAlgorithm) -> None:
-    """No hook changes the algorithm or its class, which every process has a copy of."""
+    """No hook changes the algorithm or its class, because every process has its own copy of them."""
     cls = type(algorithm)
 
     def attributes() -> dict[str, Any]:
@@ -61,7 +61,7 @@ def frozen(algorithm: AnyAlgorithm) -> None:
 
 
 def fields_read(algorithm: AnyAlgorithm) -> None:
-    """Hooks read every field that a scenario may set, with the given settings or with one of them changed.
+    """Hooks read every field that a scenario can set, with the given settings or after one of them is changed.
 
     Reading a field in `check`, which only refuses settings, does not count.
     """
@@ -89,7 +89,7 @@ def fields_read(algorithm: AnyAlgorithm) -> None:
 
 
 def _names_read(algorithm: AnyAlgorithm, wanted: set[str], rounds: int) -> tuple[set[str], int]:
-    """Return the wanted fields that hooks read within `rounds` rounds, and the round of the last new one."""
+    """Return which of the wanted fields hooks read in `rounds` rounds, and the last round that added a field."""
     names_read: set[str] = set()
 
     class WithWatchedSettings(type(algorithm)):  # type: ignore[misc]
@@ -113,12 +113,12 @@ def _names_read(algorithm: AnyAlgorithm, wanted: set[str], rounds: int) -> tuple
 
 
 def _variants(algorithm: AnyAlgorithm) -> Iterator[AnyAlgorithm]:
-    """Yield the algorithm with one field changed: some fields are read only for some values of another field."""
+    """Yield copies with one field changed, because hooks read some fields only if another one has certain values."""
     for info in settings_fields(type(algorithm)):
         for value in _others(info.hint, getattr(algorithm, info.name)):
             try:
                 other = replace(algorithm, **{info.name: value})
-            except Exception:  # `__post_init__` may refuse the value in any way
+            except Exception:  # `__post_init__` may refuse the value by any exception
                 continue
             yield other
 

@@ -1,4 +1,4 @@
-"""The clause that an algorithm's `exposed` is true: a wrong one makes attacks fail, which looks like privacy."""
+"""The clause that `exposed` is correct: after a wrong declaration, attacks fail, which looks like privacy."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from raysim.core.exposed import Exposed, OutputOf, Unexposed, UpdateOf
 from raysim.core.fit import FitJob, FitResult
 
 ALONE: Labels = ([0], [3], [2])
-"""Clients with a single sample, one of each architecture."""
+"""Labels of clients with a single sample each, one client per architecture."""
 WRONG = 0.5
-"""Squared error, relative to the true values, above which a declaration is wrong. Compression and noise cause less."""
+"""A declaration is wrong if its squared error, relative to the true values, exceeds this number. Compression and noise
+cause smaller errors."""
 
 
 class Upload(NamedTuple):
-    """What a client uploaded, and its network as received, after each call of `client.fit`, and at the end."""
+    """An upload of a client, and copies of its network as received, after each call of `client.fit`, and at the end."""
 
     client: Client
     up: Any
@@ -32,7 +33,7 @@ class Upload(NamedTuple):
 
 
 def exposed(algorithm: AnyAlgorithm) -> None:
-    """`exposed` describes uploads truly. An algorithm without `exposed` passes this clause."""
+    """`exposed` describes uploads correctly. An algorithm that does not define `exposed` passes this clause."""
     if not overrides(type(algorithm), "exposed"):
         return
     uploads: list[Upload] = []
@@ -62,7 +63,7 @@ def exposed(algorithm: AnyAlgorithm) -> None:
 
 
 def _check(algorithm: AnyAlgorithm, upload: Upload) -> None:
-    """Compare the declaration for an upload with the parameters and outputs of the client's networks."""
+    """Compare the declaration for an upload with the parameters and outputs of the client's network."""
 
     def declared(net: nn.Module) -> Exposed:
         client = replace(upload.client, net=copy.deepcopy(net).eval())
@@ -100,7 +101,7 @@ def _check(algorithm: AnyAlgorithm, upload: Upload) -> None:
 
 
 def _is_near(declared: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> bool:
-    """Return whether any value is sent (not NaN), and those that are sent are close to the true values."""
+    """Return whether some declared values are not NaN (not sent), and all such values are close to the true values."""
     error, size, sent = 0.0, 0.0, 0
     for name, value in declared.items():
         if name not in true or value.shape != true[name].shape:

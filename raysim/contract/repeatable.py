@@ -1,4 +1,4 @@
-"""Clauses about repeatability: one result per seed, in any order of clients, after a resume, and trained together."""
+"""Clauses about repeatability: the result depends on the seed, but not on client order, resuming or grouping."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from raysim.core.state import digest
 from raysim.engine.records import TrainingResult
 
 PAIRS: Labels = ([0, 1] * 6, [1, 2] * 6, [2, 3] * 6, [3, 0, 1] * 4, [0, 2] * 6, [1, 3, 2] * 4)
-"""Six clients of one size, so that there are two of each of three architectures."""
+"""Labels of six clients of equal size, so that two clients have each of three architectures."""
 UNEVEN: Labels = ([0, 1] * 8, [1, 2] * 6 + [1], [2, 3] * 7, [3, 0, 1] * 3, [0, 2] * 3, [1, 3])
-"""Six clients of different sizes, two of each of three architectures."""
+"""Labels of six clients of different sizes; two clients have each of three architectures."""
 
 EXACT = 1e-9
-"""Allowed difference of float64 values, relative to a tensor's greatest value: rounding gives 1e-15 per step."""
+"""Maximum difference of float64 values, relative to a tensor's greatest value: a step causes rounding errors of
+1e-15."""
 
 
 def deterministic(algorithm: AnyAlgorithm) -> None:
-    """The same seeds give the same states and messages, bit for bit, in any state of NumPy's and Python's generators.
+    """The same seed gives bit-identical states and messages, whatever the state of NumPy's and Python's generators.
 
     The first run also counts operations, which runs each piece of work once more and must change nothing.
     """
@@ -57,7 +58,7 @@ def any_order(algorithm: AnyAlgorithm) -> None:
 
 
 def resumable(algorithm: AnyAlgorithm) -> None:
-    """A checkpoint holds the whole state: a run that is resumed from it continues as before."""
+    """A checkpoint contains the whole state, so a run that is resumed from it gives the same result."""
     trial = Trial(algorithm).run(2)
     resumed = trial.resumed()
     text = (
@@ -68,7 +69,7 @@ def resumable(algorithm: AnyAlgorithm) -> None:
 
 
 def scheduled(algorithm: AnyAlgorithm) -> None:
-    """A method whose rounds depend on their total number declares it: its runs cannot be resumed for more rounds."""
+    """`scheduled` is declared if rounds depend on their total number; such a run cannot be resumed for more rounds."""
     if algorithm.scheduled:
         return
     text = (
@@ -87,9 +88,9 @@ def _compare(algorithm: AnyAlgorithm, clause: str, one: Trial, other: Trial, tex
 
 
 def trained_together(algorithm: AnyAlgorithm) -> None:
-    """Clients trained together and one by one, in float64, get the same models and uploads, to 1e-9."""
+    """Training clients together or one by one, in float64, gives the same models and uploads, up to 1e-9."""
     for labels in (PAIRS, UNEVEN):
-        # Networks with BatchNorm are not trained together if the clients' batch sizes differ.
+        # Clients whose network has BatchNorm are only trained together if their batch sizes are equal.
         models = ("flat",) if algorithm.one_architecture and labels is UNEVEN else None
         trial = Trial(algorithm, labels, models)
         for t in range(1, 4):
@@ -101,7 +102,7 @@ def trained_together(algorithm: AnyAlgorithm) -> None:
 
 
 def _clients_in_float64(trial: Trial, t: int, **changes: Any) -> tuple[Trial, TrainingResult]:
-    """Return a copy of a trial after the clients' part of round `t`, in float64; `server_send` runs in float32."""
+    """Return a copy of a trial after its clients ran round `t` in float64; `server_send` still ran in float32."""
     with _default_type(torch.float64):
         other = trial.resumed(tamper=lambda hook, msg: mapped(Tensor, _as_double, msg), **changes)
         cohort = sorted(other.samples)
@@ -118,8 +119,8 @@ def _clients_in_float64(trial: Trial, t: int, **changes: Any) -> tuple[Trial, Tr
 
 
 _FALLS_BACK = ("BatchNorm", "NoneType", "values that are not tensors")
-"""In reasons for training clients one by one after all, which changes no result: networks that need equal batches, and
-clients of which some have no teacher yet, so that their data in `given` is None."""
+"""Words in the accepted reasons for training clients one by one, which does not change a result: the network needs
+batches of equal size, or some clients have no teacher yet, so that their data in `given` is None."""
 
 
 def _compare_together(algorithm: AnyAlgorithm, alone: Trial, together: Trial, trained: TrainingResult) -> None:
@@ -150,7 +151,7 @@ def _close(ones: Sequence[Tensor | float], others: Sequence[Tensor | float]) -> 
 def _close_tensors(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or not one.is_floating_point():
         return torch.equal(one, other)
-    # A method may send fewer bits; values that differ in their last bit may then round to different results.
+    # A method may compress its messages; values that differ in their last bit may then be rounded differently.
     exact = EXACT if one.dtype == torch.float64 else 2 * torch.finfo(one.dtype).eps
     scale = 1.0 + float(one.abs().nan_to_num().amax()) if one.numel() else 1.0
     return torch.allclose(one, other, rtol=0.0, atol=exact * scale, equal_nan=True)
@@ -162,7 +163,7 @@ def _as_double(value: Tensor) -> Tensor:
 
 @contextmanager
 def _default_type(dtype: torch.dtype) -> Iterator[None]:
-    """Let new networks, samples and tensors have a type during a block."""
+    """Give new networks, samples and tensors this type inside a block."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

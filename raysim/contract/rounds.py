@@ -1,4 +1,4 @@
-"""Clauses about a few rounds: hooks run, values stay finite, the method learns, and messages carry what it learned."""
+"""Clauses about a few rounds: hooks run, values stay finite, the method learns, and its messages matter."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from raysim.engine.policies.asynchronous import Flight, Polynomial, UploadBuffer
 from raysim.engine.records import NonFiniteUpload
 
 GAP: Labels = ([0, 1] * 4, [1, 0] * 3, [2] * 5)
-"""No client holds class 3, and the last client alone holds class 2."""
+"""Labels of clients of which none holds class 3, and only the last holds class 2."""
 
 
 def runs(algorithm: AnyAlgorithm) -> None:
-    """Every hook runs, with any participants, and the engine finds no mistake in messages, networks and states."""
+    """Every hook runs with any set of participants, and the engine accepts all messages, networks and states."""
     _stays_finite(algorithm, "runs", FOUR, ([0, 1, 2, 3], [1, 2], [3], [0, 3]))
 
 
@@ -43,17 +43,17 @@ def logits(algorithm: AnyAlgorithm) -> None:
 
 
 def one_client(algorithm: AnyAlgorithm) -> None:
-    """A federation of one client runs and stays finite."""
+    """A federation of one client runs, and all its values stay finite."""
     _stays_finite(algorithm, "one_client", FOUR[:1], ([0], [0], [0]))
 
 
 def single_samples(algorithm: AnyAlgorithm) -> None:
-    """Two clients with a single training sample each run and stay finite."""
+    """A federation of two clients with one training sample each runs, and all its values stay finite."""
     _stays_finite(algorithm, "single_samples", ([0], [3]), ([0, 1], [0, 1]))
 
 
 def class_gap(algorithm: AnyAlgorithm) -> None:
-    """Classes that no client holds, in one round or in all, cause no error, NaN or infinity."""
+    """Classes that no client holds, in one round or in all rounds, cause no error and no NaN or infinity."""
     _stays_finite(algorithm, "class_gap", GAP, ([0, 1], [0, 1, 2], [0, 1], [2], [0]))
 
 
@@ -63,7 +63,7 @@ def _stays_finite(algorithm: AnyAlgorithm, clause: str, labels: Labels, cohorts:
     for t, cohort in enumerate(cohorts, 1):
         already = len(trial.sent)
         trial.round(t, cohort)
-        trial.backend.count_no_operations()  # once is enough to find a hook that fails while it is counted
+        trial.backend.count_no_operations()  # other clauses find a hook that fails while its operations are counted
         for name, k, msg in trial.sent[already:]:
             if isinstance(msg, NonFiniteUpload) or nonfinite(msg):
                 text = f"{name} returns NaN or infinity for client {k} in round {t}; {remedy}"
@@ -76,11 +76,11 @@ def _stays_finite(algorithm: AnyAlgorithm, clause: str, labels: Labels, cohorts:
 
 
 def learns(algorithm: AnyAlgorithm) -> None:
-    """In eight rounds on an easy task the loss falls by at least a tenth and the accuracy rises."""
+    """In eight rounds of an easy task, the loss falls by at least a tenth, and the accuracy rises."""
     trial = Trial(algorithm)
     loss_before, accuracy_before = trial.score()
     loss, accuracy = trial.run(8).score()
-    # `not <`, so that NaN breaks the clause. A tenth, since merely receiving a header may help a little.
+    # `not <` also refuses NaN. The loss must fall by a tenth, because receiving a header alone may lower it slightly.
     if not loss < 0.9 * loss_before or not accuracy > accuracy_before:
         raise ContractError(
             algorithm,
@@ -93,7 +93,7 @@ def learns(algorithm: AnyAlgorithm) -> None:
 
 
 def messages_move(algorithm: AnyAlgorithm) -> None:
-    """Messages in both directions change from round to round, unless the algorithm declares `static_downlink`."""
+    """Messages in both directions change from round to round; `static_downlink` exempts those of the server."""
     if algorithm.static_downlink:
         return
     remedies = {
@@ -112,7 +112,7 @@ def messages_move(algorithm: AnyAlgorithm) -> None:
 
 
 def _learnt(msg: Any) -> list[Any]:
-    """Return the parts of a message that learning changes: round numbers and ids may change without it."""
+    """Return the floating-point tensors of a message: round numbers and ids change even if nothing is learned."""
     return [leaf for leaf in leaves(msg) if isinstance(leaf, Tensor) and leaf.is_floating_point()] or leaves(msg)
 
 
@@ -124,14 +124,14 @@ def _equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Nothing:
-    """A rule in place of a mean that ignores the uploads."""
+    """An aggregation rule that ignores the uploads and returns zeros."""
 
     def combine(self, row_KP: Tensor) -> Tensor:
         return torch.zeros(row_KP.shape[1], dtype=row_KP.dtype)
 
 
 def averages(algorithm: AnyAlgorithm) -> None:
-    """A method that declares `averages` reads uploads only through the server's means: a rule can replace them."""
+    """A method with `averages` reads uploads only through the server's means, so that a rule can replace them."""
     if algorithm.averages == "nothing":
         return
 
@@ -156,7 +156,7 @@ def stale_uploads(algorithm: AnyAlgorithm) -> None:
     asynchronous = UploadBuffer(buffer=2, discount=Polynomial())
     trial, flight = Trial(algorithm, asynchronous=asynchronous, participants=len(FOUR)), Flight()
     for t in range(1, 7):
-        needed_s = 1.0 if t % 2 else 100.0  # in every second round, only stale uploads count
+        needed_s = 1.0 if t % 2 else 100.0  # in every second round, new clients are slow, so only stale uploads count
         seconds = {k: needed_s for k in trial.samples if k not in flight.arrivals}
         timing = asynchronous.timing(flight, t, seconds)
         flight = timing.flight or flight
@@ -171,7 +171,7 @@ def _other_floats(value: Tensor) -> Tensor:
 
 
 def connected(algorithm: AnyAlgorithm) -> None:
-    """Receivers use the messages: with other values in them, the run has another result."""
+    """Receivers use the messages: if the values in a message are changed, so is the result."""
     cls = type(algorithm)
     expected = {"client_update": "server_update", "server_send": "client_receive"}  # hook -> hook of the receiver
     missing = {hook for hook, receiver in expected.items() if overrides(cls, hook) or overrides(cls, receiver)}
@@ -203,11 +203,11 @@ def connected(algorithm: AnyAlgorithm) -> None:
 
 
 def _matters(algorithm: AnyAlgorithm, hook: str, states: Sequence[Any]) -> bool:
-    """Return whether rounds have another result than `states` if the messages of a hook hold other values."""
+    """Return whether changing all values in the messages of `hook` gives other states than `states`."""
     trial = Trial(algorithm, tamper=lambda name, msg: mapped(Tensor, _another, msg) if name == hook else msg)
     try:
         return any(_result(trial.round(t)) != state for t, state in enumerate(states, 1))
-    except RaysimError:  # a hook failed on the changed values, so it read them
+    except RaysimError:  # a hook failed on the changed values, which shows that it read them
         return True
 
 

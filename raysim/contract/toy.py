@@ -27,15 +27,15 @@ LOCAL = LocalTraining(epochs=1, batch_size=6, lr=0.1, momentum=0.5)
 
 Labels = Sequence[Sequence[int]]
 FOUR: Labels = ([0, 1] * 8, [1, 2] * 6 + [1], [2, 3] * 7, [3, 0, 1] * 4)
-"""Four clients of different sizes; the last batch of the second client holds a single sample."""
+"""Labels of four clients of different sizes; the last batch of the second client has a single sample."""
 PUBLIC = [0, 1, 2, 3] * 3
-"""Labels of the public data, which all clients and the server have."""
+"""Labels of the public data of all clients and the server."""
 
 STAGED = ("short", "long")
 RANKS = {"rank1": 1, "rank2": 2, "rank4": 4}
 FAMILIES = (("flat", "norm", "deep"), ("norm", "wide", "thin"), STAGED, tuple(RANKS))
-"""Families of client architectures: three different ones, one in three widths, two with two stages each, and a frozen
-one with adapters of three ranks."""
+"""Sets of client architectures: three different networks; one network in three widths; two networks with two stages
+each; and a frozen network with adapters of three ranks."""
 
 
 class ToyTransform:
@@ -103,7 +103,7 @@ class ToyNet(nn.Module):
 
 
 def toy_model(name: str, *key: str, feature_dim: int = D) -> ToyNet:
-    """Return a fresh network with the initial weights of its architecture (and of `key`, a purpose)."""
+    """Return a new network with its architecture's initial weights; `key` names a purpose with separate weights."""
     with global_seed(SEED, "init", name, *key):
         return ToyNet(name, feature_dim)
 

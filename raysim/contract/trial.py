@@ -57,7 +57,7 @@ class ContractError(RaysimError):
 
 
 class AllKnown(dict[str, int]):
-    """A memory of counted operations that seems to know every set of uploads, so that the server counts none."""
+    """A mapping that claims to have the operations of any set of uploads, so that the server never counts them."""
 
     def __contains__(self, key: object) -> bool:
         return True
@@ -67,7 +67,7 @@ class AllKnown(dict[str, int]):
 
 
 class SeamBackend(InProcessBackend):
-    """The in-process backend; it records messages, and can change them and the order in which clients run.
+    """An in-process backend that records messages, and can change them and the order in which clients run.
 
     Messages are pickled on their way, as between the processes of a cluster.
 
@@ -83,7 +83,7 @@ class SeamBackend(InProcessBackend):
         self.sent: list[tuple[str, ClientId, Any]] = []
 
     def count_no_operations(self) -> None:
-        """Leave out the count of operations, which takes most of the time of a trial."""
+        """Skip the count of operations, which would take most of a trial's time."""
         training: Any = self.worker.training
         training.meter = None
         self.server._flops = AllKnown()
@@ -122,7 +122,7 @@ class SeamBackend(InProcessBackend):
 
 @dataclass(frozen=True)
 class InMemory(Storage):
-    """A place of checkpoints in the memory of this process."""
+    """A checkpoint storage in the memory of this process."""
 
     where: str = "memory"
     files: dict[str, bytes] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class Trial:
         counts: bool = False,
         **changes: Any,
     ) -> None:
-        """labels: of each client. models: their architectures; default: the first family that the algorithm accepts.
+        """labels: class ids per client. models: architectures; default: the first set that the algorithm accepts.
 
         reverse, tamper: see `SeamBackend`. counts: whether operations are counted. changes: fields of `Plan`.
         """
@@ -191,7 +191,7 @@ class Trial:
         return self.backend.worker.client(k, t)
 
     def round(self, t: int, cohort: Sequence[ClientId] | None = None, timing: Timing | None = None) -> Trial:
-        """Run round `t`. cohort: default: all clients. timing: which uploads count; default: all."""
+        """Run round `t`. cohort: the participants, by default all. timing: the uploads that count, by default all."""
         self._close_nets()
         ids = sorted(self.samples if cohort is None else cohort)
         self.report: RoundReport = run_round(self.backend, t, ids, timing=lambda trained: timing)
@@ -205,10 +205,10 @@ class Trial:
         return self
 
     def resumed(self, **changes: Any) -> Trial:
-        """Return a trial in this state, by a checkpoint: with a copy of the algorithm, and new networks and server."""
+        """Return a new trial that restores a checkpoint of this one, with a copied algorithm and new networks."""
         self._close_nets()
         clients, server = self.backend.save(self.t, self.storage).result()
-        self.saved += clients  # with the clients that changed since the last checkpoint
+        self.saved += clients  # `clients` are the files of clients that changed since the last checkpoint
         other = Trial(pickle.loads(pickle.dumps(self.algorithm)), self.labels, self.plan.models, **changes)
         other.backend.restore((self.saved, server), self.storage)
         other.backend.count_no_operations()
@@ -233,7 +233,7 @@ class Trial:
 
 
 def _accepted(algorithm: AnyAlgorithm, labels: Labels, changes: dict[str, Any]) -> Plan:
-    """Return the specification with the first family of architectures that the algorithm accepts.
+    """Return a specification with the first set of architectures that the algorithm accepts.
 
     With `one_architecture` the only candidate is `norm`, which is the hardest to exchange.
     """
@@ -251,8 +251,8 @@ def _accepted(algorithm: AnyAlgorithm, labels: Labels, changes: dict[str, Any]) 
 
 
 def disguised(algorithm: AnyAlgorithm, cls: type[AnyAlgorithm]) -> AnyAlgorithm:
-    """Return a copy of an algorithm with another class: a subclass of its own that observes calls."""
+    """Return a copy of an algorithm whose class is a new subclass that observes calls."""
     cls.__name__ = type(algorithm).__name__
     observed = copy.copy(algorithm)
-    object.__setattr__(observed, "__class__", cls)  # the only way with a frozen dataclass
+    object.__setattr__(observed, "__class__", cls)  # a frozen dataclass allows no other way
     return observed

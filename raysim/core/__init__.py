@@ -58,7 +58,7 @@ _MODULES = (
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when first used: all but the first two modules import torch, which takes seconds.
+    # Most of these modules import torch, which takes seconds, so they are imported when first used.
     for module in _MODULES if name in __all__ else ():
         loaded = importlib.import_module(module)
         if hasattr(loaded, name):

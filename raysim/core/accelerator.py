@@ -28,7 +28,7 @@ def count() -> int:
 
 
 def seed(device: torch.device, key: int) -> None:
-    """Seed torch's global generator of an accelerator."""
+    """Seed torch's global generator of the accelerator."""
     torch.get_device_module(device).manual_seed(key)
 
 
@@ -46,18 +46,18 @@ def set_random_state(state: list[Tensor]) -> None:
 
 
 def use_deterministic_kernels() -> None:
-    """Let this process choose kernels that give the same bits in every run; torch warns of operations without one.
+    """Make torch choose kernels that give the same bits in every run, and warn of operations that have none.
 
     Call this on accelerators only: it imports torch's compiler (100 MB, seconds), and CPUs are deterministic anyway.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes cuBLAS deterministic
-    # By default, torch also fills each new tensor before a kernel writes to it. This only helps to find mistakes of
-    # kernels, and makes a step of a small network 1.3 times as long on an H100.
+    # By default, deterministic mode also fills each new tensor before a kernel writes to it. This helps only to find
+    # errors in kernels, and makes a step of a small network on an H100 take 1.3 times as long.
     set_kernel_choice((True, True, False))
 
 
 def kernel_choice() -> tuple[bool, bool, bool]:
-    """Return three choices of torch: deterministic kernels, only a warning if there is none, filled new tensors."""
+    """Return three settings of torch: deterministic kernels, warning instead of error, and filling of new tensors."""
     from torch.utils import deterministic
 
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -75,16 +75,16 @@ def set_kernel_choice(choice: tuple[bool, bool, bool]) -> None:
 
 
 def limit_memory(device: torch.device, share: float) -> None:
-    """Limit this process to a share of the device's memory, if torch can do that for its kind."""
+    """Limit this process to a share of the device's memory, if torch supports that for this kind of device."""
     limit = getattr(torch.get_device_module(device), "set_per_process_memory_fraction", None)
     if limit is not None:
         limit(share)
 
 
 def release_memory(device: torch.device) -> None:
-    """Give memory that earlier runs of this process have left back to the device, and measure the peak anew."""
+    """Return cached memory of earlier runs in this process to the device, and reset the measured peak."""
     module = torch.get_device_module(device)
-    if module.is_initialized():  # otherwise there were none, and CUDA would raise an error
+    if module.is_initialized():  # without initialisation, no memory is in use, and CUDA would raise an error
         for name in ("empty_cache", "reset_peak_memory_stats"):
             if (function := getattr(module, name, None)) is not None:
                 function()

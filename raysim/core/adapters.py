@@ -1,4 +1,4 @@
-"""Frozen weights and low-rank adapters (LoRA): clients train, keep and send only a small part of a network.
+"""Frozen weights and low-rank adapters (LoRA): clients train, store and send only a small part of a network.
 
 Hu et al. ICLR 2022. https://arxiv.org/abs/2106.09685
 A linear layer with an adapter computes `x W^T + scaling x A^T B^T + bias`, with frozen W and bias, and A and B of a
@@ -25,11 +25,11 @@ from raysim.core.messages import Weights, weights
 from raysim.core.state import digest
 
 _SHARED: WeakValueDictionary[tuple[Any, ...], Tensor] = WeakValueDictionary()
-"""The frozen tensors of all networks of this process, each once."""
+"""The frozen tensors of all networks of this process; networks share equal tensors."""
 
 
 class Frozen(nn.Module):
-    """A module that no client trains, always in eval mode. Other attributes are those of the module inside.
+    """A module that is never trained, always in eval mode. Other attributes are those of the wrapped module.
 
     Its weights are no part of a client's state, of messages and of checkpoints. All networks of a process whose frozen
     weights are equal share them.
@@ -42,14 +42,14 @@ class Frozen(nn.Module):
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
-        # It is hidden from torch, so that nothing that goes through the modules of a network finds it.
+        # The wrapped module is hidden from torch, so that iterating over a network's modules does not find it.
         self.__dict__["body"] = body.eval().requires_grad_(False)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["body"], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the module inside returns."""
+        """Return the output of the wrapped module."""
         return self.__dict__["body"](*args, **kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
@@ -61,13 +61,13 @@ class Frozen(nn.Module):
 
 @torch.no_grad()
 def _shared(value: Tensor) -> Tensor:
-    """Return the tensor that all networks of this process have in place of a frozen tensor."""
+    """Return the shared tensor that replaces an equal frozen tensor in all networks of this process."""
     value = value.detach()
     return _SHARED.setdefault((digest({"": value}), value.stride(), value.device), value)
 
 
 class LoraLinear(nn.Module):
-    """A frozen linear layer plus an adapter, which is 0 at first, since B is.
+    """A frozen linear layer plus an adapter, whose output is 0 at first, because B is 0.
 
     Attributes:
         scaling: alpha / r.
@@ -120,10 +120,10 @@ def lora(module: nn.Module, rank: int, alpha: float | None = None, layers: str =
 
 @dataclass(frozen=True)
 class Adapted:
-    """The weights of one architecture, without the frozen ones."""
+    """The weights of a network of one architecture, without the frozen weights."""
 
     w: Weights
-    scaling: dict[str, float]  # by the names of the layers that have adapters
+    scaling: dict[str, float]  # name of a layer with an adapter -> its scaling
 
 
 def adapted_of(model: nn.Module) -> Adapted:
@@ -133,14 +133,14 @@ def adapted_of(model: nn.Module) -> Adapted:
 
 
 def adapted_models(task: Task) -> dict[str, Adapted]:
-    """Return the initial weights of each architecture; apart from adapters, those of the first one."""
+    """Return each architecture's initial weights; all but the adapters are those of the first architecture."""
     models = {arch: adapted_of(task.model(arch)) for arch in task.architectures}
     first = next(iter(models.values()))
     return {arch: Adapted(own.w | without_adapters(first), own.scaling) for arch, own in models.items()}
 
 
 def check_ranks(task: Task) -> None:
-    """Raise `ValueError` unless all architectures are one frozen network with adapters that differ only in the rank."""
+    """Raise `ValueError` unless all architectures are one frozen network, with adapters that differ only in rank."""
     forms = {arch: _form(task.model(arch)) for arch in task.architectures}
     first = next(iter(forms))
     for arch, (shapes, frozen) in forms.items():
@@ -162,7 +162,7 @@ def check_ranks(task: Task) -> None:
 
 
 def _form(model: nn.Module) -> tuple[dict[str, list[int]], list[str]]:
-    """Return the shapes of a model's weights without the rank, and digests of its frozen weights."""
+    """Return the shapes of a model's weights, with the rank left out, and digests of its frozen weights."""
     shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
     for name, shape in shapes.items():
         if name.endswith(("lora_A", "lora_B")):
@@ -177,17 +177,17 @@ def rank_of(w: Weights, layer: str) -> int:
 
 
 def without_adapters(adapted: Adapted) -> Weights:
-    """Return the weights besides adapters, such as those of the header."""
+    """Return the weights that do not belong to adapters, such as those of the header."""
     names = {f"{layer}.{part}" for layer in adapted.scaling for part in ("lora_A", "lora_B")}
     return {name: value for name, value in adapted.w.items() if name not in names}
 
 
 Factors = tuple[Tensor, Tensor]
-"""A product of two matrices, [m, R] and [R, n] in float64, which is never computed, since layers may be large."""
+"""The factors [m, R] and [R, n], in float64, of a matrix that is never computed, because layers may be large."""
 
 
 def factors(one: Adapted, layer: str, share: Tensor | float = 1.0) -> Factors:
-    """Return what an adapter adds to the weights of its layer, `scaling B A`.
+    """Return `scaling B A`, the product that an adapter adds to the weights of its layer, as factors.
 
     share: factor of the product, or of each of its r parts [r].
     """
@@ -211,14 +211,14 @@ def svd_of_sum(products: Sequence[Factors]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def energy_beyond(rank: int, values: Sequence[Tensor]) -> float:
-    """Return the share beyond a rank of the energy, which is the squares of all layers' singular values."""
+    """Return the share of the squared singular values of all layers that lies beyond the first `rank` of them."""
     energy = [value_r.square() for value_r in values]
     whole = float(torch.cat(energy).sum())
     return float(torch.cat([energy_r[rank:] for energy_r in energy]).sum()) / whole if whole else 0.0
 
 
 def nearest(svd: tuple[Tensor, Tensor, Tensor], like: Adapted, layer: str) -> Weights:
-    """Return the adapter, of the rank in `like`, whose product is nearest: A = V^T and B = U S of the largest values.
+    """Return the adapter with the rank of `like` that is nearest to a product: A = V^T, B = U S of the largest values.
 
     Where the sum has a lower rank than the adapter, B is 0 and A is not, so that training can still use these parts.
     """
@@ -231,7 +231,7 @@ def nearest(svd: tuple[Tensor, Tensor, Tensor], like: Adapted, layer: str) -> We
 
 
 def cut(value: Tensor, like: Tensor) -> Tensor:
-    """Return the leading block of the shape of `like`, in its type, with zeros where `value` is smaller."""
+    """Return the leading block of a tensor in the shape and type of `like`, padded with zeros if it is smaller."""
     block = torch.zeros_like(like)
     place = tuple(slice(min(sizes)) for sizes in zip(value.shape, like.shape, strict=True))
     block[place] = value[place]

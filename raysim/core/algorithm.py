@@ -53,13 +53,13 @@ class SplitModel(Protocol):
 
 
 def pixels(x_BCHW: Tensor) -> Tensor:
-    """Encode each sample as its pixels or features minus their mean over the sample: [B, C * H * W]."""
+    """Encode each sample [C, H, W] or [F] as its flattened values minus their mean over the sample."""
     flat_Bh = x_BCHW.flatten(1)
     return flat_Bh - flat_Bh.mean(1, keepdim=True)
 
 
 def only_pixels(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the default encoder of a task, `pixels`; any other name raises `ValueError`."""
+    """Return `pixels`, the only encoder of a task by default; any other name raises `ValueError`."""
     if name != "pixels":
         raise ValueError(f"encoder: {name} is not available; allowed: pixels")
     return pixels
@@ -91,22 +91,22 @@ class Task:
     public: Samples | None = None
     """Data that all clients and the server have (`data.public`), if any; labels outside the task's classes are -1."""
     trained: tuple[str, ...] = ()
-    """At the server of a run that begins with another run's state (`init`): architectures of which `model` returns the
-    model that the other run's server had, instead of a fresh one."""
+    """Architectures of which `model` returns the trained model of another run's server instead of a new model. It is
+    only set at the server of a run that begins with another run's state (`init`)."""
 
     def new_header(self) -> nn.Linear:
-        """Return a header with new weights [C, D]; at the server of a run with `init`, that of the trained model."""
+        """Return a header with new weights [C, D]; the server of a run with `init` gets that of the trained model."""
         if self.trained:
             header: nn.Linear = self.model(self.trained[0]).header
             return header
         return nn.Linear(self.feature_dim, self.num_classes)
 
     def smallest(self) -> str:
-        """Return the architecture with the fewest parameters, the first of equals: the default of `small_model`."""
+        """Return the architecture with the fewest parameters (the first if equal), the default of `small_model`."""
         return min(self.architectures, key=lambda name: sum(weight.numel() for weight in self.model(name).parameters()))
 
     def small_model(self, name: str | None, feature_dim: int | None = None) -> Any:
-        """Return a fresh model that all clients share beside their own: of architecture `name`, or of the smallest.
+        """Return a new model that all clients share in addition to their own: of architecture `name`, or the smallest.
 
         Its initial weights are the same for all clients, but differ from those of the clients' own models of that
         architecture, since two equal networks would stay equal. feature_dim: width of its representation; None: D.
@@ -145,13 +145,13 @@ class Client:
     id: ClientId
     task: Task
     data: Samples  # its training samples
-    net: Any  # built by client_model
+    net: Any  # the network that `client_model` returned
     local: LocalTraining
-    rng: torch.Generator  # on the CPU; seeded anew each round from run seed, round and client
+    rng: torch.Generator  # on the CPU; seeded in each round by run seed, round and client
     t: int = 0  # round, counted from 1
     arch: str = ""  # name of its architecture
     stats: ClientStats = field(default_factory=ClientStats)
-    meter: FlopMeter | None = None  # None: operations are not counted
+    meter: FlopMeter | None = None  # counts operations; None: they are not counted
     trainer: Trainer = fit_one
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -225,7 +225,7 @@ class Client:
         return output
 
     def complete(self, row: Tensor | None, f: Callable[[Tensor], Tensor]) -> Tensor:
-        """Fill the rows that `fit` returned, [N, ...], with `outputs(f)` for samples without a row; None: for all.
+        """Fill missing rows of `row` [N, ...], as returned by `fit`, with `outputs(f)`; all rows if `row` is None.
 
         With BatchNorm, training leaves out a last batch of one sample.
         """
@@ -242,7 +242,7 @@ class Client:
             self.stats.flops += flops
 
     def log(self, name: str, value: float) -> None:
-        """Log a value of this client's round; the mean over the participants is tracked as `client/<name>`.
+        """Log a value of this client in this round; the participants' mean is tracked as `client/<name>`.
 
         If a name is logged twice in a round, the last value counts. Raises `ValueError` for an invalid name, or a value
         that is no number.
@@ -251,7 +251,7 @@ class Client:
 
 
 def _refuse_new(one: Client | Server[Any], called: str, name: str, instead: str) -> None:
-    """Raise `AttributeError` if a client or server has no attribute of this name. instead: where to keep values."""
+    """Raise `AttributeError` for a new attribute of a client or server. instead: where to keep values."""
     kind = type(one)
     if name not in kind.__dataclass_fields__ and not hasattr(kind, name):
         raise AttributeError(
@@ -260,8 +260,8 @@ def _refuse_new(one: Client | Server[Any], called: str, name: str, instead: str)
 
 
 def drops_single(net: nn.Module, data: Samples, local: LocalTraining) -> bool:
-    """Return whether training leaves out a last batch of one sample, on which BatchNorm cannot train."""
-    # `has_batchnorm` walks through the network, so it comes second.
+    """Return whether training skips a last batch of one sample, because BatchNorm cannot train on it."""
+    # `has_batchnorm` is the slower test, because it visits all modules of the network.
     return len(data) % local.batch_size == 1 and has_batchnorm(net)
 
 
@@ -280,23 +280,24 @@ class Server(Generic[State]):
     """
 
     task: Task
-    rng: torch.Generator  # on the CPU; seeded anew each round from run seed and round
+    rng: torch.Generator  # on the CPU; seeded in each round by run seed and round
     num_samples: Mapping[ClientId, int] = field(default_factory=dict)  # n_k, known before round 1
     t: int = 0  # round, counted from 1
     state: State = field(default=None)  # type: ignore[assignment]
     values: dict[str, float] = field(default_factory=dict)
-    local: LocalTraining = field(default_factory=LocalTraining)  # how the clients train
-    classes: Mapping[ClientId, Tensor] = field(default_factory=dict)  # class ids in each client's data, int64 ascending
+    local: LocalTraining = field(default_factory=LocalTraining)  # the training settings of clients
+    # ids of the classes in each client's data, int64, ascending
+    classes: Mapping[ClientId, Tensor] = field(default_factory=dict)
     arch: Mapping[ClientId, str] = field(default_factory=dict)  # name of each client's architecture
-    robust: RobustMean | None = None  # replaces the mean of uploads: section `aggregator`
-    private: PrivateMean | None = None  # the mean with noise: section `privacy`; uploads are then sealed
+    robust: RobustMean | None = None  # the rule of the section `aggregator`, which replaces the mean of uploads
+    private: PrivateMean | None = None  # the mean with noise, from the section `privacy`; uploads are then sealed
 
     def __setattr__(self, name: str, value: Any) -> None:
         _refuse_new(self, "server", name, "server.state")
         object.__setattr__(self, name, value)
 
     def mean(self, parts: Mapping[ClientId, Weights], weighted: bool = True) -> Weights:
-        """Return the mean of the clients' tensors, as `ops.weighted_mean`, or what `aggregator` puts in its place.
+        """Return the mean of the clients' tensors as `ops.weighted_mean` does, or the result of the aggregation rule.
 
         weighted: by the clients' numbers of samples; False: all are equal. A rule of `aggregator`, and `privacy` at the
         server, treat them as equal.
@@ -314,7 +315,7 @@ class Server(Generic[State]):
 
     @property
     def combine_values(self) -> Callable[[Tensor], Tensor] | None:
-        """What `aggregator` puts in place of the mean of each value over the clients that have it; None: nothing.
+        """The rule that replaces the mean of each value over the clients that have it; None: no rule.
 
         A function of the clients' values [K, ...], NaN where a client has none, that returns one value each, [...].
         """
@@ -383,7 +384,7 @@ class Server(Generic[State]):
             return torch.cat([(f or net)(batch.x) for batch in data.in_order(self.local.batch_size)])
 
     def log(self, name: str, value: float) -> None:
-        """Log a value of this round, tracked as `server/<name>`; the last value if a name is logged twice.
+        """Log a value of this round as `server/<name>`. If a name is logged twice, the last value is tracked.
 
         Raises `ValueError` for an invalid name, or a value that is no number.
         """
@@ -391,7 +392,7 @@ class Server(Generic[State]):
 
 
 _METRIC = re.compile(r"[\w -]+([/.:][\w -]+)*")
-"""Form of names that are valid as a metric in MLflow, a table column and a file name."""
+"""The form of names that are valid for an MLflow metric, a table column and a file."""
 
 
 def metric_name(name: str) -> str:
@@ -405,7 +406,7 @@ def metric_name(name: str) -> str:
 
 
 def _number(name: str, value: Any) -> float:
-    """Convert a logged value to a number. Raises `ValueError` that names it."""
+    """Convert a logged value to a number. Raises `ValueError` with the value's name."""
     if not isinstance(value, str):
         with suppress(TypeError, ValueError, RuntimeError):
             return float(value.detach() if isinstance(value, Tensor) else value)
@@ -450,8 +451,8 @@ class Algorithm(ABC, Generic[Down, Up, State]):
 
     paper: ClassVar[str] = ""  # citation and address
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Presets besides the defaults, which follow the paper: `official` follows the authors' released code. A scenario
-    chooses a preset with `profile`; fields that the scenario sets itself take precedence."""
+    """Presets of fields by name. The defaults follow the paper, and are no entry; `official` follows the authors'
+    released code. A scenario chooses a preset with `profile`; fields that the scenario sets itself take precedence."""
     scheduled: ClassVar[bool] = False  # True: the method depends on the total number of rounds
     one_architecture: ClassVar[bool] = False  # True: all clients need one architecture
     public_data: ClassVar[bool] = False  # True: the method needs `task.public`
@@ -460,21 +461,22 @@ class Algorithm(ABC, Generic[Down, Up, State]):
     Without `data.augment`, the views are equal; raysim then warns, unless the setting is false."""
     averages: ClassVar[Literal["nothing", "uploads", "values"]] = "nothing"
     """`uploads`: `server_update` reads uploads only through `server.mean` or `server.class_mean`, so a rule of
-    `aggregator` can take the place of the mean. `values`: it averages each value over the clients that have it; only
-    rules for single values can."""
+    `aggregator` can replace the mean. `values`: `server_update` averages each value over the clients that have it; only
+    rules for single values can replace this mean."""
     stale_uploads: ClassVar[bool] = False
-    """True: `server_update` may get an upload some rounds after its client trained, in a run with `asynchronous`. If
-    the upload has the form of the message that the client had got, raysim moves its change to the present message."""
+    """True: `server_update` accepts an upload some rounds after its client trained, in a run with `asynchronous`. If
+    the upload has the form of the message that the client received, raysim applies its change to the current
+    message."""
     state_of_samples: ClassVar[bool] = False
-    """True: the server's state refers to public samples, or to the clients' samples or classes. A run of this method
-    can then begin with the state of another one (`init`) only if the clients have the same samples in both."""
+    """True: the server's state refers to public samples, or to the clients' samples or classes. Another run of this
+    method can then begin with the state (`init`) only if its clients have the same samples."""
 
     def __post_init__(self) -> None:
         check_settings(self)
 
     @property
     def static_downlink(self) -> bool:
-        """Whether the server's messages may stay the same in all rounds. Default: they must change."""
+        """Whether the server's messages may stay the same in all rounds. Default: no."""
         return False
 
     def check(self, task: Task) -> None:
@@ -495,7 +497,7 @@ class Algorithm(ABC, Generic[Down, Up, State]):
 
     # -- every round -------------------------------------------------------------------------------
     def server_send(self, server: Server[State], to: ClientId) -> Down | None:
-        """Return the message to the sampled client `to`. Default: no message.
+        """Return the message to the participant `to`. Default: no message.
 
         Keep a message that does not depend on `to` ready in `server.state`: messages that share storage are
         transferred once.
@@ -514,7 +516,7 @@ class Algorithm(ABC, Generic[Down, Up, State]):
 
     # -- afterwards, for `examples/leaks.py` -------------------------------------------------------
     def exposed(self, client: Client, up: Up) -> Exposed | None:
-        """Return what `up` exposes of the single sample in `client.data`. Default: not declared, so no attack.
+        """Return what `up` exposes of the only sample in `client.data`. Default: undeclared, so attacks are not run.
 
         `client.net` is the network as the client received it, or with other private weights. Change neither argument.
         """

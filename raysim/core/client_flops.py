@@ -1,4 +1,4 @@
-"""The operations of a client's training and outputs: each kind of work is counted once for all clients."""
+"""The operations of a client's training and outputs. Each kind of work is counted once for all clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sample_flops(client: Client, meter: FlopMeter, f: Callable[[Tensor], Tensor]
 
 
 def fit_flops(client: Client, meter: FlopMeter, loss: Loss, given: Any, batches: Shuffled) -> int:
-    """Return the operations of one `Client.fit`: of its full batches, and of the smaller last ones of epochs, if any.
+    """Return the operations of one `Client.fit`, which has full batches and perhaps a smaller last batch per epoch.
 
     Counts are cached separately for each set of trained parameters, since the others need no gradient, and for each
     combination of shapes in `given`. The number of samples is left out of these shapes: a batch uses only its own rows
@@ -52,7 +52,7 @@ def fit_flops(client: Client, meter: FlopMeter, loss: Loss, given: Any, batches:
 
 @contextmanager
 def _generator_kept(client: Client) -> Iterator[None]:
-    """Restore `client.rng` after a block; `flops_of` restores torch's global generators only."""
+    """Restore `client.rng` after a block, because `flops_of` restores torch's global generators only."""
     before = client.rng.get_state()
     try:
         yield
@@ -61,7 +61,7 @@ def _generator_kept(client: Client) -> Iterator[None]:
 
 
 def _described(client: Client) -> Sequence[tuple[object, Hashable]]:
-    """Return objects that a hook may refer to, each with a short description for `kind_of`.
+    """Return objects that a hook may refer to, each with a short description that `kind_of` hashes instead.
 
     The keys of operations already contain the architecture. The round is described, because a hook may do other things
     in the first rounds.

@@ -26,7 +26,7 @@ Augmentation = Callable[[Tensor], Tensor]
 
 
 class Transform(Protocol):
-    """Conversion of stored samples into network inputs, implemented in raysim/data/transform.py."""
+    """A conversion of stored samples into network inputs; raysim/data/transform.py implements it."""
 
     def plain(self, raw_B: Tensor, /) -> Tensor:
         """Convert without augmentation.
@@ -36,7 +36,7 @@ class Transform(Protocol):
         """
 
     def augmentations(self, sizes: Sequence[int], like: Tensor, rng: torch.Generator, /) -> Sequence[Augmentation]:
-        """Draw the augmentations of batches of these sizes, one after another, from `rng` (a CPU generator).
+        """Draw from `rng` (a CPU generator) one augmentation for each of these batch sizes.
 
         like: stored samples [N, ...] of the batches' client. Each augmentation converts the samples of its batch,
         given as stored.
@@ -44,7 +44,7 @@ class Transform(Protocol):
 
     @property
     def draws(self) -> bool:
-        """Whether samples are augmented; if not, an augmentation equals `plain`, and nothing is drawn."""
+        """Whether samples are augmented. If not, augmentations equal `plain`, and no random numbers are drawn."""
 
 
 @message
@@ -63,7 +63,7 @@ class Batch:
     y: Tensor  # [B] int64 class ids
     index: Tensor  # [B] position of each sample in its client's data, for per-sample teachers
     weight: Tensor | None = None  # [B] 1 for a real sample, 0 for padding; None: all are real
-    second: Tensor | None = None  # like x, another augmentation, if two views are requested
+    second: Tensor | None = None  # another augmentation of the same samples, like x, if two views are requested
 
     def mean(self, per_sample_B: Tensor) -> Tensor:
         """Mean over the real samples, a scalar. Losses reduce with this, never with `.mean()`.
@@ -82,7 +82,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Samples:
-    """One client's part of a data set, in a fixed order.
+    """A client's part of a data set, in a fixed order.
 
     >>> import torch
     >>> from raysim.core import tensors
@@ -95,7 +95,7 @@ class Samples:
     Samples(3 of shape 3, classes 0, 1)
     """
 
-    raw_N: Tensor  # [N, ...] as stored: images [N, H, W, C] uint8, features float32, tokens; on the device that trains
+    raw_N: Tensor  # stored on the training device: images [N, H, W, C] uint8, float32 features, tokens
     y: Tensor  # [N] int64 class ids, on the same device
     transform: Transform
 
@@ -108,7 +108,7 @@ class Samples:
 
     @property
     def x(self) -> Tensor:
-        """All samples as a network reads them, not augmented: [N, ...]. Costs 4 bytes per pixel while held."""
+        """All samples as network inputs, without augmentation: [N, ...]. Takes 4 bytes per pixel while it is kept."""
         return self.transform.plain(self.raw_N)
 
     def subset(self, index: Tensor) -> Samples:
@@ -124,7 +124,7 @@ class Samples:
         return Samples(self.raw_N.index_select(0, index), self.y[index], self.transform)
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
-        """Un-augmented batches in data order; the last one may be short."""
+        """Yield batches in data order, without augmentation; the last batch may be smaller."""
         if 0 < len(self) <= batch_size:  # all at once, without a copy
             yield Batch(self.transform.plain(self.raw_N), self.y, torch.arange(len(self), device=self.y.device))
             return
@@ -140,26 +140,27 @@ class Samples:
         two_views: bool = False,
         steps: int | None = None,
     ) -> Shuffled:
-        """Augmented batches, in a fresh random order each epoch; the last of an epoch may be short.
+        """Return augmented batches, in a new random order in each epoch; the last batch of an epoch may be smaller.
 
         steps: the number of batches, in place of `epochs`; the last epoch may be cut short. drop_single: leave out a
         last batch of one sample, which BatchNorm cannot train on. two_views: fill `second`.
         """
         if not isinstance(epochs, Integral) or epochs < 0:
             raise ValueError(f"epochs: {epochs!r} given; give a whole number of at least 0")
-        return Shuffled(self, batch_size, int(epochs), rng, drop_single, two_views, steps)  # NumPy's int32 overflows
+        # `int`, because NumPy's int32 overflows
+        return Shuffled(self, batch_size, int(epochs), rng, drop_single, two_views, steps)
 
     def to(self, device: torch.device | str) -> Samples:
         """Return the same samples on a device."""
         return Samples(self.raw_N.to(device), self.y.to(device), self.transform)
 
     def _raw(self, index: Tensor) -> Tensor:
-        # Ten times faster than raw_N[index], which visits every value.
+        # `index_select` is ten times faster than raw_N[index], which visits every value.
         return self.raw_N.index_select(0, index)
 
 
 DRAWN_AT_ONCE = 4096
-"""Number of samples whose augmentation is drawn at once. For an image of 32 x 32 pixels, it takes 1 KB."""
+"""Number of samples whose augmentation is drawn at once. An augmentation of 32 x 32 pixels takes 1 KB."""
 
 
 @dataclass(frozen=True)
@@ -172,13 +173,13 @@ class Shuffled:
     rng: torch.Generator
     drop_single: bool
     two_views: bool
-    steps: int | None = None  # in place of `epochs`
+    steps: int | None = None  # number of batches; replaces `epochs`
 
     def __len__(self) -> int:
         return sum(self.sizes().values())
 
     def sizes(self) -> dict[int, int]:
-        """Return how many batches there are of each size."""
+        """Return batch size -> number of batches of this size."""
         full, rest = divmod(len(self.data), self.batch_size)
         last = int(rest > self.drop_single)
         epochs, left = self.epochs, 0
@@ -234,7 +235,7 @@ class AsGiven:
 
 
 def shared(array: NDArray[Any]) -> Tensor:
-    """Return a tensor on the memory of an array, which may be read-only; no code of raysim writes to it."""
+    """Return a tensor that shares an array's memory. The array may be read-only, since raysim never writes to it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.from_numpy(array)

@@ -17,7 +17,7 @@ from raysim.core.messages import Weights
 
 @dataclass(frozen=True)
 class UpdateOf:
-    """The upload contains parameters after local training. The server knew them before, so it learns a gradient.
+    """The upload contains trained parameters. The server knew their earlier values, so it learns a gradient.
 
     >>> from raysim.core import UpdateOf
     >>> def exposed(self, client, up):  # of a method that uploads its header
@@ -25,8 +25,8 @@ class UpdateOf:
     """
 
     part: nn.Module  # a module of `client.net`, or all of it
-    after: Weights  # parameters of `part` by name, after training; NaN: a number that is not sent
-    loss: Loss | None = None  # the loss of these parameters, if simpler than the loss given to `client.fit`
+    after: Weights  # name -> parameter of `part` after training; NaN: a number that is not sent
+    loss: Loss | None = None  # a simpler loss of these parameters than the loss given to `client.fit`
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ Exposed = UpdateOf | OutputOf | Unexposed
 
 
 def known_at(where: Tensor | tuple[slice, ...], value: Tensor, like: Tensor) -> Tensor:
-    """Return a tensor of the shape of `like` with `value` at `where` and NaN, which means not sent, elsewhere."""
+    """Return a tensor like `like` with `value` at the positions `where`, and NaN, meaning not sent, elsewhere."""
     known = torch.full_like(like, torch.nan)
     known[where] = value
     return known

@@ -1,4 +1,4 @@
-"""Fields of user-facing settings: their ranges, meanings and defaults, written once beside the field.
+"""Fields of user-facing settings. Range, meaning and default of a field are declared once, at the field itself.
 
 A settings class is a frozen dataclass; the string under a field is its meaning, and an annotation such as
 `Positive` its range. The scenario loader, the JSON schema and `raysim describe` all read them from here.
@@ -54,7 +54,7 @@ Count = Annotated[int, Range(ge=1)]
 
 
 class CountsWarmup:
-    """Marks a field that counts the rounds at a run's start in which the method only trains locally."""
+    """Marks a field that counts initial rounds in which the method only trains locally."""
 
 
 WarmupRounds = Annotated[int, Range(ge=0), CountsWarmup]
@@ -66,7 +66,7 @@ class FieldInfo:
 
     name: str
     hint: Any  # its annotation
-    default: Any  # dataclasses.MISSING when the field is required
+    default: Any  # `dataclasses.MISSING` if the field is required
     doc: str
 
     @property
@@ -111,7 +111,7 @@ def in_words(hint: Any) -> str:
         return f"a list of {len(args)}: {', '.join(map(in_words, args))}"
     if origin is dict:
         return f"a mapping of names to {in_words(args[1])}" if args else "a mapping"
-    if not isinstance(hint, Hashable):  # not a type: a file may contain any annotation
+    if not isinstance(hint, Hashable):  # a file may contain any value as an annotation
         return str(hint)
     if hint not in _WORDS and isinstance(hint, type):  # a section of a scenario
         return f"a mapping of {', '.join(getattr(hint, 'model_fields', inspect.get_annotations(hint)))}"
@@ -126,14 +126,14 @@ def field_docs(cls: type) -> Mapping[str, str]:
     return docs
 
 
-@cache  # a module is parsed to find a class in it, which takes 20 ms
+@cache  # parsing a module to find a class takes 20 ms
 def _docs_of(cls: type) -> Mapping[str, str]:
     """Return the string literal under each annotated field that a class itself has."""
     if not dataclasses.is_dataclass(cls):
         return {}
     try:
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError, SyntaxError, ValueError):  # no source, or edited since the import
+    except (OSError, TypeError, SyntaxError, ValueError):  # the source is missing, or was edited after the import
         return {}
     return docs_in(tree) if isinstance(tree, ast.ClassDef) else {}
 
@@ -156,7 +156,7 @@ def settings_fields(cls: type) -> list[FieldInfo]:
     docs = field_docs(cls)
     infos = []
     for field in dataclasses.fields(cls):
-        if not field.init:  # derived from the settings
+        if not field.init:  # derived from other fields
             continue
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
@@ -166,10 +166,10 @@ def settings_fields(cls: type) -> list[FieldInfo]:
 
 
 def check_settings(settings: Any) -> None:
-    """Raise `ValueError` naming the first field whose value is outside its range or choices."""
+    """Raise `ValueError` for the first field whose value is outside its range or choices."""
     hints = get_type_hints(type(settings), include_extras=True)
     for field in dataclasses.fields(settings):
-        if not field.init:  # derived from the settings, and not set yet
+        if not field.init:  # derived from other fields, and not set yet
             continue
         value, hint = getattr(settings, field.name), hints[field.name]
         if not _fits(value, hint):

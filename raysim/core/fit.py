@@ -16,14 +16,15 @@ from raysim.core.replay import replayed
 from raysim.core.torch_workarounds import Sgd, named_tensors, repeatable_attention, set_training, without_default_device
 
 Loss = Callable[[Any, Batch, Any], Tensor | tuple[Tensor, Tensor]]
-"""(net, batch, given) -> scalar that `Client.fit` minimises, or (scalar, rows) with rows [B, ...] for it to return."""
+"""(net, batch, given) -> scalar that `Client.fit` minimises, or (scalar, rows); `Client.fit` returns these rows [B,
+...]."""
 
 
 Bounds = tuple[float, float]
 """Least and greatest value of a parameter's elements."""
 
 _NAMED = "give a name from `named_parameters()`"
-"""What to do about a name that is no parameter."""
+"""The remedy for a name that is no parameter."""
 
 
 class Batches(Protocol):
@@ -44,16 +45,16 @@ class LocalTraining:
     lr: float = 0.01
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clip: float | None = None  # greatest norm of a step's gradient over all parameters; None: no limit
-    nesterov: bool = False  # Nesterov's momentum; for SGD with momentum
-    precision: Precision = "float32"  # of forward and backward passes; parameters and messages are float32
-    cuda_graphs: bool = True  # whether steps on a CUDA device are recorded and replayed: see `raysim.core.replay`
-    steps: int | None = None  # number of steps in place of `epochs`; the last epoch may be cut short
+    clip: float | None = None  # maximum norm of a step's gradient over all parameters; None: no limit
+    nesterov: bool = False  # use Nesterov's momentum; only for SGD with momentum
+    precision: Precision = "float32"  # in forward and backward passes; parameters and messages are float32
+    cuda_graphs: bool = True  # record steps on a CUDA device and replay them: see `raysim.core.replay`
+    steps: int | None = None  # number of steps, replaces `epochs`; the last epoch may be incomplete
 
 
 @dataclass(frozen=True)
 class FitJob:
-    """Everything one local training needs, so that any trainer can run it."""
+    """All inputs of one local training, which any trainer can run."""
 
     net: nn.Module
     loss: Loss
@@ -61,7 +62,7 @@ class FitJob:
     batches: Batches
     local: LocalTraining
     num_samples: int = 0  # N
-    rates: Mapping[str, float] = field(default_factory=dict)  # parameter -> its learning rate, if other than `local.lr`
+    rates: Mapping[str, float] = field(default_factory=dict)  # parameter -> learning rate, if not `local.lr`
     bounds: Mapping[str, Bounds] = field(default_factory=dict)  # parameter -> bounds of its values after every step
 
 
@@ -69,10 +70,10 @@ class FitJob:
 class FitResult:
     """The result of one local training."""
 
-    loss_sum: float  # of per-sample losses over every sample seen
-    samples: int  # seen, counted once per epoch
-    rows: Tensor | None = None  # [N, ...] the loss's last row for each sample; NaN: sample never seen
-    alone_because: str = ""  # why it was not trained together with others; empty: there was no obstacle
+    loss_sum: float  # sum of the per-sample losses over all samples and epochs
+    samples: int  # number of samples used, counted once per epoch
+    rows: Tensor | None = None  # [N, ...] last row of the loss for each sample; NaN: sample not used
+    alone_because: str = ""  # why the client was trained alone; empty: no reason
 
 
 Trainer = Callable[[FitJob], FitResult]
@@ -82,7 +83,7 @@ Optimizer = Sgd | torch.optim.Adam | torch.optim.AdamW
 
 
 def make_optimizers(named: Mapping[str, Tensor], local: LocalTraining, rates: Mapping[str, float]) -> list[Optimizer]:
-    """Return new optimizers, one per learning rate. No momentum outlives a local training."""
+    """Return new optimizers, one per learning rate, so that no momentum remains from an earlier local training."""
     of_rate: dict[float, list[Tensor]] = {}
     for name, parameter in named.items():
         of_rate.setdefault(rates.get(name, local.lr), []).append(parameter)
@@ -94,7 +95,7 @@ def make_optimizers(named: Mapping[str, Tensor], local: LocalTraining, rates: Ma
 
 
 def check_names(job: FitJob, named: Mapping[str, Tensor]) -> None:
-    """Raise `ValueError` if `rates` or `bounds` name anything but a parameter, such as a buffer."""
+    """Raise `ValueError` if `rates` or `bounds` name anything else than a parameter, for example a buffer."""
     parameters = {name for name, value in named.items() if isinstance(value, nn.Parameter)}
     for kind, of_name, example in (("rates", job.rates, "0.1"), ("bounds", job.bounds, "(-1.0, 1.0)")):
         if not isinstance(of_name, Mapping):
@@ -156,20 +157,21 @@ def fit_one(job: FitJob) -> FitResult:
         nonlocal connected
         with lower:
             loss, kept = loss_and_rows(job, batch)
-        connected = connected or loss.grad_fn is not None  # a constant has none; a single batch may have such a loss
+        # a constant has no `grad_fn`; a single batch may have a constant loss
+        connected = connected or loss.grad_fn is not None
         if not loss.requires_grad:
             raise _unconnected(job)
         with without_default_device(device):
             backward(loss, optimizers, clip)
             for optimizer in optimizers:
-                # After the step too: gradients left on a model double its memory for as long as the client lives.
+                # Gradients are dropped after the step, too: they would double the memory of a stored model.
                 optimizer.zero_grad()
             if job.bounds:
                 keep_within(job.bounds, trained)
             loss_sum.add_(loss.detach() * len(batch.y))
         return kept
 
-    # torch refuses to record a step of Adam.
+    # torch cannot record a step of Adam.
     may_replay = job.local.cuda_graphs and job.local.optimizer == "sgd"
     rng = job.batches.rng if isinstance(job.batches, Shuffled) else None
     steps = len(job.batches) if may_replay else 0
@@ -195,7 +197,7 @@ def _unconnected(job: FitJob) -> ValueError:
 
 
 def loss_and_rows(job: FitJob, batch: Batch) -> tuple[Tensor, Tensor | None]:
-    """Return the loss of a batch and, detached, its rows, if the loss returns any; neither in a lower precision."""
+    """Return a batch's loss and its rows, detached, if the loss returns rows; both at least in float32."""
     result = job.loss(job.net, batch, job.given)
     loss, rows = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(loss, Tensor) or loss.dim():
@@ -206,5 +208,5 @@ def loss_and_rows(job: FitJob, batch: Batch) -> tuple[Tensor, Tensor | None]:
 
 
 def has_batchnorm(net: nn.Module) -> bool:
-    """Return whether a network normalises over the batch, and so cannot train on a batch of one sample."""
+    """Return whether a network contains BatchNorm, and so cannot train on a batch of one sample."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules())

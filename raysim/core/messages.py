@@ -23,13 +23,13 @@ from torch.utils import _pytree as pytree
 T = TypeVar("T")
 Weights = dict[str, Tensor]
 _FIELDS = "__raysim_message__"
-"""Attribute of a message class with the names of its fields; cached properties are not part of a message."""
+"""Attribute of a message class that lists its fields, because cached properties are not part of a message."""
 
 DECLARE = "return a dataclass that is declared with @message, or None"
-"""What to do if a hook returns anything else."""
+"""The remedy if a hook returns an object that is no message."""
 
 IN_LINE = 4096
-"""Greatest size in bytes of a packed tensor that is pickled in line."""
+"""Maximum size in bytes of a packed tensor that is pickled in line."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -58,12 +58,12 @@ def message(cls: type[T]) -> type[T]:
 
 
 def is_message(value: object) -> bool:
-    """Return whether a value may be sent: an object of a class that is declared with `@message`, or None."""
+    """Return whether a value may be sent: None, or an object whose class is declared with `@message`."""
     return value is None or hasattr(type(value), _FIELDS)
 
 
 def leaves(msg: object) -> list[Any]:
-    """Return the tensors and numbers of a message, in order, without `None`.
+    """Return the tensors and numbers of a message, in order; `None` is skipped.
 
     It replaces `torch.utils._pytree.tree_leaves`, which takes ten times as long: noticeable with small models.
     """
@@ -98,7 +98,7 @@ def mapped(kind: type[Any], change: Callable[[Any], Any], msg: Any) -> Any:
         changed = [mapped(kind, change, value) for value in msg]
         return type(msg)(*changed) if hasattr(msg, "_fields") else type(msg)(changed)
     if hasattr(type(msg), _FIELDS):
-        copy = object.__new__(type(msg))  # without `__post_init__`, which may expect tensors
+        copy = object.__new__(type(msg))  # copies without calling `__post_init__`, which may expect tensors
         for name in getattr(type(msg), _FIELDS):
             object.__setattr__(copy, name, mapped(kind, change, getattr(msg, name)))
         return copy
@@ -145,7 +145,7 @@ class Header:
 
 @message
 class Extractor:
-    """A model without its last linear layer: parameters and BatchNorm's running statistics.
+    """The extractor of a model: its parameters and BatchNorm's running statistics, without the last linear layer.
 
     >>> from torch import nn
     >>> from raysim import SplitNet
@@ -159,7 +159,7 @@ class Extractor:
 
 @message
 class Model:
-    """A whole model: its parameters and, unless left out, BatchNorm's running statistics.
+    """A whole model: its parameters and, optionally, BatchNorm's running statistics.
 
     >>> from torch import nn
     >>> from raysim.core import Model, weights
@@ -172,7 +172,7 @@ class Model:
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """A tensor as bytes: readable without torch, mapped without a copy by Ray's object store."""
+    """A tensor as bytes, which can be read without torch and shared through Ray's object store without a copy."""
 
     data: NDArray[np.uint8]
     dtype: str
@@ -185,7 +185,7 @@ class PackedTensor:
         return cls(flat.view(torch.uint8).numpy(), _name(tensor.dtype), tuple(tensor.shape))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle a small tensor in line: a separate buffer costs Ray 15 microseconds, more than a copy."""
+        """Pickle a small tensor in line, because a separate buffer costs Ray 15 microseconds, more than a copy."""
         if self.data.nbytes > IN_LINE:
             return type(self), (self.data, self.dtype, self.shape)
         return _from_bytes, (self.data.tobytes(), self.dtype, self.shape)
@@ -215,7 +215,7 @@ def _from_bytes(data: bytes, dtype: str, shape: tuple[int, ...]) -> PackedTensor
 def pack(msg: T) -> T:
     """Return `msg` with every tensor replaced by its bytes. Tensors that share storage are packed once."""
     seen: dict[tuple[Any, ...], PackedTensor] = {}
-    keep = []  # keeps every tensor alive until the end, so that no storage address is reused
+    keep = []  # holds every tensor until the end, so that no storage address is reused
 
     def one(tensor: Tensor) -> PackedTensor:
         key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
@@ -240,7 +240,7 @@ def unpack(msg: T, device: torch.device | str = "cpu") -> T:
 
 
 def counted(msg: object) -> object:
-    """Return the message whose size is counted: `msg`, or the result of its method `counted`, if it has one.
+    """Return the message whose size is counted: the result of `msg.counted()` if that method exists, else `msg`.
 
     A class has this method if it holds the paper's message in another basis that is cheaper to compute with. The method
     returns the paper's tensors, on torch's `meta` device if only their shapes matter.
@@ -255,7 +255,7 @@ def wire_bytes(msg: object) -> int:
 
 
 def wire_params(msg: object) -> int:
-    """Return how many values a message holds, whatever their width."""
+    """Return the number of values in a message, whatever their dtype."""
     return sum(leaf.numel() if isinstance(leaf, Tensor) else 1 for leaf in leaves(msg))
 
 
@@ -269,7 +269,7 @@ def wire_components(msg: object) -> dict[str, int]:
 
 
 def _field_bytes(name: str, value: object) -> int:
-    """Return the bytes of a field. Raises `TypeError` that names the field of a value that cannot be sent."""
+    """Return the bytes of a field. Raises `TypeError` with the name of the field if its value cannot be sent."""
     try:
         return wire_bytes(value)
     except TypeError as error:
@@ -289,7 +289,7 @@ def wire_size(msg: object) -> WireSize:
 
     Raises `TypeError` if it is no message: not declared with `@message`, or not of tensors and numbers.
     """
-    if not is_message(msg) and not is_dataclass(msg):  # `_leaf_bytes` tells what a dataclass lacks
+    if not is_message(msg) and not is_dataclass(msg):  # for a dataclass, `_leaf_bytes` explains the missing declaration
         raise TypeError(f"the hook returned a {type(msg).__name__}; {DECLARE}")
     msg = counted(msg)
     components = wire_components(msg)
@@ -305,7 +305,7 @@ def _finite(leaf: object) -> bool:
     if isinstance(leaf, float):
         return math.isfinite(leaf)
     if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
-        # A NaN or infinity makes the sum non-finite. The second test is needed only for a sum that overflows.
+        # A NaN or infinity makes the sum non-finite. The second test is for finite values whose sum overflows.
         return cmath.isfinite(leaf.sum().item()) or bool(leaf.isfinite().all())
     return True
 

@@ -17,11 +17,11 @@ from raysim.core.accelerator import random_state, set_random_state
 from raysim.core.torch_workarounds import FlopCounterMode
 
 SMALL = 2, 3, 4
-"""Batch sizes from which the operations of larger batches are computed; BatchNorm cannot train on one sample."""
+"""Batch sizes whose counted operations predict those of larger batches. All exceed 1, because of BatchNorm."""
 
 
 MOST = 20_000
-"""Objects that `kind_of` looks at: a ResNet-152 has about 9,000."""
+"""Maximum number of objects that `kind_of` visits: a ResNet-152 has about 9,000."""
 
 _CONSTANT = str | bytes | type | ModuleType | CodeType | MethodDescriptorType | torch.dtype | torch.device
 _DEFINED_IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE in `__flags__` of a class
@@ -43,16 +43,17 @@ def flops_of(work: Callable[[], object]) -> int:
 
 @dataclass
 class FlopMeter:
-    """Operations of each kind of work. Its key must contain everything that the count depends on.
+    """A cache of counted operations. The key of a kind of work must contain everything that affects the count.
 
     A key of `None` means that this is not known: the work is then counted each time.
     """
 
     counted: dict[Hashable, int] = field(default_factory=dict)
-    small: dict[Hashable, list[int] | None] = field(default_factory=dict)  # counts at `SMALL`; None: not a polynomial
+    # counts at the batch sizes `SMALL`; None: they do not predict others
+    small: dict[Hashable, list[int] | None] = field(default_factory=dict)
 
     def of(self, key: Hashable, work: Callable[[], object]) -> int:
-        """Return the operations of `work`, which runs only the first time that its key is seen."""
+        """Return the operations of `work`, which is run only if its key is new."""
         if key is None:
             return flops_of(work)
         if key not in self.counted:
@@ -60,7 +61,7 @@ class FlopMeter:
         return self.counted[key]
 
     def of_batch(self, key: Hashable, size: int, work: Callable[[int], object], samples: int) -> int:
-        """Return the operations of `work(size)` on a batch of `size` samples. samples: number of samples available.
+        """Return the operations of `work(size)` on a batch of `size` samples. samples: number of available samples.
 
         The count is a polynomial of the batch size: of degree 1, or 2 for a loss that compares the samples of a batch.
         So the counts of three small batches determine those of all sizes. The first larger batch verifies this; if it
@@ -75,14 +76,15 @@ class FlopMeter:
             flops = self.counted[key, size] = flops_of(partial(work, size))
             if size > SMALL[-1] and key not in self.small and samples >= SMALL[-1]:
                 self.small[key] = None
-                with suppress(Exception):  # a loss may need more samples, for example five nearest neighbours
+                # a loss may fail on a small batch, for example if it needs five nearest neighbours
+                with suppress(Exception):
                     counts = [flops_of(partial(work, one)) for one in SMALL]
                     self.small[key] = counts if _quadratic(counts, size) == flops else None
         return self.counted[key, size]
 
 
 def kind_of(value: object, given: Sequence[tuple[object, Hashable]] = ()) -> int | None:
-    """Return a hash of what a function's operations depend on, besides its input: its code, and all it refers to.
+    """Return a hash of everything except its input that a function's operations depend on: its code and its references.
 
     Its name is not enough: two lambdas of one hook have the same name, and so has a method of two networks. Of a float,
     only the sign is part of the result, because a temperature may change in every round, but a weight of zero may turn
@@ -94,25 +96,26 @@ def kind_of(value: object, given: Sequence[tuple[object, Hashable]] = ()) -> int
     variables is not seen.
     """
     try:
-        return hash(_Description(given).of(value))  # a description of a network takes 100 KB
-    except Exception:  # also of objects that cannot be hashed, or whose attributes raise, such as lazy layers
+        # `hash` keeps the key small: the description of a network takes 100 KB
+        return hash(_Description(given).of(value))
+    except Exception:  # for example from objects that cannot be hashed, or lazy layers, whose attributes raise
         return None
 
 
 class _NotKnownError(Exception):
-    """An object may contain what `kind_of` does not see."""
+    """An object may contain something that `kind_of` cannot describe."""
 
 
 class _Description:
-    """Describes objects for `kind_of`. One that is reached again is described by its number."""
+    """Describes objects for `kind_of`. An object that was described before is replaced by its number."""
 
     def __init__(self, given: Sequence[tuple[object, Hashable]]) -> None:
         self.known: dict[int, Hashable] = {id(one): kind for one, kind in given}
-        self.seen = [one for one, _ in given]  # so that no other object gets the same `id`
+        self.seen = [one for one, _ in given]  # keeps the objects alive, so that no other object gets the same `id`
 
     def of(self, value: object) -> Hashable:
         """Describe an object. Raises `_NotKnownError`."""
-        if isinstance(value, int):  # as text, because -1 and -2 have the same hash
+        if isinstance(value, int):  # as text, because the integers -1 and -2 have the same hash
             return type(value), str(value)
         if value is None or isinstance(value, _CONSTANT):
             return type(value), value
@@ -141,7 +144,7 @@ class _Description:
             return value.__name__, value.__self__
         if isinstance(value, FunctionType):
             for cell in value.__closure__ or ():
-                with suppress(ValueError):  # a variable without a value so far
+                with suppress(ValueError):  # a closure variable may have no value yet
                     parts.append(cell.cell_contents)
             return value.__module__, value.__code__, value.__defaults__, value.__kwdefaults__, *parts
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
@@ -168,7 +171,7 @@ def _flat(content: Mapping[Any, object]) -> list[object]:
 
 
 def _quadratic(counts: Sequence[int], size: int) -> int:
-    """Return the value at `size` of the polynomial of degree 2 with the values `counts` at `SMALL`."""
+    """Return the value at `size` of the polynomial of degree 2 through `counts` at the batch sizes `SMALL`."""
     two, three, four = counts
     twice = two * (size - 3) * (size - 4) - 2 * three * (size - 2) * (size - 4) + four * (size - 2) * (size - 3)
     return twice // 2
@@ -181,9 +184,9 @@ class ClientStats:
     flops: float = 0.0
     loss_sum: float = 0.0
     samples: int = 0
-    values: dict[str, float] = field(default_factory=dict)  # what the algorithm logged
-    alone_because: str = ""  # why it was not trained together with others
-    single_sample: bool = False  # whether a training had only one sample, on which BatchNorm cannot train
+    values: dict[str, float] = field(default_factory=dict)  # values that the algorithm logged
+    alone_because: str = ""  # why the client was not trained together with others
+    single_sample: bool = False  # whether a training of a BatchNorm network had only one sample
 
     @property
     def train_loss(self) -> float:

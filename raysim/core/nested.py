@@ -19,13 +19,13 @@ from raysim.core.messages import Model, Weights, weights
 
 
 def initial(task: Task, server_model: str | None = None) -> dict[str, Weights]:
-    """Return the initial weights of each architecture: the clients' and, if it differs, the server's."""
+    """Return the initial weights of each client architecture and, if it differs, of the server's architecture."""
     names = dict.fromkeys([*task.architectures, *([] if server_model is None else [server_model])])
     return {name: weights(task.model(name)) for name in names}
 
 
 def check_nested(nets: Mapping[str, Weights], keys: str = "clients.models") -> None:
-    """Raise `ValueError` unless all architectures are widths of one network; `keys` name them in the scenario."""
+    """Raise `ValueError` unless all architectures are widths of one network. keys: their keys in the scenario."""
     wide = widest(nets)
     for name, part in nets.items():
         if changed := [key for key in part if ".parametrizations." in f".{key}"]:
@@ -41,7 +41,7 @@ def check_nested(nets: Mapping[str, Weights], keys: str = "clients.models") -> N
 
 
 def widest(nets: Mapping[str, Weights]) -> str:
-    """Return the architecture with the most values in its weights."""
+    """Return the architecture whose weights have the most values."""
     return max(nets, key=lambda name: sum(w.numel() for w in nets[name].values()))
 
 
@@ -51,7 +51,7 @@ def leading(w: Tensor, shape: torch.Size) -> Tensor:
 
 
 def blocks(wide: Weights, nets: Mapping[str, Weights]) -> dict[str, Model]:
-    """Return each architecture's part of the widest network, as copies."""
+    """Return a copy of each architecture's part of the widest network."""
     return {
         arch: Model({name: leading(wide[name], w.shape).clone() for name, w in part.items()})
         for arch, part in nets.items()
@@ -59,7 +59,7 @@ def blocks(wide: Weights, nets: Mapping[str, Weights]) -> dict[str, Model]:
 
 
 def is_block(part: Weights, wide: Weights) -> bool:
-    """Return whether names agree and every tensor is at most as large in each dimension as its wide counterpart."""
+    """Return whether both have the same names, and no dimension of a tensor exceeds that of its wide counterpart."""
     return part.keys() == wide.keys() and all(
         w.dim() == wide[name].dim() and all(a <= b for a, b in zip(w.shape, wide[name].shape, strict=True))
         for name, w in part.items()
@@ -77,31 +77,32 @@ def add_scaler(model: nn.Module, nets: Mapping[str, Weights]) -> None:
 
 
 def scale(rate: float, layer: nn.Module, given: Any, out: Tensor) -> Tensor:
-    """Forward hook that divides a layer's output by its width share, so that the next layer's sums stay similar."""
+    """Forward hook that divides a layer's output by its width share, so that all widths give similar values."""
     return out / rate
 
 
 def add_mask(model: nn.Module, num_classes: int) -> None:
-    """Make a model set the logits of classes that the client does not have to 0; `load_part` sets its classes."""
-    model.register_buffer("owned_C", torch.ones(num_classes, dtype=torch.bool))  # until the client takes part
+    """Make a model set the logits of classes that the client lacks to 0; `load_part` stores the client's classes."""
+    # until the client takes part, no class is masked
+    model.register_buffer("owned_C", torch.ones(num_classes, dtype=torch.bool))
     model.register_forward_hook(mask)
 
 
 def mask(net: Any, given: Any, logits_BC: Tensor) -> Tensor:
-    """Forward hook that sets the logits of classes that the client does not have to 0."""
+    """Forward hook that sets the logits of classes that the client lacks to 0."""
     return logits_BC.masked_fill(~net.owned_C, 0.0)
 
 
 def load_part(net: Any, part: Weights, label_N: Tensor) -> None:
-    """Load a part of the widest network; if the network has a mask, set its classes to those of `label_N`."""
+    """Load a part of the widest network. If the network has a mask, store the classes of `label_N` in it."""
     masked = hasattr(net, "owned_C")
-    net.load_state_dict(part, strict=not masked)  # `part` lacks only owned_C
+    net.load_state_dict(part, strict=not masked)  # only owned_C is missing in `part`
     if masked:
         net.owned_C.copy_(label_N.bincount(minlength=len(net.owned_C)) > 0)
 
 
 def own_part(net: nn.Module) -> Weights:
-    """Return a copy of a network's weights without the mask: its part of the widest network."""
+    """Return a copy of a network's weights without the mask, which is its part of the widest network."""
     return {name: w for name, w in weights(net).items() if name != "owned_C"}
 
 
@@ -112,7 +113,7 @@ def mean_of_blocks(
     rows: Mapping[ClientId, Tensor] | None,
     combine: Callable[[Tensor], Tensor] | None = None,
 ) -> Weights:
-    """Return the widest network with each entry averaged over the clients that have it; others keep the old value.
+    """Average each entry of the widest network over the clients that have it; entries without clients stay the same.
 
     ups: leading blocks of the widest network. weight: weight of each client, at least 1. rows: class ids of each
     client: only these rows of its header count; None: all rows count. combine: `Server.combine_values`, if it replaces
@@ -135,7 +136,7 @@ def _mean(
         return next(iter(parts.values()))
 
     def counts(k: ClientId) -> Tensor:
-        """The client's weight in each entry of its part. Those of all clients together would exceed their uploads."""
+        """Return the client's weight in each entry of its part. Keeping those of all clients would take much memory."""
         count = torch.zeros(parts[k].shape, dtype=torch.float64)
         count[rows[k] if rows is not None and name.startswith("header.") else ...] = weight[k]
         return count

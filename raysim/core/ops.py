@@ -1,4 +1,4 @@
-"""Functions that several algorithms share. All but `header_step` leave their arguments unchanged.
+"""Functions that several algorithms share. Only `header_step` changes its arguments.
 
 Shapes: N samples, B batch, C classes, D representation width, S classes that one client owns, K any of the classes.
 """
@@ -19,7 +19,7 @@ from raysim.core.torch_workarounds import is_batched
 
 
 def cross_entropy(net: Any, batch: Batch, given: Any) -> Tensor:
-    """The plain classification loss, a scalar; `given` is not read.
+    """The plain classification loss, a scalar; `given` is ignored.
 
     >>> from raysim.core import Batch
     >>> batch = Batch(torch.zeros(2, 3), torch.tensor([0, 1]), torch.arange(2))
@@ -28,10 +28,10 @@ def cross_entropy(net: Any, batch: Batch, given: Any) -> Tensor:
     """
     logits_BC = net(batch.x)
     if is_batched(logits_BC):
-        logits_BC = as_float32(logits_BC)  # as autocast does for `F.cross_entropy`
+        logits_BC = as_float32(logits_BC)  # autocast does the same for `F.cross_entropy`
         right_B = logits_BC.gather(1, batch.y[:, None]).squeeze(1)
         return batch.mean(logits_BC.logsumexp(1) - right_B)
-    if batch.weight is None:  # equal result with one operation instead of two, forward and backward
+    if batch.weight is None:  # the result is the same, with one operation fewer in each direction
         return F.cross_entropy(logits_BC, batch.y)
     return batch.mean(F.cross_entropy(logits_BC, batch.y, reduction="none"))
 
@@ -52,7 +52,7 @@ def kl(logits_BC: Tensor, teacher_BC: Tensor, temperature: float = 1.0) -> Tenso
 def header_step(
     header: Weights, value_ND: Tensor, label_N: Tensor, lr: float, absent_C: Tensor | None = None
 ) -> Tensor:
-    """Take one step of plain SGD, in place, on the mean cross-entropy of a linear layer; return the loss before it.
+    """Take one step of plain SGD, in place, on the mean cross-entropy of a linear layer; return the previous loss.
 
     header: weight [C, D] and bias [C], both with requires_grad. absent_C: classes (bool) left out of the softmax.
     It replaces `torch.optim.SGD`, whose first step in a process imports torch's compiler: 2 s and 70 MB.
@@ -75,7 +75,7 @@ def header_step(
 
 
 def class_means(value_ND: Tensor, label_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean of the rows of each class that occurs.
+    """Return the mean row of each class that occurs.
 
     Returns (class_S int64 ascending, mean_SD in value_ND's type, count_S int64). Sums over samples are in float64.
 
@@ -90,7 +90,7 @@ def class_means(value_ND: Tensor, label_N: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def by_class(class_K: Tensor, row_KD: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Scatter rows of some classes into a table of all: table_CD, zero for missing classes, and known_C (bool).
+    """Scatter rows of some classes to all classes: table_CD, with zeros for missing classes, and known_C (bool).
 
     >>> table_CD, known_C = by_class(torch.tensor([2]), torch.tensor([[7.0]]), 3)
     >>> table_CD.tolist(), known_C.tolist()

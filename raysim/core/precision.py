@@ -1,4 +1,4 @@
-"""Lower precision of local training: autocast around the loss, and the scale of a float16 loss.
+"""Lower precision in local training: autocast for the loss, and scaling of a float16 loss.
 
 Parameters, their gradients and the optimizer's state stay in float32.
 """
@@ -18,14 +18,15 @@ Precision = Literal["float32", "bfloat16", "float16"]
 _LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 SCALE = 2.0**15
-"""First scale of a float16 loss: the largest power of 2 in float16, since the scale is the gradient of such a loss."""
+"""Initial scale of a float16 loss: the largest power of 2 in float16, in which the loss has this gradient."""
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which networks compute in this precision."""
     if precision == "float32":
         return nullcontext()
-    # Without the cache, a loss that first runs a network under `no_grad` cannot lose the gradients of its weights.
+    # Autocast caches converted weights. If a loss first runs a network under `no_grad`, cached weights have no
+    # gradient, and the loss would get none either.
     return torch.autocast(device.type, _LOWER[precision], cache_enabled=False)
 
 
@@ -35,7 +36,7 @@ def as_float32(value: Tensor) -> Tensor:
 
 
 class Backward:
-    """The backward pass and the step after it. A float16 loss is scaled up, so that small gradients are not zero.
+    """The backward pass and the optimizer step. A float16 loss is scaled up, so that small gradients do not vanish.
 
     The scale begins anew in each local training, as the optimizer's state does. A step whose gradients exceed float16
     is left out, and the scale is halved.
@@ -54,7 +55,7 @@ class Backward:
                 optimizer.step()
             return
         self.scaler.scale(loss).backward()
-        # The scaler refuses an optimizer without any gradient.
+        # The scaler raises an error for an optimizer whose parameters have no gradient.
         having = [one for one in optimizers if any(p.grad is not None for g in one.param_groups for p in g["params"])]
         for optimizer in having:
             self.scaler.unscale_(optimizer)

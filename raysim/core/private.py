@@ -1,4 +1,4 @@
-"""The mean of a round's uploads with Gaussian noise at the server, and uploads that only it can read."""
+"""The mean of a round's uploads with Gaussian noise at the server, and uploads that only this mean may read."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sealed:
-    """A tensor of an upload that nothing but a private mean may read: the clipped change of what the client got."""
+    """A tensor of an upload that only a private mean may read, stored as a clipped change of the received tensor."""
 
     change: Tensor
-    reference: Tensor | None  # what the client got; None: the tensor itself is the change
+    reference: Tensor | None  # the tensor that the client received; None: the tensor itself is the change
 
     def __getattr__(self, name: str) -> NoReturn:
         raise TypeError(
@@ -26,22 +26,22 @@ class Sealed:
 
 @dataclass
 class PrivateMean:
-    """The mean over an expected number of uploads, each with a norm of at most the clip, plus Gaussian noise.
+    """The sum of the clipped uploads and of Gaussian noise, divided by the expected number of uploads.
 
     The number of uploads would itself reveal something, so the sum is divided by the number that is expected of a
     round; all clients count alike.
     """
 
-    std: float  # of the noise in the sum: noise multiplier times clip
-    share: float  # q, the share of the clients that a round is expected to have
-    clients: Collection[int]  # all that can take part
+    std: float  # standard deviation of the noise in the sum: noise multiplier times clip
+    share: float  # q, the expected share of the clients in a round
+    clients: Collection[int]  # all clients that can take part
     rng: torch.Generator
     sent: Mapping[str, Tensor] = field(
         default_factory=dict
     )  # what clients get in this round, for a round without uploads
 
     def mean(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Return the private mean of tensors by name. parts: of each upload.
+        """Return the private mean of tensors by name. parts: the tensors of each upload.
 
         Tensors of integers are those of the first upload.
         """
@@ -62,7 +62,7 @@ class PrivateMean:
     def class_mean(
         self, rows: Mapping[int, Any], classes: Mapping[int, Tensor], num_classes: int, width: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the private mean of each class's rows, and which classes any client has.
+        """Return the private mean of each class's rows, and the classes that at least one client has.
 
         rows: of each upload, [S, D], in the order of its client's classes. classes: of all clients.
         """

@@ -1,4 +1,4 @@
-"""Replay of training steps on a CUDA device: steps are recorded as CUDA graphs, and then repeated by one call each.
+"""Replay of training steps on CUDA devices: steps are recorded as CUDA graphs; one call then repeats a whole step.
 
 A step of a small network consists of some 80 kernels of a few microseconds each. Python takes longer to start these
 kernels than the GPU takes to run them, but a graph starts them all at once. A replay computes the same bits, because it
@@ -26,27 +26,27 @@ from raysim.core.data import Batch
 from raysim.core.torch_workarounds import waits_for_device
 
 BEFORE = 2
-"""Number of steps that run without recording, for each shape of batches. During the first one, libraries allocate the
-memory that they use later, and the optimizer creates its state."""
+"""Number of steps without recording for each shape of batches. In the first step, libraries allocate the memory that
+they use later, and the optimizer creates its state."""
 
 WORTH = 5
-"""Minimum number of replays, as expected from the steps so far: a recording takes as long as two or three steps."""
+"""Minimum number of expected replays for a recording, because a recording takes as long as two or three steps."""
 
 LARGEST = 2**30
-"""While a process uses more bytes of the device than this, it does not record. Recordings have memory of their own, so
-a large step would need its memory twice. It would also gain little, because its kernels run longer than Python takes to
-start them."""
+"""If a process uses more bytes of the device than this, it does not record. A recording has separate memory, so a large
+step would need its memory twice. It would also gain little, because its kernels run longer than Python takes to start
+them."""
 
 Step = Callable[[Batch], Tensor | None]
 """Trains on a batch; returns rows of the loss for its samples, if any."""
 
 
 class RecordingError(RuntimeError):
-    """CUDA refused to record a training step. Later clients of this process are trained without recordings."""
+    """CUDA refused to record a training step. This process then trains later clients without recordings."""
 
 
 _failed: list[torch.cuda.CUDAGraph] = []
-"""Recordings that CUDA could not end. torch's allocator still uses them, so this process does not record again."""
+"""Recordings that CUDA could not end. torch's allocator still uses them, so this process makes no new recordings."""
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def replayed(step: Step, steps: int, device: torch.device, rng: torch.Generator 
     if not nvidia or steps < BEFORE + 1 + WORTH or _failed:
         yield step
         return
-    # CUDA records work on any stream but the default one.
+    # CUDA can record work on any stream except the default stream.
     stream, before = _stream(device), torch.cuda.current_stream(device)
     stream.wait_stream(before)
     replay = _Replay(step, steps, device, [torch.default_generator, *([rng] if rng else [])])
@@ -91,11 +91,11 @@ class _Replay:
     step: Step
     steps: int
     device: torch.device
-    generators: Sequence[torch.Generator]  # of the CPU
-    done: int = 0  # steps
-    seen: Counter[Any] = field(default_factory=Counter)  # shape of a batch -> number of steps
+    generators: Sequence[torch.Generator]  # generators of the CPU
+    done: int = 0  # number of steps so far
+    seen: Counter[Any] = field(default_factory=Counter)  # shape of a batch -> number of steps so far
     recorded: dict[Any, _Recorded] = field(default_factory=dict)  # shape of a batch -> its step
-    refused: bool = False  # whether steps are not recorded, because they depend on the CPU or are large
+    refused: bool = False  # steps that depend on the CPU, or are large, are not recorded
 
     def __call__(self, batch: Batch) -> Tensor | None:
         shape = tuple(None if value is None else (value.shape, value.stride()) for value in _parts(batch))
@@ -119,7 +119,7 @@ class _Replay:
         return recorded.rows
 
     def _watched(self, batch: Batch) -> Tensor | None:
-        """Run a step, and check whether such steps may be recorded."""
+        """Run a step, and check whether steps of this kind can be recorded."""
         before = self._random_states()
         with waits_for_device() as waits:
             rows = self.step(batch)
@@ -134,7 +134,8 @@ class _Replay:
 
     def _record(self, batch: Batch) -> _Recorded:
         """Record a step without running it."""
-        # `clone` keeps strides. The clones are not in the memory that all recordings share.
+        # `clone` keeps the strides. It runs before the recording begins, so the clones are not in the memory that all
+        # recordings share.
         x, y, index, *others = [None if value is None else value.clone() for value in _parts(batch)]
         assert x is not None and y is not None and index is not None
         still, graph, pool = Batch(x, y, index, *others), torch.cuda.CUDAGraph(), _first(self.device).pool()

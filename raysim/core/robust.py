@@ -1,4 +1,4 @@
-"""Rules that combine the uploads of a round although some of them may be malicious, in place of a mean.
+"""Aggregation rules that replace the mean of uploads, because some uploads may be malicious.
 
 They treat all uploads alike, whatever the clients' numbers of samples are. Shapes: K uploads, P values of each.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
 from raysim.core.fields import Range
 
-if TYPE_CHECKING:  # the commands that look up names of rules do without torch, which takes a second to import
+if TYPE_CHECKING:  # torch takes a second to import, and commands that only look up names of rules do not need it
     import torch
     from torch import Tensor
 
@@ -21,7 +21,7 @@ class Rule(Protocol):
     """A rule: a frozen dataclass whose fields are the keys of `aggregator.rule`."""
 
     def combine(self, row_KP: Tensor) -> Tensor:
-        """Combine the uploads, float64 [K, P], into one, [P]. K may be smaller than in other rounds, and is never 0."""
+        """Combine the uploads, float64 [K, P], into one, [P]. K is at least 1, and may differ between rounds."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Median:
     per_value: ClassVar[bool] = True
 
     def combine(self, row_KP: Tensor) -> Tensor:
-        """See `Rule`. NaN: the upload does not have this value."""
+        """See `Rule`. NaN: an upload that lacks this value."""
         sorted_KP, count_P = _sorted(row_KP)
         below_P, above_P = (count_P - 1).clamp(min=0) // 2, count_P // 2
         return (sorted_KP.gather(0, below_P[None]) + sorted_KP.gather(0, above_P[None]))[0] / 2
@@ -39,14 +39,14 @@ class Median:
 
 @dataclass(frozen=True)
 class TrimmedMean:
-    """The mean of each value, without its smallest and greatest ones (Yin et al., https://arxiv.org/abs/1803.01498)."""
+    """The mean of each value after its smallest and greatest ones are removed (Yin et al., arXiv 1803.01498)."""
 
     malicious: Number
     """How many of the smallest and how many of the greatest values to leave out; of few uploads, fewer."""
     per_value: ClassVar[bool] = True
 
     def combine(self, row_KP: Tensor) -> Tensor:
-        """See `Rule`. NaN: the upload does not have this value."""
+        """See `Rule`. NaN: an upload that lacks this value."""
         sorted_KP, count_P = _sorted(row_KP)
         import torch
 
@@ -58,7 +58,7 @@ class TrimmedMean:
 
 @dataclass(frozen=True)
 class Krum:
-    """The upload that is nearest to its K - malicious - 2 nearest others (Blanchard et al., NeurIPS 2017)."""
+    """The upload that is nearest to its K - malicious - 2 nearest neighbours (Blanchard et al., NeurIPS 2017)."""
 
     malicious: Number
     """How many of a round's uploads are assumed to be malicious."""
@@ -83,7 +83,7 @@ class MultiKrum:
 
 @dataclass(frozen=True)
 class NormClipping:
-    """Average the uploads; one that is farther from their median than most is first moved towards it."""
+    """The mean of the uploads, after uploads that are far from their median are moved towards the median."""
 
     def combine(self, row_KP: Tensor) -> Tensor:
         """See `Rule`."""
@@ -98,7 +98,7 @@ class Mixing(Protocol):
     """Mixing before a rule: a frozen dataclass whose fields are the keys of `aggregator.mixing`."""
 
     def mix(self, row_KP: Tensor, rng: torch.Generator) -> Tensor:
-        """Return the rows that the rule gets in place of these, [any number, P]."""
+        """Return the rows [any number, P] that the rule gets instead of these rows."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class RobustMean:
         return self.rule.combine(mixed_KP).reshape(row_KP.shape[1:])
 
     def of_weights(self, parts: list[dict[str, Tensor]], rng: torch.Generator) -> dict[str, Tensor]:
-        """Combine the floating-point tensors of all parts, as one row each; other tensors are those of the first."""
+        """Combine the floating-point tensors of all parts, one row per part; other tensors come from the first."""
         import torch
 
         names = [name for name, tensor in parts[0].items() if tensor.is_floating_point()]
@@ -171,9 +171,9 @@ class RobustMean:
 
 
 def krum_scores(row_KP: Tensor, malicious: int) -> Tensor:
-    """Return the sum of the squared distances of each row to its K - malicious - 2 nearest others, [K]."""
+    """Return each row's sum of squared distances to its K - malicious - 2 nearest neighbours, [K]."""
     near = max(1, len(row_KP) - malicious - 2)
-    return distances(row_KP).sort(1).values[:, 1 : 1 + near].square().sum(1)  # the first is the row itself
+    return distances(row_KP).sort(1).values[:, 1 : 1 + near].square().sum(1)  # the nearest row is the row itself
 
 
 def distances(row_KP: Tensor) -> Tensor:
@@ -185,5 +185,5 @@ def distances(row_KP: Tensor) -> Tensor:
 
 
 def _sorted(row_KP: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values of each column in ascending order, NaN last, and how many are not NaN, [P]."""
+    """Return the values of each column in ascending order, NaN last, and the number of values that are not NaN, [P]."""
     return row_KP.sort(0).values, (~row_KP.isnan()).sum(0)

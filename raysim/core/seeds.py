@@ -1,4 +1,4 @@
-"""Seeds keyed by purpose, round and client, never by the process or device that draws.
+"""Seeds that depend on purpose, round and client, but not on the process or device that draws.
 
 This is the first of two rules that make a run bit-identical on any number of actors (the second: sums run in client-id
 order). No generator is carried from one round to the next.
@@ -26,7 +26,7 @@ def seed_for(run_seed: int, purpose: str, *key: int | str) -> int:
 
 def seeded(run_seed: int, purpose: str, *key: int | str) -> torch.Generator:
     """Return a CPU generator that starts at `seed_for(run_seed, purpose, *key)`."""
-    import torch  # imported here, since `seed_for` does not need torch
+    import torch  # imported here, because `seed_for` does not need torch
 
     return torch.Generator().manual_seed(seed_for(run_seed, purpose, *key))
 

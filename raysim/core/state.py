@@ -1,4 +1,4 @@
-"""State of clients and server as named tensors, which can be digested, moved and stored."""
+"""State of clients and server as named tensors, for digests, moves and storage."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from raysim.common.modules import PACKAGE, plain_module
 
 DEEPEST = 100
-"""Greatest nesting depth of a state; the limit detects a state that contains itself."""
+"""Maximum nesting depth of a state, which detects a state that contains itself."""
 
 LIKE_DICT = (dict, OrderedDict)
-"""Mappings that a dict can replace: a restored state has dicts."""
+"""Types of mappings that are restored as a dict."""
 
 _PLAIN = (bool, int, float, str, NoneType)
 
@@ -80,7 +80,7 @@ def forms_in(state: Any) -> dict[str, Form]:
 
 
 def check_savable(state: Any, forms: Mapping[str, Form]) -> None:
-    """Raise `TypeError` if a state cannot be saved, or would not be the same after it is restored.
+    """Raise `TypeError` if a state cannot be saved, or would differ after it is restored.
 
     forms: of the modules that the state had before round 1, which a restored state can have. Two values with the same
     path are not looked for; `state_tensors` finds them.
@@ -109,20 +109,21 @@ def check_savable(state: Any, forms: Mapping[str, Form]) -> None:
 
 
 def check_shared(state: Any) -> None:
-    """Raise `TypeError` if two values of a state share memory, because those of a restored state would not.
+    """Raise `TypeError` if two values of a state share memory, because they would not share it after a restore.
 
     One tensor may stand at several places. Tensors that are not contiguous are not examined.
     """
-    spans: list[tuple[int, int, Any, str]] = []  # first and last byte, owner, path
+    spans: list[tuple[int, int, Any, str]] = []  # (first byte, last byte, owner, path) of each tensor
     for path, part in _leaves(state, ""):
         values = part.state_dict().values() if isinstance(part, nn.Module) else [part]
-        owner = path if isinstance(part, nn.Module) else id(part)  # a module at two places would become two modules
+        # a module at two paths would be restored as two modules
+        owner = path if isinstance(part, nn.Module) else id(part)
         for value in values:
             if (
                 isinstance(value, Tensor)
                 and value.layout is torch.strided
                 and value.is_contiguous()
-                and value.data_ptr()  # 0 on the device `meta`
+                and value.data_ptr()  # a tensor on the device `meta` has the address 0
                 and value.nbytes
             ):
                 spans.append((value.data_ptr(), value.data_ptr() + value.nbytes, owner, path))
@@ -138,7 +139,7 @@ def check_shared(state: Any) -> None:
 
 
 def drop_gradients(state: Any) -> None:
-    """Remove the gradients inside a state, which is not saved with them."""
+    """Remove the gradients inside a state, because they are not saved."""
     for _, part in _leaves(state, ""):
         if isinstance(part, nn.Module):
             part.zero_grad(set_to_none=True)
@@ -165,19 +166,19 @@ def combined_digest(digests: Mapping[Any, str]) -> str:
 
 @dataclass(frozen=True)
 class Serialized:
-    """A state split into its structure and its tensors, so that it can be stored without pickle."""
+    """A state, split into structure and tensors so that it can be stored without pickle."""
 
-    tree: Any  # JSON: lists that begin with a kind
-    tensors: dict[str, Tensor]  # by the dotted paths of `state_tensors`; copies
+    tree: Any  # nested lists for JSON; each begins with its kind
+    tensors: dict[str, Tensor]  # copies, by the dotted paths of `state_tensors`
 
 
 def serialize(state: Any) -> Serialized:
-    """Split a state for storage; `deserialize` restores it bit for bit, with the strides of tensors without gaps.
+    """Split a state for storage. `deserialize` restores it bit for bit, also strides of tensors without gaps.
 
     A tensor at several places is restored as one tensor; other shared memory is not (`check_shared`). Supports the same
     types as `state_tensors`. Raises `TypeError` with the path of any other object.
     """
-    state_tensors(state)  # raises for unsupported objects and for two parts with one name
+    state_tensors(state)  # raises for unsupported objects, and for two parts with the same path
     tensors: dict[str, Tensor] = {}
     seen: dict[int, list[Any]] = {}
 
@@ -188,7 +189,8 @@ def serialize(state: Any) -> Serialized:
             if id(part) not in seen:
                 name = path or "value"
                 tensors[name] = part.detach().cpu().clone(memory_format=torch.contiguous_format)
-                # Strides are kept: another layout may select another kernel, which changes the last digits.
+                # Strides are stored, because another memory layout may select another kernel, which changes the last
+                # digits.
                 stride = None if part.is_contiguous() or not _dense(part) else list(part.stride())
                 seen[id(part)] = ["tensor", name, stride, part.requires_grad, isinstance(part, nn.Parameter)]
             return seen[id(part)]
@@ -212,7 +214,7 @@ def serialize(state: Any) -> Serialized:
 
 
 def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> Any:
-    """Restore a state that `serialize` split.
+    """Restore a state from the result of `serialize`.
 
     template: a state of the same algorithm, for example the one before round 1; modules of the restored state are
     copies of the template's modules at the same path, with the stored values. modules: names of the Python modules
@@ -269,15 +271,15 @@ def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> 
 
 
 def modules_of(algorithm: object) -> set[str]:
-    """Return the names of the Python modules that define an algorithm and may define classes of its server's state."""
+    """Return the names of the modules that define an algorithm, and of those that may define classes of its state."""
     own = {cls.__module__ for cls in type(algorithm).__mro__ if cls.__module__ not in {"builtins", "abc", "typing"}}
-    # Files that the method's file imports, of the user or of raysim's methods, may define such classes, too.
-    # A copy of the names, because a tracker in another thread may import modules meanwhile.
+    # Classes of the state may come from the user's files and from raysim's methods. `list` copies the names, because a
+    # tracker's thread may import modules at the same time.
     return own | {name for name in list(sys.modules) if name.startswith((f"{PACKAGE}.", "raysim.algorithms."))}
 
 
 def check_classes(state: Any, modules: Collection[str]) -> None:
-    """Raise `ValueError` if a state contains an object of a class that `deserialize` would not create."""
+    """Raise `ValueError` if a state contains an object whose class `deserialize` would refuse."""
     parts = _parts(state)
     if parts is not None and (is_dataclass(state) or hasattr(state, "_fields")):
         _class_of(_class_name(type(state)), modules)
@@ -286,7 +288,7 @@ def check_classes(state: Any, modules: Collection[str]) -> None:
 
 
 def _mismatch(kind: str, rest: list[Any], cls: type) -> str:
-    """Return how a saved object differs from its class, as the end of a sentence; "": it is a dataclass that fits."""
+    """Return the end of a sentence about how a saved object differs from its class; "" if it fits the dataclass."""
     if kind != "dataclass" or not is_dataclass(cls):
         saved = "named tuple" if kind == "named" else kind
         return f"as a {saved}, but the class is no longer a {saved}"
@@ -313,7 +315,7 @@ def _class_name(cls: type) -> str:
 
 
 def _class_of(name: str, modules: Collection[str]) -> Any:
-    """Return the class of this name, which the given modules or this package must define.
+    """Return the class with this name, which one of the given modules or this package must define.
 
     A file must not create other objects. The check of the name refuses classes that those modules only import, such as
     `raysim.core.data:np.memmap`.
@@ -332,12 +334,12 @@ def _class_of(name: str, modules: Collection[str]) -> Any:
 
 
 def modules_in(state: Any) -> dict[str, nn.Module]:
-    """Return every module inside a state by its path, without the modules inside those."""
+    """Return path -> module for every module inside a state that is not inside another module."""
     return {path: part for path, part in _leaves(state, "") if isinstance(part, nn.Module)}
 
 
 def _unsupported(part: Any, place: str) -> str:
-    """Return what is wrong with an object that a state must not contain."""
+    """Return a description of the problem with an object that a state must not contain."""
     kind = f"the state contains a {type(part).__name__} at {place}"
     if isinstance(part, torch.optim.Optimizer):
         return f"{kind}; store its state_dict(), and load it into a new optimizer in each round"
@@ -347,7 +349,7 @@ def _unsupported(part: Any, place: str) -> str:
 
 
 def _leaves(state: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield everything inside a state that has no parts, with its path; a module has no parts here."""
+    """Yield (path, object) for every object inside a state that has no parts; a module counts as one object."""
     parts = None if isinstance(state, nn.Module) else _parts(state)
     if parts is None:
         yield path, state

@@ -44,7 +44,7 @@ with _without_triton():
 
 
 def _exempt_from_compilation() -> None:
-    """Mark the dispatch function of torch's operation counter as exempt from compilation.
+    """Exempt the dispatch function of torch's operation counter from compilation.
 
     Reason: torch imports its compiler only to mark this function, which takes 2 s and 140 MB in every process. A
     function that is already marked stays as it is. If a version of torch has the function elsewhere, counting works but
@@ -62,7 +62,7 @@ _exempt_from_compilation()
 
 
 def _count_attention_on_cpus() -> None:
-    """Let torch's operation counter count attention on a CPU, by the formula that it has for GPUs.
+    """Make torch's operation counter count attention on a CPU with the formula for GPUs.
 
     Reason: torch has no formula for the CPU's kernel and counts it as 0 operations: 5 % too few for `vit_small`.
     Delete when: `flop_registry` contains `aten._scaled_dot_product_flash_attention_for_cpu`.
@@ -70,7 +70,7 @@ def _count_attention_on_cpus() -> None:
     registry, kernel = flop_counter.flop_registry, "_scaled_dot_product_flash_attention"
     for end in ("", "_backward"):
         formula = registry.get(getattr(torch.ops.aten, kernel + end))
-        if formula is not None:  # a version of torch without it counts as before
+        if formula is not None:  # if a version of torch lacks the formula, attention is not counted
             registry.setdefault(getattr(torch.ops.aten, f"{kernel}_for_cpu{end}"), formula)
 
 
@@ -82,7 +82,7 @@ def _without_vmap_warning() -> None:
 
     Reason: users cannot act on this warning. Delete when: pooling under vmap does not warn.
     """
-    with suppress(AttributeError):  # a version of torch that has the switch elsewhere warns
+    with suppress(AttributeError):  # if a version of torch has no such switch, the warning stays
         torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
 
 
@@ -91,7 +91,7 @@ _without_vmap_warning()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute with one thread during a block, and restore the caller's number of threads.
+    """Make torch use one thread during a block, then restore the caller's number of threads.
 
     Reason: on small tensors, the threads of a parallel region wait for each other. Beside other work on the machine,
     training a small network with all threads takes up to 60 times as long.
@@ -106,7 +106,7 @@ def one_thread() -> Iterator[None]:
 
 
 def is_batched(tensor: Tensor) -> bool:
-    """Return whether a tensor is one client's part of a batched tensor inside `torch.func.vmap`.
+    """Return whether a tensor is one client's part of a batched tensor, inside `torch.func.vmap`.
 
     Reason: some operations have no batching rule and are decomposed in Python; torch has no public function for this.
     Delete when: `torch.nn.functional.cross_entropy` under vmap takes as long as its parts do, and leaves `sympy` out of
@@ -116,7 +116,7 @@ def is_batched(tensor: Tensor) -> bool:
 
 
 def without_default_device(device: torch.device) -> AbstractContextManager[None]:
-    """Let the calls of a block ignore the default device that `with device:` has set outside of it.
+    """Make the calls inside a block ignore a default device that `with device:` set outside the block.
 
     Reason: with a default device, every call of torch passes through Python. On an H100, this takes a quarter of the
     time of a small network's step. Delete when: a default device costs nothing.
@@ -128,7 +128,7 @@ _NOTHING = nullcontext()
 
 
 def repeatable_attention(device: torch.device) -> AbstractContextManager[None]:
-    """Let torch's attention consist of matrix products during a block on a CUDA device.
+    """Make torch compute attention by matrix products during a block on a CUDA device.
 
     Reason: the gradients of torch's faster kernels are repeatable only if operations without a deterministic kernel are
     errors; with `warn_only=True`, torch warns and adds in any order. Delete when: `warn_only` does not matter to them.
@@ -142,7 +142,7 @@ def repeatable_attention(device: torch.device) -> AbstractContextManager[None]:
 
 @contextmanager
 def waits_for_device() -> Iterator[list[str]]:
-    """Yield a list that gets an entry whenever the CPU waits for a CUDA device in the block.
+    """Yield a list to which each wait of the CPU for a CUDA device inside the block adds an entry.
 
     Reason: torch reports such waits as warnings only. `warnings.catch_warnings` would make Python repeat every warning
     that it has shown before, so filters and display are replaced directly. Delete when: torch has a function for this.
@@ -185,11 +185,11 @@ class Sgd:
     ) -> None:
         self.parameters, self.lr, self.weight_decay = parameters, lr, weight_decay
         self.momentum, self.nesterov = momentum, nesterov
-        self.buffers: dict[Tensor, Tensor] = {}  # momentum of the parameters updated so far
+        self.buffers: dict[Tensor, Tensor] = {}  # parameter -> its momentum, after its first update
 
     @property
     def param_groups(self) -> list[dict[str, Sequence[Tensor]]]:
-        """The parameters, where `torch.amp.GradScaler` looks for them."""
+        """The parameters, in the form that `torch.amp.GradScaler` expects."""
         return [{"params": self.parameters}]
 
     def zero_grad(self) -> None:
@@ -213,7 +213,8 @@ class Sgd:
                 ready,
                 [grad for parameter in ready if (grad := parameter.grad) is not None],
                 buffers,
-                fused=True,  # one pass over the weights, not one per term: 1.1 to 1.3 times faster steps on CPU
+                # one pass over the weights instead of one per term makes a step on a CPU 1.1 to 1.3 times as fast
+                fused=True,
                 weight_decay=self.weight_decay,
                 momentum=self.momentum,
                 lr=self.lr,
@@ -229,7 +230,7 @@ Place = tuple[dict[str, Tensor | None], str]
 
 
 class _Structure:
-    """The modules inside a network, and the places that hold its tensors. It does not refer to the network itself.
+    """The modules inside a network, and where its tensors are stored. It holds no reference to the network itself.
 
     Attributes:
         inner: the modules inside the network.
@@ -254,7 +255,7 @@ class _Structure:
 
     @property
     def is_current(self) -> bool:
-        """Whether the network still has these modules; a hook can assign one, as in `client.net.header = ...`."""
+        """Whether the network still has these modules; a hook may replace one, as in `client.net.header = ...`."""
         return all(len(now) == len(before) and all(map(is_, now.values(), before)) for now, before in self._children)
 
 
@@ -269,7 +270,7 @@ def _structure_of(net: nn.Module) -> _Structure:
 
 
 def named_tensors(net: nn.Module) -> dict[str, Tensor]:
-    """Return a network's parameters, then its buffers, by name, each once.
+    """Return name -> tensor of a network's parameters, then its buffers; shared tensors occur once.
 
     Reason: torch walks through all modules at every call, which takes as long as a step of a small network. Here the
     walk is done once, and again after a module was assigned. Delete when: `named_parameters` of a perceptron takes a
@@ -281,7 +282,7 @@ def named_tensors(net: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def tensors_replaced(net: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Replace tensors of a network during a block. tensors: by the names of `named_tensors`.
+    """Replace tensors of a network inside a block. tensors: the new tensors by the names of `named_tensors`.
 
     Reason: `torch.func.functional_call` works for a network's `forward` only, not for its parts, takes as long as a
     step of a small network, and does not restore a module that the network uses twice. Delete when: none of this
@@ -313,7 +314,7 @@ def count_hooks(modules: Iterable[nn.Module]) -> int:
 
 
 def set_training(net: nn.Module, training: bool) -> None:
-    """Do what `net.train(training)` does, faster.
+    """Do the same as `net.train(training)`, faster.
 
     Reason: torch walks through all modules, and sets the attribute through `nn.Module.__setattr__`, which takes a
     noticeable part of a small model's round. Delete when: `nn.Module.train` does neither.
@@ -328,7 +329,7 @@ def set_training(net: nn.Module, training: bool) -> None:
 
 
 def lacks_memory(error: BaseException | None) -> bool:
-    """Return whether an error says that memory is full. That depends on the machine, but results must not.
+    """Return whether an error reports full memory. Such an error depends on the machine, unlike a failure of a client.
 
     Reason: torch has a class for a full GPU, but raises a plain `RuntimeError` if it gets no memory on a CPU.
     Delete when: torch raises `MemoryError` or `torch.OutOfMemoryError` then.
@@ -339,7 +340,7 @@ def lacks_memory(error: BaseException | None) -> bool:
 
 @contextmanager
 def countable(net: nn.Module) -> Iterator[None]:
-    """Let a network compute by operations that torch's counter knows during a block, at the price of speed.
+    """Make a network compute with operations that torch's counter knows inside a block, although they are slower.
 
     Reason: torch computes a GRU on a GPU and an LSTM on any device by one operation, and so attention with an even
     number of heads in eval mode on a CPU; its counter has no formula for these and counts 0. Results may differ in
@@ -364,13 +365,13 @@ def countable(net: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def eval_mode(net: nn.Module) -> Iterator[None]:
-    """Set a network to eval mode, and afterwards each of its modules to the mode that it had before."""
+    """Set a network to eval mode inside a block, and then restore the mode of each of its modules."""
     before = [(module, module.training) for module in (net, *_structure_of(net).inner)]
     set_training(net, False)
     try:
         yield
     finally:
-        set_training(net, before[0][1])  # a module that overrides `train` may have to undo what it did
+        set_training(net, before[0][1])  # a module that overrides `train` may have to undo its changes
         for module, training in before:
             if module.training is not training:
                 object.__setattr__(module, "training", training)

@@ -1,4 +1,4 @@
-"""Ward's clustering of many points, with memory that grows linearly with their number."""
+"""Ward's clustering, with memory that grows linearly with the number of points."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ def ward(points: NDArray[np.float64]) -> NDArray[np.float64]:
     Merges of equal height may come in another order. SciPy keeps the distances of all pairs and a copy of them, 28.8 GB
     for 60,000 points; fastcluster computes them from the points whenever it needs them.
     """
-    import fastcluster  # imported here, since clients do not need it
+    import fastcluster  # imported here, because clients do not need it
 
     linkage: NDArray[np.float64] = fastcluster.linkage_vector(points, "ward")
-    linkage[:, 2] = np.maximum.accumulate(linkage[:, 2])  # for equal points, rounding may break the order
+    # for equal points, rounding errors may break the ascending order
+    linkage[:, 2] = np.maximum.accumulate(linkage[:, 2])
     return linkage

@@ -16,11 +16,11 @@ from raysim.common.folders import cache_root
 from raysim.data.sources import Decoded, Source
 from raysim.data.specs import Files
 
-_VERSION = "4"  # raise when the decoding changes
+_VERSION = "4"  # increase this number when the decoding changes
 
 
 def cache_key(name: str, source: Source, settings: Files | None = None) -> str:
-    """Return a file name that changes with the path, size or time stamp of any source file, and with the settings."""
+    """Return a file name that depends on the settings, and on the path, size and time stamp of each source file."""
     sha = hashlib.sha256(f"{_VERSION}\n{name}\n{source.format}\n{settings or ''}\n{len(source.train)}\n".encode())
     for path in source.files:  # up to 110,000 of them
         stat = path.stat()
@@ -30,7 +30,7 @@ def cache_key(name: str, source: Source, settings: Files | None = None) -> str:
 
 
 def load(key: str, verify: bool = True) -> tuple[Decoded, str] | None:
-    """Load what `save` wrote, with the samples as a read-only map of the file; None if it is missing or damaged.
+    """Load the files of `save`, with the samples as a read-only map; None if a file is missing or damaged.
 
     Returns the data and its digest. verify: whether to compare the digest, which requires reading all samples.
     """
@@ -44,18 +44,18 @@ def load(key: str, verify: bool = True) -> tuple[Decoded, str] | None:
         raw_M = np.asarray(np.load(base.with_suffix(".npy"), mmap_mode="r", allow_pickle=False))
         decoded = Decoded(raw_M, **{**kept, **names, **numbers})
         return (decoded, digest) if not verify or digest_of(decoded) == digest else None
-    except Exception:  # whatever the damage is, the caller decodes the data again
+    except Exception:  # the caller then decodes the data again
         return None
 
 
 def save(key: str, decoded: Decoded) -> None:
-    """Write both files, each complete or not at all. Ignores a full or read-only disk."""
+    """Write both files atomically. Errors of a full or read-only disk are ignored."""
     base = cache_root() / "decoded" / key
     rest = {name: np.asarray(value) for name, value in decoded._asdict().items() if name != "raw_M"}
     rest["digest"] = np.asarray(digest_of(decoded))
     with suppress(OSError):
         base.parent.mkdir(parents=True, exist_ok=True)
-        # Without fsync: `load` compares the digest, so files damaged by a power cut are decoded again.
+        # fsync is not needed: `load` compares digests, so files that a power cut damaged are decoded again.
         replace(base.with_suffix(".npy"), lambda file: np.save(file, decoded.raw_M, allow_pickle=False), fsync=False)
         replace(
             base.with_suffix(".npz"),
@@ -65,7 +65,7 @@ def save(key: str, decoded: Decoded) -> None:
 
 
 def digest_of(decoded: Decoded) -> str:
-    """Return the SHA-256, in hex, of samples, labels and any ids, their order, and the start of the test part."""
+    """Return the SHA-256, in hex, of samples, labels, ids, their order, and the beginning of the test part."""
     sha = hashlib.sha256(f"{decoded.raw_M.shape} {decoded.num_train}".encode())
     sha.update(np.ascontiguousarray(decoded.raw_M).data)
     sha.update(np.ascontiguousarray(decoded.label_M, dtype="<i8").data)

@@ -1,4 +1,4 @@
-"""Conversions for readers of a user's own files: images of mixed sizes, labels to classes, ids to clients.
+"""Conversions for readers of a user's own files: mixed image sizes, labels to class ids, and ids to clients.
 
 Shapes: M samples of one data set, H x W pixels, C channels, L tokens, K distinct ids.
 """
@@ -21,29 +21,30 @@ from raysim.common.text import few
 from raysim.data.sources import naming
 
 _ID_NAME = re.compile(
-    r"^$|^Unnamed: 0$|^__index_level_\d+__$|[a-z]I[dD]$"  # the first three: an index that pandas wrote
+    # the first three patterns match index columns that pandas wrote
+    r"^$|^Unnamed: 0$|^__index_level_\d+__$|[a-z]I[dD]$"
     r"|(?i:(^|[_ .-])(ids?|index|idx|row|session|subject|user|client|patient|site|device|fold)$)"
 )
 _LEAST_PER_CLASS = 5
-"""Mean number of samples of a class, below which whole numbers are taken to be quantities."""
+"""If classes have fewer samples than this on average, labels that are whole numbers are taken for quantities."""
 
 
 @dataclass
 class Images:
-    """An array of `count` decoded images: grey if all are grey, else colour; all of one size, or resized to one."""
+    """An array of `count` decoded images: grey if all are grey, else colour; all of one size or resized to one."""
 
     count: int
-    side: int | None  # side in pixels to which images are resized
+    side: int | None  # side in pixels after resizing; None: images are not resized
     names: list[str] = field(default_factory=list)
     raw_MHWC: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 0, 0, 0), np.uint8))
 
     def add(self, encoded: bytes | None, where: str) -> None:
-        """Decode the next image. where: its name in an error."""
+        """Decode the next image. where: the image's name in an error."""
         if not encoded:
             raise ScenarioError(f"{where} is missing")
         with naming(where):
             image: Image.Image = Image.open(io.BytesIO(encoded))
-            if image.mode[0] in "IF":  # Pillow would clip the values
+            if image.mode[0] in "IF":  # converting these modes, Pillow would clip values
                 raise ScenarioError(f"{where} has image mode {image.mode}; save it with 8 bits per channel")
             image = image.convert("L" if image.mode in ("1", "L") else "RGB")
             if self.side is not None and image.size != (self.side, self.side):
@@ -64,7 +65,7 @@ class Images:
 
 
 def to_features(value_M: NDArray[Any], names: Sequence[str], where: str) -> NDArray[np.float32]:
-    """Convert numbers to features [M, ...]. Raises ScenarioError if one is not finite. names: of columns, if any."""
+    """Convert numbers to features [M, ...]. Raises ScenarioError unless all are finite. names: of columns, if any."""
     with np.errstate(over="ignore"):
         feature_M = np.ascontiguousarray(value_M, dtype=np.float32)
     if not np.isfinite(feature_M).all():
@@ -75,7 +76,7 @@ def to_features(value_M: NDArray[Any], names: Sequence[str], where: str) -> NDAr
 
 
 def like_ids(feature_MF: NDArray[np.float32], names: Sequence[str]) -> tuple[str, ...]:
-    """Return a note on columns of whole numbers whose names are those of ids, or with few values, if most are decimals.
+    """Return a warning about feature columns that look like ids, by their name or their few whole values.
 
     names: of the columns. Returns no note if there are no such columns.
     """
@@ -92,7 +93,7 @@ def like_ids(feature_MF: NDArray[np.float32], names: Sequence[str]) -> tuple[str
 
 
 def to_tokens(value_ML: NDArray[Any], where: str) -> tuple[NDArray[Any], int]:
-    """Convert whole numbers to tokens of the smallest type, and return the size of their vocabulary."""
+    """Convert whole numbers to tokens of the smallest possible type; return also the size of their vocabulary."""
     least, most = (int(value_ML.min()), int(value_ML.max())) if value_ML.size else (0, 0)
     if least < 0 or most >= 2**31 - 1:
         raise ScenarioError(f"{where}: token {least if least < 0 else most} given; allowed: 0 to 2147483646")
@@ -100,12 +101,12 @@ def to_tokens(value_ML: NDArray[Any], where: str) -> tuple[NDArray[Any], int]:
 
 
 def to_whole(label_M: NDArray[Any], what: str, key: str = "") -> NDArray[np.int64]:
-    """Convert labels that are booleans, or floats such as 1.0, to whole numbers. what: the labels, in an error.
+    """Convert labels that are booleans or floats such as 1.0 to whole numbers. what: how an error calls the labels.
 
     Raises ScenarioError, about `key`, for other floats.
     """
     with np.errstate(invalid="ignore"):
-        odd_E = np.flatnonzero(label_M.astype(np.float64) % 1 != 0)  # NaN and infinity, too
+        odd_E = np.flatnonzero(label_M.astype(np.float64) % 1 != 0)  # also finds NaN and infinity
     if odd_E.size:
         raise ScenarioError(
             f"{what} has the value {label_M[odd_E[0]]:g}, which is no class (raysim does classification only); give "
@@ -146,7 +147,7 @@ def to_classes(
 
 
 def _named_by_number(label_M: NDArray[Any], where: Path) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Make each different number a class with this name. Raises ScenarioError if there are too many, as of prices."""
+    """Make each different number a class named by it. Raises ScenarioError if there are too many, as for prices."""
     number_C, class_M = np.unique(label_M, return_inverse=True)
     if len(number_C) * _LEAST_PER_CLASS > len(label_M):
         raise ScenarioError(
@@ -158,7 +159,7 @@ def _named_by_number(label_M: NDArray[Any], where: Path) -> tuple[NDArray[np.int
 
 
 def to_owners(id_M: NDArray[Any] | None) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return each sample's position among the ids, and the ids as text, ascending. None: samples have no ids."""
+    """Return each sample's position in the ids, and the ids as text, ascending. None: samples have no ids."""
     if id_M is None:
         return np.zeros(0, np.int64), ()
     id_K, owner_M = np.unique(id_M.astype(str), return_inverse=True)

@@ -42,12 +42,12 @@ class Dataset:
     """A whole data set. The arrays are read-only: they may be a map of a file, shared by every process."""
 
     spec: DatasetSpec
-    """Specification of the data set; values that are not published constants come from its files."""
+    """Specification of the data set; values that are not published come from its files."""
     decoded: sources.Decoded
     source: str
     """Origin of the data, in words."""
     digest: str
-    """The SHA-256, in hex, of samples, labels and any ids, their order, and the start of the test part."""
+    """The SHA-256, in hex, of samples, labels, ids, their order, and the beginning of the test part."""
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Dataset:
 
     @property
     def num_train(self) -> int:
-        """The size of the published train part, which comes first; the other samples are the published test part."""
+        """The size of the published train part, which comes first; the published test part follows."""
         return self.decoded.num_train
 
     @property
@@ -79,7 +79,7 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes, including those that no label has."""
+        """The number of classes, including classes without samples."""
         return len(self.class_names)
 
 
@@ -91,7 +91,7 @@ def load_dataset(
     files: Files | None = None,
     verify: bool = True,
 ) -> Dataset:
-    """Load the data set called `name`: a key of DATASETS, or a user's own function. files: settings of a user's own.
+    """Load the data set `name`: a key of DATASETS, or a function of the user. files: settings of the user's own data.
 
     A published data set is searched in `root`, or if `root` is None, in the folder RAYSIM_DATA and then in the cache
     folder (`~/.cache/raysim/data`). In each folder, its sub-folder with the data set's name is tried first, then the
@@ -132,7 +132,7 @@ def load_dataset(
     problem = "it cannot be downloaded automatically"
     if downloadable := spec.torchvision and "torchvision" in formats:
         problem = _download(spec) if download else "it was not downloaded, because `download` is False"
-        # Even after a problem: another process may have downloaded it meanwhile.
+        # Search again even after a failed download, because another process may have downloaded the data meanwhile.
         if source := sources.find(spec, _download_folder(), ("torchvision",)):
             return _load(spec, source)
     variable = os.environ.get("RAYSIM_DATA")
@@ -145,7 +145,7 @@ def load_dataset(
     )
 
 
-@lru_cache(maxsize=1)  # a run loads its data twice: to check the scenario, and to partition it
+@lru_cache(maxsize=1)  # a run loads its data twice: to check the scenario, and to partition the data
 def _of_function(load: Callable[[], Any], name: str, files: Files) -> Dataset:
     decoded = with_statistics(folders.read_function(load, files, Path(name)))
     return _read_only(completed(of_files(name), decoded), decoded, name)
@@ -153,7 +153,7 @@ def _of_function(load: Callable[[], Any], name: str, files: Files) -> Dataset:
 
 @lru_cache(maxsize=1000)
 def present_digest(name: str, root: str | None, format: Format, files: Files | None) -> str:
-    """Return the digest of a data set as its files are now, without reading samples that are cached on disk.
+    """Return the digest of a data set's files in their present state; samples in the disk cache are not read.
 
     Raises ScenarioError if it cannot be read.
     """
@@ -163,15 +163,15 @@ def present_digest(name: str, root: str | None, format: Format, files: Files | N
 
 
 def forget() -> None:
-    """Call the user's own function again, and look at files again, when they are needed next: they may have changed."""
+    """Clear the caches, so that user functions are called again and files are examined again: they may have changed."""
     _of_function.cache_clear()
     present_digest.cache_clear()
 
 
 def missing(name: str, root: str | None = None, format: Format = "auto") -> bool:
-    """Whether `load_dataset` would have to download a data set, because no folder that it searches contains it."""
+    """Return whether `load_dataset` would have to download a data set, because none of the searched folders has it."""
     if name not in DATASETS:
-        return False  # a user's own function
+        return False  # the user's own data is never downloaded
     spec = DATASETS[name]
     formats = _FORMATS if format == "auto" else (format,)
     return bool(spec.folders and spec.train_size) and not any(
@@ -198,14 +198,15 @@ def _load(spec: DatasetSpec, source: sources.Source, files: Files | None = None,
         _refuse_too_large(source)
         decoded = _decode(spec, source, files)
         cache.save(key, decoded)
-        # Continue with the copy on disk, if there is one: the system can reclaim the memory of a mapped file.
+        # Use the cached copy from the disk, if there is one, because the system can reclaim the memory of a mapped
+        # file.
         cached = cache.load(key) or (decoded, cache.digest_of(decoded))
     decoded, digest = cached
     return _read_only(spec if spec.train_size else completed(spec, decoded), decoded, str(source), digest)
 
 
 def _refuse_too_large(source: sources.Source) -> None:
-    """Raise ScenarioError if the files alone, which take more memory once they are decoded, exceed the memory."""
+    """Raise ScenarioError if the files exceed the memory, because decoded samples need even more memory."""
     num_bytes, available = sum(path.stat().st_size for path in source.files), available_memory()
     if num_bytes > available:
         raise ScenarioError(
@@ -230,7 +231,7 @@ def _read_only(spec: DatasetSpec, decoded: sources.Decoded, source: str, digest:
 
 
 def _digits(spec: DatasetSpec) -> Dataset:
-    # Read the file of load_digits without importing scikit-learn, which would delay the first run by 1.5 s.
+    # Read the file of load_digits directly, because importing scikit-learn would delay the first run by 1.5 s.
     sklearn = importlib.util.find_spec("sklearn")
     assert sklearn is not None
     assert sklearn.submodule_search_locations
@@ -238,7 +239,7 @@ def _digits(spec: DatasetSpec) -> Dataset:
         Path(sklearn.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", delimiter=","
     )
     ink_MHW, label_M = table[:, :64].reshape(-1, 8, 8), table[:, 64]
-    # The 17 levels of ink become the nearest of 256 levels, and remain different from each other.
+    # Spread the 17 levels of ink over 256 levels; different levels remain different.
     raw_M = np.rint(ink_MHW * 255 / 16).astype(np.uint8)[..., None]
     decoded = sources.Decoded(
         raw_M, label_M.astype(np.int64), spec.train_size, tuple(str(c) for c in range(spec.num_classes))
@@ -247,7 +248,7 @@ def _digits(spec: DatasetSpec) -> Dataset:
 
 
 def _download(spec: DatasetSpec) -> str:
-    """Let torchvision download into the cache folder. Returns the problem in a few words; empty if there was none."""
+    """Let torchvision download into the cache folder. Return the problem in a few words; "" after success."""
     from torchvision import datasets
 
     assert spec.torchvision is not None and spec.torchvision_folder is not None
@@ -256,10 +257,10 @@ def _download(spec: DatasetSpec) -> str:
     if not _reachable(url):
         return f"the download server {url.split('/')[2]} does not answer"
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_STALL_S)  # torchvision sets none: a stalled transfer would hang for ever
+    socket.setdefaulttimeout(_STALL_S)  # torchvision sets no timeout, so a stalled transfer would hang for ever
     try:
         _download_folder().mkdir(parents=True, exist_ok=True)
-        # Download into a temporary folder first: an interrupted download must not look like a damaged data set later.
+        # Download into a temporary folder first, so that an interrupted download does not look like a damaged data set.
         with tempfile.TemporaryDirectory(dir=_download_folder(), prefix=".download-") as aside:
             cls(aside, download=True)
             top = Path(spec.torchvision_folder).parts[0]
@@ -272,11 +273,11 @@ def _download(spec: DatasetSpec) -> str:
 
 
 def _reachable(url: str) -> bool:
-    """Whether the server of `url` answers within 5 s, through a proxy if there is one."""
+    """Return whether the server of `url` answers within 5 s, through a proxy if one is set."""
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_S).close()
     except urllib.error.HTTPError as error:
-        error.close()  # even a refusal of HEAD is an answer
+        error.close()  # the server answers, even if it refuses HEAD
     except Exception:
         return False
     return True

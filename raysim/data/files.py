@@ -1,4 +1,4 @@
-"""A user's own data files: find them, and divide them into a train part and a test part."""
+"""A user's own data files: find them, and divide them into train part and test part."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from raysim.data.specs import Files
 
 SUFFIXES = {"parquet": {".parquet"}, "csv": {".csv"}, "images": IMAGE_SUFFIXES, "numpy": {".npz"}, "json": {".json"}}
 METADATA = "metadata.csv"
-"""Name of the file with further columns about the images in its folder, as on the Hugging Face hub."""
+"""Name of a file with more columns about the images in its folder, as on the Hugging Face hub."""
 PART = re.compile(r"(train|test|validation|valid|val)(?:ing|set)?(?![A-Za-z])", re.IGNORECASE)
-"""The beginning of a name of a file or folder with one part of the data, such as train2 or testing, but not values."""
+"""Matches the beginning of the name of a file or folder with one part of the data, such as train2 or testing. It does
+not match a longer word, such as values."""
 
 
 def find_files(kind: str, settings: Files) -> Source:
@@ -69,7 +70,7 @@ def _hidden(path: Path) -> bool:
 
 
 def part_of(kind: str, inside: Sequence[str]) -> tuple[str, int]:
-    """Return the part (train, test, val) that a path belongs to, and the place of the name that says so; "", -1: none.
+    """Return the part (train, test, val) named in a path, and the position of that name in it; "", -1: none.
 
     The folder that contains an image is the image's class, such as train_station, unless its whole name is a part's.
     The name of an image itself says nothing: trains/train_1.png is the first picture of a train.
@@ -83,7 +84,7 @@ def part_of(kind: str, inside: Sequence[str]) -> tuple[str, int]:
 
 
 def _parts(kind: str, files: Iterable[Path], folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Divide files into train part and test part, by names of files or folders that begin with train, test or val.
+    """Divide files into train part and test part by file or folder names that begin with train, test or val.
 
     Files for val are the test part if there are no files for test. If no name begins with train, all files are the
     train part.

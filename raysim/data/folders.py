@@ -1,4 +1,4 @@
-"""Read a user's own folder of images, one sub-folder per class, or arrays x and y of NumPy files or a function."""
+"""Read a user's own image folder with one sub-folder per class, or arrays x and y from NumPy files or a function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raysim.data.specs import Files
 from raysim.plugins.calling import failing, whole_number
 
 FOLDER = "folder"
-"""Value of `by` for images whose ids are the names of folders."""
+"""Value of `by` for images whose ids are names of folders."""
 
 
 def read_images(source: Source, settings: Files) -> Decoded:
@@ -40,7 +40,7 @@ def read_images(source: Source, settings: Files) -> Decoded:
 
 
 def _ids(source: Source, settings: Files) -> NDArray[Any]:
-    """Return each image's id: the folder above its class folder, or column `by` of a metadata.csv above the image."""
+    """Return each image's id: the folder above its class folder, or its value in column `by` of a metadata.csv."""
     paths, by = source.train + source.test, settings.by
     if by == FOLDER:
         return np.array([_client_folder(path, source, settings) for path in paths])
@@ -65,17 +65,18 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
 
 
 def _below(path: Path, settings: Files, has_parts: bool) -> tuple[str, ...]:
-    """Return an image's path relative to `data.path`; has_parts: relative to its part's folder (train, test or val)."""
+    """Return an image's path below `data.path`, or, with `has_parts`, below its part's folder (train, test or val)."""
     roots = [place_of(root) for root in settings.path]
     inside = path.relative_to(next(root for root in roots if path.is_relative_to(root))).parts
     return inside[part_of("images", (*inside[:-1], ""))[1] + 1 :] if has_parts and len(roots) == 1 else inside
 
 
 def _client_folder(path: Path, source: Source, settings: Files) -> str:
-    """Return the client of an image at <client>/<class>/<image>, or at this path below the folder of a part."""
+    """Return the client of an image whose path, below `data.path` or a part's folder, is <client>/<class>/<image>."""
     folders = _below(path, settings, True)
     if len(folders) != 3 and not source.test and part_of("images", path.relative_to(source.folder).parts)[0] != "train":
-        folders = _below(path, settings, False)  # without a folder for training, test-1/<class> is a client
+        # if no folder is called train, test-1 in test-1/<class> is a client, not a part
+        folders = _below(path, settings, False)
     if len(folders) != 3:
         roots = [place_of(root) for root in settings.path]
         root = next(root for root in roots if path.is_relative_to(root))
@@ -105,7 +106,7 @@ def _rows(path: Path, by: str) -> Iterator[tuple[str, str]]:
 
 
 def read_numpy(source: Source, settings: Files) -> Decoded:
-    """Read arrays x and y, and the array of ids if `by` names it, without unpickling. Raises ScenarioError."""
+    """Read arrays x, y and, if `by` names one, the array of ids, without unpickling. Raises ScenarioError."""
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("x", "y", settings.by) if name}
     num_train = 0
     for path in source.train + source.test:
@@ -127,7 +128,7 @@ def read_numpy(source: Source, settings: Files) -> Decoded:
 
 
 def read_function(load: Callable[[], Any], settings: Files, where: Path) -> Decoded:
-    """Read the arrays that a user's own function returns: x, y and optionally ids, with an optional `num_train`.
+    """Read the arrays x, y and optionally ids, and the optional number `num_train`, that the user's function returns.
 
     Raises ScenarioError.
     """
@@ -141,7 +142,7 @@ def read_function(load: Callable[[], Any], settings: Files, where: Path) -> Deco
         with failing(f"function {where} returned a value for {name} that is not an array"):
             arrays[name] = np.asarray(returned[name])
         if arrays[name].dtype == object and all(isinstance(value, str) for value in arrays[name].flat):
-            arrays[name] = arrays[name].astype(str)  # the texts of a pandas column
+            arrays[name] = arrays[name].astype(str)  # a text column of pandas has objects
     arrays["y"] = _labels(arrays["y"], where)
     _check_arrays(arrays, where, settings)
     num_train = whole_number(returned.get("num_train", len(arrays["y"])))
@@ -154,7 +155,7 @@ def read_function(load: Callable[[], Any], settings: Files, where: Path) -> Deco
 
 
 def _decoded(parts: Mapping[str, list[NDArray[Any]]], num_train: int, settings: Files, x: Path, y: Path) -> Decoded:
-    """Convert arrays to a decoded data set. x, y: the paths to name in errors about samples and about labels."""
+    """Convert arrays to a decoded data set. x, y: the paths that errors about samples and labels name."""
     raw_M, vocabulary = _samples(np.concatenate(parts["x"]), x)
     label_M, names = to_classes(parts["y"], y)
     owner_M, owners = to_owners(np.concatenate(parts[settings.by]) if settings.by else None)
@@ -172,7 +173,7 @@ def _arrays(path: Path, names: tuple[str, ...], settings: Files) -> dict[str, ND
 
 
 def _labels(y_M: NDArray[Any], path: Path) -> NDArray[Any]:
-    """Convert booleans and floats such as 1.0 to whole numbers. Raises ScenarioError for other floats and for rows."""
+    """Convert booleans and floats such as 1.0 to whole numbers. Raises ScenarioError for other floats or dimensions."""
     if y_M.ndim == 2 and y_M.shape[1] > 1:
         raise ScenarioError(
             f"{path}: array y has shape {y_M.shape}; give one label per sample; of one-hot labels, give "
@@ -199,7 +200,7 @@ def _check_arrays(arrays: Mapping[str, NDArray[Any]], path: Path, settings: File
 
 
 def _samples(x_M: NDArray[Any], path: Path) -> tuple[NDArray[Any], int]:
-    """Return x as samples, and the size of the vocabulary of tokens, else 0.
+    """Return x as samples, and the size of their vocabulary if they are tokens, else 0.
 
     uint8 [M, H, W] or [M, H, W, C] are images, other whole numbers [M, L] are tokens, floats [M, ...] are features.
     Raises ScenarioError for any other array.

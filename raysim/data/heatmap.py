@@ -25,24 +25,24 @@ _ROOM_FOR_NAMES = 20
 def draw_heatmap(
     partition: Partition, label_M: Ints, class_names: Sequence[str], path: str | Path, title: str = ""
 ) -> None:
-    """Write a PNG of training samples per class and client, with each client's total above, and a title."""
+    """Write a PNG with a title, the training samples per class and client, and each client's total above."""
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     count_CN = partition.count_NC(label_M, len(class_names)).T
     classes, clients = count_CN.shape
-    # Cells are as large as the figure allows: 0.38 inch for few clients, a few pixels for many.
+    # Cells shrink with the number of clients: 0.38 inch for few clients, a few pixels for many.
     width = float(np.clip(0.38 * clients, 4.5, 13.0))
     height = float(np.clip(min(0.38, max(width / clients, 0.05)) * classes, 2.6, 8.0))
     figure = Figure(figsize=(width + 1.7, height + 2.0), dpi=160, layout="constrained", facecolor="white")
     bars, cells = figure.subplots(2, 1, sharex=True, height_ratios=[0.9, height])
 
     blues = LinearSegmentedColormap.from_list("raysim", ["#e3edf7", "#9dc3e2", "#4a8cc3", "#1d5494", "#0b2b5a"])
-    colors = blues.with_extremes(bad="white")  # white: no sample, so that a single sample is visible
+    colors = blues.with_extremes(bad="white")  # cells without samples are white, so that a single sample is visible
     most = max(int(count_CN.max(initial=0)), 1)
     shown = np.ma.masked_equal(count_CN, 0)
-    # A square-root scale: in a skewed partition, most cells are far below the largest.
+    # A square-root scale makes small numbers visible: in a skewed partition, most cells are far below the largest.
     image = cells.imshow(shown, cmap=colors, norm=PowerNorm(0.5, 0, most), aspect="auto", interpolation="nearest")
     if classes * clients <= _ROOM_FOR_LINES:
         cells.set_xticks(np.arange(clients + 1) - 0.5, minor=True)
@@ -70,7 +70,7 @@ def draw_heatmap(
 
     if clients <= _ROOM_FOR_GAPS:
         bars.bar(np.arange(clients), count_CN.sum(0), width=0.72, color=_BAR)
-    else:  # drawing one bar for each of 100,000 clients would take minutes
+    else:  # one bar each for 100,000 clients would take minutes
         total_N = count_CN.sum(0)
         edges = np.arange(clients + 1) - 0.5
         bars.fill_between(edges, np.append(total_N, total_N[-1]), step="post", linewidth=0, color=_BAR)
@@ -92,7 +92,7 @@ def draw_heatmap(
         figure.suptitle(shortened(title, 200), x=0.01, ha="left", fontsize=11, fontweight="bold", color=_INK)
     counts = f"{clients} clients, {classes} classes: {spread}"
     bars.set_title(counts, fontsize=10, color=_INK, loc="left")
-    with warnings.catch_warnings():  # for characters that the fonts lack
+    with warnings.catch_warnings():  # Matplotlib warns about characters that its fonts lack
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(path, format="png")
 

@@ -1,4 +1,4 @@
-"""Read IDX files, in which MNIST and Fashion-MNIST are published: a header, then one byte per pixel or label.
+"""Read IDX files, the published format of MNIST and Fashion-MNIST: a header, then one byte per pixel or label.
 
 The header is the type (0x08: bytes), the number of dimensions, and the dimensions as big-endian 32-bit integers.
 """
@@ -32,7 +32,7 @@ def find_idx(folder: Path) -> tuple[Path, ...]:
 
 
 def _file(folder: Path, name: str) -> Path | None:
-    written = (f"{name}-ubyte", f"{name.replace('-idx', '.idx')}-ubyte")  # the second: as an unpacked archive has it
+    written = (f"{name}-ubyte", f"{name.replace('-idx', '.idx')}-ubyte")  # an unpacked archive has the second form
     paths = (folder / f"{stem}{end}" for stem in written for end in ("", ".gz"))
     return next((path for path in paths if path.is_file()), None)
 

@@ -1,4 +1,4 @@
-"""Read FEMNIST and Shakespeare, whose samples belong to users: LEAF's JSON files, or tables from the Hugging Face hub.
+"""Read FEMNIST and Shakespeare, whose samples belong to users, from LEAF's JSON files or the Hugging Face hub's tables.
 
 LEAF's files contain {"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}. For FEMNIST, x is 784 numbers from
 0 (ink) to 1 (paper); for Shakespeare, x is 80 characters and y is the character that follows.
@@ -25,14 +25,14 @@ from raysim.data.specs import DatasetSpec, Files
 from raysim.data.tables import read_tables, text_pieces
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's alphabet; all other characters share one more token, which is also one more class."""
+"""LEAF's alphabet. All other characters share one additional token, which is also an additional class."""
 SYMBOLS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 LENGTH = 80
 COLUMNS = ("x", "y", "character_id")
 
 
 def find_leaf(spec: DatasetSpec, base: Path) -> Source | None:
-    """Find JSON files, or else tables, in a sub-folder named after the data set; None if there are none."""
+    """Return the JSON files, or else the tables, in a sub-folder named after the data set; None if there are none."""
     for folder in (base / name for name in spec.folders):
         for kind in ("json", "parquet", "csv"):
             if folder.is_dir() and any(folder.rglob(f"*.{kind}")):
@@ -41,7 +41,7 @@ def find_leaf(spec: DatasetSpec, base: Path) -> Source | None:
 
 
 def read_leaf(spec: DatasetSpec, source: Source) -> Decoded:
-    """Decode all samples, labels and ids of users. Raises ScenarioError."""
+    """Decode all samples, labels and user ids. Raises ScenarioError."""
     names = tuple(SYMBOLS) if spec.name == "femnist" else (*CHARACTERS, "other")
     if spec.name == "femnist" and source.format != "json":
         return read_tables(source, Files((), label="character", features=("image",), by="writer_id"), names)
@@ -99,7 +99,7 @@ def _ink(x: Any) -> NDArray[np.uint8]:
 
 
 def _tokens(x: Any, path: Path, length: int = LENGTH) -> NDArray[np.uint8]:
-    """Convert texts of equal length to tokens, the positions of their characters in the alphabet."""
+    """Convert texts of equal length to tokens: the position of each character in the alphabet."""
     if wrong := [one for one in x if not isinstance(one, str) or len(one) != length]:
         raise ScenarioError(
             f"{path}: the value {wrong[0]!r} is not a text of {length} characters; replace the file by the published "

@@ -27,7 +27,7 @@ _HKS_MIN_SAMPLES, _HKS_RETRIES = 10, 100
 
 
 class ByShares(Protocol):
-    """A partition that divides each class among the clients: a frozen dataclass, raysim's own or the user's."""
+    """A partition that divides each class among the clients by shares: a frozen dataclass of raysim or of the user."""
 
     def shares(self, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Floats:
         """Return each client's share of each class: [N, C]. class_count_C: number of samples of each class."""
@@ -40,7 +40,7 @@ class Iid:
 
 @dataclass(frozen=True)
 class Pathological:
-    """Every client holds only a few classes, with a random weight between 0.4 and 0.6 for each, as in pFedHN."""
+    """Every client holds only a few classes, with a random weight from 0.4 to 0.6 for each class, as in pFedHN."""
 
     classes_per_client: Count
     """Number of different classes that each client holds."""
@@ -52,7 +52,7 @@ class Pathological:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Each class is divided among all clients by a Dirichlet draw: clients differ in size and class mix."""
+    """Each class is divided among all clients by a Dirichlet draw, so clients differ in size and in class mix."""
 
     alpha: Positive = 0.5
     """Concentration: near 0, each class goes to one client; large values approach equal parts."""
@@ -68,7 +68,7 @@ class Dirichlet:
         return self.drawn(class_count_C, num_clients, rng)[0]
 
     def drawn(self, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> tuple[Floats, str]:
-        """Return the shares, and a sentence if they are not those of a draw."""
+        """Return the shares, and a sentence if they differ from those of a Dirichlet draw."""
         return counts.dirichlet_shares(class_count_C, num_clients, self.alpha, self.min_samples, self.max_retries, rng)
 
 
@@ -84,7 +84,7 @@ class Hks:
         return self.drawn(class_count_C, num_clients, rng)[0]
 
     def drawn(self, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> tuple[Floats, str]:
-        """Return the shares, and a sentence if they are not those of a draw."""
+        """Return the shares, and a sentence if they differ from those of a Dirichlet draw."""
         return counts.dirichlet_shares(class_count_C, num_clients, self.alpha, _HKS_MIN_SAMPLES, _HKS_RETRIES, rng)
 
 
@@ -140,12 +140,12 @@ PARTITIONS: dict[str, type] = {
 
 
 def default_split(setting: PartitionSettings) -> str:
-    """Return the split of a partition when the scenario names none."""
+    """Return the split that a partition uses if the scenario names none."""
     return "published" if isinstance(setting, Hks) else "listed" if isinstance(setting, Listed) else "pooled811"
 
 
 def check_split(setting: PartitionSettings, split: Split, num_train: int, num_samples: int, name: str) -> None:
-    """Raise ScenarioError, like `check_partition`, for a split that the partition or the data set does not support."""
+    """Raise ScenarioError, like `check_partition`, if the partition or the data set does not support the split."""
     if isinstance(setting, Hks) and split != "published":
         raise ScenarioError(
             f"{split} given, but the partition `hks` supports only the split `published`; give published",
@@ -179,7 +179,7 @@ def check_partition(
     num_samples: int,
     name: str,
 ) -> None:
-    """Refuse an impossible partition before samples are divided. name: the name of the data set in an error.
+    """Raise ScenarioError for an impossible partition, before samples are divided. name: the data set in an error.
 
     num_train, num_samples: numbers of published training samples and of all samples. Raises ScenarioError, one sentence
     that begins with the scenario key.
@@ -191,7 +191,7 @@ def check_partition(
         raise ScenarioError(reason, key=f"data.partition.{field}") from None
     check_split(setting, split, num_train, num_samples, name)
     if isinstance(setting, Natural | Listed):
-        return  # see raysim/data/predefined.py
+        return  # raysim/data/predefined.py checks the partitions `natural` and `listed`
     if isinstance(setting, Pathological) and setting.classes_per_client > num_classes:
         raise ScenarioError(
             f"{setting.classes_per_client} given, but {name} has {num_classes} classes; give 1 to {num_classes}",
@@ -208,7 +208,7 @@ def check_partition(
                 key="data.partition.samples_per_client",
             )
         return
-    # If a client's samples are split, it needs a second sample as its test sample.
+    # If a client's samples are split, the client needs a second sample for its test part.
     least = _HKS_MIN_SAMPLES if isinstance(setting, Hks) else 2 if counts.pooled(split) else 1
     if isinstance(setting, Dirichlet):
         chosen = setting.min_samples > Dirichlet.min_samples
@@ -240,7 +240,7 @@ def check_partition(
 def given_count(
     setting: PartitionSettings, split: Split, num_train: int, num_samples: int, owner_M: Ints
 ) -> int | None:
-    """Return the number of clients that a partition makes; None if the scenario decides it. Raises ScenarioError."""
+    """Return the number of clients that a partition makes; None if the scenario sets it. Raises ScenarioError."""
     if isinstance(setting, Natural):
         kept = len(kept_ids(setting.min_samples, owner_M, num_train, split))
         return min(kept, setting.max_clients or kept)
@@ -259,7 +259,7 @@ def make_partition(
     owner_M: Ints | None = None,
     owners: tuple[str, ...] = (),
 ) -> Partition:
-    """Divide the samples of a data set, whose first `num_train` are the published train part, among the clients.
+    """Divide a data set's samples among the clients. Its first `num_train` samples are the published train part.
 
     owner_M, owners: each sample's position among the ids, and the ids, if samples have ids. The same arguments always
     give the same partition. Raises ScenarioError if there are too few samples.
@@ -289,7 +289,8 @@ def make_partition(
         if share_NC is None:
             count_NC = counts.iid_counts(class_count_C, num_clients, rng)
         else:
-            few = isinstance(setting, Pathological)  # then every client gets at least one sample of each of its classes
+            # every client must get at least one sample of each of its few classes
+            few = isinstance(setting, Pathological)
             count_NC = counts.largest_remainder(class_count_C, share_NC.T, none_empty=few).T
             if part > 0:
                 count_NC = counts.top_up(count_NC, 1, share_NC)
@@ -309,7 +310,7 @@ def make_partition(
 
 
 def _left_out(name: str, num_ids: int, num_kept: int, min_samples: int) -> tuple[str, ...]:
-    """Return a note on the ids that become no clients; none if all do."""
+    """Return a note on the ids that do not become clients; () if all ids do."""
     if num_kept == num_ids:
         return ()
     text = (
@@ -320,7 +321,7 @@ def _left_out(name: str, num_ids: int, num_kept: int, min_samples: int) -> tuple
 
 
 def _train_pool(split: Split, num_train: int, num_samples: int) -> int:
-    """Return the number of samples in the first pool, over which the clients' shares are drawn."""
+    """Return the size of the first pool, which is divided by the clients' shares."""
     return num_samples if counts.pooled(split) else _four_fifths(num_train) if split == "pfedhn" else num_train
 
 
@@ -344,7 +345,7 @@ def _pools(num_samples: int, num_train: int, split: Split, rng: np.random.Genera
 
 
 def _shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> tuple[Floats | None, str]:
-    """Return each client's share of each class [N, C], and a note, if there is one.
+    """Return each client's share of each class [N, C], and a note if the shares were repaired.
 
     The shares are None if samples are divided regardless of their class.
     """
@@ -423,7 +424,7 @@ def _resample(
     samples: int,
     rng: np.random.Generator,
 ) -> Partition:
-    """Draw samples for every client independently, each draw without repetition, from pools that do not overlap.
+    """Draw samples for each client independently. Draws have no repetitions, and come from pools that do not overlap.
 
     shares: by which the first pool is split into the pools; None: it is one of them.
     """

@@ -12,11 +12,11 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _EPS = 1e-9
-_FEW = 64  # up to this number, draw for all clients at once; the time of that grows with its square
+_FEW = 64  # maximum number of samples drawn for all clients at once, because the time grows with its square
 
 
 def largest_remainder(total_R: Ints, share_RK: Floats, none_empty: bool = False) -> Ints:
-    """Divide each row's total in proportion to its shares: int64 [R, K], in which every row sums to its total.
+    """Divide each row's total in proportion to its shares: int64 [R, K], whose rows sum to the totals.
 
     Each column first gets its quota rounded down. The remainder goes to the columns with the largest fractions; among
     equal fractions, the earlier column comes first. A row of zero shares gets nothing. Shares need not sum to 1.
@@ -26,7 +26,7 @@ def largest_remainder(total_R: Ints, share_RK: Floats, none_empty: bool = False)
     quota_RK = share_RK / np.where(sum_R > 0, sum_R, 1) * total_R[:, None]
     count_RK = np.floor(quota_RK + _EPS).astype(np.int64)
     left_R = np.where(sum_R[:, 0] > 0, total_R, 0) - count_RK.sum(1)
-    fraction_RK = np.round(quota_RK - count_RK, 9)  # so that equal fractions are also equal in floating point
+    fraction_RK = np.round(quota_RK - count_RK, 9)  # rounded, because rounding errors would make equal fractions differ
     fraction_RK[share_RK <= 0] = -1
     order_RK = np.argsort(-fraction_RK, axis=1, kind="stable")
     rank_RK = np.argsort(order_RK, axis=1, kind="stable")
@@ -42,7 +42,7 @@ def largest_remainder(total_R: Ints, share_RK: Floats, none_empty: bool = False)
 
 
 Shares = tuple[float, float, float]
-"""Shares of training, validation and test samples; the sum is 1."""
+"""Shares of training, validation and test samples, whose sum is 1."""
 
 SHARES_811: Shares = (0.8, 0.1, 0.1)
 
@@ -52,12 +52,12 @@ Split = str | Shares
 
 
 def pooled(split: Split) -> Shares | None:
-    """Return the shares of a split that divides all samples among the clients first; None for any other split."""
+    """Return the shares of a split that first divides all samples among the clients; None for any other split."""
     return SHARES_811 if split == "pooled811" else split if isinstance(split, tuple) else None
 
 
 def split_cells(cell_NC: Ints, shares: Shares = SHARES_811) -> Ints:
-    """Divide each (client, class) cell by shares into train, validation, test by largest remainder: [N, C, 3].
+    """Divide each (client, class) cell into train, validation and test samples by largest remainder: [N, C, 3].
 
     A cell of two samples has one for training and one for test. If validation and test have equal shares and one sample
     is left for both, it goes to test and validation in turn over a client's classes, test first: otherwise a client
@@ -65,7 +65,8 @@ def split_cells(cell_NC: Ints, shares: Shares = SHARES_811) -> Ints:
     training cell becomes its test sample, so that its accuracy is defined.
     """
     clients, classes = cell_NC.shape
-    share_P = np.array([shares[0], shares[2], shares[1]])  # train, test, validation: earlier ones win ties
+    # in the order train, test, validation, because the first of equal remainders gets the sample
+    share_P = np.array([shares[0], shares[2], shares[1]])
     count_NCP = largest_remainder(cell_NC.reshape(-1), np.tile(share_P, (cell_NC.size, 1)))
     count_NCP = count_NCP.reshape(clients, classes, 3)
     count_NCP[cell_NC == 2] = [1, 1, 0]
@@ -79,7 +80,7 @@ def split_cells(cell_NC: Ints, shares: Shares = SHARES_811) -> Ints:
 
 
 def iid_counts(class_count_C: Ints, num_clients: int, rng: np.random.Generator) -> Ints:
-    """Divide samples at random regardless of class, with totals per client that differ by at most one: [N, C]."""
+    """Divide samples at random, regardless of class; clients' totals differ by at most one: [N, C]."""
     classes, total = len(class_count_C), int(class_count_C.sum())
     label_M = rng.permutation(np.repeat(np.arange(classes), class_count_C))
     owner_M = np.arange(total) * num_clients // max(total, 1)
@@ -89,14 +90,14 @@ def iid_counts(class_count_C: Ints, num_clients: int, rng: np.random.Generator) 
 def pathological_shares(
     num_clients: int, num_classes: int, classes_per_client: int, rng: np.random.Generator
 ) -> Floats:
-    """Draw each client's shares of its `classes_per_client` classes: [N, C]. A column sums to 1, or 0 if unused."""
+    """Draw each client's shares of its `classes_per_client` classes: [N, C]. A column sums to 1, or to 0 if unused."""
     total = num_clients * classes_per_client
     left_C = np.full(num_classes, total // num_classes)
     left_C[rng.permutation(num_classes)[: total % num_classes]] += 1
     holds_NC = np.zeros((num_clients, num_classes), bool)
     for client in range(num_clients):
-        # Take the classes with the largest remaining quotas, ties broken at random. There is always a solution for the
-        # remaining clients, because a class that all of them must take has the largest quota.
+        # Each client takes the classes with the largest remaining quotas; ties are broken at random. This always leaves
+        # a solution for the remaining clients, because a class that all of them must take has the largest quota.
         picks = np.lexsort((rng.random(num_classes), -left_C))[:classes_per_client]
         holds_NC[client, picks] = True
         left_C[picks] -= 1
@@ -149,7 +150,7 @@ def dirichlet_shares(
 
 
 def _repairs(num_small: int, num_even: int, share_NC: Floats, min_samples: int) -> str:
-    """Say in how many clients and classes the shares differ from those of a Dirichlet draw; "": in none."""
+    """Describe how many clients and classes have other shares than in a Dirichlet draw; "" if there are none."""
     clients, classes = share_NC.shape
     small = f"{num_small} of {clients} clients had fewer than {min_samples} samples and received some of larger clients"
     even = (
@@ -161,7 +162,7 @@ def _repairs(num_small: int, num_even: int, share_NC: Floats, min_samples: int) 
 
 
 def top_up(count_NC: Ints, minimum: int, want_NC: Floats) -> Ints:
-    """Move samples between clients until every client has `minimum`: [N, C], with the same totals per class.
+    """Move samples between clients until every client has `minimum`: [N, C]; the totals per class stay the same.
 
     A client below the minimum takes samples of the classes with positive `want_NC`, the largest first, from the largest
     client that has them and stays at or above the minimum. It remains below if no client can give any.
@@ -186,7 +187,7 @@ def deal(label_M: Ints, count_NCP: Ints, rng: np.random.Generator) -> tuple[Ints
     Returns, for every assigned sample, its position in `label_M` and its place `client * P + part`.
     """
     order_M = rng.permutation(len(label_M))
-    order_M = order_M[np.argsort(label_M[order_M], kind="stable")]  # by class, at random within it
+    order_M = order_M[np.argsort(label_M[order_M], kind="stable")]  # sorted by class, in random order within a class
     clients, classes, parts = count_NCP.shape
     start_C = np.searchsorted(label_M[order_M], np.arange(classes))
     used_C = count_NCP.sum((0, 2))
@@ -197,7 +198,7 @@ def deal(label_M: Ints, count_NCP: Ints, rng: np.random.Generator) -> tuple[Ints
 
 
 def draw(size: int, drawn: int, times: int, rng: np.random.Generator) -> Ints:
-    """Draw `drawn` different numbers of `range(size)`, independently `times` times: [times, drawn].
+    """Draw `drawn` different numbers from `range(size)`; repeat this independently: [times, drawn].
 
     Each row is distributed like a call of `rng.choice`, which takes 20 us. Small numbers are drawn for all rows at
     once, by Floyd's algorithm as in NumPy: the i-th number is one of 0 to `rank[i]`, or `rank[i]` if that number is

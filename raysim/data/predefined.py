@@ -1,4 +1,4 @@
-"""Predefined partitions: by the id of each sample, or by a file.
+"""Predefined partitions: by the id of each sample, or from a file.
 
 Shapes: N clients, C classes, M samples of the data set, I ids, Q samples that clients get.
 """
@@ -24,7 +24,8 @@ def kept_ids(min_samples: int, owner_M: Ints, num_train: int, split: counts.Spli
     """Return the positions of the ids that have enough samples, ascending. Raises ScenarioError if none has."""
     total_I = np.bincount(owner_M)
     train_I = np.bincount(owner_M[:num_train], minlength=len(total_I))
-    usable_I = total_I > 1 if counts.pooled(split) else (train_I > 0) & (total_I > train_I)  # to train and to test
+    # with samples for training and for testing
+    usable_I = total_I > 1 if counts.pooled(split) else (train_I > 0) & (total_I > train_I)
     kept = np.flatnonzero((total_I >= min_samples) & usable_I)
     if not len(kept):
         raise ScenarioError(
@@ -46,7 +47,7 @@ def deal_by_id(
     shares: counts.Shares | None,
     rng: np.random.Generator,
 ) -> Partition:
-    """Make each chosen id a client, in the given order, with its own samples of each pool.
+    """Make each chosen id a client, in the given order; a client has the samples of its id in each pool.
 
     shares: by which the samples of the first pool are split per client and class; None: the pools are the parts.
     """
@@ -58,7 +59,7 @@ def deal_by_id(
         index_Q = parts[0]
         cell_Q = client_M[index_Q] * num_classes + label_M[index_Q]
         count_NC = np.bincount(cell_Q, minlength=len(chosen) * num_classes).reshape(len(chosen), num_classes)
-        # Each (client, class) cell keeps its own samples: treat cells as classes, with a single receiver.
+        # Each (client, class) cell keeps its samples, so each cell is treated as a class with a single receiver.
         position, place = counts.deal(cell_Q, counts.split_cells(count_NC, shares).reshape(1, -1, len(PARTS)), rng)
         parts = [index_Q[position[place == part]] for part in range(len(PARTS))]
     shards = (make_shards(index_Q, client_M[index_Q], len(chosen)) for index_Q in parts)
@@ -102,11 +103,11 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
 def _columns(
     path: str, refused: Callable[[str], ScenarioError]
 ) -> tuple[Ints, NDArray[Any], Ints, NDArray[Any] | None]:
-    """Return the columns client, part and sample of a Parquet file, and label, if there is one.
+    """Return the columns client, part, sample and, if it exists, label of a Parquet file.
 
     refused: makes the error for a file that lacks a column, or has gaps or another type.
     """
-    import pyarrow as pa  # here, so that other partitions can be checked without importing Arrow and Pillow
+    import pyarrow as pa  # imported here, so that other partitions are checked without importing Arrow and Pillow
     import pyarrow.parquet as pq
 
     from raysim.data.files import place_of

@@ -32,7 +32,7 @@ class Partition:
     ids: tuple[str, ...] = field(default=(), kw_only=True)
     """Each client's id in the data, if the partition is by ids."""
     notes: tuple[str, ...] = field(default=(), kw_only=True)
-    """Sentences about what the settings of the partition do not show, such as the number of ids that were left out."""
+    """Sentences about effects that the settings do not show, such as the number of ids that were left out."""
 
     @property
     def num_clients(self) -> int:
@@ -82,7 +82,7 @@ class Partition:
 
 
 def make_shards(index: Ints, client: Ints, num_clients: int) -> Shards:
-    """Group samples by client, in ascending order. client: the client of each sample."""
+    """Group samples by client, in ascending order. client: each sample's client."""
     offset = np.concatenate([[0], np.bincount(client, minlength=num_clients).cumsum()]).astype(np.int64)
     size = index.max(initial=0) + 1
-    return Shards(np.sort(client * size + index) % size, offset)  # four times as fast as `np.lexsort`
+    return Shards(np.sort(client * size + index) % size, offset)  # this sort is four times as fast as `np.lexsort`

@@ -61,22 +61,24 @@ class Source:
 
 
 class Decoded(NamedTuple):
-    """A whole data set in memory: the published train part first, then the published test part."""
+    """A whole data set in memory: the published train part, followed by the published test part."""
 
     raw_M: NDArray[Any]  # [M, ...] uint8 images [M, H, W, C], float32 features or integer tokens
     label_M: NDArray[np.int64]
     num_train: int
     class_names: tuple[str, ...]
-    vocabulary: int = 0  # of tokens
-    mean_F: NDArray[np.float64] = np.zeros(0)  # of the train part, if there is a test part; unless published constants
+    vocabulary: int = 0  # number of different tokens; 0: no tokens
+    # mean of the train part; empty if the data set has no test part, or has published constants
+    mean_F: NDArray[np.float64] = np.zeros(0)
     std_F: NDArray[np.float64] = np.zeros(0)
-    owner_M: NDArray[np.int64] = np.zeros(0, np.int64)  # each sample's position in `owners`, if samples have ids
+    # position of each sample's id in `owners`; empty if samples have no ids
+    owner_M: NDArray[np.int64] = np.zeros(0, np.int64)
     owners: tuple[str, ...] = ()  # the ids, ascending
     notes: tuple[str, ...] = ()  # sentences about how the files were read
 
 
 def find(spec: DatasetSpec, base: Path, formats: tuple[str, ...]) -> Source | None:
-    """Return the first of `formats` in a sub-folder named after the data set, or in `base` itself; None if none exists.
+    """Return the files of the first format found in a sub-folder named after the data set or in `base`; None: no files.
 
     Raises ScenarioError if some files of the data set are missing.
     """
@@ -104,7 +106,7 @@ def looked_for(spec: DatasetSpec, formats: tuple[str, ...]) -> str:
 def read(spec: DatasetSpec, source: Source) -> Decoded:
     """Decode all samples and labels. Raises ScenarioError for a damaged or unsuitable file."""
     decoded = _READ[source.format](spec, source)
-    pa.default_memory_pool().release_unused()  # the memory into which Arrow read the files
+    pa.default_memory_pool().release_unused()  # release the memory that Arrow used to read the files
     channels, height, width = spec.input_spec.shape
     shape, label_M = decoded.raw_M.shape, decoded.label_M
     if shape[1:] != (height, width, channels):
@@ -142,7 +144,7 @@ def _find_parquet(spec: DatasetSpec, folder: Path) -> Source | None:
 
 
 def refuse_missing_shards(files: tuple[Path, ...]) -> None:
-    """Raise ScenarioError if the name of the first file, such as train-00000-of-00002, states another total."""
+    """Raise ScenarioError if the name of the first file, such as train-00000-of-00002, implies missing files."""
     shard = _SHARD.search(files[0].name) if files else None
     if shard and int(shard[2]) != len(files):
         first = files[0]
@@ -224,7 +226,7 @@ def _class_names(path: Path, schema: Any, column: str, spec: DatasetSpec) -> tup
 
 
 def hub_class_names(schema: Any, column: str) -> tuple[str, ...]:
-    """Return the names of a column's classes from the metadata of the Hugging Face hub; empty if there are none."""
+    """Return the names of a column's classes in the Hugging Face hub's metadata; empty if there are none."""
     try:
         return tuple(map(str, json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]["names"]))
     except (KeyError, TypeError, ValueError):
@@ -232,7 +234,7 @@ def hub_class_names(schema: Any, column: str) -> tuple[str, ...]:
 
 
 def one_list(path: Path, known: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the classes. known: those of the files before `path`. Raises ScenarioError if they differ."""
+    """Return the names of the classes, which must equal those of earlier files (`known`). Raises ScenarioError."""
     if known and names and names != known:
         raise ScenarioError(
             f"{path} has the class names {few(names)}, but the files before it have {few(known)}, so equal labels "
@@ -246,7 +248,7 @@ def _numbered(spec: DatasetSpec) -> tuple[str, ...]:
 
 
 def _decode(encoded: bytes, channels: int) -> NDArray[np.uint8]:
-    """Decode the pixels [H, W, C] of an image. A grey image of a colour data set is repeated to all channels."""
+    """Decode the pixels [H, W, C] of an image. In a colour data set, a grey image is repeated to all channels."""
     image = Image.open(io.BytesIO(encoded)).convert("RGB" if channels == 3 else "L")
     return np.asarray(image).reshape(image.height, image.width, channels)
 
@@ -266,16 +268,16 @@ def _read_idx(spec: DatasetSpec, source: Source) -> Decoded:
 
 
 def _read_torchvision(spec: DatasetSpec, source: Source) -> Decoded:
-    if spec.idx:  # without torchvision's reader, which would load a file training.pt instead, if there is one
+    if spec.idx:  # torchvision's reader would prefer a file training.pt, which it unpickles
         return _read_idx(spec, source)
     from torchvision import datasets
 
     assert spec.torchvision is not None and spec.torchvision_folder is not None
     cls = getattr(datasets, spec.torchvision)
-    # torchvision unpickles CIFAR files, while raysim unpickles no other file from a disk. This exception is safe
-    # because the bytes are the publisher's own: torchvision compares checksums before it unpickles.
+    # raysim unpickles no file except CIFAR's, which torchvision reads. These bytes are safe because they are the
+    # publisher's: torchvision compares checksums before it unpickles.
     with naming(source.folder / spec.torchvision_folder), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NumPy warns about the age of CIFAR's own files
+        warnings.simplefilter("ignore")  # NumPy warns about the age of CIFAR's files
         parts = [cls(str(source.folder), train=train, download=False) for train in (True, False)]
     image_MHWC = np.ascontiguousarray(np.concatenate([part.data for part in parts]))
     label_M = np.concatenate([np.asarray(part.targets, np.int64) for part in parts])
@@ -312,7 +314,7 @@ def _read_folder(spec: DatasetSpec, source: Source) -> Decoded:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Put the file before the message of any error of a library, as a ScenarioError."""
+    """Convert any error of a library into a ScenarioError that begins with the file."""
     try:
         yield
     except (ScenarioError, MemoryError):

@@ -32,7 +32,7 @@ class DatasetSpec:
     num_classes: int
     input_spec: InputSpec
     train_size: int
-    """0: this and all other values that are not published constants are only known once the files are read."""
+    """0: this value, and all others that are not published, are known only after the files are read."""
     test_size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -43,7 +43,8 @@ class DatasetSpec:
     """Parquet columns that may hold the image; the first one that exists is read."""
     label_columns: tuple[str, ...] = ("label",)
     test_prefixes: tuple[str, ...] = ("test",)
-    """Possible prefixes of Parquet file names in the published test part; train files begin with `train`."""
+    """Possible beginnings of the names of Parquet files with the published test part; train files begin with
+    `train`."""
     torchvision: str | None = None
     """Class in torchvision.datasets that can download and read the data set."""
     torchvision_folder: str | None = None
@@ -51,9 +52,9 @@ class DatasetSpec:
     idx: bool = False
     """Whether the data set is published as IDX files, which torchvision downloads as they are."""
     image_folder: bool = False
-    """Whether the data set is also published as a tree of image files, one folder per class."""
+    """Whether the data set is also published as image files in one folder per class."""
     keys: tuple[str, ...] = ()
-    """Keys of the section `data` that describe a user's own files; (): a published data set."""
+    """Keys of the section `data` that describe a user's own files; empty for a published data set."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Files:
     """Settings of a user's own files, from the section `data` of a scenario."""
 
     path: tuple[str, ...]
-    """A file or folder; or two, the train part and the test part."""
+    """One file or folder, or two: the train part and the test part."""
     label: str = "label"
     """The column of the labels."""
     features: tuple[str, ...] = ()
@@ -107,7 +108,7 @@ _ALL = (
         mean=(0.1307,),
         std=(0.3081,),
         augment=Augment(flip=False, crop_padding=2),  # a mirrored digit is not a digit
-        folders=("mnist", "mnist/mnist"),  # the second: in a copy of the hub's repository
+        folders=("mnist", "mnist/mnist"),  # the second folder occurs in a copy of the hub's repository
         torchvision="MNIST",
         torchvision_folder="MNIST/raw",
         idx=True,
@@ -119,7 +120,7 @@ _ALL = (
         input_spec=image(1, 28, 28),
         train_size=60_000,
         test_size=10_000,
-        mean=(0.5071,),  # not its true mean: the constants of the FedMRL code, which FedRAL builds on
+        mean=(0.5071,),  # not the true mean, but the constant in the code of FedMRL, on which FedRAL builds
         std=(0.2673,),
         augment=Augment(erase=True, crop_padding=4),
         folders=("fashion_mnist", "fashion-mnist"),
@@ -137,7 +138,7 @@ _ALL = (
         input_spec=image(3, 32, 32),
         train_size=50_000,
         test_size=10_000,
-        mean=_IMAGENET_MEAN,  # not its true mean: the FedGH family of codes normalises with ImageNet's
+        mean=_IMAGENET_MEAN,  # not the true mean: the codes that build on FedGH's normalise with ImageNet's mean
         std=_IMAGENET_STD,
         augment=Augment(erase=True, crop_padding=4),
         folders=("cifar10", "cifar-10"),
@@ -174,7 +175,8 @@ _ALL = (
         augment=Augment(crop_padding=8),
         folders=("tiny_imagenet", "tiny-imagenet", "tiny-imagenet-200"),
         image_columns=("image", "img"),
-        test_prefixes=("valid", "val"),  # `valid-` and `validation-` files; its published test part has no labels
+        # the published test part has no labels, so `valid-` and `validation-` files are the test part
+        test_prefixes=("valid", "val"),
         image_folder=True,
     ),
     of_files(
@@ -183,7 +185,7 @@ _ALL = (
         "known. A folder femnist must contain LEAF's JSON files, or the Parquet files of the Hugging Face hub "
         "(flwrlabs/femnist).",
         folders=("femnist",),
-        flip=False,  # a mirrored letter is another one, or none
+        flip=False,  # a mirrored letter is another letter, or none
     ),
     of_files(
         "shakespeare",

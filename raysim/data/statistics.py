@@ -21,19 +21,20 @@ from raysim.data.specs import DatasetSpec
 _PIECE = 4096
 """Maximum number of samples that are processed at a time."""
 _NUMBERS = 1 << 26
-"""Maximum number of pixels or features at a time: each takes 8 or 16 bytes here, but only 1 or 4 in the samples."""
+"""Maximum number of pixels or features that are processed at a time. Each takes 8 or 16 bytes then, instead of 1 or
+4."""
 
 
 def with_statistics(decoded: Decoded) -> Decoded:
-    """Add the mean and deviation of the published train part, if there is a test part."""
+    """Add the mean and deviation of the published train part to data that has a test part."""
     if decoded.num_train == len(decoded.label_M):
-        return decoded  # the partition decides which samples are for training
+        return decoded  # without a test part, the partition decides which samples are for training
     mean_F, std_F = _mean_and_deviation(decoded.raw_M, np.arange(decoded.num_train))
     return decoded._replace(mean_F=mean_F, std_F=std_F)
 
 
 def normalised_by(spec: DatasetSpec, raw_M: NDArray[Any], sample_S: NDArray[np.int64]) -> DatasetSpec:
-    """Return the specification with the mean and deviation of these samples, if it has none yet."""
+    """Return the specification with the mean and deviation of these samples, unless it already has them."""
     if spec.mean:
         return spec
     mean_F, std_F = _mean_and_deviation(raw_M, sample_S)
@@ -43,7 +44,7 @@ def normalised_by(spec: DatasetSpec, raw_M: NDArray[Any], sample_S: NDArray[np.i
 def _mean_and_deviation(
     raw_M: NDArray[Any], sample_S: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the mean and deviation of some samples, per channel of images or per feature; empty for tokens."""
+    """Return the mean and deviation of some samples, per channel or per feature; empty for tokens."""
     count = len(sample_S)
     step = max(1, min(_PIECE, _NUMBERS // max(1, math.prod(raw_M.shape[1:]))))
 
@@ -61,18 +62,18 @@ def _mean_and_deviation(
         mean = mean.ravel()
     else:
         return np.zeros(0), np.zeros(0)
-    std[std == 0] = 1  # a constant value becomes 0, not infinity
+    std[std == 0] = 1  # a constant feature then becomes 0, not infinity
     return mean, std
 
 
 def _levels(piece_BHWC: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the number of pixels per channel and level, [C, 256]."""
+    """Return the number of pixels with each level, per channel: [C, 256]."""
     channels = np.moveaxis(piece_BHWC, 3, 0)
     return np.stack([np.bincount(level_BHW.ravel(), minlength=256) for level_BHW in channels])
 
 
 def completed(spec: DatasetSpec, decoded: Decoded) -> DatasetSpec:
-    """Return a data set's specification, completed with the values that are only known from its files."""
+    """Complete a data set's specification by the values that are only known from its files."""
     raw_M = decoded.raw_M
     if raw_M.dtype == np.uint8 and raw_M.ndim == 4:
         height, width, channels = raw_M.shape[1:]

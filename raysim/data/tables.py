@@ -24,7 +24,7 @@ from raysim.data.sources import Decoded, Source, hub_class_names, naming, one_li
 from raysim.data.specs import Files
 
 _PIECE = 1 << 24
-"""Number of values that are decoded at a time: 128 MiB in double precision."""
+"""Number of values that are decoded at a time, which take 128 MiB in double precision."""
 _IMAGES = 256
 """Number of encoded images that are read at a time."""
 _CSV_BLOCK = 1 << 25
@@ -52,7 +52,7 @@ class _Columns:
 
 @dataclass
 class _Read:
-    """Pieces of values, labels and ids that were read so far."""
+    """The values, labels and ids that were read so far, in pieces."""
 
     value: list[NDArray[Any]] = field(default_factory=list)
     label: list[NDArray[Any]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class _Read:
 
 
 def read_tables(source: Source, settings: Files, names: tuple[str, ...] = (), text_labels: bool = False) -> Decoded:
-    """Decode all samples, labels and ids. names: names of the classes; default: those in the files.
+    """Decode all samples, labels and ids. names: the classes; default: the names in the files.
 
     text_labels: read the labels of CSV files as text. This is done if one file has text, because the types of a CSV
     file's columns are inferred from that file alone, and 01 is not 1.
@@ -135,12 +135,12 @@ def _rows(path: Path) -> int:
 
 
 def _pieces(path: Path, settings: Files, text_labels: bool) -> Iterator[tuple[Any, Any]]:
-    """Yield a file's schema together with each piece of its rows."""
+    """Yield (schema of a file, piece of its rows)."""
     if path.suffix.lower() == ".csv":
-        as_text = {settings.by: pa.string()} if settings.by else {}  # 007 is not 7
+        as_text = {settings.by: pa.string()} if settings.by else {}  # ids are text, so that 007 does not become 7
         as_text |= {settings.label: pa.string()} if text_labels else {}
         with naming(path):
-            # A row must fit into a block, but each block adds a piece to every column.
+            # Each row must fit into a block of the CSV reader, and each block adds one piece to every column.
             table = pacsv.read_csv(
                 path,
                 read_options=pacsv.ReadOptions(block_size=_CSV_BLOCK),
@@ -184,7 +184,7 @@ def _columns(path: Path, schema: Any, settings: Files) -> _Columns:
     images = [name for name in names if _is_image(type_of[name])]
     lists = [name for name in names if _is_list(type_of[name])]
     if images and not settings.features:
-        names = images  # the other columns describe the image
+        names = images  # the other columns describe the image, and are not features
     if len(names) == 1 and (images or lists):
         return _Columns("image" if images else "list", names, settings.label, settings.by)
     if images or lists:
@@ -255,7 +255,7 @@ def _refuse_empty_text(path: Path, start: int, text_B: NDArray[Any], name: str) 
 
 
 def _label(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
-    """Return a piece of the labels, as whole numbers or text. Raises ScenarioError for labels that are neither."""
+    """Return a piece of the labels as whole numbers or text. Raises ScenarioError for labels of another type."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
@@ -273,7 +273,7 @@ def _label(path: Path, start: int, column: Any, name: str) -> NDArray[Any]:
 
 
 def _nested(path: Path, column: Any, name: str) -> NDArray[Any]:
-    """Convert lists of equal length, of numbers or of such lists, to an array. Raises ScenarioError for other lists."""
+    """Convert (nested) lists of numbers, of equal length, to an array. Raises ScenarioError for other lists."""
     if not _is_list(column.type):
         return np.asarray(column.to_numpy(zero_copy_only=False))
     length_B = column.value_lengths().to_numpy(zero_copy_only=False)
@@ -284,7 +284,7 @@ def _nested(path: Path, column: Any, name: str) -> NDArray[Any]:
 
 
 def _stacked(parts: Sequence[NDArray[Any]], path: Path, name: str) -> tuple[NDArray[Any], int]:
-    """Join pieces of lists: one level of whole numbers becomes tokens, everything else features.
+    """Join pieces of lists: flat lists of whole numbers become tokens, all other lists features.
 
     Returns the samples, and the size of the vocabulary of tokens, else 0.
     """
@@ -298,5 +298,5 @@ def _stacked(parts: Sequence[NDArray[Any]], path: Path, name: str) -> tuple[NDAr
 
 
 def _class_names(schema: Any, label: str) -> tuple[str, ...]:
-    """Return the names of the numbered classes from the metadata of the Hugging Face hub; empty if there are none."""
+    """Return the names of the numbered classes in the Hugging Face hub's metadata; empty if there are none."""
     return hub_class_names(schema, label) if pa.types.is_integer(schema.field(label).type) else ()

@@ -22,11 +22,11 @@ from raysim.data.specs import Augment, DatasetSpec
 
 _ERASE_AREA = (0.04, 0.20)
 _ERASE_ASPECT = (0.5, 2.0)
-_DRAWS = 8  # per image, used or not, so that switching off one step does not change the draws of the others
+_DRAWS = 8  # numbers per image, drawn even if not used, so that switching off one step does not change the other steps
 
 
 def transform_of(dataset: DatasetSpec, augment: bool) -> Transform:
-    """Return the transform for a data set. augment: whether to augment training samples; affects only images."""
+    """Return the transform for a data set. augment: whether to augment training images."""
     match dataset.input_spec.kind:
         case "image":
             return ImageTransform.of(dataset, augment)
@@ -38,7 +38,7 @@ def transform_of(dataset: DatasetSpec, augment: bool) -> Transform:
 
 @dataclass(frozen=True)
 class FeatureTransform:
-    """Standardise features, (x - mean) / std, with a mean and a std per feature, or one for all features."""
+    """Standardise features, (x - mean) / std, with one mean and std per feature, or one for all features."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -63,7 +63,7 @@ class FeatureTransform:
 
 @dataclass(frozen=True)
 class TokenTransform:
-    """Convert tokens, which are stored in the smallest type, to int64, which an embedding reads."""
+    """Convert tokens to int64 for an embedding; they are stored in the smallest possible type."""
 
     draws: ClassVar[bool] = False
 
@@ -102,7 +102,7 @@ class ImageTransform:
         return self._normalised(raw_BHWC).permute(0, 3, 1, 2)
 
     def augmentations(self, sizes: Sequence[int], like: Tensor, rng: torch.Generator) -> Sequence[Augmentation]:
-        """Return, for each batch, a function to normalised images after random flip, erase and crop.
+        """Return, for each batch, a function that returns normalised images after a random flip, erasing and crop.
 
         like: images [N, H, W, C] as stored, on the device of the batches. Draws 8 numbers per image from `rng`, a CPU
         generator, for any device and any choice of steps; none without augmentation.
@@ -115,9 +115,9 @@ class ImageTransform:
             [torch.rand(_DRAWS, size, generator=rng, dtype=torch.float64, device="cpu") for size in sizes], dim=1
         )
         place_B = torch.cat([torch.arange(size, device="cpu") for size in sizes])
-        # Rows and columns are computed separately, on the CPU and in double precision. This is little work, and every
-        # device gets the same integers. A GPU receives one copy for all batches; otherwise it would run thirty small
-        # operations for each batch.
+        # Rows and columns are computed separately, on the CPU and in double precision. This takes little time, and
+        # gives the same integers for every device. A GPU receives one copy for all batches, so that it need not run
+        # thirty small operations for each batch.
         plan_BK = torch.cat(_plan(draw_KB, place_B, height, width, augment), dim=1).to(like.device)
         return [partial(self._augmented, plan_BK=part_BK) for part_BK in plan_BK.split(list(sizes))]
 
@@ -134,7 +134,7 @@ class ImageTransform:
         size, height, width, _ = raw_BHWC.shape
         channels = len(self.mean)
         raw_BHWC = raw_BHWC.expand(-1, -1, -1, channels)
-        # With constants as long as a row of the image, the inner loop uses vector instructions.
+        # If the constants are as long as a row of the image, the inner loop uses vector instructions.
         scale_R, shift_R = _constants(self.mean, self.std, width, raw_BHWC.device)
         raw_BHR = raw_BHWC.reshape(size, height, width * channels).to(torch.float32)
         # One pass over the pixels: raw / (255 std) - mean / std.
@@ -145,7 +145,7 @@ class ImageTransform:
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], width: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return scale and shift of a row of pixels [W * C] on a device; cached, as copying costs more than using them."""
+    """Return scale and shift for a row of pixels [W * C] on a device; cached, because copying takes longer than use."""
     with torch.inference_mode(False):
         std_C = torch.tensor(std, dtype=torch.float64, device="cpu")
         shift_C = -torch.tensor(mean, dtype=torch.float64, device="cpu") / std_C
@@ -156,7 +156,7 @@ def _constants(
 def _plan(
     draw_KB: Tensor, place_B: Tensor, height: int, width: int, augment: Augment
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the source of each output pixel, and whether it is blank, by row and by column; all int64.
+    """Compute, by row and by column, each output pixel's source and whether it is blank; all int64.
 
     place_B: the place of each image in its batch. Returns, for rows, the start of each in the batch's pixels [B, H] and
     its hiding value [B, H]; for columns, the position of each in its row [B, W] and its hiding value [B, W].
@@ -167,14 +167,14 @@ def _plan(
     low, high = _ERASE_AREA
     area_B = height * width * (low + area_B * (high - low))
     low, high = _ERASE_ASPECT
-    aspect_B = low * (high / low) ** aspect_B  # log-uniform
+    aspect_B = low * (high / low) ** aspect_B  # the aspect is log-uniform
     erased_B = (erase_B < 0.5) & augment.erase
     tall_B = (area_B * aspect_B).sqrt().round().clamp(max=height) * erased_B
     wide_B = (area_B / aspect_B).sqrt().round().clamp(max=width) * erased_B
 
     row_BH, row_hides_BH = _along(height, augment.crop_padding, down_B, top_B, tall_B)
     col_BW, col_hides_BW = _along(width, augment.crop_padding, across_B, left_B, wide_B)
-    # The box and the crop are positions in the flipped image, while the lookup needs positions in the stored one.
+    # Box and crop are positions in the flipped image, but the lookup needs positions in the stored image.
     flipped_B = (flip_B < 0.5) & augment.flip
     col_BW = torch.where(flipped_B[:, None], width - 1 - col_BW, col_BW)
     row_BH = (place_B[:, None] * height + row_BH) * width
@@ -182,7 +182,7 @@ def _plan(
 
 
 def _along(length: int, pad: int, shift_B: Tensor, start_B: Tensor, cut_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, along one axis, the source [B, L] of each output position, and its hiding value [B, L].
+    """Return, along one axis, the source [B, L] of each output position, and a value [B, L] that marks hidden ones.
 
     shift_B and start_B are draws from [0, 1) for the crop and the erased box; cut_B is the length of the box.
     """

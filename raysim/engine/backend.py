@@ -25,7 +25,7 @@ from raysim.engine.records import (
 
 
 class Backend(Protocol):
-    """Runs clients and the server, in this process or elsewhere. All backends give bit-identical results.
+    """Runs clients and the server, in this process or in others. All backends give bit-identical results.
 
     Every method except `close`, and every pending result, may raise `LostError`. To get the state back, call `recover`
     and `restore`, then repeat the rounds since the checkpoint.
@@ -34,13 +34,13 @@ class Backend(Protocol):
     plan: Plan  # set by `start`
 
     def start(self, plan: Plan, raw: Callable[[], NDArray[Any]]) -> Startup | None:
-        """Start workers and server, with the state before round 1. `raw` reads the samples as stored, [M, ...].
+        """Start workers and server in their state before round 1. `raw` returns the stored samples, [M, ...].
 
         Returns how long actors took to start; None if there are none, or if one died meanwhile.
         """
 
     def recover(self) -> None:
-        """Replace dead actors, and reset all state, as after `start`."""
+        """Replace dead actors, and reset all workers and the server to their state before round 1."""
 
     def restore(self, files: SavedFiles, storage: Storage) -> None:
         """Load the states that `save` wrote; call it after `start` or `recover`.
@@ -49,7 +49,7 @@ class Backend(Protocol):
         """
 
     def send(self, t: int, cohort: Sequence[ClientId]) -> Any:
-        """Let the server create its messages of round `t`. Returns the broadcast, or a reference to it."""
+        """Make the server create its messages of round `t`. Return the broadcast, or a reference to it."""
 
     def train(
         self,
@@ -60,7 +60,7 @@ class Backend(Protocol):
         skip: Collection[ClientId],
         progress: Callable[[int], None],
     ) -> Pending[TrainingResult]:
-        """Let the cohort, in groups that are trained together, receive the broadcast and train.
+        """Make the cohort receive the broadcast and train. The clients of a group are trained together.
 
         evaluate_before: samples on which to test each model between receiving and training; None: no test.
         skip: clients that count as failed without training, because they failed when this round ran before.
@@ -70,29 +70,29 @@ class Backend(Protocol):
     def evaluate(
         self, groups: Sequence[Group], coverage: Coverage = "whole"
     ) -> Pending[Mapping[ClientId, ClientEvaluation]]:
-        """Test clients' models after all work queued so far, each group by one call. The result is in client-id order.
+        """Test clients' models after all queued work, each group by one call. The result is in client-id order.
 
         Groups of several clients must be groups of the last call of `train`: only these are on one worker.
         """
 
     def evaluate_current(self, t: int) -> Pending[CurrentTests]:
-        """Test every client with the message that the server would send it in round `t`, after all work queued so far.
+        """Test every client with its server message of round `t` after all queued work.
 
         Clients receive it on copies of their networks. No state changes, no byte counts, and the next round draws the
         same random numbers. Clients are tested one by one: a group's clients may be on different workers.
         """
 
     def discard(self, ids: Collection[ClientId]) -> Pending[None]:
-        """Restore participants to their state before the last call of `train`. Needs `plan.may_discard`."""
+        """Restore these participants to their state before the last call of `train`. Needs `plan.may_discard`."""
 
     def aggregate(self, t: int, uploads: Sequence[Any], late: Collection[ClientId]) -> Pending[ServerReport]:
-        """Let the server update its state from the uploads of round `t`, without those of the clients in `late`.
+        """Make the server update its state from the uploads of round `t`, except those of the clients in `late`.
 
         In an asynchronous run, the server keeps the uploads of these clients for a later round.
         """
 
     def save(self, t: int, storage: Storage) -> Pending[SavedFiles]:
-        """Write all states that changed since the last `save`, as files of the checkpoint of round `t`.
+        """Write all states that changed since the last `save`, as files of the checkpoint after round `t`.
 
         The pending result raises `OSError` if the files cannot be written.
         """
@@ -101,7 +101,7 @@ class Backend(Protocol):
         """Return the SHA-256 of every client's state and of the server's state."""
 
     def fingerprints(self, ids: Sequence[ClientId]) -> tuple[dict[ClientId, dict[str, str]], dict[str, str]]:
-        """Return the SHA-256 of every tensor of these clients, and of the server's state."""
+        """Return the SHA-256 of every tensor of these clients and of the server's state."""
 
     def memory(self) -> MemoryReport:
         """Return the memory in use, as last reported by each process."""

@@ -1,4 +1,4 @@
-"""Estimates of local training time from measured client rounds. They affect only speed, never a result."""
+"""Estimates of local training time from measured client rounds. They affect speed, but never a result."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CostModel:
     def learn(
         self, t: int, reports: Mapping[ClientId, ClientReport], evaluations: Mapping[ClientId, ClientEvaluation]
     ) -> None:
-        """Update the means with these client rounds of round `t` and the tests of their models."""
+        """Update the means from client rounds of round `t` and from tests of their models."""
         for k, report in reports.items():
             seconds = report.train_s + (_own_s(evaluations[k]) if k in evaluations else 0.0)
             sample_s = seconds / self._samples(t, k)
@@ -41,12 +41,12 @@ class CostModel:
             self.sample_s[arch] = (1 - NEWEST) * before + NEWEST * sample_s
 
     def _samples(self, t: int, k: ClientId) -> int:
-        """Return the number of samples that pass through the network in a client round, plus one for fixed cost."""
+        """Return the number of samples that the network processes in a client round, plus one for fixed costs."""
         plan = self.plan
         return plan.trained_samples(t, k) + len(plan.val.of(k)) + len(plan.test.of(k)) + 1
 
 
 def _own_s(one: ClientEvaluation) -> float:
-    """Return the seconds of a test without the share of the published test set, which few rounds may include."""
+    """Return a test's seconds without the share of the published test set, which is not tested in every round."""
     own, published = one.local.total + one.val_total, one.global_test.total if one.global_test else 0
     return one.seconds * own / (own + published) if published else one.seconds

@@ -1,4 +1,4 @@
-"""The state of another run with which a run begins: see `Init` in `raysim/scenario/schema.py`."""
+"""The initial state of a run that begins with the state of another run: see `Init` in `raysim/scenario/schema.py`."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from raysim.core.state import Serialized, digest, form_of
 from raysim.engine.tensor_files import contiguous_copies, metadata_of
 
 Packed = NDArray[np.uint8]
-"""A state_dict in safetensors format. Ray shares such arrays between the processes of a node, unlike tensors."""
+"""A state_dict as a safetensors array. Ray shares arrays between the processes of a node, but not tensors."""
 
 
 @dataclass(frozen=True)
 class Initial:
-    """Initial weights of every client, and of the server where they fit. Picklable.
+    """Initial weights of every client and, if they fit, of the server. Picklable.
 
     A worker reads the weights of a client when it creates the client, so the state before round 1 needs no checkpoint.
     """
 
-    states: tuple[Packed, ...]  # the distinct states of clients
+    states: tuple[Packed, ...]  # the different states of clients, each once
     of: tuple[int, ...]  # client k begins with states[of[k]]
-    whole: bool  # True: a state is that of the client's whole network; False: that of its own model alone
-    models: Mapping[str, Packed] = field(default_factory=dict)  # architecture -> the model that the server had of it
-    tree: str | None = None  # of the server's `Serialized` state, as JSON; None: it begins as the method makes it
-    tensors: Packed | None = None  # of the server's state
+    whole: bool  # True: each state is that of a client's whole network; False: of the client's own model in it
+    models: Mapping[str, Packed] = field(default_factory=dict)  # architecture -> the other server's model of it
+    tree: str | None = None  # structure of the server's `Serialized` state, in JSON; None: the server's state is new
+    tensors: Packed | None = None  # tensors of the server's state
 
     def load(self, k: ClientId, net: nn.Module) -> None:
         """Give client k's new network its initial weights."""
@@ -47,7 +47,7 @@ class Initial:
         target.load_state_dict({**target.state_dict(), **state})
 
     def server_task(self, task: Task) -> Task:
-        """Return the task that the server sees: `model` returns the trained model of an architecture, if there is one.
+        """Return the task for the server, whose `model` returns the trained model of an architecture, if there is one.
 
         Models with a purpose or a width of their own stay fresh.
         """
@@ -61,14 +61,14 @@ class Initial:
 
     @property
     def server(self) -> Serialized | None:
-        """The server's state; None: it begins as the method makes it."""
+        """The server's state; None: the method creates a new state."""
         if self.tree is None or self.tensors is None:
             return None
         return Serialized(json.loads(self.tree), unpacked(self.tensors))
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) over the initial state of every client and of the server, whatever wrote the checkpoint."""
+        """SHA-256 (hex) over the initial state of all clients and the server, whatever the checkpoint's format."""
         each = [digest(unpacked(state)) for state in self.states]
         parts: dict[str, Any] = {"clients": [each[i] for i in self.of], "whole": self.whole}
         parts["models"] = {name: digest(unpacked(model)) for name, model in self.models.items()}
@@ -77,7 +77,7 @@ class Initial:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def file(self) -> bytes:
-        """Return the content of a file from which `parse` makes this object."""
+        """Return the content of a file, which `parse` can read."""
         parts = {f"state/{i}": state for i, state in enumerate(self.states)}
         parts |= {f"model/{name}": model for name, model in self.models.items()}
         if self.tensors is not None:
@@ -88,7 +88,7 @@ class Initial:
 
     @classmethod
     def parse(cls, data: bytes) -> Initial:
-        """Return the object of a file. Raises `ValueError` for any other file."""
+        """Return the object that `file` wrote. Raises `ValueError` for any other content."""
         try:
             facts = metadata_of(data)
             parts = {name: part.numpy() for name, part in load(data).items()}
@@ -103,7 +103,7 @@ class Initial:
 
 
 def packed(state: Weights) -> Packed:
-    """Return a state_dict as bytes."""
+    """Return a state_dict as a safetensors array."""
     return np.frombuffer(save(contiguous_copies(state)), np.uint8)
 
 
@@ -113,7 +113,7 @@ def unpacked(state: Packed) -> Weights:
 
 
 def part_with(net: nn.Module, model: Weights) -> nn.Module | None:
-    """Return the first of a network and its modules that has all tensors of a model, with their shapes and types.
+    """Return the network or the first module in it whose tensors have a model's names, shapes and types.
 
     A method may put the client's model into a network of its own, or add buffers to the model. None: there is no such
     part.
@@ -126,7 +126,7 @@ def part_with(net: nn.Module, model: Weights) -> nn.Module | None:
 
 
 def own_model(net: nn.Module) -> nn.Module | None:
-    """Return the model of the client's own architecture within the network that its method keeps, if there is one.
+    """Return the model of the client's own architecture inside the client's network; None if there is none.
 
     A method that keeps several models holds this one first.
     """

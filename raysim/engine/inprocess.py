@@ -1,4 +1,4 @@
-"""The backend without Ray: one worker and the server in this process, as the reference and for debugging.
+"""The backend without Ray: one worker and the server in this process. It is the reference, and helps to debug.
 
 Every call does its work at once; its pending result is complete when it returns.
 """
@@ -56,7 +56,8 @@ class InProcessBackend:
         self.plan, self.raw = plan, raw
         if self.device.type != "cpu":
             accelerator.release_memory(self.device)
-        plan.own_code.activate()  # as in an actor: this process may have opened a run with other files of these names
+        # this process may have opened a run whose files have the same names but another content
+        plan.own_code.activate()
         self._begin()
 
     def recover(self) -> None:

@@ -23,7 +23,7 @@ class RateSchedule(Protocol):
 
 @dataclass(frozen=True)
 class WarmsUp(ABC):
-    """A schedule that may follow a warm-up, in which the learning rate grows linearly to `training.lr`."""
+    """A schedule that may follow a warm-up, during which the learning rate grows linearly to `training.lr`."""
 
     warmup: NonNegativeInt = field(default=0, kw_only=True)
     """Number of rounds in which the learning rate grows linearly, from `training.lr / warmup` in round 1 to
@@ -35,7 +35,7 @@ class WarmsUp(ABC):
 
     @abstractmethod
     def after(self, t: int, num_rounds: int) -> float:
-        """Return the factor in round `t` after the warm-up, counted from 1. num_rounds: the rounds after it."""
+        """Return the factor in round `t`, counted from 1 after the warm-up. num_rounds: rounds after the warm-up."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Step(WarmsUp):
 
 @dataclass(frozen=True)
 class Cosine(WarmsUp):
-    """The rate falls along half a cosine from `training.lr` in round 1 to `floor` times that after the last round.
+    """The rate falls along half a cosine from `training.lr` in round 1 towards `floor * training.lr` after the last.
 
     Loshchilov, Hutter. ICLR 2017, Eq. 5, without restarts.
     """
@@ -77,7 +77,7 @@ class Cosine(WarmsUp):
 
 
 def factor_of(schedule: RateSchedule, t: int, num_rounds: int) -> float:
-    """Return `schedule.factor` as a `float`. Raises `RunError` if it fails or returns no number above 0."""
+    """Return `schedule.factor` as a `float`. Raises `RunError` if it fails or does not return a number above 0."""
     name = f"{type(schedule).__name__}.factor"
     with failing(f"{name} fails"):
         factor = float(schedule.factor(t, num_rounds))

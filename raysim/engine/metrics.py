@@ -1,4 +1,4 @@
-"""Metrics of a round, from its report and the rows of its clients: `round_metrics`. `METRICS` has their meanings.
+"""Computes the metrics of a round from its report and its clients' rows. `METRICS` in common/results.py explains them.
 
 Sums are exact until rounded, so the order of rows does not matter. `Progress` has the metrics of all rounds so far.
 """
@@ -23,16 +23,16 @@ Rows = Sequence[ClientRow]
 Labels = NDArray[np.int64]
 T = TypeVar("T")
 _UNITS = 1 << 1074
-"""The denominator of every float divides this number, so every float is an integer multiple of 1 / 2^1074."""
+"""Every float is an integer multiple of 1 / 2^1074, because its denominator divides 2^1074."""
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the mean; None without values, and not finite if a value is not or if the sum is too large."""
+    """Return the mean; None without values; NaN or infinite if a value is, or if the sum is too large."""
     return exact_sum(values) / len(values) if values else None
 
 
 def exact_sum(values: Sequence[float]) -> float:
-    """Return the sum, rounded once; `math.fsum` raises an error for inf - inf and for sums that are too large."""
+    """Return the sum, rounded once. `math.fsum` alone raises an error for inf - inf and for sums that are too large."""
     try:
         return math.fsum(values)
     except (ValueError, OverflowError):
@@ -40,13 +40,13 @@ def exact_sum(values: Sequence[float]) -> float:
 
 
 def pooled(counts: Iterable[tuple[int | None, int | None]]) -> float | None:
-    """Return the accuracy over all samples. counts: (correct, total) of each client; None without samples."""
+    """Return the accuracy over all clients' samples. counts: (correct, total) of each client; None without samples."""
     known = [(correct or 0, total) for correct, total in counts if total]
     return sum(correct for correct, _ in known) / sum(total for _, total in known) if known else None
 
 
 class Sum:
-    """An exact sum from which values can be removed; rounded once, as by `math.fsum`, so their order does not matter.
+    """An exact sum from which values can be removed. It is rounded once, as by `math.fsum`, so order does not matter.
 
     `math.fsum` itself would need the values of all clients in every round: with 100,000 clients, 100 of them new, the
     metrics of all clients took 78 ms instead of 0.4 ms. `fractions.Fraction` is exact, too, and takes 10 times as long.
@@ -54,11 +54,11 @@ class Sum:
 
     def __init__(self) -> None:
         self.count = 0
-        self._units = 0  # each is 1 / _UNITS
-        self._nonfinite: Counter[str] = Counter()  # "inf", "-inf" or "nan" -> how often
+        self._units = 0  # the sum of the finite values, in units of 1 / _UNITS
+        self._nonfinite: Counter[str] = Counter()  # "inf", "-inf" or "nan" -> number of such values
 
     def add(self, value: float, times: int = 1) -> None:
-        """Add a value `times` times; a negative number removes it."""
+        """Add a value `times` times; a negative number of times removes the value."""
         self.count += times
         if not math.isfinite(value):
             self._nonfinite[str(value)] += times
@@ -68,7 +68,7 @@ class Sum:
 
     @property
     def total(self) -> float:
-        """The sum; infinite or NaN if a value is, or if the sum is too large for a float."""
+        """The sum; infinite or NaN if a value is, or if a float cannot hold the sum."""
         nonfinite = [float(value) for value, times in self._nonfinite.items() if times]
         if nonfinite:
             return exact_sum(nonfinite)
@@ -84,13 +84,13 @@ class Sum:
 
 
 class ValueCounts:
-    """How often each distinct value occurs, and statistics of all values: many clients share few accuracies."""
+    """Counts of distinct values, with statistics of all values. Compact, because many clients share few accuracies."""
 
     def __init__(self, values: Iterable[float] = ()) -> None:
         self.times = Counter(values)
 
     def add(self, value: float, times: int = 1) -> None:
-        """Add a value `times` times; a negative number removes it."""
+        """Add a value `times` times; a negative number of times removes the value."""
         self.times[value] += times
         if not self.times[value]:
             del self.times[value]
@@ -126,7 +126,7 @@ class ValueCounts:
         return worst.mean
 
     def quantile(self, share: float) -> float | None:
-        """Return the quantile for `share`, interpolated between two values; None without values."""
+        """Return the quantile at `share`, interpolated between two values; None without values."""
         if not self.times:
             return None
         values = sorted(self.times)
@@ -137,7 +137,7 @@ class ValueCounts:
 
     @property
     def jain(self) -> float | None:
-        """Jain's index, (sum)^2 / (n * sum of squares): 1 if all are equal, 1/n if one has all; None without values."""
+        """Jain's index, (sum)^2 / (n * sum of squares): 1/n (one non-zero value) to 1 (equal); None without values."""
         if not self.times:
             return None
         squares = self.total(lambda v: v * v)
@@ -145,16 +145,16 @@ class ValueCounts:
 
 
 class Measured(NamedTuple):
-    """The fields of a client's row that metrics use: a fifth of the row, kept for each client."""
+    """The fields of a client's row that metrics need: a fifth of the row, which is kept for each client."""
 
     accuracy: float | None
     macro_f1: float | None
     balanced_accuracy: float | None
     loss: float | None
     validation: float | None  # accuracy on its validation samples
-    without_validation: bool  # the row is from a version of raysim that did not measure it
+    without_validation: bool  # whether an earlier version of raysim, which did not measure it, wrote the row
     correct: int
-    total: int  # of test samples
+    total: int  # number of test samples
     took_part: bool  # whether the client has taken part in a round
 
     @classmethod
@@ -164,12 +164,12 @@ class Measured(NamedTuple):
         without = row.val_total is None
         counts = row.correct or 0, row.total or 0
         per_class = row.macro_f1, row.balanced_accuracy
-        # Clients are tested before round 1, and then only after they have taken part.
+        # Clients are tested before round 1, and later only after they have taken part.
         return cls(row.accuracy, *per_class, row.loss, validation, without, *counts, took_part=row.round > 0)
 
 
 class Latest:
-    """The last measurement of every client, and the sums over all clients.
+    """The last measurement of every client, with sums over all clients.
 
     A new row replaces the client's earlier one in the sums, so that an update takes time for the participants only.
     """
@@ -183,7 +183,7 @@ class Latest:
         self.update(rows)
 
     def update(self, rows: Iterable[ClientRow]) -> None:
-        """Replace the earlier rows of these clients."""
+        """Replace the earlier rows of these clients by new ones."""
         for row in rows:
             if row.client in self.measured:
                 self._count(self.measured[row.client], -1)
@@ -209,7 +209,7 @@ class Latest:
 
 
 def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[float | None, float | None, list[int]]:
-    """Return macro-averaged F1, balanced accuracy, and the correctly classified samples of each class among the labels.
+    """Return macro-averaged F1, balanced accuracy, and for each class in the labels the number of correct predictions.
 
     F1 is 2 TP / (2 TP + FP + FN); the mean is over the classes among labels or predictions. Balanced accuracy is the
     mean of TP / (TP + FN) over the classes among labels. Both are None without samples. Classes are in ascending order.
@@ -225,12 +225,12 @@ def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[fl
 
 
 class Conditions(NamedTuple):
-    """Learning rate, duration and memory of a round, which its report does not contain."""
+    """Learning rate, duration and memory of a round, which are not in the round's report."""
 
     lr: float  # the clients' learning rate
-    seconds: float  # of the whole round, tests included
+    seconds: float  # duration of the whole round, including tests
     memory: MemoryReport  # after the round
-    epsilon: float | None = None  # loss of privacy until then
+    epsilon: float | None = None  # loss of privacy up to this round
 
 
 PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
@@ -284,7 +284,7 @@ CURRENT: Mapping[str, Callable[[Rows], float | None]] = {
 """Metrics of the tests of all clients with the server's current message, from the rows of a round."""
 
 NEW: Mapping[str, Callable[[Rows], float | None]] = {"accuracy/held_out": lambda rows: _current(rows).mean}
-"""Metrics of the same tests of clients that never take part."""
+"""Metrics of the tests with the server's current message, over clients that never take part."""
 
 TESTS: Mapping[str, Callable[[Rows], float | None]] = {
     "time/evaluate_s": lambda rows: math.fsum(r.evaluate_s for r in rows),
@@ -319,7 +319,7 @@ def round_metrics(
     conditions: Conditions,
     held_out: Collection[ClientId] = (),
 ) -> dict[str, float | int]:
-    """Return the metrics of one round, and the values that the method logged in it; no sums over rounds.
+    """Return the metrics of one round, with the values that the method logged, but without sums over rounds.
 
     rows: the rows of the round. latest: the last tests of all clients, after this round; None: it had no test.
     held_out: clients that never take part.
@@ -332,13 +332,13 @@ def round_metrics(
 
 
 def current_metrics(rows: Rows, held_out: Collection[ClientId]) -> dict[str, float | int]:
-    """Return the metrics of the tests with the server's current message; clients in `held_out` have their own."""
+    """Return the metrics of tests with the server's current message; clients in `held_out` have separate metrics."""
     new = [row for row in rows if row.client in held_out]
     return compute_metrics(CURRENT, [row for row in rows if row.client not in held_out]) | compute_metrics(NEW, new)
 
 
 def compute_metrics(functions: Mapping[str, Callable[[T], float | int | None]], given: T) -> dict[str, float | int]:
-    """Apply every function and return the results by metric, without those that are None."""
+    """Apply every function; return metric -> result, without results that are None."""
     values = {name: f(given) for name, f in functions.items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -348,7 +348,7 @@ def _current(rows: Rows) -> ValueCounts:
 
 
 def _logged(report: RoundReport) -> dict[str, Any]:
-    """Return what clients logged, each the mean over those that logged it, and what the server logged."""
+    """Return the values that clients logged, as means over the clients that logged them, and those of the server."""
     clients = [client.values for client in report.client_reports.values()]
     names = sorted({name for values in clients for name in values})
     means = {f"client/{name}": mean([values[name] for values in clients if name in values]) for name in names}

@@ -1,4 +1,4 @@
-"""`Plan`: what the rounds of a run need, which every process gets once: clients, data, training, tests, cohorts."""
+"""`Plan`: what the rounds of a run need: clients, data, training, tests, cohorts. Each process gets a copy."""
 
 from __future__ import annotations
 
@@ -36,56 +36,59 @@ from raysim.engine.stragglers import StragglerDraws
 from raysim.plugins.own_code import OwnCode
 
 FEW = 8
-"""Minimum group size at which one call is faster: a call costs as much as four steps of a perceptron."""
+"""Minimum group size at which one call is faster, because a call costs as much as four steps of a perceptron."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the rounds of a run need, except the samples, which travel separately. Each process gets one."""
+    """Everything that the rounds of a run need, except the samples, which are sent separately."""
 
     algorithm: AnyAlgorithm
     seed: int
     num_classes: int
     feature_dim: int
     models: tuple[str, ...]  # client k has models[k % len(models)]
-    build_model: Callable[..., Any]  # name, optional feature_dim -> a SplitModel with weights from torch's generator
+    build_model: Callable[..., Any]  # (name, optional feature_dim) -> a SplitModel with weights from torch's generator
     transform: Transform
-    local: LocalTraining  # of clients without settings of their own, and at the server
+    local: LocalTraining  # settings of the server and of clients without own settings
     train: Shards
     val: Shards
     test: Shards
     threads: tuple[int, ...]  # intra-op threads of client k's work: threads[k % len(threads)]
-    layout: Layout | None = None  # the actors; None: no round is left. It never changes a result
+    layout: Layout | None = None  # the actors, which never change a result; None: no round is left
     num_rounds: int = 1
-    participants: int = 1  # K
+    participants: int = 1  # K, the number of participants of a round
     participation: Participation = Participation()
     malicious: Malicious | None = None  # clients that change their samples or uploads
     held_out: frozenset[ClientId] = frozenset()  # clients that never take part, and are tested as new ones
-    fine_tune: int = 0  # epochs for which a client of `held_out` trains before a test
-    robust: RobustMean | None = None  # the rule in place of the mean of uploads
+    fine_tune: int = 0  # epochs that a client of `held_out` trains before a test
+    robust: RobustMean | None = None  # the rule that replaces the mean of uploads
     privacy: ClientPrivacy | None = None  # clipping and noise
     asynchronous: UploadBuffer | None = None  # None: a round ends with the uploads of all its participants
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    public: tuple[NDArray[Any], NDArray[np.int64]] | None = None  # stored samples and labels of `Task.public`
+    public: tuple[NDArray[Any], NDArray[np.int64]] | None = None  # samples as stored, and labels, of `Task.public`
     encoder: Callable[[str], Any] = only_pixels  # as in `Task`; picklable
-    own_local: Mapping[ClientId, LocalTraining] = field(default_factory=dict)  # of clients that an override selects
+    # settings of clients that an override selects
+    own_local: Mapping[ClientId, LocalTraining] = field(default_factory=dict)
     schedule: RateSchedule = field(default_factory=Constant)  # schedule of the learning rate
     stragglers: StragglerDraws | None = None  # which clients do not finish their epochs
-    together: Mapping[str, int] = field(default_factory=dict)  # architecture -> most clients in one call, else 1
+    # architecture -> maximum number of clients in one call; default: 1
+    together: Mapping[str, int] = field(default_factory=dict)
     independent_init: bool = False  # True: each client draws separate initial weights
     weights_seed: int | None = None  # seed of initial weights; None: the run's seed
-    initial: Initial | None = None  # weights of another run to begin with
+    initial: Initial | None = None  # the state of another run that this run begins with
     evaluate_when: Literal["after_update", "after_receive", "both"] = "after_update"
     evaluations: EvaluationSchedule = EvaluationSchedule()
     global_test: NDArray[np.int64] | None = None  # positions of the published test samples, if requested
     stopping: StoppingRule | None = None
-    max_failed_fraction: float = 0.0  # of a round's participants, without ending the run
-    max_attempts: int = 5  # recoveries in a row without completing another round
+    max_failed_fraction: float = 0.0  # maximum share of a round's participants that may fail without ending the run
+    max_attempts: int = 5  # maximum number of recoveries between two completed rounds
     client_timeout_s: float | None = None  # time limit of a client's part of a round
     own_code: OwnCode = OwnCode()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"own_code": self.own_code, **vars(self)}  # first, since the other fields may need its modules
+        # `own_code` is unpickled first, because other fields may need its modules
+        return {"own_code": self.own_code, **vars(self)}
 
     @property
     def num_clients(self) -> int:
@@ -99,12 +102,12 @@ class Plan:
 
     @property
     def may_discard(self) -> bool:
-        """Whether participants may be late, and then keep their earlier state."""
+        """Whether participants may be late; late participants keep their earlier state."""
         return self.participation.deadline_s is not None or self.participation.oversample > 1
 
     @property
     def separate_init(self) -> bool:
-        """Whether clients of one architecture may begin with different weights."""
+        """Whether clients of one architecture may have different initial weights."""
         return self.independent_init or self.initial is not None
 
     @property
@@ -114,7 +117,7 @@ class Plan:
 
     @property
     def stages(self) -> list[Stage]:
-        """What happens to uploads before `server_update`, in order."""
+        """The stages that change uploads before `server_update`, in order."""
         return [stage for stage in (self.malicious, self.privacy) if stage is not None]
 
     def arch(self, k: ClientId) -> str:
@@ -122,7 +125,7 @@ class Plan:
         return self.models[k % len(self.models)]
 
     def groups(self, cohort: Sequence[ClientId]) -> list[tuple[ClientId, ...]]:
-        """Split a cohort into groups that are trained together: one architecture, in id order, of similar size.
+        """Split a cohort into groups to train together: clients of one architecture and of similar size, in id order.
 
         Clients of one architecture that train with different settings, except epochs, are in different groups.
 
@@ -142,7 +145,7 @@ class Plan:
         return sorted(groups)
 
     def cohort(self, t: int, busy: Collection[ClientId] = ()) -> Sequence[ClientId]:
-        """Return the clients that take part in round `t`: those selected, except those that drop out.
+        """Return the clients that take part in round `t`: the selected clients without those that drop out.
 
         busy: clients whose uploads have not arrived yet; only in an asynchronous run.
         """
@@ -150,7 +153,7 @@ class Plan:
         return selected if system is None else system.finishing(self._cohorts_seed, t, selected)
 
     def timing(self, t: int, seconds: Mapping[ClientId, float], failed: int, flight: Flight) -> Timing:
-        """Return the virtual timing of round `t`. seconds: of the clients that trained; `failed` others did not.
+        """Return the virtual timing of round `t`. seconds: of clients that trained. failed: number of failed clients.
 
         flight: in an asynchronous run, after the round before.
         """
@@ -169,28 +172,28 @@ class Plan:
         return self.seed if self.participation.seed is None else self.participation.seed
 
     def train_labels(self, k: ClientId) -> NDArray[np.int64]:
-        """Return the labels of client k's training samples, as it uses them: a malicious client may change them."""
+        """Return the labels that client k trains on; those of a malicious client may be changed."""
         label_N = self.labels[self.train.of(k)]
         return label_N if self.malicious is None else self.malicious.labels(k, label_N, self.num_classes)
 
     def local_of(self, k: ClientId) -> LocalTraining:
-        """Return the training settings of client k as the scenario gives them, without schedule and stragglers."""
+        """Return client k's training settings from the scenario, before schedule and stragglers are applied."""
         return self.own_local.get(k, self.local)
 
     def epochs_in(self, t: int, k: ClientId) -> int:
-        """Return the epochs of client k in round `t`; round 0, in which no client trains, has no stragglers."""
+        """Return client k's epochs in round `t`. No client trains in round 0, so that round has no stragglers."""
         epochs = self.local_of(k).epochs
         return epochs if self.stragglers is None or t < 1 else self.stragglers.epochs(epochs, t, k)
 
     def trained_samples(self, t: int, k: ClientId) -> int:
-        """Return how many samples client k trains on in round `t`, about: each counts as often as it is used."""
+        """Return about how many samples client k trains on in round `t`; a sample counts each time that it is used."""
         local = self.local_of(k)
         if local.steps is not None:
             return local.steps * min(local.batch_size, self.num_samples[k])
         return self.epochs_in(t, k) * self.num_samples[k]
 
     def local_in(self, t: int, local: LocalTraining | None = None) -> LocalTraining:
-        """Return training settings with the learning rate of round `t`; round 0, without training, has that of round 1.
+        """Return training settings with the learning rate of round `t`. Round 0, which has no training, has that of 1.
 
         local: the settings; None: those of clients without settings of their own.
         """
@@ -198,15 +201,15 @@ class Plan:
         return replace(local, lr=local.lr * factor_of(self.schedule, max(t, 1), self.num_rounds))
 
     def fresh_model(self, name: str, *key: int | str, **width: int) -> Any:
-        """Return a new model with the initial weights of `name`. key: a client or a purpose with separate weights.
+        """Return a new model with the initial weights of `name`. key: a client, or a purpose, with separate weights.
 
         width: `feature_dim`, if it differs from the run's.
         """
-        device = torch.empty(0).device  # torch's default device: in a hook of a client on a GPU, this GPU
+        device = torch.empty(0).device  # torch's default device, which in a hook of a client on a GPU is this GPU
         with global_seed(self.init_seed, "init", name, *key):
             if device.type == "cpu":
                 return self.build_model(name, **width)
-            with torch.device("cpu"):  # the generators of other devices draw other weights
+            with torch.device("cpu"):  # generators of other devices would draw other weights
                 model = self.build_model(name, **width)
         return model.to(device)
 
@@ -232,17 +235,17 @@ class Plan:
 
     @cached_property
     def num_samples(self) -> dict[ClientId, int]:
-        """n_k: training samples of each client."""
+        """n_k, the number of training samples of each client."""
         return dict(enumerate(self.train.size_N.tolist()))
 
     @property
     def classes(self) -> Mapping[ClientId, Tensor]:
-        """The classes of each client that has training samples, ascending: [S] int64."""
+        """The ids of the classes of each client with training samples, ascending: [S] int64."""
         return _Classes(self)
 
     @cached_property
     def shared_tests(self) -> NDArray[np.int64] | None:
-        """Positions of all test and validation samples, ascending, if clients share enough of them; else None.
+        """Positions of all test and validation samples, ascending; None unless clients share many of these samples.
 
         They do if running one network per architecture on all these samples takes at most half as many samples as
         running every client's network on the client's own samples.
@@ -254,13 +257,13 @@ class Plan:
 
     @cached_property
     def eligible(self) -> tuple[ClientId, ...]:
-        """Clients with training samples that are not held out; all others never take part."""
+        """Clients that can take part: those with training samples that are not held out."""
         return tuple(k for k, count in self.num_samples.items() if count and k not in self.held_out)
 
 
 @dataclass(frozen=True)
 class _Classes(Mapping[ClientId, Tensor]):
-    """`Plan.classes`, computed on access: most methods never read them, and 100,000 tensors take a second."""
+    """`Plan.classes`, computed on access, because most methods do not read them and 100,000 tensors take a second."""
 
     plan: Plan
 

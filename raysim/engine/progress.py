@@ -1,4 +1,4 @@
-"""The progress of a run over its rounds: totals, best values, each client's latest test."""
+"""The progress of a run over its rounds: totals, best values, and each client's latest test."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from raysim.engine.records import RoundReport
 class Progress:
     """The progress of a run, without the states of clients and server."""
 
-    t: int = -1  # the last round that is done; -1: the state before round 1 is not yet measured
+    t: int = -1  # the last completed round; -1: not even the state before round 1 is measured
     latest: Latest = field(default_factory=Latest)  # the clients' last tests
-    stale: set[ClientId] = field(default_factory=set)  # clients that changed since they were last measured
-    diverged: set[ClientId] = field(default_factory=set)  # clients with NaN or infinity in their last losses or upload
+    stale: set[ClientId] = field(default_factory=set)  # clients that changed after their last test
+    diverged: set[ClientId] = field(default_factory=set)  # clients with NaN or infinity in their last loss or upload
     totals: dict[str, float] = field(default_factory=lambda: {"bytes": 0, "flops": 0.0})
     best: dict[str, float] = field(default_factory=dict)
     best_round: int | None = None
-    best_val: float = -1.0  # greatest accuracy/val
+    best_val: float = -1.0  # greatest `accuracy/val` so far
     best_val_round: int | None = None
     up_components: dict[str, int] = field(default_factory=dict)
     down_components: dict[str, int] = field(default_factory=dict)
     final: dict[str, float | int] = field(default_factory=dict)
     watched: Watched | None = None  # the metric that may end the run early
-    flight: Flight = Flight()  # of an asynchronous run
+    flight: Flight = Flight()  # uploads of an asynchronous run that have not arrived yet
     ended_early: str = ""  # why the run ended before its last round
     uploads: int = 0
-    rejected: int = 0  # uploads with a NaN or infinity
+    rejected: int = 0  # number of uploads with NaN or infinity
     failed: int = 0
     client_rounds: int = 0
     restarts: int = 0
     seconds: dict[str, float] = field(default_factory=dict)  # phase -> seconds so far
-    before_s: float = 0.0  # seconds of the rounds in earlier processes
+    before_s: float = 0.0  # seconds of rounds in earlier processes
     started: float = 0.0
 
     @property
     def rounds(self) -> int:
-        """Number of rounds that are done."""
+        """Number of completed rounds."""
         return max(self.t, 0)
 
     def facts(self) -> dict[str, Any]:
-        """Return the progress for a checkpoint, as JSON, without `latest`, which is in `clients.parquet`.
+        """Return the progress as JSON for a checkpoint. `latest` is left out, because it is in `clients.parquet`.
 
         It is a copy, since the checkpoint is written while the next round is counted.
         """
@@ -62,7 +62,7 @@ class Progress:
         return {**kept, **clients, "flight": flight, "before_s": self.elapsed_s()}
 
     def resume(self, t: int, facts: Mapping[str, Any], latest: Mapping[ClientId, ClientRow]) -> None:
-        """Restore the progress after round `t` from a checkpoint's `facts`."""
+        """Restore the progress after round `t` from the `facts` of a checkpoint."""
         for name in (*FACTS, "before_s"):
             setattr(self, name, facts[name])
         self.watched = Watched(**facts["watched"]) if facts["watched"] else None
@@ -70,7 +70,7 @@ class Progress:
         self.t, self.latest, self.flight = t, Latest(latest.values()), flight_of(facts)
 
     def add(self, report: RoundReport, rows: Sequence[ClientRow], metrics: Mapping[str, Any]) -> None:
-        """Add the round after `t` to the totals and the best values. metrics: those of `round_metrics`."""
+        """Add the next round to totals and best values. metrics: the result of `round_metrics`."""
         self.take_best(self.t + 1, metrics)
         for client in report.client_reports.values():
             for total, components in (
@@ -94,11 +94,11 @@ class Progress:
             self.flight = report.timing.flight or self.flight
 
     def cumulative(self, evaluated: bool) -> dict[str, float | int]:
-        """Return the metrics of all rounds so far. evaluated: whether the last one has a test of all clients."""
+        """Return the metrics over all rounds so far. evaluated: whether the last round tested all clients."""
         return compute_metrics(CUMULATIVE, self) | (self.best if evaluated else {})
 
     def _take_diverged(self, report: RoundReport, rows: Sequence[ClientRow]) -> None:
-        """Update the diverged clients from the measured losses and the rejected uploads."""
+        """Update the set of diverged clients from losses and rejected uploads."""
         for row in rows:
             losses = [loss for loss in (row.train_loss, row.loss) if loss is not None]
             if losses and all(math.isfinite(loss) for loss in losses):
@@ -108,7 +108,7 @@ class Progress:
         self.diverged.update(report.server.rejected)
 
     def take_best(self, t: int, values: Mapping[str, float]) -> None:
-        """Update the best values with those of round `t`; of equal rounds the earlier one stays.
+        """Update the best values with those of round `t`. If rounds are equal, the earlier one stays the best.
 
         The keys of `best` are their metrics: accuracy/best and its likes, and accuracy/at_best_val.
         """
@@ -123,16 +123,16 @@ class Progress:
                     self.best_round = t
         if values.get("accuracy/val", -1.0) > self.best_val:
             self.best_val, self.best_val_round = values["accuracy/val"], t
-            if "accuracy/all" in values:  # no client may have test samples
+            if "accuracy/all" in values:  # missing if no client has test samples
                 self.best["accuracy/at_best_val"] = values["accuracy/all"]
 
     def elapsed_s(self) -> float:
-        """Return the seconds since the first round began, without the time between processes."""
+        """Return the seconds since the first round began, without pauses between processes."""
         return self.before_s + (perf_counter() - self.started if self.started else 0.0)
 
 
 def flight_of(facts: Mapping[str, Any]) -> Flight:
-    """Return the clients whose uploads arrive after the round of a checkpoint with these `facts`."""
+    """Return the uploads that arrive after the round of a checkpoint with these `facts`."""
     kept = facts["flight"]
     return Flight(kept["clock_s"], {k: (arrival_s, t) for k, arrival_s, t in kept["arrivals"]})
 
@@ -149,4 +149,4 @@ CUMULATIVE: Mapping[str, Callable[[Progress], float | int | None]] = {
     "time/virtual_total_s": lambda progress: progress.totals.get("virtual_s"),
     "engine/restarts": lambda progress: progress.restarts,
 }
-"""Metrics of all rounds so far, besides the best values."""
+"""Metrics over all rounds so far, except the best values."""

@@ -1,4 +1,4 @@
-"""A thread that logs rounds to the trackers and writes checkpoints while the next round runs."""
+"""A thread that passes rounds to the trackers and writes checkpoints while the next round runs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from raysim.common.results import ClientRow, Tracker
 
 
 class Recorder:
-    """Logs round t to the trackers while round t + 1 runs, so that writing files and showing progress costs no time.
+    """Logs a round to the trackers while the next round runs, so that no round waits for files or displays.
 
     There is one thread, so trackers get rounds in order. A tracker's exception is raised with the next round.
     """
 
     def __init__(self, trackers: Sequence[Tracker] = (), at_once: bool = False) -> None:
-        """Create the thread. at_once: the caller waits for each round to be logged, before it runs the next one."""
+        """Create the thread. at_once: each call waits until its round is logged."""
         self.trackers, self.at_once = trackers, at_once
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
         self.logging: Future[None] | None = None
@@ -27,7 +27,7 @@ class Recorder:
     def __call__(
         self, t: int, values: dict[str, Any], rows: Sequence[ClientRow], then: Callable[[], object] | None = None
     ) -> None:
-        """Log a round. then: called after all trackers."""
+        """Log a round. then: function to call after all trackers."""
         self.wait()
         ordered = sorted(rows, key=lambda row: row.client)
         self.logging = self.thread.submit(self._log, t, values, ordered, then)
@@ -39,15 +39,15 @@ class Recorder:
             for tracker in self.trackers:
                 tracker.log(t, dict(values), list(rows))  # copies: a custom tracker may change them
         except BaseException:
-            # The error keeps this frame. It must not keep the files of the checkpoint, which will not be written: an
-            # actor that forwards them waits until they are taken or dropped.
+            # The error refers to this frame. The frame must release the checkpoint's files, which will not be written,
+            # because an actor that forwards files waits until they are taken or released.
             then = None
             raise
         if then is not None:
             then()
 
     def wait(self) -> None:
-        """Wait until the last round is logged; raise the exception of a tracker or of `then`, if any."""
+        """Wait until the last round is logged. Raises the exception of a tracker or of `then`, if there was one."""
         if self.logging is not None:
             logging, self.logging = self.logging, None
             logging.result()

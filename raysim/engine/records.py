@@ -1,4 +1,4 @@
-"""Records that pass between the round loop, the backends and the workers."""
+"""Records that the round loop, the backends and the workers exchange."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pending(Generic[T]):
-    """Work that a backend has begun; `result` waits for its end."""
+    """Work that a backend has started; `result` waits until it has ended."""
 
     result: Callable[[], T]
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """The server's messages of one round: each distinct message once, and its receivers."""
+    """The server's messages of a round: each distinct message once, and its receivers."""
 
     messages: tuple[Any, ...]  # packed
     of: Mapping[ClientId, int | None]  # client -> position in `messages`; None: the client gets no message
@@ -40,14 +40,14 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class NonFiniteUpload:
-    """Replacement of an upload that contains a NaN or infinity."""
+    """Placeholder for an upload that contains NaN or infinity."""
 
 
 @dataclass(frozen=True)
 class ClientFailure:
-    """Replacement of the upload and the report of a client that failed, if the run tolerates failures."""
+    """Placeholder for the upload and report of a client that failed, in a run that tolerates failures."""
 
-    error: RunError | None = None  # None: the client failed when this round was run before
+    error: RunError | None = None  # None: the client failed when the round ran for the first time
 
     @property
     def reason(self) -> str:
@@ -59,13 +59,13 @@ class ClientFailure:
 class ClientState:
     """The state of a client that moves to another worker."""
 
-    row: NDArray[np.uint8] | None  # None: the other worker keeps rows in the same file
-    unsaved: bool  # changed since the last checkpoint
+    row: NDArray[np.uint8] | None  # None: both workers use the same file, which keeps the row
+    unsaved: bool  # whether the state changed after the last checkpoint
 
 
-@dataclass(frozen=True)  # with slots it takes twice as long to pickle
+@dataclass(frozen=True)  # with `slots=True`, pickling takes twice as long
 class EvaluationResult:
-    """A model's result on one set of test samples."""
+    """The result of a model on one set of test samples."""
 
     correct: int
     total: int
@@ -73,7 +73,7 @@ class EvaluationResult:
 
     @property
     def accuracy(self) -> float | None:
-        """correct / total; None without test samples, which is not the same as 0."""
+        """correct / total; None, not 0, without test samples."""
         return self.correct / self.total if self.total else None
 
     @property
@@ -82,39 +82,39 @@ class EvaluationResult:
         return self.loss_sum / self.total if self.total else None
 
 
-@dataclass(frozen=True)  # with slots it takes twice as long to pickle
+@dataclass(frozen=True)  # with `slots=True`, pickling takes twice as long
 class ClientEvaluation:
     """The test of a client's model."""
 
     local: EvaluationResult  # on its own test samples
     val_correct: int  # on its own validation samples
     val_total: int
-    global_test: EvaluationResult | None  # on the published test set, if tested
+    global_test: EvaluationResult | None  # on the published test set, if requested
     seconds: float
     macro_f1: float | None = None  # on its own test samples
     balanced_accuracy: float | None = None  # on its own test samples
-    class_correct: list[int] = field(default_factory=list)  # on its own test samples, by class that occurs in them
+    class_correct: list[int] = field(default_factory=list)  # correct predictions for each class in its own test samples
 
 
 CurrentTests = Mapping[ClientId, ClientEvaluation | ClientFailure]
-"""Tests of all clients with the message that the server would send next, in client-id order; empty: no test."""
+"""Tests of all clients with the server's next message, in client-id order; empty: they were not tested."""
 
 
-@dataclass(frozen=True)  # with slots it takes twice as long to pickle
+@dataclass(frozen=True)  # with `slots=True`, pickling takes twice as long
 class ClientReport:
     """One client's part of a round, without its upload."""
 
-    train_loss: float | None  # mean per sample; None when nothing was trained
+    train_loss: float | None  # mean per sample; None without training
     train_samples: int
     up: WireSize
     down: WireSize
     flops: float
     train_s: float
-    values: Mapping[str, float]  # what the algorithm logged
-    evaluation: ClientEvaluation | None  # if models are tested before they train
-    alone_because: str = ""  # why it was not trained together with its group; empty: there was no obstacle
-    received_nonfinite: bool = False  # its training loss is not finite, and the message that it received was not either
-    single_sample: bool = False  # a training had only one sample, on which BatchNorm cannot train
+    values: Mapping[str, float]  # values that the algorithm logged
+    evaluation: ClientEvaluation | None  # the test before training, if requested
+    alone_because: str = ""  # why it was not trained together with its group; empty: no reason
+    received_nonfinite: bool = False  # whether its training loss and the message that it received were not finite
+    single_sample: bool = False  # whether a training of a BatchNorm network had only one sample
 
 
 def client_row(
@@ -127,7 +127,7 @@ def client_row(
     before: ClientEvaluation | None = None,
     current: ClientEvaluation | ClientFailure | None = None,
 ) -> ClientRow:
-    """Return the row of a client that trained, was evaluated, or both. before, current: see `RoundReport`."""
+    """Return the table row of a client that trained or was tested. before, current: see `RoundReport`."""
     current = current if isinstance(current, ClientEvaluation) else None
     local, global_test = (evaluation.local, evaluation.global_test) if evaluation else (None, None)
     return ClientRow(
@@ -170,20 +170,20 @@ def client_row(
 class ServerReport:
     """The server's part of a round."""
 
-    values: Mapping[str, float]  # what the algorithm logged
+    values: Mapping[str, float]  # values that the algorithm logged
     flops: float
-    seconds: float  # in the server's hooks, including sending
-    rejected: tuple[ClientId, ...]  # clients with a NaN or infinity in the upload, which the hook did not get
+    seconds: float  # duration of the server's hooks, including sending
+    rejected: tuple[ClientId, ...]  # clients whose uploads had NaN or infinity, which the hook did not get
 
 
 @dataclass(frozen=True)
 class TrainingResult:
     """The clients' part of a round."""
 
-    uploads: Sequence[Any]  # for `Backend.aggregate`; on Ray, object references
+    uploads: Sequence[Any]  # the argument of `Backend.aggregate`; on Ray, object references
     reports: Mapping[ClientId, ClientReport]  # in client-id order, like `failed`
-    failed: Mapping[ClientId, ClientFailure]  # clients that the round continues without
-    moved: int = 0  # clients whose state moved to another actor
+    failed: Mapping[ClientId, ClientFailure]  # clients without whom the round continues
+    moved: int = 0  # number of clients whose state moved to another actor
 
     @classmethod
     def of(
@@ -193,7 +193,7 @@ class TrainingResult:
         reports: Mapping[ClientId, ClientReport | ClientFailure],
         moved: int = 0,
     ) -> TrainingResult:
-        """Separate the clients that trained from those that failed."""
+        """Separate clients that trained from clients that failed."""
         ids = sorted(k for group in cohort for k in group)
         trained = {k: report for k in ids if isinstance(report := reports[k], ClientReport)}
         failed = {k: report for k in ids if isinstance(report := reports[k], ClientFailure)}
@@ -201,7 +201,7 @@ class TrainingResult:
 
     @cached_property
     def evaluations(self) -> dict[ClientId, ClientEvaluation]:
-        """The tests that ran before clients trained."""
+        """The tests before training."""
         return {k: report.evaluation for k, report in self.reports.items() if report.evaluation is not None}
 
 
@@ -216,54 +216,54 @@ class CheckpointFile:
 
     @cached_property
     def text(self) -> str:
-        """The entry of a manifest, in JSON; cached, since later checkpoints name an unchanged file again."""
+        """The file's entry in a manifest, as JSON. Cached, because later manifests list unchanged files again."""
         return json.dumps([self.name, self.size, self.checksum, self.clients])
 
 
 SavedFiles = tuple[Sequence[CheckpointFile], CheckpointFile]
-"""The files of a checkpoint: (files of clients, file of the server)."""
+"""The files of a checkpoint: (files with clients, file with the server)."""
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One round of all participants and the server."""
+    """The results of a round."""
 
-    client_reports: Mapping[ClientId, ClientReport]  # clients that count, in client-id order
-    evaluations: Mapping[ClientId, ClientEvaluation]  # of the same clients, if tested
+    client_reports: Mapping[ClientId, ClientReport]  # clients whose uploads count, in client-id order
+    evaluations: Mapping[ClientId, ClientEvaluation]  # tests of the same clients, if they were tested
     server: ServerReport
-    moved: int = 0  # clients whose state moved to another actor
-    failed: Mapping[ClientId, ClientFailure] = field(default_factory=dict)  # clients that the round continued without
-    timing: Timing | None = None  # in virtual time, if the scenario has `system`
+    moved: int = 0  # number of clients whose state moved to another actor
+    failed: Mapping[ClientId, ClientFailure] = field(default_factory=dict)  # clients without whom the round continued
+    timing: Timing | None = None  # virtual timing, if the scenario has `system`
     before: Mapping[ClientId, ClientEvaluation] = field(default_factory=dict)
-    """The tests of the same clients before they trained; empty unless `evaluation.when` is both."""
+    """Tests of the same clients before their training; empty unless `evaluation.when` is `both`."""
     current: CurrentTests = field(default_factory=dict)
 
     @property
     def uploaded(self) -> list[ClientId]:
-        """The clients that sent an upload, including rejected uploads."""
+        """The clients that sent an upload, even if it was rejected."""
         return [k for k, one in self.client_reports.items() if one.up.bytes]
 
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Memory of one or all of a run's processes, in MiB."""
+    """Memory of one process, or of all processes of a run, in MiB."""
 
-    resident_mb: float  # without memory that processes share
-    gpu_peak_mb: float = 0.0  # greatest GPU memory of any process
-    on_disk_mb: float = 0.0  # size of all clients' states, if a machine keeps them on its disk; 0: none does
+    resident_mb: float  # without memory that several processes share
+    gpu_peak_mb: float = 0.0  # maximum GPU memory of a process so far
+    on_disk_mb: float = 0.0  # size of all clients' states on a machine's disk; 0: they are in memory
 
 
 @dataclass(frozen=True)
 class Startup:
-    """How long client actors took to start when a run began."""
+    """How long the client actors took to start at the beginning of a run."""
 
     actors: int
-    seconds: float  # from the request for the first actor until all had answered
-    slowest_s: float  # longest start of an actor
+    seconds: float  # from the request for the first actor to the last answer
+    slowest_s: float  # longest time that one actor took
 
     @property
     def per_actor_s(self) -> float:
-        """Mean seconds per actor, which estimates the cost of one more actor."""
+        """Mean seconds per actor, an estimate of the cost of one more actor."""
         return self.seconds / self.actors
 
     def facts(self) -> dict[str, float]:
@@ -272,10 +272,10 @@ class Startup:
 
     @classmethod
     def of(cls, asked_s: Sequence[float], up_s: Sequence[float]) -> Startup:
-        """Compute the start times. asked_s, up_s: when each actor was requested and when it had answered."""
+        """Compute the durations. asked_s, up_s: times at which each actor was requested and had answered."""
         each = [up - asked for asked, up in zip(asked_s, up_s, strict=True)]
         return cls(len(each), max(up_s) - min(asked_s), max(each))
 
 
 class LostError(Exception):
-    """A part of the run is gone: an actor, a node or an object. The run can compute it again."""
+    """A part of the run is lost: an actor, a node or an object. The run can compute it again."""

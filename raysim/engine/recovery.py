@@ -1,4 +1,4 @@
-"""Recovery: if a part of the run dies, restore the last checkpoint and repeat the rounds since then.
+"""Recovery: when a part of the run dies, restore the last checkpoint and repeat the rounds after it.
 
 A round is a pure function of the state before it, the seed and its number. So the run has bit-identical results,
 whichever part dies.
@@ -27,18 +27,18 @@ T = TypeVar("T")
 
 @dataclass
 class RecoveringBackend:
-    """Makes calls to a backend; after a `LostError` it restores the backend's state and repeats the call."""
+    """Calls a backend. After a `LostError`, it restores the backend's state and repeats the call."""
 
     backend: Backend
     replay: Callable[[Checkpoint | None, int, Mapping[int, Collection[ClientId]]], object]
-    """Runs the rounds after a checkpoint, up to a round, again; by round, without these clients."""
+    """(checkpoint, last round, round -> failed clients): runs these rounds again, without these clients."""
     checkpoints: CheckpointManager | None
     max_attempts: int
-    wait_for_checkpoint: Callable[[], None]  # waits for a checkpoint that is being written
-    at: int = 0  # the last round that the backend's state includes
+    wait_for_checkpoint: Callable[[], None]  # waits until a checkpoint in progress is written
+    at: int = 0  # the last round in the backend's state
     restarts: int = 0
     failed: dict[int, Collection[ClientId]] = field(default_factory=dict)  # round -> clients that failed in it
-    attempts: int = 0  # recoveries since the last new round
+    attempts: int = 0  # number of recoveries after the last new round
 
     def __call__(self, call: Callable[[], T]) -> T:
         """Make a call that does not change the state. Raises `RunError` after `max_attempts` deaths."""
@@ -49,22 +49,23 @@ class RecoveringBackend:
                     self._recover(lost)
                 return call()
             except LostError as error:
-                # Otherwise the frames keep uploads in memory while the rounds are repeated.
+                # Otherwise the frames of the exception would keep uploads in memory while rounds are repeated.
                 traceback.clear_frames(error.__traceback__)
                 lost = error
 
     def completed(self, t: int, report: RoundReport) -> None:
-        """Note that the backend's state includes round `t`, the round after `at`."""
+        """Record that the backend's state includes round `t`, the one after `at`."""
         self.at, self.attempts = t, 0
         if report.failed:
             self.failed[t] = list(report.failed)
 
     def _recover(self, lost: LostError) -> None:
-        """Replace dead actors, restore the last checkpoint and replay the rounds from there to `at`.
+        """Replace dead actors, restore the last checkpoint, and repeat the rounds after it up to `at`.
 
         Raises `LostError` when an actor dies meanwhile.
         """
-        # A damaged checkpoint is no attempt. The store drops it, so these retries end when no checkpoint is left.
+        # A damaged checkpoint does not count as an attempt. The store drops it, so the loop ends when no checkpoint is
+        # left.
         if not isinstance(lost, DamagedCheckpointError):
             self.attempts += 1
             self.restarts += 1
@@ -74,7 +75,7 @@ class RecoveringBackend:
                 f"time{'s' if self.max_attempts > 1 else ''} in a row without completing another round "
                 "(failure.max_attempts)"
             )
-        with contextlib.suppress(LostError):  # a checkpoint may be lost with the dead actor
+        with contextlib.suppress(LostError):  # the dead actor may have held a part of a checkpoint in progress
             self.wait_for_checkpoint()
         checkpoint = self._latest()
         base = checkpoint.round if checkpoint else 0

@@ -1,4 +1,4 @@
-"""Warnings before this machine's memory or the disk of the run folder is full."""
+"""Warnings when this machine's memory, or the disk of the run folder, is nearly full."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import psutil
 logger = logging.getLogger(__name__)
 
 WARN_AT = 90.0
-"""Memory use in per cent that triggers a warning. Ray's memory monitor kills actors at 95."""
+"""Memory use in per cent above which raysim warns. Ray's memory monitor kills actors at 95."""
 
 LOW_DISK = 1 << 30
-"""Free bytes below which a disk is low. Not a share: 2 % of a cluster's 64 TB are 1.3 TB, but the next checkpoint and
-the rows of the next rounds have the same size on any disk."""
+"""Free bytes below which raysim warns about a disk. This is no share of the disk: the next checkpoint has the same size
+on any disk, while 2 % of a cluster's 64 TB are 1.3 TB."""
 
 
 @dataclass
 class ResourceMonitor:
-    """Warns once when the memory of this machine, and once when the disk of the run folder is nearly full."""
+    """Warns once about this machine's memory, and once about the disk of the run folder."""
 
     folder: Path
     warned: set[str] = field(default_factory=set)
@@ -43,7 +43,7 @@ class ResourceMonitor:
                 f"memory: {memory.percent:.0f} % of this machine's {gib(memory.total)} are in use, and Ray or the "
                 "kernel kills processes when memory is full: set a smaller resources.actors or training.batch_size",
             )
-        with contextlib.suppress(OSError):  # a folder that is missing is reported elsewhere
+        with contextlib.suppress(OSError):  # a missing folder is reported by whatever writes to it
             disk = shutil.disk_usage(self.folder)
             if disk.free < min(LOW_DISK, disk.total // 10):
                 yield (

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Rounds:
-    """The rounds of a run. Call `start`, and then iterate: each step runs one round.
+    """The rounds of a run. Call `start`, then iterate; each step of the iteration runs one round.
 
     Every call to the backend is repeated from the last checkpoint if an actor dies in it.
 
@@ -52,11 +52,12 @@ class Rounds:
         stop: Stop | None = None,
         within: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
-        """Store the parts. checkpoints: None: none are saved. within: gets the clients done, of all participants."""
+        """Store the parts. checkpoints: None: do not save any. within: function of (clients done, participants)."""
         self.plan, self.backend, self.record, self.checkpoints = plan, backend, record, checkpoints
         self.progress, self.stop, self.within = progress or Progress(), stop or Stop(), within
         self.participants: Sequence[ClientId] = ()
-        self._best_val: tuple[int, Mapping[str, Any]] | None = None  # best round by validation, facts of its checkpoint
+        # best round by validation, and the facts of its checkpoint
+        self._best_val: tuple[int, Mapping[str, Any]] | None = None
         self.account = Account(plan.privacy, plan.cohort) if plan.privacy and plan.privacy.noise_multiplier else None
         self.warnings = RunWarnings(backend, plan.max_failed_fraction)
         self.recovering = RecoveringBackend(backend, self._replay, checkpoints, plan.max_attempts, record.wait)
@@ -67,7 +68,7 @@ class Rounds:
         store: CheckpointStore | None = None,
         truncate: Callable[[int], Mapping[ClientId, ClientRow]] = lambda t: {},
     ) -> Startup | None:
-        """Start the backend, and continue after the newest intact checkpoint of a run that is resumed.
+        """Start the backend. If the run is resumed, restore its newest intact checkpoint.
 
         raw: see `Backend.start`. store: the run's checkpoints; None: the run is new. truncate: removes the results of
         later rounds, all for -1, and returns each client's last test by then.
@@ -89,7 +90,7 @@ class Rounds:
         return startup
 
     def __iter__(self) -> Iterator[int]:
-        """Run the remaining rounds, log each to the trackers, save checkpoints, and yield the number of each round.
+        """Run the remaining rounds, and yield the number of each. Rounds are logged to the trackers and saved.
 
         After an exception, `progress` is at the last round that was passed to the trackers, which a tracker may have
         failed to log. Raises `KeyboardInterrupt` after a round in which `stop` was requested, and after the round that
@@ -116,15 +117,15 @@ class Rounds:
         self.warnings.check_run(progress)
 
     def call(self, call: Callable[[], T]) -> T:
-        """Make a call to the backend that changes no state, after recovery if an actor died."""
+        """Make a call to the backend that does not change the state; if an actor dies, recover and repeat it."""
         return self.recovering(call)
 
     def state_digest(self) -> str:
-        """Return the digest of the state after the last round: equal digests mean bit-identical runs."""
+        """Return the digest of the state after the last round. Equal digests mean bit-identical runs."""
         return self.recovering(lambda: state_digest(self.backend))
 
     def _begin(self) -> None:
-        """Prepare the first round of this process; the first of the run begins with a test of all clients."""
+        """Prepare the first round of this process. Before its first round, a run tests all clients."""
         self.recovering.at = self.progress.rounds
         self.recovering.restarts += self.progress.restarts
         if self.progress.t < 0:
@@ -134,7 +135,7 @@ class Rounds:
         self.stop.possible = True
 
     def _report(self, t: int, evaluate: Coverage | None) -> RoundReport:
-        """Run round `t`, again if an actor dies in it, and return its report."""
+        """Run round `t`, again after an actor died in it, and return its report."""
         flight = self.progress.flight
         self.participants = participants = self.plan.cohort(t, flight.arrivals)
         call = partial(
@@ -152,7 +153,7 @@ class Rounds:
         return report
 
     def _client_rows(self, t: int, report: RoundReport, evaluate: Coverage | None) -> list[ClientRow]:
-        """Return the rows of round `t`: of its participants and of other clients that were tested.
+        """Return the rows of round `t`: of its participants, and of other clients that were tested in it.
 
         With `evaluate`, clients that changed since their last test are tested now.
         """
@@ -174,15 +175,15 @@ class Rounds:
         progress.latest.update(row for row in rows if row.total is not None)
         progress.stale.clear()
         if self.plan.evaluations.extra(t) and plan.evaluate_when == "after_receive":
-            # These clients were tested before training. If the run is resumed for more rounds, the next test includes
-            # them after training, as if it had had these rounds from the start.
+            # These clients were tested before training, and only because this is the last round. If the run is resumed
+            # for more rounds, the next test includes them, as in a run that had these rounds from the start.
             progress.stale |= report.client_reports.keys()
         return rows
 
     def _metrics(
         self, t: int, report: RoundReport, rows: Sequence[ClientRow], evaluated: bool, began: float
     ) -> dict[str, Any]:
-        """Return all metrics of round `t`, and add the round to the progress.
+        """Return all metrics of round `t`; also add the round to the progress.
 
         evaluated: whether all clients' latest tests are known. began: the start of the round, by `perf_counter`.
         """
@@ -196,13 +197,13 @@ class Rounds:
         return metrics | progress.cumulative(evaluated)
 
     def _watch(self, t: int, metrics: Mapping[str, Any]) -> None:
-        """Update the metric that may end the run early."""
+        """Update the record of the metric that may end the run early."""
         rule = self.plan.stopping
         if rule is not None and self.plan.evaluations.watches(t) and rule.metric in metrics:
             self.progress.watched = rule.watch(self.progress.watched, t, metrics[rule.metric])
 
     def _ends_early(self) -> bool:
-        """Return whether the run ends after the last round that is done; set `progress.ended_early` to the reason."""
+        """Return whether the run ends after the last completed round; store the reason in `progress.ended_early`."""
         rule, watched = self.plan.stopping, self.progress.watched
         if rule is not None and watched is not None and watched.round == self.progress.t:
             self.progress.ended_early = rule.reason(watched)
@@ -212,12 +213,12 @@ class Rounds:
         """Pass round `t` to the trackers, and save the state after it if a checkpoint is due."""
         progress, checkpoints = self.progress, self.checkpoints
         progress.final = progress.final | metrics
-        # A checkpoint builds on the previous one, which may have been lost with an actor.
+        # Wait for the previous checkpoint, on which this one builds, and recover if an actor died with a part of it.
         self.recovering(self.record.wait)
         complete = None
         if checkpoints is not None and self._saves(checkpoints, t):
-            # Save after all tests of the round: an actor that does not reach the storage blocks until the recorder's
-            # thread has taken its files, so it would not answer a test.
+            # Save after all tests of the round: an actor without access to the storage blocks until the recorder's
+            # thread has taken its files, so it could not answer a test.
             storage = checkpoints.begin()
             files = self.recovering(lambda: self.backend.save(t, storage))
             facts = progress.facts()
@@ -233,7 +234,7 @@ class Rounds:
             self.recovering(self.record.wait)
 
     def _save(self) -> None:
-        """Save the state after the last round that is done, unless it is saved already."""
+        """Save the state after the last completed round, unless it is already saved."""
         self.recovering(self.record.wait)
         checkpoints, progress = self.checkpoints, self.progress
         if checkpoints is None or checkpoints.saved_round == progress.t:
@@ -244,11 +245,11 @@ class Rounds:
         )
 
     def _saves(self, checkpoints: CheckpointManager, t: int) -> bool:
-        """Return whether the state after round `t` is saved: it is due, or to be kept as the best by validation."""
+        """Return whether to save the state after round `t`, which is due or the best by validation."""
         return checkpoints.due(t) or (checkpoints.keep_best_val and self.progress.best_val_round == t)
 
     def _test_initial(self) -> None:
-        """Test all clients before round 1, and record this as round 0."""
+        """Test all clients before round 1, and record the results as round 0."""
         plan, progress = self.plan, self.progress
         clients = [k for k in range(plan.num_clients) if k not in plan.held_out]
         tested = self._test(clients, "whole" if plan.evaluations.global_every is None else "own")
@@ -269,26 +270,27 @@ class Rounds:
         return self.recovering(lambda: self.backend.evaluate([(k,) for k in clients], coverage).result())
 
     def _replay(self, base: Checkpoint | None, until: int, failed: Mapping[int, Collection[ClientId]]) -> None:
-        """Run the rounds after the checkpoint again. failed: by round, the clients that failed in it."""
+        """Repeat the rounds after the checkpoint. failed: round -> clients that failed in it."""
         flight = flight_of(base.facts) if base else Flight()
         for t in range((base.round if base else 0) + 1, until + 1):
             flight = self._repeat(t, flight, failed.get(t, ()))
 
     def _repeat(self, t: int, flight: Flight, failed: Collection[ClientId]) -> Flight:
-        """Run round `t` again, without the clients that failed in it. flight: before it; returns that after it."""
+        """Repeat round `t` without the clients in `failed`. flight: before the round; returns the flight after it."""
         participants = self.plan.cohort(t, flight.arrivals)
         timing = partial(virtual_timing, self.plan, t, flight)
         report = run_round(self.backend, t, participants, skip=failed, timing=timing)
         self.warnings.check_repeated(t, report, failed)
         checkpoints = self.checkpoints
         if checkpoints and checkpoints.keep_best_val and self._best_val and self._best_val[0] == t:
-            # Replayed rounds have no checkpoint, or a damaged one, and no later round restores this state.
+            # The checkpoint of this repeated round is missing or damaged, and no later round has this state, so save it
+            # now.
             checkpoints.complete(t, self.backend.save(t, checkpoints.begin()), self._best_val[1])
         return (report.timing and report.timing.flight) or flight
 
 
 def virtual_timing(plan: Plan, t: int, flight: Flight, trained: TrainingResult) -> Timing | None:
-    """Return when the participants of round `t` finish in virtual time, and which are late; None without a system.
+    """Return when participants of round `t` finish in virtual time, and which are late; None without `system`.
 
     flight: in an asynchronous run, after the round before.
     """
@@ -308,7 +310,7 @@ def run_round(
     timing: Callable[[TrainingResult], Timing | None] = lambda trained: None,
     all_clients: bool = False,
 ) -> RoundReport:
-    """Run one round. Each call to the backend queues work after earlier calls and returns a `Pending`; `result` waits.
+    """Run one round. Each call to the backend queues work after earlier calls; `result` of the return value waits.
 
     Evaluation is queued after training, so that it can run while the server aggregates.
 
@@ -341,6 +343,6 @@ def run_round(
 
 
 def state_digest(backend: Backend) -> str:
-    """Return the SHA-256 over all client and server state: equal digests mean bit-identical runs."""
+    """Return the SHA-256 over all client and server state. Equal digests mean bit-identical runs."""
     clients, server = backend.digests()
     return combined_digest({f"client/{k:09d}": sha for k, sha in clients.items()} | {"server": server})

@@ -1,4 +1,4 @@
-"""Warnings during a run about failures, divergence and limits, which no metric shows."""
+"""Warnings during a run about failures, divergence and limits, which are visible in no metric."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REMEDY = "try a smaller training.lr, or set training.clip"
 
 
 class RunWarnings:
-    """Checks rounds, and warns of failures, divergence and limits; of a lasting condition only once.
+    """Checks rounds, and warns of failures, divergence and limits. A lasting condition is reported only once.
 
     Attributes:
         diverged: the clients whose divergence was reported.
@@ -60,7 +60,7 @@ class RunWarnings:
             logger.warning(f"round {t} continues without client {k}: {failed.reason}")
 
     def check_repeated(self, t: int, report: RoundReport, before: Collection[ClientId]) -> None:
-        """Warn of clients that failed when round `t` was repeated, but not before. before: clients that failed then."""
+        """Warn of clients that failed only when round `t` was repeated. before: clients that failed at first."""
         failed = {k: one for k, one in report.failed.items() if k not in before}
         if failed:
             first = next(iter(failed.values()))
@@ -70,7 +70,7 @@ class RunWarnings:
             )
 
     def check_tests(self, t: int, current: CurrentTests) -> None:
-        """Warn of clients whose test with the server's current message failed, if the run tolerates failures."""
+        """Warn of clients whose test with the server's current message failed, in a run that tolerates failures."""
         failed = {k: one for k, one in current.items() if isinstance(one, ClientFailure)}
         if failed:
             first = next(iter(failed.values()))
@@ -84,7 +84,7 @@ class RunWarnings:
         self._once(_on_disk(memory))
 
     def check_round(self, t: int, report: RoundReport, progress: Progress) -> None:
-        """Warn of failed tests, clients trained one by one, and new divergence."""
+        """Warn of failed tests, of clients trained one by one, and of clients that newly diverged."""
         self.check_tests(t, report.current)
         self._once(_apart(self.backend.plan, report))
         self._once(_single_sample(self.backend.plan, report))
@@ -104,7 +104,7 @@ class RunWarnings:
         self.diverged |= progress.diverged
 
     def check_run(self, progress: Progress) -> None:
-        """Warn, at the end, of a run in which the server learned nothing."""
+        """Warn at the end of a run in which the server learned nothing."""
         if progress.rejected and progress.rejected == progress.uploads:
             logger.warning(
                 f"the server learned nothing in this run, because all {progress.uploads} uploads contained NaN or "
@@ -119,7 +119,7 @@ class RunWarnings:
 
 
 def _apart(plan: Plan, report: RoundReport) -> Iterator[str]:
-    """Yield a warning for each client that could not be trained together with others, with the reason."""
+    """Yield a warning, with the reason, for each client that could not be trained together with others."""
     for k, one in report.client_reports.items():
         if one.alone_because:
             clients = f"clients with model {plan.arch(k)}"
@@ -145,5 +145,5 @@ def _on_disk(memory: MemoryReport) -> Iterator[str]:
 
 
 def _named(clients: Sequence[ClientId]) -> str:
-    """Return text with the ids of the first ten clients and the number of the others."""
+    """Return a text with the ids of the first ten clients and the number of other clients."""
     return f"{'client' if len(clients) == 1 else 'clients'} {few([*map(str, clients)])}"

@@ -1,4 +1,4 @@
-"""Stages between a client's upload and `server_update`, at the server: attacks, clipping, noise, staleness, seals.
+"""Stages at the server between an upload and `server_update`: attacks, clipping, noise, staleness, and seals.
 
 A stage sees a message as its tensors of floating-point numbers, by path. If the client got a message of the same class
 and shapes, they are the differences from it, so an attack on a model turns the client's step and not its weights.
@@ -18,35 +18,36 @@ from raysim.core.messages import is_message, mapped
 from raysim.core.private import Sealed
 
 STATISTICS = ("running_mean", "running_var")
-"""Buffers of BatchNorm, which no stage changes: a negative variance would only make the network fail."""
+"""BatchNorm's buffers, which no stage changes, because a negative variance would only make the network fail."""
 
 Changes = Mapping[str, Tensor]
-"""The floating-point tensors of an upload by path, or their differences from what the client got."""
+"""Path -> floating-point tensor of an upload, or its difference from the tensor that the client received."""
 
 
 class Stage(Protocol):
-    """What happens to the uploads of a round before the method sees them."""
+    """A function that changes uploads of a round before the method gets them."""
 
     def __call__(self, changes: Mapping[ClientId, Changes], t: int) -> Mapping[ClientId, Changes]:
-        """Return the changed uploads of round `t`, without those that stay as they are; a pure function."""
+        """Return only the uploads of round `t` that the stage changes. Must be a pure function."""
 
 
 @dataclass(frozen=True)
 class Uploads:
-    """The uploads of a round as they arrive at the server, with what their clients got."""
+    """The uploads of a round as they arrive at the server, with the messages that their clients received."""
 
     ups: Mapping[ClientId, Any]
-    references: Mapping[ClientId, Mapping[str, Tensor] | None]  # None: the upload is not compared with anything
+    # received tensors to compare with; None: the upload is not compared
+    references: Mapping[ClientId, Mapping[str, Tensor] | None]
     changes: Mapping[ClientId, Changes]
 
     @classmethod
     def of(cls, ups: Mapping[ClientId, Any], down_of: Callable[[ClientId], Any]) -> Uploads:
-        """Compare uploads with what their clients got. down_of: the message that a client got in this round."""
+        """Compare uploads with the messages that their clients received. down_of: client -> its message."""
         references = {k: _reference(up, down_of(k)) for k, up in ups.items()}
         return cls(ups, references, {k: _changes(up, references[k]) for k, up in ups.items()})
 
     def after(self, stages: Sequence[Stage], t: int) -> Uploads:
-        """Return the uploads of round `t` after these stages.
+        """Return the uploads of round `t` after these stages are applied.
 
         An upload that no stage changes is returned itself, because (up - down) + down can have other bits.
         """
@@ -60,7 +61,7 @@ class Uploads:
         return Uploads(ups, self.references, changes)
 
     def caught_up(self, factors: Mapping[ClientId, float], now_of: Callable[[ClientId], Any]) -> Uploads:
-        """Return the uploads as if their clients had started from what they would get now, with scaled changes.
+        """Return the uploads as if their clients had started from the server's current message, with scaled changes.
 
         factors: of the uploads that are stale or scaled; a change is multiplied by it. now_of: the message that a
         client would get. An upload that is not compared with what its client got stays as it is.
@@ -75,7 +76,7 @@ class Uploads:
         return Uploads(ups, references, changes)
 
     def sealed(self) -> dict[ClientId, Any]:
-        """Return the uploads as only a private mean can read them. Raises `RunError` for BatchNorm's statistics."""
+        """Return uploads that only a private mean can read. Raises `RunError` for BatchNorm's statistics."""
         return {k: self._sealed(k) for k in self.ups}
 
     def _sealed(self, k: ClientId) -> Any:
@@ -91,7 +92,7 @@ class Uploads:
 
 
 def tensors_of(msg: Any) -> dict[str, Tensor]:
-    """Return the floating-point tensors of a message that stages may change, by path, such as `w.header.weight`."""
+    """Return path (as `w.header.weight`) -> floating-point tensor, for the tensors that stages may change."""
     return {name: tensor for name, tensor in _floats(msg).items() if not name.endswith(STATISTICS)}
 
 
@@ -109,7 +110,7 @@ def _floats(msg: Any, path: str = "") -> dict[str, Tensor]:
 
 
 def _reference(up: Any, down: Any) -> Mapping[str, Tensor] | None:
-    """Return the tensors that an upload is compared with; None: the client got no message of its class and shapes."""
+    """Return the received tensors to compare an upload with; None: the received message has another class or shapes."""
     if type(up) is not type(down):
         return None
     had, has = tensors_of(down), tensors_of(up)
@@ -123,7 +124,7 @@ def _changes(up: Any, reference: Mapping[str, Tensor] | None) -> Changes:
 
 
 def _with(up: Any, reference: Mapping[str, Tensor] | None, changes: Changes) -> Any:
-    """Return the upload with other tensors."""
+    """Return a copy of the upload with other tensors."""
     new = {
         id(tensor): changes[name] if reference is None else reference[name] + changes[name]
         for name, tensor in tensors_of(up).items()

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 class Stop:
     """A request to end a run after its current round is done and saved."""
 
-    possible: bool = False  # whether rounds are running
+    possible: bool = False  # whether rounds are running, which can be ended
     requested: bool = False
-    closing: bool = False  # whether the rounds have ended, however they ended, and results are being written
-    after: int | None = None  # also end the run after this round; None: after its last
-    quiet: bool = False  # whether a signal that ends the run is not confirmed on standard error
+    closing: bool = False  # whether the rounds have ended, for any reason, and results are being written
+    after: int | None = None  # the round after which the run also ends; None: the last round
+    quiet: bool = False  # whether no confirmation of a signal is printed on standard error
 
     def due(self, t: int) -> bool:
-        """Return whether a run with round `t` done ends now."""
+        """Return whether a run ends now, after round `t`."""
         return self.requested or (self.after is not None and t >= self.after)

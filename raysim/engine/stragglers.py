@@ -1,4 +1,4 @@
-"""Clients that do not finish all their local epochs in a round: a pure function of seed, round and client."""
+"""Clients that do not finish all local epochs of a round: a pure function of seed, round and client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run begins with the clients and the server of another run, which workers of this process hold (`init`)."""
+"""The state that a run takes over from another run (`init`), whose workers are in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raysim.engine.workers.networks import new_network
 
 
 def take_over(backend: InProcessBackend, plan: Plan, same_method: bool) -> Initial:
-    """Return the initial state of a run from the restored state of another run, which has the same architectures.
+    """Return the initial state of a run from the restored state of another run with the same architectures.
 
     plan: of the new run. same_method: whether both runs have the same method; the clients then begin with their whole
     networks and the server with its whole state, otherwise with the models of the clients' architectures.
@@ -31,7 +31,7 @@ def take_over(backend: InProcessBackend, plan: Plan, same_method: bool) -> Initi
         _part(net, wanted[arch], "of this run")
     states: list[Packed] = []
     of: list[int] = []
-    untrained: dict[str, int] = {}  # architecture -> position of the state of clients that never took part
+    untrained: dict[str, int] = {}  # architecture -> position of the state that all clients have that never took part
     for k in range(plan.num_clients):
         arch, fresh = plan.arch(k), backend.worker.states.is_untrained(k)
         if not (fresh and arch in untrained):
@@ -48,7 +48,7 @@ def take_over(backend: InProcessBackend, plan: Plan, same_method: bool) -> Initi
 
 
 def _part(net: nn.Module, wanted: Weights, whose: str) -> Weights:
-    """Return the state of a network, or of the module in it, that has these tensors. Raises `ScenarioError`."""
+    """Return the state of a network, or of a module in it, that has these tensors. Raises `ScenarioError`."""
     if (part := part_with(net, wanted)) is not None:
         return part.state_dict()
     had = form_of(net.state_dict())
@@ -62,7 +62,7 @@ def _part(net: nn.Module, wanted: Weights, whose: str) -> Weights:
 
 
 def _server_model(backend: InProcessBackend, plan: Plan) -> dict[str, Packed]:
-    """Return the model in the server's state, by its architecture; empty if there is none, or several.
+    """Return architecture -> model in the server's state; empty if the state has no model, or several.
 
     With several architectures, methods disagree about what their servers share. Buffers that the server does not have,
     such as BatchNorm's, stay those of a new model.

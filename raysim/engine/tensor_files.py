@@ -1,4 +1,4 @@
-"""What the two writers of safetensors files share: copies that the format accepts, and the metadata of a file."""
+"""Functions for both kinds of safetensors files (checkpoints and exports): accepted copies of tensors, and metadata."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def contiguous_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies on the CPU: safetensors refuses tensors that share memory, such as tied weights, or have gaps."""
+    """Return copies on the CPU, because safetensors refuses tensors that share memory (tied weights) or have gaps."""
     return {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -19,7 +19,7 @@ def contiguous_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def metadata_of(data: bytes) -> Any:
-    """Return the metadata of a file, which `safetensors.torch.load` drops.
+    """Return the metadata of a file; `safetensors.torch.load` ignores it.
 
     A file begins with the size of its header, in 8 bytes, and the header, in JSON. Raises `ValueError`, `KeyError` or
     `TypeError` for any other file.

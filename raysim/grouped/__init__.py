@@ -1,1 +1,1 @@
-"""Clients of one architecture that are trained and tested by one call."""
+"""Training and testing of several clients of one architecture by one call."""

@@ -1,4 +1,4 @@
-"""Run several functions in lockstep: how the hooks of several clients wait for each other in `Client.fit`.
+"""Runs several functions in lockstep. The hooks of several clients wait in `Client.fit` for each other this way.
 
 A piece of work is a plain function that calls `ask` on the way. Each runs in a greenlet, with its own stack in the same
 thread, so hooks need no changes. Only one runs at a time; they take turns in the given order.
@@ -16,18 +16,18 @@ from raysim.core.accelerator import random_state, set_random_state
 
 T = TypeVar("T")
 Answer = Callable[[list[Any]], Sequence[Any]]
-"""Questions, in the order of the pieces of work -> one answer for each."""
+"""Function from the questions of all pieces of work, in order, to their answers."""
 
 
 def ask(question: Any) -> Any:
-    """Ask a question from inside a piece of work: wait until all others ask or have ended, then return the answer."""
+    """Ask a question inside a piece of work, wait until the others have asked or ended, and return the answer."""
     hub = getcurrent().parent
     assert hub is not None
     return hub.switch(question)
 
 
 def in_lockstep(works: Sequence[Callable[[], T]], answer: Answer) -> list[T]:
-    """Run pieces of work to their next question, answer all questions at once, and so on until all have ended.
+    """Run pieces of work until each asks a question or ends, answer all questions at once, and repeat until all end.
 
     Each piece has its own state of torch's global generators: its draws affect neither the other pieces nor the caller.
     Raises the first exception of a piece; the other pieces then end where they wait.
@@ -52,7 +52,7 @@ def in_lockstep(works: Sequence[Callable[[], T]], answer: Answer) -> list[T]:
             asked = dict(zip(questions, replies, strict=True))
     finally:
         for let in lets:
-            if let:  # it has begun, but not ended
+            if let:  # the work has begun, but has not ended
                 let.throw()
         set_random_state(before)
     return [results[i] for i in range(len(works))]

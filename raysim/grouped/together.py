@@ -45,15 +45,15 @@ from raysim.core.torch_workarounds import (
 from raysim.grouped.lockstep import ask
 
 TOLERANCE = 1e-4
-"""Greatest relative difference that padding with weight 0 may make to a loss; rounding gives 1e-6."""
+"""Maximum relative change of a loss by padding with weight 0. Rounding errors cause 1e-6."""
 
 
 class CannotGroupError(Exception):
-    """These clients cannot be trained by one call; the message gives the reason."""
+    """These clients cannot be trained by one call. The message contains the reason."""
 
 
 def fit_all(jobs: Sequence[FitJob]) -> list[FitResult | str]:
-    """Train jobs together where one call can do it; return the reason for each job that needs `fit_one` instead.
+    """Train jobs together if one call can do it. Return a reason for each job that needs `fit_one` instead.
 
     The reason is empty if no other job has the same loss. The grouping depends on the jobs alone.
     """
@@ -74,12 +74,12 @@ def ask_to_fit(job: FitJob) -> FitResult:
 
 
 def fit_together(jobs: Sequence[FitJob]) -> list[FitResult]:
-    """Train networks of one architecture on their batches; each result equals that of `fit_one`, up to rounding.
+    """Train networks of one architecture on their batches. Results equal those of `fit_one`, up to rounding.
 
     Raises `CannotGroupError`, or an exception of torch or the loss, if that is not possible; the networks then stay
     unchanged.
     """
-    # Clients with the most batches come first, so that the clients still training are the first M of the stack.
+    # Clients are sorted by their number of batches, so that the clients still training are the first M of the stack.
     order = sorted(range(len(jobs)), key=lambda i: -len(jobs[i].batches))
     ordered = [jobs[i] for i in order]
     stack, source = Stack(ordered), _source(ordered)
@@ -93,7 +93,7 @@ def fit_together(jobs: Sequence[FitJob]) -> list[FitResult]:
 
 
 class Stack:
-    """The networks of several clients as one: the same tensor of all clients is stacked as [G, ...]."""
+    """The networks of several clients, stacked: a tensor [G, ...] contains the same tensor of all clients."""
 
     def __init__(self, jobs: Sequence[FitJob]) -> None:
         first = jobs[0]
@@ -101,7 +101,7 @@ class Stack:
         self.tensors = [named_tensors(job.net) for job in jobs]
         for job in jobs:
             set_training(job.net, True)
-        # Batches contain the epochs, and some clients may have more batches than others.
+        # The batches include all epochs; clients may have different numbers of batches.
         settings = [(replace(job.local, epochs=1), job.rates, job.bounds) for job in jobs]
         if any(one != settings[0] for one in settings):
             raise CannotGroupError("the training settings of the clients differ")
@@ -123,7 +123,7 @@ class Stack:
         self.padding_checked = False
 
     def narrow(self, active: int) -> None:
-        """Continue with the first `active` clients only; the others have no batches left."""
+        """Continue with only the first `active` clients, because the others have no batches left."""
         if active == self.active:
             return
         self.active = active
@@ -136,7 +136,7 @@ class Stack:
             _narrow(optimizer, instead, active)
 
     def step(self, batch: Batch, sizes: Sequence[int]) -> None:
-        """Train every active client for one step on its part of `batch`. sizes: number of real samples per client."""
+        """Train every active client for one step on its part of `batch`. sizes: real samples of each client."""
         if batch.weight is not None and self.norm_by_batch:
             raise CannotGroupError("BatchNorm needs equal batch sizes, but those of the clients differ")
         loss_M, kept_MB = self._losses(batch)
@@ -158,7 +158,7 @@ class Stack:
 
     @torch.no_grad()
     def results(self) -> list[FitResult]:
-        """Copy the trained tensors into the clients' networks and return each client's result."""
+        """Copy the trained tensors into the clients' networks, and return each client's result."""
         for name, stacked in self.whole.items():
             torch._foreach_copy_([one[name] for one in self.tensors], list(stacked.unbind()))
         rows: Sequence[Tensor | None] = [None] * len(self.jobs)
@@ -196,14 +196,14 @@ class Stack:
         return as_float32(result), None
 
     def _loss(self, tensors: Mapping[str, Tensor], batch: Batch, given: Any) -> Any:
-        """Return the loss of one client with these tensors in its network."""
+        """Return the loss of one client, computed with these tensors in its network."""
         first = self.jobs[0]
         with tensors_replaced(first.net, tensors):
             return first.loss(first.net, batch, given)
 
     @torch.no_grad()
     def _check_padding(self, batch: Batch, sizes: Sequence[int]) -> None:
-        """Raise `CannotGroupError` if samples of weight 0 change the loss.
+        """Raise `CannotGroupError` if samples with weight 0 change the loss.
 
         Distinct samples of the largest batch get weight 0 here: padding repeats one sample, and a plain mean
         over copies of a single sample is that sample's loss. Parameters are perturbed first, since a header of zeros
@@ -256,7 +256,7 @@ def outputs_together(nets: Sequence[nn.Module], x_GB: Tensor) -> Tensor:
 
 
 class Given:
-    """The argument `given` of all clients' losses, stacked. Shared parts stay single; per-sample tensors are padded."""
+    """The argument `given` of all losses, stacked. Shared values stay single; per-sample tensors are padded."""
 
     def __init__(self, jobs: Sequence[FitJob]) -> None:
         each = [pytree.tree_flatten(job.given) for job in jobs]
@@ -278,12 +278,12 @@ class Given:
         return pytree.tree_unflatten(leaves, self.tree)
 
     def narrow(self, active: int) -> None:
-        """Continue with the first `active` clients only."""
+        """Continue with only the first `active` clients."""
         self.stacked = {i: value[:active] for i, value in self.stacked.items()}
 
 
 def clip_each(gradients: Sequence[Tensor], limit: float) -> None:
-    """Apply `torch.nn.utils.clip_grad_norm_` to each client separately: gradients [M, ...], in place."""
+    """Apply `torch.nn.utils.clip_grad_norm_` to each client's gradients separately, in place: [M, ...]."""
     norms = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients]
     norm_M = torch.linalg.vector_norm(torch.stack(norms), dim=0)
     scale_M = (limit / (norm_M + 1e-6)).clamp(max=1.0)
@@ -292,7 +292,7 @@ def clip_each(gradients: Sequence[Tensor], limit: float) -> None:
 
 
 def _attempt(jobs: Sequence[FitJob]) -> Sequence[FitResult | str]:
-    """Call `fit_together`; if it fails, restore the generators and return the reason for each job."""
+    """Call `fit_together`. If it fails, restore the generators, and return the reason for each job."""
     shuffled = [job.batches for job in jobs if isinstance(job.batches, Shuffled)]
     states = [one.rng.get_state() for one in shuffled]
     try:
@@ -307,28 +307,28 @@ def _attempt(jobs: Sequence[FitJob]) -> Sequence[FitResult | str]:
 
 
 PLAIN = (bool, int, float, str, NoneType)
-"""Types whose equal values are the same for a loss: Python may make a new object for an equal number."""
+"""Types that are compared by value, because a loss treats equal values alike, even if they are different objects."""
 
 
 def _kind(job: FitJob) -> Hashable:
-    """Return a key that is equal for jobs with the same loss function."""
+    """Return a key that is equal for jobs with equal loss functions."""
     function = getattr(job.loss, "__func__", job.loss)
     key: tuple[Hashable, ...] = (id(getattr(job.loss, "__self__", None)), str(type(job.given)))
     if not isinstance(function, FunctionType):
         return (*key, id(function))
-    # A function defined inside a hook is a new object for each client, but the same loss if its closure is the same.
+    # A function defined inside a hook is a new object for each client. It is an equal loss if its closure is equal.
     try:
         closed = [cell.cell_contents for cell in function.__closure__ or ()]
-    except ValueError:  # a variable without a value so far
+    except ValueError:  # a closure variable may have no value yet
         return (*key, id(function))
     named = [part for item in (function.__kwdefaults__ or {}).items() for part in item]
     held = [*closed, *(function.__defaults__ or ()), *named]
-    # The text of a number tells 0.0 from -0.0, and 1 from True.
+    # Numbers are compared as text, which distinguishes 0.0 from -0.0, and 1 from True.
     return (*key, function.__code__, *(repr(one) if type(one) in PLAIN else id(one) for one in held))
 
 
 def _narrow(optimizer: Optimizer, instead: Mapping[Tensor, Tensor], active: int) -> None:
-    """Replace an optimizer's parameters by those of the first `active` clients. instead: old -> new parameter."""
+    """Replace an optimizer's parameters by those of the first `active` clients. instead: old parameter -> new one."""
     if isinstance(optimizer, Sgd):
         optimizer.buffers = {instead[old]: buffer[:active] for old, buffer in optimizer.buffers.items()}
         optimizer.parameters = [instead[old] for old in optimizer.parameters]
@@ -341,7 +341,7 @@ def _narrow(optimizer: Optimizer, instead: Mapping[Tensor, Tensor], active: int)
 
 
 def _source(jobs: Sequence[FitJob]) -> Callable[[int], tuple[Batch, list[int]]]:
-    """Return a function: M -> the next batch of the first M jobs, stacked, and the real size of each.
+    """Return a function from M to the next batch of the first M jobs, stacked, and each job's number of real samples.
 
     Shorter batches are padded by repeating their first sample with weight 0.
     """
@@ -359,7 +359,7 @@ def _source(jobs: Sequence[FitJob]) -> Callable[[int], tuple[Batch, list[int]]]:
 
         return drawn
 
-    # Only the order is random, so one lookup fetches the samples of all clients.
+    # The order of samples is random, but nothing else, so one lookup fetches the samples of all clients.
     data = [job.batches.data for job in jobs if isinstance(job.batches, Shuffled)]
     places = [job.batches.places() for job in jobs if isinstance(job.batches, Shuffled)]
     raw, y_all = torch.cat([one.raw_N for one in data]), torch.cat([one.y for one in data])
@@ -378,7 +378,7 @@ def _source(jobs: Sequence[FitJob]) -> Callable[[int], tuple[Batch, list[int]]]:
 
 
 def _filled(each: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Stack tensors [B_m, ...] to [M, B, ...]; shorter ones are padded with their first entry."""
+    """Stack tensors [B_m, ...] to [M, B, ...], padding shorter ones with their first entry."""
     longest = max(sizes)
     if min(sizes) == longest:
         return torch.stack(list(each))
@@ -386,7 +386,7 @@ def _filled(each: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
 
 
 def _weight(sizes: Sequence[int], x: Tensor) -> Tensor | None:
-    """Return 1 for real samples and 0 for padding, [M, B]; None if all are real."""
+    """Return weights [M, B], 1 for real samples and 0 for padding; None if there is no padding."""
     if min(sizes) == max(sizes):
         return None
     real_MB = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
@@ -403,7 +403,7 @@ def _stacked_given(values: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
 
 
 def _perturbed(weight: Tensor) -> Tensor:
-    """Return a parameter with a different small number added to each of its values."""
+    """Return a copy of a parameter whose values each have another small number added."""
     ramp = torch.linspace(-0.1, 0.1, weight.numel(), dtype=weight.dtype, device=weight.device)
     return weight + ramp.view(weight.shape)
 

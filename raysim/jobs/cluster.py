@@ -13,12 +13,12 @@ from raysim.common.text import holds_secret, redacted
 from raysim.tracking.store import bypass_proxy, is_loopback
 
 KIND = "raysim"
-"""The metadata key that marks a job as raysim's; its value is raysim's version."""
+"""The metadata key that marks raysim's jobs. Its value is the version of raysim."""
 
 
 @contextlib.contextmanager
 def connect(address: str) -> Iterator[Any]:
-    """Yield a `JobSubmissionClient` of a dashboard; errors of the client in the block become one sentence."""
+    """Yield a `JobSubmissionClient` for a dashboard. Inside the block, its errors become one sentence."""
     if holds_secret(address):
         raise ScenarioError(
             f"--address: {redacted(address)} contains a password; remove it, and put the cluster's token into "
@@ -29,8 +29,9 @@ def connect(address: str) -> Iterator[Any]:
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
-    logging.getLogger("ray").setLevel(logging.WARNING)  # it logs every upload and closed connection
-    os.environ.pop("RAY_API_SERVER_ADDRESS", None)  # the client would prefer it; `--address` has it by default
+    logging.getLogger("ray").setLevel(logging.WARNING)  # Ray logs every upload and every closed connection
+    # overrides the client's address; it is already the default of `--address`
+    os.environ.pop("RAY_API_SERVER_ADDRESS", None)
     try:
         yield JobSubmissionClient(address)
     except AuthenticationError as error:
@@ -40,9 +41,10 @@ def connect(address: str) -> Iterator[Any]:
             f"{address} does not answer: check that Ray is running and that this is its dashboard's address"
         ) from None
     except (OSError, RuntimeError) as error:
-        if isinstance(error, RaysimError) or getattr(error, "errno", None) is not None:  # of this machine's disk
+        # an error of this machine's disk
+        if isinstance(error, RaysimError) or getattr(error, "errno", None) is not None:
             raise
-        reason = str(error).strip(" .\n").splitlines()[-1]  # Ray sends a whole traceback
+        reason = str(error).strip(" .\n").splitlines()[-1]  # Ray sends a traceback, whose last line is the reason
         raise (ScenarioError if "status code 404" in reason else RunError)(f"{address}: {reason}") from None
 
 

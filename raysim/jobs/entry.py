@@ -1,4 +1,4 @@
-"""Program of a job, on the head node: checks versions, then acts as `raysim launch`, `resume` or `sweep`.
+"""The program of a job on the head node. It checks versions, then acts as `raysim launch`, `resume` or `sweep`.
 
     python -m raysim.jobs.entry CLIENT [SCENARIO] [--set KEY=VALUE]... [--sweep | --resume RUN [--code-changed]]
 
@@ -21,17 +21,17 @@ from types import FrameType
 from raysim.common.installed import installed
 
 RESUME = "raysim submit --resume"
-"""The user's command to resume a job's run; the run folder follows it."""
+"""The command with which users resume a job's run; the run folder is appended."""
 
 STOP_S = 12
-"""Seconds between SIGTERM and SIGKILL when Ray stops a job; Ray's default of 3 is too short to close a run."""
+"""Seconds that Ray waits between SIGTERM and SIGKILL to stop a job. Its default of 3 is too short to close a run."""
 
 ROUND_DEADLINE_S = 5.0
-"""How long a round may continue after SIGTERM, in seconds; the rest of `STOP_S` is for closing the run."""
+"""Seconds that a round may continue after SIGTERM. The rest of `STOP_S` is for closing the run."""
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the job; returns its exit code, as `raysim launch` does."""
+    """Run the job; return the exit code that `raysim launch` would return."""
     parser = argparse.ArgumentParser(prog="raysim.jobs.entry")
     parser.add_argument("client")
     parser.add_argument("scenario", nargs="?")
@@ -54,7 +54,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def versions() -> str:
-    """The versions that must be the same where a job is submitted and on the cluster."""
+    """Return the versions that must be equal on the submitting machine and on the cluster."""
     python, ray = (".".join(version.split(".")[:2]) for version in (sys.version, installed("ray")))
     return f"Python {python} and Ray {ray}"
 
@@ -64,7 +64,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _repeat_sigterm() -> None:
-    """Send SIGTERM to this process again, `ROUND_DEADLINE_S` after the first one.
+    """Send SIGTERM to this process again, `ROUND_DEADLINE_S` after the first SIGTERM.
 
     The first SIGTERM ends a run after its round, and Ray sends no second one before SIGKILL. The repetition interrupts
     a round that takes minutes, while there is still time to write the results. A run that is closing ignores it
@@ -72,7 +72,7 @@ def _repeat_sigterm() -> None:
     """
     received, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
-    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)  # Python writes the number of every signal to it
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)  # Python then writes the number of every signal to `wakeup`
 
     def repeat() -> None:
         while os.read(received, 1) != bytes([signal.SIGTERM]):
@@ -84,7 +84,7 @@ def _repeat_sigterm() -> None:
 
 
 def _work(options: argparse.Namespace) -> int:
-    # Imported here: these need torch and other packages, and `main` must report other versions first.
+    # Imported here, because these modules need torch and other packages, while `main` must first report other versions.
     from raysim.common.errors import RaysimError
 
     path = None if options.scenario is None else Path(options.scenario).absolute()
@@ -102,7 +102,7 @@ def _work(options: argparse.Namespace) -> int:
 
 
 def _run(path: Path | None, options: argparse.Namespace) -> int:
-    """Run a scenario, or resume the run in a folder, or with an id below the scenario's `output`."""
+    """Run a scenario, or resume a run, named by its folder or by its id below the scenario's `output`."""
     from raysim.jobs.job_log import JobLogTracker, report
     from raysim.report.table import print_closing_table
     from raysim.runs.find import find_run

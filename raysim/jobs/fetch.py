@@ -1,4 +1,4 @@
-"""Downloads the run folder of a job, using only the Jobs API.
+"""Downloads the run folder of a job through the Jobs API alone.
 
 The folder is on the head node's disk, which the user's machine may not reach. The Jobs API cannot return files. So the
 only channel that every cluster has is a job's log.
@@ -23,7 +23,7 @@ from raysim.jobs.job_log import JobLog, read_log
 
 
 def fetch(client: Any, job: str, output: Path | None, checkpoints: bool) -> tuple[Path, int]:
-    """Download a job's run folder to `output`; returns the folder and the number of files.
+    """Download a job's run folder to `output`; return the folder and the number of files.
 
     The default of `output` is ./runs/<scenario>/<run id>. For a sweep the folder contains all cells, and the default is
     ./runs/<sweep>. Fetching again replaces the files, so a run can be fetched while it runs and again after its end.
@@ -39,7 +39,7 @@ def fetch(client: Any, job: str, output: Path | None, checkpoints: bool) -> tupl
         asyncio.run(_receive(client, log.run_folder, checkpoints, file))
         with zipfile.ZipFile(file) as received:
             names = received.namelist()
-            # The client rows are in clients.arrows while a run is running, and in clients.parquet after its end.
+            # Client rows are in clients.arrows during a run, and in clients.parquet after its end.
             for rows in (target / name for name in names if PurePosixPath(name).stem == "clients"):
                 for suffix in (".arrows", ".parquet"):
                     rows.with_suffix(suffix).unlink(missing_ok=True)
@@ -52,7 +52,7 @@ def _default(log: JobLog) -> Path:
 
 
 async def _receive(client: Any, folder: str, checkpoints: bool, file: IO[bytes]) -> None:
-    """Start a helper job on the head node that prints `folder` as an archive, and write the archive to `file`."""
+    """Start a helper job on the head node, which prints `folder` as an archive; write this archive to `file`."""
     program = Path(archive.__file__).read_text(encoding="utf-8")
     words = ["python", "-c", program, folder, *(["--checkpoints"] if checkpoints else [])]
     helper = client.submit_job(
@@ -70,8 +70,8 @@ async def _receive(client: Any, folder: str, checkpoints: bool, file: IO[bytes])
                         file.write(base64.b64decode(line))
                     else:
                         begun, last = line == archive.BEGIN, line
-    except Exception as error:  # those of aiohttp, if the connection breaks
+    except Exception as error:  # aiohttp raises errors of its own if the connection breaks
         last = cause(error)
     finally:
-        client.stop_job(helper)  # it empties its log, which contains the whole folder
+        client.stop_job(helper)  # the helper then empties its log, which contains the whole folder
     raise RunError(f"the run folder was not received ({last}); fetch again")

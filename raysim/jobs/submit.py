@@ -1,4 +1,4 @@
-"""Submits a scenario or sweep to a cluster as a job, with raysim's own code, its algorithms and scenarios; no data."""
+"""Submits a scenario or sweep to a cluster as a job, with raysim's code, algorithms and scenarios, but without data."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Work:
-    """The files of a job, and its metadata for the list of jobs."""
+    """The files of a job, and the metadata that the list of jobs shows."""
 
-    files: Sequence[Path] = ()  # the scenario or sweep file, and what it names; empty: a run is resumed from its folder
+    files: Sequence[Path] = ()  # the scenario or sweep file, and files that it names; empty for resuming a run
     sweep: bool = False
-    own_code: OwnCode = OwnCode()  # custom code that the scenario refers to
+    own_code: OwnCode = OwnCode()  # custom code that the scenario names
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
 def check(file: Path, sets: Sequence[str]) -> Work:
-    """Return the work of a scenario or sweep. Raises `ScenarioError`."""
+    """Check a scenario or sweep, and return its job. Raises `ScenarioError`."""
     files = files_of(file)
     if not files:
         scenario = Scenario.of(parse_scenario(file, sets))
@@ -61,14 +61,14 @@ def check(file: Path, sets: Sequence[str]) -> Work:
 
 
 def run_on_cluster(client: Any, run: str) -> tuple[str, Mapping[str, str]]:
-    """Return a run's folder or id on the head node, and metadata for the job that resumes it.
+    """Return a run's folder or id on the head node, and metadata of a job that resumes the run.
 
     run: a job's id, or the run's folder or id on the head node, which only the resuming job can check. Raises
     `ScenarioError` if the job has no run.
     """
     known = {job.submission_id: job for job in client.list_jobs()}
     if run not in known:
-        return run, {"name": Path(run).parent.name}  # from <output>/<scenario>/<run id>
+        return run, {"name": Path(run).parent.name}  # the path is <output>/<scenario>/<run id>
     log = read_log(client.get_job_logs(run))
     if log.sweep or not log.run_folder:
         raise ScenarioError(f"--resume: the job {run} has no run to resume; submit its scenario or sweep again")
@@ -76,7 +76,7 @@ def run_on_cluster(client: Any, run: str) -> tuple[str, Mapping[str, str]]:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the job's environment variables: those of `--env`, and the address of MLflow's server."""
+    """Return the job's environment variables: those of `--env`, and MLflow's address."""
     sent = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_S)}
     server = os.environ.get(MLFLOW, "")
     if server.startswith(("http://", "https://")) and MLFLOW not in variables:
@@ -105,7 +105,7 @@ def submit(client: Any, job: str | None, work: Work, words: Sequence[str], varia
         files = stage(work.files, folder, work.own_code)
         command = ["python", "-m", "raysim.jobs.entry", versions(), *files[:1], *words]
         client.submit_job(
-            entrypoint=f"exec {shlex.join(command)}",  # `exec`: SIGTERM must reach the run, not a shell in between
+            entrypoint=f"exec {shlex.join(command)}",  # with `exec`, SIGTERM reaches the run instead of a shell
             submission_id=job,
             metadata={**work.facts, KIND: installed("raysim")},
             runtime_env={"working_dir": str(folder), "env_vars": environment(variables)},
@@ -114,7 +114,7 @@ def submit(client: Any, job: str | None, work: Work, words: Sequence[str], varia
 
 
 def stage(files: Sequence[Path], folder: Path, own_code: OwnCode) -> list[str]:
-    """Copy raysim and `files` to `folder`; returns the paths of the files in it.
+    """Copy raysim and `files` to `folder`; return the paths of the copies of `files`.
 
     The files keep their paths relative to each other. The package is the one that this process imports, so the job runs
     the code that was checked.
@@ -122,14 +122,14 @@ def stage(files: Sequence[Path], folder: Path, own_code: OwnCode) -> list[str]:
     package = Path(str(raysim.__file__)).parent
     shutil.copytree(package, folder / "raysim", ignore=shutil.ignore_patterns("__pycache__", ".*"))
     _write_metadata(folder)
-    # Not resolved, so that links of files and folders stay where the sweep file names them.
+    # Links are not resolved, so that files and folders stay where the sweep file names them.
     places = [Path(os.path.abspath(file)) for file in files]  # noqa: PTH100  # `absolute` keeps `..`
     common = Path(os.path.commonpath([place.parent for place in places])) if places else folder
     names = [place.relative_to(common).as_posix() for place in places]
     for file, name in zip(files, names, strict=True):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, folder / name)
-    if names:  # the scenario's loader looks for this folder, also if it is empty
+    if names:  # the scenario's loader expects this folder, even if it is empty
         code = (folder / names[0]).parent / JOB_CODE
         code.mkdir()
         own_code.write(code)
@@ -137,7 +137,7 @@ def stage(files: Sequence[Path], folder: Path, own_code: OwnCode) -> list[str]:
 
 
 def _write_metadata(folder: Path) -> None:
-    """Write raysim's metadata, with its version and its commit: the cluster need not have raysim installed."""
+    """Write raysim's metadata, with version and commit, because raysim may not be installed on the cluster."""
     distribution = metadata.distribution("raysim")
     header = str(distribution.metadata).partition("\n\n")[0]
     info = folder / f"raysim-{distribution.version}.dist-info"

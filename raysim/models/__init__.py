@@ -1,4 +1,4 @@
-"""The architectures of clients, by the names that scenario files use.
+"""The architectures of clients, by their names in scenario files.
 
 To add an architecture, write a builder that returns a `SplitNet` and add an entry to `_SPECS`; the shape tests include
 it automatically. Builders are imported when a model is built, so names and required inputs are known without torch.
@@ -27,16 +27,16 @@ __all__ = ["MODELS", "ModelSpec", "build_model", "common_feature_dim", "incompat
 
 
 TOGETHER = 32
-"""Default number of clients that one call trains; more gain little, and leave fewer calls to distribute over actors."""
+"""Default number of clients that one call trains. More gain little, and leave fewer calls for the actors."""
 
 SMALL = 30_000
-"""Maximum number of parameters with which perceptrons train faster by one call than one by one on a CPU; the parameters
-of several larger ones do not fit into its cache. `benchmarks/together.py` measures it."""
+"""Maximum number of parameters of perceptrons that train faster by one call than one by one on a CPU. The stacked
+parameters of larger ones exceed its cache. `benchmarks/together.py` measures this."""
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One architecture: its description, the samples that it reads, its builder.
+    """An architecture: its description, the samples that it accepts, and its builder.
 
     Batch norm cannot train on a single sample with a 1x1 feature map (torch raises ValueError): with 32x32 images,
     resnet10 to resnet152 need batches of two or more.
@@ -44,19 +44,19 @@ class ModelSpec:
 
     name: str
     summary: str  # one line for `raysim list models`
-    native_dim: int | None  # representation width D of its paper; None: no native width
-    build: Callable[[int, InputSpec, int], SplitNet]  # num_classes, input_spec, feature_dim
-    reads: Kind | InputSpec = "image"  # a kind of samples (images within the limits below), or samples of one shape
+    native_dim: int | None  # representation width D in its paper; None: the paper has none
+    build: Callable[[int, InputSpec, int], SplitNet]  # function of (num_classes, input_spec, feature_dim)
+    reads: Kind | InputSpec = "image"  # accepted samples: a kind, with images limited as below, or one exact shape
     channels: tuple[int, ...] = (1, 3)
     min_size: int = 8  # minimum H and W
-    patch: int | None = None  # images must be square, with a side that is a multiple of this
+    patch: int | None = None  # images must be square, and this must divide their side
     stacks: Callable[[InputSpec, int, int, int], bool] = lambda *task: False
     """(input_spec, feature_dim, num_classes, batch size) -> whether several clients train faster by one call than one
-    by one on a CPU; used by `training.together: auto`."""
+    by one on a CPU. `training.together: auto` uses it."""
 
 
 def _builder(place: str, **settings: Any) -> Callable[..., SplitNet]:
-    """Return the function at `place`, "module.name" in this folder, with these keyword arguments bound."""
+    """Return the function called "module.name" in this folder, with these keyword arguments bound."""
     return partial(_build, *place.split("."), **settings)
 
 
@@ -137,7 +137,7 @@ _SPECS = (
     _fashion_cnn("fmnist_cnn5", fc1=50),
     _mlp("digits_mlp64", "64-32-10", (), 32, _DIGITS),
     _mlp("digits_mlp128", "64-128-32-10", (128,), 32, _DIGITS),
-    # Convolutions of several clients are slower in one call; one call saves time only if a training step is short.
+    # One call makes the convolutions of several clients slower, so it saves time only if a training step is short.
     ModelSpec(
         "digits_cnn_s",
         "one 3x3 convolution (8); for 8x8 digits",
@@ -222,12 +222,12 @@ MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in _SPECS}
 
 
 def incompatibility(name: str, input_spec: InputSpec) -> str | None:
-    """Return why the model cannot read these samples, such as "cnn1 needs 3x32x32 images"; None if it can.
+    """Return why the model cannot read these samples, for example "cnn1 needs 3x32x32 images"; None if it can.
 
     Raises ScenarioError (a ValueError) for an unknown name.
     """
     if name not in MODELS and named("models", name) is not None:
-        return None  # a custom model is only checked when it is built
+        return None  # a custom model is checked when it is built
     spec = _spec(name)
     if isinstance(spec.reads, InputSpec):
         return None if input_spec == spec.reads else f"{name} needs {spec.reads}"
@@ -246,7 +246,7 @@ def incompatibility(name: str, input_spec: InputSpec) -> str | None:
 
 
 def build_model(name: str, *, num_classes: int, input_spec: InputSpec, feature_dim: int) -> SplitNet:
-    """Build a newly initialised network on the CPU, with weights drawn from torch's global generator only.
+    """Build a new network on the CPU. Its weights depend on torch's global generator only.
 
     Raises ScenarioError (a ValueError) for an unknown name, or samples that do not fit.
     """
@@ -258,7 +258,7 @@ def build_model(name: str, *, num_classes: int, input_spec: InputSpec, feature_d
 
 
 def common_feature_dim(names: Iterable[str]) -> int:
-    """Return the native representation width that all the named models share.
+    """Return the native representation width of all the named models.
 
     Raises ScenarioError (a ValueError) for an unknown name, or if native widths differ or no model has one.
     """
@@ -284,7 +284,7 @@ def _spec(name: str) -> ModelSpec:
 
 
 def _own(reference: Reference, num_classes: int, input_spec: InputSpec, feature_dim: int) -> SplitNet:
-    """Build a custom network by the user's class or function. Raises `ScenarioError` if it returns no `SplitNet`."""
+    """Build a custom network by the user's class or function. Raises `ScenarioError` unless it is a `SplitNet`."""
     from raysim.models.split import SplitNet
 
     make = reference.get()

@@ -1,4 +1,4 @@
-"""Torchvision's ResNets (4 to 152 layers), a small vision transformer and a small MobileNetV2, with a common width D.
+"""Torchvision's ResNets (4 to 152 layers), a small vision transformer and a small MobileNetV2, all with width D.
 
 All but the last are the high-heterogeneity mix of FedRAL's Table 6. Weights are never downloaded. Torchvision is
 imported in the builders, because the import takes a second and most runs use none of these networks.
@@ -20,13 +20,14 @@ def imagenet_resnet(
     blocks: tuple[int, ...],
     bottleneck: bool = False,
 ) -> SplitNet:
-    """Build a ResNet with the 7x7/2 stem and 3x3/2 max-pool; stage i has `blocks[i]` blocks, one to four stages."""
+    """Build a ResNet: a 7x7/2 stem, a 3x3/2 max-pool, and one to four stages; stage i has `blocks[i]` blocks."""
     from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
     block = Bottleneck if bottleneck else BasicBlock
-    # Torchvision supports four stages only, so a shorter network is a full one without its last stages.
+    # Torchvision supports only four stages, so the last stages of a full network are removed for a shorter one.
     whole = ResNet(block, [*blocks, *[1] * (4 - len(blocks))], num_classes=1)
-    if input_spec.shape[0] != 3:  # torchvision's stem reads colour images; initialise this one in the same way
+    # torchvision's stem reads only colour images; the new stem is initialised in the same way
+    if input_spec.shape[0] != 3:
         whole.conv1 = nn.Conv2d(input_spec.shape[0], 64, 7, stride=2, padding=3, bias=False)
         nn.init.kaiming_normal_(whole.conv1.weight, mode="fan_out", nonlinearity="relu")
     stages = [whole.layer1, whole.layer2, whole.layer3, whole.layer4][: len(blocks)]
@@ -43,7 +44,7 @@ def imagenet_resnet(
 def small_mobilenet(
     num_classes: int, input_spec: InputSpec, feature_dim: int, *, stages: tuple[tuple[int, int], ...]
 ) -> SplitNet:
-    """Build a MobileNetV2 for small images: a 3x3 stem, then (channels, inverted residual blocks) per stage.
+    """Build a MobileNetV2 for small images: a 3x3 stem, then stages of (channels, inverted residual blocks).
 
     Each stage except the first halves H and W; blocks expand their channels by a factor of six.
     """
@@ -73,7 +74,7 @@ def small_vit(
     depth: int,
     heads: int,
 ) -> SplitNet:
-    """Build a vision transformer without dropout, with an MLP four times as wide; the class token is projected to D.
+    """Build a vision transformer without dropout. Its MLPs are four times as wide; its class token is projected to D.
 
     Images must be square with a side that is a multiple of `patch`.
     """
@@ -87,10 +88,10 @@ def small_vit(
         hidden_dim=width,
         mlp_dim=4 * width,
     )
-    if input_spec.shape[0] != 3:  # torchvision's projection reads colour images
+    if input_spec.shape[0] != 3:  # torchvision's projection reads only colour images
         vit.conv_proj = nn.Conv2d(input_spec.shape[0], width, patch, stride=patch)
         nn.init.trunc_normal_(vit.conv_proj.weight, std=(input_spec.shape[0] * patch**2) ** -0.5)
         nn.init.zeros_(vit.conv_proj.bias)
-    # Torchvision initialises its head to zero; with a zero projection, the transformer would get no gradient.
+    # Torchvision initialises the head with zeros. A projection of zeros would give the transformer no gradient.
     vit.heads = projection(width, feature_dim)
     return SplitNet(vit, nn.Linear(feature_dim, num_classes))

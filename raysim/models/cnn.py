@@ -18,14 +18,14 @@ from raysim.models.split import SplitNet, projection
 def five_by_five_cnn(
     num_classes: int, input_spec: InputSpec, feature_dim: int, *, conv1: int, conv2: int, fc1: int
 ) -> SplitNet:
-    """Build two unpadded 5x5 convolutions with 2x2 pooling, then fc1 and fc2; fc2 (width D) is the representation.
+    """Build two unpadded 5x5 convolutions with 2x2 pooling, then the dense layers fc1 and fc2; fc2 has width D.
 
     Images are C x H x W with H and W at least 16, so that no feature map becomes empty.
     """
     channels, height, width = input_spec.shape
     flat = conv2 * _after_two_convs(height) * _after_two_convs(width)
-    # ReLU follows the pooling instead of the convolution, unlike in the papers: max and ReLU commute, so outputs and
-    # gradients are bit-identical, and a CPU step is faster because ReLU reads a quarter of the elements.
+    # ReLU follows the pooling, not the convolution as in the papers. Max and ReLU commute, so outputs and gradients are
+    # bit-identical. A step on a CPU is faster, because ReLU reads a quarter of the elements.
     extractor = nn.Sequential(
         OrderedDict[str, nn.Module](
             conv1=nn.Conv2d(channels, conv1, 5),
@@ -70,7 +70,7 @@ def small_cnn(
     channels, height, width = input_spec.shape
     layers: list[nn.Module] = []
     for count in filters:
-        # Pooling before ReLU: see five_by_five_cnn.
+        # ReLU follows the pooling: see five_by_five_cnn.
         layers += [nn.Conv2d(channels, count, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
         channels, height, width = count, height // 2, width // 2
     layers.append(nn.Flatten())
@@ -80,13 +80,13 @@ def small_cnn(
 
 
 def pooled_cnn(num_classes: int, input_spec: InputSpec, feature_dim: int, *, widths: tuple[int, ...]) -> SplitNet:
-    """Build padded 3x3 convolutions with batch norm and 2x2 pooling between them; the mean image is projected to D.
+    """Build padded 3x3 convolutions with batch norm and 2x2 pooling between them; the mean pixel is projected to D.
 
     H and W must be at least 2 ** (len(widths) - 1).
     """
     layers: list[nn.Module] = []
     for channels, width in pairwise((input_spec.shape[0], *widths)):
-        # Pooling before ReLU: see five_by_five_cnn.
+        # ReLU follows the pooling: see five_by_five_cnn.
         layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.MaxPool2d(2), nn.ReLU()]
     del layers[-2]
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), projection(widths[-1], feature_dim)]

@@ -27,7 +27,7 @@ from raysim.core.algorithm import pixels
 __all__ = ["ENCODERS", "Encoder", "build_encoder", "weights_file"]
 
 Encoder = Callable[[Tensor], Tensor]
-"""Normalised images [B, C, H, W] -> [B, h]. Deterministic, without trainable parameters."""
+"""Normalised images [B, C, H, W] -> [B, h]. Deterministic, and without trainable parameters."""
 
 ENCODERS: dict[str, str] = {
     "mobilenet_v3_small": "torchvision's MobileNetV3-small with ImageNet weights, without its head; h = 576",
@@ -35,12 +35,12 @@ ENCODERS: dict[str, str] = {
 }
 
 _URL = "https://download.pytorch.org/models/mobilenet_v3_small-047dcff4.pth"
-_SIDE = 224  # images are resized to this
-_CHUNK = 32  # images at a time: at 224 x 224, 512 of them need half a gigabyte
+_SIDE = 224  # side in pixels to which images are resized
+_CHUNK = 32  # images per call: at 224 x 224, 512 images need half a gigabyte
 
 
 def build_encoder(name: str, kind: Kind = "image") -> Encoder:
-    """Return the encoder called `name`, for samples of this kind; one per process and weights file.
+    """Return the encoder `name` for samples of this kind. It is loaded once per process and weights file.
 
     Raises ScenarioError (a ValueError) for an unknown name, an unsupported kind, or missing weights. Weights are read
     at the encoder's first call, which raises ScenarioError for a damaged file.
@@ -62,24 +62,24 @@ def build_encoder(name: str, kind: Kind = "image") -> Encoder:
 
 
 def weights_file() -> Path:
-    """Return the path of the weights of `mobilenet_v3_small` in torch's hub cache, whether the file exists or not."""
+    """Return the path of the weights of `mobilenet_v3_small` in torch's hub cache, even if the file is missing."""
     return Path(torch.hub.get_dir()) / "checkpoints" / _URL.rsplit("/", 1)[1]
 
 
 class MobileNet:
-    """MobileNetV3-small up to its average pool; grey images are repeated to three channels."""
+    """MobileNetV3-small up to its average pool. Grey images are repeated to three channels."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     @cached_property
     def body(self) -> nn.Module:
-        """The network, images [B, 3, 224, 224] -> [B, 576], frozen, in eval mode, and initially on the CPU."""
-        from torchvision.models import mobilenet_v3_small  # here: it takes a second to load
+        """The frozen network in eval mode, from images [B, 3, 224, 224] to [B, 576]; at first on the CPU."""
+        from torchvision.models import mobilenet_v3_small  # imported here, because it takes a second
 
         try:
             state = torch.load(self.file, map_location="cpu", weights_only=True)
-            # On the meta device, so that no random numbers are drawn for weights that are replaced at once.
+            # The meta device draws no random numbers for weights that are replaced immediately.
             with torch.device("meta"):
                 whole = mobilenet_v3_small(weights=None)
             whole.load_state_dict(state, assign=True)

@@ -48,7 +48,7 @@ def small_image_resnet(
     kaiming: bool = False,
     always_project: bool = False,
 ) -> SplitNet:
-    """Build stages of `blocks[i]` residual blocks with `widths[i]` channels; stages after the first halve H and W.
+    """Build stages of `blocks[i]` residual blocks with `widths[i]` channels; each stage but the first halves H and W.
 
     The pooled vector of width `widths[-1]` is the representation. If its width differs from D, or with
     `always_project`, a Linear -> ReLU to D follows. `kaiming` draws convolutions from the Kaiming normal, fan-out.

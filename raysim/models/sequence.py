@@ -27,7 +27,7 @@ class LastState(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer block: attention and an MLP four times as wide, both with pre-norm and residual, without dropout.
+    """A transformer block: attention and an MLP four times as wide, each with pre-norm and residual, without dropout.
 
     Attention is written as matrix products: torch's own has faster implementations whose operations torch's counter
     misses, and whose gradients on a GPU are not repeatable.
@@ -60,7 +60,7 @@ class Patches(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A transformer encoder: the mean [B, E] over the outputs of all L positions, with learned position embeddings."""
+    """A transformer encoder with learned position embeddings; returns the mean [B, E] of all L outputs."""
 
     def __init__(self, embedding: nn.Module, length: int, width: int, depth: int, heads: int) -> None:
         super().__init__()
@@ -113,7 +113,8 @@ def lora_transformer(
             embedding, length = Patches(channels, patch, width), height * side // patch**2
         encoder = Encoder(embedding, length, width, depth, heads)
         frozen = nn.Sequential(encoder, projection(width, feature_dim))
-    # A mean over positions of torch's small initial weights differs little between samples, and adapters cannot learn.
+    # Torch's initial weights are small, so means over positions would differ little between samples, and adapters could
+    # not learn.
     with torch.no_grad():
         encoder.position_LE.mul_(50)
         for layer in encoder.modules():

@@ -1,4 +1,4 @@
-"""The common structure of all client networks: a feature extractor of any kind, then one linear header.
+"""The common structure of all client networks: a feature extractor, then one linear header.
 
 Heterogeneous clients have nothing in common inside the extractor. They can exchange representations (all of the same
 width D), the header that reads them, and logits.
@@ -18,7 +18,7 @@ from raysim.common.inputs import InputSpec
 
 
 class SplitNet(nn.Module):
-    """A network cut before its last linear layer: logits = header(extractor(x)).
+    """A network that is split before its last linear layer: logits = header(extractor(x)).
 
     >>> import torch
     >>> from torch import nn
@@ -41,7 +41,7 @@ class SplitNet(nn.Module):
 
     @property
     def stages(self) -> tuple[nn.Module, ...]:
-        """The stages of the extractor, in order; without cuts, the whole extractor is one stage."""
+        """The stages of the extractor, in order. Without split points, the whole extractor is one stage."""
         if not self.cuts:
             return (self.extractor,)
         assert isinstance(self.extractor, nn.Sequential)
@@ -49,7 +49,7 @@ class SplitNet(nn.Module):
         return tuple(self.extractor[begin:end] for begin, end in pairwise(ends))
 
     def features(self, x_B: Tensor) -> Tensor:
-        """Return the representation [B, D]; never negative in raysim's networks, which end in a ReLU or its mean."""
+        """Return the representation [B, D], which a ReLU keeps from being negative in raysim's networks."""
         return self.extractor(x_B)
 
     def forward(self, x_B: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class SplitNet(nn.Module):
 
 
 def example(input_spec: InputSpec, count: int) -> Tensor:
-    """Return random samples [count, ...], in the form that a network reads, to try it out."""
+    """Return random samples [count, ...] in the form that a network reads, to test it."""
     if input_spec.kind == "tokens":
         return torch.randint(input_spec.vocabulary, (count, *input_spec.shape))
     x_B = torch.rand(count, *input_spec.shape)
@@ -66,5 +66,5 @@ def example(input_spec: InputSpec, count: int) -> Tensor:
 
 
 def projection(backbone_dim: int, feature_dim: int) -> nn.Sequential:
-    """Build Linear -> ReLU, [B, backbone_dim] to [B, feature_dim], which brings a backbone to the common width."""
+    """Build Linear -> ReLU, from [B, backbone_dim] to [B, feature_dim], the common width."""
     return nn.Sequential(nn.Linear(backbone_dim, feature_dim), nn.ReLU())

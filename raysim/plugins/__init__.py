@@ -1,1 +1,1 @@
-"""The user's own code, from files and entry points: find, read, send, import and call it."""
+"""The user's own code, from files and entry points: finding, reading, sending, importing and calling it."""

@@ -1,4 +1,4 @@
-"""Checks of an algorithm's class, for mistakes after which Python runs another method than the author meant.
+"""Checks of an algorithm's class for mistakes because of which Python would run another method than intended.
 
 A hook with a misspelled name is never called, and a class without `@dataclass` has no settings. `raysim launch` and
 `validate` refuse such a class, and so does the contract.
@@ -19,20 +19,20 @@ HOOKS: Mapping[str, list[str]] = {
     for name, value in vars(Algorithm).items()
     if inspect.isfunction(value) and not name.startswith("_")
 }
-"""The methods that the engine calls -> the names of their arguments."""
+"""Method that the engine calls -> names of its arguments."""
 
 ATTRIBUTES = (
     *inspect.get_annotations(Algorithm),
     *(name for name, value in vars(Algorithm).items() if isinstance(value, property)),
 )
-"""Class attributes and properties by which an algorithm declares its properties, besides its fields."""
+"""Class attributes and properties, besides fields, with which an algorithm declares facts about itself."""
 
 RESERVED = {"name", "profile"}
-"""Keys of the section `algorithm` that are no fields."""
+"""Keys of the section `algorithm` that are not fields."""
 
 
 def class_mistake(cls: type[AnyAlgorithm]) -> str | None:
-    """Return the first mistake in an algorithm's class with its remedy, as one sentence; None if there is none."""
+    """Return one sentence with the first mistake in an algorithm's class and its remedy; None if there is none."""
     return next(_mistakes(cls), None)
 
 
@@ -56,7 +56,7 @@ def _mistakes(cls: type[AnyAlgorithm]) -> Iterator[str]:
 
 
 def _of_hook(name: str, value: Any) -> Iterator[str]:
-    """Yield the mistake of a hook that cannot be called with its arguments, or that takes them in another order."""
+    """Yield a sentence if a hook cannot be called with its arguments, or takes them in another order."""
     expected = [*([] if isinstance(value, staticmethod) else ["self"]), *HOOKS[name]]
     function = inspect.unwrap(getattr(value, "__func__", value))
     if not inspect.isfunction(function):
@@ -77,7 +77,7 @@ def _of_hook(name: str, value: Any) -> Iterator[str]:
 
 
 def _of_name(name: str) -> Iterator[str]:
-    """Yield the mistake of a member of the class whose name resembles that of a hook or of a declared property."""
+    """Yield a sentence if the name of a class member resembles that of a hook or of a declared property."""
     for near in difflib.get_close_matches(name, [*HOOKS, *ATTRIBUTES], n=1, cutoff=0.85):
         yield (
             f"raysim never uses `{name}`; did you mean `{near}`? If it is a helper, begin its name with an underscore"

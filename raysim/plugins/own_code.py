@@ -1,4 +1,4 @@
-"""The user's own files, identical in every process of a run.
+"""The user's own files, with the same content in every process of a run.
 
 The files that a scenario names, and the files of their project that they import, travel as text with the scenario to
 every process, so that all processes run the same code. Their modules are imported below the package `raysim_own`, so
@@ -24,20 +24,20 @@ from raysim.common.errors import ScenarioError
 from raysim.common.modules import PACKAGE, plain_module
 
 CODE = "code"
-"""Name of the folder next to a run's scenario that contains the user's own files named in the scenario."""
+"""Name of the folder for the user's own files that a run's scenario names. It is next to that scenario."""
 
 JOB_CODE = "raysim_job_code"
-"""Name of the folder next to a job's scenario that contains the user's own files. The job uses these copies, even if
-the head node has another file at the path that the scenario names."""
+"""Name of the folder with the user's own files next to a job's scenario. The job uses these copies, even if the head
+node has another file at the path that the scenario names."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
     """A Python file of the user: its path and its content."""
 
-    path: str  # where it was read; it may be missing on other machines
+    path: str  # path from which it was read, which other machines may lack
     text: bytes
-    decides: bool = True  # whether a result may depend on it; False: only trackers use it
+    decides: bool = True  # whether a result may depend on it; False if only trackers use it
 
     @cached_property
     def digest(self) -> str:
@@ -47,13 +47,14 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class OwnCode:
-    """The files that a scenario names, and those that they import. Unpickling makes them importable."""
+    """The files that a scenario names, and files that these import. Unpickling this object makes them importable."""
 
-    files: Mapping[str, SourceFile] = field(default_factory=dict)  # "mine.py" or "helpers/__init__.py" -> the file
+    # name, such as "mine.py" or "helpers/__init__.py" -> file
+    files: Mapping[str, SourceFile] = field(default_factory=dict)
 
     @classmethod
     def merged(cls, codes: Iterable[OwnCode]) -> OwnCode:
-        """Merge several. Raises `ScenarioError` if two have different files of the same name."""
+        """Merge several objects. Raises `ScenarioError` if they have different files with the same name."""
         files: dict[str, SourceFile] = {}
         for name, file in (item for code in codes for item in code.files.items()):
             other = files.get(name, file)
@@ -75,42 +76,43 @@ class OwnCode:
 
     @property
     def digests(self) -> dict[str, str]:
-        """SHA-256 of each file that decides a result, by name."""
+        """Name -> SHA-256, for files that decide a result."""
         return {name: file.digest for name, file in self.files.items() if file.decides}
 
     @property
     def paths(self) -> list[str]:
-        """The path of each file where it was read."""
+        """The path from which each file was read."""
         return [file.path for file in self.files.values()]
 
     def module(self, name: str) -> SourceFile | None:
-        """Return the file of a module, or None."""
+        """Return the file of a module; None if it is not one of these files."""
         place = name.replace(".", "/")
-        return self.files.get(f"{place}/__init__.py") or self.files.get(f"{place}.py")  # as Python searches
+        return self.files.get(f"{place}/__init__.py") or self.files.get(f"{place}.py")  # Python searches in this order
 
     def is_folder(self, name: str) -> bool:
-        """Return whether a module is a folder of these files without an `__init__.py`."""
+        """Return whether a module is a folder with some of these files, but without an `__init__.py`."""
         place = name.replace(".", "/")
         return self.module(name) is None and any(file.startswith(f"{place}/") for file in self.files)
 
     def holds(self, other: OwnCode) -> bool:
-        """Return whether these files include those of `other`, with the same content."""
+        """Return whether these files include all files of `other`, with the same content."""
         return all(name in self.files and self.files[name].text == file.text for name, file in other.files.items())
 
     def activate(self) -> None:
-        """Make these files importable below `raysim_own` in this process."""
+        """Make these files importable as modules below `raysim_own` in this process."""
         known = _FINDER.code.files
         if all(known.get(name) == file for name, file in self.files.items()):
             return
         if all(known.get(name, file).text == file.text for name, file in self.files.items()):
             _FINDER.code = OwnCode({**known, **self.files})
         else:
-            # A file of this name with another content is known: put all modules aside, since they may have imported it.
+            # A known file has this name but another content. All modules are put aside, because they may have imported
+            # it.
             modules = {name: module for name, module in sys.modules.items() if _is_own(module)}
             for name in modules:
                 del sys.modules[name]
             _aside.append((_FINDER.code, modules))
-            # The modules of an earlier run are used again, so that its objects keep their classes.
+            # If an earlier run had the same files, its modules are used again, so that its objects keep their classes.
             found = next((one for one in reversed(_aside) if one[0].holds(self)), (self, {}))
             _aside[:] = [one for one in _aside if one is not found]
             _FINDER.code = found[0]
@@ -154,7 +156,7 @@ def _import(
     fromlist: Sequence[str] | None = (),
     level: int = 0,
 ) -> ModuleType:
-    """Replace `__import__` in the user's code, where the name of one of the user's files means that file."""
+    """Replace `__import__` in the user's code, so that the name of a user's file imports this file."""
     first = name.partition(".")[0]
     if level or (_FINDER.code.module(first) is None and not _FINDER.code.is_folder(first)):
         return __import__(name, globals, locals, fromlist or (), level)
@@ -177,14 +179,14 @@ class _Finder(MetaPathFinder):
             return None
         spec = spec_from_loader(fullname, _Loader(file), origin=file.path)
         if spec is not None:
-            spec.has_location = True  # tracebacks and debuggers then show the user's file
+            spec.has_location = True  # lets tracebacks and debuggers show the user's file
         return spec
 
 
 _FINDER = _Finder()
 
 _aside: list[tuple[OwnCode, dict[str, ModuleType]]] = []
-"""Other code of this process, and its modules, which are not in `sys.modules` now."""
+"""The code of other runs in this process, and its modules, which are at present not in `sys.modules`."""
 
 
 def active_paths() -> list[str]:

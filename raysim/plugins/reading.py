@@ -1,4 +1,4 @@
-"""The files that Python code imports: of the user's own files and their project, and of installed methods.
+"""Finds the files that Python code imports: the user's own files, and the modules of installed methods.
 
 No file is run. The user's own files travel with a run; of all others, a run records digests.
 """
@@ -20,7 +20,7 @@ from raysim.plugins.own_code import CODE, JOB_CODE, OwnCode, SourceFile
 
 
 def read_own_code(decides: Mapping[Path, bool]) -> OwnCode:
-    """Read files, and the files that they import from their own folder, their project or the current folder.
+    """Read files, and the files that they import from their folder, their project or the current folder.
 
     decides: a file -> whether results may depend on it. Raises `ScenarioError` if a file cannot be read or parsed, two
     have the same name, or a module of that name is installed.
@@ -40,7 +40,7 @@ def _read(path: Path, decides: bool) -> OwnCode:
 
 
 def _roots(entry: Path) -> list[Path]:
-    """Return the folders that are searched for the modules that a file imports, as Python searches `sys.path`.
+    """Return the folders in which a file's imports are searched, in the order of `sys.path`.
 
     These are the folder of the file, the folder of its project (the nearest with `.git` or `pyproject.toml`), and the
     current folder. For a copy in a run folder or a job, it is only the folder of the copy, which has all modules.
@@ -53,7 +53,7 @@ def _roots(entry: Path) -> list[Path]:
 
 
 def _with_imports(entry: Path, decides: bool) -> Iterator[tuple[str, SourceFile]]:
-    """Yield a file and the files that it imports, by their paths in the folder in which the import found them."""
+    """Yield a file and the files that it imports, with their paths relative to the folder in which they were found."""
     roots, seen, rest = _roots(entry), set(), [(entry.parent, entry)]
     while rest:
         root, path = rest.pop()
@@ -75,18 +75,18 @@ def _with_imports(entry: Path, decides: bool) -> Iterator[tuple[str, SourceFile]
                 raise ScenarioError(
                     f"{path}: line {one.line}: the import is relative; use `import name` for a file in the same folder"
                 )
-            # The first folder that has one of the modules, as for `sys.path`.
+            # As with `sys.path`, the first folder with one of the modules counts.
             found = ([(root, file) for name in _names(one, package) for file in _files(root, name)] for root in roots)
             rest += next(filter(None, found), [])
 
 
 def _files(root: Path, module: str) -> Iterator[Path]:
-    """Yield the files in a folder that an import of the module runs."""
+    """Yield the files in a folder that Python runs when the module is imported."""
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         place = root.joinpath(*parts[:depth])
         path = next((one for one in (place / "__init__.py", place.with_suffix(".py")) if one.is_file()), place)
-        if path == place and not place.is_dir():  # a folder needs no __init__.py
+        if path == place and not place.is_dir():  # a folder without an __init__.py is a package, too
             return
         if depth == 1 and _is_installed(parts[0], path):
             return
@@ -95,7 +95,7 @@ def _files(root: Path, module: str) -> Iterator[Path]:
 
 
 def _is_installed(module: str, path: Path) -> bool:
-    """Return whether Python or an installed package has a module of this name; files beside a script do not count."""
+    """Return whether Python or an installed package has a module with this name. Files beside a script do not count."""
     if module in sys.stdlib_module_names or module == "raysim":
         return True
     spec = PathFinder.find_spec(module)
@@ -105,7 +105,7 @@ def _is_installed(module: str, path: Path) -> bool:
 
 
 def own_modules(module: str) -> dict[str, Path]:
-    """Return the files of a module and of all modules that it imports, by module name.
+    """Return module name -> file, for a module and all modules that it imports.
 
     Left out are raysim (except its algorithms), the standard library and installed packages (in site-packages), except
     the package of the module itself.
@@ -114,14 +114,14 @@ def own_modules(module: str) -> dict[str, Path]:
 
 
 def imported_by(source: bytes) -> dict[str, Path]:
-    """Return the same for all modules that a file with this content imports by absolute names."""
+    """Return module name -> file, for all modules that a file with this content imports by absolute names."""
     absolute = [one for one in _imports(source) if not one.module.startswith(".")]
     names = [name for one in absolute for name in _names(one, "")]
-    return _reached(names, "raysim")  # its algorithms, also where raysim is installed
+    return _reached(names, "raysim")  # raysim's algorithms count even if raysim is an installed package
 
 
 def _reached(names: Sequence[str], package: str) -> dict[str, Path]:
-    """Return the files of modules and of all modules that they import. package: the only installed one to include."""
+    """Return module name -> file, for modules and all their imports. package: the only installed package to include."""
     files: dict[str, Path] = {}
     seen: set[str] = set()
     rest = list(names)
@@ -132,7 +132,7 @@ def _reached(names: Sequence[str], package: str) -> dict[str, Path]:
         if file is None:
             continue
         files[name] = file
-        rest.append(name.rpartition(".")[0])  # the package is imported first
+        rest.append(name.rpartition(".")[0])  # Python imports the package first
         if file.suffix == ".py":
             inside = name if file.stem == "__init__" else name.rpartition(".")[0]
             rest += [one for imported in _imports(file.read_bytes()) for one in _names(imported, inside)]
@@ -140,32 +140,32 @@ def _reached(names: Sequence[str], package: str) -> dict[str, Path]:
 
 
 def _file(name: str, installed: bool) -> Path | None:
-    """Return the file of a module; None if it is built in, of raysim, not found, or installed (unless `installed`)."""
+    """Return the file of a module; None for built-in, missing, raysim's and (unless `installed`) installed modules."""
     root = name.partition(".")[0]
     of_raysim = root == "raysim" and not f"{name}.".startswith("raysim.algorithms.")
     if not root or of_raysim or root in sys.stdlib_module_names:
         return None
     try:
-        # The root first: installed packages need no further search.
+        # If the top-level package is installed, the search ends.
         for part in dict.fromkeys((root, name)):
             spec = find_spec(part)
             places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
             if not installed and any(map(_in_packages, places)):
                 return None
-    except (ImportError, AttributeError, ValueError):  # a function of a module, or a missing module
+    except (ImportError, AttributeError, ValueError):  # `name` is a function in a module, or the module is missing
         return None
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
 def _names(one: Import, package: str) -> list[str]:
-    """Return the modules that an import may run: for `from a import b` both `a` and `a.b`."""
+    """Return the modules that an import may run: `from a import b` may run `a` and `a.b`."""
     module = resolve_name(one.module, package)
     return [module, *(f"{module}.{name}" for name in one.names)]
 
 
-@lru_cache(maxsize=256)  # every cell of a sweep asks for the imports of its method's file
+@lru_cache(maxsize=256)  # each cell of a sweep asks for the same file
 def _imports(source: bytes, file: str = "<unknown>") -> Sequence[Import]:
-    """Return the imports of a file with this content. file: its path, for a `SyntaxError`."""
+    """Return the imports in a file with this content. file: the path that a `SyntaxError` names."""
     return tuple(imports_of(ast.parse(source, file)))
 
 

@@ -1,4 +1,4 @@
-"""What the names of a scenario refer to: raysim's algorithms, and the user's own classes and functions.
+"""What the names in a scenario refer to: raysim's algorithms, or the user's own classes and functions.
 
 `fedgh` is the only Algorithm in algorithms/fedgh.py, `./mine.py` the only one in a user's file. `./mine.py:Mine` and
 `package.module:Mine` are references; installed packages add names with entry points such as `raysim.algorithms`.
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 class Reference:
     """A reference from a scenario to a class or function outside raysim."""
 
-    place: str  # a file, which ends in .py, or a module
-    attribute: str = ""  # a class or function in it; "": the only one of the required kind
+    place: str  # the path of a file, which ends in .py, or a module
+    attribute: str = ""  # name of the class or function; "": the only class or function of the required kind
 
     @classmethod
     def of(cls, name: str) -> Reference | None:
-        """Parse a name from a scenario; None for a plain name, such as `fedgh`."""
+        """Parse a name in a scenario; None for a plain name, such as `fedgh`."""
         place, colon, attribute = name.rpartition(":") if ":" in name else (name, "", "")
         if place.endswith(".py") or (colon and place.replace(".", "").isidentifier()):
             return cls(place, attribute)
@@ -44,7 +44,7 @@ class Reference:
 
     @property
     def is_file(self) -> bool:
-        """Whether the reference is to a file, not to an installed module."""
+        """Whether the reference names a file, not an installed module."""
         return self.place.endswith(".py")
 
     @property
@@ -54,7 +54,7 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """The reference without the folder of the file, as a run records it: `mine.py:Mine`."""
+        """The reference without the file's folder, as a run records it: `mine.py:Mine`."""
         place = Path(self.place).name if self.is_file else self.place
         return f"{place}:{self.attribute}" if self.attribute else place
 
@@ -81,7 +81,7 @@ class Reference:
 
 
 def import_module(module: str, place: str) -> ModuleType:
-    """Import a module. place: its file, for the `ScenarioError` from the exception with which the import fails."""
+    """Import a module. place: its file, which the `ScenarioError` names if the import raises an exception."""
     try:
         return importlib.import_module(module)
     except Exception as error:
@@ -89,25 +89,25 @@ def import_module(module: str, place: str) -> ModuleType:
 
 
 def installed(kind: str) -> dict[str, Reference]:
-    """Return the entry points `raysim.<kind>` of installed packages, by name."""
+    """Return name -> entry point, for the entry points `raysim.<kind>` of installed packages."""
     references = {entry.name: Reference.of(entry.value) for entry in entry_points(group=f"raysim.{kind}")}
     return {name: reference for name, reference in references.items() if reference is not None}
 
 
 def named(kind: str, name: str) -> Reference | None:
-    """Return what a name refers to outside raysim, entry points included; None: a name of raysim itself."""
+    """Return the reference for a name or an entry point outside raysim; None for a name of raysim itself."""
     return Reference.of(name) or installed(kind).get(name)
 
 
 def algorithm_names() -> list[str]:
-    """Return the names of all files in `algorithms/` and all entry points, in alphabetical order."""
+    """Return the names of all files in `algorithms/` and of all entry points, in alphabetical order."""
     package = importlib.import_module("raysim.algorithms")
     built_in = {module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")}
     return sorted({*built_in, *installed("algorithms")})
 
 
 def algorithm_file(name: str) -> Path | None:
-    """Return the file of an algorithm of raysim, without importing it; None for any other name."""
+    """Return the file of one of raysim's algorithms, without importing it; None for any other name."""
     if name.startswith("_") or not name.isidentifier():
         return None
     spec = find_spec(f"raysim.algorithms.{name}")
@@ -115,7 +115,7 @@ def algorithm_file(name: str) -> Path | None:
 
 
 def algorithm_class(name: str) -> type[AnyAlgorithm]:
-    """Return the algorithm class for a name. Call `OwnCode.activate` first for a class in a user's file.
+    """Return the algorithm class for a name. For a class in a user's file, first call `OwnCode.activate`.
 
     Raises `ScenarioError` if the name is unknown, the file cannot be imported or does not contain exactly one complete
     algorithm (of that name), or the class has a mistake that makes a hook or a field ineffective.
@@ -140,7 +140,7 @@ def algorithm_class(name: str) -> type[AnyAlgorithm]:
 
 
 def _only_algorithm(module: ModuleType, place: str, attribute: str) -> type[AnyAlgorithm]:
-    # Imported here, since they import torch.
+    # Imported here, because these modules import torch.
     from raysim.core.algorithm import Algorithm
     from raysim.plugins.class_check import class_mistake
 

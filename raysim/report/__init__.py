@@ -1,1 +1,1 @@
-"""Reading run folders, and the output of one run: progress display, closing table, plots; the style of all figures."""
+"""Functions that read run folders, the output of one run (progress, closing table, plots), and the style of figures."""

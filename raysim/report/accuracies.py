@@ -1,4 +1,4 @@
-"""The accuracies that figures can draw: their columns in a run folder, and their names on axes and in sentences."""
+"""The accuracies that figures can show: their columns in a run folder, and their names on axes and in sentences."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A mean accuracy in rounds.parquet and, where a run records them, the values of single clients."""
+    """A mean accuracy in rounds.parquet, and the accuracies of single clients if a run records them."""
 
     metric: str  # the column of rounds.parquet
-    kind: str  # the samples: "test accuracy"
-    whose: str  # the clients and their networks: "all clients' own networks"
-    needs: str  # which runs have this metric: "a run ..."
-    network: str = ""  # the network of one client: "own network"
-    columns: Sequence[str] = ()  # of clients.parquet: one with accuracies, or those of correct and of all samples
-    one_round: bool = False  # whether the clients of one round are its clients; else each client's latest row counts
-    std: str = ""  # the metric of its standard deviation over clients
-    worst_decile: str = ""  # the metric of its mean over the worst tenth of the clients
-    explained: str = ""  # a longer form of `whose`, for sentences; empty: `whose` itself
+    kind: str  # kind of samples, as in "test accuracy"
+    whose: str  # clients and their networks, as in "all clients' own networks"
+    needs: str  # which runs have this metric, as a phrase: "a run ..."
+    network: str = ""  # a client's network, as in "own network"
+    columns: Sequence[str] = ()  # column of clients.parquet with accuracies, or those with correct and all samples
+    one_round: bool = False  # whether it is over the clients of one round; else over the latest row of each client
+    std: str = ""  # metric with the standard deviation over clients
+    worst_decile: str = ""  # metric with the mean over the worst tenth of the clients
+    explained: str = ""  # longer form of `whose` for sentences; empty: `whose`
 
     @property
     def phrase(self) -> str:
-        """Its name in a sentence."""
+        """The name in a sentence."""
         return f"{self.kind} of {self.explained or self.whose}"
 
     @property
     def mean_label(self) -> str:
-        """The label of an axis of means over clients, in two lines."""
+        """The label, in two lines, of an axis with means over clients."""
         return f"mean {self.kind},\n{self.whose}"
 
     @property
     def client_label(self) -> str:
-        """The label of an axis of single clients, in two lines."""
+        """The label, in two lines, of an axis with single clients."""
         return f"{self.kind} of a\nclient's {self.network}"
 
 
@@ -66,8 +66,7 @@ _ALL = (
 )  # fmt: skip
 
 DRAWABLE: Mapping[str, Accuracy] = {one.metric: one for one in _ALL}
-"""Metric -> accuracy: those that `--metric` chooses from. Own networks are those that clients keep, as they were last
-tested. Current networks are copies of them that have received the server's current message.
-"""
+"""Metric -> accuracy, for the choices of `--metric`. Own networks are the networks that clients keep, as last tested.
+Current networks are copies that received the server's current message."""
 
 OWN = DRAWABLE["accuracy/all"]

@@ -1,4 +1,4 @@
-"""The style of every figure: sizes in print, colours, lines, axes in per cent and in units, and files with their fonts.
+"""The style of all figures: print sizes, colours, lines, axes in per cent and in units, and saving with fonts.
 
 A figure is as wide as a column of a paper, or as two columns with the gap between them, and its text has 7 or 8 points,
 so that LaTeX can include it at its natural size. Curves differ in colour, line style and marker, and areas in colour
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 Width = Literal["one-column", "two-columns"]
 INCHES: dict[Width, float] = {"one-column": 3.5, "two-columns": 7.16}
-"""Widths of figures: those of IEEE, which also fit the columns of ACM and, two columns, the text of most others."""
+"""Widths of figures in inches. They are IEEE's, and fit the columns of ACM and, with two columns, most other texts."""
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c8c00")
-"""Okabe and Ito's colours, which colour-blind readers can distinguish."""
+"""The colours of Okabe and Ito, which colour-blind readers can distinguish."""
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (7, 2)), (0, (3, 1)))
 MARKERS = "os^Dv*Px>"
 HATCHES = ("", "////", "....", "\\\\\\\\", "xxxx", "----", "++++")
 LINE = 1.1
-"""The width of lines, in points."""
+"""Width of lines in points."""
 
 _STYLE: dict[str, Any] = {
-    "pdf.fonttype": 42,  # embed TrueType fonts: many publishers refuse Type 3, which is the default
+    "pdf.fonttype": 42,  # embeds TrueType fonts, because many publishers refuse Type 3, the default
     "ps.fonttype": 42,
-    "svg.hashsalt": "raysim",  # ids in SVG files are random without it
-    "font.family": "DejaVu Sans",  # comes with Matplotlib
+    "svg.hashsalt": "raysim",  # without it, ids in SVG files are random
+    "font.family": "DejaVu Sans",  # this font comes with Matplotlib
     "font.size": 8,
     "axes.labelsize": 8,
     "axes.titlesize": 8,
@@ -60,13 +60,13 @@ _STYLE: dict[str, Any] = {
     "lines.markersize": 3.5,
     "hatch.linewidth": 0.4,
     "axes.formatter.useoffset": False,
-    "axes.formatter.limits": (-6, 12),  # no 1e10 beside an axis
+    "axes.formatter.limits": (-6, 12),  # shows no factor such as 1e10 beside an axis
 }
 
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Apply the style to the figures that are drawn and saved inside the block; also a decorator of functions."""
+    """Apply the style to figures that are drawn and saved inside the block. Can decorate functions."""
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
@@ -77,7 +77,7 @@ def style() -> Iterator[None]:
 def make_figure(
     rows: int = 1, columns: int = 1, width: Width = "one-column", height: float = 2.4, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure with panels, row by row, without the global state of Matplotlib's pyplot.
+    """Return a figure with panels, row by row, without using the global state of Matplotlib's pyplot.
 
     height: in inches. options: of `Figure.subplots`. What is drawn into it needs the `style`, too.
     """
@@ -93,7 +93,7 @@ def make_figure(
 
 
 def save(figure: Figure, file: Path | IO[Any], **options: Any) -> None:
-    """Save a figure as `Figure.savefig` does, with its fonts, and without a warning for characters that they lack.
+    """Save a figure as `Figure.savefig` does, with embedded fonts, and without warnings about missing characters.
 
     Two drawings of the same data have the same bytes.
     """
@@ -104,13 +104,13 @@ def save(figure: Figure, file: Path | IO[Any], **options: Any) -> None:
 
 
 def save_picture(figure: Figure, file: Path) -> Path:
-    """Write the picture of an option `-o` atomically. Raises `OSError`."""
+    """Write the picture for an option `-o` atomically. Raises `OSError`."""
     replace(file.resolve(), lambda out: save(figure, out, format=file.suffix[1:]))
     return file
 
 
 def picture_file(path: Path | str) -> Path:
-    """Check the suffix of a picture's file, before minutes of work. Raises `ScenarioError` for a wrong one."""
+    """Check the suffix of a picture's file before the work begins. Raises `ScenarioError` for an unknown suffix."""
     file = Path(path)
     if file.suffix not in SUFFIXES:
         raise ScenarioError(f"-o: {path} given; give a file that ends in {', '.join(SUFFIXES)}")
@@ -118,7 +118,7 @@ def picture_file(path: Path | str) -> Path:
 
 
 def line_look(place: int, points: int) -> dict[str, Any]:
-    """Colour, line style and marker of the curve with this place. points: of the curve; about six get a marker.
+    """Return colour, line style and marker of a curve by its position. points: of the curve; about six get a marker.
 
     No two of the first 504 curves look the same, and no two of the first 63 in grey.
     """
@@ -132,20 +132,20 @@ def line_look(place: int, points: int) -> dict[str, Any]:
 
 
 def area_look(place: int) -> dict[str, Any]:
-    """Colour and hatching of the bars or boxes with this place."""
+    """Return colour and hatching of the bars or boxes at this position."""
     hatch = HATCHES[place % len(HATCHES)]
     return {"facecolor": COLOURS[place % len(COLOURS)], "hatch": hatch, "edgecolor": "black", "linewidth": 0.5}
 
 
 def legend_columns(labels: Sequence[str], inches: float) -> int:
-    """Return how many of these labels fit side by side in a legend, at most 4."""
+    """Return how many of these labels fit into one row of a legend, at most 4."""
     longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
     return max(1, min(int(inches / (0.42 + 0.06 * longest)), 4, len(labels)))
 
 
 @style()
 def legend(figure: Figure, axes: Axes) -> None:
-    """Put the legend of these axes below the figure, in as many columns as fit side by side."""
+    """Put the legend of these axes below the figure, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     if not handles:
         return
@@ -154,7 +154,7 @@ def legend(figure: Figure, axes: Axes) -> None:
 
 
 def per_cent_axis(axis: Axis) -> None:
-    """Label an axis of fractions in per cent, with as many decimals as its ticks need."""
+    """Label an axis with fractions in per cent, with as many decimals as its ticks need."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
@@ -162,20 +162,20 @@ def per_cent_axis(axis: Axis) -> None:
 
 
 def band(mean: float, low: float | None, high: float | None) -> tuple[float, float]:
-    """Return the ends of an interval around an accuracy, cut at 0 and 1; without an interval, both are the mean."""
-    # A damaged file may have a mean outside of [0, 1]; the interval contains it even so.
+    """Return the ends of an interval around an accuracy, limited to [0, 1]; without an interval, the mean twice."""
+    # The mean stays inside the interval even if a damaged file has a mean outside of [0, 1].
     return (mean if low is None else min(mean, max(0.0, low))), (mean if high is None else max(mean, min(1.0, high)))
 
 
 class Over(NamedTuple):
-    """A horizontal axis of accuracy curves."""
+    """A horizontal axis for accuracy curves."""
 
     metric: str  # the column of rounds.parquet
     label: str
     units: Sequence[Unit] = (Unit("", 1),)
 
     def unit(self, values: Iterable[float]) -> Unit:
-        """Return the largest unit in which the greatest value is at least 1, and at least 2 minutes, hours or days."""
+        """Return the largest unit in which the greatest value is at least 1 (minutes, hours and days: at least 2)."""
         greatest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
         least = 2 if self.units is TIME else 1
         return next((unit for unit in reversed(self.units) if greatest >= least * unit.size), self.units[0])
@@ -191,12 +191,12 @@ OVER = {
     "operations": Over("compute/total_flops", "operations", FLOP),
     "virtual-time": Over("time/virtual_total_s", "virtual time", TIME),
 }
-"""The axes over which accuracy is drawn."""
+"""The possible horizontal axes of accuracy curves."""
 
 
 @style()
 def plain_numbers(axes: Axes, whole: bool = False, ticks: int = 5) -> None:
-    """Give the horizontal axis a few ticks with plain numbers. whole: whole numbers only, such as rounds."""
+    """Give the horizontal axis a few ticks with plain numbers. whole: only whole numbers, for example of rounds."""
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=whole))

@@ -1,4 +1,4 @@
-"""Read the files of a run folder, whether the run is finished, still running, or was killed."""
+"""Functions that read the files of a run folder, whether the run is finished, still running, or was killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raysim.common.results import LOCK, Summary
 
 
 def read_rounds(folder: Path | str) -> pa.Table:
-    """Return one row per round: `round` and the metrics, null for a metric that was not measured.
+    """Return one row per round: `round` and the metrics, null if a metric was not measured.
 
     While the run is running, rounds of the last two seconds may be missing.
 
@@ -28,7 +28,7 @@ def read_rounds(folder: Path | str) -> pa.Table:
 
 
 def read_clients(folder: Path | str) -> pa.Table:
-    """Return one row per round and client that took part in it or was tested, with the fields of `ClientRow`.
+    """Return one row per round and client that took part or was tested, with the fields of `ClientRow`.
 
     For a run that is running or was killed: the rounds that were written in full.
 
@@ -40,14 +40,14 @@ def read_clients(folder: Path | str) -> pa.Table:
         try:
             return _stream(folder / "clients.arrows")
         except FileNotFoundError:
-            pass  # the run may have ended between the two checks, which turns the stream into Parquet
+            pass  # between the two checks, the run may have ended and replaced the stream by the Parquet file
         except OSError as error:
             raise ScenarioError(f"{folder / 'clients.arrows'} cannot be read ({error}).") from error
     return _parquet(folder, "clients.parquet")
 
 
 def read_partition(folder: Path | str) -> pa.Table:
-    """Return one row per sample that a client holds: client, part (train, val or test), sample, label.
+    """Return one row per sample of a client: client, part (train, val or test), sample, label.
 
     Raises:
         ScenarioError: no such run, or its file is damaged.
@@ -56,7 +56,7 @@ def read_partition(folder: Path | str) -> pa.Table:
 
 
 def class_accuracy(folder: Path | str) -> pa.Table:
-    """Return one row per class of the test samples, from all clients' latest tests.
+    """Return one row per class of the test samples, with the accuracy in all clients' latest tests.
 
     The columns are class, name (null in a run of an earlier raysim), correct, total and accuracy.
 
@@ -74,7 +74,7 @@ def class_accuracy(folder: Path | str) -> pa.Table:
     dealt = read_partition(folder)
     names = json.loads((dealt.schema.metadata or {}).get(b"class_names", "[]"))
     tests = dealt.filter(pc.and_(pc.equal(dealt["part"], "test"), pc.is_in(dealt["client"], latest["client"])))
-    total = tests.to_pandas().groupby(["client", "label"]).size()  # by client, then class: as class_correct
+    total = tests.to_pandas().groupby(["client", "label"]).size()  # sorted by client, then class, like class_correct
     correct = np.concatenate([np.empty(0, np.int64), *latest["class_correct"].to_pylist()])
     by_class = pd.DataFrame({"correct": correct, "total": total}).groupby("label").sum().astype(np.int64)
     by_class.insert(0, "name", pd.Series([names[c] if names else None for c in by_class.index], by_class.index, object))
@@ -83,7 +83,7 @@ def class_accuracy(folder: Path | str) -> pa.Table:
 
 
 def last_measured(clients: pa.Table) -> pa.Table:
-    """Return each client's last row in which it was tested, in id order. clients: rows of `read_clients`."""
+    """Return each client's last row with a test, in id order. clients: rows of `read_clients`."""
     measured = clients.filter(pc.is_valid(clients["accuracy"])) if clients.num_rows else clients
     if not measured.num_rows:
         return measured
@@ -94,7 +94,7 @@ def last_measured(clients: pa.Table) -> pa.Table:
 
 
 def read_summary(folder: Path | str) -> Summary:
-    """Return the run's `summary.json`; its `status` is "running" while it runs, and "died" if its process was killed.
+    """Return the run's `summary.json`. Its `status` is "running" during the run, and "died" if the process was killed.
 
     The file has the status "running" in both cases; a run whose folder is not locked has died. In a copy of the folder
     without the lock file, or on a file system without locks, the status remains "running".
@@ -110,8 +110,9 @@ def read_summary(folder: Path | str) -> Summary:
         value: Summary = json.loads(path.read_text())
         if value.get("status") == "running":
             with contextlib.suppress(OSError), (Path(folder) / LOCK).open("rb") as file:
-                lock(file.fileno(), shared=True)  # raises while the run's process holds the lock
-                value = json.loads(path.read_text())  # the run may have ended between the two checks
+                lock(file.fileno(), shared=True)  # raises an error while the run's process holds the lock
+                # read again, because the run may have ended between the two checks
+                value = json.loads(path.read_text())
                 if value.get("status") == "running":
                     value["status"] = "died"
     except FileNotFoundError as error:
@@ -122,7 +123,7 @@ def read_summary(folder: Path | str) -> Summary:
 
 
 def rounds_done(folder: Path | str, summary: Summary) -> int:
-    """Return the number of finished rounds of a run; `summary.json` has it only once the run has ended.
+    """Return a run's number of finished rounds, which `summary.json` contains only after the end of the run.
 
     summary: of `read_summary`. While the run is running, rounds of the last two seconds may be missing.
     """
@@ -130,7 +131,7 @@ def rounds_done(folder: Path | str, summary: Summary) -> int:
         return rounds
     try:
         done = read_rounds(folder)["round"].to_pylist()
-    except (ScenarioError, KeyError):  # no round is done yet, or the file is damaged
+    except (ScenarioError, KeyError):  # no round is finished yet, or the file is damaged
         return 0
     return max(done, default=0)
 
@@ -149,11 +150,11 @@ def _stream(path: Path) -> pa.Table:
         try:
             reader = pa.ipc.open_stream(file)
         except pa.ArrowInvalid:
-            return pa.table({})  # cut off before the names of the columns
+            return pa.table({})  # the file ends before the names of the columns
         batches = []
         try:
             for batch in reader:
                 batches.append(batch)
         except (pa.ArrowInvalid, OSError):
-            pass  # cut off within a round; the batches before it are complete
+            pass  # the file ends within a round, but earlier batches are complete
         return pa.Table.from_batches(batches, reader.schema)

@@ -1,4 +1,4 @@
-"""Plots of runs: accuracy over rounds, bytes and time, clients' accuracies, confusion matrices."""
+"""Plots of runs: accuracy over rounds, bytes and time; clients' accuracies; confusion matrices."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 NUMBERED = 10
-"""The most classes of a confusion matrix with a number in each cell."""
+"""Maximum number of classes for which a confusion matrix shows a number in each cell."""
 NAMED = 20
-"""The most classes whose names a confusion matrix shows."""
+"""Maximum number of classes whose names a confusion matrix shows."""
 BOXES_WIDE = 3
-"""The boxes that fill a figure's width; fewer have the same width each."""
+"""Number of boxes that fill the width of a figure. Fewer boxes have the same width."""
 SEPARATE_BARS = 60
-"""The most clients with a bar each and a gap between bars."""
+"""Maximum number of clients whose bars have gaps between them."""
 
 
 def architecture_names(models: Iterable[str]) -> dict[str, str]:
-    """Architecture -> its name in figures: of a custom one, its class's name, unless two have the same."""
+    """Return architecture -> name in figures. A custom one has the name of its class, unless two have the same name."""
     short = {model: model.rpartition(":")[2] for model in models}
     times = Counter(short.values())
     return {model: name if times[name] == 1 else model for model, name in short.items()}
@@ -58,7 +58,7 @@ def architecture_names(models: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracies over an axis, in the unit of the data; low and high: the ends of an interval around each."""
+    """Accuracies over an axis, in the unit of the data. low, high: ends of an interval around each accuracy."""
 
     label: str
     x: Sequence[float]
@@ -68,7 +68,7 @@ class Curve:
 
 
 def longest_label(width: Width) -> int:
-    """Return the most characters of a label in a legend."""
+    """Return the maximum number of characters of a legend's label."""
     return 46 if width == "one-column" else 80
 
 
@@ -78,7 +78,7 @@ def draw_curves(
     label: str,
     width: Width = "one-column",
 ) -> Figure:
-    """Draw accuracy over each of these axes, one panel each, at most two side by side in one column.
+    """Draw accuracy over each of these axes, with one panel per axis and at most two panels side by side.
 
     curves: key of `OVER` -> curves. A curve has the same look in all panels by its place; None: it has no data there.
     """
@@ -108,7 +108,7 @@ def _legend_rows(curves: Mapping[str, Sequence[Curve | None]], width: Width) -> 
 
 
 def _draw_panel(axes: Axes, over: Over, curves: Sequence[Curve | None], width: Width) -> None:
-    """Draw curves into a panel, with the axis in a unit that fits."""
+    """Draw curves into a panel, whose axis has a suitable unit."""
     unit = over.unit(value for one in curves if one for value in one.x)
     axes.set_xlabel(over.title(unit))
     plain_numbers(axes, whole=over.metric == "round", ticks=4)
@@ -149,8 +149,8 @@ def draw_boxes(groups: Mapping[str, Floats], accuracy: Accuracy, width: Width = 
     middle, half = (len(labels) + 1) / 2, max(len(labels), BOXES_WIDE) / 2
     axes.set_xlim(middle - half, middle + half)
     low, high = axes.get_ylim()
-    low, high = max(0.0, min(low, 0.9)), min(high, 1.0)  # clients that are all equal must not seem to differ
-    margin = 0.03 * (high - low)  # markers and caps at 0 and 100 % are drawn whole
+    low, high = max(0.0, min(low, 0.9)), min(high, 1.0)  # shows equal accuracies as such, not magnified
+    margin = 0.03 * (high - low)  # leaves room for whole markers and caps at 0 and 100 %
     axes.set_ylim(low - margin, high + margin)
     per_cent_axis(axes.yaxis)
     axes.set_ylabel(accuracy.client_label)
@@ -162,7 +162,7 @@ def draw_boxes(groups: Mapping[str, Floats], accuracy: Accuracy, width: Width = 
 def draw_clients(
     runs: Mapping[str, Sequence[tuple[int, str, float]]], accuracy: Accuracy, width: Width = "one-column"
 ) -> Figure:
-    """Draw a bar per client, a panel per run; the dashed line is the mean over clients.
+    """Draw one bar per client and one panel per run. The dashed line is the mean over clients.
 
     runs: label -> (client, architecture, accuracy), by client. Bars differ by architecture.
     """
@@ -179,7 +179,7 @@ def draw_clients(
             k, value = zip(*here, strict=True)
             if len(clients) <= SEPARATE_BARS:
                 axes.bar(k, value, 0.8, label=shortened(called[model], 30), **look)
-            else:  # thousands of hatched bars would be black, and take minutes
+            else:  # thousands of hatched bars would look black, and take minutes
                 axes.vlines(k, 0, value, look["facecolor"], linewidth=0.8, label=shortened(called[model], 30))
         axes.axhline(mean, color="black", linewidth=0.8, linestyle="--", label=None)
         axes.set_title(shortened(label, longest_label(width)), loc="left")
@@ -198,7 +198,7 @@ def draw_clients(
 def draw_confusion(
     runs: Mapping[str, NDArray[np.int64]], class_names: Sequence[str], width: Width = "one-column"
 ) -> Figure:
-    """Draw confusion matrices in per cent of each true class, a panel per run, beside each other in two columns.
+    """Draw confusion matrices in per cent of each true class, with one panel per run, in two columns.
 
     runs: label -> counts [C, C] by true class (row) and predicted class (column).
     """
@@ -238,7 +238,7 @@ def draw_confusion(
 
 
 def plot_accuracy(rounds: pa.Table | Sequence[Mapping[str, Any]], path: Path | str, title: str = "") -> Path:
-    """Draw accuracy over rounds, bytes sent and virtual time into the PNG `path`, and create its folder.
+    """Draw accuracy over rounds, sent bytes and virtual time into the PNG `path`; create its folder if needed.
 
     rounds: the table of `read_rounds`, or a list with a dict per round: "round" and metrics, accuracies in [0, 1],
     `comm/total_bytes` in bytes. Values that were not measured, or that overflowed, are left out. Raises `OSError`.
@@ -255,8 +255,8 @@ def plot_accuracy(rounds: pa.Table | Sequence[Mapping[str, Any]], path: Path | s
 
 
 def run_curves(rows: Sequence[Mapping[str, Any]], over: str, accuracy: Accuracy = OWN) -> list[Curve]:
-    """The curves of one run over an axis: a mean with a standard deviation over clients on both sides, the worst tenth
-    of these clients, and participants; with own networks also current networks, if they were tested.
+    """Return the curves of one run over an axis: mean and standard deviation over clients, the worst tenth of the
+    clients, and participants. With own networks, also return current networks, if they were tested.
 
     over: a key of `OVER`. accuracy: one with `std`.
     """
@@ -273,7 +273,7 @@ def run_curves(rows: Sequence[Mapping[str, Any]], over: str, accuracy: Accuracy 
 
 
 def series_of(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[float], list[float]]:
-    """Return the values of two metrics in the rounds that have finite values of both."""
+    """Return the values of two metrics in the rounds in which both are finite."""
     points = [(row.get(x), row.get(y)) for row in rows]
     known = [(a, b) for a, b in points if a is not None and b is not None and abs(a) < 1e300 and math.isfinite(b)]
     return [a for a, _ in known], [b for _, b in known]

@@ -1,4 +1,4 @@
-"""Progress display of a run: two live lines in a terminal, or one line per round if the output is not a terminal."""
+"""Progress display of a run: two live lines in a terminal, or one line per round on any other output."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import TextIO
 from raysim.common.results import ClientRow, RunCard, Status
 from raysim.report.units import human_bytes, human_seconds, per_cent, plural
 
-_RECENT = 10  # number of rounds over which the seconds per round are averaged
+_RECENT = 10  # number of rounds for the mean of the seconds per round
 _LINE_EVERY_S = 1.0
 
 
 class Display:
-    """Base class of trackers that display progress; it shows nothing itself."""
+    """Base class of trackers that display progress. It displays nothing itself."""
 
     def open(self, card: RunCard) -> None:
         """Show the name, size and folder of the run."""
@@ -28,17 +28,17 @@ class Display:
         """Show the results of round `t`."""
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Show the last round, if it is not shown yet."""
+        """Show the last round, unless it is already shown."""
 
     def print(self, text: str) -> None:
         """Print one line above the progress."""
 
     def within(self, done: int, of: int) -> None:
-        """Show that `done` of the round's `of` participants are done."""
+        """Show that `done` of the `of` participants of the current round are done."""
 
 
 def make_display(rounds: int, clients: int, quiet: bool = False, stream: TextIO | None = None) -> Display:
-    """Create a progress display on `stream` (standard error by default): live in a terminal, plain lines elsewhere."""
+    """Return a progress display for `stream` (default: standard error), live in a terminal, plain lines elsewhere."""
     stream = stream or sys.stderr
     if quiet:
         return Display()
@@ -48,7 +48,7 @@ def make_display(rounds: int, clients: int, quiet: bool = False, stream: TextIO 
 
 
 class _Plain(Display):
-    """A display of one line per round, at most about one per second; the first and the last are always printed.
+    """A display with one line per round, at most about one per second. The first and last line are always printed.
 
     A line shows only metrics of its own round: the accuracy of an earlier round would look like that of this round.
     """
@@ -56,9 +56,9 @@ class _Plain(Display):
     def __init__(self, rounds: int, clients: int, stream: TextIO) -> None:
         self._rounds, self._clients, self._stream = rounds, clients, stream
         self._done = 0
-        self._values: dict[str, float] = {}  # of the last round
+        self._values: dict[str, float] = {}  # values of the last round
         self._bytes = 0.0
-        self._ended_s: deque[float] = deque(maxlen=_RECENT + 1)  # when the last rounds ended, time.monotonic()
+        self._ended_s: deque[float] = deque(maxlen=_RECENT + 1)  # time.monotonic() at the ends of the last rounds
         self._shown_s = -math.inf
         self._pending = False
 
@@ -86,7 +86,7 @@ class _Plain(Display):
         self._shown_s, self._pending = time.monotonic(), False
 
     def _results(self) -> list[str]:
-        """Return accuracy, bytes sent and clients that dropped out, each in words; unknown ones are left out."""
+        """Return phrases with accuracy, sent bytes and dropped clients; unknown values are left out."""
         names = {
             "accuracy/all": "all clients' own networks",
             "accuracy/all_current": "all clients after the current message",
@@ -100,19 +100,19 @@ class _Plain(Display):
         return results
 
     def _pace(self) -> list[str]:
-        """Return seconds per round and remaining time, each in words; nothing before the second round."""
-        if len(self._ended_s) < 2:  # the first round of a run also waits for its start
+        """Return phrases with the seconds per round and the remaining time; none before the second round."""
+        if len(self._ended_s) < 2:  # the first round also includes the start of the run
             return []
         mean_s = (self._ended_s[-1] - self._ended_s[0]) / (len(self._ended_s) - 1)
         left_s = mean_s * (self._rounds - self._done)
         pace = [f"{human_seconds(mean_s)}/round"]
-        if left_s > 0:  # rounded up, because a remaining round takes more than 0 s
+        if left_s > 0:  # rounded up, so that a remaining round never shows 0 s
             pace.append(f"{human_seconds(left_s) if left_s > 59 else f'{math.ceil(left_s)} s'} left")
         return pace
 
 
 class _Live(_Plain):
-    """Two lines that are updated in place: the rounds done and their pace, and the results of the last round.
+    """Two lines that are updated in place: completed rounds and their pace, and the last round's results.
 
     The results have their own line: beside the bar, they would not fit into 80 columns and would wrap differently in
     every update.
@@ -139,11 +139,11 @@ class _Live(_Plain):
     def open(self, card: RunCard) -> None:
         super().open(card)
         self._live.start()
-        # A run that ends without `close` must not leave the terminal without its cursor.
+        # If a run ends without `close`, the terminal must get its cursor back.
         atexit.register(self._live.stop)
 
     def within(self, done: int, of: int) -> None:
-        # In a very short round, this shows nothing.
+        # After a very short round, the display has no time to show this.
         self._bar.update(self._task, within=f"{done}/{of} clients" if 0 < done < of else "")
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
@@ -155,7 +155,8 @@ class _Live(_Plain):
 
     def print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-        self._live.refresh()  # soft_wrap also cut off the live lines at the terminal's width
+        # with soft_wrap, rich cuts the live lines at the terminal's width, so they are drawn again
+        self._live.refresh()
 
     def _show(self) -> None:
         self._bar.update(self._task, completed=self._done, description="  ".join(self._pace()))

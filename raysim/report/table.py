@@ -1,4 +1,4 @@
-"""The table at the end of a run: its main results for the terminal."""
+"""The closing table of a run, with its main results for the terminal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from raysim.report.units import human_bytes, human_flops, human_seconds, per_cen
 
 
 def print_closing_table(summary: Summary, file: TextIO | None = None) -> None:
-    """Print a run's summary, by default on standard output, one line per value; long lines are not wrapped, so that
-    paths can be copied.
+    """Print a run's summary, by default on standard output, one line per value. Long lines are not wrapped, so that
+    users can copy paths.
 
     Entries that are missing or null are not shown. `nothing_to_do` and `completed` print a line on standard error.
     """
@@ -34,14 +34,14 @@ def print_closing_table(summary: Summary, file: TextIO | None = None) -> None:
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the table's rows as text, each a name and a value. See `Summary` for its entries."""
+    """Return the table's rows, (name, value), as text. `Summary` explains the entries."""
     seed = f"seed {summary['seed']}" if "seed" in summary else ""
 
     def counted(key: str, after: str) -> str:
         return f"{summary[key]}{after}" if summary.get(key) else ""
 
     rows = [
-        # A run of an earlier raysim has no method.
+        # The summary of an earlier raysim has no entry `method`.
         ("scenario", _joined(summary.get("scenario"), summary.get("method") or summary.get("algorithm"), seed)),
         ("overridden", " ".join(written((summary.get("overrides") or {}).items()))),
         ("rounds", _rounds(summary)),
@@ -63,7 +63,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _results(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of accuracies and costs, empty where the run has none."""
+    """Return the rows with accuracies and costs; a value that the run lacks is empty."""
     final = {name: value for name, value in (summary.get("final") or {}).items() if value is not None}
 
     def shown(metric: str, human: Callable[[float], str] = per_cent, after: str = "") -> str:
@@ -76,7 +76,7 @@ def _results(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     absent, pooled = final.get("engine/absent_clients"), shown("accuracy/all_current_pooled", after=" pooled, ")
     took_part = f", without the {absent or 0:.0f} of {summary.get('clients')} clients that have not taken part yet"
     current = f", {pooled}each client after it received the server's current message"
-    # A method whose hooks train by loops of their own, such as one over `client.data.shuffled`, has 0 operations.
+    # The operations are 0 if all hooks train by loops of their own, for example over `client.data.shuffled`.
     uncounted = "; those of client hooks outside fit, outputs and add_flops are not counted"
     operations = final.get("compute/total_flops")
     return [
@@ -130,7 +130,7 @@ def _per_participant(summary: Mapping[str, Any]) -> str:
 
 
 def _times(seconds: Mapping[str, float], rounds: float | None) -> list[tuple[str, str]]:
-    """Return the rows of time. rounds: the seconds of all rounds, of which a resumed run has more than its `total`."""
+    """Return the rows with times. rounds: seconds of all rounds; a resumed run's `total` contains a part of them."""
     total = seconds.get("total")
     time = "" if total is None else human_seconds(total)
     if total is not None and rounds is not None:

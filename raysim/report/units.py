@@ -1,4 +1,4 @@
-"""Format numbers for people: bytes, counts, seconds, accuracies."""
+"""Formats numbers for people: bytes, counts, seconds, accuracies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Unit(NamedTuple):
-    """A unit of bytes, operations or time."""
+    """A unit for bytes, operations or time."""
 
     name: str
     size: float  # in bytes, operations or seconds
@@ -52,9 +52,9 @@ def per_cent(fraction: float) -> str:
 
 
 def _scaled(n: float, units: Sequence[Unit]) -> str:
-    # 999.5 would be rounded to 1000.
+    # The next unit is used from 999.5 on, which would be rounded to 1000.
     unit = next((one for one in reversed(units) if abs(n) >= 0.9995 * one.size), units[0])
     value = n / unit.size
-    # Three digits are enough; a number that was not divided is whole and needs no decimals.
+    # Three digits are enough. A number that was not divided is whole, and has no decimals.
     digits = 0 if unit is units[0] or abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
     return f"{value:.{digits}f} {unit.name}"

@@ -1,1 +1,1 @@
-"""`Run`: start, resume, open and verify runs; `--dry-run` and `raysim doctor`; the identity of a run, and signals."""
+"""`Run`: start, resume, open and verify runs. Also `--dry-run`, `raysim doctor`, run identity and signals."""

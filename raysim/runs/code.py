@@ -1,4 +1,4 @@
-"""The code that computes a run: the method's file, the user's own files that it imports, and raysim itself."""
+"""The code that affects a run: the method's file, the user's own files that it imports, and raysim itself."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from raysim.plugins.own_code import OwnCode
 from raysim.plugins.reading import imported_by, own_modules
 
 PARTS = ("common", "core", "data", "engine", "grouped", "models", "plugins")
-"""The parts of raysim that compute results; a change of any other part, such as the progress bar, changes no number."""
+"""The parts of raysim that affect results. Changes of other parts, such as the progress bar, change no number."""
 
 RAYSIM = f"raysim/{{{','.join(PARTS)}}}"
-"""The name of these parts in `Code.files`. Another version of raysim may have other parts."""
+"""The entry of `Code.files` for these parts. Another version of raysim may have other parts."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """Digests of the files that computed a run, and the git commit of raysim."""
+    """Digests of the files that affect a run, and raysim's git commit."""
 
     files: Mapping[str, str]  # name -> SHA-256
-    commit: str | None = None  # of the git checkout that raysim is imported from; None: no checkout, or no git
-    dirty: bool | None = None  # whether raysim or the algorithms differ from that commit
+    commit: str | None = None  # commit of the git checkout that contains raysim; None: no checkout, or no git
+    dirty: bool | None = None  # whether raysim or its algorithms differ from that commit
 
     @classmethod
     def of(cls, algorithm: AnyAlgorithm, own_code: OwnCode | None = None) -> Code:
-        """Return the code of a method as its files are now, and of the user's own files that the scenario names.
+        """Return the present code of a method, and of the user's own files that the scenario names.
 
         Raises `ScenarioError` when a file cannot be read, or has changed since this process imported it.
         """
@@ -63,18 +63,18 @@ class Code:
 
     @property
     def method(self) -> str:
-        """A short digest of the method and the files that it imports."""
+        """A short digest of the method's file and the files that it imports."""
         files = sorted((name, digest) for name, digest in self.files.items() if not name.startswith("raysim/{"))
         return hashlib.sha256(repr(files).encode()).hexdigest()[:12]
 
     def tags(self) -> dict[str, str]:
-        """Return tags for MLflow; the first two names are MLflow's own."""
+        """Return tags for MLflow. MLflow itself defines the names of the first two."""
         known = {"mlflow.source.git.commit": self.commit, "mlflow.source.git.dirty": self.dirty}
         tags = {name: str(value).lower() for name, value in known.items() if value is not None}
         return {**tags, "raysim.code": self.method}
 
     def changes(self, now: Code) -> list[str]:
-        """Describe the files that differ between this code and `now`, one per entry."""
+        """Return one description for each file that differs between this code and `now`."""
         names = dict.fromkeys([*self.files, *now.files])
         return [
             one_line(f"{name} ({self.files.get(name, 'none')[:12]} before, {now.files.get(name, 'none')[:12]} now)")
@@ -84,7 +84,7 @@ class Code:
 
 
 def _files_of(module: str, own_code: OwnCode | None) -> dict[str, Path]:
-    """Return the files of a method's module and of all that it imports, by module name, except the user's own files."""
+    """Return module name -> file, for a method's module and all its imports, except the user's own files."""
     if own_code is None or not own_code.module(plain_module(module)):
         return own_modules(module)
     files: dict[str, Path] = {}
@@ -94,7 +94,7 @@ def _files_of(module: str, own_code: OwnCode | None) -> dict[str, Path]:
 
 
 _first: weakref.WeakKeyDictionary[ModuleType, str] = weakref.WeakKeyDictionary()
-"""The SHA-256 of each module's file at the time when a run of this process first used it."""
+"""Module -> SHA-256 of its file when this process first used it for a run."""
 
 
 def versions() -> dict[str, str]:
@@ -111,7 +111,7 @@ def versions() -> dict[str, str]:
     }
 
 
-@cache  # reading the metadata takes 4 ms, and each cell of a sweep needs the version
+@cache  # reading the metadata takes 4 ms, and each cell of a sweep asks for the version
 def _version() -> str:
     """Return raysim's version."""
     return metadata.version("raysim")
@@ -133,15 +133,15 @@ def processor() -> str:
 
 
 def _package() -> Path:
-    """raysim's folder."""
+    """The folder of raysim's package."""
     return Path(str(sys.modules["raysim"].__file__)).parent
 
 
 @cache
 def checkout() -> tuple[str | None, bool | None]:
-    """Return the commit of raysim's git checkout, and whether the code differs from it; (None, None) without one."""
+    """Return the commit of raysim's git checkout, and whether the code differs; (None, None) if there is none."""
     folder = _package()
-    # A package that is installed inside another repository does not belong to that repository.
+    # If raysim is installed inside another repository, that repository's commit is not raysim's.
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return _shipped()
     commit, changed = _git(folder, "rev-parse", "HEAD"), _git(folder.parent, "status", "--porcelain", *_PACKAGES)
@@ -150,7 +150,7 @@ def checkout() -> tuple[str | None, bool | None]:
 
 _PACKAGES = ("--", "raysim", "algorithms")
 SHIPPED = "CHECKOUT"
-"""Name of the metadata file in which a job that ships raysim stores the submitting machine's result of `checkout`."""
+"""Name of a metadata file with the result of `checkout` on the submitting machine; such a job brings raysim."""
 
 
 def _shipped() -> tuple[str | None, bool | None]:
@@ -159,7 +159,7 @@ def _shipped() -> tuple[str | None, bool | None]:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """The output of git; None where it fails."""
+    """Return the output of git; None if git fails."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *words]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)

@@ -1,4 +1,4 @@
-"""What `raysim doctor` shows of this machine: versions, GPUs, limits, and the addresses of MLflow and Ray."""
+"""The findings of `raysim doctor` about this machine: versions, GPUs, limits, and addresses of MLflow and Ray."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from raysim.engine.resource_monitor import gib
 from raysim.tracking.store import check_uri
 
 Verdict = Literal["ok", "note", "problem"]
-"""`note`: a run works, but something is slow. `problem`: a launch cannot work."""
+"""`note`: runs work, but a part is slow. `problem`: a launch cannot work."""
 
 FEW_FILES = 1024
-"""Open files per process up to which Ray fails with some hundred actors: it holds several sockets for each."""
+"""With at most this many open files per process, Ray fails for some hundred actors: each needs several sockets."""
 SMALL_SHM = 1 << 30
-"""Bytes of /dev/shm below which Ray puts shared objects, such as the data set, into files below /tmp."""
+"""If /dev/shm has fewer bytes, Ray stores shared objects, such as the data set, in files below /tmp."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact about this machine, and what follows from it for a run."""
+    """A fact about this machine, and its consequence for a run."""
 
     what: str
     verdict: Verdict
@@ -34,7 +34,7 @@ class Finding:
 
 
 def findings() -> list[Finding]:
-    """Look at this machine, without changing anything."""
+    """Examine this machine, without changing it."""
     return [versions(), gpus(), *shared_memory(), *open_files(), mlflow(), ray()]
 
 
@@ -58,7 +58,7 @@ def gpus() -> Finding:
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
-    """The shared memory in which Ray keeps the data set once for all actors of a machine; none on macOS."""
+    """The shared memory in which Ray stores the data set once for all actors of a machine. macOS has none."""
     if not folder.is_dir():
         return []
     size = shutil.disk_usage(folder).total
@@ -78,7 +78,7 @@ def open_files() -> list[Finding]:
 
 
 def mlflow() -> Finding:
-    """The address of MLflow's store, and whether a server answers there; `launch` refuses one that does not."""
+    """The address of MLflow's store, and whether a server there answers; otherwise `launch` refuses it."""
     try:
         return Finding("MLflow", "ok", check_uri())
     except RaysimError as error:
@@ -86,7 +86,7 @@ def mlflow() -> Finding:
 
 
 def ray() -> Finding:
-    """Whether runs start a Ray of their own, or join a cluster that answers."""
+    """Whether runs start their own Ray, or connect to a cluster that answers."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:
         return Finding("Ray", "ok", "each run starts its own Ray, which only this user can reach")

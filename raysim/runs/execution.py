@@ -1,4 +1,4 @@
-"""One process of a run, from the moment the run folder exists until it is closed: rounds, trackers, summary, plots."""
+"""One process of a run, from the creation of the run folder to its closing: rounds, trackers, summary, plots."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from raysim.tracking.mlflow import MlflowTracker
 logger = logging.getLogger(__name__)
 
 RESUME = "raysim resume"
-"""The command that resumes a run; the run folder is appended to it."""
+"""The command that resumes a run; the run folder is appended."""
 
 
 def resume_line(command: str, folder: Path) -> str:
@@ -57,25 +57,25 @@ def resume_line(command: str, folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the process that executes a run: how to show, track and end it. They do not change a result."""
+    """Options of a process that executes a run, for display, tracking and ending. They do not change a result."""
 
     quiet: bool = False  # show no progress
-    trackers: Sequence[Tracker] = ()  # the caller's, besides the run folder and MLflow
-    resume_command: str = RESUME  # shown, followed by the run folder, when the run ends early
-    stop: Stop = field(default_factory=Stop)  # ends the run after the current round once `requested` is set
+    trackers: Sequence[Tracker] = ()  # the caller's trackers, in addition to the run folder and MLflow
+    resume_command: str = RESUME  # command that is shown, with the run folder, if the run ends early
+    stop: Stop = field(default_factory=Stop)  # set `stop.requested` to end the run after the current round
 
 
 class Resumed(NamedTuple):
-    """The state and facts that a resumed run starts from."""
+    """The state and facts with which a resumed run begins."""
 
     store: CheckpointStore
-    code: Code  # the method's code as it is now
+    code: Code  # the present code of the method
     warnings: Sequence[str]
 
 
 @dataclass
 class Execution:
-    """One process of a run, from the moment the run folder exists; `run` or `complete` closes it."""
+    """One process of a run whose folder exists. `run` or `complete` runs it and closes the run."""
 
     scenario: Scenario
     plan: Plan
@@ -84,7 +84,8 @@ class Execution:
     folder: RunFolder
     options: Options
     resumed: Resumed | None = None
-    facts: dict[str, Any] = field(init=False, default_factory=dict)  # entries of the summary besides the progress
+    # entries of the summary in addition to the progress
+    facts: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         scenario = self.scenario
@@ -98,10 +99,10 @@ class Execution:
         self.checkpoint_folder = self.identity.checkpoints_of(self.folder.path)
         self.progress = Progress()
         self.checkpoints = self._checkpoint_manager()
-        self.cleanup = contextlib.ExitStack()  # ends the backend
+        self.cleanup = contextlib.ExitStack()  # ends the backend when it is closed
 
     def run(self) -> None:
-        """Run every round that is left and close the run."""
+        """Run all remaining rounds, and close the run."""
         plan, resumed, stop, monitor = self.plan, self.resumed, self.stop, ResourceMonitor(self.folder.path)
         with show_logs(self.display.print), interruptible(stop), self._closed():
             if resumed is None:
@@ -111,7 +112,7 @@ class Execution:
                 succeeded = partial(self.facts.__contains__, "state_digest")
                 backend = make_backend(self.scenario, plan, self.cleanup, succeeded, self.folder.path)
             self._say_notes()
-            # In one process, hooks and trackers would draw from the same random generators in two threads.
+            # Hooks in this process must not run while trackers do in another thread: both may use its random generators.
             with Recorder(self.trackers, at_once=self.scenario.backend == "in_process") as record:
                 rounds = Rounds(
                     plan, backend, record, self.checkpoints, progress=self.progress, stop=stop,
@@ -126,13 +127,13 @@ class Execution:
                     self.trackers.append(metrics)
                 self.mlflow.ready()
                 for t in rounds:
-                    if t == 1:  # all clients were tested before it: 100 MB of rows for 100,000 clients
+                    if t == 1:  # the first test of all clients leaves 100 MB of rows for 100,000 clients
                         return_freed_memory()
                     monitor.check()
                 self.facts["state_digest"] = rounds.state_digest()
 
     def complete(self, summary: Summary) -> None:
-        """Finish the interrupted closing of a run that has all its rounds, without Ray. summary: from the folder."""
+        """Complete the interrupted closing of a run that has all rounds, without Ray. summary: from the folder."""
         self.stop.closing = True
         with show_logs(self.display.print), interruptible(self.stop):
             logger.info("finalising: writing missing plots and MLflow data")
@@ -145,10 +146,10 @@ class Execution:
 
     @contextlib.contextmanager
     def _closed(self) -> Iterator[None]:
-        """Close the run after this block, however it ends, and say how to resume it if it has not finished."""
+        """Close the run after this block, even if it raises. If the run has not finished, say how to resume it."""
         began = time.perf_counter()
         status: Status = "failed"
-        self.stop.possible = self.stop.closing = False  # the caller may have used it for another run
+        self.stop.possible = self.stop.closing = False  # the caller may have used this object for another run
         try:
             yield
             status = "finished"
@@ -166,14 +167,15 @@ class Execution:
             self.facts["seconds"] = time.perf_counter() - began
             try:
                 if status != "finished":
-                    self._shut_down()  # before the folder is closed: actors may still work on a round that was cut off
+                    # before the folder is closed, because actors may still work on an interrupted round
+                    self._shut_down()
                     self._say_how_to_resume()
-            finally:  # after another Ctrl-C, too, the folder has to be unlocked, so that the run can be resumed
+            finally:  # even after another Ctrl-C, the folder must be unlocked, so that the run can be resumed
                 ended = summary_of(self.progress, self._checkpoint_facts(), self.facts)
                 self._close(status, {**self.card.facts, "status": status, **ended})
 
     def _checkpoint_manager(self) -> CheckpointManager | None:
-        """Return the manager that saves checkpoints, or None if the scenario wants no checkpoints."""
+        """Return the manager that saves checkpoints; None if the scenario requests none."""
         scenario = self.scenario
         if (every := scenario.checkpoint.every) == 0:
             return None
@@ -188,7 +190,7 @@ class Execution:
         )
 
     def _note_checkpoint(self, t: int) -> None:
-        """Record in the summary that a checkpoint exists; if it is lost, a resumed run must not start from round 1."""
+        """Record in the summary that a checkpoint exists. If it is lost, `resume` must not restart from round 1."""
         self.folder.write_summary("running", {"checkpoint": {"round": t, "folder": self.checkpoint_folder}})
 
     def _checkpoint_facts(self) -> dict[str, Any] | None:
@@ -200,7 +202,7 @@ class Execution:
         return facts
 
     def _write_inputs(self) -> None:
-        """Write what a new run is made from: the scenario as given, the partition and the initial state."""
+        """Write the inputs of a new run: the scenario as given, the partition and the initial state."""
         self.folder.write_text("scenario.yaml", self.scenario.text)
         dataset = self.data.dataset
         table = self.data.partition.table(dataset.label_M, dataset.class_names)
@@ -208,12 +210,12 @@ class Execution:
         del table
         if self.plan.initial is not None:
             self.folder.write(INITIAL, self.plan.initial.file())
-        # The table of 100,000 clients takes 200 MB, which no round needs.
+        # The table of 100,000 clients takes 200 MB, which the rounds do not need.
         pa.default_memory_pool().release_unused()
         return_freed_memory()
 
     def _go_on(self, resumed: Resumed) -> None:
-        """Say where a resumed run continues, and open the trackers for its next round."""
+        """Report where a resumed run continues, and open the trackers for its next round."""
         t = self.progress.t
         for text in (*resumed.store.take_damage(), *resumed.warnings):
             logger.warning(text)
@@ -226,7 +228,7 @@ class Execution:
         self._open()
 
     def _open(self) -> None:
-        """Write the scenario with every choice, the user's own code and `run.json`, and open the trackers."""
+        """Write the resolved scenario, the user's own code and `run.json`, and open the trackers."""
         scenario = self.scenario
         self.folder.write_text("resolved.yaml", scenario.resolved_yaml())
         for name, source in scenario.own_code.files.items():
@@ -238,7 +240,7 @@ class Execution:
             self._note_checkpoint(self.checkpoints.saved_round)
 
     def _say_notes(self) -> None:
-        """Log what is known before the first round: the scenario's warnings, and what is special about its data."""
+        """Log facts before the first round: the scenario's warnings, and notes about its data."""
         plan = self.plan
         assert plan.layout is not None
         self.facts["actors"] = plan.layout.num_actors
@@ -272,7 +274,7 @@ class Execution:
             )
 
     def _failure(self, error: BaseException) -> BaseException:
-        """Return the exception to raise for an error that ended the run, and record it in the summary.
+        """Return the exception to raise for an error that ended the run, and record the error in the summary.
 
         The traceback of a hook is written to `logs/error.txt`.
         """
@@ -280,12 +282,12 @@ class Execution:
         self.facts["error"] = str(failure) or type(failure).__name__
         if isinstance(error, HookError) and error.trace:
             self.facts["hook"] = error.hook
-            with contextlib.suppress(RunError):  # of a full disk, which must not replace the error of the hook
+            with contextlib.suppress(RunError):  # an error of a full disk must not replace the error of the hook
                 self.folder.write_text("logs/error.txt", error.trace)
         return failure
 
     def _close(self, status: Status, summary: Summary) -> None:
-        """Close the folder, stop Ray, draw plots, complete MLflow's run. A step that fails does not stop the others.
+        """Close the folder, stop Ray, draw plots, complete MLflow's run. If a step fails, the other steps still run.
 
         The status of a run that has all its rounds is "closing" until every step is done, so `resume` can repeat the
         steps after any interruption.
@@ -310,7 +312,8 @@ class Execution:
             attempt(self._shut_down)
             for tracker in self.trackers:
                 if tracker is not self.folder and tracker is not self.mlflow:
-                    attempt(tracker.close, status, copy.deepcopy(summary))  # a custom tracker may change it
+                    # a copy, because a custom tracker may change it
+                    attempt(tracker.close, status, copy.deepcopy(summary))
             attempt(self._draw)
             attempt(self.mlflow.close, status, summary)
             if over and not failed:
@@ -321,7 +324,7 @@ class Execution:
                 logger.warning(f"all rounds are done, but some results are not written yet; {complete}")
             raise
         finally:
-            self.folder.release()  # only now, so that no other process resumes the run before all steps are done
+            self.folder.release()  # last, so that no other process resumes the run before all steps are done
         if over and failed:
             if isinstance(failed[0], RaysimError) and self.folder.path.exists():
                 raise RunError(f"{str(failed[0]).rstrip('.')}. All rounds are done; {complete}") from failed[0]
@@ -343,9 +346,9 @@ class Execution:
             try:
                 draw(plots / name, title=title)
             except OSError:
-                raise  # for example a full disk: `resume` draws the plot later
+                raise  # for example because of a full disk; `resume` draws the plot later
             except Exception as error:
-                # Another attempt would fail on the same numbers, and the run would stay "closing" for ever.
+                # Do not raise: `resume` would fail on the same numbers, and the run would stay "closing" for ever.
                 logger.warning(f"cannot draw plots/{name} ({cause(error)}); the run finishes without this plot")
 
     @property

@@ -10,7 +10,7 @@ from raysim.report.units import plural
 
 
 def find_run(text: str, output: Path = Path("runs")) -> Path:
-    """Return the run folder at this path, or with this run id below `output`. Raises `ScenarioError` if none exists."""
+    """Return the run folder at this path, or with this id below `output`. Raises `ScenarioError` if none exists."""
     if not text.strip():
         raise ScenarioError("the name of the run is empty; give a run folder, or the id of a run below ./runs")
     path = Path(text).expanduser()
@@ -28,7 +28,7 @@ def find_run(text: str, output: Path = Path("runs")) -> Path:
 
 
 def _refuse_folder_of_runs(folder: Path) -> None:
-    """Raise `ScenarioError` for the folder of a scenario, of a sweep or of its cell, which contains run folders."""
+    """Raise `ScenarioError` for a folder that contains run folders: that of a scenario, of a sweep or of a cell."""
     if (folder / "run.json").exists():
         return
     inner = next(filter(None, (sorted(folder.glob(f"{deep}run.json")) for deep in ("*/", "*/*/"))), [])

@@ -1,4 +1,4 @@
-"""What a run folder records of its run besides results: `run.json`, the scenario, the initial state, checkpoints."""
+"""Records of a run besides its results: `run.json`, the scenario, the initial state, checkpoints."""
 
 from __future__ import annotations
 
@@ -28,29 +28,30 @@ FORMAT = 1
 """The format of run folders that this version writes."""
 
 INSIDE = "checkpoints"
-"""The address of checkpoints that are in the run folder."""
+"""The address of checkpoints inside the run folder."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A run's id, addresses, digests and versions: the content of `run.json` in its folder."""
+    """A run's id, addresses, digests and versions, which `run.json` in its folder contains."""
 
     run_id: str
-    tracking: str  # MLflow's address, resolved
-    checkpoints: str  # address of the checkpoints; relative to the run folder, which may be moved, or absolute
+    tracking: str  # address of MLflow's store, resolved
+    checkpoints: str  # address of the checkpoints, absolute or relative to the run folder, which may move
     dataset_digest: str
     partition_digest: str
     versions: Mapping[str, str]
     code: Code
-    code_changes: Sequence[Mapping[str, Any]] = ()  # for each --code-changed: last round before, changed files
-    overrides: Mapping[str, Scalar] = field(default_factory=dict)  # dotted keys and values of all `--set` so far
-    init: Mapping[str, str | None] | None = None  # the run that it began with, as in the scenario, with its digest
-    inputs: Mapping[str, str] = field(default_factory=dict)  # see `input_digests`
-    format: int = FORMAT  # of the run folder; without an entry, it is from before formats were numbered
+    # one entry per --code-changed: changed files, and the last round before
+    code_changes: Sequence[Mapping[str, Any]] = ()
+    overrides: Mapping[str, Scalar] = field(default_factory=dict)  # dotted key -> value of all `--set` so far
+    init: Mapping[str, str | None] | None = None  # run and digest of the initial state, as in the section `init`
+    inputs: Mapping[str, str] = field(default_factory=dict)  # result of `input_digests`
+    format: int = FORMAT  # format of the run folder; folders older than this key lack it
 
     @classmethod
     def new(cls, scenario: Scenario, data: RunData, tracking: str) -> Identity:
-        """Return the identity of a new run. Raises `ScenarioError` if its checkpoints cannot be written."""
+        """Return the identity of a new run. Raises `ScenarioError` if checkpoints cannot be written."""
         run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         checkpoints = INSIDE
         if folder := scenario.checkpoint.folder:
@@ -72,7 +73,7 @@ class Identity:
 
     @classmethod
     def of(cls, folder: Path) -> Identity:
-        """Read the identity of an existing run. Raises `ScenarioError` when `run.json` is missing or invalid."""
+        """Read the identity of an existing run. Raises `ScenarioError` if `run.json` is missing or invalid."""
         path = folder / "run.json"
         try:
             content = path.read_bytes()
@@ -90,15 +91,15 @@ class Identity:
             raise ScenarioError(f"{path} cannot be read ({error})") from None
 
     def checkpoints_of(self, folder: Path) -> str:
-        """Return the address of the checkpoints of the run in `folder`."""
+        """Return the address of the checkpoints of the run in this folder."""
         return self.checkpoints if "://" in self.checkpoints else str(folder / self.checkpoints)
 
     def json(self) -> str:
-        """Return the text of `run.json`."""
+        """Return the content of `run.json`."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
     def refuse_other_data(self, folder: Path, data: RunData) -> None:
-        """Raise `ScenarioError` if the samples, their partition or other input files are not those of the run."""
+        """Raise `ScenarioError` if samples, partition or other input files differ from those of the run."""
         for what, had, has in (
             ("data set", self.dataset_digest, data.digest),
             ("partition", self.partition_digest, data.partition.digest),
@@ -109,7 +110,7 @@ class Identity:
                     "resuming or inspecting a run requires its original data; to train on other data, start a new run "
                     "(a sweep starts it by itself)"
                 )
-        had_files = [*self.inputs.values()]  # the files may have been moved
+        had_files = [*self.inputs.values()]  # only digests are compared, because files may have moved
         if had_files != [*data.inputs.values()]:
             others = ", ".join(path for path, digest in data.inputs.items() if digest not in had_files)
             raise ScenarioError(
@@ -118,7 +119,7 @@ class Identity:
             )
 
     def refuse_other_code(self, folder: Path, now: Code, *, inspecting: bool = False) -> None:
-        """Raise `ScenarioError` if the code of the method, or of raysim, has changed.
+        """Raise `ScenarioError` if the code of the method or of raysim has changed.
 
         inspecting: the run is not resumed, and `now` is the user's own code, of which the run folder has copies.
         """
@@ -133,18 +134,18 @@ class Identity:
             )
 
     def with_code(self, now: Code, t: int) -> Identity:
-        """Return the identity of a run that is resumed after round `t` with the code as it is now."""
+        """Return the identity of a run that is resumed after round `t` with the present code."""
         changes = self.code.changes(now)
         noted = [*self.code_changes, {"after_round": t, "files": changes}] if changes else self.code_changes
-        # Without a checkpoint, all rounds are computed again with the current code.
+        # Without a checkpoint, all rounds are computed again by the present code.
         return replace(self, code=now, code_changes=noted if t >= 0 else ())
 
     def code_facts(self) -> dict[str, Any]:
-        """Return the method's code and its changes, in the form of `summary.json`."""
+        """Return the method's code and its changes for `summary.json`."""
         return {**asdict(self.code), "changes": list(self.code_changes)}
 
     def warnings(self, versions: Mapping[str, str], now: Code) -> list[str]:
-        """Return a warning for each reason why the rest of a resumed run may differ. versions, now: of this process."""
+        """Return one warning per reason why the rest of a resumed run may differ. versions, now: of this process."""
         other = [
             f"{name} {had} before, {versions[name]} now"
             for name, had in self.versions.items()
@@ -179,11 +180,11 @@ def run_scenario(folder: Path, sets: Sequence[str] = (), *, code_changed: bool |
 
 
 INITIAL = "init.safetensors"
-"""File in a run folder with the state that the run took from another run (`init`), which need not exist any more."""
+"""File in a run folder with the state from another run (`init`), because that run may be deleted."""
 
 
 def initial_of(folder: Path, scenario: ParsedScenario) -> Initial | None:
-    """Read the initial state of the run in this folder; None if it began with fresh weights.
+    """Read the initial state of the run in this folder; None if it began with new weights.
 
     scenario: of the run. Raises `ScenarioError` if the file is missing or differs from the recorded digest.
     """
@@ -218,7 +219,7 @@ def checkpoint_storage(address: str) -> Storage:
 
 
 def try_storage(address: str) -> None:
-    """Check that checkpoints can be written to an address, before the run writes anything. Raises `ScenarioError`."""
+    """Check, before the run writes anything, that checkpoints can be written to an address. Raises `ScenarioError`."""
     storage = checkpoint_storage(address)
     try:
         storage.make()

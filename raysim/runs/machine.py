@@ -1,4 +1,4 @@
-"""The machine or cluster of a run: what it offers, whether the run can begin on it, and the backend with its actors."""
+"""The machine or cluster for a run: its resources, whether the run can start on it, and the backend with its actors."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ logger = logging.getLogger(__name__)
 
 
 def find_machine(scenario: Scenario) -> ClusterResources:
-    """Return the resources for the run's actors, of the cluster that it attaches to or else of this machine.
+    """Return the resources for a run's actors: those of its cluster or, without one, of this machine.
 
     Raises `ScenarioError` when the cluster does not answer.
     """
     if not attach(scenario):
         kind = accelerator.available()
-        # Actors get a GPU only if Ray counts it, and a Ray that raysim starts does not count every kind.
+        # Actors can only use GPUs that Ray counts, and a Ray that raysim starts counts only CUDA GPUs.
         usable = kind is not None and (scenario.backend == "in_process" or kind.type == "cuda")
         gpus = accelerator.count() if usable else 0
         return ClusterResources(float(os.cpu_count() or 1), float(gpus), oversubscribable=True)
@@ -48,7 +48,7 @@ def find_machine(scenario: Scenario) -> ClusterResources:
 
 
 def attach(scenario: Scenario) -> bool:
-    """Attach to the Ray cluster that RAY_ADDRESS names or that this process has started; False if there is none.
+    """Connect to the Ray that RAY_ADDRESS names or this process has started; return False if there is none.
 
     Raises `ScenarioError` when the cluster does not answer.
     """
@@ -65,13 +65,13 @@ def attach(scenario: Scenario) -> bool:
 
 
 def layout_of(scenario: Scenario, machine: ClusterResources | None = None) -> Layout:
-    """Plan the actors of a run. machine: the resources for them; default: those that `find_machine` finds.
+    """Plan the actors of a run. machine: the available resources; default: the result of `find_machine`.
 
     Raises `ScenarioError` if the resources do not suffice, or clients would train in float16 without a GPU.
     """
     layout = lay_out(scenario.requests, machine or find_machine(scenario), scenario.participants)
     if scenario.training.precision == "float16" and not all(group.gpus_per_actor for group in layout.groups):
-        # Measured: 65 to 125 times the time of float32 for a step of CNN-1 to CNN-5.
+        # Measured: a step of CNN-1 to CNN-5 then takes 65 to 125 times as long as in float32.
         raise scenario.origin.error(
             ("training", "precision"),
             "float16 given, but some or all clients train on the CPU, where it takes many times as long as float32; "
@@ -82,7 +82,7 @@ def layout_of(scenario: Scenario, machine: ClusterResources | None = None) -> La
 
 def check_local(scenario: Scenario) -> None:
     """Raise `ScenarioError` if a run of this scenario cannot start in this folder or on this machine."""
-    scenario.own_code.activate()  # since the scenario was loaded, another one may have been
+    scenario.own_code.activate()  # another scenario's code may have been activated after this one was loaded
     _ = scenario.algorithm  # raises if a user's own file cannot be imported
     has = psutil.virtual_memory().total
     size = bytes_of_models(scenario)
@@ -98,23 +98,23 @@ def check_local(scenario: Scenario) -> None:
 
 
 def bytes_of_models(scenario: Scenario) -> dict[str, int]:
-    """Return the size of one model of each architecture."""
+    """Return the size in bytes of one model of each architecture."""
     size = {}
     for name in scenario.task.architectures:
-        # raysim's own models have shapes without memory here. A custom model may read its weights from a file, which
-        # is impossible on the meta device.
+        # raysim's own models are built on the meta device, where tensors have no memory. A custom model may read its
+        # weights from a file, which does not work there.
         with torch.random.fork_rng(devices=[]), torch.device("meta" if name in MODELS else "cpu"):
             size[name] = sum(p.nbytes for p in scenario.build(name).parameters())
     return size
 
 
 _in_process = threading.Lock()
-"""Held by the run of this process that does all work itself: a second one in another thread would change its result."""
+"""Lock of the run that does all work in this process. Another such run in a thread would change its result."""
 
 
 @contextlib.contextmanager
 def only_in_process(backend: str) -> Iterator[None]:
-    """Raise `RunError` if this run and one that is active would both do all their work in this process."""
+    """Raise `RunError` if this run and another active run would both do all their work in this process."""
     if backend != "in_process":
         yield
         return
@@ -130,7 +130,7 @@ def only_in_process(backend: str) -> Iterator[None]:
 
 
 def device_in_process(layout: Layout) -> torch.device:
-    """Return the device on which a run in this process trains."""
+    """Return the device for training in this process."""
     wanted = any(group.gpus_per_actor for group in layout.groups)
     return (accelerator.available() if wanted else None) or torch.device("cpu")
 
@@ -142,7 +142,7 @@ def make_backend(
     succeeded: Callable[[], bool],
     folder: Path | None = None,
 ) -> Backend:
-    """Create the scenario's backend without starting it. `cleanup` closes it, and stops a Ray that is started here.
+    """Create the scenario's backend without starting it. `cleanup` will close it, and stop a Ray that is started here.
 
     succeeded: returns whether the run has all its rounds when `cleanup` runs; Ray's logs are then removed. folder: the
     run folder; its disk holds clients' states that do not fit into memory.
@@ -179,13 +179,13 @@ def make_backend(
 
 
 def state_limits(scenario: Scenario, folder: Path | None = None) -> StateLimits:
-    """Return the memory limit for clients' states, and the folder for states beyond it. folder: the run folder."""
+    """Return the memory limit for clients' states, and the folder for larger states. folder: the run folder."""
     given = scenario.resources.memory_gb
     return StateLimits(None if given == "auto" else given, None if folder is None else str(folder))
 
 
 def metrics_tracker(backend: str) -> Tracker | None:
-    """Return the tracker for a cluster's Prometheus; None for a run that starts its own Ray or runs in process."""
+    """Return the tracker for a cluster's Prometheus; None if the run starts its own Ray or runs in process."""
     if backend != "ray":
         return None
     from raysim.engine.ray.metrics import RayMetrics
@@ -196,28 +196,28 @@ def metrics_tracker(backend: str) -> Tracker | None:
 
 @dataclass(frozen=True)
 class Placement:
-    """The actors that one of several nodes will hold."""
+    """The actors that a node of a cluster will have."""
 
     node: Node
-    actors: int  # client actors
-    cpus: float  # reserved by the actors
+    actors: int  # number of client actors
+    cpus: float  # number of CPUs that the actors reserve
     gpus: float
-    overrides: Mapping[str, int]  # target of an override, such as an architecture -> its actors on this node
+    overrides: Mapping[str, int]  # name of an override, such as an architecture -> its number of actors on this node
 
     @property
     def holds(self) -> str:
-        """The actors in words, such as "4 client actors (2 for cnn1)"."""
+        """The actors in words, for example "4 client actors (2 for cnn1)"."""
         some = ", ".join(f"{count} for {target}" for target, count in self.overrides.items())
         return plural(self.actors, "client actor") + (f" ({some})" if some else "")
 
     @property
     def sentence(self) -> str:
-        """The sentence that a run logs when it begins."""
+        """The sentence about this node that a run logs at its start."""
         return f"node {self.node.name}: {self.holds}"
 
 
 def placement(scenario: Scenario, layout: Layout, nodes: Sequence[Node]) -> list[Placement]:
-    """Return the actors that each node will hold; empty for a single node, which holds all of them."""
+    """Return the actors of each node; empty if there is only one node, because it has all actors."""
     if len(nodes) < 2:
         return []
     resources = scenario.resources

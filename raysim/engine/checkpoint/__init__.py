@@ -1,1 +1,1 @@
-"""Checkpoints of a run, in a folder or at an address: file format, storage, manifests, when to save."""
+"""Checkpoints of a run, in a folder or at an address: file format, storage, manifests, and times of saving."""

@@ -1,4 +1,4 @@
-"""The file format of checkpoints: safetensors with the states of clients, or of the server."""
+"""The file format of checkpoints: safetensors files with the states of clients or of the server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from raysim.engine.records import CheckpointFile
 from raysim.engine.tensor_files import contiguous_copies, metadata_of
 
 MIN_FILE_BYTES = 1 << 20
-"""Clients smaller than this share a file: a hundred files for a hundred clients would cost a hundred fsyncs."""
+"""Clients with smaller states share a file, because a hundred files would need a hundred calls of fsync."""
 
 
 class DamageError(RunError):
@@ -30,7 +30,7 @@ class DamageError(RunError):
 
 
 def client_files(t: int, states: Iterable[tuple[ClientId, Weights]]) -> Iterator[tuple[CheckpointFile, bytes]]:
-    """Yield the files for clients' states after round `t`, with their content."""
+    """Yield the files, with their content, for clients' states after round `t`."""
     held: dict[str, Tensor] = {}
     clients: list[ClientId] = []
     size = 0
@@ -86,7 +86,7 @@ def read_file(storage: Storage, file: CheckpointFile) -> bytes:
 
 
 def read_clients(data: bytes, wanted: Collection[ClientId]) -> dict[ClientId, Weights]:
-    """Return the states of the wanted clients in a file of `client_files`. Raises `DamageError` for any other file."""
+    """Return the states of the wanted clients from a file of `client_files`. Raises `DamageError` for another file."""
     tensors: dict[ClientId, Weights] = {k: {} for k in wanted}
     with _malformed():
         for name, tensor in load(data).items():
@@ -97,7 +97,7 @@ def read_clients(data: bytes, wanted: Collection[ClientId]) -> dict[ClientId, We
 
 
 def read_server(data: bytes) -> tuple[Serialized, dict[str, Any]]:
-    """Return the content of a file of `server_file`: (state, facts). Raises `DamageError` for any other file."""
+    """Return (state, facts) from a file of `server_file`. Raises `DamageError` for another file."""
     with _malformed():
         metadata = metadata_of(data)
         return Serialized(json.loads(metadata["tree"]), load(data)), json.loads(metadata["facts"])
@@ -105,7 +105,7 @@ def read_server(data: bytes) -> tuple[Serialized, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _malformed() -> Iterator[None]:
-    """Raise `DamageError` for a file with a valid checksum that raysim did not write, such as a forged one."""
+    """Raise `DamageError` for a file that raysim did not write, although its checksum is valid."""
     try:
         yield
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""When a run saves its state, and in which order its files are written."""
+"""Decisions when a run saves its state, and the order in which the files of a checkpoint are written."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class CheckpointManager:
     """Decides when a run saves its state, and completes checkpoints."""
 
     store: CheckpointStore
-    every: int | None  # rounds; None: about every `AUTO_INTERVAL_S`
+    every: int | None  # rounds between checkpoints; None: about every `AUTO_INTERVAL_S`
     rounds: int
-    sync: Callable[[], None] = lambda: None  # makes the rows of the rounds so far survive a power cut
+    # writes the rows of all rounds so far to the disk, so that they survive a power cut
+    sync: Callable[[], None] = lambda: None
     first: Callable[[int], None] = lambda t: None  # called after the first checkpoint of this process
-    keep_best_val: bool = False  # also save and keep the state after the round with the greatest validation accuracy
-    begun_s: float = field(default_factory=perf_counter)  # when the last checkpoint was begun
+    keep_best_val: bool = False  # whether to also keep the state after the round with the greatest validation accuracy
+    begun_s: float = field(default_factory=perf_counter)  # start of the last checkpoint
 
     def __post_init__(self) -> None:
         try:
@@ -51,11 +52,11 @@ class CheckpointManager:
 
     @property
     def best_val(self) -> Checkpoint | None:
-        """The checkpoint of the best round by validation, according to the last checkpoint; None if it is not kept."""
+        """The checkpoint of the best round by validation that the last checkpoint names; None if none is kept."""
         return self.store.of_best_val() if self.keep_best_val else None
 
     def complete(self, t: int, files: Pending[SavedFiles], facts: Mapping[str, Any]) -> None:
-        """Complete a checkpoint from its files, once they and the rows of all rounds so far are written.
+        """Complete a checkpoint after its files and the rows of all rounds so far are written.
 
         Raises `CheckpointError` if that fails, `LostError` if an actor that writes the files died.
         """

@@ -1,4 +1,4 @@
-"""The place of checkpoints: a folder of this machine, or any address that fsspec supports."""
+"""Storage of checkpoints: a folder of this machine, or any address that fsspec supports."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from raysim.common.text import expanded
 
 @dataclass(frozen=True)
 class Storage:
-    """Named files at an address such as `s3://bucket/runs`; the file system's own package must be installed.
+    """Named files at an address such as `s3://bucket/runs`. fsspec needs the package for the address's protocol.
 
     A method that fails raises `OSError`, with the file's address as its `filename`. Picklable.
     """
 
     where: str
-    """The address, absolute."""
+    """The absolute address."""
 
     is_shared: ClassVar[bool] = True
-    """Whether other machines reach the same bytes under the same address."""
+    """Whether other machines find the same files at this address."""
 
     @cached_property
     def location(self) -> tuple[Any, str]:
-        """(fsspec's file system, path in it)."""
+        """(file system of fsspec, path in this file system)."""
         from fsspec.core import url_to_fs
 
         fs, root = url_to_fs(self.where)
@@ -40,17 +40,17 @@ class Storage:
         return {"where": self.where}
 
     def make(self) -> None:
-        """Make the folder. Other methods never recreate it: a folder that vanishes with its files is an error."""
+        """Create the folder. No other method recreates it, because a missing folder means that its files are lost."""
         with self._errors() as (fs, root):
             fs.makedirs(root, exist_ok=True)
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file; it survives a power cut only after `fsync`."""
+        """Write a file. It survives a power cut only after `fsync`."""
         with self._errors(name) as (fs, path):
             fs.pipe_file(path, data)
 
     def fsync(self, names: Iterable[str]) -> None:
-        """Wait until written files survive a power cut. An object store guarantees that already, so nothing is done."""
+        """Wait until written files survive a power cut. An object store guarantees this for every completed write."""
 
     def publish(self, name: str, data: bytes) -> None:
         """Write a file atomically; it survives a power cut once this returns."""
@@ -80,13 +80,13 @@ class Storage:
 
     @contextlib.contextmanager
     def _errors(self, *name: str) -> Iterator[tuple[Any, str]]:
-        """Yield (file system, path of the file or the folder) and convert exceptions to `OSError`."""
+        """Yield (file system, path of the file or folder), and convert any exception to `OSError`."""
         fs, root = self.location
         try:
             yield fs, "/".join((root, *name))
-        except Exception as error:  # each protocol has its own errors
+        except Exception as error:  # each protocol raises errors of its own
             number, text = getattr(error, "errno", None), getattr(error, "strerror", None)
-            if isinstance(error, FileNotFoundError):  # some protocols raise it without a number
+            if isinstance(error, FileNotFoundError):  # some protocols raise it without an error number
                 number = errno.ENOENT
             place = "/".join((self.where, *name))
             raise OSError(number, text or str(error) or type(error).__name__, place) from error
@@ -101,21 +101,23 @@ class LocalStorage(Storage):
     def location(self) -> tuple[Any, str]:
         from fsspec.implementations.local import LocalFileSystem
 
-        # `url_to_fs` would read "::" in a folder's name as a chain of addresses.
+        # `url_to_fs` would take "::" in the name of a folder for a chain of addresses.
         return LocalFileSystem(), self.where
 
     def names(self) -> list[str]:
         if not Path(self.where).is_dir():
             return []
-        with os.scandir(self.where) as entries:  # fsspec would ask for the size of each file
+        with os.scandir(self.where) as entries:  # fsspec would also ask for the size of each file
             return sorted(one.name for one in entries if not one.is_dir(follow_symlinks=False))
 
     def fsync(self, names: Iterable[str]) -> None:
         for name in names:
-            handle = os.open(f"{self.where}/{name}", os.O_RDWR)  # Windows cannot fsync a file opened for reading
+            # Windows cannot fsync a file that was opened for reading only
+            handle = os.open(f"{self.where}/{name}", os.O_RDWR)
             try:
                 os.fsync(handle)
-                # Checkpoints are rarely read again, and the system's cache counts towards a container's memory limit.
+                # Remove the file from the page cache, which counts towards a container's memory limit. Checkpoints are
+                # rarely read.
                 if hasattr(os, "posix_fadvise"):
                     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
@@ -128,16 +130,16 @@ class LocalStorage(Storage):
 
 
 def is_lost(error: OSError) -> bool:
-    """Whether a file is missing or its disk is broken, so that it stays unreadable, unlike after a lost connection."""
+    """Return whether a file is missing or its disk is broken; any other error, such as a lost connection, may end."""
     return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EIO)
 
 
 UNREADABLE = "nothing was changed; make the checkpoints readable from every node, then resume the run"
-"""What an error says after a file that `is_lost` does not call lost."""
+"""The error text for a file that cannot be read now, but is not lost (`is_lost`)."""
 
 
 def local_folder(address: str) -> Path | None:
-    """Return the absolute folder of a path or `file://` address; None for any other protocol."""
+    """Return the absolute folder for a path or `file://` address; None for any other protocol."""
     protocol, separator, path = address.partition("://")
     if separator and protocol not in ("file", "local"):
         return None
@@ -155,6 +157,7 @@ def open_storage(address: str | Path) -> Storage:
     remote = Storage(text.rstrip("/"))
     try:
         _ = remote.location
-    except Exception as error:  # fsspec: ValueError for unknown protocols, ImportError for missing packages
+    # fsspec raises ValueError for an unknown protocol, and ImportError for a missing package
+    except Exception as error:
         raise OSError(None, str(error) or type(error).__name__, text) from error
     return remote

@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a run after a round. A complete checkpoint remains whenever a process dies.
+"""The checkpoints of a run. Whenever a process dies, a complete checkpoint remains.
 
 A checkpoint is a manifest, `checkpoint-<round>.json`, that names safetensors files with their sizes and checksums. A
 file never changes: a client's file is written when the client has changed, and later checkpoints name the same file
@@ -29,12 +29,12 @@ from raysim.engine.records import CheckpointFile, LostError, SavedFiles
 
 FORMAT = 3
 KEPT = 2
-"""Number of latest checkpoints that are kept, so that a damaged one has a predecessor."""
+"""Number of latest checkpoints to keep: if the last one is damaged, the one before it remains."""
 REQUESTS = 32
-"""Files that are examined or removed at the same time: an object store takes tens of milliseconds for each."""
+"""Number of files examined or removed in parallel, because an object store takes tens of milliseconds for each."""
 
 _OURS = re.compile(r"\.?(?:checkpoint|clients|server)-(\d{6,})")
-"""Beginning of the names of checkpoint files, with the round."""
+"""Matches the beginning of the name of a checkpoint file, which contains the round."""
 
 _MANIFEST = re.compile(r"checkpoint-\d{6,}\.json")
 
@@ -52,17 +52,17 @@ class CheckpointError(RunError):
 
 
 class DamagedCheckpointError(LostError):
-    """The checkpoint to restore has a damaged file; its store has dropped the checkpoint."""
+    """A file of the checkpoint to restore is damaged; the store no longer contains this checkpoint."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a whole run after a round, in files."""
+    """The state of a whole run after a round, as files."""
 
     round: int
     client_files: tuple[CheckpointFile, ...]  # a client without a file never took part
     server: CheckpointFile
-    facts: Mapping[str, Any]  # of `Progress`
+    facts: Mapping[str, Any]  # the result of `Progress.facts`
 
     @property
     def files(self) -> list[CheckpointFile]:
@@ -75,12 +75,12 @@ class CheckpointStore:
     """A run's checkpoints in a storage."""
 
     storage: Storage
-    kept: list[Checkpoint] = field(default_factory=list)  # oldest first
-    damage: list[str] = field(default_factory=list)  # a sentence for each checkpoint that cannot be used
+    kept: list[Checkpoint] = field(default_factory=list)  # from the oldest to the newest
+    damage: list[str] = field(default_factory=list)  # one sentence per unusable checkpoint
 
     @classmethod
     def open(cls, storage: Storage) -> CheckpointStore:
-        """Open the checkpoints in `storage`, without changing it; `add` removes orphan files.
+        """Open the checkpoints in `storage` without changing any file; `add` removes orphan files.
 
         Raises `CheckpointError` if the storage cannot be read.
         """
@@ -94,11 +94,11 @@ class CheckpointStore:
                         store.damage.append(f"{storage.where}/{name} is damaged")
         except OSError as error:
             raise CheckpointError(f"the checkpoints in {storage.where} cannot be read ({reason(error)})") from error
-        store.kept.sort(key=lambda one: one.round)  # names are in another order from round 1,000,000 on
+        store.kept.sort(key=lambda one: one.round)  # from round 1,000,000 on, names do not sort by round
         return store
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest checkpoint with files of the right size, or None; `restore` checks their content.
+        """Return the newest checkpoint whose files have the right sizes, or None; `restore` checks their content.
 
         Newer checkpoints with a missing file or a file of another size are dropped and added to `damage`.
         """
@@ -110,17 +110,17 @@ class CheckpointStore:
         return None
 
     def of_best_val(self) -> Checkpoint | None:
-        """Return the checkpoint of the round that the last checkpoint names as the best by validation, if it exists."""
+        """Return the checkpoint of the best round by validation, which the latest one names; None if it is lost."""
         best = self.kept[-1].facts.get("best_val_round") if self.kept else None
         return next((one for one in self.kept if one.round == best), None)
 
     def problem(self, checkpoint: Checkpoint) -> str | None:
-        """Return why a checkpoint cannot be used: a missing file, or one of another size. None: it may be usable."""
+        """Return why a checkpoint is unusable: a missing file, or a file of another size. None: no reason is known."""
         with ThreadPoolExecutor(REQUESTS) as pool:
             return next(filter(None, pool.map(self._problem, checkpoint.files)), None)
 
     def take_damage(self) -> list[str]:
-        """Return the sentences in `damage` and clear it."""
+        """Return the sentences in `damage`, and clear `damage`."""
         damage, self.damage = self.damage, []
         return damage
 
@@ -132,7 +132,7 @@ class CheckpointStore:
         facts: Mapping[str, Any],
         keep: Collection[int | None] = (),
     ) -> Checkpoint:
-        """Make a checkpoint of round `t` from written files; clients in none of `changed` keep their earlier files.
+        """Add a checkpoint of round `t` from written files; clients without one in `changed` keep their earlier file.
 
         keep: rounds whose checkpoints are kept besides the latest ones.
         Raises `CheckpointError` if that fails; earlier checkpoints stay unchanged.
@@ -147,7 +147,7 @@ class CheckpointStore:
         except OSError as error:
             raise self.failure(t, error) from error
         every = [*self.kept, checkpoint]
-        latest = len(every) - KEPT  # position of the first of the latest
+        latest = len(every) - KEPT  # position of the oldest checkpoint among the latest ones
         self.kept = [one for i, one in enumerate(every) if i >= latest or one.round in keep]
         try:
             self._remove_others(t)
@@ -158,11 +158,11 @@ class CheckpointStore:
         return checkpoint
 
     def _remove_others(self, t: int) -> None:
-        """Remove files that no kept checkpoint needs; manifests first, so that none remains without its files."""
+        """Remove files that no kept checkpoint needs, manifests first, so that no manifest names missing files."""
         needed = {file.name for checkpoint in self.kept for file in checkpoint.files} | {
             _name(c.round) for c in self.kept
         }
-        # Files of later rounds may belong to the next checkpoint, which is already being written.
+        # Files of later rounds are kept, because they may belong to the next checkpoint, which is being written.
         old = [name for name in self.storage.names() if (match := _OURS.match(name)) and int(match[1]) <= t]
         others = sorted(set(old) - needed)
         manifests = [name for name in others if name.startswith("checkpoint-")]
@@ -171,7 +171,7 @@ class CheckpointStore:
                 list(pool.map(self.storage.remove, names))
 
     def restore(self, checkpoint: Checkpoint, read: Callable[[SavedFiles, Storage], None]) -> None:
-        """Call `read` to read and check a checkpoint's files.
+        """Call `read`, which reads and checks a checkpoint's files.
 
         Raises `DamagedCheckpointError` if a file is damaged; `latest` then returns the previous checkpoint.
         """
@@ -211,7 +211,7 @@ class CheckpointStore:
 
 
 def _without(clients: set[ClientId], file: CheckpointFile) -> CheckpointFile:
-    """Return `file` without these clients; the same object, with its cached text, if it has none of them."""
+    """Return `file` without these clients; the same object, with its cached text, if it contains none of them."""
     if clients.isdisjoint(file.clients):
         return file
     return replace(file, clients=tuple(k for k in file.clients if k not in clients))
@@ -235,7 +235,7 @@ def _manifest_bytes(checkpoint: Checkpoint) -> bytes:
 
 
 def _manifest(name: str, data: bytes) -> Checkpoint:
-    """Parse a manifest. Raises `ValueError`, `KeyError` or `TypeError` if `_manifest_bytes` did not write it."""
+    """Parse a manifest. Raises `ValueError`, `KeyError` or `TypeError` for content that raysim did not write."""
     outer = json.loads(data)
     if zlib.crc32(outer["checkpoint"].encode()) != outer["crc32"]:
         raise ValueError("damaged")

@@ -1,1 +1,1 @@
-"""Decisions and metrics, without Ray, files and logs: cohorts, placement of actors, virtual time, early stopping."""
+"""Decisions that need no Ray, files or logs: cohorts, placement of actors, virtual time, early stopping."""

@@ -1,4 +1,4 @@
-"""Asynchronous rounds in virtual time: which uploads count in a round, and how much a stale one counts.
+"""Asynchronous rounds in virtual time: which uploads count in a round, and with which factor if they are stale.
 
 In round t, the server sends its message to as many clients as are idle, and the round ends when enough uploads have
 arrived. The others arrive in a later round: they are stale by as many rounds as the server has changed meanwhile.
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Discount(Protocol):
-    """Settings that say how much a stale upload counts: a frozen dataclass; fields are keys of the section."""
+    """Discount of stale uploads: a frozen dataclass whose fields are the keys of `asynchronous.discount`."""
 
     def factor(self, rounds: int) -> float:
-        """Return the factor of the change in an upload that is stale by this many rounds, 1 or more."""
+        """Return the factor for the change in an upload that is stale by this number of rounds, 1 or more."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Polynomial:
 
 @dataclass(frozen=True)
 class Hinge:
-    """A change counts in full up to `late` rounds of staleness s, then it is multiplied by 1 / (a (s - late) + 1)."""
+    """A change of staleness s counts in full up to s = `late`; then it is multiplied by 1 / (a (s - late) + 1)."""
 
     a: NonNegative = 10.0
     """How fast the factor falls."""
     late: NonNegative = 4.0
-    """Rounds of staleness up to which a change counts in full."""
+    """Maximum staleness, in rounds, up to which a change counts in full."""
 
     def factor(self, rounds: int) -> float:
         """See `Discount`."""
@@ -51,32 +51,32 @@ class Hinge:
 
 
 DISCOUNTS: dict[str, type] = {"polynomial": Polynomial, "hinge": Hinge}
-"""Name in a scenario -> settings. Custom ones are named as `./mine.py:Mine`."""
+"""Name in a scenario -> discount. A custom discount is named as `./mine.py:Mine`."""
 
 
 @dataclass(frozen=True)
 class Flight:
-    """The clients whose uploads have not arrived yet, and the virtual time after a round."""
+    """The clients whose uploads have not arrived yet after a round, and the virtual time."""
 
     clock_s: float = 0.0
     arrivals: Mapping[ClientId, tuple[float, int]] = field(default_factory=dict)
-    """Client -> (virtual time at which its upload arrives, round in which it was sent to)."""
+    """Client -> (virtual time at which its upload arrives, round in which the client got its message)."""
 
 
 @dataclass(frozen=True)
 class UploadBuffer:
-    """How many uploads end a round, and how much stale ones count."""
+    """The number of uploads that end a round, and the discount of stale uploads."""
 
     buffer: int
     discount: Discount
     rate: float = 1.0
 
     def factor(self, rounds: int) -> float:
-        """Return the factor of the change in an upload that is stale by this many rounds; 0: it is not stale."""
+        """Return the factor for the change in an upload that is stale by this number of rounds; 0: not stale."""
         return self.rate * (self.discount.factor(rounds) if rounds else 1.0)
 
     def timing(self, flight: Flight, t: int, seconds: Mapping[ClientId, float], dropped: int = 0) -> Timing:
-        """Return the timing of round `t`: the earliest uploads count; lower ids win ties.
+        """Return the timing of round `t`. The earliest uploads count; of equal ones, those of lower client ids.
 
         flight: after the round before. seconds: of each client that the server sent to in this round.
         """

@@ -1,4 +1,4 @@
-"""Malicious clients: which they are, and what they do to their samples or uploads (section `adversary`)."""
+"""Malicious clients, and their attacks on samples or uploads (section `adversary`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Attack(Protocol):
     """
 
     def change(self, delta: Tensor, honest: Sequence[Tensor], rng: torch.Generator) -> Tensor:
-        """Return what a malicious client sends in place of one tensor of its upload, of the same shape.
+        """Return the tensor that a malicious client sends instead of one tensor of its upload, in the same shape.
 
         delta: the tensor; of a model or header that the server had sent, its difference from what the client got.
         honest: the same tensor of all honest participants for whom it has the same shape. rng: keyed by run, round and
@@ -37,7 +37,7 @@ class Attack(Protocol):
 
 @dataclass(frozen=True)
 class SignFlip:
-    """Send the opposite of the own update, scaled."""
+    """Send the client's own update with the opposite sign, scaled."""
 
     factor: Positive = 1.0
     """Factor of the update."""
@@ -49,7 +49,7 @@ class SignFlip:
 
 @dataclass(frozen=True)
 class Noise:
-    """Add Gaussian noise to the own update."""
+    """Add Gaussian noise to the client's own update."""
 
     std: Positive = 1.0
     """Standard deviation of the noise."""
@@ -63,13 +63,13 @@ class Noise:
 
 @dataclass(frozen=True)
 class InnerProduct:
-    """Send the opposite of the honest clients' mean update, scaled (Xie et al., UAI 2019, arXiv 1903.03936)."""
+    """Send the honest clients' mean update with the opposite sign, scaled (Xie et al., UAI 2019, arXiv 1903.03936)."""
 
     factor: Positive = 1.0
     """Factor of the mean."""
 
     def change(self, delta: Tensor, honest: Sequence[Tensor], rng: torch.Generator) -> Tensor:
-        """See `Attack`; without honest tensors of the same shape, the client's own counts as their mean."""
+        """See `Attack`. If no honest tensor has this shape, the client's own tensor is taken as the mean."""
         import torch
 
         mean = torch.stack(list(honest)).double().mean(0).to(delta.dtype) if honest else delta
@@ -100,7 +100,7 @@ ATTACKS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Malicious:
-    """The malicious clients of a run; a stage for their uploads, see `raysim.engine.stages`."""
+    """The malicious clients of a run. As a stage, it changes their uploads; see `raysim.engine.stages`."""
 
     clients: frozenset[ClientId]
     attack: Attack
@@ -121,7 +121,7 @@ class Malicious:
         return changed
 
     def labels(self, k: ClientId, label_N: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
-        """Return the labels of client k's training samples as it uses them."""
+        """Return the labels that client k trains on."""
         change: Any = getattr(self.attack, "labels", None)
         return label_N if change is None or k not in self.clients else change(label_N, num_classes)
 

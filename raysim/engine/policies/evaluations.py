@@ -1,4 +1,4 @@
-"""The rounds after which clients are tested, and on which samples: a pure function of the scenario."""
+"""Which rounds are followed by tests of clients, and on which samples: a pure function of the scenario."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 Coverage = Literal["own", "whole"]
-"""Samples of a test: the client's own, or also the whole published test set, if the scenario requests it."""
+"""Samples of a test: only the client's own, or also the whole published test set."""
 
 
 @dataclass(frozen=True)
 class EvaluationSchedule:
-    """When clients are tested. The last round tests everything that any round tests."""
+    """The rounds after which clients are tested. All kinds of tests also follow the last round."""
 
     rounds: int = 1
     every: int = 1  # rounds between tests
     global_every: int | None = None  # rounds between tests on the whole published test set; None: `every`
-    all_every: int | None = None  # rounds between tests of all clients with the server's current message; None: none
+    # rounds between tests of all clients with the server's current message; None: no such tests
+    all_every: int | None = None
 
     def coverage(self, t: int) -> Coverage | None:
-        """Return the samples on which clients are tested in round `t`; None: no test."""
+        """Return the samples for the test of clients in round `t`; None: no test."""
         is_last = t == self.rounds
         if not is_last and t % self.every:
             return None
@@ -30,13 +31,13 @@ class EvaluationSchedule:
         return t == self.rounds and t % self.every > 0
 
     def tests_all(self, t: int) -> bool:
-        """Whether all clients are tested with the server's current message after round `t`; 0: before round 1."""
+        """Return whether round `t` (0: the start) is followed by a test of all clients with the server's message."""
         if self.all_every is None or self.coverage(t) is None:
             return False
         return t == self.rounds or t % self.all_every == 0
 
     def watches(self, t: int) -> bool:
-        """Whether `stopping` takes in round `t`: it tests what the last round tests, but not because it is the last.
+        """Return whether the stopping rule is applied in round `t`: in rounds that have all kinds of tests by schedule.
 
         A run that is resumed for more rounds thus ends in the same round as a run that had them from the start.
         """

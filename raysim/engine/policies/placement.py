@@ -1,4 +1,4 @@
-"""Placement of actors and clients: pure functions from resources to a layout, and from a cohort to work lists."""
+"""Placement of actors on nodes, and of clients on actors, by pure functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from raysim.core.algorithm import ClientId
 
 Group = tuple["ClientId", ...]
-"""Clients that are trained by one call; most often a single client."""
+"""Clients that are trained by one call; most groups contain a single client."""
 
 NodeOrder = Literal["spread", "pack"]
 
@@ -24,14 +24,14 @@ ORDERS: Mapping[NodeOrder, Callable[[float, float], tuple[float, float]]] = {
     "spread": lambda gpus, cpus: (-gpus, -cpus),
     "pack": lambda gpus, cpus: (gpus, cpus),
 }
-"""`resources.placement` -> sort key of a node, from its free GPUs and CPUs: the first node with enough of both gets the
-next actor. To add a placement, add it here and to `NodeOrder`."""
+"""`resources.placement` -> sort key of a node, from its free GPUs and CPUs. The first node that has enough of both gets
+the next actor. To add a placement, add it here and to `NodeOrder`."""
 
 GPU_ACTORS = 4
-"""Actors per GPU with `auto`: more actors gain little, and each costs a CUDA context."""
+"""Maximum number of actors per GPU with `auto`: more actors gain little, and each costs a CUDA context."""
 
 MIN_GAIN = 0.02
-"""Share of a round that a move of a client must save: moving costs a copy of its state."""
+"""Minimum share of a round's time that moving a client must save, because a move copies the client's state."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class ResourceRequest:
     """The resources that a scenario requests for a group of clients."""
 
     clients: tuple[ClientId, ...]
-    actors: int | None  # None: auto
-    clients_per_actor: int | None  # None: auto
+    actors: int | None  # None: `auto`
+    clients_per_actor: int | None  # None: `auto`
     cpus_per_actor: float
-    gpus_per_actor: float | None  # None: auto
-    key: str = "resources"  # key in the scenario, for errors
+    gpus_per_actor: float | None  # None: `auto`
+    key: str = "resources"  # the key that errors name
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class ClusterResources:
     gpus: float
     nodes: int = 1
     oversubscribable: bool = False  # whether actors may reserve more CPUs than exist, as on a local Ray
-    growing: bool = False  # whether an autoscaler may add nodes for actors that fit on no present node
+    growing: bool = False  # whether an autoscaler may add nodes if actors do not fit on the present nodes
 
     @classmethod
     def of(cls, nodes: Sequence[Node]) -> ClusterResources:
-        """Return the resources of all these nodes."""
+        """Return the resources of all these nodes together."""
         return cls(sum(node.cpus for node in nodes), sum(node.gpus for node in nodes), len(nodes))
 
 
@@ -74,7 +74,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ActorGroup:
-    """Actors with the same resources, and their clients."""
+    """Actors with equal resources, and the clients that they train."""
 
     clients: tuple[ClientId, ...]
     actors: int
@@ -98,7 +98,7 @@ class Layout:
     """All actors of a run."""
 
     groups: tuple[ActorGroup, ...]
-    notes: tuple[str, ...] = ()  # sentences for the user
+    notes: tuple[str, ...] = ()  # sentences about the layout for the user
 
     @property
     def num_actors(self) -> int:
@@ -107,17 +107,17 @@ class Layout:
 
     @property
     def cpus(self) -> float:
-        """CPUs that all actors reserve."""
+        """CPUs that all actors reserve together."""
         return sum(group.actors * group.cpus_per_actor for group in self.groups)
 
     @property
     def gpus(self) -> float:
-        """GPUs that all actors reserve."""
+        """GPUs that all actors reserve together."""
         return sum(group.actors * group.gpus_per_actor for group in self.groups)
 
 
 def lay_out(requests: Sequence[ResourceRequest], machine: ClusterResources, participants: int | None = None) -> Layout:
-    """Return the number of actors of each group and their resources.
+    """Return the layout: number and resources of the actors of each group.
 
     participants: K, the size of a cohort; None: all clients. Raises `ScenarioError` if the layout cannot fit.
     """
@@ -128,14 +128,14 @@ def lay_out(requests: Sequence[ResourceRequest], machine: ClusterResources, part
     for request in requests:
         gpus = _gpus_per_actor(request, machine, notes)
         count = len(request.clients)
-        # The mean number of participants of this group in a round, rounded up.
+        # The expected number of participants of this group in a round, rounded up.
         busy = count if participants is None else max(1, math.ceil(participants * count / total))
         actors = _num_actors(request, machine, gpus, len(requests), busy)
         pinned = request.clients_per_actor is not None
         groups.append(ActorGroup(request.clients, actors, request.cpus_per_actor, gpus, pinned))
     sharing = [g for g, request in enumerate(requests) if request.gpus_per_actor is None]
     if machine.gpus and sharing:
-        # One share for all of them: shares of several sizes may leave gaps on GPUs into which no actor fits.
+        # All actors get the same share of a GPU, because different shares may leave gaps in which no actor fits.
         taken = sum(group.actors * group.gpus_per_actor for g, group in enumerate(groups) if g not in sharing)
         share = share_of_a_gpu(sum(groups[g].actors for g in sharing), machine.gpus - taken)
         for g in sharing:
@@ -154,12 +154,12 @@ def lay_out(requests: Sequence[ResourceRequest], machine: ClusterResources, part
 
 
 def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], order: NodeOrder = "spread") -> list[list[Node]]:
-    """Return the nodes for each group's actors; the largest actors are placed first.
+    """Return the node for each actor of each group. The largest actors are placed first.
 
     order: as in `resources.placement`. A group's list is shorter than its `actors` if not all fit.
     """
     cpus = [node.cpus for node in nodes]
-    gpus = [[1.0] * int(node.gpus) for node in nodes]  # the free share of each
+    gpus = [[1.0] * int(node.gpus) for node in nodes]  # the free share of each GPU
     placed: list[list[Node]] = [[] for _ in groups]
     for g in sorted(range(len(groups)), key=lambda g: (-groups[g].gpus_per_actor, -groups[g].cpus_per_actor, g)):
         group = groups[g]
@@ -176,7 +176,7 @@ def place_actors(groups: Sequence[ActorGroup], nodes: Sequence[Node], order: Nod
 
 
 def check_fits(layout: Layout, nodes: Sequence[Node], order: NodeOrder = "spread") -> None:
-    """Raise `ScenarioError` if some actors fit on no node, although the cluster has enough resources in total.
+    """Raise `ScenarioError` if an actor fits on no node, although the cluster as a whole has enough resources.
 
     order: as in `resources.placement`.
     """
@@ -191,14 +191,14 @@ def check_fits(layout: Layout, nodes: Sequence[Node], order: NodeOrder = "spread
 
 
 def _gpus_taken(left: Sequence[float], share: float) -> list[float] | None:
-    """Return the free shares of a node's GPUs after an actor takes `share`: whole GPUs, or a part of one GPU.
+    """Return the free shares of a node's GPUs after placing an actor that needs `share`: whole GPUs, or part of one.
 
     None if the share does not fit: 0.4 does not fit on two GPUs with 0.2 free each.
     """
     after = list(left)
     for _ in range(max(1, int(share)) if share else 0):
         piece = min(share, 1.0)
-        # The fullest GPU with enough room, so that others stay free.
+        # Choose the fullest GPU with enough room, so that other GPUs stay free.
         i = min((i for i, free in enumerate(after) if free + 1e-6 >= piece), key=lambda i: after[i], default=None)
         if i is None:
             return None
@@ -212,7 +212,7 @@ def assign(
     owner: Mapping[ClientId, int],
     groups: Sequence[ActorGroup],
 ) -> dict[int, list[Group]]:
-    """Return the work lists of a round: actor -> groups of clients that are trained together, the longest first.
+    """Return the work lists of a round: actor -> groups of clients that are trained together, the slowest first.
 
     Each group goes to the actor with the least work so far, but stays with the owner of most of its clients unless
     moving shortens the round. Actors are numbered through all groups. The lists affect only speed, never a result.
@@ -222,7 +222,7 @@ def assign(
     base = 0
     for group in groups:
         load = dict.fromkeys(range(base, base + group.actors), 0.0)
-        least = [(0.0, actor) for actor in load]  # a heap, which also holds earlier loads
+        least = [(0.0, actor) for actor in load]  # a heap of (load, actor); it also contains outdated loads
         here = sorted((one for one in cohort if one[0] in group.place), key=lambda one: (-total[one], one))
         slack = MIN_GAIN * sum(total[members] for members in here)
         for members in here:
@@ -257,7 +257,7 @@ def _gpus_per_actor(request: ResourceRequest, machine: ClusterResources, notes: 
 
 
 def _num_actors(request: ResourceRequest, machine: ClusterResources, gpus: float, groups: int, busy: int) -> int:
-    """Return the number of actors of a group: as requested or, with `auto`, what its share of the machine can hold.
+    """Return the requested number of actors of a group or, with `auto`, the number that fits into its share.
 
     gpus: GPUs of each actor. groups: number of groups, which share the machine equally. busy: the most actors that have
     work in a round. Raises `ScenarioError` if the scenario requests too few actors for its clients per actor.
@@ -279,7 +279,7 @@ def _num_actors(request: ResourceRequest, machine: ClusterResources, gpus: float
 
 
 def _growing_notes(requests: Sequence[ResourceRequest], layout: Layout, machine: ClusterResources) -> list[str]:
-    """Return sentences about a run on a cluster with an autoscaler: how it gets more nodes, and whether it waits."""
+    """Return sentences about a cluster with an autoscaler: how a run gets more nodes, and if it waits for them."""
     notes = []
     if any(request.actors is None and request.clients_per_actor is None for request in requests):
         notes.append(
@@ -295,7 +295,7 @@ def _growing_notes(requests: Sequence[ResourceRequest], layout: Layout, machine:
 
 
 def _refuse_too_large(layout: Layout, machine: ClusterResources) -> None:
-    """Raise `ScenarioError` if the actors need more GPUs, or on a cluster more CPUs, than there are."""
+    """Raise `ScenarioError` if the actors need more GPUs, or on a cluster more CPUs, than exist."""
     if layout.gpus > machine.gpus + 1e-6:
         raise ScenarioError(
             f"resources.gpus_per_actor: the actors need {layout.gpus:g} GPUs ({_recipe(layout.groups)}), but only "
@@ -310,14 +310,14 @@ def _refuse_too_large(layout: Layout, machine: ClusterResources) -> None:
 
 
 def share_of_a_gpu(actors: int, gpus: float) -> float:
-    """Return the largest equal share with which all actors fit: 3 actors on 2 GPUs get 1/2 each, since 2/3 fits once.
+    """Return the largest equal share with which all actors fit. 3 actors on 2 GPUs get 1/2: 2/3 fits once per GPU.
 
     An actor computes on one GPU, so its share is at most 1. If no GPU is left, the layout will be refused.
     """
     if gpus <= 0:
         return 1.0 / GPU_ACTORS
     per_gpu = max(1, math.ceil(actors / gpus - 1e-9))
-    return math.floor(1e4 / per_gpu) / 1e4  # Ray keeps 4 digits of a share
+    return math.floor(1e4 / per_gpu) / 1e4  # Ray rounds shares to 4 digits
 
 
 def _recipe(groups: Sequence[ActorGroup]) -> str:

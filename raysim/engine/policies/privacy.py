@@ -1,4 +1,4 @@
-"""Differential privacy of clients: clipped uploads, noise, and the account of a run (section `privacy`)."""
+"""Differential privacy of clients (section `privacy`): clipping of uploads, noise, and privacy accounting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClientPrivacy:
-    """How uploads are clipped and noised, and what is accounted; as a stage for uploads, see `raysim.engine.stages`."""
+    """Clipping, noise and accounting. As a stage, it changes uploads; see `raysim.engine.stages`."""
 
     clip: float
     noise_multiplier: float
@@ -27,26 +27,26 @@ class ClientPrivacy:
     delta: float
     accountant: Literal["rdp", "pld"]
     sampling: Literal["poisson", "uniform", "other"]
-    share: float  # q: share of the clients that a round is expected to have
+    share: float  # q, the expected share of the clients in a round
     clients: int
     seed: int
 
     def among(self, clients: int) -> ClientPrivacy:
-        """Return the same with the number of clients that can take part, among which a round's clients are drawn."""
+        """Return a copy for this number of clients, of which a round's clients are drawn."""
         return replace(self, share=min(1.0, self.share * self.clients / clients), clients=clients)
 
     @property
     def central(self) -> bool:
-        """Whether the noise is in the server's mean."""
+        """Whether noise is added to the mean at the server."""
         return self.noise_at == "server"
 
     @property
     def std(self) -> float:
-        """Standard deviation of the noise: in the server's sum, or in each upload."""
+        """Standard deviation of the noise in the server's sum or in each upload."""
         return self.noise_multiplier * self.clip
 
     def __call__(self, changes: Mapping[ClientId, Mapping[str, Tensor]], t: int) -> dict[ClientId, dict[str, Tensor]]:
-        """Return the clipped uploads of round `t`, with noise if that is added at the client."""
+        """Return the clipped uploads of round `t`, with noise if clients add it."""
         changed = {}
         for k, of_client in changes.items():
             norm = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in of_client.values()))
@@ -68,10 +68,10 @@ class ClientPrivacy:
 
 
 class Account:
-    """The epsilon after each round of a run with noise, by the accountants of the package dp-accounting."""
+    """The epsilon after each round of a run with noise, computed by the package dp-accounting."""
 
     def __init__(self, privacy: ClientPrivacy, cohort: Callable[[int], Sequence[ClientId]]) -> None:
-        """cohort: the participants of a round; noise at the client composes over the rounds in which a client sends."""
+        """cohort: the participants of a round; noise at a client is accounted for each round in which it sends."""
         self.privacy, self.cohort = privacy, cohort
         self.sent: Counter[ClientId] = Counter()
         self.until = 0  # the round up to which `sent` counts
@@ -91,7 +91,7 @@ class Account:
 
 
 def epsilon_of(privacy: ClientPrivacy, times: int) -> float:
-    """Return epsilon after the mechanism ran this many times.
+    """Return epsilon if the mechanism ran `times` times.
 
     Poisson sampling: two runs are neighbours if one has one client more (add or remove one). Otherwise a client may be
     exchanged for another, which changes the sum of a round by up to two clips: half the noise multiplier counts.
@@ -108,9 +108,10 @@ def epsilon_of(privacy: ClientPrivacy, times: int) -> float:
         event = dp.SampledWithoutReplacementDpEvent(privacy.clients, size, dp.GaussianDpEvent(noise / 2))
     else:
         event = dp.GaussianDpEvent(noise / 2)
-        # Half the noise multiplier covers the exchange of a client, so the accountant must not count it again.
+        # Half the noise multiplier already accounts for replacing a client, so the accountant must only add or remove
+        # one.
         neighbours = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of every order that it leaves out
+    logging.getLogger("absl").setLevel(logging.ERROR)  # dp-accounting warns of every order that it leaves out
     kind = rdp.RdpAccountant if privacy.accountant == "rdp" else pld.PLDAccountant
     accountant = kind(neighboring_relation=neighbours)
     if times:

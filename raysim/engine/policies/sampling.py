@@ -1,4 +1,4 @@
-"""Selection of a round's cohort: a pure function of the run's seed, the round and facts known before it."""
+"""Selection of a round's cohort: a pure function of the run's seed, the round, and facts known before the round."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 def cohort_size(participation: float, num_clients: int) -> int:
-    """Return K = floor(participation * N), tolerating rounding errors: 0.29 of 100 is 29."""
+    """Return K = floor(participation * N). Rounding errors are tolerated: 0.29 of 100 is 29."""
     return math.floor(participation * num_clients + 1e-9)
 
 
 def selected_size(size: int, oversample: float) -> int:
-    """Return how many clients to select so that `size` of them count: 1.3 times 10 are 13."""
+    """Return how many clients to select if `size` of them should count: with oversampling by 1.3, 13 for 10."""
     return math.ceil(oversample * size - 1e-9)
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The clients that can be selected in a round, and the facts that a selection may use."""
+    """The clients that can be selected in a round, and facts about them that a selection may use."""
 
-    ids: tuple[ClientId, ...]  # ascending; more than the selection size
-    num_samples: Mapping[ClientId, int]  # n_k: training samples
+    ids: tuple[ClientId, ...]  # ascending; more than are to be selected
+    num_samples: Mapping[ClientId, int]  # n_k, the number of training samples
     round: int = 1
     system: Devices | None = None  # their devices and connections, if the scenario describes them
 
@@ -45,7 +45,7 @@ class Selection(Protocol):
     """A named selection policy: a frozen dataclass whose fields are the keys of `clients.selection`."""
 
     def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Sequence[ClientId]:
-        """Return `size` different candidates, as a pure function of the arguments; seed and round determine `rng`."""
+        """Return `size` different candidates; a pure function of the arguments. Draw random numbers from `rng`."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class UniformSelection:
 
 @dataclass(frozen=True)
 class BySamples:
-    """Clients are drawn one after another, with probabilities proportional to their numbers of training samples."""
+    """Clients are drawn one by one, with probabilities proportional to their numbers of training samples."""
 
     def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Sequence[ClientId]:
         """See `Selection`."""
@@ -84,12 +84,12 @@ class Fastest:
 
 @dataclass(frozen=True)
 class PoissonSelection:
-    """Each client is drawn by itself, so a round may have any number of them, also none: for accounts of privacy."""
+    """Each client is drawn independently, so the number of clients varies and can be 0; for privacy accounting."""
 
     any_number: ClassVar[bool] = True
 
     def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Sequence[ClientId]:
-        """See `Selection`; `size` is the expected number."""
+        """See `Selection`; `size` is the expected number of clients."""
         drawn_N = rng.random(len(candidates.ids)) < size / len(candidates.ids)
         return [k for k, chosen in zip(candidates.ids, drawn_N.tolist(), strict=True) if chosen]
 
@@ -104,14 +104,14 @@ SELECTIONS: dict[str, type] = {
 
 
 def draw_share(seed: int, purpose: str, share: float, num_clients: int) -> frozenset[ClientId]:
-    """Draw a share of all clients, rounded down, once for a run. purpose: draws for other purposes are independent."""
+    """Draw a share of all clients once per run, rounded down. Draws for different purposes are independent."""
     rng = np.random.default_rng(seed_for(seed, purpose))
     return frozenset(rng.choice(num_clients, cohort_size(share, num_clients), replace=False).tolist())
 
 
 @dataclass(frozen=True)
 class Participation:
-    """How clients are selected in a round, and which of the selected clients count."""
+    """The selection of clients in a round, and which of the selected clients count."""
 
     selection: Selection = field(default_factory=UniformSelection)
     seed: int | None = None  # replaces the run's seed
@@ -128,7 +128,7 @@ def cohort(
     num_samples: Mapping[ClientId, int] | None = None,
     participation: Participation | None = None,
 ) -> tuple[ClientId, ...]:
-    """Return the clients that are selected in round `t`, in id order: `size` clients, or more with `oversample`.
+    """Return the clients selected in round `t`, in id order: `size` clients, or more with `oversample`.
 
     If fewer eligible clients are available, return all of them. The default draws uniformly, without replacement.
     eligible: ascending ids. participation: the selection policy and its settings; default: `Participation()`.
@@ -136,7 +136,7 @@ def cohort(
     participation = participation or Participation()
     size = selected_size(size, participation.oversample)
     system = participation.system
-    # A tuple, which a custom policy cannot change; of the run's tuple of eligible clients, this is no copy.
+    # A custom policy cannot change a tuple. The run's ids of eligible clients are a tuple, which is not copied.
     ids = tuple(eligible if system is None else system.available(seed, t, eligible))
     if size >= len(ids):
         return ids

@@ -1,4 +1,4 @@
-"""Early stopping: a pure decision to end a run, from one metric of the tested rounds."""
+"""Early stopping: whether a run ends, as a pure function of one metric in the tested rounds."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 
 def falls(metric: str) -> bool:
-    """Return whether a metric improves by falling, as a loss does; any other metric improves by rising."""
+    """Return whether lower values of a metric are better, as for a loss; for other metrics, higher values are."""
     return metric.startswith("loss/")
 
 
 @dataclass(frozen=True)
 class Watched:
-    """The last value of the metric that may end a run, and its best value so far."""
+    """The last and the best value so far of the metric that may end the run."""
 
-    round: int  # round of `value`
+    round: int  # the round of `value`
     value: float
-    best_round: int  # the first round that measured `best`
+    best_round: int  # the first round with the value `best`
     best: float
 
 
@@ -25,22 +25,22 @@ class Watched:
 class StoppingRule:
     """End the run when a metric reaches a target, or has not improved for a number of rounds."""
 
-    metric: str  # whether it improves by falling: see `falls`
+    metric: str  # `falls` tells whether lower values are better
     patience: int | None = None
-    """Rounds without an improvement after which the run ends; None: any number."""
+    """The run ends after this number of rounds without an improvement; None: never."""
     target: float | None = None
-    """Value of the metric that ends the run; None: no target."""
+    """The run ends when the metric reaches this value; None: never."""
     min_rounds: int = 1
-    """Rounds before which the run does not end."""
+    """The run does not end before this round."""
 
     def watch(self, before: Watched | None, t: int, value: float) -> Watched:
-        """Return the record after round `t`. before: the record so far; value: the metric of round `t`."""
+        """Return the record after round `t`. before: the previous record; value: the metric in round `t`."""
         if before is None or self._improves(value, before.best):
             return Watched(t, value, t, value)
         return Watched(t, value, before.best_round, before.best)
 
     def reason(self, watched: Watched) -> str:
-        """Return the reason why the run ends after the round of `watched`; empty: it continues."""
+        """Return the reason why the run ends after the round of `watched`; empty if it continues."""
         t = watched.round
         if t < self.min_rounds:
             return ""
@@ -51,7 +51,7 @@ class StoppingRule:
         return ""
 
     def relaxes(self, other: StoppingRule) -> bool:
-        """Return whether this rule never ends a run earlier than `other`: more patience, harder target, more rounds."""
+        """Return whether this rule never ends a run earlier than `other`, because no condition of it is stricter."""
         return (
             self.metric == other.metric
             and self.min_rounds >= other.min_rounds

@@ -1,4 +1,4 @@
-"""Clients' devices and connections: virtual time, availability, dropout, as pure functions of seed and round.
+"""Clients' devices and connections: virtual time, availability and dropout as pure functions of seed and round.
 
 Shapes: N clients.
 """
@@ -24,10 +24,10 @@ BYTES_PER_MBIT = 1e6 / 8
 
 
 class Distribution(Protocol):
-    """Settings of a distribution from which each client's value of a property is drawn once."""
+    """A distribution from which a property of each client is drawn once."""
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> Floats:
-        """Return a value for each client, [N]; the first values do not depend on the number of clients."""
+        """Return one value per client, [N]. Adding clients does not change the values of earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Log-normal distribution: a few clients have much greater values than the others, as in measured speeds."""
+    """Log-normal distribution: a few clients have much greater values than the others, as in measurements of speed."""
 
     median: Positive
     """Median of the clients' values."""
@@ -59,7 +59,7 @@ class LogNormal:
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> Floats:
         """See `Distribution`."""
-        with np.errstate(over="ignore"):  # an infinite value is refused, or means that something takes no time
+        with np.errstate(over="ignore"):  # an infinite value is refused later, or means that an action takes no time
             return self.median * np.exp(self.sigma * rng.standard_normal(num_clients))
 
 
@@ -77,7 +77,7 @@ class Devices:
     down_mbit_per_s: Floats
     """Megabits (10^6) per second from the server."""
     latency_s: Floats
-    """Seconds of a client round besides computing and sending."""
+    """Seconds of a client round in addition to computing and sending."""
     availability: Floats
     """Probability that a client can be selected in a round."""
     dropout: Floats
@@ -90,7 +90,7 @@ class Devices:
         return float(flops / self.flops_per_s[k] + up_s + down_s + self.latency_s[k])
 
     def available(self, seed: int, t: int, ids: Sequence[ClientId]) -> list[ClientId]:
-        """Return the clients among `ids` that can be selected in round `t`."""
+        """Return those of `ids` that can be selected in round `t`."""
         drawn_N = _drawn(seed, "available", t, len(self.availability))
         holds_N = drawn_N < self.availability
         return [k for k in ids if holds_N[k]]
@@ -110,17 +110,17 @@ class Timing:
     """When the participants of a round finished, in virtual seconds from its beginning, and when the round ended."""
 
     seconds: Mapping[ClientId, float]
-    late: Collection[ClientId]  # clients that finished after the deadline, or after enough others
+    late: Collection[ClientId]  # participants that finished after the deadline, or after enough others had finished
     round_s: float
     dropped: int = 0  # number of clients of the cohort that dropped out or were late
     flight: Flight | None = None  # in an asynchronous run: the clients whose uploads arrive later
-    staleness: float | None = None  # in an asynchronous run: mean of the uploads that count, in rounds
+    staleness: float | None = None  # in an asynchronous run: mean staleness of the counted uploads, in rounds
 
 
 def time_round(
     seconds: Mapping[ClientId, float], size: int, deadline_s: float | None = None, dropped: int = 0, failed: int = 0
 ) -> Timing:
-    """Return the timing of a round: the first `size` clients to finish by the deadline count; lower ids win ties.
+    """Return the timing of a round. The first `size` clients that meet the deadline count; of equal ones, lower ids.
 
     seconds: of each participant that finished. dropped, failed: numbers of selected clients that never finish. The
     round ends when `size` clients have finished; with fewer, at the deadline if any is missing, else with the last.

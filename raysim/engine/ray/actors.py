@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from raysim.engine.workers.server import ServerWorker
 
 STREAM_S = 1.0
-"""Seconds between results that an actor yields from its work list, so that progress is visible."""
+"""Seconds between the results that an actor yields from its work list, so that users see progress."""
 
 TRIM_EVERY_S = 5.0
-"""Seconds between returns of freed memory to the system; getting the memory back costs about 10 ms."""
+"""Seconds between returns of freed memory to the system, because allocating the memory again costs about 10 ms."""
 
 
 def private_mb() -> float:
@@ -54,7 +54,7 @@ def private_mb() -> float:
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc to reuse freed memory instead of giving it back to the system after every training step.
+    """Make glibc reuse freed memory, instead of returning it to the system after every training step.
 
     A step frees its gradients and activations and the next one allocates them again. Each new page of 4 KiB costs a
     page fault: 3,000 faults and a fifth of the time of a CNN-1 step on a CPU. Call this in actors only, not in a user's
@@ -65,12 +65,12 @@ def keep_freed_memory() -> None:
         trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
         libc.mallopt(trim_threshold, 1 << 30)
         if not libc.mallopt(mmap_threshold, 1 << 28):
-            libc.mallopt(mmap_threshold, 1 << 25)  # the maximum of older versions
+            libc.mallopt(mmap_threshold, 1 << 25)  # the maximum that older versions accept
 
 
-@functools.cache  # once: later, it would also exempt what an earlier worker has left behind
+@functools.cache  # only once, because a later call would also exempt objects of an earlier worker
 def freeze_imports() -> None:
-    """Exempt imported modules from garbage collection: a visit of torch's 200,000 objects takes 0.2 s each time.
+    """Exempt imported modules from garbage collection, which would visit torch's 200,000 objects, 0.2 s each time.
 
     All objects of the process are exempted. Call this in actors only, and before they create a worker.
     """
@@ -78,12 +78,12 @@ def freeze_imports() -> None:
 
 
 class Location(NamedTuple):
-    """The process of an actor."""
+    """The location of an actor's process."""
 
     node: str  # id of the node in Ray
     address: str  # address of the node
     pid: int
-    files: Handles = ()  # files for clients' states
+    files: Handles = ()  # handles of the files for clients' states
 
 
 def location() -> Location:
@@ -105,36 +105,36 @@ class WorkResult(NamedTuple):
     reference to the uploads to the server actor.
     """
 
-    uploads: Any  # in the actor: client -> packed upload; in the driver: the reference
-    report: Any  # in the actor: a `WorkReport`; in the driver: the reference
+    uploads: Any  # in the actor: client -> packed upload; in the driver: a reference to it
+    report: Any  # in the actor: a `WorkReport`; in the driver: a reference to it
 
 
 class ClientActor:
-    """A `ClientWorker` in a separate process, created at its first use."""
+    """An actor with a `ClientWorker`, which it creates when it is first used."""
 
     _worker: ClientWorker | None = None
-    inputs: Sequence[Any] = ()  # references to the Plan and the samples
-    files: StateFiles  # for the clients' states
+    inputs: Sequence[Any] = ()  # references to the plan and the samples
+    files: StateFiles  # the clients' states
     gpu_share: float = 0.0
-    trimmed_s: float = 0.0  # perf_counter() when this process last returned freed memory
+    trimmed_s: float = 0.0  # perf_counter() at the last return of freed memory
 
     def pid(self) -> int:
-        """Return the id of this process; an answer shows that the actor has started."""
+        """Return the id of this process. The answer shows that the actor has started."""
         return os.getpid()
 
     def preload(self) -> None:
-        """Import the modules for training while the driver still reads its data."""
+        """Import the modules for training early, while the driver still reads its data."""
         import raysim.engine.workers.client  # noqa: F401
 
     def setup(self, inputs: Sequence[Any], gpu_share: float, limits: StateLimits) -> Location:
-        """Reset to the state before round 1. inputs: references to the Plan and the samples."""
+        """Reset to the state before round 1. inputs: references to the plan and the samples."""
         if hasattr(self, "files"):
             self.files.close()
         self._worker, self.inputs, self.gpu_share, self.files = None, inputs, gpu_share, StateFiles(limits)
         return self._location()
 
     def join(self, files: Handles) -> Location:
-        """Use the files of another actor of this node for clients' states, if they can be opened."""
+        """Share the state files of another actor on this node, if they can be opened."""
         self.files.join(files)
         return self._location()
 
@@ -144,7 +144,7 @@ class ClientActor:
 
     @property
     def worker(self) -> ClientWorker:
-        """The worker, created at its first use: an actor without work takes a fifth of the memory."""
+        """The worker, created at its first use, because an actor without a worker takes a fifth of the memory."""
         if self._worker is None:
             keep_freed_memory()
             from raysim.core import accelerator
@@ -155,7 +155,7 @@ class ClientActor:
                 accelerator.use_deterministic_kernels()
                 if self.gpu_share < 1:
                     accelerator.limit_memory(device, self.gpu_share)
-            freeze_imports()  # before the worker exists, which a recovery replaces
+            freeze_imports()  # exempts objects that exist before the worker, because a recovery replaces the worker
             plan, raw_M = ray.get(list(self.inputs))
             self._worker = ClientWorker(plan, raw_M, device or "cpu", self.files)
         return self._worker
@@ -170,11 +170,11 @@ class ClientActor:
         return result
 
     def train_streaming(self, *work: Any) -> Iterator[Any]:
-        """Train as `train` does, but yield the fields of a `WorkResult` every second, so that progress is visible."""
+        """Train as `train` does, but yield the fields of a `WorkResult` every second, so that users see progress."""
         for result in self._train(STREAM_S, *work):
             yield result.uploads
             yield result.report
-            del result  # otherwise its uploads stay in memory until the next result
+            del result  # otherwise the uploads would stay in memory until the next result
 
     def _train(
         self,
@@ -226,7 +226,7 @@ class ClientActor:
         return self.worker.release(ids, shared)
 
     def save(self, t: int, storage: Storage) -> list[CheckpointFile]:
-        """Write the states after round `t` of the clients that changed since the last checkpoint."""
+        """Write the states of clients that changed since the last checkpoint, as files of round `t`."""
         files = []
         for file, data in self.forward(t):
             storage.write(file.name, data)
@@ -234,11 +234,11 @@ class ClientActor:
         return files
 
     def forward(self, t: int) -> Iterator[tuple[CheckpointFile, bytes]]:
-        """Yield the files of changed clients, for the driver to write if this node cannot reach the storage."""
+        """Yield the files of changed clients. The driver writes them if this node cannot reach the storage."""
         yield from self._worker.save(t) if self._worker else ()
 
     def restore(self, files: Sequence[CheckpointFile], storage: Storage) -> None:
-        """Load the clients of these files. All clients then count as saved, also those in their initial state."""
+        """Load the clients of these files. All clients then count as saved, including those in their initial state."""
         from raysim.engine.checkpoint.format import read_file
 
         for file in files:
@@ -274,7 +274,7 @@ class ServerActor:
         return os.getpid()
 
     def preload(self) -> None:
-        """Import the modules for the server while the driver still reads its data."""
+        """Import the modules for the server early, while the driver still reads its data."""
         import raysim.engine.workers.server  # noqa: F401
 
     def setup(self, plan: Plan) -> Location:
@@ -290,7 +290,7 @@ class ServerActor:
         self.worker.start(registrations)
 
     def send(self, t: int, cohort: Sequence[ClientId]) -> Broadcast:
-        """See `ServerWorker.send`. Ray stores the result in the object store once."""
+        """See `ServerWorker.send`. Ray stores the result only once in the object store."""
         return self.worker.send(t, cohort)
 
     def current(self, t: int) -> Broadcast:
@@ -306,7 +306,7 @@ class ServerActor:
         return self.worker.update(t, uploads, late), MemoryReport(private_mb())
 
     def save(self, t: int, storage: Storage | None) -> tuple[CheckpointFile, bytes | None]:
-        """Write the state after round `t` to the storage; without one, return the content of the file."""
+        """Write the state after round `t` to the storage; if there is none, return the content of the file."""
         part, data = self.worker.save(t)
         if storage is None:
             return part, data

@@ -61,11 +61,11 @@ class RayBackend:
 
     @property
     def layout(self) -> Layout:
-        """The current actors; fewer than planned if a node was lost."""
+        """The current actors, which are fewer than planned after the loss of a node."""
         return self.pool.layout
 
     def start(self, plan: Plan, raw: Callable[[], NDArray[Any]]) -> Startup | None:
-        plan.own_code.activate()  # so that classes of the user's files are sent by their names
+        plan.own_code.activate()  # classes of the user's files are then pickled by name
         self.plan, self.raw, self.cost_model = plan, raw, CostModel(plan)
         self._share()
         self._begin()
@@ -73,12 +73,12 @@ class RayBackend:
 
     def recover(self) -> None:
         self.pool.replace_dead()
-        if self.raw_ref is None:  # they could not be shared when the run started
+        if self.raw_ref is None:  # samples and plan could not be shared when the run started
             self._share()
         try:
             self._begin()
         except LostError:
-            # The shared samples or plan may be lost. Any other loss raises `LostError` again.
+            # Perhaps the shared samples or the plan are lost. After any other loss, `LostError` is raised again.
             self._share()
             self._begin()
 
@@ -87,7 +87,8 @@ class RayBackend:
         parts: dict[ActorRecord, list[CheckpointFile]] = {worker: [] for worker in self.pool.clients}
         for file in clients:
             default_owner = self.pool.default_owner(file.clients)
-            # Each file is read once: by the owner of its first client, which gets the group's other clients, too.
+            # Each file is read only once, by the owner of its first client. This owner then gets all clients of the
+            # file.
             readers: dict[Any, list[ClientId]] = {}
             for k in file.clients:
                 owner = default_owner[k]
@@ -119,9 +120,9 @@ class RayBackend:
             for k in ids:
                 if self.owner.get(k, worker) is not worker:
                     moves.setdefault((self.owner[k], worker), []).append(k)
-        # answer -> (worker, result; None: a stream of results)
+        # reference to an answer -> (worker, its result, or None for a stream of results)
         work: dict[Any, tuple[ActorRecord, WorkResult | None]] = {}
-        # Old owners release clients before any new work is queued.
+        # Old owners must release clients before their new work is queued.
         released = {
             (old, new): old.actor.release.remote(ids, old.location.files == new.location.files)
             for (old, new), ids in moves.items()
@@ -143,7 +144,7 @@ class RayBackend:
 
         def result() -> TrainingResult:
             uploads, reports = self._collect(work, f"round {t}", progress)
-            self.calls.inputs = ()  # the object store need not hold this broadcast beside the next one
+            self.calls.inputs = ()  # lets the object store drop this broadcast before the next one
             trained = TrainingResult.of(cohort, uploads, reports, sum(map(len, moves.values())))
             self.cost_model.learn(t, trained.reports, trained.evaluations)
             return trained
@@ -220,13 +221,13 @@ class RayBackend:
         self.pool.close()
 
     def pids(self) -> list[int]:
-        """Return the process ids of the client actors, then of the server."""
+        """Return the process ids of the client actors and, last, of the server."""
         return list(self.calls.get([m.actor.pid.remote() for m in self.pool.workers], "asking for processes"))
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _share(self) -> None:
-        """Put the samples and the plan, which every actor needs, into the object store permanently."""
+        """Put the samples and the plan into the object store for the whole run, because every actor needs them."""
         with self.calls.translate_errors("sharing the samples"):
             self.raw_ref, self.plan_ref = ray.put(self.raw()), ray.put(self.plan)
 
@@ -245,7 +246,7 @@ class RayBackend:
         self.owner |= {k: worker for worker, ids in lists.items() for k in ids}
 
     def _work_lists(self, cohort: Sequence[Group], cost_s: Mapping[ClientId, float]) -> dict[ActorRecord, list[Group]]:
-        """Return worker -> the groups that it trains. cost_s: expected seconds of each client."""
+        """Return worker -> groups that it trains. cost_s: expected seconds of each client."""
         number = {worker: i for i, worker in enumerate(self.pool.clients)}
         owner = {k: number[self.owner[k]] for k in cost_s if k in self.owner}
         lists = assign(cohort, cost_s, owner, self.layout.groups)
@@ -254,7 +255,7 @@ class RayBackend:
     def _collect(
         self, work: dict[Any, tuple[ActorRecord, WorkResult | None]], where: str, progress: Callable[[int], None]
     ) -> tuple[list[Any], dict[ClientId, ClientReport | ClientFailure]]:
-        """Return references to uploads, and reports, in the order of the actors' answers; nothing is summed here."""
+        """Return references to uploads, and reports, in the order of arrival; they are not summed in this order."""
         uploads: list[Any] = []
         reports: dict[ClientId, ClientReport | ClientFailure] = {}
         left = dict(work)
@@ -277,21 +278,21 @@ class RayBackend:
         return uploads, reports
 
     def _next_result(self, stream: Iterator[Any], where: str) -> WorkResult | None:
-        """Return the next result of `ClientActor.train_streaming`; None at the end of the stream."""
+        """Return the next result of `ClientActor.train_streaming`; None after the last one."""
         refs = list(islice(stream, len(WorkResult._fields)))
         if not refs:
             return None
         if len(refs) < len(WorkResult._fields):
-            self.calls.get(refs, where)  # raises, since a failed call ends its stream with its error
+            self.calls.get(refs, where)  # a failed call ends its stream with its error, which this raises
         return WorkResult(*refs)
 
     def _joined(self, parts: Sequence[Any], where: str) -> dict[ClientId, Any]:
-        """Return the answers of several actors by client, in client-id order."""
+        """Return the actors' answers by client, in client-id order."""
         answers = {k: one for part in self.calls.get(parts, where) for k, one in part.items()}
         return {k: answers[k] for k in sorted(answers)}
 
     def _spread(self, ids: Iterable[ClientId]) -> dict[ActorRecord, list[ClientId]]:
-        """Return clients by the worker that holds them, or that would hold them in their first round."""
+        """Return worker -> clients that it holds, or that it would get in their first round."""
         parts: dict[ActorRecord, list[ClientId]] = {}
         ids = list(ids)
         default_owner = self.pool.default_owner(k for k in ids if k not in self.owner)
@@ -300,7 +301,7 @@ class RayBackend:
         return parts
 
     def _spread_thin(self, ids: Iterable[ClientId]) -> dict[ActorRecord, list[ClientId]]:
-        """Return clients by worker as `_spread` does, but give clients that never took part to initial workers.
+        """Return worker -> clients as `_spread` does, but with clients that never took part at initial workers only.
 
         Unless each client has separate initial weights, these clients' models equal their architecture's template,
         which every worker can make. The worker is one of the client's group, and so has its device.

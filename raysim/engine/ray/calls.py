@@ -1,4 +1,4 @@
-"""Calls to actors: Ray's exceptions become one-sentence errors, and `LostError` if the run can recover."""
+"""Calls to actors. Ray's exceptions become one-sentence errors, or `LostError` if the run can recover."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from raysim.engine.records import LostError
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""Seconds after which a waiting call looks at the answers so far."""
+"""Seconds between checks of a waiting call for answers."""
 
 SLOW_S = 60.0
-"""Seconds beyond the longest wait so far after which a wait is reported: a stopped or hanging actor raises no error."""
+"""A wait that exceeds the longest one so far by these seconds is reported: a hanging actor raises no error."""
 
 _REASONS = {
     "memory": "its machine ran out of memory",
@@ -31,7 +31,7 @@ _REASONS = {
     "unavailable": "it cannot be reached",
     "died unexpectedly": "its process ended unexpectedly",
 }
-"""Ray's reasons for the death of an actor -> raysim's; the first match counts."""
+"""Ray's reason for an actor's death -> raysim's text; the first match counts."""
 
 
 class ActorCalls:
@@ -42,23 +42,23 @@ class ActorCalls:
     """
 
     def __init__(self, name_of: Callable[[str], str | None], detail_of: Callable[[str], str]) -> None:
-        """name_of: Ray's id of an actor -> its name in messages; None for an actor of another pool.
+        """name_of: Ray's id of an actor -> its name in messages, or None if another pool has the actor.
 
         detail_of: Ray's id of an actor -> its process and clients, for messages.
         """
         self.name_of, self.detail_of = name_of, detail_of
         self.inputs: Sequence[Any] = ()
-        self._longest_s = 0.0  # the longest wait that ended with an answer
+        self._longest_s = 0.0  # the longest wait so far that ended with an answer
 
     def get(self, refs: Any, context: str) -> Any:
-        """Call `ray.get`. context: the activity, such as "round 3", with which error messages begin."""
+        """Call `ray.get`. context: the activity that error messages begin with, such as "round 3"."""
         pending = list(refs) if isinstance(refs, list | tuple) else [refs]
         left, values = list(pending), dict[Any, Any]()
 
         def poll() -> bool:
             nonlocal left
-            # Not `ray.get` with a timeout: when it ends, Ray drops the part of a remote object that has arrived, so an
-            # object that takes longer would never arrive.
+            # `ray.get` with a timeout would drop the received part of a remote object at each timeout. An object that
+            # takes longer than the timeout would never arrive.
             ready, left = ray.wait(left, num_returns=len(left), timeout=POLL_S, fetch_local=False)
             values.update(zip(ready, ray.get(ready), strict=True))
             return not left
@@ -68,7 +68,7 @@ class ActorCalls:
         return found if isinstance(refs, list | tuple) else found[0]
 
     def wait_any(self, refs: Sequence[Any], context: str) -> Any:
-        """Return the first reference with a call that ended, with a result or an error."""
+        """Return the first reference whose call has ended, by a result or an error."""
         ready: list[Any] = []
 
         def poll() -> bool:
@@ -80,7 +80,7 @@ class ActorCalls:
 
     @contextlib.contextmanager
     def translate_errors(self, context: str) -> Iterator[None]:
-        """Convert Ray's exceptions in a block.
+        """Convert Ray's exceptions inside a block.
 
         Raises:
             LostError: an actor, a node or an object is gone.
@@ -92,16 +92,16 @@ class ActorCalls:
         except RayTaskError as error:
             cause = error.cause
             if isinstance(cause, RaysimError | OSError):
-                raise cause from cause.__cause__  # without Ray's own exception
+                raise cause from cause.__cause__  # raised without Ray's own exception
             if not isinstance(cause, RayError):
                 raise RunError(f"{context}: {type(cause).__name__}: {cause}") from error
-            # An argument of the task is gone.
+            # An argument of the task is lost.
             raise LostError(f"{context}: {self._failure_message(cause)}") from None
         except RayError as error:
             raise LostError(f"{context}: {self._failure_message(error)}") from None
 
     def _wait(self, poll: Callable[[], bool], pending: Sequence[Any], context: str) -> None:
-        """Poll until it succeeds. A wait that takes long is reported, and again after four times that wait."""
+        """Poll until it succeeds. Warn if that takes long, and again after four times as long."""
         began_s = perf_counter()
         report_s = self._longest_s + SLOW_S
         with self.translate_errors(context):
@@ -113,7 +113,7 @@ class ActorCalls:
         self._longest_s = max(self._longest_s, perf_counter() - began_s)
 
     def _awaited(self, pending: Sequence[Any]) -> str:
-        """Return the actors without an answer, or while inputs are missing those that make them, and a remedy."""
+        """Return the actors that have not answered (or have not created missing inputs), and a remedy."""
         ids = dict.fromkeys(_actor_of(ref) for ref in _missing(self.inputs) or _missing(pending))
         actors = ", ".join(f"{self.name_of(one) or 'an actor'}{self.detail_of(one)}" for one in ids)
         return (
@@ -123,12 +123,12 @@ class ActorCalls:
         )
 
     def _failure_message(self, error: RayError) -> str:
-        """Return in a few words which actor or object is gone and why; Ray's own text is a page."""
+        """Return in a few words which actor or object is lost and why, because Ray's own text is a page."""
         text = str(error)
         lines = [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]
         if not isinstance(error, RayActorError):
             return f"{type(error).__name__}: {lines[0]}"
-        # In Ray's text, guesses follow the cause.
+        # Ray's text lists guesses after the cause.
         cause = re.split(r"There are some potential root causes|Some common causes", text)[0]
         cause = cause.partition("The actor is dead because")[2] or cause
         reason = next((reason for sign, reason in _REASONS.items() if sign in cause), lines[0])
@@ -136,7 +136,7 @@ class ActorCalls:
 
 
 def _missing(refs: Sequence[Any]) -> Sequence[Any]:
-    """Return the references to results that do not exist yet on any node; none is fetched."""
+    """Return the references whose results exist on no node yet, without fetching any."""
     if not refs:
         return ()
     _, missing = ray.wait(list(refs), num_returns=len(refs), timeout=0, fetch_local=False)

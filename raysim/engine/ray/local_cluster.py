@@ -1,4 +1,4 @@
-"""The local Ray that a run starts: only this user can reach it, and only from this machine.
+"""The local Ray that a run starts. Only this user can reach it, and only from this machine.
 
 By default, Ray listens on every interface, keeps one token for all its clusters in a file that other users may read,
 and makes its session folder and sockets writable for all users. Anyone with access can run code as the owner. So a
@@ -25,18 +25,18 @@ from raysim.common.errors import RunError
 from raysim.common.folders import folder_of_ray
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Environment variable; with "0", Ray uses 127.0.0.1 as this machine's address, as it does by default on a Mac. Ray has
-no other switch: it replaces `_node_ip_address="127.0.0.1"` by the address of the first interface."""
+"""Environment variable. If it is "0", Ray uses 127.0.0.1 as this machine's address, as it does by default on a Mac. Ray
+has no other switch: it replaces `_node_ip_address="127.0.0.1"` by the address of the first interface."""
 
 TASK_EVENTS = "RAY_task_events_report_interval_ms"
-"""Environment variable; with "0", the GCS keeps no record of tasks: 2 MB per 100 rounds for an unused dashboard."""
+"""Environment variable. With "0", Ray's GCS records no tasks, which would take 2 MB per 100 rounds."""
 
-_before: dict[str, str | None] = {}  # the environment variables before `start`
-_folder: Path | None = None  # of the running Ray
+_before: dict[str, str | None] = {}  # values of the environment variables before `start`
+_folder: Path | None = None  # folder of the running Ray
 
 
 def start(**options: Any) -> None:
-    """Start a new Ray by `ray.init` with these options. `stop` ends it and restores the environment.
+    """Start a new Ray by `ray.init` with these options. `stop` ends it, and restores the environment.
 
     Raises `RunError` if Ray does not start.
     """
@@ -45,9 +45,9 @@ def start(**options: Any) -> None:
     variables[TASK_EVENTS] = os.environ.get(TASK_EVENTS, "0")
     _before.update({name: os.environ.get(name) for name in variables})
     set_environment(variables)
-    ray_constants.ENABLE_RAY_CLUSTER = False  # set from `LOOPBACK` when Ray was imported
+    ray_constants.ENABLE_RAY_CLUSTER = False  # Ray set this at its import, when `LOOPBACK` had its old value
     try:
-        # Only the owner can enter this folder; Ray makes a folder in it that is open to all users.
+        # Only the owner can enter this folder. Ray creates a folder inside it that would be open to all users.
         _folder = Path(tempfile.mkdtemp(prefix="raysim-", dir=folder_of_ray()))
         ray.init(address="local", include_dashboard=False, _temp_dir=str(_folder / "ray"), **options)
     except BaseException as error:
@@ -67,13 +67,13 @@ def is_running() -> bool:
 
 
 def stop(remove_logs: bool = False) -> None:
-    """End the local Ray; safe to call twice.
+    """End the local Ray. Can be called twice.
 
     remove_logs: also remove its folder, which Ray itself never does; otherwise the folder stays permanently.
     """
     global _folder
-    # Ray ends the whole process, with exit code 1, if another thread (MLflow's, for example) frees a reference to an
-    # actor or an object during the shutdown; such references are in cycles that only the garbage collection frees.
+    # If another thread, for example MLflow's, frees a reference to an actor or an object during the shutdown, Ray ends
+    # the whole process with exit code 1. Such references are in cycles, which this garbage collection frees before.
     gc.disable()
     with contextlib.suppress(Exception):
         ray.shutdown()
@@ -87,7 +87,7 @@ def stop(remove_logs: bool = False) -> None:
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:
-    """Set or remove environment variables, and make Ray, which read them at its import, read them again."""
+    """Set or remove environment variables, and update the values that Ray read when it was imported."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)

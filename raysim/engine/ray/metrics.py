@@ -1,4 +1,4 @@
-"""The tracker that exports a run to Prometheus through Ray's metrics: one value per round and metric.
+"""The tracker that exports a run to Prometheus through Ray's metrics, one value per round and metric.
 
 Ray's agent on the driver's node exports them with Ray's own metrics; `cluster/grafana/raysim.json` plots them.
 """
@@ -14,7 +14,7 @@ from raysim.common.results import ClientRow, RunCard, Status
 
 TAGS = ("scenario", "algorithm", "run")
 SECONDS = [0.01 * 1.5**i for i in range(32)]
-"""Upper bounds of the histograms' buckets: 10 ms to 48 min. Ray exports only the middles of buckets to Prometheus."""
+"""Upper bounds of the histograms' buckets, from 10 ms to 48 min. Ray exports only the centre of each bucket."""
 
 ACCURACIES = {
     "accuracy/all": "all",
@@ -27,7 +27,7 @@ PHASES = {"time/round_s": "round", "time/train_s": "train", "time/aggregate_s": 
 
 
 class RayMetrics:
-    """See `raysim.common.results.Tracker`. Create it only while connected to Ray."""
+    """See `raysim.common.results.Tracker`. Create it only after connecting to Ray."""
 
     def __init__(self) -> None:
         self._round = Gauge("raysim_round", "Finished rounds.", TAGS)
@@ -70,4 +70,4 @@ class RayMetrics:
                 metric.observe(values[name])
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Do nothing: Ray drops the metrics when the driver ends."""
+        """Do nothing, because Ray drops the metrics when the driver ends."""

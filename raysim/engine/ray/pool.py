@@ -1,4 +1,4 @@
-"""The actors of a run: started where they fit, and replaced when they die."""
+"""The actors of a run. They start on nodes with enough room, and are replaced when they die."""
 
 from __future__ import annotations
 
@@ -24,37 +24,38 @@ from raysim.engine.workers.state_files import AUTO, Handles, StateLimits
 logger = logging.getLogger(__name__)
 
 RETRY_S = 2.0
-"""Seconds between checks that actors that have not started still fit."""
+"""Seconds between checks whether actors that have not started still fit."""
 
 RECOVERY_DEADLINE_S = 10.0
-"""Seconds within which a busy actor must answer after another died; otherwise the run replaces it as well."""
+"""After an actor died, a busy actor must answer within this number of seconds, or the run replaces it, too."""
 
 START_TIMEOUT_S = 900.0
-"""Seconds to wait for the next actor to start, perhaps on a node that an autoscaler adds; all may take longer."""
+"""Maximum seconds to wait for the next actor to start, perhaps on a node that an autoscaler adds. All actors together
+may take longer."""
 
 SLOW_START_S = 30.0
-"""Seconds after which the user is warned that some actors have not started."""
+"""If some actors have not started after this number of seconds, the user is warned."""
 
 
 @dataclass(eq=False)
 class ActorRecord:
-    """The driver's record of an actor, of clients or of the server: its handle, location and memory."""
+    """The driver's record of a client actor or of the server actor: its handle, location and memory."""
 
-    actor: Any  # handle of Ray
-    group: int = 0  # position in the layout
-    requested_s: float = 0.0  # perf_counter() when the driver asked Ray for it
-    location: Location = Location("", "", 0)  # empty until it has started
-    usage: MemoryReport | None = None  # last measurement of its memory
-    pending_clients: list[ClientId] = field(default_factory=list)  # clients of this round without a result yet
+    actor: Any  # Ray's handle
+    group: int = 0  # position of the actor's group in the layout
+    requested_s: float = 0.0  # perf_counter() when the driver requested the actor
+    location: Location = Location("", "", 0)  # empty until the actor has started
+    usage: MemoryReport | None = None  # last measured memory
+    pending_clients: list[ClientId] = field(default_factory=list)  # clients of this round whose results are missing
 
     @property
     def node(self) -> str:
-        """Id of the actor's node; "" until it has started."""
+        """Id of the actor's node; "" until the actor has started."""
         return self.location.node
 
 
 class ActorPool:
-    """All actors of a run. Ray starts them at once; `begin` waits for them, while they import torch.
+    """All actors of a run. They begin to start and to import torch at once; `begin` waits for them.
 
     Attributes:
         layout: the current actors: fewer than planned if some no longer fit.
@@ -74,7 +75,7 @@ class ActorPool:
         participants: int | None = None,
         limits: StateLimits = AUTO,
     ) -> None:
-        """Ask Ray for all actors. Raises `ScenarioError` if some of them fit on no node.
+        """Request all actors from Ray. Raises `ScenarioError` if an actor fits on no node.
 
         order: as in `resources.placement`.
         head: whether client actors may run on the head node.
@@ -86,7 +87,7 @@ class ActorPool:
         self.driver_node = ""
         self.calls = ActorCalls(self._name, self._detail)
         self.startup: Startup | None = None
-        self._inputs: Sequence[Any] = ()  # references to the Plan and the samples
+        self._inputs: Sequence[Any] = ()  # references to the plan and the samples
         if not self.growing:
             check_fits(layout, nodes(head), order)
         self.clients: list[ActorRecord] = []
@@ -98,19 +99,19 @@ class ActorPool:
 
     @property
     def workers(self) -> list[ActorRecord]:
-        """The client actors, then the server's."""
+        """The client actors and, last, the server actor."""
         return [*self.clients, self.server]
 
     @property
     def initial_workers(self) -> list[ActorRecord]:
-        """Client actors with work before round 1: one per participant in groups with pinned clients, else all."""
+        """Client actors that work before round 1: all, or, with pinned clients, one per participant of a round."""
         chosen: list[ActorRecord] = []
         for group, workers in self._groups():
             chosen += workers[: self.participants] if group.pinned else workers
         return chosen
 
     def default_owner(self, ids: Iterable[ClientId], initial: bool = False) -> dict[ClientId, ActorRecord]:
-        """Return the actor for each client that has not trained yet: round-robin over the actors of its group.
+        """Return the actor of each client that has not trained yet: a group's clients get its actors in turn.
 
         initial: only over those among `initial_workers`.
         """
@@ -124,7 +125,7 @@ class ActorPool:
         return worker_of
 
     def begin(self, plan: Any, raw: Any) -> None:
-        """Wait until all actors have started, and reset each to its state before round 1.
+        """Wait until all actors have started, and reset each of them to its state before round 1.
 
         plan, raw: references to the Plan and the samples.
 
@@ -151,16 +152,16 @@ class ActorPool:
         self.calls.get([worker.actor.ready.remote() for worker in self.initial_workers], "starting")
 
     def replace_dead(self) -> None:
-        """Replace actors that do not answer, if the new actors fit, and wait until all have started."""
+        """Replace actors that do not answer, as far as new actors fit, and wait until all have started."""
         self._replace_dead()
         began = perf_counter()
         while not self.growing and not self._all_answer() and perf_counter() - began < START_TIMEOUT_S:
-            # Ray takes a while to notice that a node is gone; only then do fewer actors fit.
+            # Ray notices the loss of a node only after a while. Only then does it know that fewer actors fit.
             if any(len(placed) < group.actors for group, placed in zip(self.layout.groups, self._place(), strict=True)):
                 self._replace_dead()
 
     def close(self) -> None:
-        """End all actors and release their inputs; safe to call twice."""
+        """End all actors and release their inputs. Can be called twice."""
         if ray.is_initialized():
             for worker in self.workers:
                 ray.kill(worker.actor)
@@ -171,7 +172,7 @@ class ActorPool:
         return [(group, [one for one in self.clients if one.group == g]) for g, group in enumerate(self.layout.groups)]
 
     def _files(self, worker: ActorRecord) -> Handles:
-        """Return the state files that an actor shares with those of its group on its node: moves there copy nothing.
+        """Return the state files that a group's actors on a node share, so that clients move without a copy.
 
         Groups share no files, since a state may have another size on another device: on a GPU, cuDNN keeps all weights
         of a recurrent layer in one block.
@@ -180,7 +181,7 @@ class ActorPool:
         return next(near, worker).location.files
 
     def _new_client(self, g: int, node: Node | None = None) -> ActorRecord:
-        """Start a client actor of group `g` on `node`; None: on any node that Ray chooses.
+        """Start a client actor of group `g` on `node`; None: Ray chooses the node.
 
         Another program may have taken the resources meanwhile, so the node is a preference, unless the head node must
         have no clients. On a cluster with an autoscaler, Ray chooses: an actor that prefers a node without free
@@ -200,8 +201,9 @@ class ActorPool:
         return ActorRecord(options.remote(), g, requested_s)
 
     def _new_server(self) -> ActorRecord:
-        # The server works while the clients wait, so it takes no CPU away from them. Ray places an actor without any
-        # resource on a random node, which may have another kind of CPU; only the head node has this resource.
+        # The server takes no CPU from the clients, because it works while they wait. Ray would place an actor without
+        # any resource on a random node, perhaps with another kind of CPU, so the actor requests a resource that only
+        # the head node has.
         return ActorRecord(ray.remote(ServerActor).options(num_cpus=0, resources={HEAD: 0.001}).remote())
 
     def _worker(self, actor_id: str) -> ActorRecord | None:
@@ -227,9 +229,9 @@ class ActorPool:
         return place_actors(self.layout.groups, nodes(self.head), self.order)
 
     def _replace_dead(self) -> None:
-        """Replace actors that do not answer. A group shrinks if not all its actors fit and no node will be added."""
+        """Replace actors that do not answer. A group shrinks if its actors do not fit and no node will be added."""
         answers = {worker: worker.actor.pid.remote() for worker in self.workers}
-        # Living actors may be busy with the interrupted round, which is not worth a long wait.
+        # Living actors may be busy with the interrupted round. That round is lost, so it is not worth a long wait.
         ray.wait(list(answers.values()), num_returns=len(answers), timeout=RECOVERY_DEADLINE_S)
         alive = {worker for worker, ref in answers.items() if succeeded(ref)}
         for worker in self.workers:
@@ -267,7 +269,7 @@ class ActorPool:
 
 
 def wait_until_started(calls: ActorCalls, setups: Sequence[Any]) -> list[float]:
-    """Wait for the first answer of every actor, and warn if that takes long. Returns perf_counter() of each answer.
+    """Wait for every actor's first answer, and warn if that takes long. Return perf_counter() at each answer.
 
     Raises `LostError` if an actor died, `RunError` if no further actor started within `START_TIMEOUT_S`.
     """
@@ -278,10 +280,11 @@ def wait_until_started(calls: ActorCalls, setups: Sequence[Any]) -> list[float]:
     while left:
         with calls.translate_errors("starting"):
             ray.wait(left, num_returns=1, timeout=POLL_S)
-            # Take all answers at once: one wait per answer would take quadratic time with a thousand actors.
+            # All present answers are taken at once. With a thousand actors, one wait per answer would take quadratic
+            # time.
             ready, left = ray.wait(left, num_returns=len(left), timeout=0)
         if ready:
-            calls.get(ready, "starting")  # raises the error of a failed setup
+            calls.get(ready, "starting")  # raises the error of an actor whose setup failed
             latest = perf_counter()
             started_s |= dict.fromkeys(ready, latest)
         if left and perf_counter() - latest >= START_TIMEOUT_S:

@@ -1,4 +1,4 @@
-"""Transfer of checkpoints from the actors to the storage, and back."""
+"""Transfer of checkpoints between the actors and the storage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raysim.engine.records import CheckpointFile, LostError, Pending, SavedFiles
 
 
 def begin_save(t: int, storage: Storage, pool: ActorPool) -> Pending[SavedFiles]:
-    """Queue saving of all clients and the server after round `t`, before the actors begin the next round.
+    """Queue the saving of all clients and the server after round `t`, before the actors begin the next round.
 
     An actor that reaches the storage writes its files itself; the driver writes the files of all others.
     """
@@ -27,7 +27,7 @@ def begin_save(t: int, storage: Storage, pool: ActorPool) -> Pending[SavedFiles]
         if reaches(pool, worker, storage):
             written.append(worker.actor.save.remote(t, storage))
         else:
-            # A few files at a time: all clients of a node may exceed the object store.
+            # Only a few files are forwarded at a time, because all clients of a node may exceed the object store.
             some = {"num_returns": "streaming", "_generator_backpressure_num_objects": 4}
             forwarded.append(worker.actor.forward.options(**some).remote(t))
     reached = reaches(pool, pool.server, storage)
@@ -50,8 +50,8 @@ def begin_save(t: int, storage: Storage, pool: ActorPool) -> Pending[SavedFiles]
                 except OSError as error:
                     failed.append(error)
 
-        # First, since an actor blocks until its forwarded files are taken, and others may wait for its clients. All are
-        # taken even after a failure, which is raised only when the next round has ended.
+        # Forwarded files come first: an actor blocks until they are taken, while other actors may wait for its clients.
+        # Even after a failure, all files are taken; the error is raised only when the next round has ended.
         for stream in forwarded:
             try:
                 with calls.translate_errors(where):
@@ -69,7 +69,7 @@ def begin_save(t: int, storage: Storage, pool: ActorPool) -> Pending[SavedFiles]
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A storage with one file, which the driver has read for an actor that does not reach the real storage."""
+    """A storage with a single file, which the driver read for an actor that cannot reach the real storage."""
 
     where: str
     data: bytes
@@ -82,7 +82,7 @@ class Forwarded:
 def restore(
     clients: Mapping[ActorRecord, Sequence[CheckpointFile]], server: CheckpointFile, storage: Storage, pool: ActorPool
 ) -> None:
-    """Let every actor load its files; the driver reads them for an actor that does not reach the storage.
+    """Make every actor load its files. The driver reads them for actors that cannot reach the storage.
 
     Raises `DamageError` if a file is damaged.
     """
@@ -97,7 +97,7 @@ def restore(
     ]
     for worker, files in clients.items():
         for file in () if reached[worker] else files:
-            # One file at a time: a checkpoint may be larger than the object store.
+            # Files are read one at a time, because a checkpoint may be larger than the object store.
             calls.get(worker.actor.restore.remote([file], forwarded(file)), where)
     source = storage if reaches(pool, pool.server, storage) else forwarded(server)
     loading.append(pool.server.actor.restore.remote(server, source))
@@ -105,5 +105,5 @@ def restore(
 
 
 def reaches(pool: ActorPool, worker: ActorRecord, storage: Storage) -> bool:
-    """Return whether an actor reaches a storage: other machines cannot reach a folder of the driver's machine."""
+    """Return whether an actor reaches a storage. Other machines cannot reach a local folder of the driver's machine."""
     return storage.is_shared or worker.node == pool.driver_node

@@ -1,4 +1,4 @@
-"""The Ray session of a run: join a cluster or start a local Ray, and list its nodes."""
+"""The Ray session of a run: connect to a cluster or start a local Ray, and list the nodes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from raysim.engine.policies.placement import ClusterResources, Node
 from raysim.engine.ray import local_cluster
 
 HEAD = "node:__internal_head__"
-"""The resource that only the head node has."""
+"""Name of the resource that only the head node has."""
 
 ANSWER_S = 5.0
-"""Seconds to wait for an answer from a cluster's address. Ray's own attempts take 14 minutes, or never end."""
+"""Maximum seconds to wait for an answer of a cluster. Ray itself would try for 14 minutes, or for ever."""
 
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""The first bytes of an HTTP/2 client: the preface and an empty SETTINGS frame. Ray's server answers by a SETTINGS
-frame, whose fourth byte is 4; a dashboard or a program of another kind does not."""
+"""The first bytes that an HTTP/2 client sends: the preface and an empty SETTINGS frame. Ray's server answers with a
+SETTINGS frame, whose fourth byte is 4. A dashboard or another kind of program answers differently."""
 
 
 def connect(local_cpus: float | None = None) -> bool:
-    """Join the Ray at RAY_ADDRESS, or keep the one that this process has joined; otherwise start a local Ray.
+    """Connect to the Ray at RAY_ADDRESS, keep an existing connection of this process, or start a local Ray.
 
     local_cpus: CPUs that a local Ray should offer; it may exceed the machine's, since Ray only counts them.
     Returns whether the caller must stop this Ray, because it was started here. Raises `ScenarioError` if RAY_ADDRESS
@@ -40,23 +40,23 @@ def connect(local_cpus: float | None = None) -> bool:
     address = os.environ.get("RAY_ADDRESS")
     if address:
         check_answer(address)
-    # Ray's C++ handler would print a stack on SIGTERM and abort 3 s later, and at shutdown set the default handler.
-    # Ray read the environment variable of this name at its import, so this disables the handler in this process only.
+    # On SIGTERM, Ray's C++ handler would print a stack and abort after 3 s; at shutdown, it would set the default
+    # handler. Ray has already read the environment variable with this name, so only this process is affected.
     ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
-    # Below `uv run`, Ray would copy the working directory to every node and start each actor by `uv run` in the copy,
-    # which installs the project again, perhaps with other versions. Ray read this variable at its import, too.
+    # Under `uv run`, Ray would copy the working directory to every node and start each actor by `uv run` in the copy.
+    # That would install the project again, perhaps with other versions. Ray has already read the environment variable.
     if "RAY_ENABLE_UV_RUN_RUNTIME_ENV" not in os.environ:
         ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
-    # Ray would print the pending calls of a dead actor, but raysim reports the death in one line.
+    # Ray would print the pending calls of a dead actor, whose death raysim reports in one line.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    # Without it, Ray warns of a coming change, which does not affect actors without a GPU.
+    # Without this setting, Ray warns of a future change, which does not affect actors without a GPU.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": True}
     if not address:
         cpus = None if local_cpus is None else max(int(np.ceil(local_cpus)), os.cpu_count() or 1)
         local_cluster.start(num_cpus=cpus, **quiet)
         return True
-    # `ray start` enables authentication if a token exists; not every release of `ray.init` does.
+    # `ray start` uses authentication if a token exists, but some releases of `ray.init` do not.
     variables = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     if "RAY_AUTH_MODE" not in os.environ and (variables or (Path.home() / ".ray" / "auth_token").exists()):
         local_cluster.set_environment({"RAY_AUTH_MODE": "token"})
@@ -68,7 +68,7 @@ def connect(local_cpus: float | None = None) -> bool:
 
 
 def check_answer(address: str) -> None:
-    """Raise `ScenarioError` unless Ray answers at this address, HOST:PORT or `auto`, within seconds."""
+    """Raise `ScenarioError` unless Ray at this address (HOST:PORT or `auto`) answers within seconds."""
     if "://" in address:
         raise ScenarioError(
             f"--address or RAY_ADDRESS: {address} is not the address of a cluster's head node (HOST:PORT, or `auto`); "
@@ -76,11 +76,11 @@ def check_answer(address: str) -> None:
         )
     try:
         target = services.canonicalize_bootstrap_address(address)
-        if target is None:  # the address `local`
+        if target is None:  # for the address `local`
             return
         host, _, port = target.rpartition(":")
         with socket.create_connection((host.strip("[]"), int(port)), ANSWER_S) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") == "0":  # with TLS, the greeting would have to be encrypted
+            if os.environ.get("RAY_USE_TLS", "0") == "0":  # with TLS, the greeting would need encryption
                 connection.sendall(GREETING)
                 if connection.recv(9)[3:4] != b"\4":
                     raise ConnectionError("a program other than Ray answers")
@@ -96,7 +96,7 @@ def _no_cluster(address: str, why: str) -> ScenarioError:
 
 
 def nodes(head: bool = True) -> list[Node]:
-    """Return the nodes of the connected cluster that may get actors, with all their CPUs and GPUs.
+    """Return the nodes of the connected cluster that may have actors, with all CPUs and GPUs of each.
 
     head: include the head node.
     """
@@ -133,5 +133,5 @@ def machine(head: bool = True) -> ClusterResources:
 
 
 def attached() -> bool:
-    """Return whether RAY_ADDRESS names a Ray to connect to, which was then running before this process."""
+    """Return whether RAY_ADDRESS names a Ray that was running before this process."""
     return bool(os.environ.get("RAY_ADDRESS"))

@@ -1,4 +1,4 @@
-"""Whole runs as Ray tasks, several at a time: the cells of a sweep."""
+"""Whole runs as parallel Ray tasks, which are the cells of a sweep."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ from raysim.engine.stop import Stop
 POLL_S = 0.5
 
 RETRIES = 5
-"""How often Ray runs a task again whose process or node died."""
+"""Maximum number of times that Ray runs a task again after its process or node died."""
 
 OOM_RETRIES = "RAY_task_oom_retries"
-"""Environment variable: how often Ray runs a task again that exceeded its node's memory. By default, it never stops."""
+"""Environment variable with the maximum number of times that Ray runs a task again after it exceeded its node's memory.
+Ray's default has no limit."""
 
 Function = Callable[[Any, Stop, Callable[[int], None]], Any]
-"""(task, stop, report) -> result: works on a task, ends early if `stop.requested`, and reports its progress.
+"""(task, stop, report) -> result. Works on a task, ends early if `stop.requested`, and reports progress by `report`.
 
 Ray calls the function again if its process dies."""
 
 
 class Tasks:
-    """Tasks on the Ray at RAY_ADDRESS, or on a local Ray, which starts with the first task and ends with `close`.
+    """Tasks on the Ray at RAY_ADDRESS, or on a local Ray from the first task until `close`.
 
     limit: the most tasks at the same time; None: one per CPU of the nodes that are alive.
     """
 
     def __init__(self, function: Function, limit: int | None) -> None:
         self.limit = limit
-        self.running: dict[str, int] = {}  # task -> its progress; -1: unknown
-        self._names: dict[Any, str] = {}  # reference to a result -> task
+        self.running: dict[str, int] = {}  # task -> its reported progress; -1: unknown
+        self._names: dict[Any, str] = {}  # reference to a result -> name of the task
         self._function = function
         self._cleanup = contextlib.ExitStack()
         self._board: Any = None
 
     def connect(self) -> None:
-        """Connect to Ray; does nothing if that was done before."""
+        """Connect to Ray, unless already connected."""
         if self._board is not None:
             return
         os.environ.setdefault(OOM_RETRIES, "0")
@@ -55,7 +56,7 @@ class Tasks:
         self._cleanup.callback(ray.kill, self._board)
 
     def close(self) -> None:
-        """End all tasks and, if it was started for them, their Ray."""
+        """End all tasks, and the local Ray if one was started for them."""
         with self._cleanup:
             for answer in self._names:
                 ray.cancel(answer, force=True)
@@ -69,7 +70,7 @@ class Tasks:
 
     @property
     def several_nodes(self) -> bool:
-        """Whether tasks may run on nodes that do not see this machine's disk."""
+        """Whether tasks may run on nodes without access to this machine's disk."""
         return len(session.nodes()) > 1
 
     @property
@@ -79,7 +80,7 @@ class Tasks:
         return len(self.running) < (self.limit or max(1, int(cpus)))
 
     def start(self, name: str, task: Any, expected: int) -> None:
-        """Start a task; if no CPU is free, Ray starts it later.
+        """Start a task. If no CPU is free, Ray delays its start.
 
         expected: number of tasks. Few tasks get large shares of a GPU, since Ray puts small shares on one GPU, even if
         others are idle.
@@ -91,12 +92,12 @@ class Tasks:
         self.running[name] = -1
 
     def wait(self) -> list[tuple[str, Any]]:
-        """Wait until a task ends, at most for `POLL_S`; return the names and results of the tasks that ended.
+        """Wait at most `POLL_S` for a task to end; return the names and results of tasks that ended.
 
         Of a task whose process died too often, the result is how it died; of one that `end` ended, it may be empty.
         """
         ready, _ = ray.wait(list(self._names), timeout=POLL_S)
-        with contextlib.suppress(ray.exceptions.RayError):  # Ray restarts a board that died
+        with contextlib.suppress(ray.exceptions.RayError):  # if the actor with the progress died, Ray restarts it
             done = ray.get(self._board.read.remote(), timeout=POLL_S)
             self.running = {name: done.get(name, -1) for name in self.running}
         return [self._end(answer) for answer in ready]
@@ -114,13 +115,13 @@ class Tasks:
             return name, f"its process or node died ({str(error).strip().splitlines()[0]})"
 
     def end(self) -> None:
-        """Make every task end early: Ray raises in its process what Ctrl-C raises."""
+        """Make every task end early, by the exception that Ctrl-C raises."""
         for answer in self._names:
             ray.cancel(answer)
 
 
 def gpu_share(nodes: Sequence[Node], *most: int | None) -> float:
-    """Return the share of a GPU of each task, so that the tasks of a node use all its GPUs.
+    """Return each task's share of a GPU, so that a node's tasks together use all its GPUs.
 
     0 if there are nodes without GPUs, which would get no tasks. most: limits of the number of tasks; None: no limit.
     """

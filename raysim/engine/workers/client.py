@@ -38,19 +38,19 @@ from raysim.engine.workers.training import ClientTrainer
 
 
 class ClientWorker:
-    """Some of a run's clients, with their models, on one device."""
+    """The clients of one worker, with their models, on one device."""
 
     def __init__(
         self, plan: Plan, raw_M: NDArray[Any], device: torch.device | str = "cpu", files: StateFiles | None = None
     ) -> None:
-        """files: where to keep the clients' states; default: new files."""
+        """files: where clients' states are stored; default: new files."""
         self.device = place = torch.device(device)
         task = plan.task
         if task.public is not None:
             task = replace(task, public=task.public.to(place))
 
-        # These functions must not refer to `self`, because the worker would then be in a reference cycle: after a
-        # recovery has replaced the worker, its networks would stay in memory until the next garbage collection.
+        # These functions must not refer to `self`: the worker would be part of a reference cycle, so after a recovery
+        # its networks would stay in memory until the next garbage collection.
         def initial(arch: str) -> nn.Module:
             return new_network(plan, task, place, arch)
 
@@ -68,7 +68,7 @@ class ClientWorker:
     # -- the round ---------------------------------------------------------------------------------
 
     def register(self, ids: Iterable[ClientId]) -> dict[ClientId, Any]:
-        """Return the packed registration of every client that has samples."""
+        """Return the packed registration message of every client with samples."""
         return self.training.register(ids)
 
     def train(
@@ -79,7 +79,7 @@ class ClientWorker:
         evaluate_before: Coverage | None,
         skip: Collection[ClientId] = (),
     ) -> Iterator[tuple[ClientId, Any, ClientReport | ClientFailure]]:
-        """Run round `t` of these clients, group by group, and yield (client, packed upload, report).
+        """Run round `t` of these clients, one group after another, and yield (client, packed upload, report).
 
         evaluate_before: samples on which to test each model between receiving and training; None: no test.
         skip: clients that count as failed and do not train.
@@ -91,20 +91,20 @@ class ClientWorker:
         self.training.discard(ids)
 
     def evaluate(self, groups: Iterable[Group], coverage: Coverage = "whole") -> dict[ClientId, ClientEvaluation]:
-        """Test clients' models in their current state, each group by one call."""
+        """Test clients in their current state, each group by one call."""
         return self.evaluation.evaluate(groups, coverage)
 
     def evaluate_current(
         self, t: int, ids: Iterable[ClientId], broadcast: Broadcast
     ) -> dict[ClientId, ClientEvaluation | ClientFailure]:
-        """Test clients as `evaluate` does, after they received their message of round `t` on copies of their networks.
+        """Test clients as `evaluate` does, after copies of their networks received their message of round `t`.
 
         No client's state changes. A failed client is reported if the run tolerates failures.
         """
         return self.training.evaluate_current(t, ids, broadcast)
 
     def receiver(self, t: int, broadcast: Broadcast) -> Callable[[ClientId], None]:
-        """Return a function that lets a client receive its message of round `t`, as `evaluate_current` does.
+        """Return a function that makes a client receive its message of round `t`, as `evaluate_current` does.
 
         It changes the network that `net` returns for the client, or that `ClientStates.reading` yields.
         """
@@ -115,13 +115,13 @@ class ClientWorker:
         return self.training.client(k, t)
 
     def net(self, k: ClientId) -> nn.Module:
-        """Return the network of client k for changes: see `ClientStates.open`."""
+        """Return the network of client k, which may be changed: see `ClientStates.open`."""
         return self.states.open(k)
 
     # -- state -------------------------------------------------------------------------------------
 
     def release(self, ids: Iterable[ClientId], shared: bool) -> dict[ClientId, ClientState]:
-        """Remove clients and return their states for another worker. shared: whether it uses the same state files."""
+        """Remove clients and return their states for another worker. shared: whether both use the same state files."""
         states = self.states
         released = {
             k: ClientState(None if shared else states.row(k), k in states.unsaved) for k in ids if k in states.held
@@ -141,13 +141,13 @@ class ClientWorker:
                 self.states.unsaved.add(k)
 
     def save(self, t: int) -> Iterator[tuple[CheckpointFile, bytes]]:
-        """Yield files with the clients that changed since the last call, after round `t`, for the caller to write."""
+        """Yield files with the clients that changed since the last call. The caller writes them. t: the round."""
         changed = sorted(self.states.unsaved)
         self.states.unsaved = set()
         yield from client_files(t, ((k, self.states.state(k)) for k in changed))
 
     def restore(self, file: CheckpointFile, data: bytes) -> None:
-        """Load the states of the clients of `file`. data: its content."""
+        """Load the clients of `file`. data: the file's content."""
         for k, state in read_clients(data, file.clients).items():
             self.states.load(k, state)
 
@@ -158,7 +158,7 @@ class ClientWorker:
     def digests(self, ids: Iterable[ClientId]) -> dict[ClientId, str]:
         """Return the SHA-256 of each client's state."""
         states = self.states
-        untrained: dict[str, str] = {}  # architecture -> digest of a client that never took part
+        untrained: dict[str, str] = {}  # architecture -> digest of its clients that never took part
         digests = {}
         for k in ids:
             arch, is_untrained = states.arch(k), states.is_untrained(k)
@@ -180,7 +180,7 @@ class ClientWorker:
         return fingerprints
 
     def gpu_peak_mb(self) -> float:
-        """Return the greatest GPU memory that this process has used, in MiB; 0 on a CPU."""
+        """Return the maximum GPU memory of this process so far, in MiB; 0 on a CPU."""
         return accelerator.peak_memory_mb(self.device)
 
 

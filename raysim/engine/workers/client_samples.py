@@ -1,4 +1,4 @@
-"""Access of a worker to the samples of all clients."""
+"""A worker's access to the samples of all clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 
 
 class ClientSamples:
-    """The samples of a data set by position. The data set stays as stored; returned samples are on the device."""
+    """The samples of a data set, by position. They are stored unchanged; returned samples are on the device."""
 
     def __init__(self, plan: Plan, raw_M: NDArray[Any], device: torch.device) -> None:
         self.raw_M, self.label_M = shared(raw_M), shared(plan.labels)
@@ -30,7 +30,7 @@ class ClientSamples:
         return Samples(raw_N, self.label_M.index_select(0, index_N).to(self.device), self.transform)
 
     def each(self, positions: Sequence[Ints]) -> list[Samples]:
-        """Return the samples of several clients, each in the order of its positions; one lookup fetches all."""
+        """Return the samples of several clients, each in the order of its positions, by a single lookup."""
         if len(positions) == 1:
             return [self.at(positions[0])]
         sizes = [len(position_N) for position_N in positions]

@@ -35,7 +35,7 @@ EVALUATION_BATCH = 512
 """Number of samples in one forward pass."""
 
 Outputs = Callable[[Ints], Tensor]
-"""Positions of samples [G, M], one row per client of a group -> their logits [G, M, C]."""
+"""Positions of samples [G, M], with one row per client of a group -> logits [G, M, C]."""
 
 
 class Score(NamedTuple):
@@ -43,15 +43,16 @@ class Score(NamedTuple):
 
     tested: EvaluationResult
     val_correct: int
-    predicted_M: Ints  # the classes that it predicts for the test samples
+    predicted_M: Ints  # predicted classes of the test samples
 
 
 class ClientTester:
-    """Tests the clients of one worker, without changing them."""
+    """Tests the clients of one worker, without changing their states."""
 
     def __init__(self, plan: Plan, states: ClientStates, samples: ClientSamples) -> None:
         self.plan, self.states, self.samples = plan, states, samples
-        # (architecture, threads) -> logits of `plan.shared_tests`, [U, C]; the number of threads can change last bits
+        # (architecture, threads) -> logits of `plan.shared_tests`, [U, C]. The number of threads can change the last
+        # bits.
         self.untrained_logits: dict[tuple[str, int], Tensor] = {}
 
     def evaluate(self, groups: Iterable[Group], coverage: Coverage) -> dict[ClientId, ClientEvaluation]:
@@ -96,7 +97,7 @@ class ClientTester:
     def _evaluated(
         self, group: Group, coverage: Coverage, outputs: Outputs, start: float
     ) -> dict[ClientId, ClientEvaluation]:
-        """Compute the tests of a group from its networks' outputs. Each client gets an equal share of the time."""
+        """Compute a group's tests from its networks' outputs. The time is divided equally among the clients."""
         plan = self.plan
         test, val = ([part.of(k) for k in group] for part in (plan.test, plan.val))
         own = self._scores(outputs, test, val)
@@ -114,7 +115,7 @@ class ClientTester:
         return evaluations
 
     def _scores(self, outputs: Outputs, test: Sequence[Ints], val: Sequence[Ints]) -> list[Score]:
-        """Return the score of each client of a group. test, val: positions of each client's samples."""
+        """Return the score of each client of a group. test, val: positions of its samples."""
         tested_G = [len(test_M) for test_M in test]
         each = [np.concatenate(parts) for parts in zip(test, val, strict=True)]
         position_GM = _filled(each)
@@ -134,8 +135,8 @@ class ClientTester:
         ]
 
     def _loss_sums(self, logits_GMC: Tensor, position_GM: Ints, tested_G: Sequence[int]) -> list[float]:
-        """Return the sum of each client's losses on its test samples, which come first in its row."""
-        if len(tested_G) == 1:  # fewer calls; the order of the sum differs from that below
+        """Return each client's sum of losses on its test samples, which are the first in its row."""
+        if len(tested_G) == 1:  # this takes fewer calls than the loop below, which adds in another order
             (tested,) = tested_G
             label_M = self.samples.labels(position_GM[0, :tested])
             return [float(F.cross_entropy(logits_GMC[0, :tested].double(), label_M, reduction="sum"))]
@@ -148,15 +149,15 @@ class ClientTester:
     # -- outputs -----------------------------------------------------------------------------------
 
     def _outputs(self, net: nn.Module, position_GM: Ints) -> Tensor:
-        """Return the outputs of one network: G is 1."""
-        if not position_GM.size:  # not every network accepts a batch without samples
+        """Return the outputs of a single network (G = 1)."""
+        if not position_GM.size:  # some networks fail for a batch without samples
             return torch.zeros(1, 0, self.plan.num_classes, device=self.samples.device)
         batches = self.samples.at(position_GM[0]).in_order(EVALUATION_BATCH)
         with eval_mode(net), self._default_device():
             return torch.cat([net(batch.x) for batch in batches]).unsqueeze(0)
 
     def _default_device(self) -> AbstractContextManager[Any]:
-        """Return a context with this worker's device as torch's default, as in hooks.
+        """Return a context in which torch's default device is this worker's device, as in hooks.
 
         In it, a network may create tensors without naming a device.
         """
@@ -164,7 +165,7 @@ class ClientTester:
         return nullcontext() if device.type == "cpu" else device
 
     def _untrained_outputs(self, k: ClientId, position_GM: Ints) -> Tensor:
-        """Return the outputs of an untrained client, which equal those of all such clients of its architecture.
+        """Return the outputs of a client that never took part, shared with all such clients of its architecture.
 
         If clients share samples, each sample is computed once instead of once for each of 100,000 clients.
         """

@@ -1,4 +1,4 @@
-"""The context of every hook: seeds, device and threads, and errors that name the hook, client and round."""
+"""The context in which hooks run: seeds, device and threads, and errors that name the hook, client and round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raysim.plugins.calling import own_traceback, where
 
 
 def shapes(msg: object) -> str:
-    """Describe a message in a few words, for an error: its type and the shapes of its first tensors."""
+    """Describe a message for an error, by its type and the shapes of its first tensors."""
     leaves = [tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf for leaf in pytree.tree_leaves(msg)]
     return f"{type(msg).__name__}[{few([*map(str, leaves)])}]"
 
@@ -41,7 +41,7 @@ def hook(
     msg: object = None,
     model: str = "",
 ) -> errors_from:
-    """Seed torch's global generators for a hook, by hook, round and client, and return its context manager.
+    """Seed torch's global generators by hook, round and client, and return the hook's context manager.
 
     If the hook raises, the context manager raises `HookError` with the algorithm, hook, client, model, round and
     message shapes.
@@ -57,7 +57,7 @@ def hook(
         details = f" ({', '.join(facts)})" if facts else ""
         return f"{type(algorithm).__name__}.{name}{of_client} failed in round {t}{details}"
 
-    # A device context makes every torch call slower, and the CPU is the default anyway.
+    # The CPU needs no device context: it is the default, and a context makes every torch call slower.
     return errors_from(place, None if device.type == "cpu" else device, name, client, t)
 
 
@@ -65,7 +65,7 @@ FROZEN = (
     "; methods and messages cannot be changed: keep values in buffers of client.net or in server.state, and create a "
     "new message"
 )
-"""The remedy for an assignment to a frozen object."""
+"""The remedy for assigning an attribute of a frozen object."""
 
 
 class errors_from:
@@ -84,7 +84,7 @@ class errors_from:
         client: int | None = None,
         round: int | None = None,
     ) -> None:
-        """device: default device of the block; None: the CPU. name, client, round: see `HookError`."""
+        """device: the default device inside the block; None: the CPU. name, client, round: see `HookError`."""
         self.place, self.device = place, device
         self.name, self.client, self.round = name, client, round
 
@@ -108,7 +108,7 @@ class errors_from:
 
 
 def _received(name: str, msg: object) -> list[str]:
-    """Describe the message that a hook got, for an error; `client_update` may get none."""
+    """Describe the message that a hook received, for an error."""
     if msg is not None:
         return [f"message {shapes(msg)}"]
     return ["no message from the server"] if name == "client_update" else []

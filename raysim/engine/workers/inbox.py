@@ -1,4 +1,4 @@
-"""The server's inbox in an asynchronous run: uploads that have not arrived yet, with what their clients got."""
+"""The server's inbox in an asynchronous run: uploads on their way, with the messages that their clients received."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from raysim.engine.records import Broadcast
 
 
 class Arrived(NamedTuple):
-    """An upload with the message that its client had got."""
+    """An upload with the message that its client had received."""
 
     up: Any
-    down: Any  # None: the client got no message
-    t: int  # the round in which the client got it
+    down: Any  # None: the client received no message
+    t: int  # the round in which the client received it
 
 
 @dataclass
 class Inbox:
-    """Uploads by client, and each message of the server that one of their clients got."""
+    """Uploads by client, and each server message that a client with an upload received."""
 
     ups: dict[ClientId, tuple[int, int | None, Any]] = field(default_factory=dict)
     """Client -> (round t, position of the client's message in `downs[t]`, upload)."""
@@ -33,7 +33,7 @@ class Inbox:
         self.downs[t] = list(unpack(broadcast.messages))
 
     def take(self, held: Collection[ClientId]) -> dict[ClientId, Arrived]:
-        """Remove and return the uploads, in client-id order, of all clients but those in `held`."""
+        """Remove and return all uploads, in client-id order, except those of the clients in `held`."""
         taken = {k: self.ups.pop(k) for k in sorted(self.ups) if k not in held}
         arrived = {
             k: Arrived(up, None if position is None else self.downs[t][position], t)
@@ -44,5 +44,5 @@ class Inbox:
         return arrived
 
     def state(self) -> dict[str, Any]:
-        """Return the content for a checkpoint and for a digest; `Inbox(**state)` restores it."""
+        """Return the content for checkpoints and digests; `Inbox(**state)` restores it."""
         return {"ups": dict(self.ups), "downs": dict(self.downs)}

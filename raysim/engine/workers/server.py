@@ -43,20 +43,20 @@ from raysim.engine.workers.inbox import Arrived, Inbox
 from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
 
 MOST_COUNTS = 1000
-"""Sets of upload shapes whose operations are remembered; checkpoints contain them. The oldest is forgotten first."""
+"""Maximum number of sets of upload shapes whose operations are stored (also in checkpoints); the oldest is dropped."""
 
 
 @dataclass
 class ServerWorker:
-    """The only server of a run. A plain class: the Ray backend makes it an actor."""
+    """The server of a run, as a plain class, from which the Ray backend creates an actor."""
 
     plan: Plan
     server: Server[Any] = field(init=False)
     _flops: dict[str, int] = field(default_factory=dict)  # SHA-256 of the uploads' shapes -> operations
     _send_s: float = 0.0
-    _sent: Broadcast = Broadcast((), {})  # what the clients of this round got, for stages
-    _inbox: Inbox = field(default_factory=Inbox)  # in an asynchronous run, it keeps uploads for later rounds
-    _forms: Mapping[str, Form] = field(default_factory=dict)  # of the modules that the state has before round 1
+    _sent: Broadcast = Broadcast((), {})  # messages of this round, for stages
+    _inbox: Inbox = field(default_factory=Inbox)  # in an asynchronous run: uploads for later rounds
+    _forms: Mapping[str, Form] = field(default_factory=dict)  # forms of the modules in the state before round 1
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -67,7 +67,7 @@ class ServerWorker:
         self.server = Server(task, rng, plan.num_samples, local=local, classes=plan.classes, arch=arch, robust=robust)
 
     def start(self, registrations: Sequence[Mapping[ClientId, Any]] = ()) -> None:
-        """Create the state before round 1. registrations: parts of client -> packed message."""
+        """Create the state before round 1. registrations: client -> packed message, in parts."""
         torch.set_num_threads(1)
         packed = {k: registration for part in registrations for k, registration in part.items()}
         unpacked = {k: unpack(packed[k]) for k in sorted(packed)}
@@ -86,16 +86,16 @@ class ServerWorker:
             )
 
     def send(self, t: int, cohort: Iterable[ClientId]) -> Broadcast:
-        """Return the algorithm's message for each participant; an object for several participants is packed once."""
+        """Return the message to each participant. A message object for several participants is packed once."""
         start = perf_counter()
         self._begin("server_send", t)
-        self.server.values = {}  # what both hooks of a round log is reported by `update`
+        self.server.values = {}  # `update` reports the values that both hooks of a round log
         broadcast = self._sent = self._messages(t, self.server, cohort)
         self._send_s = perf_counter() - start
         return broadcast
 
     def current(self, t: int) -> Broadcast:
-        """Return the messages that `send` would return if all clients took part in round `t`, and change nothing.
+        """Return the messages that `send` would return for all clients in round `t`, without changing anything.
 
         `server_send` may change the state, so the hook gets a copy: the state that a resumed run would have. Clients
         without training samples never take part and get no message. No client does if the method ignores messages
@@ -105,16 +105,16 @@ class ServerWorker:
         new = [k for k in sorted(plan.held_out) if plan.num_samples[k]]
         if receives(plan.algorithm):
             receivers = sorted([*plan.eligible, *new])
-        elif plan.fine_tune:  # the message is for `client_update`
+        elif plan.fine_tune:  # held-out clients need the message for `client_update`
             receivers = new
         else:
             return Broadcast((), of)
-        # `local` is that of the round before, since the last round has none after it.
+        # The settings are those of the previous round, because no round follows the last one.
         broadcast = self._would_send(t, receivers, plan.local_in(t - 1))
         return replace(broadcast, of=of | dict(broadcast.of))
 
     def _would_send(self, t: int, receivers: Iterable[ClientId], local: LocalTraining) -> Broadcast:
-        """Return the messages of round `t`, from a copy of the state."""
+        """Return the messages of round `t`, computed with a copy of the state."""
         torch.set_num_threads(1)
         with self._visible():
             copied = serialize(self.server.state)
@@ -131,7 +131,7 @@ class ServerWorker:
             with self._hook("server_send", t):
                 down = self.plan.algorithm.server_send(server, k)
                 if id(down) not in position:
-                    wire_size(down)  # checks that it is a message; `ClientWorker.train` counts its bytes
+                    wire_size(down)  # raises if it is no message; `ClientWorker.train` counts its bytes
             if down is None:
                 of[k] = None
                 continue
@@ -139,14 +139,14 @@ class ServerWorker:
                 position[id(down)] = len(messages)
                 messages.append(down)
             of[k] = position[id(down)]
-        with self._hook("server_send", t):  # tensors without memory and sparse tensors cannot be packed
-            # Packed together, so that messages that share tensors share their bytes.
+        with self._hook("server_send", t):  # raises for sparse tensors and tensors without memory
+            # Messages are packed together, so that a tensor in several messages is stored once.
             return Broadcast(tuple(pack(messages)), of)
 
     def update(
         self, t: int, uploads: Sequence[Mapping[ClientId, Any]], late: Collection[ClientId] = ()
     ) -> ServerReport:
-        """Update the state from a round's uploads, without those of the clients in `late`.
+        """Update the state from the uploads of a round, except those of clients in `late`.
 
         In an asynchronous run, their uploads are kept, and uploads of earlier rounds count now.
         """
@@ -155,10 +155,10 @@ class ServerWorker:
         ups, rejected = self._counting(t, uploads, late)
         flops = 0
         if ups or self.server.private is not None:
-            # Counting slows small operations, so operations are counted once per set of upload shapes.
+            # Operations are counted once per set of upload shapes, because counting slows small operations.
             shapes = [tuple(leaf.shape) for leaf in leaves(ups) if isinstance(leaf, Tensor)]
             key = hashlib.sha256(repr(shapes).encode()).hexdigest()
-            guard = Unchanged(dict(ups))  # a copy: the hook may remove uploads from its mapping
+            guard = Unchanged(dict(ups))  # of a copy, because the hook may remove uploads from its mapping
             with self._hook("server_update", t, next(iter(ups.values()), None)):
                 if key in self._flops:
                     self._update(ups)
@@ -166,7 +166,7 @@ class ServerWorker:
                     if len(self._flops) == MOST_COUNTS:
                         del self._flops[next(iter(self._flops))]
                     self._flops[key] = flops_of(lambda: self._update(ups))
-                    self._check_names()  # only here, since it takes long
+                    self._check_names()  # not in every round, because the check takes long
                 self._check_state()
             if not guard.holds():
                 raise ChangedMessageError(
@@ -178,39 +178,39 @@ class ServerWorker:
         return ServerReport(dict(self.server.values), float(flops), seconds, tuple(rejected))
 
     def save(self, t: int) -> tuple[CheckpointFile, bytes]:
-        """Return the file of the state after round `t`, for the caller to write."""
+        """Return the file with the state after round `t`. The caller writes it."""
         with self._visible():
             serialized = serialize(self._whole_state())
         return server_file(t, serialized, {"flops": self._flops, "inbox": bool(self._inbox.ups)})
 
     def restore(self, data: bytes) -> None:
-        """Load a file of `save`; call it after `start`, which creates the modules. Raises `RunError` if that fails."""
+        """Load a file of `save`; first call `start`, which creates the modules. Raises `RunError` if they differ."""
         serialized, facts = read_server(data)
         if facts.get("inbox"):
             whole = self._loaded(serialized, {"state": self.server.state, "inbox": {}})
             self.server.state, self._inbox = whole["state"], Inbox(**whole["inbox"])
         else:
             self.server.state, self._inbox = self._loaded(serialized, self.server.state), Inbox()
-        # Earlier versions stored a list, of shapes instead of their digests.
+        # Earlier versions stored a list with shapes, not digests.
         self._flops = dict(facts["flops"]) if isinstance(facts["flops"], dict) else {}
 
     def _check_names(self) -> None:
-        state_tensors(self.server.state)  # raises if two values have one path, or one cannot be saved
+        state_tensors(self.server.state)  # raises if a value cannot be saved, or if two have the same path
         check_classes(self.server.state, modules_of(self.plan.algorithm))
         check_shared(self.server.state)
 
     def _check_state(self) -> None:
-        drop_gradients(self.server.state)  # a restored state has none
+        drop_gradients(self.server.state)  # a restored state has no gradients
         check_savable(self.server.state, self._forms)
 
     def _whole_state(self) -> Any:
-        """Return all that the next round depends on: the algorithm's state and, in an asynchronous run, the inbox."""
+        """Return all that affects the next round: the algorithm's state and, in an asynchronous run, the inbox."""
         return {"state": self.server.state, "inbox": self._inbox.state()} if self._inbox.ups else self.server.state
 
     def _loaded(self, serialized: Serialized, template: Any) -> Any:
         try:
             return deserialize(serialized, template, modules_of(self.plan.algorithm))
-        except (ValueError, RuntimeError) as error:  # RuntimeError: a module's parameters differ
+        except (ValueError, RuntimeError) as error:  # RuntimeError: the parameters of a module differ
             raise RunError(f"the server's state cannot be restored: {error}") from error
 
     def fingerprints(self) -> dict[str, str]:
@@ -252,7 +252,7 @@ class ServerWorker:
     def _staged(
         self, ups: Mapping[ClientId, Any], t: int, arrived: Mapping[ClientId, Arrived]
     ) -> tuple[dict[ClientId, Any], list[ClientId]]:
-        """Return the uploads after all stages, and the clients whose uploads are not finite any more.
+        """Return the uploads after all stages, and the clients whose uploads a stage made infinite or NaN.
 
         arrived: in an asynchronous run, the same uploads with what their clients got.
         """
@@ -268,7 +268,7 @@ class ServerWorker:
         return {k: up for k, up in ready.items() if k not in broken}, broken
 
     def _private(self, t: int, has_uploads: bool) -> PrivateMean | None:
-        """Return the private mean of round `t`; None: there is no noise at the server.
+        """Return the private mean of round `t`; None if the server adds no noise.
 
         has_uploads: without any, the mean is that of what clients would have got, plus noise.
         """
@@ -283,11 +283,11 @@ class ServerWorker:
         return mean
 
     def _down_of(self, k: ClientId) -> Any:
-        """Return what client k got in this round."""
+        """Return the message that client k received in this round."""
         return _message(self._sent, k)
 
     def _update(self, ups: Mapping[ClientId, Any]) -> None:
-        algorithm: Any = self.plan.algorithm  # `Any`: the hook is declared to return nothing
+        algorithm: Any = self.plan.algorithm  # as `Any`, because the hook's declared return type is None
         returned = algorithm.server_update(self.server, ups)
         if returned is not None:
             raise TypeError(
@@ -313,11 +313,11 @@ class ServerWorker:
 
 
 def _message(broadcast: Broadcast, k: ClientId) -> Any:
-    """Return client k's message of a broadcast; None: it gets none."""
+    """Return client k's message in a broadcast; None if it has none."""
     position = broadcast.of.get(k)
     return None if position is None else unpack(broadcast.messages[position])
 
 
 def receives(algorithm: Algorithm[Any, Any, Any]) -> bool:
-    """Return whether clients use the server's message before they train, in the hook `client_receive`."""
+    """Return whether clients load the server's message before they train, by the hook `client_receive`."""
     return overrides(type(algorithm), "client_receive")

@@ -1,4 +1,4 @@
-"""Unnamed files for clients' states, in memory and on a disk, which all processes of a machine share.
+"""Files without a name for clients' states, in memory and on a disk. All processes of a machine share them.
 
 The system frees a file when the last process that has it open ends, for whatever reason.
 """
@@ -27,23 +27,24 @@ Row = NDArray[np.uint8]
 """A client's state as bytes."""
 
 PAGE = 4096
-LARGE = 1 << 16  # bytes from which a row shares no page with others
+LARGE = 1 << 16  # rows of at least this many bytes share no page with other rows
 
 
 class StatesError(RunError):
-    """The clients' states cannot be read or stored, which is no failure of a client."""
+    """Clients' states cannot be read or stored. This does not count as a failure of the client."""
 
 
 @dataclass(frozen=True)
 class StateLimits:
-    """Where each machine may store clients' states."""
+    """Limits for storing clients' states on each machine."""
 
-    memory_gb: float | None = None  # greatest size in memory, beyond it on a disk; None: half of the usable memory
-    folder: str | None = None  # folder on the disk; default, or if it is missing: that of temporary files
+    # maximum size in memory; larger states are on a disk; None: half of the usable memory
+    memory_gb: float | None = None
+    folder: str | None = None  # folder on the disk; if None or missing: that of temporary files
 
     @property
     def memory_bytes(self) -> int:
-        """Greatest size of all states in memory, in bytes."""
+        """Maximum size of all states in memory, in bytes."""
         return int(self.memory_gb * 1e9) if self.memory_gb is not None else usable_memory() // 2
 
 
@@ -51,7 +52,7 @@ AUTO = StateLimits()
 
 
 class Handle(NamedTuple):
-    """The way for another process of this machine to open a file without a name."""
+    """A handle with which another process of this machine can open a file without a name."""
 
     path: str
     device: int
@@ -68,7 +69,7 @@ Handles = tuple[Handle, ...]
 
 
 class StateFiles:
-    """A file in memory and a file on a disk. A run uses one of them; the other stays empty and takes no space.
+    """A file in memory and a file on a disk. A run uses only one of them; the other stays empty and takes no space.
 
     Attributes:
         handles: handles of the files, for other processes.
@@ -81,15 +82,15 @@ class StateFiles:
         self.handles = tuple(map(Handle.of, self.files))
 
     def join(self, handles: Handles) -> None:
-        """Use the files of another process instead, if they are on this machine and can be opened."""
+        """Use the files of another process, if it runs on this machine and the files can be opened."""
         if handles == self.handles:
             return
         with ExitStack() as opened:
             try:
                 files = [opened.enter_context(Path(handle.path).open("r+b")) for handle in handles]
-            except OSError:  # no /proc, or no permission
+            except OSError:  # /proc is missing, or permission is denied
                 return
-            # If process ids differ inside a container, the path leads to another file.
+            # In a container with other process ids, the path leads to another file.
             if any(Handle.of(file)[1:] != handle[1:] for file, handle in zip(files, handles, strict=True)):
                 return
             opened.pop_all()
@@ -98,7 +99,7 @@ class StateFiles:
         self.handles, self.joined = handles, True
 
     def rows(self, size: int) -> Rows:
-        """Return the file for rows of `size` bytes in total: in memory if they fit, else on the disk."""
+        """Return the file for rows of `size` bytes in total: in memory if they fit, otherwise on the disk."""
         limit = self.limits.memory_bytes
         memory, disk = self.files
         self.on_disk_mb = size / 2**20 if size > limit else 0.0
@@ -106,7 +107,7 @@ class StateFiles:
 
     @property
     def memory_mb(self) -> float:
-        """Memory of this process's own file, in MiB; 0 after `join`."""
+        """Size in memory of the file that this process created, in MiB; 0 after `join`."""
         return 0.0 if self.joined else os.fstat(self.files[0].fileno()).st_blocks * 512 / 2**20
 
     def _use(self, files: Iterable[IO[bytes]]) -> None:
@@ -115,22 +116,22 @@ class StateFiles:
 
 
 class Rows:
-    """Access to the rows of a file by their start. On a disk, rows that were not used lately leave memory."""
+    """Access to a file's rows by their position. Rows on a disk leave the page cache if they were not used lately."""
 
     def __init__(self, file: IO[bytes], cached: int | None = None) -> None:
-        """cached: bytes of the file that this process keeps in memory; None: the file is in memory."""
+        """cached: maximum bytes of the file in the page cache; None: the file is in memory."""
         self.file, self.cached = file, cached
-        self.used: deque[tuple[int, int]] = deque()  # (begin, bytes), the latest last
+        self.used: deque[tuple[int, int]] = deque()  # (begin, bytes) of rows in the page cache, the last used one last
         self.used_bytes = 0
 
     def read(self, begin: int, into: Row) -> None:
-        """Read the row at `begin` into `into`."""
+        """Read the row at position `begin` into `into`."""
         if not _in_pieces(lambda piece, at: os.preadv(self.file.fileno(), [piece], at), into.data, begin):
             raise StatesError("cannot read the client states: their file is truncated")
         self._note(begin, len(into))
 
     def write(self, begin: int, row: Row) -> None:
-        """Write a row at `begin`."""
+        """Write a row at position `begin`."""
         try:
             written = _in_pieces(partial(os.pwrite, self.file.fileno()), row.data, begin)
         except OSError as error:
@@ -142,12 +143,12 @@ class Rows:
         if not written:
             raise StatesError("cannot store the client states: the disk is full; free some space, and resume the run")
         if self.cached is not None and len(row) >= LARGE:
-            # Starts writing; the row stays in memory.
+            # This starts writing to the disk; the row stays in the page cache.
             os.posix_fadvise(self.file.fileno(), begin, len(row), os.POSIX_FADV_DONTNEED)
         self._note(begin, len(row))
 
     def read_ahead(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Start reading rows from the disk. spans: (begin, bytes) of each."""
+        """Start reading rows from the disk. spans: (begin, bytes) of each row."""
         if self.cached is not None:
             for begin, size in spans:
                 os.posix_fadvise(self.file.fileno(), begin, size, os.POSIX_FADV_WILLNEED)
@@ -160,7 +161,7 @@ class Rows:
         while self.used_bytes > self.cached:
             begin, size = self.used.popleft()
             self.used_bytes -= size
-            first = begin // PAGE * PAGE  # whole pages, since partial pages would stay
+            first = begin // PAGE * PAGE  # whole pages, because the system keeps partial pages
             os.posix_fadvise(self.file.fileno(), first, padded(begin + size - first, PAGE), os.POSIX_FADV_DONTNEED)
 
 
@@ -176,7 +177,7 @@ def _memory_file() -> IO[bytes]:
 def _disk_file(folder: str | None) -> IO[bytes]:
     try:
         return tempfile.TemporaryFile(dir=folder)
-    except OSError:  # no such folder on this machine
+    except OSError:  # the folder does not exist on this machine
         if folder is None:
             raise
         return _disk_file(None)
@@ -188,7 +189,7 @@ def _close(files: Iterable[IO[bytes]]) -> None:
 
 
 def _in_pieces(transfer: Callable[[memoryview, int], int], data: memoryview, begin: int) -> bool:
-    """Call `transfer(piece, position)` until all bytes are moved, because Linux moves at most 2 GiB in one call.
+    """Call `transfer(piece, position)` until all bytes are moved, since Linux moves at most 2 GiB per call.
 
     Returns False if a call moves nothing.
     """

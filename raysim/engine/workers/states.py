@@ -1,4 +1,4 @@
-"""Storage of clients' states: bytes in a file, loaded into a network only while a client is used.
+"""Storage of clients' states as bytes in a file. A state is in a network only while its client is used.
 
 A client's state is a row of the file: the memory of its network's parameters and buffers, bit for bit. A few networks
 of each architecture are filled with one client's row after another, so a client costs no Python object.
@@ -23,11 +23,11 @@ from raysim.core.state import form_of
 from raysim.core.torch_workarounds import count_hooks
 from raysim.engine.workers.state_files import LARGE, PAGE, Row, Rows, StateFiles, padded
 
-ALIGNMENT = 64  # bytes, as torch aligns tensors: another alignment may select another kernel
+ALIGNMENT = 64  # bytes, the same as torch's: another alignment may select another kernel
 
 
 class Shell:
-    """A network with all parameters and buffers in one block of memory, reused for one client after another.
+    """A network whose parameters and buffers are in one block of memory. One client after another uses it.
 
     Tensors keep their shapes and strides, and tensors that shared memory still share it.
 
@@ -38,7 +38,7 @@ class Shell:
     """
 
     def __init__(self, net: nn.Module) -> None:
-        """net: a new network, which only this shell may use from now on."""
+        """net: a new network, which only this shell may use."""
         self.net = net
         parameters = self.net.named_parameters(remove_duplicate=False)
         known = {name for name, _ in (*parameters, *self.net.named_buffers(remove_duplicate=False))}
@@ -50,7 +50,7 @@ class Shell:
         self.form = form_of(self.net.state_dict())
         self.modules = [*self.net.modules()]
         self.hooks = count_hooks(self.modules)
-        # Parameters, buffers and submodules of each module, which a method may replace.
+        # A method may replace these parameters, buffers and submodules of a module.
         self.parts = [part for one in self.modules for part in (one._parameters, one._buffers, one._modules)]
         self.values = [value for part in self.parts for value in part.values()]
         tensors = list({id(value): value for value in self.values if isinstance(value, Tensor)}.values())
@@ -60,7 +60,7 @@ class Shell:
         ends = [0, *accumulate(padded(storage.nbytes(), ALIGNMENT) for storage in storages.values())]
         self.block: Row = torch.empty(ends[-1], dtype=torch.uint8, device="cpu").numpy()
         self.row = self.block[: ends[len(kept)]]
-        self.remote: list[tuple[Tensor, Tensor]] = []  # on a GPU: (bytes there, the same bytes in `block`)
+        self.remote: list[tuple[Tensor, Tensor]] = []  # on a GPU: (bytes on the GPU, the same bytes in `block`)
         places: dict[int, UntypedStorage] = {}
         for (pointer, storage), begin in zip(storages.items(), ends, strict=False):
             there = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
@@ -78,15 +78,15 @@ class Shell:
         self.pointers = [(tensor, tensor.data_ptr()) for tensor in tensors]
 
     def load(self, state: Weights) -> None:
-        """Do what `load_state_dict` of the network does, three times as fast."""
+        """Load a state as `load_state_dict` of the network does, but three times as fast."""
         if form_of(state) == self.form:
             for name, value in self.state.items():
                 value.copy_(state[name])
         else:
-            self.net.load_state_dict(state)  # raises an error that names the mismatch
+            self.net.load_state_dict(state)  # raises an error with the reason why it does not fit
 
     def filled(self) -> None:
-        """Update the network after a write to `block`, and reset gradients and modes of the previous client."""
+        """Update the network from `block`, and reset gradients and modes that the previous client has changed."""
         for there, here in self.remote:
             there.copy_(here)
         for parameter, requires_grad in self.grads:
@@ -104,7 +104,7 @@ class Shell:
 
     @property
     def intact(self) -> bool:
-        """Whether the network's tensors are still those of `block`; a method may have replaced them."""
+        """Whether the network still uses the tensors of `block`; a method may have replaced them."""
         values = [value for part in self.parts for value in part.values()]
         return (
             len(values) == len(self.values)
@@ -114,7 +114,7 @@ class Shell:
 
     @property
     def is_hooked(self) -> bool:
-        """Whether a method left a torch hook on the network, which the next client would get."""
+        """Whether a method left a torch hook on the network, which would affect the next client."""
         return count_hooks(self.modules) > self.hooks
 
 
@@ -134,7 +134,7 @@ class ClientStates:
         own: Callable[[ClientId], nn.Module] | None = None,
         files: StateFiles | None = None,
     ) -> None:
-        """Client k has models[k % len(models)].
+        """The architectures; client k has models[k % len(models)].
 
         make: makes the network of an architecture, with the clients' common initial weights.
         own: makes the network of a client, if initial weights differ between clients.
@@ -145,7 +145,7 @@ class ClientStates:
         self.unsaved: set[ClientId] = set()
         self.opened: dict[ClientId, Shell] = {}
         self.free: dict[str, list[Shell]] = {arch: [] for arch in models}
-        self.first: dict[str, Row] = {}  # the block of a client in its initial state
+        self.first: dict[str, Row] = {}  # architecture -> row of a client in its initial state
         self.files = files or StateFiles()
 
     def arch(self, k: ClientId) -> str:
@@ -153,13 +153,13 @@ class ClientStates:
         return self.models[k % len(self.models)]
 
     def is_untrained(self, k: ClientId) -> bool:
-        """Return whether client k equals all clients of its architecture that never took part."""
+        """Return whether client k never took part, and equals all such clients of its architecture."""
         return not (self.own or k in self.held or k in self.opened)
 
     # -- networks ----------------------------------------------------------------------------------
 
     def open(self, k: ClientId) -> nn.Module:
-        """Return the network of client k, for use until `close` or `undo`; the same network if it is open already."""
+        """Return the network of client k, for use until `close` or `undo`; if it is open already, the same network."""
         if k not in self.opened:
             shell = self._shell(self.arch(k))
             kept = len(shell.row) if k in self.held else 0
@@ -173,7 +173,7 @@ class ClientStates:
         return self.opened[k].net
 
     def close(self, k: ClientId) -> None:
-        """Store the current state of an open client's network and close the client."""
+        """Store the present state of an open client's network, and close the client."""
         shell = self.opened.pop(k)
         if shell.is_hooked:
             raise RunError(
@@ -200,14 +200,14 @@ class ClientStates:
         self.free[self.arch(k)].append(shell)
 
     def undo(self, k: ClientId) -> None:
-        """Close an open client without storing changes."""
+        """Close an open client, and drop changes of its network."""
         shell = self.opened.pop(k)
         if shell.intact and not shell.is_hooked:
             self.free[self.arch(k)].append(shell)
 
     @contextmanager
     def changing(self, k: ClientId) -> Iterator[nn.Module]:
-        """Yield the network of client k; store its state after the block, unless an exception is raised."""
+        """Yield the network of client k, and store its state after the block, unless the block raises."""
         net = self.open(k)
         try:
             yield net
@@ -218,7 +218,7 @@ class ClientStates:
 
     @contextmanager
     def reading(self, k: ClientId) -> Iterator[nn.Module]:
-        """Yield the network of client k for reading; changes are not stored."""
+        """Yield the network of client k; changes are dropped."""
         was_open = k in self.opened
         net = self.open(k)
         try:
@@ -242,7 +242,7 @@ class ClientStates:
     # -- rows --------------------------------------------------------------------------------------
 
     def row(self, k: ClientId) -> Row | None:
-        """Return a copy of the row of client k; None in its initial state."""
+        """Return a copy of the row of client k; None if the client is in its initial state."""
         if k not in self.held:
             return None
         row: Row = np.empty(self._size(k), dtype=np.uint8)
@@ -263,7 +263,7 @@ class ClientStates:
             self.held.add(k)
 
     def read_ahead(self, ids: Iterable[ClientId]) -> None:
-        """Start reading the rows of clients that will be opened next."""
+        """Start reading the rows of clients that are opened next."""
         self.rows.read_ahead((self._begin(k), self._size(k)) for k in ids if k in self.held)
 
     @cached_property
@@ -273,7 +273,7 @@ class ClientStates:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    @torch.inference_mode(False)  # a network that is made during a test is trained later
+    @torch.inference_mode(False)  # a network that a test creates is trained later
     def _shell(self, arch: str) -> Shell:
         """Return an unused shell of an architecture."""
         if self.free[arch]:
@@ -293,7 +293,7 @@ class ClientStates:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Size of a row in bytes, by position in `models`."""
+        """Size of a row in bytes, for each of `models`."""
         used, size = self.models[: self.clients], {}
         for arch in dict.fromkeys(used):
             shell = self._shell(arch)
@@ -303,17 +303,17 @@ class ClientStates:
 
     @cached_property
     def begins(self) -> list[int]:
-        """Positions in the file of the rows of each position in `models`, and the end of all rows."""
+        """Positions in the file at which the rows of each of `models` begin, and the end of all rows."""
         counts = [-(-(self.clients - place) // len(self.models)) for place in range(len(self.sizes))]
         return [0, *accumulate(n * _stride(size) for n, size in zip(counts, self.sizes, strict=True))]
 
 
 def _stride(size: int) -> int:
-    """Return the distance between rows. Large rows share no page, so that each can leave memory separately."""
+    """Return the distance between rows. Large rows share no page, so that each can leave the page cache separately."""
     return padded(size, PAGE if size >= LARGE else ALIGNMENT)
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, UntypedStorage]:
-    """Return the storages of tensors by address, each once."""
+    """Return address -> storage of tensors; each storage occurs once."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return {storage.data_ptr(): storage for storage in storages if storage.nbytes()}

@@ -16,7 +16,7 @@ class ClientTimeoutError(RunError):
 
 
 class limit(contextlib.AbstractContextManager[None]):
-    """Raise `ClientTimeoutError(sentence)` inside the block once it has run for `seconds`, above 0.
+    """Raise `ClientTimeoutError(sentence)` inside the block after it has run for `seconds`, which must exceed 0.
 
     The system's interval timer fires in the main thread, also of a Ray actor, between two Python instructions: it
     interrupts a sleep or a lock, but a call into C (one operation of torch) ends first. Outside the main thread the
@@ -30,16 +30,16 @@ class limit(contextlib.AbstractContextManager[None]):
     def __init__(self, seconds: float, sentence: str) -> None:
         self.seconds = seconds
         self.sentence = sentence
-        # Windows has no such timer: there the block is never interrupted.
+        # Windows has no such timer, so the block is never interrupted there.
         self.uses_timer = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
-        self.inside = False  # whether the timer may raise
+        self.inside = False  # whether the timer may raise its error
 
     def __enter__(self) -> None:
         self.began = monotonic()
         if self.uses_timer:
             self.inside = True
             self.handler = signal.signal(signal.SIGALRM, self._on_alarm)
-            # The timer repeats, because Python drops an exception that is raised while an object is deleted.
+            # The timer repeats, because Python drops an exception that is raised during the deletion of an object.
             signal.setitimer(signal.ITIMER_REAL, self.seconds, self.seconds)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -47,7 +47,7 @@ class limit(contextlib.AbstractContextManager[None]):
         seconds = monotonic() - self.began
         if self.uses_timer:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            if seconds >= self.seconds:  # a late signal must not reach the old handler
+            if seconds >= self.seconds:  # gives a late signal time to arrive before the old handler is restored
                 sleep(0.001)
             signal.signal(signal.SIGALRM, signal.SIG_DFL if self.handler is None else self.handler)
         if error is None and seconds > self.seconds:

@@ -47,7 +47,7 @@ from raysim.grouped.together import ask_to_fit, fit_all
 
 
 def _depends_on_machine(error: BaseException | None) -> bool:
-    """Return whether an error depends on the machine and the number of actors.
+    """Return whether an error depends on the machine or on the number of actors.
 
     Such an error ends the run. It does not count as a failure of the client, because results would then depend on the
     machine.
@@ -56,7 +56,7 @@ def _depends_on_machine(error: BaseException | None) -> bool:
 
 
 class Received(NamedTuple):
-    """A message that a worker received, which all its receivers on this worker share."""
+    """A message that a worker received, shared by all its receivers on this worker."""
 
     message: Any
     size: WireSize
@@ -72,23 +72,25 @@ class ClientTrainer:
     def __init__(
         self, plan: Plan, task: Task, states: ClientStates, samples: ClientSamples, evaluation: ClientTester
     ) -> None:
-        """task: the run's task, with public data on the device of the samples."""
+        """task: the run's task; its public data is on the device of the samples."""
         self.plan, self.task, self.states = plan, task, states
         self.samples, self.evaluation, self.device = samples, evaluation, samples.device
-        self.before: dict[ClientId, Row | None] = {}  # before the round, if `plan.may_discard`; None: initial state
-        self.local: tuple[int, dict[LocalTraining, LocalTraining]] = -1, {}  # (round, settings -> those in the round)
+        # rows before the round, if `plan.may_discard`; None: initial state
+        self.before: dict[ClientId, Row | None] = {}
+        # round, and settings -> settings of this round
+        self.local: tuple[int, dict[LocalTraining, LocalTraining]] = -1, {}
         self.meter = FlopMeter()
-        self.rounds_received = 0  # rounds with a message, so far
+        self.rounds_received = 0  # number of rounds with a message so far
 
     def register(self, ids: Iterable[ClientId]) -> dict[ClientId, Any]:
-        """Return the packed registration of every client that has samples."""
+        """Return the packed registration message of every client with samples."""
         registrations = {}
         for k in (k for k in ids if self.plan.num_samples[k]):
             with self.states.changing(k), self._hook("client_register", 0, k):
                 client = self.client(k, t=0)
                 registration = self.plan.algorithm.client_register(client)
                 self._check_net(client)
-                wire_size(registration)  # checks that it is a message; its bytes count in no round
+                wire_size(registration)  # raises if it is no message; its bytes count in no round
                 registrations[k] = pack(registration)
         return registrations
 
@@ -156,7 +158,7 @@ class ClientTrainer:
     # -- inside ------------------------------------------------------------------------------------
 
     def _clients(self, ids: Sequence[ClientId], t: int, settings_of: int) -> list[Client]:
-        """Return clients as their algorithm sees them in round `t`; one lookup fetches the samples of all.
+        """Return clients as their algorithm sees them in round `t`, by a single lookup of samples.
 
         settings_of: the round whose training settings they have.
         """
@@ -170,7 +172,7 @@ class ClientTrainer:
         return clients
 
     def _evaluate_received(self, k: ClientId, t: int, received: Received) -> ClientEvaluation:
-        """Test client k after it received a message, and drop what the message changed."""
+        """Test client k after it received a message, and undo the change by the message."""
         fine_tuned = k in self.plan.held_out and self.plan.fine_tune > 0 and self.plan.num_samples[k] > 0
         if received.message is None and not fine_tuned:
             return self.evaluation.evaluate_one(k, "own")
@@ -184,22 +186,22 @@ class ClientTrainer:
         return replace(evaluation, seconds=perf_counter() - start)
 
     def _fine_tune(self, k: ClientId, t: int, received: Received) -> None:
-        """Let a client that never takes part receive a message and train, as far as its open network is concerned."""
+        """Make a client that never takes part receive a message and train. Only its open network changes."""
         (client,) = self._clients([k], t, t - 1)
         client.local = replace(client.local, epochs=self.plan.fine_tune, steps=None)
         self._deliver(client, received)
         self._update(client, received, in_group=False)
 
     def _receive(self, k: ClientId, t: int, received: Received) -> None:
-        """Let client k receive a message of round `t` without a training that follows. It changes its open network."""
+        """Make client k receive a message of round `t` without training afterwards. This changes its open network."""
         if received.message is None:
             return
-        # After the last round there are no training settings of the next one, so the client has the last ones.
+        # The last round is followed by no settings of a next round, so the client keeps those of the last round.
         (client,) = self._clients([k], t, t - 1)
         self._deliver(client, received)
 
     def _messages(self, broadcast: Broadcast) -> Callable[[ClientId], Received]:
-        """Return a function from a client to its message, which is unpacked once for all clients that receive it.
+        """Return a function client -> message. Each message is unpacked once for all its receivers.
 
         A message to a single client is not kept: those to 10,000 clients may exceed the memory.
         """
@@ -219,19 +221,20 @@ class ClientTrainer:
 
     def _received(self, packed: Any) -> Received:
         down = unpack(packed, self.device)
-        # Comparing values takes as long as a copy of the message, so only rounds 1, 2, 4, 8, ... do it. Round 1 is not
-        # enough, since a method may begin to use the message after a warm-up.
+        # Comparing values takes as long as copying the message, so it is done in rounds 1, 2, 4, 8, ... only. Round 1
+        # alone is not enough, because a method may use the message only after a warm-up.
         guard = Unchanged(down, packed if (self.rounds_received + 1).bit_count() == 1 else None)
         return Received(down, wire_size(down), guard)
 
     def _train_tolerating(
         self, k: ClientId, t: int, down: Received, evaluate_before: Coverage | None
     ) -> tuple[ClientId, Any, ClientReport | ClientFailure]:
-        """Train one client as `_train_group` does, but report it as failed, and keep its earlier state, if it fails."""
+        """Train one client as `_train_group` does. If it fails, report that, and keep its earlier state."""
         try:
             (trained,) = self._train_group(t, {k: down}, evaluate_before)
             return trained
-        except (ChangedMessageError, StatesError):  # other clients share the changed message, or the disk
+        # these affect other clients, too: they share the message and the disk
+        except (ChangedMessageError, StatesError):
             raise
         except RunError as error:
             if _depends_on_machine(error.__cause__):
@@ -243,7 +246,7 @@ class ClientTrainer:
     def _train_group(
         self, t: int, downs: Mapping[ClientId, Received], evaluate_before: Coverage | None
     ) -> list[tuple[ClientId, Any, ClientReport]]:
-        """Run the part of a round of a group of clients, and store their states if no client fails."""
+        """Run a group's part of a round. The states are stored only if no client fails."""
         with ExitStack() as opened:
             for k in downs:
                 opened.enter_context(self.states.changing(k))
@@ -259,7 +262,7 @@ class ClientTrainer:
     def _group_round(
         self, t: int, downs: Mapping[ClientId, Received], evaluate_before: Coverage | None
     ) -> list[tuple[ClientId, Any, ClientReport]]:
-        """Let the clients of a group receive, train and upload. Each client gets an equal share of the time.
+        """Make a group's clients receive, train and upload. The time is divided equally among the clients.
 
         All clients take a step before any takes the next one: with small networks, a step that is repeated takes half
         the time of one that alternates with others, because its code stays in the processor's cache.
@@ -273,7 +276,7 @@ class ClientTrainer:
             uploads = [self._update(clients[0], downs[clients[0].id], in_group=False)]
         else:
             updates = [partial(self._update, client, downs[client.id], in_group=True) for client in clients]
-            # Device contexts are per thread, but the hooks of a group exit in another order than they entered.
+            # One context for the group: contexts are per thread, and hooks exit in another order than they enter.
             with nullcontext() if self.device.type == "cpu" else self.device:
                 uploads = in_lockstep(updates, fit_all)
         if self.device.type != "cpu":
@@ -285,7 +288,7 @@ class ClientTrainer:
         ]
 
     def _deliver(self, client: Client, received: Received) -> None:
-        """Let a client receive its message, if any."""
+        """Make a client receive its message, if there is one."""
         down, _, guard = received
         if down is None:
             return
@@ -294,20 +297,21 @@ class ClientTrainer:
         self._check_unchanged(guard, "client_receive", client.id, client.t)
 
     def _update(self, client: Client, received: Received, in_group: bool) -> tuple[Any, WireSize]:
-        """Train a client; return its packed upload and the size. in_group: whether it runs in `in_lockstep`."""
+        """Train a client; return its packed upload and its size. in_group: whether it runs in `in_lockstep`."""
         down, _, guard = received
         k, t = client.id, client.t
 
         def asking(job: FitJob) -> FitResult:
-            self._check_unchanged(guard, "client_update", k, t)  # before the next client's hooks run
+            self._check_unchanged(guard, "client_update", k, t)  # afterwards, hooks of other clients run
             return ask_to_fit(job)
 
         if in_group:
             client.trainer = asking
         with self._hook("client_update", t, k, down):
             up = self.plan.algorithm.client_update(client, down)
-            size = wire_size(up)  # counts the upload (`comm/up_bytes`); raises TypeError if it is no message
-            # A NaN or infinity would ruin the server's state permanently, so the server gets a marker instead.
+            size = wire_size(up)  # the size for `comm/up_bytes`; raises TypeError for anything but a message
+            # The server gets a placeholder instead of NaN or infinity, which would spoil its state for the rest of the
+            # run.
             packed = NonFiniteUpload() if nonfinite(up) else pack(up)
         self._check_unchanged(guard, "client_update", k, t)
         self._check_net(client)
@@ -342,7 +346,7 @@ class ClientTrainer:
         )
 
     def _local_in(self, t: int, k: ClientId) -> LocalTraining:
-        """Return client k's training settings in round `t`: its own epochs, and the learning rate of the round."""
+        """Return client k's training settings with its epochs and the learning rate of round `t`."""
         if self.local[0] != t:
             self.local = t, {}
         known, given = self.local[1], self.plan.local_of(k)

@@ -1,4 +1,4 @@
-"""A guard against hooks that change a received message in place: other clients share the message."""
+"""A check that hooks do not change a received message in place, because other clients share the message."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from raysim.core.messages import leaves
 
 
 class ChangedMessageError(RunError):
-    """A hook changed a message that it received."""
+    """A hook changed the message that it received."""
 
 
 class Unchanged:
-    """Detects whether a hook changed a received message in place.
+    """Detects in-place changes of a received message by a hook.
 
     `holds` compares keys, lengths and torch's counts of in-place operations, which costs microseconds. Changes through
     `.data`, NumPy or a parameter that shares the message's memory do not raise the count: they are detected only if
@@ -26,7 +26,7 @@ class Unchanged:
 
     def __init__(self, message: Any, packed: Any = None) -> None:
         self.message = message
-        self.leaves = leaves(message)  # keeps the tensors alive, so that no id is reused
+        self.leaves = leaves(message)  # keeps tensors alive, so that no other object gets the same id
         self.before = _signature(message)
         self.packed = [] if packed is None else leaves(packed)
 
@@ -39,7 +39,7 @@ class Unchanged:
 
 
 def _signature(message: Any) -> list[Any]:
-    """Return a message's keys, lengths and numbers, and the ids and counts of in-place operations of its tensors."""
+    """Return a message's keys, lengths, numbers, and the id and number of in-place operations of each tensor."""
     parts: list[Any] = []
     _sign(message, parts)
     return parts
@@ -48,7 +48,7 @@ def _signature(message: Any) -> list[Any]:
 def _sign(message: Any, parts: list[Any]) -> None:
     if isinstance(message, Tensor):
         parts += (id(message), message._version)
-    elif isinstance(message, dict | Mapping):  # `Mapping` alone is slow, also for a dict
+    elif isinstance(message, dict | Mapping):  # testing only for `Mapping` would be slow, even for a dict
         parts.append(len(message))
         for key, value in message.items():
             parts.append(key)
@@ -58,7 +58,7 @@ def _sign(message: Any, parts: list[Any]) -> None:
         for value in message:
             _sign(value, parts)
     elif is_dataclass(message):
-        # Fields only: a cached property adds an entry to `vars` without changing the message.
+        # `fields` instead of `vars`, because a cached property adds an entry to `vars` without changing the message.
         for field in fields(message):
             _sign(getattr(message, field.name, None), parts)
     else:
