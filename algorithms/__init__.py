@@ -1,1 +1,1 @@
-"""Methods, one paper per file. A file contains one `Algorithm`; scenarios name it by the name of its file."""
+"""Methods, one paper per file. A file contains one `Algorithm`, which scenarios name by the file's name."""

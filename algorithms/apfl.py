@@ -22,7 +22,7 @@ from raysim.core.torch_workarounds import tensors_replaced
 
 
 class Mixture(nn.Module):
-    """A client's personal model, its copy of the global one, and the weight alpha of the personal one."""
+    """A client's personal model, its copy of the global model, and alpha, the weight of the personal model."""
 
     def __init__(self, model: Any, alpha: float, adaptive: bool, of_parameters: bool) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Mixture(nn.Module):
         return self.mixed(x, None if self.of_parameters else self.shared(x))
 
     def mixed(self, x: Tensor, shared_BC: Tensor | None) -> Tensor:
-        """As `forward`, with the logits of the global model, where they are mixed.
+        """Return the logits of the mixture, and the logits of the global model if logits are mixed.
 
         Gradients reach the personal model and alpha, not the global model.
         """
@@ -64,7 +64,8 @@ class APFL(Algorithm[Model, Model, Weights]):
     """Weight of the personal model in the mixture, in a client's first round. With 1 and `adaptive: false`, the client
     trains alone."""
     adaptive: bool = True
-    """Train alpha by the loss of the mixture, with the optimizer of the models, within [0, 1]; `false`: it stays."""
+    """Train alpha by the loss of the mixture, with the optimizer of the models, within [0, 1]; `false`: alpha is
+    constant."""
     mix: Literal["parameters", "predictions"] = "parameters"
     """What is mixed: parameters (the paper's algorithm), or logits (the released code)."""
     agg: Literal["uniform", "weighted"] = "uniform"
@@ -74,7 +75,7 @@ class APFL(Algorithm[Model, Model, Weights]):
         return Mixture(model, self.alpha, self.adaptive, self.mix == "parameters")
 
     def server_start(self, server: Server[Weights], registrations: Mapping[ClientId, Any]) -> Weights:
-        # The weights that every client of the one architecture starts from.
+        # All clients have this architecture, and start from these weights.
         return weights(server.task.model(server.task.architectures[0]))
 
     def server_send(self, server: Server[Weights], to: ClientId) -> Model:
@@ -98,7 +99,7 @@ class APFL(Algorithm[Model, Model, Weights]):
 
 
 def joint_loss(net: Any, batch: Batch, given: Any) -> Tensor:
-    """The global model's CE plus the mixture's: each part of the network gets the gradient of one of the two."""
+    """The global model's CE plus the mixture's CE. Each part of the network gets the gradient of one of them only."""
     shared_BC = net.shared(batch.x)
     mixed_BC = net.mixed(batch.x, None if net.of_parameters else shared_BC)
     # Eq. B, and Eq. C for the personal model and alpha

@@ -40,8 +40,8 @@ from raysim.core.ops import by_class, class_means, cross_entropy, header_step
 class Global:
     """The global header, and the known global class means."""
 
-    w: Weights  # weight [C, D], bias [C]
-    class_K: Tensor | None  # int32, ascending; None: clients do not use means (lambda_ = 0)
+    w: Weights  # weight [C, D] and bias [C] of the header
+    class_K: Tensor | None  # ids of the known classes, int32, ascending; None: clients do not use means (lambda_ = 0)
     mean_KD: Tensor | None
 
     def counted(self) -> "Global":
@@ -58,13 +58,13 @@ class ClassStatistics:
     describe the same Gaussian.
     """
 
-    class_S: Tensor  # int32: ids of the classes it owns, ascending
-    count_S: Tensor  # int32: training samples of each class
+    class_S: Tensor  # int32: ids of the client's classes, ascending
+    count_S: Tensor  # int32: number of training samples of each class
     mean_SD: Tensor
-    factor_RD: Tensor | None  # the factors of all classes, one below the other; None: the server does not refit
+    factor_RD: Tensor | None  # the factors of all classes, concatenated by rows; None: no refit at the server
 
     def counted(self) -> "ClassStatistics":
-        """Count S * (D + D*(D+1)/2 + 2) numbers, the 2 for id and sample count; without covariances, all tensors."""
+        """Count S * (D + D*(D+1)/2 + 2) numbers (2: class id and sample count); without covariances, all tensors."""
         if self.factor_RD is None:
             return self
         num_classes, width = self.mean_SD.shape
@@ -72,9 +72,9 @@ class ClassStatistics:
         return ClassStatistics(self.class_S, self.count_S, self.mean_SD, triangle)
 
     def gaussians(self) -> "list[Gaussian]":
-        """Return one Gaussian per class; without covariances, their factors are empty."""
+        """Return one Gaussian per class. Without covariances, the factors are empty."""
         factor_RD = self.mean_SD[:0] if self.factor_RD is None else self.factor_RD
-        # Ranks follow from counts, so they are not sent.
+        # The ranks are not sent, because they follow from the counts.
         ranks = [0 if self.factor_RD is None else min(n, self.mean_SD.shape[1]) for n in self.count_S.tolist()]
         return [
             Gaussian(*parts) for parts in zip(self.count_S.tolist(), self.mean_SD, factor_RD.split(ranks), strict=True)
@@ -86,12 +86,12 @@ class Gaussian(NamedTuple):
 
     size: int  # number of samples
     mean_D: Tensor
-    factor_RD: Tensor  # F^T F is the covariance, with divisor size - 1; zero for one sample
+    factor_RD: Tensor  # F with F^T F = covariance, whose divisor is size - 1; zero for a single sample
 
 
 @dataclass(frozen=True)
 class DCPFL(Algorithm[Global, ClassStatistics, Global]):
-    """One global header, calibrated at clients by global class means and at the server by virtual representations."""
+    """One global header. Clients pull representations to global class means; the server refits on virtual ones."""
 
     paper: ClassVar[str] = "Tang et al., IJCAI 2024, https://doi.org/10.24963/ijcai.2024/551"
     stale_uploads = True
@@ -111,7 +111,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
     refit_batch: Count = 64
     """Batch size of the refit."""
     stale: Literal["keep", "drop"] = "keep"
-    """Keep or drop the global mean of a class that no participant of a round owns."""
+    """What happens to the global mean of a class that no participant of a round has: it is kept, or dropped."""
     relu_samples: bool = False
     """Set negative entries of virtual representations to 0; real ones come from a ReLU and have none."""
 
@@ -135,11 +135,11 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
             client.fit(self.pulled_loss, by_class(down.class_K, down.mean_KD, client.task.num_classes))
         feature_ND = client.outputs(client.net.features)
         if self.virtual_samples:
-            client.add_flops(2.0 * len(feature_ND) * feature_ND.shape[1] ** 2)  # the covariances
+            client.add_flops(2.0 * len(feature_ND) * feature_ND.shape[1] ** 2)  # operations of the covariances
         return class_statistics(feature_ND, client.data.y, covariance=self.virtual_samples > 0)
 
     def pulled_loss(self, net: Any, batch: Batch, given: tuple[Tensor, Tensor]) -> Tensor:
-        """Cross-entropy + lambda * distance to the global mean of the sample's class, a scalar.
+        """Cross-entropy plus lambda times the distance to the global mean of the sample's class, a scalar.
 
         given: mean_CD, and known_C (bool). A sample of a class without a known mean adds 0 to the second term; the
         divisor is still the whole batch.
@@ -148,7 +148,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
         feature_BD = net.features(batch.x)
         pull_B = (feature_BD - mean_CD[batch.y]).square().sum(1)
         if not self.squared:
-            pull_B = (pull_B + 1e-12).sqrt()  # sqrt has no finite gradient at 0
+            pull_B = (pull_B + 1e-12).sqrt()  # the gradient of sqrt at 0 is infinite
         per_sample_B = F.cross_entropy(net.header(feature_BD), batch.y, reduction="none")
         # Eq. A
         return batch.mean(per_sample_B + self.lambda_ * known_C[batch.y] * pull_B)
@@ -169,7 +169,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
         draws = shares([sum(part.size for part in held[c]) for c in classes], self.virtual_samples)
         mean_D, virtual_D, trace = {}, [], 0.0
         for c, num_draws in zip(classes, draws, strict=True):
-            # One class at a time: the factors of all classes in float64 would need twice the memory of all uploads.
+            # Classes are pooled one by one: all factors in float64 would need twice the memory of all uploads.
             pooled = pool(held[c])
             mean_D[c] = pooled.mean_D.float()
             trace += float(pooled.factor_RD.square().sum())
@@ -182,11 +182,11 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
         server.state = Global(w, *self._known(server.state, mean_D))
 
     def exposed(self, client: Client, up: ClassStatistics) -> OutputOf:
-        # The attack trains on one sample, whose covariance is zero.
+        # An attack has a client with one sample, whose covariance is zero.
         return OutputOf(client.net.features, up.mean_SD)
 
     def _refit(self, header: Weights, virtual_GD: Tensor, label_G: Tensor, rng: torch.Generator) -> float:
-        """Train the header on the virtual representations; returns the mean loss over the last epoch."""
+        """Train the header on virtual representations; return the mean loss of the last epoch."""
         if self.relu_samples:
             virtual_GD = virtual_GD.relu()
         loss_sum = torch.zeros(())
@@ -199,7 +199,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
         return loss_sum.item() / len(label_G)
 
     def _known(self, before: Global, fresh: Mapping[int, Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """Return class_K and mean_KD of the next broadcast."""
+        """Return class_K and mean_KD for the next broadcast."""
         if not self.lambda_:
             return None, None
         old: dict[int, Tensor] = {}
@@ -211,7 +211,7 @@ class DCPFL(Algorithm[Global, ClassStatistics, Global]):
 
 
 def class_statistics(feature_ND: Tensor, label_N: Tensor, covariance: bool) -> ClassStatistics:
-    """Return counts, means and, if `covariance`, factors of the covariances of representations, centred in float64."""
+    """Return counts, means and, if `covariance`, factors of covariances per class, computed in float64."""
     class_S, mean_SD, count_S = class_means(feature_ND, label_N)  # Eq. 6
     if not covariance:
         return ClassStatistics(class_S.int(), count_S.int(), mean_SD, None)
@@ -234,7 +234,7 @@ def pool(parts: Sequence[Gaussian]) -> Gaussian:
     covariance.
     """
     size = sum(part.size for part in parts)
-    # Eq. 10, with a single division at the end, so that integers stay exact.
+    # Eq. 10. The only division comes last, so that integers stay exact.
     mean_D = torch.stack([part.size * part.mean_D.double() for part in parts]).sum(0) / size
     rows = []
     for part in parts:
@@ -245,10 +245,10 @@ def pool(parts: Sequence[Gaussian]) -> Gaussian:
 
 
 def shares(counts: Sequence[int], total: int) -> list[int]:
-    """Split `total` in proportion to `counts` by largest remainder; the earlier wins a tie."""
+    """Split `total` in proportion to `counts` by largest remainder; of equal remainders, the first wins."""
     whole = sum(counts)
     found = [total * n // whole for n in counts]  # Eq. C
-    # `sorted` is stable, and integers cannot lose a tie to rounding.
+    # `sorted` is stable, and integer remainders have no rounding errors, so ties are exact.
     by_remainder = sorted(range(len(counts)), key=lambda i: -(total * counts[i] % whole))
     for i in by_remainder[: total - sum(found)]:
         found[i] += 1
@@ -256,7 +256,7 @@ def shares(counts: Sequence[int], total: int) -> list[int]:
 
 
 def draw(gaussian: Gaussian, num_draws: int, rng: torch.Generator) -> Tensor:
-    """Draw samples [num_draws, D] in float64. The covariance may be singular, as it is with fewer than D samples."""
+    """Draw samples [num_draws, D] in float64. The covariance may be singular, as it is for fewer than D samples."""
     if not num_draws:
         return gaussian.mean_D.new_empty(0, len(gaussian.mean_D))
     noise_GR = torch.randn(num_draws, len(gaussian.factor_RD), generator=rng, dtype=torch.float64)

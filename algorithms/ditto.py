@@ -1,4 +1,4 @@
-"""Ditto: each client trains a personal model that is held near a global one, which is trained as in FedAvg.
+"""Ditto: each client trains a personal model, which a penalty keeps near a global model trained as in FedAvg.
 
 Li, Hu, Beirami, Smith. Ditto: Fair and Robust Federated Learning Through Personalization. ICML 2021.
 https://arxiv.org/abs/2012.04221
@@ -35,7 +35,7 @@ from raysim.core.ops import cross_entropy
 
 
 class PersonalAndShared(nn.Module):
-    """A client's personal model, which predicts, and its copy of the global one, which is sent."""
+    """A client's personal model, which predicts, and its copy of the global model, which is sent."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Ditto(Algorithm[Model, Model, Weights]):
     one_architecture: ClassVar[bool] = True
 
     lambda_: NonNegative = 1.0
-    """Weight of the pull of a personal model towards the global one; 0 leaves it out: the client then trains alone."""
+    """Weight of the pull of personal models towards the global model; with 0, a client trains alone."""
     personal_epochs: Count | None = None
     """Passes over the local data that train the personal model; `null`: `training.epochs`, as for the global model."""
     agg: Literal["uniform", "weighted"] = "uniform"
@@ -67,7 +67,7 @@ class Ditto(Algorithm[Model, Model, Weights]):
         return PersonalAndShared(model)
 
     def server_start(self, server: Server[Weights], registrations: Mapping[ClientId, Any]) -> Weights:
-        # The weights that every client of the one architecture starts from.
+        # All clients have this architecture, and start from these weights.
         return weights(server.task.model(server.task.architectures[0]))
 
     def server_send(self, server: Server[Weights], to: ClientId) -> Model:
@@ -80,13 +80,14 @@ class Ditto(Algorithm[Model, Model, Weights]):
         names = {name for name, _ in client.net.named_parameters()}
         personal = {name for name in names if name.startswith("personal.")}
         given = down.w if down is not None and self.lambda_ else None
-        # First, so that without a pull it sees the batches of a client that trains alone.
+        # The personal model is trained first. Without a pull, it then gets the same batches as a client that trains
+        # alone.
         client.fit(self.personal_loss, given, epochs=self.personal_epochs, only=personal)
         client.fit(shared_loss, only=names - personal)
         return Model(weights(client.net.shared))
 
     def personal_loss(self, net: Any, batch: Batch, given: Weights | None) -> Tensor:
-        """CE + lambda/2 * squared distance of the personal parameters from the global ones received, the constants."""
+        """CE + lambda/2 * squared distance of the personal parameters to the received global parameters (constants)."""
         loss = cross_entropy(net.personal, batch, None)
         if given is None:
             return loss

@@ -1,4 +1,4 @@
-"""FD: clients exchange the mean logits of each class, and distil from the mean of all other clients.
+"""FD: clients exchange the mean logits of each class. Each client learns from the mean of all other clients.
 
 Jeong, Oh, Kim, Park, Bennis, Kim. 2018. https://arxiv.org/abs/1811.11479 (HKS calls it FedDistill)
 While a participant trains, it distils from the global mean logits of each sample's class; then it sends the mean logits
@@ -21,38 +21,38 @@ from raysim.core.ops import by_class, class_means, cross_entropy, kl
 
 @message
 class Teachers:
-    """The known mean logits of the receiver's classes."""
+    """The mean logits of those of the receiver's classes for which a mean is known."""
 
-    class_K: Tensor | None  # int32, ascending; None only to count the message
+    class_K: Tensor | None  # ids of these classes, int32, ascending; None only for counting the message
     teacher_KC: Tensor
 
     def counted(self) -> "Teachers":
-        """Count K*C numbers, with K = S once all are known; like the paper's formula, this omits the ids."""
+        """Count K*C numbers (K = S once all means are known). As in the paper's formula, class ids do not count."""
         return Teachers(None, self.teacher_KC)
 
     def table(self, num_classes: int) -> tuple[Tensor, Tensor]:
-        """Return the teachers by class id: teacher_CC, zero without a teacher, and known_C (bool)."""
+        """Return teacher_CC by class id, with zeros for classes without a teacher, and known_C (bool)."""
         assert self.class_K is not None
         return by_class(self.class_K, self.teacher_KC, num_classes)
 
 
 @message
 class ClassLogits:
-    """Mean logits of each class that a client owns, in ascending order of the classes."""
+    """Mean logits of each of a client's classes, by ascending class id."""
 
     logits_SC: Tensor
 
 
 @dataclass
 class Table:
-    """The server's state: the latest mean of each class, and the last round's uploads, to leave out a client's own."""
+    """The server's state: the latest mean of each class, and the last uploads, to leave out each client's own."""
 
-    class_S: dict[ClientId, Tensor]  # the classes of each client; rows of messages are in their order
+    class_S: dict[ClientId, Tensor]  # the classes of each client, in the order of the rows of its messages
     mean_CC: Tensor  # row c: mean logits of class c
-    known_C: Tensor  # bool: some client has sent this class
+    known_C: Tensor  # bool: whether a client has sent this class
     sum_CC: Tensor  # float64: sum of the last round's uploads
-    count_C: Tensor  # int64: number of these uploads with the class
-    last: dict[ClientId, Tensor]  # [S, C] each: the last round's uploads
+    count_C: Tensor  # int64: number of the last round's uploads with this class
+    last: dict[ClientId, Tensor]  # [S, C] each: uploads of the last round
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,16 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
     gamma: NonNegative = 1.0
     """Weight of the distillation loss, added to the classification loss; 0 omits it."""
     leave_one_out: bool = True
-    """Send a participant of the last round the means without its own logits, and no teacher for a class that only it
-    sent; `false`: send all clients the plain means, as HtFLlib does."""
+    """Subtract a client's own logits from the means that it gets, if it took part in the last round; it gets no teacher
+    for a class that only it sent. `false`: send the same means to all clients, as HtFLlib does."""
     distillation: Literal["kl", "squared_error", "raw_logits"] = "kl"
     """The distance between a sample's logits and its teacher. `kl`: KL divergence from the teacher's softmax; its
     gradient is that of PFLlib's cross-entropy from 2024-04-22 to 2025-11-29. `squared_error`: mean squared difference
     of the logits, as in PFLlib before that time. `raw_logits`: cross-entropy with the teacher's logits as targets, as
     in PFLlib after it; this loss has no lower bound."""
     collect: Literal["eval_pass", "last_epoch"] = "eval_pass"
-    """The logits to average and send: those of a pass in eval mode after training, or those of the last epoch's
-    training steps, which need no extra computation."""
+    """The logits to average and send: those of an additional pass in eval mode after training, or those of the training
+    steps in the last epoch."""
     rebuild: bool = False
     """Drop the mean of a class that no participant sent in a round, as HtFLlib does."""
 
@@ -97,7 +97,8 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
         state, class_S = server.state, server.state.class_S[to]
         teacher_SC, known_S = state.mean_CC[class_S], state.known_C[class_S]
         if self.leave_one_out and to in state.last:
-            # Eq. C. For a single holder, M_c - 1 is 0, and 0/0 is probably why papers print "-" for FD.
+            # Eq. C. If only one client has a class, M_c - 1 is 0. The division 0/0 is probably why papers print "-" for
+            # FD.
             others_S = state.count_C[class_S] - 1
             sum_SC = state.sum_CC[class_S] - state.last[to].double()
             teacher_SC, known_S = (sum_SC / others_S.clamp(min=1)[:, None]).float(), others_S > 0
@@ -112,7 +113,7 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
         return ClassLogits(logits_SC)
 
     def loss(self, net: Any, batch: Batch, given: tuple[Tensor, Tensor] | None) -> Tensor | tuple[Tensor, Tensor]:
-        """CE + gamma * distance(teacher of the sample's class, z); with `last_epoch` the logits z too.
+        """CE + gamma * distance(teacher of the sample's class, z); with `last_epoch`, also return the logits z.
 
         given: teacher_CC, and known_C (bool). A sample of a class without a teacher adds 0 to the second term; the
         divisor is still the whole batch.
@@ -127,7 +128,7 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
         return (total, logits_BC) if self.collect == "last_epoch" else total
 
     def distance(self, logits_BC: Tensor, teacher_BC: Tensor) -> Tensor:
-        """The distillation loss of each sample, [B]."""
+        """Return the distillation loss of each sample, [B]."""
         # Eq. E
         if self.distillation == "squared_error":
             return (logits_BC - teacher_BC).square().mean(1)

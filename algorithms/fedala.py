@@ -1,4 +1,4 @@
-"""FedALA: a client mixes the server's model into its own, value by value, with weights that it learns.
+"""FedALA: a client mixes the server's model into its own model. It learns a weight for each value.
 
 Zhang, Hua, Wang, Song, Xue, Ma, Guan. FedALA: Adaptive Local Aggregation for Personalized Federated Learning.
 AAAI 2023. https://arxiv.org/abs/2212.01197
@@ -37,7 +37,7 @@ from raysim.core.torch_workarounds import tensors_replaced
 
 
 class Mixing(nn.Module):
-    """A client's model, and the weights with which it takes in values of the server's upper layers."""
+    """A client's model, and the weights by which the values of the server's upper layers are mixed into it."""
 
     def __init__(self, model: Any, upper: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Mixing(nn.Module):
         return self.model(x)
 
     def mixed(self, received: Weights) -> Weights:
-        """The upper layers of the model, mixed with those that were received."""
+        """Return the upper layers of the model, mixed with the received ones."""
         # Eq. A
         return {
             name: self.model.get_parameter(name).detach().lerp(received[name], share)
@@ -61,7 +61,7 @@ class Mixing(nn.Module):
 
 @dataclass(frozen=True)
 class FedALA(Algorithm[Model, Model, Weights]):
-    """Average models of one architecture; each client learns how much of every upper value it takes in."""
+    """Average models of one architecture. Each client learns how much of each upper value to take from the server."""
 
     paper: ClassVar[str] = "Zhang et al., AAAI 2023, https://arxiv.org/abs/2212.01197"
     averages = "uploads"
@@ -69,21 +69,22 @@ class FedALA(Algorithm[Model, Model, Weights]):
     one_architecture: ClassVar[bool] = True
 
     upper: Count = 2
-    """Number of parameter tensors, counted from the output, that are mixed: 2 are weight and bias of the header (the
-    released script)."""
+    """Number of parameter tensors to mix, counted from the output; 2: weight and bias of the header (the released
+    script)."""
     share_lr: NonNegative = 1.0
-    """Learning rate of the weights (the paper's eta); 0: clients take the server's model, as in FedAvg."""
+    """Learning rate of the mixing weights (the paper's eta); 0: clients load the server's model, as in FedAvg."""
     data: Annotated[float, Range(gt=0, le=1)] = 0.8
-    """Share of the client's training samples, drawn anew in each round, on which the weights are trained (the paper's
-    s)."""
+    """Share of the client's training samples, drawn anew in each round, on which the mixing weights are trained (the
+    paper's s)."""
     first_epochs: Count = 11
-    """Passes over these samples when a client trains its weights for the first time; later, it is one per round."""
+    """Passes over these samples when a client trains its mixing weights for the first time. Later rounds have one
+    pass."""
 
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return Mixing(model, self.upper)
 
     def server_start(self, server: Server[Weights], registrations: Mapping[ClientId, Any]) -> Weights:
-        # The weights that every client of the one architecture starts from.
+        # All clients have this architecture, and start from these weights.
         return weights(server.task.model(server.task.architectures[0]))
 
     def server_send(self, server: Server[Weights], to: ClientId) -> Model:
@@ -96,11 +97,11 @@ class FedALA(Algorithm[Model, Model, Weights]):
         net.model.load_state_dict({**down.w, **own})
         if any(not own[name].equal(received[name]) for name in net.names):
             self.train_shares(client, received)
-        # BatchNorm's statistics changed while the weights were trained.
+        # Training the weights has changed BatchNorm's statistics.
         net.model.load_state_dict({**down.w, **net.mixed(received)})
 
     def train_shares(self, client: Client, received: Weights) -> None:
-        """Train the weights of the mixture by plain SGD, while both models are fixed."""
+        """Train the mixing weights by plain SGD, with both models fixed."""
         net, local, n = client.net, client.local, len(client.data)
         part = torch.randperm(n, generator=client.rng, device="cpu")[: max(1, int(self.data * n))]
         names = [name for name, _ in net.named_parameters() if name.startswith("share.")]
@@ -126,12 +127,12 @@ class FedALA(Algorithm[Model, Model, Weights]):
         server.state = server.mean({k: up.w for k, up in ups.items()})
 
     def exposed(self, client: Client, up: Model) -> UpdateOf:
-        # The server does not know with which values of the upper layers the training began.
+        # The server does not know the mixed upper layers with which training began.
         return UpdateOf(client.net.model, {name: w for name, w in up.w.items() if name not in client.net.names})
 
 
 def mixture_loss(net: Any, batch: Batch, received: Weights) -> Tensor:
-    """The CE of the mixture; only the weights of the mixture get a gradient."""
+    """The CE of the mixture; only the mixing weights get a gradient."""
     with tensors_replaced(net.model, net.mixed(received)):
         return cross_entropy(net.model, batch, None)  # Eq. B
 

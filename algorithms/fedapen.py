@@ -1,4 +1,4 @@
-"""FedAPEN: a private and a small shared model teach each other, and each client learns to weight both in an ensemble.
+"""FedAPEN: a private and a small shared model learn from each other; each client learns their weights in an ensemble.
 
 Qin, Deng, Zhao, Yan. KDD 2023. https://doi.org/10.1145/3580305.3599344
 Participants replace their shared model with the server's, learn the weight of their private model in the ensemble on
@@ -22,7 +22,7 @@ from raysim.core.ops import cross_entropy, kl
 
 
 class Ensemble(nn.Module):
-    """A client's private and shared model, and the weight of the private one."""
+    """A client's private and shared model, and the weight of the private model."""
 
     def __init__(self, private: Any, shared: Any) -> None:
         super().__init__()
@@ -31,10 +31,10 @@ class Ensemble(nn.Module):
         self.lambda_: Tensor
         self.register_buffer("lambda_", torch.tensor(0.5))  # weight of the private model, in [0, 1]
         self.trained: Tensor
-        self.register_buffer("trained", torch.tensor(False))  # whether this client ever took part
+        self.register_buffer("trained", torch.tensor(False))  # whether this client has ever taken part
 
     def both(self, x: Tensor) -> Tensor:
-        """Return the logits of the private and the shared model, [B, M, C]."""
+        """Return the logits of both models, [B, M, C]: first the private one, then the shared one."""
         return torch.stack([self.private(x), self.shared(x)], 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def ensemble(lambda_: Tensor, private_BC: Tensor, shared_BC: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FedAPEN(Algorithm[Model, Model, Model]):
-    """Mutual learning of a private and a shared model, with a learnt ensemble of the two."""
+    """Mutual learning of a private and a shared model, which form an ensemble with a learned weight."""
 
     paper: ClassVar[str] = "Qin et al., KDD 2023, https://doi.org/10.1145/3580305.3599344"
     averages = "uploads"
@@ -59,8 +59,8 @@ class FedAPEN(Algorithm[Model, Model, Model]):
     small: str | None = None
     """Architecture of the shared model; `null`: the clients' architecture with the fewest parameters."""
     adaptability: Annotated[float, Range(ge=0, lt=1)] = 0.05
-    """Share of a client's training data, rounded down, that only trains the weight of its private model: at 0.05, every
-    20th sample in data order. If that gives no sample, the weight stays at 0.5."""
+    """Share of a client's training data, rounded down, that is only used to train the weight of its private model: at
+    0.05, every 20th sample in data order. If that is no sample, the weight stays at 0.5."""
     lambda_epochs: Count = 10
     """Passes over that share in every round."""
     lambda_lr: Positive = 0.001
@@ -81,7 +81,7 @@ class FedAPEN(Algorithm[Model, Model, Model]):
     def client_receive(self, client: Client, down: Model) -> None:
         net: Ensemble = client.net
         net.shared.load_state_dict(down.w)
-        if bool(net.trained):  # an untrained private model would only give a meaningless weight
+        if bool(net.trained):  # before the private model is trained, its weight would be meaningless
             self.learn_lambda(client, self.split(client.data)[0])
 
     def client_update(self, client: Client, down: Model | None) -> Model:
@@ -98,9 +98,9 @@ class FedAPEN(Algorithm[Model, Model, Model]):
         return UpdateOf(client.net.shared, up.w)
 
     def split(self, data: Samples) -> tuple[Samples, Samples]:
-        """Split data into (adaptability set, rest), both in data order; the rest is never empty."""
+        """Split data into (adaptability set, rest), both in data order. The rest always has a sample."""
         position_N = torch.arange(len(data) + 1, dtype=torch.float64)
-        # The number of samples set aside among the first n. Without 1e-9, 0.29 * 100 would round down to 28.
+        # The size of the adaptability set for the first n samples. 1e-9 prevents that 0.29 * 100 is rounded down to 28.
         aside_N = (self.adaptability * position_N + 1e-9).floor()
         picked_N = aside_N.diff() > 0
         return data.subset(picked_N.nonzero().flatten()), data.subset((~picked_N).nonzero().flatten())

@@ -27,7 +27,7 @@ class FedAvg(Algorithm[Model, Model, Weights]):
     only parameters."""
 
     def server_start(self, server: Server[Weights], registrations: Mapping[ClientId, Any]) -> Weights:
-        # The weights that every client of the one architecture starts from.
+        # All clients have this architecture, and start from these weights.
         return self._shared(server.task.model(server.task.architectures[0]))
 
     def server_send(self, server: Server[Weights], to: ClientId) -> Model:

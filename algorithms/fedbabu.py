@@ -28,7 +28,7 @@ from raysim.core import (
 from raysim.core.ops import cross_entropy
 
 FIXED = "fixed_"
-"""Begins the names of the buffers that hold the header of the federated training, beside the fine-tuned one."""
+"""Beginning of the names of buffers with the fixed header of the federated training, beside the fine-tuned header."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ class FedBABU(Algorithm[Extractor, Extractor, Extractor]):
     one_architecture: ClassVar[bool] = True
 
     fine_tune_epochs: NonNegativeInt = 5
-    """Passes over the local data in which a participant fine-tunes its network after it has sent the extractor; 0: it
+    """Passes over the local data for fine-tuning a participant's network, after it has sent the extractor; 0: it
     predicts with the fixed header."""
     fine_tune: Literal["all", "header"] = "all"
-    """What is fine-tuned: the whole network, or only the header."""
+    """What is fine-tuned: the whole network, or the header only."""
     agg: Literal["weighted", "uniform"] = "weighted"
     """Weights of extractors in the mean: by sample counts, or all equal (the released code)."""
 
     def client_model(self, model: Any, task: Task) -> nn.Module:
-        # The same for all clients, even if each has its own random network.
+        # All clients get the same fixed header, even if their networks start from different weights.
         fixed = weights(task.model(task.architectures[0]).header)
         model.header.load_state_dict(fixed)
         for name, weight in fixed.items():
@@ -58,7 +58,7 @@ class FedBABU(Algorithm[Extractor, Extractor, Extractor]):
         return model
 
     def server_start(self, server: Server[Extractor], registrations: Mapping[ClientId, Any]) -> Extractor:
-        # The weights that every client of the one architecture starts from.
+        # All clients have this architecture, and start from these weights.
         return Extractor(extractor_weights(server.task.model(server.task.architectures[0])))
 
     def server_send(self, server: Server[Extractor], to: ClientId) -> Extractor:

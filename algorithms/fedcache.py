@@ -1,4 +1,4 @@
-"""FedCache: each sample is taught by the latest logits of the most similar samples of all clients.
+"""FedCache: each sample is taught by the latest logits of the most similar samples, from all clients.
 
 Wu, Sun, Wang, Liu, Xu, Wang, Jiang, Gao, Lu. FedCache: A Knowledge Cache-driven Federated Learning Architecture for
 Personalized Edge Intelligence. IEEE Transactions on Mobile Computing, 2024. https://arxiv.org/abs/2308.07816
@@ -23,12 +23,12 @@ from raysim.core import Algorithm, Client, ClientId, Count, NonNegative, OutputO
 from raysim.core.ops import cross_entropy, kl
 
 BLOCK = 1 << 22
-"""Number of similarities to compute at once: 32 MB, and 32 MB more to rank them."""
+"""Number of similarities computed at once: they take 32 MB, and their ranks another 32 MB."""
 
 
 @message
 class Hashes:
-    """A hash and the label of each of a client's samples, in data order; sent once."""
+    """Hash and label of each of a client's samples, in data order. Sent only once."""
 
     hash_Nh: Tensor
     label_N: Tensor  # int32
@@ -36,10 +36,10 @@ class Hashes:
 
 @message
 class Means:
-    """For each of a client's samples, in data order: the mean logits of its neighbours."""
+    """For each of a client's samples, in data order: the mean of its neighbours' logits."""
 
     logits_NC: Tensor
-    known_N: Tensor | None  # bool: samples with a teacher; None: all
+    known_N: Tensor | None  # bool: whether the sample has a teacher; None: all have one
 
 
 @message
@@ -47,7 +47,7 @@ class Neighbours:
     """For each of a client's samples: the logits of its neighbours, nearest first."""
 
     logits_NRC: Tensor
-    known_NR: Tensor | None  # bool: neighbours that count; None: all
+    known_NR: Tensor | None  # bool: whether the neighbour counts; None: all count
 
 
 @message
@@ -55,30 +55,30 @@ class Logits:
     """For each of a client's samples, in data order: its logits in the last training step that contained it."""
 
     logits_NC: Tensor
-    unseen_U: Tensor | None  # int32: positions of samples without a training step, with zeros as logits; None: none
+    unseen_U: Tensor | None  # int32: samples that were in no training step, with zeros as logits; None: no such samples
 
 
 @dataclass
 class Cache:
-    """The server's state: neighbours and latest logits of every sample, client after client."""
+    """The server's state: neighbours and latest logits of every sample, one client after another."""
 
-    span: dict[ClientId, tuple[int, int]]  # first and one past the last position of each client's samples
-    near_NR: Tensor  # int32: the nearest samples with the same label, nearest first; -1: no more neighbours
-    logits_NC: Tensor  # the latest logits; zeros before the first
+    span: dict[ClientId, tuple[int, int]]  # client -> (first position of its samples, one past the last)
+    near_NR: Tensor  # int32: nearest samples with the same label, nearest first; -1: fewer neighbours
+    logits_NC: Tensor  # the latest logits; zeros if there are none
     written_N: Tensor  # bool: whether the sample has logits
     hash_width: int
 
 
 @dataclass(frozen=True)
 class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
-    """Distillation from the cached logits of each sample's nearest neighbours with the same label."""
+    """Each sample learns from the cached logits of its nearest neighbours with the same label."""
 
     paper: ClassVar[str] = "Wu et al., IEEE TMC 2024, https://arxiv.org/abs/2308.07816"
     stale_uploads = True
     state_of_samples: ClassVar[bool] = True
 
     neighbours: Count = 16
-    """R, the number of nearest samples with the same label that teach a sample; all of them, if there are fewer."""
+    """R, the number of nearest samples with the same label that teach a sample; fewer if there are not so many."""
     alpha: NonNegative = 1.5
     """Weight of the distillation loss, added to the classification loss; 0 trains exactly as `standalone` does."""
     temperature: Positive = 3.0
@@ -88,11 +88,11 @@ class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
     runs do not download it, so its file must be in torch's hub cache. `pixels`: the image minus its mean, which needs
     no file, and hides nothing from the server."""
     cold: Literal["zeros", "wait"] = "zeros"
-    """Teachers before samples have logits. `zeros`: zero logits, which teach the uniform distribution (the released
-    code). `wait`: a sample has no teacher until all of its neighbours have logits."""
+    """Teachers while samples have no logits. `zeros`: zero logits, which teach the uniform distribution (the released
+    code). `wait`: a sample has no teacher until all its neighbours have logits."""
     server_averages: bool = True
-    """Send the mean of the neighbours' logits, N * C numbers; `false`: send the logits of all R neighbours, R times as
-    many numbers, and let the client average them (the paper). The training is the same."""
+    """Send the mean of the neighbours' logits, N * C numbers. `false`: send the logits of all R neighbours, R times as
+    many numbers, which the client averages (the paper). Training is the same in both cases."""
 
     def check(self, task: Task) -> None:
         task.encoder(self.encoder)  # raises ValueError if its weights are missing
@@ -125,7 +125,7 @@ class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
         if not self.server_averages:
             logits_NRC = cache.logits_NC[near_NR] * known_NR[:, :, None]
             return Neighbours(logits_NRC, None if bool(known_NR.all()) else known_NR)
-        # One neighbour of every sample at a time, because R * N * C numbers could be gigabytes.
+        # One neighbour of all samples at a time, because R * N * C numbers may take gigabytes.
         return mean_of((cache.logits_NC[near_N] for near_N in near_NR.T), known_NR)
 
     def client_update(self, client: Client, down: Means | Neighbours | None) -> Logits | None:
@@ -135,16 +135,16 @@ class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
                 known_NR = torch.ones_like(down.logits_NRC[:, :, 0], dtype=torch.bool)
             down = mean_of(down.logits_NRC.unbind(1), known_NR)
         row_NC = client.fit(self.loss, down if self.alpha else None)
-        if row_NC is None:  # a single sample, on which BatchNorm cannot train
+        if row_NC is None:  # None if there is a single sample, on which BatchNorm cannot train
             return None
         unseen_U = row_NC.isnan().any(1).nonzero().flatten()
-        # If the loss is not finite either, training diverged: send the logits unchanged, and the engine refuses them.
+        # If the loss is not finite, training diverged. Then send logits that are not finite, which the engine refuses.
         if not len(unseen_U) or not isfinite(client.stats.loss_sum):
             return Logits(row_NC, None)
         return Logits(row_NC.index_fill(0, unseen_U, 0.0), unseen_U.int())
 
     def loss(self, net: Any, batch: Any, given: Means | None) -> tuple[Tensor, Tensor]:
-        """CE + alpha T^2 KL(softmax(teacher / T) || softmax(z / T)), and the logits z.
+        """CE + alpha T^2 KL(softmax(teacher / T) || softmax(z / T)); also returns the logits z.
 
         A sample without a teacher adds 0 to the second term.
         """
@@ -176,7 +176,7 @@ class FedCache(Algorithm[Means | Neighbours, Logits, Cache]):
 
 
 def mean_of(logits: Iterable[Tensor], known_NR: Tensor) -> Means:
-    """Average over neighbours; `logits` yields the logits [N, C] of all samples' r-th neighbours, for r = 1 to R.
+    """Average over neighbours. `logits` yields, for r = 1 to R, the logits [N, C] of each sample's r-th neighbour.
 
     They are added in order, so that server and clients compute the same bits. A sample without known neighbours gets
     zeros, and is not known.
@@ -193,7 +193,7 @@ def mean_of(logits: Iterable[Tensor], known_NR: Tensor) -> Means:
 
 
 def nearest_of_label(hashes: Sequence[Tensor], labels: Sequence[Tensor], count: int) -> Tensor:
-    """Find, for each sample, the `count` nearest other samples with the same label, of all clients: int32 [N, count].
+    """For each sample, find the `count` nearest other samples of all clients with the same label: int32 [N, count].
 
     Samples are numbered client after client; -1 stands for missing neighbours.
     """
@@ -209,7 +209,7 @@ def nearest_of_label(hashes: Sequence[Tensor], labels: Sequence[Tensor], count: 
 
 
 def nearest(hash_Mh: Tensor, count: int) -> Tensor:
-    """Find, for each row, the `count` other rows with the greatest cosine, nearest first: int64 [M, count].
+    """For each row, find the `count` other rows with the greatest cosine, nearest first: int64 [M, count].
 
     -1 stands for missing neighbours. The search is exact, in float64. The row itself is excluded by its index, so a
     duplicate counts as a neighbour. If cosines agree to 12 digits, the earlier row is nearer. A row of zeros has cosine
@@ -225,7 +225,7 @@ def nearest(hash_Mh: Tensor, count: int) -> Tensor:
     earlier_M = torch.arange(size).flip(0)
     for own_B in torch.arange(size).split(max(1, BLOCK // size)):
         cosine_BM = unit_Mh[own_B] @ unit_Mh.T
-        # Integers that all differ within a row, so the result does not depend on how the sort orders ties.
+        # Different integers within a row make the result independent of how the sort orders ties.
         rank_BM = (cosine_BM * 2**40).round_().long().mul_(size).add_(earlier_M)
         rank_BM[torch.arange(len(own_B)), own_B] = torch.iinfo(torch.int64).min
         near_MR[own_B, :found] = rank_BM.topk(found, dim=1).indices

@@ -1,4 +1,4 @@
-"""FedClassAvg: averaged headers with a proximal term, and private extractors that learn from two views of each image.
+"""FedClassAvg: averaged headers, a proximal term, and private extractors that learn from two views of each image.
 
 Jang, Ha, Jung, Yoon. ICPP 2022. https://arxiv.org/abs/2210.14226
 Participants replace their header with the server's, train their whole network, and send the header back; the server
@@ -34,7 +34,7 @@ from raysim.core.ops import cross_entropy
 
 @dataclass(frozen=True)
 class FedClassAvg(Algorithm[Header, Header, Header]):
-    """Average the linear headers; train with an additional proximal and supervised contrastive loss."""
+    """Average the linear headers; local training adds a proximal and a supervised contrastive loss."""
 
     paper: ClassVar[str] = "Jang et al., ICPP 2022, https://arxiv.org/abs/2210.14226"
     averages = "uploads"
@@ -45,12 +45,12 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
     two_views: ClassVar[str] = "contrastive"
 
     rho: NonNegative = 0.1
-    """Weight of the distance between the header and the received one (the released code's mu)."""
+    """Weight of the distance between the header and the received header (the released code's mu)."""
     prox: Literal["mean_square", "norm"] = "mean_square"
-    """That distance. `mean_square`: half the mean square of the weights' differences plus half that of the biases' (the
-    released code). `norm`: the norm of all differences (the paper)."""
+    """Distance between the header and the received header. `mean_square`: half the mean square of the weights'
+    differences plus half that of the biases' (the released code). `norm`: the norm of all differences (the paper)."""
     contrastive: bool = True
-    """Add the contrastive loss; `false`: only averaging and the proximal term, with a single view per image."""
+    """Add the contrastive loss. `false`: use only averaging and the proximal term, with one view per image."""
     temperature: Positive = 0.07
     """Divisor of the similarities of representations; the released code uses 100, with Adam at 1e-4."""
     base_temperature: Positive = 0.07
@@ -88,7 +88,7 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
         return loss if given is None else loss + self.rho * self.distance(net.header, given)
 
     def contrast(self, feature_AD: Tensor, batch: Batch) -> Tensor:
-        """The supervised contrastive loss of each sample, [B]: the mean over its two views.
+        """Return the supervised contrastive loss of each sample, [B], as the mean over its two views.
 
         For an anchor a with positives P, which are all other views of its class, including its own other view:
         -(temperature / base_temperature) * mean over p in P of log softmax(similarity(a, .))[p]. The softmax is over
@@ -103,7 +103,7 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
             other_AA = other_AA & (batch.weight.repeat(2) > 0)
         positive_AA = other_AA & (label_A[:, None] == label_A)
         log_p_AA = similar_AA.masked_fill(~other_AA, -torch.inf).log_softmax(1)
-        # The clamp is only for padding: every real view has its own other view as a positive.
+        # Only padding needs the clamp, because each real view has at least one positive, its other view.
         mean_A = log_p_AA.where(positive_AA, 0.0).sum(1) / positive_AA.sum(1).clamp(min=1)
         # Eq. B
         return -self.temperature / self.base_temperature * mean_A.view(2, -1).mean(0)
@@ -122,5 +122,5 @@ class FedClassAvg(Algorithm[Header, Header, Header]):
         server.log("header_norm", float(torch.linalg.vector_norm(server.state.w["weight"])))
 
     def exposed(self, client: Client, up: Header) -> UpdateOf:
-        # In the first step, the contrastive loss and the proximal term have no gradient with respect to the header.
+        # In the first step, neither the contrastive loss nor the proximal term has a gradient for the header.
         return UpdateOf(client.net.header, up.w, loss=cross_entropy)

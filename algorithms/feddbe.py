@@ -1,4 +1,4 @@
-"""FedDBE: FedAvg whose clients keep the bias of their representations in a vector of their own.
+"""FedDBE: FedAvg in which each client stores the bias of its representations in its own vector.
 
 Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan. Eliminating Domain Bias for Federated Learning in Representation Space.
 NeurIPS 2023. https://arxiv.org/abs/2311.14975
@@ -37,20 +37,20 @@ from raysim.core.ops import cross_entropy
 
 @message
 class Shared:
-    """A model and a mean representation: the global mean, or the client's own as long as there is no global one."""
+    """A model and a mean representation: the global mean or, before there is one, the client's own mean."""
 
     w: Weights
-    mean_D: Tensor  # zeros: there is no mean yet
+    mean_D: Tensor  # zeros if there is no mean yet
 
 
 class Biased(nn.Module):
-    """A client's model, and the vector that it adds to representations."""
+    """A client's model, and the vector that is added to its representations."""
 
     def __init__(self, model: Any, width: int) -> None:
         super().__init__()
         self.model = model
         self.bias_D = nn.Parameter(torch.zeros(width))
-        self.running_D: Tensor  # mean of the representations in this round's batches so far
+        self.running_D: Tensor  # mean of the representations in the batches of this round so far
         self.register_buffer("running_D", torch.zeros(width), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Biased(nn.Module):
 
 @dataclass(frozen=True)
 class FedDBE(Algorithm[Shared, Shared, Shared]):
-    """Average models of one architecture; biases of representations stay at clients, and their means are held equal."""
+    """Average models of one architecture. Clients keep biases of representations; a penalty keeps their means equal."""
 
     paper: ClassVar[str] = "Zhang et al., NeurIPS 2023, https://arxiv.org/abs/2311.14975"
     averages = "uploads"
@@ -69,7 +69,8 @@ class FedDBE(Algorithm[Shared, Shared, Shared]):
     one_architecture: ClassVar[bool] = True
 
     kappa: NonNegative = 50.0
-    """Weight of the penalty on the distance of the mean representation from the global one; 0 leaves it out."""
+    """Weight of the penalty on the distance between the client's mean representation and the global one; 0: no
+    penalty."""
     mu: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Share of the newest batch in the running mean of representations (the paper's momentum); 1: only this batch."""
 
@@ -77,7 +78,7 @@ class FedDBE(Algorithm[Shared, Shared, Shared]):
         return Biased(model, task.feature_dim)
 
     def server_start(self, server: Server[Shared], registrations: Mapping[ClientId, Any]) -> Shared:
-        # The weights that every client of the one architecture starts from.
+        # All clients have this architecture, and start from these weights.
         model = server.task.model(server.task.architectures[0])
         return Shared(weights(model), torch.zeros(server.task.feature_dim))
 
@@ -98,7 +99,7 @@ class FedDBE(Algorithm[Shared, Shared, Shared]):
         return Shared(weights(net.model), down.mean_D)
 
     def loss(self, net: Any, batch: Batch, mean_D: Tensor) -> Tensor:
-        """CE + kappa / 2 * mean square of the difference between the running mean and the global mean, over dimensions.
+        """CE + kappa / 2 * the mean square, over dimensions, of the running mean minus the global mean.
 
         Gradients reach the running mean only through the newest batch.
         """
@@ -123,5 +124,5 @@ class FedDBE(Algorithm[Shared, Shared, Shared]):
 
 
 def plain_loss(net: Any, batch: Batch, given: Any) -> Tensor:
-    """The model's CE, without the vector."""
+    """The model's CE without the added vector."""
     return cross_entropy(net.model, batch, None)

@@ -32,7 +32,7 @@ from raysim.core import (
 from raysim.core.ops import cross_entropy, kl, weighted_mean
 
 Received = Mapping[str, list[tuple[int, Weights]]]
-"""Architecture -> its received models, each with its client's number of samples."""
+"""Architecture -> (number of a client's samples, the client's model), for each client with an upload."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FedDF(Algorithm[Model, Model, dict[str, Model]]):
     public_data: ClassVar[bool] = True
 
     distill_epochs: NonNegativeInt = 1
-    """The server's passes over the public data for each architecture; 0 gives FedAvg per architecture."""
+    """The server's passes over the public data for each architecture; 0: FedAvg for each architecture."""
     distill_lr: Positive = 1e-3
     """Learning rate of the server's Adam."""
     distill_batch: Count = 128
@@ -77,7 +77,7 @@ class FedDF(Algorithm[Model, Model, dict[str, Model]]):
         return UpdateOf(client.net, up.w)
 
     def ensemble(self, server: Server[Any], received: Received) -> Tensor:
-        """Return the mean of all received models' logits on the public data, [P, C].
+        """Return the mean of the logits of all received models on the public data, [P, C].
 
         The models of an architecture share one network.
         """
@@ -91,7 +91,7 @@ class FedDF(Algorithm[Model, Model, dict[str, Model]]):
         return (total_PC / sum(map(len, received.values()))).float()  # Eq. C
 
     def distilled(self, server: Server[Any], name: str, mean: Weights, teacher_PC: Tensor) -> Weights:
-        """Return the average of an architecture's models after training it towards the ensemble."""
+        """Return the average model of an architecture, after training it towards the ensemble's predictions."""
         assert server.task.public is not None
         net = server.task.model(name)
         net.load_state_dict(mean)

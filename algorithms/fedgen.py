@@ -1,4 +1,4 @@
-"""FedGen: the server trains a generator of representations with the clients' headers; clients train on its output, too.
+"""FedGen: the server trains a generator of representations with the clients' headers; clients also train on its output.
 
 Zhu, Hong, Zhou. ICML 2021. https://arxiv.org/abs/2105.10056
 A participant takes the server's header and generator, trains on its own data, and trains its header on generated
@@ -38,28 +38,28 @@ from raysim.core.fields import Range
 from raysim.core.ops import cross_entropy, kl, weighted_mean
 
 MOST_NUMBERS = 2**28
-"""Numbers that a round may generate at once: 1 GiB."""
+"""Maximum number of values that are generated at once in a round: 1 GiB."""
 
 
 @message
 class Broadcast:
-    """The server's header and generator, and the share of each label in the draws."""
+    """The server's header and generator, and the probability of each label in draws."""
 
     header: Weights
     generator: Weights | None  # None: nothing is generated in this round
-    label_C: Tensor | None  # shares, of sum 1
+    label_C: Tensor | None  # probabilities, whose sum is 1
 
 
 @message
 class Upload:
-    """A client's header, and how many samples of each class it has."""
+    """A client's header, and its number of samples of each class."""
 
     header: Weights
     count_C: Tensor  # int32
 
 
 class Generator(nn.Module):
-    """Map a row of noise and a label to a representation."""
+    """A network from a row of noise and a label to a representation."""
 
     def __init__(self, inputs: int, hidden: int, width: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Generator(nn.Module):
 
 @dataclass(frozen=True)
 class FedGen(Algorithm[Broadcast, Upload, Broadcast]):
-    """Share headers, which also learn from representations that a generator at the server makes."""
+    """Share headers, which also train on representations from a generator at the server."""
 
     paper: ClassVar[str] = "Zhu et al., ICML 2021, https://arxiv.org/abs/2105.10056"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -93,34 +93,33 @@ class FedGen(Algorithm[Broadcast, Upload, Broadcast]):
     alpha: NonNegative = 1.0
     """Weight of the generated representations in a client's loss."""
     beta: NonNegative = 0.0
-    """Weight of the distance between a client's predictions of its samples and those of generated representations of
-    the same labels, which the released code adds."""
+    """Weight of the distance between a client's predictions for its samples and for generated representations with the
+    same labels. This term is only in the released code."""
     decay: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Factor by which `alpha`, `beta` and `generator_lr` change in every round."""
     untrained: bool = True
-    """Clients learn from the generator in round 1, too, before it is trained; `false`: from round 2 on (the released
+    """Clients learn from the untrained generator in round 1. `false`: they learn from it from round 2 on (the released
     code)."""
     agg: Literal["uniform", "weighted"] = "uniform"
     """Weights of headers in the mean: all equal (the paper), or by sample counts (the released code)."""
     labels: Literal["counts", "uniform"] = "counts"
-    """How labels are drawn: as often as the last participants have them, or each of their labels with the same
-    probability (the released code)."""
+    """How labels are drawn: in proportion to the last participants' samples, or uniformly from each participant's
+    labels (the released code)."""
     noise: Literal["normal", "uniform"] = "normal"
-    """The generator's noise: standard normal (the paper), or uniform in [0, 1) (the released code)."""
+    """Distribution of the generator's noise: standard normal (the paper), or uniform in [0, 1) (the released code)."""
     ensemble: Literal["logits", "losses"] = "logits"
     """What the generator minimises: the loss of the participants' mean logits (the paper), or the mean of their losses,
-    by how many samples of the label each participant has (the released code)."""
+    weighted by each participant's number of samples of the label (the released code)."""
     diversity: NonNegative = 0.0
-    """Weight of the generator's second loss, which pushes representations of different noise apart (the released
-    code)."""
+    """Weight of a loss that makes representations of different noise differ (the released code)."""
     noise_dim: Count = 32
-    """Numbers of noise."""
+    """Number of noise values per representation."""
     hidden_dim: Count = 256
     """Width of the generator's hidden layer."""
     generator_steps: Count = 50
     """Steps of Adam on the generator in every round."""
     generator_batch: Annotated[int, Range(ge=2)] = 32
-    """Representations per step."""
+    """Number of representations per step."""
     generator_lr: Positive = 0.0003
     """Learning rate of the generator."""
     generator_decay: NonNegative = 0.01
@@ -160,7 +159,7 @@ class FedGen(Algorithm[Broadcast, Upload, Broadcast]):
         return Upload(weights(client.net.header), client.data.y.bincount(minlength=client.task.num_classes).int())
 
     def generated(self, client: Client, down: Broadcast) -> tuple[Tensor, ...] | None:
-        """What a client learns from beside its data: a representation and a label for each sample; `loss` says more."""
+        """Return a representation and a label for each sample, on which a client also trains; see `loss`."""
         if down.generator is None or down.label_C is None:
             return None
         generator = self.generator(client.task)
@@ -177,7 +176,7 @@ class FedGen(Algorithm[Broadcast, Upload, Broadcast]):
         return latents[0].new_tensor(share), label_N, *latents
 
     def loss(self, net: Any, batch: Batch, given: tuple[Tensor, ...] | None) -> Tensor:
-        """Cross-entropy, and that of a generated representation per sample.
+        """The cross-entropy of the samples, plus that of a generated representation per sample.
 
         given: the present share of alpha and beta, label_N, latent_ND, and, with beta, the representations [N, D] that
         were generated of the samples' own labels.
@@ -222,7 +221,7 @@ class FedGen(Algorithm[Broadcast, Upload, Broadcast]):
         return UpdateOf(client.net.header, up.header)
 
     def generator_loss(self, net: Any, batch: Batch, given: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """How badly the participants' headers classify what the generator makes.
+        """The loss of the participants' headers for generated representations.
 
         given: their weight_KCD and bias_KC, and share_KC, the share of each class's samples that a participant has.
         """
@@ -243,25 +242,25 @@ class FedGen(Algorithm[Broadcast, Upload, Broadcast]):
         return total
 
     def generator(self, task: Task) -> Generator:
-        """A fresh generator."""
+        """Return a new generator."""
         return Generator(self.noise_dim + task.num_classes, self.hidden_dim, task.feature_dim)
 
     def training(self, t: int) -> LocalTraining:
-        """How the generator is trained in a round."""
+        """Return the training settings of the generator in a round."""
         lr = self.generator_lr * self.decay ** (t - 1)
         return LocalTraining(1, self.generator_batch, "adam", lr, weight_decay=self.generator_decay)
 
     def draw(self, noise: Tensor, rng: torch.Generator | None = None) -> Tensor:
-        """The tensor filled with noise."""
+        """Fill a tensor with noise, and return it."""
         return noise.normal_(generator=rng) if self.noise == "normal" else noise.uniform_(generator=rng)
 
     def inputs(self, noise_NE: Tensor, label_N: Tensor, num_classes: int) -> Tensor:
-        """Noise and label of each representation, as the generator reads them."""
+        """Return noise and label of each representation, as the input of the generator."""
         return torch.cat([noise_NE, F.one_hot(label_N, num_classes).to(noise_NE.dtype)], 1)
 
 
 def alike(noise_BE: Tensor, latent_BD: Tensor) -> Tensor:
-    """How alike representations are although their noise differs: at most 1, where all are the same."""
+    """Return the similarity of representations with different noise: at most 1, if all are equal."""
     noise_BB = (noise_BE[:, None] - noise_BE).square().mean(2)
     latent_BB = (latent_BD[:, None] - latent_BD).abs().mean(2)
     # Eq. H

@@ -1,4 +1,4 @@
-"""FedGH: the server trains one header for all clients, on class means of their representations.
+"""FedGH: the server trains one header for all clients on the class means of their representations.
 
 Yi, Wang, Liu, Shi, Yu. ACM MM 2023. https://arxiv.org/abs/2303.13137
 A participant replaces its header with the server's, trains its whole network, and sends the mean representation of each
@@ -20,9 +20,9 @@ from raysim.core.ops import class_means, cross_entropy, header_step
 
 @message
 class ClassMeans:
-    """A client's mean representation per class (the paper: local averaged representations, LARs)."""
+    """A client's mean representation of each class (in the paper: local averaged representation, LAR)."""
 
-    class_S: Tensor  # int32: ids of the classes it owns, ascending
+    class_S: Tensor  # int32: ids of the client's classes, ascending
     mean_SD: Tensor  # mean representation of each class
 
 
@@ -39,14 +39,16 @@ class FedGH(Algorithm[Header, ClassMeans, Header]):
     header_lr: Positive = 0.01
     """Learning rate of the server's SGD on the class means (the paper's eta_theta)."""
     server_mode: Literal["per_lar", "per_client", "frozen_random"] = "per_lar"
-    """The data of one server step. `per_lar`: one class mean (the paper's text). `per_client`: all means of one client,
-    as in DC-PFL. `frozen_random`: the header is never trained, as in the authors' released code."""
+    """The data of a server step. `per_lar`: one class mean (the paper's text). `per_client`: all class means of a
+    client, as in DC-PFL. `frozen_random`: no steps, so the header is never trained, as in the authors' released
+    code."""
     server_epochs: Count = 1
     """Passes of the server over a round's class means."""
     mask_absent: bool = False
-    """Exclude classes without a class mean in this round from the server's softmax, so that their rows stay."""
+    """Exclude classes that have no class mean in this round from the server's softmax, so that their rows do not
+    change."""
     first: Literal["broadcast", "local"] = "broadcast"
-    """Header of participants in round 1: the server's random header, or their own (`local`, the released code)."""
+    """The header of participants in round 1: the server's random header, or their own (`local`, the released code)."""
 
     @property
     def static_downlink(self) -> bool:
@@ -87,7 +89,7 @@ class FedGH(Algorithm[Header, ClassMeans, Header]):
         return OutputOf(client.net.features, up.mean_SD)
 
     def _steps(self, ups: Mapping[ClientId, ClassMeans]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the data of each server step: clients in the order of their ids, classes in ascending order."""
+        """Yield the data of each server step, by ascending client id and class id."""
         for up in ups.values():
             if self.server_mode == "per_client":
                 yield up.class_S, up.mean_SD  # Eq. D

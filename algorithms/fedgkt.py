@@ -1,4 +1,4 @@
-"""FedGKT: clients train small networks and send outputs of the first stage; the server trains later stages.
+"""FedGKT: clients train small networks and send the outputs of the first stage; the server trains the later stages.
 
 He, Annavaram, Avestimehr. NeurIPS 2020. https://arxiv.org/abs/2007.14513
 A participant trains its small network, with the server's logits as teachers, and sends the outputs of its first stage,
@@ -33,14 +33,14 @@ from raysim.core.ops import cross_entropy, kl
 
 @message
 class Teacher:
-    """The server's logits of the receiver's samples, in the order of its data."""
+    """The server's logits for the receiver's samples, in data order."""
 
     logits_NC: Tensor
 
 
 @message
 class Stage:
-    """The outputs of the client's first stage for its samples, the client's logits, and the labels."""
+    """For a client's samples: outputs of the network's first stage, logits, and labels."""
 
     out_N: Tensor  # [N, ...]
     logits_NC: Tensor
@@ -61,10 +61,10 @@ class Rest(nn.Module):
 
 @dataclass
 class Kept:
-    """The server's state: its network, and its logits for the samples of every participant so far."""
+    """The server's state: its network, and its logits for the samples of every client that has taken part."""
 
     net: Rest
-    logits: dict[ClientId, Tensor] = field(default_factory=dict)  # [N, C] per client
+    logits: dict[ClientId, Tensor] = field(default_factory=dict)  # client -> logits [N, C]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class FedGKT(Algorithm[Teacher, Stage, Kept]):
     server_epochs: Count = 1
     """The server's passes over the uploads of a round."""
     server_distill: bool = True
-    """Train the server also on the clients' logits; `false`: only on the labels, as in the released scripts."""
+    """Train the server also on the clients' logits. `false`: train it on labels only, as in the released scripts."""
     temperature: Positive = 3.0
     """Temperature of the distillation at clients and server."""
     alpha: NonNegative = 1.0
@@ -132,12 +132,12 @@ class FedGKT(Algorithm[Teacher, Stage, Kept]):
             server.state.logits[k] = server.outputs(net, tensors(up.out_N))  # Eq. E
 
     def exposed(self, client: Client, up: Stage) -> OutputOf:
-        # The logits reveal little beyond the outputs of the first stage.
+        # Only the outputs are declared, because the logits reveal little more.
         return OutputOf(client.net.stages[0], up.out_N)
 
 
 def channels(task: Task, name: str, key: str) -> int:
-    """Return the number of output channels of an architecture's first stage: the length of its last parameter.
+    """Return the number of output channels of an architecture's first stage, which is the length of its last parameter.
 
     key: the setting that names the architecture, for the error. Raises `ValueError` if the architecture has no stages.
     """

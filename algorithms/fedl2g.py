@@ -1,4 +1,4 @@
-"""FedL2G: the server learns a vector per class that guides local training, from what the guidance does to a quiz.
+"""FedL2G: the server learns one vector per class that guides local training. Clients evaluate the guidance in a quiz.
 
 Zhang, Liu, Hua, Cao, Yang. FedL2G: Learning to Guide Local Training in Heterogeneous Federated Learning, 2024.
 https://arxiv.org/abs/2410.06490
@@ -36,7 +36,7 @@ from raysim.core.ops import cross_entropy
 from raysim.core.torch_workarounds import set_training, tensors_replaced
 
 LONGEST = 100.0
-"""Greatest norm of the server's gradient, as in the released code."""
+"""Maximum norm of the server's gradient, as in the released code."""
 
 
 @message
@@ -48,15 +48,15 @@ class Guides:
 
 @message
 class Gradient:
-    """The gradient of the quiz loss for the guiding vectors of a client's classes, in ascending order."""
+    """The gradient of the quiz loss for the guiding vectors of a client's classes, by ascending class id."""
 
     row_SG: Tensor
-    tried_S: Tensor  # bool: whether a sample of the class was in the guided step
+    tried_S: Tensor  # bool: whether the guided step had a sample of the class
 
 
 @dataclass(frozen=True)
 class FedL2G(Algorithm[Guides, Gradient, Guides]):
-    """Guide local training by vectors that are trained so that a guided step lowers the loss on held-back samples."""
+    """Guide local training by a vector per class, trained so that a guided step lowers the loss on other samples."""
 
     paper: ClassVar[str] = "Zhang et al., 2024, https://arxiv.org/abs/2410.06490"
     averages = "uploads"
@@ -64,17 +64,17 @@ class FedL2G(Algorithm[Guides, Gradient, Guides]):
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"warmup": 50}}
 
     guide: Literal["logits", "features"] = "logits"
-    """What is guided: logits (FedL2G-l in the paper) or representations (FedL2G-f)."""
+    """What is guided: logits (FedL2G-l in the paper), or representations (FedL2G-f)."""
     lambda_: NonNegative = 1.0
     """Weight of the guidance; 0 omits it."""
     server_lr: Positive = 0.1
     """Learning rate of the guiding vectors. The released scripts have 0.1 for logits and 100 for representations."""
     study_batches: Count = 1
-    """Batches in the guided step that is tried out."""
+    """Batches in the guided step before the quiz."""
     quiz_batches: Count = 1
-    """Batches of samples that the client holds back for the quiz, at most half of its samples."""
+    """Batches of samples that the client holds back for the quiz, from at most half of its samples."""
     warmup: NonNegativeInt = 0
-    """First rounds in which only the guiding vectors are trained, and the networks are not."""
+    """Number of first rounds in which only the guiding vectors are trained, not the networks."""
 
     def server_start(self, server: Server[Guides], registrations: Mapping[ClientId, Any]) -> Guides:
         task = server.task
@@ -88,7 +88,7 @@ class FedL2G(Algorithm[Guides, Gradient, Guides]):
         vector_CG, n = down.vector_CG, len(client.data)
         held = min(self.quiz_batches * client.local.batch_size, n // 2)
         is_quiz_N = torch.zeros(n, dtype=torch.bool)
-        is_quiz_N[torch.arange(held) * n // max(held, 1)] = True  # evenly spread, since data may be sorted
+        is_quiz_N[torch.arange(held) * n // max(held, 1)] = True  # evenly spaced, because data may be sorted
         study, quiz = (client.data.subset(one.nonzero()[:, 0]) for one in (~is_quiz_N, is_quiz_N))
         if client.t > self.warmup:
             client.fit(self.loss, vector_CG, data=study)
@@ -102,7 +102,7 @@ class FedL2G(Algorithm[Guides, Gradient, Guides]):
         return Gradient(gradient_CG[class_S], tried_S)
 
     def loss(self, net: Any, batch: Batch, vector_CG: Tensor) -> Tensor:
-        """CE + lambda * mean square of the difference from the guiding vector, over batch and dimensions."""
+        """CE + lambda * the mean square of the difference to the guiding vector, over batch and dimensions."""
         feature_BD = net.features(batch.x)
         logits_BC = net.header(feature_BD)
         guided_BG = logits_BC if self.guide == "logits" else feature_BD
@@ -111,7 +111,7 @@ class FedL2G(Algorithm[Guides, Gradient, Guides]):
         return cross_entropy(lambda _: logits_BC, batch, None) + self.lambda_ * batch.mean(apart_B)
 
     def gradient(self, client: Client, vector_CG: Tensor, study: list[Batch], quiz: list[Batch]) -> Tensor:
-        """The gradient [C, G] of the quiz loss after a guided step; the network stays as it is."""
+        """Return the gradient [C, G] of the quiz loss after a guided step. The network is not changed."""
         if not study or not quiz:
             return torch.zeros_like(vector_CG)
         net, vector_CG = client.net, vector_CG.clone().requires_grad_()
@@ -142,11 +142,11 @@ class FedL2G(Algorithm[Guides, Gradient, Guides]):
 
 
 def drawn(client: Client, data: Samples, count: int) -> list[Batch]:
-    """Draw augmented batches of these samples."""
+    """Draw augmented batches from these samples."""
     size, drop_single = client.local.batch_size, drops_single(client.net, data, client.local)
     return list(data.shuffled(size, 1, client.rng, drop_single, steps=count))
 
 
 def mean(losses: Iterable[Tensor]) -> Tensor:
-    """The mean of the losses of batches."""
+    """Return the mean of the losses of batches."""
     return torch.stack(list(losses)).mean()

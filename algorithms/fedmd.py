@@ -32,10 +32,10 @@ from raysim.core.ops import cross_entropy
 
 @message
 class Request:
-    """The public samples of this round, and the public samples of the last round with their mean logits."""
+    """The public samples of this round, and those of the last round with their mean logits."""
 
     index_S: Tensor  # int32: positions in the public data
-    past_S: Tensor | None  # int32: the last round's positions
+    past_S: Tensor | None  # int32: positions of the last round's samples
     mean_SC: Tensor | None  # mean logits of the last round's samples
 
 
@@ -55,13 +55,13 @@ class FedMD(Algorithm[Request, Scores, Request]):
     public_data: ClassVar[bool] = True
 
     scored: Count = 5000
-    """Number of public samples per round, drawn anew each time; all of them, if there are fewer."""
+    """Number of public samples per round, drawn anew in each round; all samples if there are fewer."""
     digest_epochs: NonNegativeInt = 1
-    """A participant's passes over the last round's public samples, towards their mean logits, before it trains on its
-    own data; 0: none, so every client learns alone."""
+    """Passes over the last round's public samples with their mean logits as targets, before a participant trains on its
+    own data; 0: none, so that every client learns alone."""
     transfer_epochs: NonNegativeInt = 0
-    """Passes over the labelled public data, and then over the client's own data, before its first round; 0: none. The
-    public data must be a share of the data set, because the labels of another data set are not used."""
+    """Passes over the labelled public data, and then over the client's own data, before the client's first round; 0:
+    none. The public data must be a share of the data set, because other data sets have no usable labels."""
 
     def check(self, task: Task) -> None:
         if self.transfer_epochs and bool((public(task).y < 0).any()):
@@ -73,7 +73,8 @@ class FedMD(Algorithm[Request, Scores, Request]):
 
     def client_model(self, model: Any, task: Task) -> nn.Module:
         if self.transfer_epochs:
-            model.register_buffer("transferred", torch.zeros((), dtype=torch.bool))  # trained on the public labels
+            # whether the client was trained on the public labels
+            model.register_buffer("transferred", torch.zeros((), dtype=torch.bool))
         return model
 
     def server_start(self, server: Server[Request], registrations: Mapping[ClientId, Any]) -> Request:
@@ -95,7 +96,7 @@ class FedMD(Algorithm[Request, Scores, Request]):
         return Scores(client.outputs(client.net, data.subset(down.index_S.long())))  # Eq. A
 
     def digest(self, net: Any, batch: Batch, mean_SC: Tensor) -> Tensor:
-        """The mean absolute difference between the network's logits and the mean logits, a scalar."""
+        """The mean absolute difference between the network's logits and the target logits, a scalar."""
         return batch.mean((net(batch.x) - mean_SC[batch.index]).abs().mean(1))  # Eq. C
 
     def server_update(self, server: Server[Request], ups: Mapping[ClientId, Scores]) -> None:

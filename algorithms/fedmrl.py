@@ -1,4 +1,4 @@
-"""FedMRL: a client's own model and a small shared one are fused, and both headers read the fused representation.
+"""FedMRL: a client's own model and a small shared model are fused, and both headers read the fused representation.
 
 Yi, Yu, Ren, Wang, Liu, Li. NeurIPS 2024. https://arxiv.org/abs/2406.00488
 A participant takes the server's small model. A projection fuses the representations of the small model and of the
@@ -22,7 +22,7 @@ from raysim.core.ops import cross_entropy
 
 
 class Fusion(nn.Module):
-    """A client's own model, the small one, which is sent, and the projection that fuses their representations."""
+    """A client's own model, the small model, which is sent, and the projection that fuses their representations."""
 
     def __init__(self, model: Any, small: Any) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Fusion(nn.Module):
 
     @property
     def header(self) -> Any:
-        """The own model's classifier, which predicts."""
+        """The header of the client's own model, which predicts."""
         return self.model.header
 
     def features(self, x: Tensor) -> Tensor:
@@ -42,32 +42,32 @@ class Fusion(nn.Module):
         return self.projection(torch.cat([self.small.features(x), self.model.features(x)], 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits [B, C] of the own header."""
+        """The logits [B, C] of the own model's header."""
         # Eq. F
         return self.header(self.features(x))
 
 
 @dataclass(frozen=True)
 class FedMRL(Algorithm[Model, Model, Model]):
-    """Fuse the representations of each client's model and a shared small one, and learn from parts of the result."""
+    """Fuse the representations of a client's model and a small shared one; headers learn from parts of the result."""
 
     paper: ClassVar[str] = "Yi et al., NeurIPS 2024, https://arxiv.org/abs/2406.00488"
     stale_uploads = True
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"small_width": 1.0, "agg": "one"}}
 
     small: str | None = None
-    """Architecture of the small model; `null`: the clients' one with the fewest parameters."""
+    """Architecture of the small model; `null`: the clients' architecture with the fewest parameters."""
     small_width: Annotated[float, Range(gt=0, le=1)] = 0.2
-    """Width d of the small model's representation, as a share of the width D of the clients' own; d is rounded, and at
-    least 1. The released script for one architecture has d = 100 and D = 500 (0.2). The script for several
-    architectures has d = D = 500 (1.0)."""
+    """Width d of the small model's representation, as a share of the width D of the clients' own representations. d is
+    rounded, and at least 1. The released script for one architecture has d = 100 and D = 500 (0.2), that for several
+    architectures d = D = 500 (1.0)."""
     small_weight: NonNegative = 1.0
     """Weight of the loss of the small model's header (the paper's m1)."""
     own_weight: NonNegative = 1.0
     """Weight of the loss of the own model's header (the paper's m2)."""
     agg: Literal["weighted", "uniform", "one"] = "weighted"
-    """Weights of small models in the mean: by sample counts, or all equal. `one`: no mean; the small model of a random
-    participant replaces the server's, as in effect in the released code."""
+    """Weights of small models in the mean: by sample counts, or all equal. `one`: no mean, but the small model of a
+    random participant, which is what the released code does."""
 
     def check(self, task: Task) -> None:
         self.small_model(task)
@@ -110,5 +110,5 @@ class FedMRL(Algorithm[Model, Model, Model]):
         return UpdateOf(client.net.small, up.w)
 
     def small_model(self, task: Task) -> Any:
-        """A fresh small model, whose representation has d numbers."""
+        """Return a new small model, whose representation has width d."""
         return task.small_model(self.small, max(1, round(self.small_width * task.feature_dim)))

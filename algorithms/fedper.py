@@ -25,7 +25,7 @@ class FedPer(Algorithm[Extractor, Extractor, Extractor]):
     one_architecture: ClassVar[bool] = True
 
     def server_start(self, server: Server[Extractor], registrations: Mapping[ClientId, Any]) -> Extractor:
-        # The weights that every client of the one architecture starts from.
+        # All clients have this architecture, and start from these weights.
         return Extractor(extractor_weights(server.task.model(server.task.architectures[0])))
 
     def server_send(self, server: Server[Extractor], to: ClientId) -> Extractor:

@@ -1,4 +1,4 @@
-"""FedProto: clients exchange the mean representation of each class, and pull their own towards the global means.
+"""FedProto: clients exchange mean representations of classes (prototypes), and pull their own towards the global ones.
 
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. https://arxiv.org/abs/2105.00243
 A participant trains its whole network. An additional loss pulls each representation towards the global prototype of
@@ -25,31 +25,31 @@ UNKNOWN = -1e9
 
 @message
 class GlobalPrototypes:
-    """The known global prototypes, of the receiver's classes, or of all classes with `nearest: all`."""
+    """The known global prototypes of the receiver's classes or, with `nearest: all`, of all classes."""
 
-    class_K: Tensor | None  # int32, ascending; None only to count the message
+    class_K: Tensor | None  # ids of the classes, int32, ascending; None only for counting the message
     prototype_KD: Tensor
 
     def counted(self) -> "GlobalPrototypes":
-        """Count K*D numbers, with K = S or C once all are known; like the paper's formula, this omits the ids."""
+        """Count K*D numbers, where K = S or C once all are known. As in the paper's formula, class ids do not count."""
         return GlobalPrototypes(None, self.prototype_KD)
 
     def table(self, num_classes: int) -> tuple[Tensor, Tensor]:
-        """Return the prototypes by class id: prototype_CD, zero if unknown, and known_C (bool)."""
+        """Return prototype_CD by class id, with zeros for unknown prototypes, and known_C (bool)."""
         assert self.class_K is not None
         return by_class(self.class_K, self.prototype_KD, num_classes)
 
 
 @message
 class Prototypes:
-    """The prototype of each class that a client owns, in ascending order of the classes."""
+    """The prototype of each of a client's classes, by ascending class id."""
 
     prototype_SD: Tensor
-    count_S: Tensor | None  # int32: training samples of each class; only with `agg: weighted`
+    count_S: Tensor | None  # int32: number of training samples of each class; only with `agg: weighted`
 
 
 class Nearest(nn.Module):
-    """A client's own model, which predicts the class of the nearest global prototype once it has received any."""
+    """A client's own model. After it has received prototypes, it predicts the class of the nearest one."""
 
     def __init__(self, model: Any, num_classes: int, width: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Nearest(nn.Module):
 
     @property
     def header(self) -> Any:
-        """The model's own classifier, which is trained, and predicts until prototypes are received."""
+        """The model's own header, which is trained, and which predicts until prototypes are received."""
         return self.model.header
 
     def features(self, x: Tensor) -> Tensor:
@@ -83,9 +83,9 @@ class Nearest(nn.Module):
 class Table:
     """The server's state: the classes of each client, and the global prototypes."""
 
-    class_S: dict[ClientId, Tensor]  # messages have their rows in this order
+    class_S: dict[ClientId, Tensor]  # the classes of each client, in the order of the rows of its messages
     prototype_CD: Tensor
-    known_C: Tensor  # bool
+    known_C: Tensor  # bool: whether the prototype is known
     everything: GlobalPrototypes | None = None  # message with all known prototypes, for `nearest: all`
 
 
@@ -104,22 +104,22 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
     lambda_: NonNegative = 1.0
     """Weight of the pull towards the global prototypes; 0 omits it. The released code uses 0.1 for CIFAR-10."""
     agg: Literal["uniform", "weighted"] = "uniform"
-    """Weights of the participants that own a class in its mean: all equal (the released code), or by sample counts (the
-    paper), which are then sent too."""
+    """Weights in the mean of a class, over the participants that have it: all equal (the released code), or by sample
+    counts (the paper), which are then also sent."""
     rebuild: bool = False
-    """Drop the prototype of a class that no participant owns in a round, as the released code does."""
+    """Drop the prototype of a class that no participant has in a round, as the released code does."""
     inference: Literal["classifier", "nearest"] = "classifier"
-    """Predict with the client's own classifier, or with the nearest of the global prototypes last received."""
+    """Predict with the client's own header, or by the nearest of the global prototypes received last."""
     nearest: Literal["own", "all"] = "own"
-    """The prototypes to search with `inference: nearest`: those of the client's own classes (the released code), or of
-    all classes (HtFLlib), which are then all sent to clients."""
+    """The prototypes for `inference: nearest`: those of the client's own classes (the released code), or those of all
+    classes (HtFLlib), which are then all sent to clients."""
     prototypes: Literal["eval_pass", "last_epoch"] = "eval_pass"
-    """The representations to average and send: those of a pass in eval mode after training, or those of the last
-    epoch's training steps (the released code), which need no extra computation."""
+    """The representations to average and send: those of an additional pass in eval mode after training, or those of the
+    training steps in the last epoch (the released code)."""
 
     @property
     def searches_all(self) -> bool:
-        """Whether clients need the prototypes of classes that they do not own."""
+        """Whether clients need prototypes of classes that they do not have."""
         return self.inference == "nearest" and self.nearest == "all"
 
     def client_model(self, model: Any, task: Task) -> nn.Module:
@@ -151,7 +151,7 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
         return Prototypes(prototype_SD, count_S.int() if self.agg == "weighted" else None)
 
     def loss(self, net: Any, batch: Batch, given: tuple[Tensor, Tensor] | None) -> Tensor | tuple[Tensor, Tensor]:
-        """CE + lambda * mean square of f - prototype, over batch and dimensions; with `last_epoch` the features f too.
+        """CE + lambda * mean square of f - prototype, over batch and dimensions; with `last_epoch`, also features f.
 
         given: prototype_CD, and known_C (bool). A sample of a class without a prototype adds 0 to the second term; the
         divisor is still the whole batch.
@@ -184,6 +184,6 @@ class FedProto(Algorithm[GlobalPrototypes, Prototypes, Table]):
 
 
 def distances(feature_BD: Tensor, prototype_CD: Tensor) -> Tensor:
-    """Return Euclidean distances [B, C], from norms and products, clamped because rounding may make them negative."""
+    """Return Euclidean distances [B, C], from squares that are clamped, because rounding may make them negative."""
     norm_B1, norm_C = feature_BD.square().sum(1, keepdim=True), prototype_CD.square().sum(1)
     return (norm_B1 - 2 * feature_BD @ prototype_CD.T + norm_C).clamp_min(1e-12).sqrt()

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the server's model by a proximal term.
+"""FedProx: FedAvg with a proximal term, which keeps clients' models near the server's model.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. Federated Optimization in Heterogeneous Networks. MLSys 2020.
 https://arxiv.org/abs/1812.06127
@@ -29,13 +29,13 @@ class FedProx(Algorithm[Model, Model, Weights]):
     one_architecture: ClassVar[bool] = True
 
     mu: NonNegative = 0.1
-    """Weight of the proximal term, to be tuned; 0 leaves it out, which is FedAvg. The paper tries 0.001 to 1."""
+    """Weight of the proximal term, which must be tuned; 0 gives FedAvg. The paper uses 0.001 to 1."""
     avg_bn_buffers: bool = True
-    """Average BatchNorm's running mean and variance with the parameters. `false` leaves each client's
-    own, as libraries do that average parameters only."""
+    """Also average BatchNorm's running mean and variance. `false`: clients keep their own, as in libraries that average
+    only parameters."""
 
     def server_start(self, server: Server[Weights], registrations: Mapping[ClientId, Any]) -> Weights:
-        # The weights that every client of the one architecture starts from.
+        # All clients have this architecture, and start from these weights.
         return self._shared(server.task.model(server.task.architectures[0]))
 
     def server_send(self, server: Server[Weights], to: ClientId) -> Model:
@@ -49,7 +49,7 @@ class FedProx(Algorithm[Model, Model, Weights]):
         return Model(self._shared(client.net))
 
     def loss(self, net: Any, batch: Batch, given: Weights | None) -> Tensor:
-        """CE + mu/2 * squared distance of the parameters from those received, which are constants."""
+        """CE + mu/2 * squared distance of the parameters to the received parameters, which are constants."""
         loss = cross_entropy(net, batch, None)
         if given is None:
             return loss

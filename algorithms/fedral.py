@@ -20,19 +20,19 @@ from raysim.core.exposed import known_at
 from raysim.core.ops import cross_entropy
 
 SIDE = 5
-"""Default side of a block, which gives the paper's 2,500 numbers at a width of 500 on CIFAR-100."""
+"""Default side of a block. With a width of 500 on CIFAR-100, this gives the 2,500 numbers of the paper."""
 
 
 @message
 class Matrix:
-    """Entries of the square matrix, row by row: all of them, or those inside the blocks."""
+    """Entries of the square matrix, row by row: all entries, or those inside the blocks."""
 
     entry_E: Tensor
-    blocks: tuple[int, ...] = ()  # numbers of blocks; the entries are the union of their masks; (): one for all clients
+    blocks: tuple[int, ...] = ()  # numbers of blocks, whose masks' union is sent; (): one number for all clients
 
 
 class Angled(nn.Module):
-    """A client's own model with the square matrix between extractor and header."""
+    """A client's own model, with the square matrix between extractor and header."""
 
     def __init__(self, model: Any, width: int, inference: str, train_matrix: bool) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Angled(nn.Module):
         return self.model.header(feature_BD)
 
     def matrix_of_predictions(self) -> Tensor | None:
-        """Return the matrix that the client predicts with; None: no matrix."""
+        """Return the matrix with which the client predicts; None: no matrix."""
         if self.inference == "none":
             return None
         if self.inference == "global":
@@ -72,7 +72,7 @@ class Angled(nn.Module):
 
 @dataclass(frozen=True)
 class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
-    """Share the diagonal blocks of a trainable matrix; each representation times the matrix is added to it."""
+    """Share the diagonal blocks of a trainable matrix A. The header reads f + f A for a representation f."""
 
     paper: ClassVar[str] = "Yi et al., ICCV 2025: Federated Representation Angle Learning"
     stale_uploads = True
@@ -94,10 +94,10 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
     """`weighted`: the mean by sample counts, with zero for entries that a client does not send (Eq. 7). `naive`: the
     plain mean over the clients that send the entry."""
     inference: Literal["dense", "sparse", "global", "none"] = "dense"
-    """The matrix that a client predicts with. `dense`: its own. `sparse`: only the blocks of its own. `global`: the
-    server's, as last received. `none`: no matrix."""
+    """The matrix with which a client predicts. `dense`: its own. `sparse`: only the blocks of its own. `global`: the
+    server's, as received last. `none`: no matrix."""
     train_matrix: bool = True
-    """Train the matrix; `false`: keep the matrix that the server sends."""
+    """Train the matrix. `false`: keep the matrix that the server sends."""
 
     @property
     def static_downlink(self) -> bool:
@@ -158,7 +158,7 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
             blocks = width * width // len(up.entry_E)  # width^2 / blocks entries were sent
             mask_DD = block_mask(width, blocks)
             weight = server.num_samples[k] / total if self.agg == "weighted" else 1.0
-            # Eq. 7; for Eq. D, the sum is divided by the number of senders below.
+            # Eq. 7. For Eq. D, the sum is divided by the number of senders further below.
             sum_DD[mask_DD] += weight * up.entry_E.double()
             count_DD += mask_DD
             numbers.append(blocks)
@@ -185,14 +185,14 @@ class FedRAL(Algorithm[Matrix, Matrix, Matrix]):
         return matrix_DD
 
     def _blocks(self, client: Client) -> int:
-        """Return the number of blocks that this client sends, m_k."""
+        """Return m_k, the number of blocks that this client sends."""
         if isinstance(self.blocks, dict):
             return self.blocks[client.arch]
         numbers = self._numbers(client.task)
         return numbers[client.id % len(numbers)]
 
     def _numbers(self, task: Task) -> list[int]:
-        """Return every number of blocks that clients of this task may have."""
+        """Return every number of blocks that clients in this task can have."""
         if self.blocks is None:
             side = max(side for side in range(1, SIDE + 1) if task.feature_dim % side == 0)
             return [task.feature_dim // side]

@@ -1,4 +1,4 @@
-"""FedRep: the extractor is averaged; each client first trains its own header with it, then the extractor itself.
+"""FedRep: the extractor is averaged. Each client first trains its own header, and then the extractor.
 
 Collins, Hassani, Mokhtari, Shakkottai. ICML 2021. https://arxiv.org/abs/2102.07078
 A participant replaces its extractor (the representation) with the server's, trains its own header for some epochs while
@@ -25,12 +25,12 @@ class FedRep(Algorithm[Extractor, Extractor, Extractor]):
     one_architecture: ClassVar[bool] = True
 
     header_epochs: Count = 10
-    """Passes over the local data that train the header, before `training.epochs` passes that train the extractor."""
+    """Passes over the local data for the header, before `training.epochs` passes for the extractor."""
     agg: Literal["uniform", "weighted"] = "uniform"
     """Weights of extractors in the mean: all equal (the paper), or by sample counts (the released code)."""
 
     def server_start(self, server: Server[Extractor], registrations: Mapping[ClientId, Any]) -> Extractor:
-        # The weights that every client of the one architecture starts from.
+        # All clients have this architecture, and start from these weights.
         return Extractor(extractor_weights(server.task.model(server.task.architectures[0])))
 
     def server_send(self, server: Server[Extractor], to: ClientId) -> Extractor:

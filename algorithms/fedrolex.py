@@ -1,4 +1,4 @@
-"""FedRolex: narrow clients train a window of a wide network's channels, and the window rolls on in every round.
+"""FedRolex: narrow clients train a window of a wide network's channels; in every round, the window moves on.
 
 Alam, Liu, Yan, Zhang. NeurIPS 2022. https://arxiv.org/abs/2212.01548
 All architectures are one network in several widths. A participant gets consecutive units of each hidden layer, as many
@@ -41,13 +41,13 @@ class FedRolex(Algorithm[Model, Model, dict[str, Model]]):
     step: NonNegativeInt = 1
     """Units by which the window of each hidden layer moves from round to round; 0: HeteroFL."""
     server_model: str | None = None
-    """Architecture of the server's network, which may be wider than all clients' networks; `null`: the widest of
-    these."""
+    """Architecture of the server's network, which may be wider than those of all clients; `null`: the clients'
+    widest."""
     scaler: bool = True
     """Divide a narrow layer's outputs by its share of the widest layer's outputs."""
     masked: bool = True
-    """Set a client's logits of classes that it does not own to 0, and omit its header rows of these classes from the
-    mean."""
+    """Set a client's logits of classes that it does not have to 0, and exclude its header rows of these classes from
+    the mean."""
     agg: Literal["uniform", "weighted"] = "uniform"
     """Weights of clients in the mean: all equal (the released code), or by sample counts."""
 
@@ -96,12 +96,12 @@ class FedRolex(Algorithm[Model, Model, dict[str, Model]]):
         return UpdateOf(client.net, up.w)
 
     def initial(self, task: Task) -> dict[str, Weights]:
-        """The weights that each architecture starts from, the server's among them."""
+        """Return the weights that each architecture starts from, including that of the server."""
         return initial(task, self.server_model)
 
 
 def rolled(wide: Weights, moves: Mapping[str, tuple[int, ...]], step: int) -> Weights:
-    """The same network with the units of each hidden layer in another order: unit `step` is now the first.
+    """Return the same network with each hidden layer's units in another order, in which unit `step` is the first.
 
     All windows of a round begin at the same unit, so that the server keeps its network in the order of the round: each
     window is then a leading block, as in HeteroFL.
@@ -114,13 +114,13 @@ def rolled(wide: Weights, moves: Mapping[str, tuple[int, ...]], step: int) -> We
 
 
 def moves(nets: Mapping[str, Weights]) -> dict[str, tuple[int, ...]]:
-    """For each dimension of each tensor of the widest network: by how many entries it moves if every window moves by 1.
+    """Return, for each dimension of each tensor of the widest network, by how many entries a step of 1 moves it.
 
     0 where all networks have the same size. The inputs of a layer are the outputs of an earlier layer, or, after a
     flattening, as many consecutive entries for each output of the last layer. Raises `ValueError` for other networks.
     """
     found: dict[str, tuple[int, ...]] = {}
-    layers: list[tuple[int, ...]] = []  # of each layer so far, how many outputs it has in each network
+    layers: list[tuple[int, ...]] = []  # for each layer so far: its number of outputs in each network
     for name, w in nets[widest(nets)].items():
         sizes = [tuple(net[name].shape[dim] for net in nets.values()) for dim in range(w.dim())]
         is_layer = w.dim() > 1
@@ -131,7 +131,7 @@ def moves(nets: Mapping[str, Weights]) -> dict[str, tuple[int, ...]]:
 
 
 def entries(name: str, size: tuple[int, ...], layers: list[tuple[int, ...]], may_be_flat: bool) -> int:
-    """How many consecutive entries of a dimension belong to one unit; 0 if all networks have the same size.
+    """Return how many consecutive entries of a dimension are one unit; 0 if all networks have the same size.
 
     may_be_flat: whether the inputs may be the flattened outputs of the last layer; those of a convolution are not.
     """

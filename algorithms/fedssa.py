@@ -1,4 +1,4 @@
-"""FedSSA: header rows are averaged per class, and each client moves gradually from its own rows to the global ones.
+"""FedSSA: header rows are averaged per class; each client moves gradually from its own rows to the global rows.
 
 Yi, Yu, Shi, Wang, Liu, Cui, Li. IJCAI 2024. https://arxiv.org/abs/2312.09006
 A participant sends the header rows of the classes it owns; the server averages each row over the clients that own
@@ -22,7 +22,7 @@ from raysim.core.ops import cross_entropy
 
 @message
 class Rows:
-    """The header rows of the classes that a client owns, in ascending order of the classes."""
+    """The header rows of a client's classes, by ascending class id."""
 
     weight_SD: Tensor
     bias_S: Tensor
@@ -34,12 +34,12 @@ class State:
 
     header: nn.Linear  # [C, D]
     class_S: dict[ClientId, Tensor]
-    latest: dict[ClientId, Rows]  # each client's last rows
+    latest: dict[ClientId, Rows]  # client -> its last rows
 
 
 @dataclass(frozen=True)
 class FedSSA(Algorithm[Rows, Rows, State]):
-    """Average the header row of each class over its owners; clients fuse it with their own, with a decaying weight."""
+    """Average each class's header row over its owners. Clients fuse it with their own row, whose weight decays."""
 
     paper: ClassVar[str] = "Yi et al., IJCAI 2024, https://arxiv.org/abs/2312.09006"
     stale_uploads = True
@@ -47,23 +47,23 @@ class FedSSA(Algorithm[Rows, Rows, State]):
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"agg": "official"}}
 
     fusion: Literal["sum", "convex"] = "sum"
-    """Fusion of global and own rows. `sum`: global + mu * own (Eq. 4), which makes rows grow. `convex`: that sum
-    divided by 1 + mu, which keeps the rows' scale, and is better for t_stable above 10."""
+    """Fusion of global and own rows. `sum`: global + mu * own (Eq. 4), which makes rows grow. `convex`: this sum
+    divided by 1 + mu, which keeps the scale of the rows, and is better for t_stable above 10."""
     mu0: Fraction = 0.5
-    """Weight of a client's own rows in the first round; 0 replaces them by the global rows."""
+    """Weight of a client's own rows in the first round; 0: the global rows replace them."""
     t_stable: Count = 2
-    """Number of rounds in which that weight decays to 0, along a quarter of a cosine."""
+    """Number of rounds in which this weight decays to 0, along a quarter of a cosine."""
     agg: Literal["cached", "participants", "official"] = "cached"
-    """The rows that the server averages. `cached`: the last rows of every client that ever participated.
-    `participants`: the rows of the round's participants. `official`: the last rows of all clients, including initial
-    rows (the released code)."""
+    """The rows that the server averages. `cached`: the last rows of every client that has taken part. `participants`:
+    the rows of the round's participants. `official`: the last rows of all clients, including initial rows (the released
+    code)."""
     fuse_first: bool = True
-    """Fuse in round 1 too, with the server's random rows; `false`: participants start from their own rows."""
+    """Also fuse in round 1, with the server's random rows. `false`: participants start from their own rows."""
     t0: Literal[0, 1] = 0
-    """Number of the first round in the weight's schedule: 0 in the released code, 1 in the paper's notation."""
+    """Number of the first round in the schedule of the weight: 0 in the released code, 1 in the paper's notation."""
 
     def mu(self, t: int) -> float:
-        """The weight of a client's own rows in round t (counted from 1): mu0 * cos(pi t / 2 t_stable), then 0."""
+        """Return the weight of a client's own rows in round t (from 1): mu0 * cos(pi t / 2 t_stable), and then 0."""
         passed = t - 1 + self.t0
         # Eq. A
         return self.mu0 * math.cos(math.pi * passed / (2 * self.t_stable)) if passed < self.t_stable else 0.0
@@ -98,7 +98,7 @@ class FedSSA(Algorithm[Rows, Rows, State]):
         state.latest.update(ups)
         counted = ups if self.agg == "participants" else {k: state.latest[k] for k in sorted(state.latest)}
         average_rows(state.header, [(state.class_S[k], rows) for k, rows in counted.items()])
-        # With `sum` the rows grow by 1 + mu each round until t_stable.
+        # With `sum`, rows grow by the factor 1 + mu in each round until t_stable.
         server.log("header_norm", float(torch.linalg.vector_norm(state.header.weight.detach())))
 
     def exposed(self, client: Client, up: Rows) -> UpdateOf:
@@ -108,7 +108,7 @@ class FedSSA(Algorithm[Rows, Rows, State]):
 
 
 def rows_of(header: nn.Linear, class_S: Tensor) -> Rows:
-    """Copy the rows of a header for these classes."""
+    """Return a copy of a header's rows for these classes."""
     return Rows(header.weight.detach()[class_S], header.bias.detach()[class_S])
 
 

@@ -1,4 +1,4 @@
-"""FedTGP: FedProto with global prototypes from a network that the server trains to separate the classes.
+"""FedTGP: FedProto with global prototypes from a network, which the server trains to separate the classes.
 
 Zhang, Liu, Hua, Cao. AAAI 2024. https://arxiv.org/abs/2401.03230
 A participant trains its whole network. An additional loss pulls each representation towards the global prototype of
@@ -54,22 +54,22 @@ class GlobalPrototypes:
     """The prototype of every class, from the server's network."""
 
     prototype_CD: Tensor
-    known_C: Tensor | None  # bool: whether a client has sent the class; None only to count the message
+    known_C: Tensor | None  # bool: whether a client has sent the class; None only for counting the message
 
     def counted(self) -> "GlobalPrototypes":
-        """Count C*D numbers; like the paper's formula, this omits `known_C`."""
+        """Count C*D numbers. As in the paper's formula, `known_C` does not count."""
         return GlobalPrototypes(self.prototype_CD, None)
 
 
 @message
 class Prototypes:
-    """The mean representation of each class that a client owns, in ascending order of the classes."""
+    """The mean representation of each of a client's classes, by ascending class id."""
 
     prototype_SD: Tensor
 
 
 class Nearest(nn.Module):
-    """A client's own model, which predicts the class of the nearest global prototype once it has received any."""
+    """A client's own model. After it has received prototypes, it predicts the class of the nearest one."""
 
     def __init__(self, model: Any, num_classes: int, width: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Nearest(nn.Module):
 
     @property
     def header(self) -> Any:
-        """The model's own classifier, which is trained, and predicts until prototypes are received."""
+        """The model's own header, which is trained, and which predicts until prototypes are received."""
         return self.model.header
 
     def features(self, x: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class Trained:
     """The server's state: its network, the classes of each client, and the next message."""
 
     network: PrototypeNetwork
-    class_S: dict[ClientId, Tensor]  # messages have their rows in this order
+    class_S: dict[ClientId, Tensor]  # the classes of each client, in the order of the rows of its messages
     known_C: Tensor  # bool: whether a client has sent the class
     ready: GlobalPrototypes | None = None  # the next message; None before the first upload
 
@@ -131,8 +131,8 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
     server_batch: Count = 64
     """Client prototypes per server step."""
     inference: Literal["classifier", "nearest"] = "classifier"
-    """Predict with the client's own classifier, or with the nearest of the global prototypes last received, of all
-    classes (the released code)."""
+    """Predict with the client's own header, or by the nearest of the global prototypes received last, of all classes
+    (the released code)."""
 
     def client_model(self, model: Any, task: Task) -> nn.Module:
         return Nearest(model, task.num_classes, task.feature_dim) if self.inference == "nearest" else model
@@ -176,7 +176,7 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
         state = server.state
         label_P = torch.cat([state.class_S[k] for k in ups])
         prototype_PD = torch.cat([up.prototype_SD for up in ups.values()])
-        class_K, mean_KD, _ = class_means(prototype_PD, label_P)  # over clients, not over samples
+        class_K, mean_KD, _ = class_means(prototype_PD, label_P)  # the mean over clients, not over samples
         margin = adaptive_margin(mean_KD, self.tau)
         loss = self._train(server, prototype_PD, label_P, margin)
         state.known_C[class_K] = True
@@ -188,7 +188,7 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
         return OutputOf(client.net.features, up.prototype_SD)
 
     def _train(self, server: Server[Trained], prototype_PD: Tensor, label_P: Tensor, margin: float) -> float:
-        """Train the network on the clients' prototypes; returns the mean loss over the last epoch."""
+        """Train the network on the clients' prototypes; return the mean loss of the last epoch."""
         network = server.state.network
         sgd = torch.optim.SGD(network.parameters(), lr=self.server_lr or server.local.lr)
         loss_sum = torch.zeros(())
@@ -205,17 +205,17 @@ class FedTGP(Algorithm[GlobalPrototypes, Prototypes, Trained]):
 
 
 def adaptive_margin(mean_KD: Tensor, tau: float) -> float:
-    """The greatest distance of a class mean to its nearest other class mean, at most tau; 0 with a single class."""
+    """Return the greatest distance of a class mean to its nearest other class mean, at most tau; 0 for one class."""
     if len(mean_KD) < 2:
         return 0.0
-    # Pair by pair, in float64: distances from norms and products would be inaccurate for close means.
+    # Distances are computed pair by pair in float64, because norms and products would be inaccurate for close means.
     gap_KK = torch.cdist(mean_KD.double(), mean_KD.double(), compute_mode="donot_use_mm_for_euclid_dist")
     # Eq. C
     return min(float(gap_KK.fill_diagonal_(torch.inf).amin(1).max()), tau)
 
 
 def margin_loss(prototype_PD: Tensor, label_P: Tensor, global_CD: Tensor, margin: float) -> Tensor:
-    """-log(e^-(D_y + margin) / (e^-(D_y + margin) + sum over c != y of e^-D_c)), the mean over clients' prototypes."""
+    """-log(e^-(D_y + margin) / (e^-(D_y + margin) + sum over c != y of e^-D_c)), averaged over clients' prototypes."""
     distance_PC = distances(prototype_PD, global_CD)
     own_PC = F.one_hot(label_P, len(global_CD))
     # Eq. D

@@ -1,4 +1,4 @@
-"""FlexLoRA: the server averages the products of adapters of unequal ranks, and divides the mean by its SVD.
+"""FlexLoRA: the server averages the products of adapters of different ranks, and splits the mean by its SVD.
 
 Bai, Chen, Qian, Yao, Li. NeurIPS 2024. https://arxiv.org/abs/2402.11505
 All architectures are one frozen network with adapters (LoRA) of several ranks. A participant trains its adapters and
@@ -28,7 +28,7 @@ from raysim.core.ops import cross_entropy
 
 @dataclass(frozen=True)
 class FlexLoRA(Algorithm[Model, Model, dict[str, Adapted]]):
-    """Average products of adapters; each rank gets the nearest product that it can express."""
+    """Average products of adapters. Each client gets the nearest product that its rank can express."""
 
     paper: ClassVar[str] = "Bai et al., NeurIPS 2024, https://arxiv.org/abs/2402.11505"
 
@@ -51,7 +51,7 @@ class FlexLoRA(Algorithm[Model, Model, dict[str, Adapted]]):
         return Model(weights(client.net))
 
     def mean(self, server: Server[dict[str, Adapted]], sent: Mapping[ClientId, Adapted], layer: str) -> list[Factors]:
-        """Return products whose sum is the mean of what the participants add to a layer."""
+        """Return products whose sum is the mean of what participants' adapters add to a layer."""
         total = sum(server.num_samples[k] for k in sent)
         # Eq. A
         return [factors(one, layer, server.num_samples[k] / total) for k, one in sent.items()]

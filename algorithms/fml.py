@@ -1,4 +1,4 @@
-"""FML: every client trains its own model and a small shared one, and the two learn from each other.
+"""FML: every client trains its own model and a small shared model, which learn from each other.
 
 Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu. Federated Mutual Learning, 2020. https://arxiv.org/abs/2006.16765
 A participant takes the server's small model (the meme), trains it together with its own on labels and on each other's
@@ -32,7 +32,7 @@ class Pair(nn.Module):
 
 @dataclass(frozen=True)
 class FML(Algorithm[Model, Model, Weights]):
-    """Mutual distillation between each client's own model and a small model that is averaged."""
+    """Mutual distillation between each client's own model and a small model, which is averaged."""
 
     paper: ClassVar[str] = "Shen et al., 2020, https://arxiv.org/abs/2006.16765"
     averages = "uploads"
@@ -68,7 +68,7 @@ class FML(Algorithm[Model, Model, Weights]):
         return Model(weights(client.net.small))
 
     def loss(self, net: Any, batch: Batch, given: Any) -> Tensor:
-        """The sum of both models' losses; teachers get no gradient, so each model gets the gradient of its own loss."""
+        """The sum of both models' losses. Teachers get no gradient, so each model learns from its own loss only."""
         logits_BC, small_BC = net.model(batch.x), net.small(batch.x)
         labels = cross_entropy(lambda _: logits_BC, batch, None)
         small_labels = cross_entropy(lambda _: small_BC, batch, None)

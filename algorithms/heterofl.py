@@ -29,7 +29,7 @@ from raysim.core.ops import cross_entropy
 
 @dataclass(frozen=True)
 class HeteroFL(Algorithm[Model, Model, dict[str, Model]]):
-    """Average nested networks of several widths, number by number."""
+    """Average nested networks of several widths, entry by entry."""
 
     paper: ClassVar[str] = "Diao et al., ICLR 2021, https://arxiv.org/abs/2010.01264"
     averages = "values"
@@ -38,8 +38,8 @@ class HeteroFL(Algorithm[Model, Model, dict[str, Model]]):
     scaler: bool = True
     """Divide a narrow layer's outputs by its share of the widest layer's outputs."""
     masked: bool = True
-    """Set a client's logits of classes that it does not own to 0, and omit its header rows of these classes from the
-    mean."""
+    """Set a client's logits of classes that it does not have to 0, and exclude its header rows of these classes from
+    the mean."""
     agg: Literal["uniform", "weighted"] = "uniform"
     """Weights of clients in the mean: all equal (the paper), or by sample counts."""
 

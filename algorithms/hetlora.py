@@ -1,4 +1,4 @@
-"""HetLoRA: adapters of unequal ranks are padded with zeros, averaged, and cut to each client's rank.
+"""HetLoRA: adapters of different ranks are padded with zeros, averaged, and cut to each client's rank.
 
 Cho, Liu, Xu, Fahrezi, Joshi. EMNLP 2024. https://arxiv.org/abs/2401.06432
 All architectures are one frozen network with adapters (LoRA) of several ranks. A participant trains its adapters and
@@ -33,16 +33,16 @@ from raysim.core.ops import cross_entropy, weighted_mean
 
 @dataclass(frozen=True)
 class State:
-    """The server's state: weights with adapters of the highest rank and of scaling 1, and what it knows of clients."""
+    """The server's state: weights with adapters of the highest rank and of scaling 1, and facts about the clients."""
 
     w: Weights
-    scaling: dict[str, dict[str, float]]  # by architecture and layer
+    scaling: dict[str, dict[str, float]]  # architecture -> layer -> scaling
     rank: dict[ClientId, int]
 
 
 @dataclass(frozen=True)
 class HetLoRA(Algorithm[Model, Model, State]):
-    """Average adapters that are padded with zeros to one rank, weighted by the norm of their product."""
+    """Average adapters padded with zeros to one rank, weighted by the norm of their product."""
 
     paper: ClassVar[str] = "Cho et al., EMNLP 2024, https://arxiv.org/abs/2401.06432"
     stale_uploads = True
@@ -51,9 +51,9 @@ class HetLoRA(Algorithm[Model, Model, State]):
     """Weights of clients in the mean of adapters: the Frobenius norm of their product (the paper), their numbers of
     samples, or all equal."""
     gamma: Annotated[float, Range(gt=0, le=1)] = 1.0
-    """Share of the rank that a client keeps when it prunes its adapters; 1: no self-pruning."""
+    """Share of the rank that a client keeps when it prunes its adapters; 1: no pruning."""
     penalty: NonNegative = 0.001
-    """Weight of the norm of the part that may be pruned in the loss; only with `gamma` below 1."""
+    """Weight, in the loss, of the norm of the part that may be pruned; only used with `gamma` below 1."""
 
     def check(self, task: Task) -> None:
         check_ranks(task)
@@ -85,7 +85,7 @@ class HetLoRA(Algorithm[Model, Model, State]):
             rank = int(net.rank)
             kept = max(1, math.floor(self.gamma * rank))
             place_r = torch.arange(highest_rank(net), device=net.rank.device)
-            last_r = ((place_r >= kept) & (place_r < rank)).float()  # the part that may be pruned
+            last_r = ((place_r >= kept) & (place_r < rank)).float()  # 1 for the part that may be pruned
             before = float(norm_of(net, last_r).detach())
             client.fit(self.penalised, last_r)
             if float(norm_of(net, last_r).detach()) < before:
@@ -95,7 +95,7 @@ class HetLoRA(Algorithm[Model, Model, State]):
         return Model(leading({name: w for name, w in weights(net).items() if name != "rank"}, int(net.rank)))
 
     def penalised(self, net: Any, batch: Batch, last_r: Tensor) -> Tensor:
-        """The loss with self-pruning."""
+        """The loss with a penalty on the part that may be pruned."""
         return cross_entropy(net, batch, None) + self.penalty * norm_of(net, last_r)  # Eq. A
 
     def server_update(self, server: Server[State], ups: Mapping[ClientId, Model]) -> None:
@@ -106,7 +106,7 @@ class HetLoRA(Algorithm[Model, Model, State]):
             names = [f"{layer}.lora_A", f"{layer}.lora_B"]
             weight = {k: self._weight(one, layer, server.num_samples[k]) for k, one in sent.items()}
             if not any(weight.values()):
-                weight = dict.fromkeys(weight, 1.0)  # all products are 0
+                weight = dict.fromkeys(weight, 1.0)  # the products are all 0, so weights are equal
             scaled_w = {k: scaled({name: one.w[name] for name in names}, one.scaling) for k, one in sent.items()}
             # Eq. B
             w |= weighted_mean(
@@ -122,7 +122,7 @@ class HetLoRA(Algorithm[Model, Model, State]):
         return UpdateOf(client.net, sent)
 
     def _weight(self, one: Adapted, layer: str, samples: int) -> float:
-        """The weight of a client in the mean of a layer's adapters."""
+        """Return the weight of a client in the mean of a layer's adapters."""
         if self.weighting == "norm":
             return norm(factors(one, layer))
         return samples if self.weighting == "samples" else 1
@@ -157,7 +157,7 @@ def scaled(w: Weights, scaling: Mapping[str, float]) -> Weights:
 
 
 def norm_of(net: nn.Module, last_r: Tensor) -> Tensor:
-    """Return the sum over layers of ||A|| ||B||, restricted to the parts of the adapters where `last_r` is 1."""
+    """Return the sum over layers of ||A|| ||B||, over the parts of the adapters for which `last_r` is 1."""
     norms = []
     for one in adapters(net):
         of_layer = last_r[: len(one.lora_A)]

@@ -1,4 +1,4 @@
-"""HKS: each sample is taught by its clusters of samples with similar logits, from fine to coarse.
+"""HKS: each sample is taught by clusters of samples with similar logits that contain it, from fine to coarse.
 
 Tam, Li, Abdelmoniem. Hierarchical Knowledge Structuring for Effective Federated Learning in Heterogeneous
 Environments, 2025. https://arxiv.org/abs/2504.03505
@@ -43,7 +43,7 @@ from raysim.core.ward import ward
 class Teachers:
     """The teacher of each of a client's samples, in data order."""
 
-    teacher_NC: Tensor  # mean logits of a cluster; with `all`, the mean of the distributions of the sample's clusters
+    teacher_NC: Tensor  # mean logits of a cluster; with `all`, the mean distribution of the sample's clusters
 
 
 @message
@@ -55,52 +55,54 @@ class Logits:
 
 @dataclass
 class Knowledge:
-    """The server's state: logits and teachers of every client that has sent logits."""
+    """The server's state: logits and teachers for every client that has sent logits."""
 
-    logits: dict[ClientId, Tensor] = field(default_factory=dict)  # latest logits [N, C] per client
-    teachers: dict[ClientId, Tensor] = field(default_factory=dict)  # [N, C] per client
+    logits: dict[ClientId, Tensor] = field(default_factory=dict)  # client -> its latest logits [N, C]
+    teachers: dict[ClientId, Tensor] = field(default_factory=dict)  # client -> its teachers [N, C]
 
 
 @dataclass(frozen=True)
 class HKS(Algorithm[Teachers, Logits, Knowledge]):
-    """Distillation from a tree of clusters of all clients' per-sample logits."""
+    """Distillation by a tree of clusters, made from the logits of all clients' samples."""
 
     paper: ClassVar[str] = "Tam, Li, Abdelmoniem, 2025, https://arxiv.org/abs/2504.03505"
     stale_uploads = True
     state_of_samples: ClassVar[bool] = True
 
     granularity: Literal["top", "middle", "bottom", "all"] = "all"
-    """The clusters around a sample that teach it. `top`: its cluster when C clusters are left. `middle`: the cluster
-    half-way up. `bottom`: the first cluster. `all`: all of them, with equal weights."""
+    """The clusters that teach a sample, among those that contain it. `top`: the one when C clusters are left. `middle`:
+    the one half-way up. `bottom`: the first one. `all`: all of them, with equal weights."""
     alpha: NonNegative = 1.5
     """Weight of the distillation loss, added to the classification loss."""
     temperature: Positive = 3.0
     """Temperature T of teachers' and students' softmax. The paper prints no value; FedCache's code uses 3."""
     square_temperature: bool = False
-    """Multiply the distillation loss by T^2, so that its gradients do not shrink with T, as FedCache's code does. The
-    paper's formula has no such factor."""
+    """Multiply the distillation loss by T^2, so that gradients do not shrink with T, as in FedCache's code. The paper's
+    formula has no such factor."""
     warmup: WarmupRounds = 10
-    """Rounds of plain local training; clients first send logits at the end of the last of them."""
+    """Number of rounds of plain local training. Clients first send logits at the end of the last of them."""
     warmup_extra: bool = False
-    """Add the warm-up to the scenario's rounds: in its first round, a client trains for the warm-up's rounds too."""
+    """Add the warm-up to the scenario's rounds: in its first round, a client also trains for the rounds of the
+    warm-up."""
     literal_alg1: bool = False
-    """Send the first logits one round later, so that the first round after the warm-up has no teachers either. It
-    cannot be combined with `warmup_extra`, which has no rounds of warm-up."""
+    """Send the first logits one round later, so that the first round after the warm-up also has no teachers. Cannot be
+    combined with `warmup_extra`, which has no separate rounds of warm-up."""
     logits: Literal["training", "eval_pass"] = "training"
-    """The logits to send: those of the last epoch's training steps, or those of a pass in eval mode after it."""
+    """The logits to send: those of the training steps in the last epoch, or those of a pass in eval mode after it."""
     linkage: Literal["ward", "average", "complete", "single"] = "ward"
     """Linkage of the clustering, which decides the next two clusters to merge; see `memory_gb`."""
     space: Literal["logits", "softmax"] = "logits"
-    """Cluster the logits, or softmax(logits / T), which removes differences in scale between architectures."""
+    """What is clustered: logits, or softmax(logits / T), which removes differences in scale between architectures."""
     middle: Literal["path", "cut"] = "path"
-    """Meaning of half-way up for `granularity: middle`. `path`: half-way in the list of clusters around each sample.
+    """Meaning of half-way up in `granularity: middle`. `path`: half-way in the list of clusters that contain a sample.
     `cut`: the cluster when sqrt(N C) clusters are left."""
     leaf: bool = False
-    """Begin the list of clusters around a sample with the sample itself. Then `bottom` is the sample's own last logits,
-    `all` includes them, and `middle: path` counts them; `top` and `middle: cut` do not change."""
+    """Let the list of clusters of a sample begin with the sample itself. Then `bottom` is the sample's own last logits,
+    and `all` and `middle: path` include them; `top` and `middle: cut` do not change."""
     memory_gb: Positive = 2.0
-    """The server's memory for the distances of all pairs, which SciPy's clustering keeps. If they need more, `ward` is
-    computed without them, with the same tree (except for the order of equal distances); other linkages are refused."""
+    """GB of the server's memory for the distances of all pairs, which SciPy's clustering keeps. If they need more,
+    `ward` is computed without them, with the same tree (except for the order of equal distances), and other linkages
+    are refused."""
 
     def check(self, task: Task) -> None:
         if self.literal_alg1 and self.warmup_extra:
@@ -124,7 +126,8 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
 
     def client_update(self, client: Client, down: Teachers | None) -> Logits | None:
         epochs = client.local.epochs
-        if self.warmup_extra and down is None:  # the client's first round: later it has teachers
+        # down is None in the client's first round, because it has no teachers yet
+        if self.warmup_extra and down is None:
             epochs *= 1 + self.warmup
         given = None if down is None or not self.alpha else self.distribution(down.teacher_NC)
         row_NC = client.fit(self.loss, given, epochs=epochs)
@@ -152,7 +155,7 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     def server_update(self, server: Server[Knowledge], ups: Mapping[ClientId, Logits]) -> None:
         state = server.state
         state.logits.update({k: up.logits_NC for k, up in ups.items()})
-        known = sorted(state.logits)  # includes absent clients, with their last logits
+        known = sorted(state.logits)  # includes clients that did not take part in this round
         logits_NC = torch.cat([state.logits[k] for k in known])
         tree = self.tree(logits_NC, server.task.num_classes)
         server.log("path_length", float(tree.length_N.mean()))
@@ -166,7 +169,7 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     # -- the parts -----------------------------------------------------------------------------------
     @property
     def first_upload(self) -> int:
-        """The first round, from 1, in which clients send logits."""
+        """The first round in which clients send logits."""
         return 1 if self.warmup_extra else max(1, self.warmup + self.literal_alg1)
 
     def distribution(self, teacher_NC: Tensor) -> Tensor:
@@ -185,7 +188,7 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
         return Tree.of(merges, num_classes)
 
     def teachers(self, logits_NC: NDArray[np.float64], tree: "Tree") -> NDArray[np.float64]:
-        """Return the teacher of each sample, [N, C]; a sample without a cluster is taught by its own logits."""
+        """Return the teacher of each sample, [N, C]. A sample that is in no cluster is taught by its own logits."""
         if self.granularity == "all":
             return tree.path_means(_softmax(tree.means(logits_NC) / self.temperature), self.leaf)
         # Eq. C
@@ -203,15 +206,16 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree of clusters of samples. Nodes 0 to N-1 are the samples; each cluster comes after its parts."""
+    """A tree of clusters of samples. Nodes 0 to N-1 are the samples; each cluster follows its parts."""
 
-    parent_V: NDArray[np.int64]  # -1 for a cluster or single sample at the top
-    depth_V: NDArray[np.int64]  # number of clusters from the top to the node, including it; 0 for a sample at the top
+    parent_V: NDArray[np.int64]  # parent of each node; -1 at the top
+    # number of clusters from the top to the node, including the node; 0 for a sample at the top
+    depth_V: NDArray[np.int64]
     num_samples: int
 
     @classmethod
     def of(cls, linkage: NDArray[np.float64], num_clusters: int) -> "Tree":
-        """Build the tree from SciPy's linkage matrix, ending when `num_clusters` are left."""
+        """Build the tree from SciPy's linkage matrix. It ends when `num_clusters` are left."""
         num_samples = len(linkage) + 1
         merges = max(num_samples - num_clusters, 0)
         parent_V = np.full(num_samples + merges, -1, dtype=np.int64)
@@ -224,11 +228,11 @@ class Tree:
 
     @property
     def length_N(self) -> NDArray[np.int64]:
-        """The number of clusters around each sample."""
+        """The number of clusters that contain each sample."""
         return self.depth_V[: self.num_samples]
 
     def ancestors(self, steps_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the node that is `steps_N` steps above each sample."""
+        """Return, for each sample, the node `steps_N` steps above it."""
         node_N = np.arange(self.num_samples)
         for step in range(int(steps_N.max())):
             (going,) = np.nonzero(steps_N > step)
@@ -236,9 +240,10 @@ class Tree:
         return node_N
 
     def cut(self, num_clusters: int) -> NDArray[np.int64]:
-        """Return the node of each sample when `num_clusters` are left, or at the end of the tree if that has more."""
+        """Return each sample's node when `num_clusters` are left, or when the tree ends, if that is earlier."""
         left = int((self.parent_V < 0).sum())
-        end = len(self.parent_V) - max(0, min(num_clusters, self.num_samples) - left)  # later clusters do not exist yet
+        # later clusters do not exist yet at this point
+        end = len(self.parent_V) - max(0, min(num_clusters, self.num_samples) - left)
         node_N = np.arange(self.num_samples)
         while True:
             above_N = self.parent_V[node_N]
@@ -262,7 +267,7 @@ class Tree:
         return sum_VC / count_V[:, None]
 
     def path_means(self, value_VC: NDArray[np.float64], leaf: bool) -> NDArray[np.float64]:
-        """Return the mean over the clusters around each sample, [N, C]; for a sample without a cluster, its own value.
+        """Return the mean over the clusters that contain each sample, [N, C]; for a sample in none, its own value.
 
         leaf: whether the sample itself counts as one of its clusters.
         """
@@ -278,7 +283,7 @@ class Tree:
 
 
 def distances_gb(num_samples: int) -> float:
-    """The memory that SciPy needs for the distances of all pairs: 8 bytes each, twice because it works on a copy."""
+    """Return the GB that SciPy needs for the distances of all pairs: 8 bytes each, twice because it copies them."""
     return 2 * 8 * num_samples * (num_samples - 1) / 2 / 1e9
 
 

@@ -1,4 +1,4 @@
-"""LG-FedAvg: extractors stay private, the header is averaged.
+"""LG-FedAvg: clients keep their extractors, and the header is averaged.
 
 Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency. 2020. https://arxiv.org/abs/2001.01523
 Participants replace their header with the server's, train everything, and send the header back. The server averages
@@ -27,7 +27,7 @@ class LGFedAvg(Algorithm[Header, Header, Header]):
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {"official": {"agg": "uniform"}}
 
     agg: Literal["weighted", "uniform"] = "weighted"
-    """Weights of headers: by sample counts (the paper), or all equal (the released code)."""
+    """Weights of headers in the mean: by sample counts (the paper), or all equal (the released code)."""
 
     def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Header:
         return Header(weights(server.task.new_header()))

@@ -1,4 +1,4 @@
-"""pFedMoE: a gate decides for each sample how much a client's own extractor and a small shared one count.
+"""pFedMoE: for each sample, a gate weights a client's own extractor and a small shared extractor.
 
 Yi, Yu, Ren, Zhang, Wang, Liu, Li. pFedMoE: Data-Level Personalization with Mixture of Experts for Model-Heterogeneous
 Personalized Federated Learning, 2024. https://arxiv.org/abs/2402.01350
@@ -28,17 +28,17 @@ class Experts(nn.Module):
         super().__init__()
         self.model = model
         self.small = small
-        self.small.header = nn.Identity()  # only the extractor is used
+        self.small.header = nn.Identity()  # the small model is only used as an extractor
         self.gate_inputs = gate_inputs
         self.gate = nn.Sequential(nn.Linear(gate_inputs, gate_hidden), nn.Sigmoid(), nn.Linear(gate_hidden, 2))
 
     @property
     def header(self) -> Any:
-        """The own model's classifier, which predicts."""
+        """The header of the client's own model, which predicts."""
         return self.model.header
 
     def shares(self, x: Tensor) -> Tensor:
-        """The weights [B, 2] of the small extractor and of the own one; they sum to 1."""
+        """Return the weights [B, 2] of the small extractor and of the own extractor; they sum to 1."""
         value_Bn = x.flatten(1).to(self.model.header.weight.dtype)
         value_BG = F.adaptive_avg_pool1d(value_Bn[:, None], self.gate_inputs)[:, 0]
         # Eq. A
@@ -51,14 +51,14 @@ class Experts(nn.Module):
         return share_B2[:, :1] * self.small.features(x) + share_B2[:, 1:] * self.model.features(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits [B, C] of the own header."""
+        """The logits [B, C] of the own model's header."""
         # Eq. C
         return self.header(self.features(x))
 
 
 @dataclass(frozen=True)
 class PFedMoE(Algorithm[Extractor, Extractor, Extractor]):
-    """Mix each client's own representation with that of a small shared extractor, by weights of each sample."""
+    """Mix each client's representation with that of a small shared extractor, by separate weights per sample."""
 
     paper: ClassVar[str] = "Yi et al., 2024, https://arxiv.org/abs/2402.01350"
     averages = "uploads"
@@ -67,8 +67,8 @@ class PFedMoE(Algorithm[Extractor, Extractor, Extractor]):
     small: str | None = None
     """Architecture of the small extractor; `null`: the clients' architecture with the fewest parameters."""
     gate_inputs: Count = 256
-    """Number G of values of a sample that the gate reads. A sample with another number of values is averaged to it, in
-    neighbouring values; with 64 for 8 x 8 digits or 3072 for CIFAR, the gate reads each pixel, as in the paper."""
+    """Number G of input values of the gate. If a sample has another number of values, neighbouring values are averaged
+    to G values. With 64 for 8 x 8 digits or 3072 for CIFAR, the gate reads each pixel, as in the paper."""
     gate_hidden: Count = 64
     """Width of the gate's hidden layer."""
     agg: Literal["weighted", "uniform"] = "weighted"
@@ -102,5 +102,5 @@ class PFedMoE(Algorithm[Extractor, Extractor, Extractor]):
         return UpdateOf(client.net.small, up.w)
 
     def small_model(self, task: Task) -> Any:
-        """A fresh small model, whose representation is as wide as those of the clients' own models."""
+        """Return a new small model, whose representation is as wide as those of the clients' own models."""
         return task.small_model(self.small, task.feature_dim)

@@ -1,4 +1,4 @@
-"""ProtoNorm: FedProto whose server spreads the global prototypes over a sphere before clients pull towards them.
+"""ProtoNorm: FedProto whose server spreads the global prototypes over a sphere before it sends them to clients.
 
 Lee, Shin, Choi. Heterogeneous Federated Learning with Prototype Alignment and Upscaling, 2025.
 https://arxiv.org/abs/2507.04310
@@ -22,7 +22,7 @@ from raysim.core import ClientId, Fraction, NonNegative, NonNegativeInt, Positiv
 
 @dataclass(frozen=True)
 class ProtoNorm(FedProto):
-    """FedProto with global prototypes that repel each other on a sphere and are then scaled up."""
+    """FedProto with global prototypes that repel each other on a sphere, and are then scaled."""
 
     paper: ClassVar[str] = "Lee et al., 2025, https://arxiv.org/abs/2507.04310"
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -35,11 +35,11 @@ class ProtoNorm(FedProto):
     """Norm of the prototypes that clients receive; `null`: 80 for D = 512, as in the released script for CIFAR-10, and
     for other widths the norm that gives each dimension the same size, 3.54 sqrt(D)."""
     iterations: NonNegativeInt = 500
-    """Steps in which the prototypes repel each other; 0 keeps their directions."""
+    """Number of steps in which the prototypes repel each other; 0 keeps their directions."""
     step: Positive = 0.1
-    """Size of the first step; it shrinks by 5% every ten steps."""
+    """Size of the first step, which shrinks by 5% every ten steps."""
     momentum: Fraction = 0.9
-    """Share of the last movement that a prototype keeps in the next step."""
+    """Share of the last movement that is added to the next step."""
 
     def server_update(self, server: Server[Table], ups: Mapping[ClientId, Prototypes]) -> None:
         super().server_update(server, ups)
@@ -54,7 +54,7 @@ class ProtoNorm(FedProto):
             state.everything = GlobalPrototypes(state.known_C.nonzero()[:, 0].int(), state.prototype_CD[state.known_C])
 
     def spread(self, unit_KD: Tensor) -> Tensor:
-        """Return unit vectors after they repelled each other: a descent with momentum that stays on the sphere."""
+        """Return unit vectors after they have repelled each other, by gradient descent with momentum on the sphere."""
         moved_KD, step = unit_KD * 0, self.step
         for i in range(self.iterations):
             moved_KD = self.momentum * moved_KD + step * repulsion(unit_KD)
@@ -66,8 +66,8 @@ class ProtoNorm(FedProto):
 
 
 def repulsion(unit_KD: Tensor) -> Tensor:
-    """Return the force on each unit vector: the sum of its differences from the others, over their squared lengths."""
-    # The square of a distance between unit vectors; clamped, since two of them may coincide.
+    """Return the force on each unit vector: the sum of its differences to the others, each over its squared length."""
+    # The squared distance of unit vectors is clamped, because two of them may be equal.
     near_KK = 1 / (2 - 2 * unit_KD @ unit_KD.T).clamp_min(1e-6)
     near_KK.fill_diagonal_(0)
     # Eq. B

@@ -1,4 +1,4 @@
-"""raFLoRA: each part of the adapters' products is averaged over the clients whose rank reaches it.
+"""raFLoRA: each rank-1 part of the adapters' products is averaged over the clients whose rank includes it.
 
 Wu, Hu, Min, Wang. 2026. https://arxiv.org/abs/2602.13486
 As in FlexLoRA, all architectures are one frozen network with adapters (LoRA) of several ranks, and the server divides
@@ -20,12 +20,12 @@ from raysim.core.adapters import Adapted, Factors, factors, rank_of
 
 @dataclass(frozen=True)
 class RaFLoRA(FlexLoRA):
-    """Average each rank-1 part of the adapters' products over those who have it."""
+    """Average each rank-1 part of the adapters' products over the clients that have it."""
 
     paper: ClassVar[str] = "Wu et al., 2026, https://arxiv.org/abs/2602.13486"
 
     def mean(self, server: Server[dict[str, Adapted]], sent: Mapping[ClientId, Adapted], layer: str) -> list[Factors]:
-        """Return products whose sum is the mean; parts that no participant has are those of the state."""
+        """Return products whose sum is the mean. Parts that no participant has are taken from the state."""
         highest = max(server.state.values(), key=lambda one: rank_of(one.w, layer))
         total_r = torch.zeros(rank_of(highest.w, layer), dtype=torch.float64)
         for k, one in sent.items():

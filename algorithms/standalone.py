@@ -1,4 +1,4 @@
-"""Standalone: every client trains alone, and nothing is ever sent. The baseline for all other methods.
+"""Standalone: every client trains alone, and nothing is sent. It is the baseline for all other methods.
 
 The papers call it Standalone or Local-T. Only the sampled participants train in a round, so every client trains for as
 many epochs as with the method that is compared with it.

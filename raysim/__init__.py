@@ -46,7 +46,8 @@ __all__ = [
     "run",
 ]
 
-# A program that uses raysim decides what is logged where. The root logger's level would drop INFO, which a run shows.
+# The program that uses raysim decides where records are logged. The root logger's level would drop INFO, which a run
+# shows.
 _logger = logging.getLogger("raysim")
 _logger.addHandler(logging.NullHandler())
 if _logger.level == logging.NOTSET:
@@ -75,7 +76,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when first used: `raysim --help` should not wait for torch.
+    # These names are imported when first used, so that `raysim --help` does not wait for torch.
     if name in _HOMES:
         import importlib
 

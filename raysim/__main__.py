@@ -1,4 +1,4 @@
-"""`python -m raysim`: the command, where no script is on the path."""
+"""`python -m raysim` runs the command `raysim`, if no script is on the path."""
 
 from raysim.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Commands for many runs: sweep, compare, report."""
+"""Commands for several runs: sweep, compare, report."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def sweep(
 
 
 def _show_status(loaded: Sweep, listed: Collection[str], as_json: bool) -> None:
-    """Print the states of the cells in `listed`, and how far their tuning is."""
+    """Print the states of the cells in `listed`, and the progress of their tuning."""
     from raysim.sweeps.copies import download
     from raysim.sweeps.status import SweepStatus, print_status, status_of
 
@@ -137,7 +137,7 @@ def _show_status(loaded: Sweep, listed: Collection[str], as_json: bool) -> None:
 
 
 def _dry_run(file: str, loaded: Sweep, listed: Collection[str], parallel: int, retry_failed: bool) -> None:
-    """Print the cells in `listed` with their states, and the estimated time that is left.
+    """Print the cells in `listed` with their states, and the estimated remaining time.
 
     Raises `ScenarioError`, after printing, if one of them can never run.
     """

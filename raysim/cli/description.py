@@ -1,4 +1,4 @@
-"""Output of `list` and `describe`: names, methods, keys of scenarios, columns of files."""
+"""Output of `list` and `describe`: names, methods, keys of scenarios, and columns of files."""
 
 from __future__ import annotations
 
@@ -36,67 +36,67 @@ FILES = {
     "rounds.parquet": {"round": "round, from 1; 0: before the first round", **METRICS},
     "clients.parquet": field_docs(ClientRow),
 }
-"""File -> column -> meaning."""
+"""File -> column -> explanation."""
 
 HOOKS = (
     "check", "client_model", "client_register", "server_start", "server_send", "client_receive", "client_update",
     "server_update", "exposed",
 )  # fmt: skip
-"""The hooks of an algorithm. Their docstrings are read only when they are shown, because that imports torch."""
+"""The hooks of an algorithm. Their docstrings are only read when they are shown, because reading imports torch."""
 
 SWEEPS = ("sweep", "tune")
-"""Names under which the keys of a sweep file are described."""
+"""Names for which `describe` explains the keys of a sweep file."""
 
 SYNONYMS = {"methods": "algorithms"}
 
 READ_FROM_FILES = ("algorithms", "scenarios")
-"""Kinds whose names are described by files, which are read only when they are shown."""
+"""Kinds of names that are read from files, and only when they are shown."""
 
 
 @dataclass(frozen=True)
 class Entry(Output):
-    """A name that `raysim list` shows, with its meaning."""
+    """A name and its meaning, as `raysim list` shows it."""
 
     name: str
-    """the name, as it is typed"""
+    """the name, as users type it"""
     description: str
     """its meaning"""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """of a method: year of its paper, architectures of its clients, messages; otherwise empty"""
+    """for a method: year of its paper, architectures of its clients, messages; otherwise empty"""
 
     @property
     def text(self) -> str:
-        """The description and, on a second line, the facts."""
+        """The description and, in a second line, the facts."""
         facts = "; ".join(f"{name}: {value}" for name, value in self.facts.items())
         return f"{self.description}\n{facts}" if facts else self.description
 
 
 def kinds_of(what: str) -> list[str]:
-    """Return the kinds that a word names: all kinds for `all`, else the one kind that it or its synonym names."""
+    """Return the kinds that a word names: all kinds for `all`, else the kind with this name or synonym."""
     return list(KINDS) if what == "all" else [SYNONYMS.get(what, what)]
 
 
 def entries_of(what: str) -> dict[str, list[Entry]]:
-    """The entries of a kind, or of all kinds, by kind."""
+    """Return kind -> entries, for one kind or for all kinds."""
     named = _named()
     return {kind: [_entry(kind, name, value) for name, value in named[kind].items()] for kind in kinds_of(what)}
 
 
 def show_list(entries: Mapping[str, Sequence[Entry]]) -> None:
-    """Print entries with their descriptions. entries: by kind."""
+    """Print entries with their descriptions. entries: kind -> entries."""
     for kind, of_kind in entries.items():
         title = kind.capitalize() if len(entries) > 1 else None
         _show_entries(new_console(), title, [(one.name, one.text) for one in of_kind])
 
 
 def names_of(what: str) -> list[str]:
-    """The names of a kind, or of all kinds, each once, without importing a method."""
+    """Return the names of a kind, or of all kinds, without duplicates and without importing a method."""
     named = _named()
     return list(dict.fromkeys(name for kind in kinds_of(what) for name in named[kind]))
 
 
 def show_describable() -> None:
-    """Print the names of kinds, sections and files, which have no entry in `raysim list`."""
+    """Print the names of kinds, sections and files, which `raysim list` does not show as entries."""
     console = new_console()
     entries = {
         "scenario": "The keys of a scenario.",
@@ -114,7 +114,7 @@ def show_describable() -> None:
 
 
 def show_description(name: str) -> None:
-    """Print the description of a name. Raises `ScenarioError` if nothing has this name."""
+    """Print the description of a name. Raises `ScenarioError` for an unknown name."""
     console, name = new_console(), SYNONYMS.get(name, name)
     kinds = [kind for kind, names in _named().items() if name in names]
     if "algorithms" in kinds or Reference.of(name) is not None:
@@ -125,7 +125,7 @@ def show_description(name: str) -> None:
     kind = next((kind for kind in kinds if kind not in READ_FROM_FILES), None)
     if kind is not None:
         _show_named(console, kind, name)
-    elif (meaning := meaning_of(name)) is not None:  # of a cost to any target
+    elif (meaning := meaning_of(name)) is not None:  # a measure for any target accuracy, such as rounds_to_0.5
         console.print(meaning)
     elif tuple(name.split(".")) in NAMED:
         show_description(f"{name.rpartition('.')[2]}s")
@@ -167,12 +167,12 @@ def _show_sweep_or_file(console: Console, name: str) -> None:
 
 
 def _reflowed(doc: str | None) -> str:
-    """Join the lines of each paragraph of a docstring, so that a terminal wraps them; lists keep their lines."""
+    """Join the lines of each paragraph of a docstring, because the terminal wraps them. Lists keep their lines."""
     return re.sub(r"(?<=\S)\n(?![\s>*-]|\d+[.)] )", " ", inspect.cleandoc(doc or ""))
 
 
 def _hook(name: str) -> tuple[str, str]:
-    """Return the call and the docstring of a hook."""
+    """Return the signature and the docstring of a hook."""
     from raysim.core.algorithm import Algorithm
 
     hook = getattr(Algorithm, name)
@@ -181,7 +181,7 @@ def _hook(name: str) -> tuple[str, str]:
 
 
 def _show_named(console: Console, kind: str, name: str) -> None:
-    """Print what describes a name of a kind: the docstring and fields of a class, a summary and facts, or a text."""
+    """Print the description of a name of a kind: docstring and fields of a class, summary and facts, or a text."""
     described = _named()[kind][name]
     if isinstance(described, type):
         console.print(f"{_reflowed(described.__doc__)}\n")
@@ -224,7 +224,7 @@ def _show_algorithm(console: Console, name: str) -> None:
 
 
 def _named() -> dict[str, Mapping[str, Any]]:
-    """Kind -> name -> a class with fields, an object with a summary, or a text; None: see `READ_FROM_FILES`."""
+    """Return kind -> name -> a class with fields, an object with a summary, a text, or None (`READ_FROM_FILES`)."""
     return {
         "algorithms": dict.fromkeys(algorithm_names()),
         "models": MODELS,
@@ -261,7 +261,7 @@ def _show_entries(
 
 
 def _algorithm(name: str) -> Entry:
-    """A method's summary and facts; or the error in its file, which may be unfinished."""
+    """Return a method's summary and facts, or the error in its file, because a user may still be writing it."""
     try:
         method = Method(algorithm_class(name))
     except ScenarioError as error:
@@ -307,12 +307,12 @@ def _show_keys(console: Console, section: type[Section], keys: Iterable[str]) ->
 
 
 def _keys() -> list[str]:
-    """The keys in the sections of a scenario, such as `training.lr`."""
+    """Return the keys in the sections of a scenario, such as `training.lr`."""
     return [f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields]
 
 
 def section_of(field: FieldInfo, optional: bool = False) -> type[Section] | None:
-    """The section that is a key's value, or None if the value is no section. optional: also accept `Section | None`."""
+    """Return the section that is a key's value; None if it is no section. optional: also accept `Section | None`."""
     kinds = (field.annotation, *(get_args(field.annotation) if optional else ()))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
 

@@ -1,4 +1,4 @@
-"""Commands that inspect a run: plot, export."""
+"""Commands that read a finished or running run: plot, export."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SavedRound(click.ParamType):  # type: ignore[type-arg]
-    """The number of a round, or best_val."""
+    """A parameter with the number of a round, or best_val."""
 
     name = "round"
 
@@ -22,7 +22,8 @@ class SavedRound(click.ParamType):  # type: ignore[type-arg]
         return value if value == "best_val" else click.INT.convert(value, param, ctx)
 
 
-# The keys of `comparison.pictures.KINDS`, which would import torch: `raysim --help` takes no second.
+# The keys of `comparison.pictures.KINDS`, repeated because an import of that module imports torch and delays `raysim
+# --help`.
 PLOTS = ("curves", "bytes", "virtual-time", "boxes", "clients", "confusion")
 
 

@@ -1,4 +1,4 @@
-"""Commands for runs on a cluster: submit, status, logs, stop, jobs, fetch. `submit` prints the IDs of jobs."""
+"""Commands for runs on a cluster: submit, status, logs, stop, jobs, fetch. `submit` prints the id of the job."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def submit(
         raysim submit --resume quickstart-20261121-101500-ab12 --set rounds=40
     """
     from raysim.jobs.submit import Work, check, run_on_cluster
-    from raysim.jobs.submit import submit as submit_job  # here, because it imports torch
+    from raysim.jobs.submit import submit as submit_job  # imported here, because it imports torch
 
     if scenario is None and run_ is None:
         raise click.UsageError("Missing argument 'SCENARIO'; it is optional only with --resume.")
     if code_changed and run_ is None:
         raise click.UsageError("--code-changed requires --resume: add --resume RUN, or leave out --code-changed.")
     variables = _variables(env)
-    # Report every error that does not need the cluster before connecting to it.
+    # Errors that need no cluster are reported before connecting to it.
     work = Work() if scenario is None else check(Path(scenario), sets)
     if work.sweep and run_ is not None:
         raise click.UsageError("--resume cannot resume a sweep. To continue a sweep, submit it again without --resume.")
@@ -145,7 +145,7 @@ def _variables(items: Sequence[str]) -> dict[str, str]:
 
 
 def _follow_to_end(client: Any, job: str, address: str) -> int:
-    """Print the output of a job, and why it failed unless its output says so; returns its exit code."""
+    """Print a job's output and, unless the output says it, why the job failed; return its exit code."""
     info = _follow(client, job, address)
     log = job_log.read_log(client.get_job_logs(job))
     if (code := job_log.exit_code(info)) and not log.problem:
@@ -155,7 +155,7 @@ def _follow_to_end(client: Any, job: str, address: str) -> int:
 
 @dataclass(frozen=True)
 class JobStatus(Output):
-    """The state of a job on a cluster, and the progress or the result of its run."""
+    """The state of a job on a cluster, with the progress or the result of its run."""
 
     job: str
     """id of the job"""
@@ -164,17 +164,17 @@ class JobStatus(Output):
     ended: bool
     """whether the job has ended"""
     submitted: datetime
-    """when it was submitted"""
+    """when the job was submitted"""
     seconds: float
-    """its duration so far, with the time that it waited to start"""
+    """seconds from the submission to the end, or until now"""
     why: str | None
-    """why it failed"""
+    """why the job failed"""
     scenario: str
     """name of the scenario or of the sweep"""
     algorithm: str
     """name of the algorithm"""
     progress: str
-    """the last line of its progress"""
+    """the last line with its progress"""
     folder: str
     """the run folder on the head node, or the folder of the sweep; empty before it exists"""
     summary: Mapping[str, Any]
@@ -199,7 +199,7 @@ class JobStatus(Output):
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """The status for people, as names and values."""
+        """Return (name, value) rows with the status, for people."""
         age = f"{human_seconds(self.seconds)} {'long' if self.ended else 'ago'}"
         found = [("job", self.job), ("job state", self.state), ("submitted", f"{_when(self.submitted)}, {age}")]
         found += [("why", self.why)] if self.why is not None else []
@@ -266,7 +266,7 @@ def stop(job: str, address: str) -> None:
             click.echo(f"{job} had ended already: {state}")
             return
         client.stop_job(job)
-        until = time.monotonic() + STOP_S + 3.0  # the run writes its results
+        until = time.monotonic() + STOP_S + 3.0  # the run needs this time to write its results
         while not state.is_terminal() and time.monotonic() < until:
             time.sleep(0.1)
             state = client.get_job_info(job).status
@@ -331,7 +331,7 @@ def fetch(job: str, output: str | None, checkpoints: bool, address: str) -> None
 
 
 def _rest(address: str) -> str:
-    """The `--address` option of the commands that are suggested to the user."""
+    """Return the option `--address` for commands that are suggested to the user."""
     return "" if address == DEFAULT_ADDRESS else f" --address {address}"
 
 
@@ -348,13 +348,13 @@ def _submitted(info: Any) -> datetime:
 
 
 def _seconds(info: Any) -> float:
-    """The duration of a job so far, with the time that it waited to start."""
+    """Return the seconds from a job's submission to its end, or until now."""
     ended_s = time.time() if info.end_time is None else info.end_time / 1000
     return float(ended_s - info.start_time / 1000)
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:
-    """Format rows as lines, never folded, so that users can copy ids and paths."""
+    """Format rows as lines without line breaks, so that users can copy ids and paths."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
@@ -364,4 +364,4 @@ def _when(time: datetime) -> str:
 
 
 COMMANDS: list[click.Command] = [submit, status, logs, stop, jobs, fetch]
-"""Commands to add to the group in `raysim.cli.main`."""
+"""Commands that `raysim.cli.main` adds to its group."""

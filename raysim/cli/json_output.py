@@ -1,4 +1,4 @@
-"""The option `--json`: a command's result for programs, and the schema of these results."""
+"""The option `--json`, which prints a command's result for programs, and the schema of these results."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ JSON = click.option(
 
 
 def print_json(kind: Any, value: object) -> None:
-    """Print a value as JSON. kind: its type, of which `commands_schema` has the schema."""
+    """Print a value as JSON. kind: its type, whose schema is in `commands_schema`."""
     from pydantic import TypeAdapter
 
     click.echo(json.dumps(TypeAdapter(kind).dump_python(value, mode="json"), indent=2))
 
 
 def commands_schema() -> dict[str, Any]:
-    """Return a JSON schema (draft 2020-12) whose `$defs` has the output of each command with `--json`, by its name."""
+    """Return a JSON schema (draft 2020-12) whose `$defs` contains the `--json` output of each command by its name."""
     from pydantic import TypeAdapter
 
     from raysim.cli.description import Entry
@@ -38,7 +38,7 @@ def commands_schema() -> dict[str, Any]:
         "doctor": list[Finding],
         "list": dict[str, list[Entry]],
         "status": JobStatus,
-        "sweep": SweepStatus,  # with --status
+        "sweep": SweepStatus,  # with the option `--status`
         "validate": Validation,
     }
     kinds: list[tuple[str, Any, TypeAdapter[Any]]] = [

@@ -1,4 +1,4 @@
-"""The `raysim` command, with its commands to run and check scenarios; the other files of this package have the rest.
+"""The `raysim` command, with the commands that run and check scenarios. Other files of this package have the rest.
 
 docs/guide.md lists the exit codes.
 """
@@ -209,16 +209,16 @@ def validate(scenario: str, sets: tuple[str, ...], as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class Validation(Output):
-    """The result of `raysim validate`, for a scenario without errors."""
+    """The result of `raysim validate` for a valid scenario."""
 
     scenario: Path
-    """the file"""
+    """the scenario's file"""
     verdict: str
     """the result in words"""
     settings: Mapping[str, Any]
     """the scenario with all defaults"""
     code: Sequence[str]
-    """files of custom code that the scenario runs"""
+    """files of custom code that a run of the scenario executes"""
     notes: Sequence[str]
     """sentences about settings that may be mistakes"""
 
@@ -336,7 +336,7 @@ def doctor(as_json: bool) -> None:
 
 
 def _close(summary: Summary) -> None:
-    """Print the closing table of a finished run, and the address or command to see it in the browser."""
+    """Print the closing table of a finished run, and where to see the run in the browser."""
     from raysim.report.table import print_closing_table
 
     print_closing_table(summary)
@@ -345,7 +345,7 @@ def _close(summary: Summary) -> None:
 
 
 def _skip_last_collection() -> None:
-    """Exempt all objects from the garbage collection at exit, which takes half a second with torch and MLflow.
+    """Exempt all objects from garbage collection at exit, which takes half a second with torch and MLflow.
 
     Triton, which torchvision's networks import, needs that collection: without it, its bindings print 30 lines about
     leaked functions.
@@ -355,7 +355,7 @@ def _skip_last_collection() -> None:
 
 
 def _traceback(error: RaysimError) -> str:
-    """Return Python's traceback of the user's code, if that code raised the cause of an error; otherwise no text."""
+    """Return Python's traceback if the user's code raised the cause of an error; otherwise ""."""
     if isinstance(error, HookError):
         return error.trace
     cause = error.__cause__
@@ -368,7 +368,7 @@ def main(args: Sequence[str] | None = None) -> Any:
     """Run the command. Errors are one line and an exit code; only errors in custom code also show a traceback."""
     atexit.register(_skip_last_collection)
     try:
-        with interruptible():  # SIGTERM ends a command as Ctrl-C does
+        with interruptible():  # SIGTERM ends a command like Ctrl-C
             cli.main(args=None if args is None else list(args), prog_name="raysim", standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("raysim: stopped", err=True)
@@ -384,6 +384,6 @@ def main(args: Sequence[str] | None = None) -> Any:
     except OSError as error:
         if error.filename is None:
             raise
-        # A file or folder of the user does not exist, has a name that is too long, or cannot be written.
+        # A file or folder that the user named is missing, has a name that is too long, or cannot be written.
         click.echo(f"raysim: {error.filename}: {reason(error)}; give another file or folder", err=True)
         sys.exit(2)

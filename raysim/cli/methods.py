@@ -1,4 +1,4 @@
-"""Facts about a method that `raysim list` and `raysim describe` show, from its class."""
+"""Facts about a method for `raysim list` and `raysim describe`, read from its class."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from raysim.core.algorithm import AnyAlgorithm
 
 Messages = tuple[type, ...]
-"""The message classes of one direction."""
+"""The message classes in one direction."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """The class of a method, described."""
+    """A method, described by its class."""
 
     cls: type[AnyAlgorithm]
 
     @property
     def doc(self) -> str:
-        """The docstring of the file, or else of the class."""
+        """The docstring of the method's file or, without one, of its class."""
         module = getmodule(self.cls)
         return cleandoc((module and module.__doc__) or self.cls.__doc__ or "")
 
@@ -34,23 +34,23 @@ class Method:
 
     @property
     def year(self) -> str:
-        """The year of the method's paper; empty if `paper` has no year before its address."""
+        """The year of the method's paper; "" if `paper` has no year before its address."""
         years = re.findall(r"\b(?:19|20)\d\d\b", self.cls.paper.partition("http")[0])
         return years[-1] if years else ""
 
     @property
     def paper_of(self) -> str:
-        """The class that names the paper: this one, or the one that it inherits from."""
+        """The class with the attribute `paper`: this class, or a base class."""
         return next((base.__name__ for base in self.cls.__mro__ if "paper" in vars(base)), "")
 
     @property
     def architectures(self) -> str:
-        """Whether the clients' architectures may differ."""
+        """Whether clients may have different architectures, in words."""
         return "one for all clients" if self.cls.one_architecture else "may differ"
 
     @property
     def messages(self) -> tuple[Messages, Messages] | None:
-        """The messages down and up, from the type arguments of `Algorithm[...]`; None if they name no classes."""
+        """The message classes (down, up) in the type arguments of `Algorithm[...]`; None if these are no classes."""
         for base in self.cls.__mro__:
             for made in vars(base).get("__orig_bases__", ()):
                 if getattr(get_origin(made), "__name__", "") == "Algorithm":
@@ -60,7 +60,7 @@ class Method:
 
     @property
     def travels(self) -> str:
-        """The messages of both directions, in words; empty if the class does not declare them."""
+        """The messages in both directions, in words; "" if the class does not declare them."""
         if self.messages is None:
             return ""
         down, up = (" or ".join(map(in_words, classes)) for classes in self.messages)
@@ -72,14 +72,14 @@ class Method:
 
 
 def in_words(message: type) -> str:
-    """Return the name of a message class in words, such as `class means` for `ClassMeans`."""
+    """Return the name of a message class as words, for example `class means` for `ClassMeans`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", message.__name__).lower()
 
 
 def first_paragraph(cls: type) -> str:
     """Return the first paragraph of a class's docstring, in one line."""
     doc = cls.__doc__ or ""
-    # `dataclass` sets the signature as the docstring of a class that has none.
+    # If a class has no docstring, `dataclass` uses its signature as docstring.
     return "" if doc.startswith(f"{cls.__name__}(") else cleandoc(doc).split("\n\n")[0].replace("\n", " ")
 
 

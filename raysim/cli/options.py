@@ -1,4 +1,4 @@
-"""Arguments and options shared by several commands."""
+"""Arguments and options that several commands use."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from raysim.scenario.bundled import bundled_names, scenario_file
 
 
 class ScenarioFile(click.Path):
-    """A scenario or sweep file, or the name of one that comes with raysim."""
+    """A parameter with a scenario or sweep file, or the name of a bundled one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the path of the file, whether there is such a file or not."""
+        """Return the path of the file, even if it does not exist."""
         return str(scenario_file(os.fsdecode(super().convert(value, param, ctx))))
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -28,12 +28,12 @@ class ScenarioFile(click.Path):
 
 
 def folders_of(runs: Iterable[str]) -> list[Path]:
-    """Arguments that are folders with runs; a sweep file stands for its output folder. Raises `ScenarioError`."""
+    """Return folders with runs; a sweep file stands for its output folder. Raises `ScenarioError`."""
 
     def folder_of(run: str) -> Path:
         if Path(run).suffix not in (".yaml", ".yml"):
             return Path(run)
-        from raysim.sweeps.definition import load_sweep  # here, because it imports torch
+        from raysim.sweeps.definition import load_sweep  # imported here, because it imports torch
 
         return load_sweep(run).output
 
@@ -57,13 +57,13 @@ ADDRESS = click.option(
 
 
 def attach(address: str | None) -> None:
-    """Make this command join a running Ray. Call it before Ray is imported, because Ray reads settings on import."""
+    """Connect this command to a running Ray. Call it before Ray is imported, because Ray then reads settings."""
     if address is not None:
         os.environ["RAY_ADDRESS"] = address
 
 
 def width(default: str) -> Callable[[Any], Any]:
-    """The option `--width`."""
+    """Return the option `--width`."""
     return click.option(
         "--width",
         default=default,
@@ -74,7 +74,7 @@ def width(default: str) -> Callable[[Any], Any]:
 
 
 def metric(default: str) -> Callable[[Any], Any]:
-    """The option `--metric`. default: in words."""
+    """Return the option `--metric`. default: the default value in words."""
     return click.option(
         "--metric",
         type=click.Choice(list(DRAWABLE)),
@@ -110,4 +110,4 @@ KINDS = {
     "measures": "Measures of a comparison: the columns of the tables that `raysim compare` writes. Each is computed "
     "per run, and then averaged over the runs of a variant, which differ only in their seed.",
 }
-"""Kind of names that `list` and `describe` know -> what they are, and how a scenario selects one."""
+"""Kind of names for `list` and `describe` -> what the names are, and how a scenario uses one."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def show_preview(found: Preview, scenario: Scenario) -> None:
-    """Print the placement plan and the estimate of `--dry-run`."""
+    """Print the placement and the estimates of `--dry-run`."""
     console = new_console()
     machine = found.machine
     console.print(
@@ -41,7 +41,7 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
             f"{group.cpus_per_actor:g}",
             f"{group.gpus_per_actor:g}",
         )
-    alone = scenario.backend == "in_process"  # there are no actors, and one process does all work
+    alone = scenario.backend == "in_process"  # one process does all work, without actors
     if not alone:
         console.print(actors)
     if found.placement:
@@ -78,7 +78,7 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
 
 
 def _start(found: Preview, scenario: Scenario) -> str:
-    """Return the steps before a run's first round, which the estimate does not include."""
+    """Return the steps before a run's first round, in words; the estimates do not include them."""
     if scenario.backend == "in_process":
         return "the start (reading the data)"
     processes = found.layout.num_actors + 1

@@ -1,4 +1,4 @@
-"""Commands to begin with: init copies the scenarios, new writes a template of a method, model or data set."""
+"""Commands for a beginning: `init` copies the scenarios, `new` writes a template of a method, model or data set."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def new(kind: str, name: str) -> None:
         raysim new algorithm FedBABU
         raysim launch my_method.yaml
     """
-    if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,99}", name):  # also the name of the scenario
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,99}", name):  # the name is also that of a scenario
         text = f"{name!r} given; use at most 100 letters a to z, digits and _, and begin with a letter"
         raise click.BadParameter(text, param_hint="NAME")
     cls = "".join(word.capitalize() for word in name.split("_")) if name.islower() else name
@@ -59,7 +59,7 @@ def new(kind: str, name: str) -> None:
     for file in files:
         if file.exists():
             raise ScenarioError(f"{file} exists already; give another name")
-    module = importlib.util.find_spec(name)  # of a folder without an `__init__.py`, it has no origin
+    module = importlib.util.find_spec(name)  # a folder without an `__init__.py` has no origin
     if keyword.iskeyword(name) or keyword.iskeyword(cls) or cls in core.__all__ or (module and module.origin):
         text = f"{name!r} given, but this is a word of Python, or the name of an installed module or of a raysim class"
         raise click.BadParameter(f"{text}; give another name", param_hint="NAME")

@@ -1,4 +1,4 @@
-"""Tables and texts of commands, for rich."""
+"""Tables and texts of commands, printed by rich."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.table import Table
 
 
 def new_console() -> Console:
-    """Return a console that prints texts as they are, without markup."""
+    """Return a console that prints texts without interpreting markup."""
     return Console(markup=False, emoji=False, highlight=False)
 
 

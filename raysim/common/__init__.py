@@ -1,1 +1,1 @@
-"""Used by every package: error classes, text, folders, shared records. Standard library, NumPy and psutil only."""
+"""Code for every package: error classes, text, folders, records. Needs only NumPy and psutil."""

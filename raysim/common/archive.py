@@ -1,4 +1,4 @@
-"""Archive of a run folder, and a program that prints it as text: `python -c <this file> FOLDER [--checkpoints]`.
+"""Archive of a run folder. `python -c <this file> FOLDER [--checkpoints]` prints the archive as text.
 
 The Jobs API returns only the output of a job. So the program prints the folder as a zip file in base64, between the
 lines `BEGIN` and `END`. Ray would keep that output in its log folder, so the program waits until `fetch` stops its job,
@@ -22,21 +22,22 @@ from pathlib import Path
 from typing import IO
 
 BEGIN, END = "raysim-archive-begin", "raysim-archive-end"
-WIDTH = 48 * 1024  # bytes per line, 64 Ki as base64; Ray forwards a log in pieces of about that size
+WIDTH = 48 * 1024  # bytes per line, 64 Ki characters as base64, because Ray forwards logs in pieces of about that size
 WAIT_S = 3600.0
 
 
 def write(folder: Path, file: IO[bytes], checkpoints: bool) -> None:
-    """Write the files of a folder, without hidden ones, to `file` as an archive."""
-    # Parquet, PNG and weights are already compressed: a higher level would take longer and save nothing.
+    """Write the files of a folder, except hidden ones, as an archive to `file`."""
+    # A low level is enough, because Parquet, PNG and weights are already compressed.
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for parent, _, names in os.walk(folder):  # not `rglob`, which fails if a folder is removed meanwhile
+        for parent, _, names in os.walk(folder):  # `rglob` would fail if a folder is removed at the same time
             inside = Path(parent).relative_to(folder)
             if "checkpoints" in inside.parts and not checkpoints:
                 continue
             for name in names:
                 if not name.startswith("."):
-                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile, as clients.arrows at the end
+                    # A file may be removed at the same time, as clients.arrows at the end of a run.
+                    with contextlib.suppress(FileNotFoundError):
                         archive.write(Path(parent, name), inside / name)
 
 
@@ -52,7 +53,7 @@ def send(folder: Path, checkpoints: bool) -> None:
 
 
 def main() -> None:
-    """Send the folder in the command line, wait for SIGTERM, and empty the log."""
+    """Print the archive of the folder in the command line, wait for SIGTERM, and empty the log."""
     folder = Path(sys.argv[1])
     if not folder.is_dir():
         sys.exit(f"there is no folder {folder} on the head node")

@@ -1,4 +1,4 @@
-"""Exceptions that the user sees as one sentence, each with its exit code."""
+"""Exceptions that users see as one sentence. Each has an exit code."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class ScenarioError(RaysimError, ValueError):
     exit_code = 2
 
     def __init__(self, reason: object = "", *, key: str = "", origin: str = "") -> None:
-        """Store the message. origin: the source of the key, a file or `--set`."""
+        """Store the message. origin: the place that sets the key, a file or `--set`."""
         super().__init__(": ".join(filter(None, (origin, key, str(reason)))))
         self.key, self.reason = key, str(reason)
 
 
 class UnavailableError(ScenarioError):
-    """Published data or weights are missing on this machine; the scenario itself may be valid."""
+    """Published data or weights are missing on this machine, although the scenario may be valid."""
 
 
 class RunError(RaysimError, RuntimeError):
-    """A run failed after it had started. Exit code 1.
+    """A run failed after its start. Exit code 1.
 
     >>> import raysim
     >>> def run_or_say_why(scenario):
@@ -63,7 +63,7 @@ class RunError(RaysimError, RuntimeError):
 
 
 class HookError(RunError):
-    """The user's own code raised: a hook of a method, a model, a partition, a policy, a data function or a tracker.
+    """The user's own code raised an error: a hook, a model, a partition, a policy, a data function or a tracker.
 
     `__cause__` is the exception that it raised; None if that exception cannot be sent from an actor. Exit code 1.
 
@@ -99,7 +99,7 @@ def _hook_error(text: str, attributes: dict[str, Any], cause: BaseException | No
 
 
 def _portable(error: BaseException | None) -> BaseException | None:
-    """Return an exception if it survives pickling, which one with an `__init__` of its own often does not."""
+    """Return an exception if it can be pickled, which exceptions with their own `__init__` often cannot; else None."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

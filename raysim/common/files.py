@@ -1,4 +1,4 @@
-"""Atomic file replacement, even if the process or the machine stops, and locks between processes."""
+"""Atomic replacement of files, which survives a stop of the process or machine, and locks between processes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import IO, Any
 
 from raysim.common.errors import ScenarioError
 
-# Errors of file systems that support no locks, or no fsync of folders.
+# Error numbers of file systems that support no locks, or no fsync of folders.
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
-_BLOCK = 4096  # bytes of a lock file; a shorter write may succeed on a full disk
+_BLOCK = 4096  # bytes of a lock file, because a shorter write may succeed on a full disk
 
 
 @contextlib.contextmanager
 def replacing(path: Path, fsync: bool = True) -> Iterator[IO[bytes]]:
-    """Yield a new file that replaces `path` if the block succeeds, and is removed if the block fails.
+    """Yield a new file. It replaces `path` after the block, or is removed if the block raises.
 
     If the machine stops, `path` holds all of the old or of the new content, unless `fsync` is false. To be sure of the
     new content, call `sync_folder` afterwards.
@@ -35,19 +35,19 @@ def replacing(path: Path, fsync: bool = True) -> Iterator[IO[bytes]]:
         file.flush()
         if fsync:
             os.fsync(file.fileno())
-        # mkstemp creates files that only their owner can read, but results are meant to be shared.
+        # Files of mkstemp can only be read by their owner, but results should be shared.
         Path(name).chmod(0o644)
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # a full disk, which the first error reports already
+        with contextlib.suppress(OSError):  # the first error already reports a full disk
             file.close()
         raise
 
 
 def replace(path: Path, write: Callable[[IO[bytes]], object], fsync: bool = True) -> None:
-    """Replace `path` atomically by the output of `write`."""
-    if path.exists() and not path.is_file():  # a device such as /dev/null: a rename would destroy it
+    """Replace `path` atomically by the file that `write` writes."""
+    if path.exists() and not path.is_file():  # a rename would destroy a device such as /dev/null
         with path.open("wb") as device:
             write(device)
         return
@@ -62,12 +62,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def reason(error: OSError) -> str:
-    """Return the reason of a failed operation in a few words, in lower case."""
+    """Return why an operation failed, in a few lower-case words."""
     return (error.strerror or str(error) or type(error).__name__).lower()
 
 
 def check_format(path: Path, content: Any, newest: int) -> None:
-    """Raise `ScenarioError` if a later version of raysim wrote the JSON file `path`. newest: the format of this one."""
+    """Raise `ScenarioError` if a later raysim wrote the JSON file `path`. newest: the format of this version."""
     given = content.get("format", 1)
     if given > newest:
         raise ScenarioError(
@@ -77,7 +77,7 @@ def check_format(path: Path, content: Any, newest: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make created, renamed and removed files in `folder` survive a power cut, if the system can fsync a folder."""
+    """Make created, renamed and removed files in `folder` survive a power cut, if the file system can do that."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with if_supported():
@@ -87,7 +87,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def hold(path: Path) -> int:
-    """Lock the file `path` and name this process in it; the lock lasts until the returned descriptor is closed.
+    """Lock the file `path`, and name this process in it. The lock ends when the returned descriptor is closed.
 
     The descriptor closes at the latest when the process ends. The file stays: removing a file that another process is
     about to lock would undo that lock. On a file system without locks, the file is written but not locked.
@@ -113,12 +113,12 @@ def _lock(handle: int) -> None:
     try:
         lock(handle)
     except BlockingIOError:
-        time.sleep(0.05)  # readers of the summary hold the lock for a few microseconds
+        time.sleep(0.05)  # readers of the summary hold the lock for microseconds
         lock(handle)
 
 
 def lock(handle: int, shared: bool = False, wait: bool = False) -> None:
-    """Lock an open file until it is closed: exclusively or, if `shared`, together with other shared locks.
+    """Lock an open file until it is closed, exclusively or, if `shared`, together with other shared locks.
 
     Raises:
         BlockingIOError: another process holds a conflicting lock and `wait` is false.
@@ -128,7 +128,7 @@ def lock(handle: int, shared: bool = False, wait: bool = False) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock of the file `path`; False if there is no such file or no locks."""
+    """Return whether a process locks the file `path`; False if the file does not exist or locks are not supported."""
     try:
         with path.open("rb") as file:
             lock(file.fileno(), shared=True)
@@ -140,13 +140,13 @@ def is_locked(path: Path) -> bool:
 
 
 def holder(path: Path) -> str:
-    """Return the process that locked the file `path`, as `hold` described it."""
+    """Return the process that locks the file `path`, as `hold` described it."""
     return path.read_text(encoding="utf-8").strip() or "another process"
 
 
 @contextlib.contextmanager
 def if_supported() -> Iterator[None]:
-    """Ignore errors of file systems that support no locks, or no fsync of folders."""
+    """Ignore errors inside a block of file systems that support no locks, or no fsync of folders."""
     try:
         yield
     except OSError as error:

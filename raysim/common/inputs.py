@@ -1,4 +1,4 @@
-"""Kind and shape of a network's input: data sets provide it, model checks and model builders use it."""
+"""Kind and shape of a network's input, which data sets provide and model builders and checks use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Kind = Literal["image", "features", "tokens"]
 
 @dataclass(frozen=True)
 class InputSpec:
-    """Form of one sample as a network reads it: an image, features of any shape, or a fixed number of tokens.
+    """Form of one sample as networks read it: an image, features of any shape, or a fixed number of tokens.
 
     >>> from raysim import InputSpec
     >>> spec = InputSpec("image", (1, 8, 8))
@@ -33,7 +33,7 @@ class InputSpec:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of a stored sample: 1 per pixel, 4 per feature, 1 per token of up to 256 distinct tokens, else 4."""
+        """Bytes of a stored sample: 1 per pixel, 4 per feature, and 1 or, from 257 distinct tokens on, 4 per token."""
         return self.size if self.kind == "image" or 0 < self.vocabulary <= 256 else 4 * self.size
 
     @property
@@ -52,5 +52,5 @@ class InputSpec:
 
 
 def image(channels: int, height: int, width: int) -> InputSpec:
-    """Return the input form of images of this size."""
+    """Return the form of images of this size."""
     return InputSpec("image", (channels, height, width))

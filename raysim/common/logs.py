@@ -1,4 +1,4 @@
-"""Log records shown to the user while a run or a command lasts."""
+"""Showing log records to the user during a run or a command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def show_logs(show: Callable[[str], None], name: str = "raysim") -> Iterator[None]:
-    """Pass the message of every record at INFO or above to `show`, from whichever thread, until the block ends.
+    """Inside a block, pass the message of every record at INFO or above, from any thread, to `show`.
 
     name: the logger; records of its child loggers are included.
     """
@@ -22,7 +22,7 @@ def show_logs(show: Callable[[str], None], name: str = "raysim") -> Iterator[Non
 
 
 class _Handler(logging.Handler):
-    """Passes messages to a function; its exceptions reach the code that logs, as those of `print` would."""
+    """Passes messages to a function. Its exceptions reach the code that logs, as exceptions of `print` would."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)

@@ -1,4 +1,4 @@
-"""Memory limits and available memory of this process."""
+"""The memory limit of this process, and its available memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import psutil
 
 CGROUPS = {"": ("/sys/fs/cgroup", "memory.max"), "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")}
-"""Controller -> the folder of its control groups, and the file of a group's limit: version 2 of Linux's control groups,
-which has one hierarchy for all controllers, and version 1."""
+"""Controller -> (folder of its control groups, name of the file with a group's limit). Version 2 of Linux's control
+groups has one hierarchy for all controllers, here ""; version 1 has one for "memory"."""
 
 OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def usable_memory() -> int:
-    """Return the memory limit of this process in bytes: that of the machine, or of a control group that it is in.
+    """Return the memory limit of this process in bytes, which the machine or one of its control groups sets.
 
     A job of Slurm or a service of systemd has a control group of its own, whose path is not the root in such a file.
     """
@@ -25,15 +25,15 @@ def usable_memory() -> int:
     for path in _cgroup_limits():
         try:
             limits.append(int(path.read_text()))
-        except (OSError, ValueError):  # no such file, or no limit: "max"
+        except (OSError, ValueError):  # the file is missing, or contains "max", which means no limit
             continue
     return min(limits)
 
 
 def _cgroup_limits() -> Iterator[Path]:
-    """Yield the files with the memory limits of this process's control groups, and of those that contain them."""
-    groups = [("", "/"), ("memory", "/")]  # in a container, the root
-    with contextlib.suppress(OSError, ValueError):  # no Linux, or an unknown format
+    """Yield the files with memory limits of this process's control groups and of all groups that contain them."""
+    groups = [("", "/"), ("memory", "/")]  # inside a container, the limits are in the root group
+    with contextlib.suppress(OSError, ValueError):  # the system is not Linux, or the format is unknown
         for line in OWN_CGROUPS.read_text().splitlines():
             _, controllers, group = line.split(":", 2)
             groups += [(one, group) for one in controllers.split(",") if one in CGROUPS]
@@ -44,11 +44,11 @@ def _cgroup_limits() -> Iterator[Path]:
 
 
 def available_memory() -> int:
-    """Return how many bytes this process can allocate now."""
+    """Return how many more bytes this process can allocate."""
     return min(psutil.virtual_memory().available, usable_memory())
 
 
 def return_freed_memory() -> None:
-    """Return unused pages to the system; each costs a page fault when it is used again. Without glibc, do nothing."""
+    """Return unused pages to the system. Using one again costs a page fault. Without glibc, do nothing."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Names of Python modules: the imports of a file, and the package of the user's files."""
+"""Names of Python modules: the imports in a file, and the package for the user's files."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 PACKAGE = "raysim_own"
-"""Package below which the Python files that a scenario names are imported."""
+"""Package in which the Python files that a scenario names are imported."""
 
 
 class Import(NamedTuple):
-    """One module that a file imports."""
+    """A module that a file imports."""
 
-    module: str  # begins with dots if relative
-    names: list[str]  # of `from module import names`
+    module: str  # begins with dots if the import is relative
+    names: list[str]  # the names in `from module import names`
     line: int
 
 
@@ -28,5 +28,5 @@ def imports_of(tree: ast.AST) -> Iterator[Import]:
 
 
 def plain_module(name: str) -> str:
-    """Return a module's name without the package of the user's files: `mine` for `raysim_own.mine`."""
+    """Return a module's name without the package for the user's files: `mine` for `raysim_own.mine`."""
     return name.removeprefix(f"{PACKAGE}.")

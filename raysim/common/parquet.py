@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a Parquet file, or some of its columns. Raises `OSError`, or `pyarrow.ArrowException` if it is damaged."""
+    """Read a Parquet file or some of its columns. Raises `OSError`, or `pyarrow.ArrowException` for a damaged file."""
     with path.open("rb") as file:
-        # In this thread and without read-ahead: Arrow's threads may outlive the interpreter, and the process then
-        # aborts at exit.
+        # Arrow uses no other thread and no read-ahead here: its threads may outlive the interpreter, and the process
+        # would then abort at exit.
         return pq.ParquetFile(file, pre_buffer=False).read(columns, use_threads=False)

@@ -1,4 +1,4 @@
-"""Results of a run, one row per round and one per round and client, and the interface of trackers.
+"""The results of a run, one row per round and one per round and client, and the interface of trackers.
 
 The names are the same everywhere: MLflow metrics, Parquet columns and the table in the terminal.
 Accuracies are fractions in [0, 1] in data and per cent only where printed.
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypedDict
 Scalar = str | int | float | bool | None
 
 Status = Literal["running", "closing", "finished", "failed", "interrupted"]
-"""State of a run. "closing": all rounds are done, but plots or MLflow data may be missing; `resume` adds them."""
+"""State of a run. "closing": all rounds are done, but plots or MLflow data may be missing, which `resume` adds."""
 
 METRICS: Mapping[str, str] = {
     "accuracy/participants": "mean test accuracy of the round's participants, each on its own test samples",
@@ -99,23 +99,23 @@ METRICS: Mapping[str, str] = {
     "memory/host_mb": "resident memory of the run's processes, in MiB",
     "memory/gpu_peak_mb": "greatest GPU memory of any actor so far, in MiB",
 }
-"""Every metric the engine reports and what it means; algorithms add `client/<name>` and `server/<name>`."""
+"""Metric of the engine -> its meaning. Algorithms add metrics `client/<name>` and `server/<name>`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRow:
-    """One client in one round: a row of `clients.parquet`. Fields that end in `_s` are timings, except `virtual_s`."""
+    """A client in a round: a row of `clients.parquet`. Fields that end in `_s` are timings, except `virtual_s`."""
 
     round: int
     """round, from 1; 0: before the first round"""
     client: int
-    """id, from 0"""
+    """client id, from 0"""
     model: str
     """architecture"""
     participated: bool
     """whether the client took part in this round"""
     accuracy: float | None
-    """test accuracy, correct / total; null, like all test results, if not measured in this round"""
+    """test accuracy, correct / total. This and all other test results are null if not measured in this round"""
     correct: int | None
     """number of correctly classified test samples"""
     total: int | None
@@ -131,31 +131,31 @@ class ClientRow:
     train_loss: float | None
     """mean training loss per sample of the round; null for a client that did not train"""
     train_samples: int
-    """samples seen in training, counted once per epoch"""
+    """number of samples in training, counted once per epoch"""
     up_bytes: int
     """bytes that the client sent"""
     down_bytes: int
     """bytes that the server sent to the client"""
     up_params: int
-    """count of numbers, such as parameters, that the client sent"""
+    """number of values, such as parameters, that the client sent"""
     down_params: int
-    """count of numbers, such as parameters, that the server sent to the client"""
+    """number of values, such as parameters, that the server sent to the client"""
     flops: float
     """floating-point operations of training, without evaluation"""
     train_s: float
-    """seconds of the client's hooks"""
+    """seconds in the client's hooks"""
     evaluate_s: float
-    """seconds of the client's tests"""
+    """seconds in the client's tests"""
     macro_f1: float | None = None
-    """mean F1 over the classes that occur among the test samples or their predictions"""
+    """mean F1 over the classes in the test samples or in their predictions"""
     balanced_accuracy: float | None = None
-    """mean over the classes that occur among the test samples of the share that is classified correctly"""
+    """mean, over the classes in the test samples, of the share of correctly classified samples"""
     class_correct: list[int] | None = None
-    """for each class that occurs in the client's test samples, by ascending class id: number of correctly classified
-    test samples"""
+    """number of correctly classified test samples per class, for the classes in the client's test samples, by ascending
+    class id"""
     virtual_s: float | None = None
-    """seconds of the client's part of the round on its simulated device and connection (`system`); of a late client,
-    too, if it has a row because `evaluation.clients` is `all`"""
+    """seconds of the client's part of the round on its simulated device and connection (`system`). With
+    `evaluation.clients: all`, late clients have a row and this value, too"""
     before_accuracy: float | None = None
     """test accuracy between receiving the server's message and training, if `evaluation.when` is `both`"""
     before_loss: float | None = None
@@ -176,26 +176,27 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class RunCard:
-    """The identity of a run and its facts at the start, for trackers."""
+    """The identity of a run and its facts at the start, which trackers receive."""
 
     name: str  # of the scenario
     run_id: str  # the name of the run folder
     folder: Path  # the run folder, absolute
-    parameters: Mapping[str, Scalar]  # the resolved scenario, flat, dotted keys
+    parameters: Mapping[str, Scalar]  # the resolved scenario, by dotted key
     tags: Mapping[str, str]  # method, data set, partition, number of clients, seed, overridden keys, code
-    dataset: str  # `data.name`
+    dataset: str  # value of `data.name`
     dataset_source: str  # path or address of the data
-    dataset_digest: str  # SHA-256 of the data set and, if it is another one, of the public data set
+    dataset_digest: str  # SHA-256 of the data set and, if it is another data set, of the public data
     partition_digest: str  # SHA-256 of the positions of every client's samples
-    num_samples: int  # of the whole data set
+    num_samples: int  # number of samples of the whole data set
     num_clients: int
-    label: str  # method, seed and overridden keys: "fedgh-s1 lr=0.1"
-    facts: Summary  # entries of `summary.json` that are known at the start of the run
-    first_round: int = 0  # the first round that `log` receives; a resumed run may have logged it and later ones before
+    label: str  # method, seed and overridden keys, as in "fedgh-s1 lr=0.1"
+    facts: Summary  # the entries of `summary.json` that are known at the start
+    # The first round for `log`. Before a resume, this and later rounds may have been logged already.
+    first_round: int = 0
 
 
 class Summary(TypedDict, total=False):
-    """The content of `summary.json`. Until the run has ended, it has the entries before `rounds`, and `checkpoint`.
+    """The content of `summary.json`. During the run, it contains only the entries before `rounds`, and `checkpoint`.
 
     An earlier raysim wrote fewer entries.
     """
@@ -211,37 +212,37 @@ class Summary(TypedDict, total=False):
     seed: int
     """the scenario's seed"""
     overrides: Mapping[str, Any]
-    """dotted keys and values that `--set` gave"""
+    """dotted keys and values of `--set`"""
     backend: str
     """the scenario's backend"""
     rounds_asked: int
-    """rounds that the scenario asks for"""
+    """number of rounds in the scenario"""
     clients: int
     """number of clients"""
     malicious_clients: list[int]
-    """ids of the malicious clients, if the scenario has any"""
+    """ids of malicious clients, if the scenario has any"""
     held_out_clients: list[int]
-    """ids of the clients that never take part, if the scenario has any"""
+    """ids of clients that never take part, if the scenario has any"""
     participants_per_round: int
     """number of clients that a round selects"""
     dataset: Mapping[str, Any]
     """name, source and digest of the data set"""
     public_digest: str
-    """digest of the public data, if it comes from another data set"""
+    """digest of the public data, if they are another data set"""
     partition_digest: str
     """digest of the positions of every client's samples"""
     inputs: Mapping[str, str]
-    """path -> SHA-256 of `inputs` of the scenario, of the file of a partition, and of a trace"""
+    """path -> SHA-256 of the scenario's `inputs`, and of the files of a partition and a trace"""
     versions: Mapping[str, Any]
-    """versions of raysim, Python, torch and NumPy; "processor": type of the machine's processor"""
+    """versions of raysim, Python, torch and NumPy; "processor": kind of the machine's processor"""
     code: Mapping[str, Any]
     """digests of the method's files and of raysim, git commit, and changes in resumed runs"""
     folder: str
     """the run folder"""
     status: str
-    """one of `Status`; or "died", which `read_summary` returns if the run's process was killed"""
+    """a value of `Status`; or "died", which `read_summary` returns if the run's process was killed"""
     rounds: int
-    """number of rounds that are done"""
+    """number of finished rounds"""
     ended_early: str | None
     """why the run ended before its last round"""
     best_round: int | None
@@ -249,31 +250,31 @@ class Summary(TypedDict, total=False):
     best_val_round: int | None
     """the round of `accuracy/at_best_val`"""
     best_val: float | None
-    """greatest `accuracy/val`"""
+    """greatest value of `accuracy/val`"""
     final: Mapping[str, Any]
-    """metric -> its value in the last round that measured it"""
+    """metric -> value in the last round that measured it"""
     up_bytes_per_participant: float
     """bytes that a participant sends per round, on average"""
     down_bytes_per_participant: float
     """bytes that a participant receives per round, on average"""
     up_bytes_by_field: Mapping[str, Any]
-    """field of the clients' messages -> bytes in all rounds"""
+    """field of the clients' messages -> its bytes in all rounds"""
     down_bytes_by_field: Mapping[str, Any]
-    """field of the server's messages -> bytes in all rounds"""
+    """field of the server's messages -> its bytes in all rounds"""
     uploads: int
     """number of uploads"""
     rejected_uploads: int
-    """number of uploads that were left out, because they contained NaN or infinity"""
+    """number of uploads that were left out because of NaN or infinity"""
     diverged_clients: int
-    """number of clients that ended with a loss or an upload that is not finite"""
+    """number of clients whose last loss or upload is not finite"""
     failed_clients: int
-    """how often a participant failed and its round continued without it"""
+    """number of times that a participant failed and the round continued without it"""
     dropped_clients: int
-    """how often a selected client did not count: see the metric engine/dropped_clients"""
+    """number of times that a selected client did not count: see the metric engine/dropped_clients"""
     restarts: int
-    """how often the run returned to a checkpoint after an actor or a node died"""
+    """number of times that the run returned to a checkpoint after an actor or a node died"""
     checkpoint: Mapping[str, Any] | None
-    """round and folder of the last checkpoint; and `best_val_round`, if `checkpoint.keep` has `best_val`"""
+    """round and folder of the last checkpoint; with `best_val` in `checkpoint.keep`, also `best_val_round`"""
     state_digest: str | None
     """SHA-256 over all client and server state; null before the end"""
     error: str | None
@@ -281,8 +282,8 @@ class Summary(TypedDict, total=False):
     actors: int
     """number of client actors"""
     startup: Mapping[str, Any] | float | None
-    """number of client actors and seconds that they took to start; null if the run did not start any. An earlier raysim
-    wrote only the seconds"""
+    """number of client actors, and seconds until all had started; null if the run started none. An earlier raysim wrote
+    only the seconds"""
     seconds: Mapping[str, Any]
     """of the last process, from the start of its backend to its last checkpoint, without data, plots and MLflow
     ("total"); of the rounds in earlier processes ("before_resume"); and of each phase ("train", "aggregate",
@@ -290,28 +291,28 @@ class Summary(TypedDict, total=False):
     mlflow: str | None
     """the address to open, or the command to type, to see the run in MLflow"""
     nothing_to_do: str
-    """only in `Run.summary`: how to add rounds, if all rounds had been done before `resume`"""
+    """only in `Run.summary`: how to add rounds, if all rounds were done before `resume`"""
     completed: bool
     """only in `Run.summary`: true if `resume` only added plots or MLflow data"""
 
 
 class Output:
-    """Base of dataclasses that commands print with `--json`: docstrings of fields are descriptions in the schema."""
+    """Base class of dataclasses that `--json` prints. Docstrings of fields become descriptions in the schema."""
 
     __pydantic_config__: ClassVar[Mapping[str, bool]] = {"use_attribute_docstrings": True}
 
 
 def written(overrides: Iterable[tuple[str, object]]) -> list[str]:
-    """Return overrides as they are typed after `--set`: "training.lr=0.1"."""
+    """Return overrides as users type them after `--set`, for example "training.lr=0.1"."""
     return [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in overrides]
 
 
 LOCK = "logs/.lock"
-"""File in a run folder that the run's process keeps locked from start to end."""
+"""Name of a file in a run folder that the run's process locks until it ends."""
 
 
 class Tracker(Protocol):
-    """Receives a run's results. All calls of `log` come from one thread, rounds in order; the others from another one.
+    """Receives a run's results. One thread calls `log`, for rounds in order, and another the other methods.
 
     >>> import raysim
     >>> class Printed:
@@ -327,10 +328,10 @@ class Tracker(Protocol):
     """
 
     def open(self, card: RunCard) -> None:
-        """Start recording a run. Raises `ScenarioError` if the tracker cannot record it."""
+        """Start recording a run. Raises `ScenarioError` if that is impossible."""
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Record round `t` (0: before the first round). values: metrics by name, without those not measured."""
+        """Record round `t` (0: before the first round). values: metric -> value, for measured metrics."""
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Stop recording: the run ended. summary: the content of `summary.json`, a `Summary`."""
+        """Stop recording, because the run has ended. summary: the content of `summary.json`, a `Summary`."""

@@ -1,4 +1,4 @@
-"""Assignment of a data set's samples to clients, by their positions in the data set."""
+"""The assignment of a data set's samples to clients, by position in the data set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """The samples of all clients for one purpose, such as training: positions in the data set, client by client."""
+    """The samples of all clients for one purpose, such as training, as positions in the data set, client by client."""
 
     index: NDArray[np.int64]
     """Positions, ascending within a client."""

@@ -16,11 +16,11 @@ ELSEWHERE = {
     "sample_fraction": "participation",
     "grad_clip": "clip",
 }
-"""Names of keys in other tools and in papers -> their names here."""
+"""Names of keys in other tools and in papers -> names in raysim."""
 
 
 def suggest(given: str, names: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the nearest name, ignoring case, or an empty text if no name is near."""
+    """Return `; did you mean 'x'?` for the most similar name, ignoring case; "" if no name is similar."""
     known = {name.lower(): name for name in names}
     word = given.lower()
     near = [known[name] for name in (word, ELSEWHERE.get(word.replace("-", "_"))) if name in known]

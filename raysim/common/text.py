@@ -1,4 +1,4 @@
-"""Text for messages: valid names of folders, length, secrets in addresses."""
+"""Text for messages: valid folder names, shortening, and secrets in addresses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import TypeGuard
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 QUOTED = 200
-"""Greatest number of characters that a message quotes of a user's text."""
+"""Maximum number of characters of a user's text in a message."""
 
-# A colon before digits and a slash starts a port. S3 secrets and careless passwords may contain any character.
+# A colon before digits and a slash begins a port, not a password. S3 secrets and careless passwords may contain any
+# character.
 _USER = re.compile(
     r"(?i)(?:(?<=\bhttp://)|(?<=\bhttps://))[^\s/]{0,2000}@"
     r"|(?<=://)[^\s/?#@:]{0,2000}:(?!\d+(?:[/?#\s]|$))[^\s]{0,2000}@"
@@ -25,12 +26,12 @@ _QUERY = re.compile(
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """Return whether `value` is a valid scenario name, run id or job id, and so a valid folder name."""
+    """Return whether `value` is a valid name for a scenario, a run id or a job id, which is also a folder name."""
     return isinstance(value, str) and _NAME.fullmatch(value) is not None
 
 
 def expanded(path: Path | str) -> Path:
-    """Expand `~` to the home folder; return the path unchanged if there is no such user."""
+    """Replace `~` by the home folder; return the path unchanged if the user does not exist."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -38,27 +39,27 @@ def expanded(path: Path | str) -> Path:
 
 
 def one_line(text: str, longest: int = 500) -> str:
-    """Return text as one line, cut after `longest` characters."""
+    """Return a text as one line, shortened to `longest` characters."""
     return " ".join(text.split())[:longest]
 
 
 def cause(error: BaseException) -> str:
-    """Return the class and the shortened text of an exception as one line."""
+    """Return an exception's class and shortened text as one line."""
     return f"{type(error).__name__}: {cut(one_line(str(error)))}".removesuffix(": ")
 
 
 def quoted(value: object) -> str:
-    """Return a value as short text for a sentence."""
+    """Return a value as a short text for a sentence."""
     return cut(one_line(repr(value)))
 
 
 def cut(text: str) -> str:
-    """Shorten text to at most `QUOTED` characters: its beginning and its end."""
+    """Shorten a text to at most `QUOTED` characters, by removing its middle."""
     return text if len(text) <= QUOTED else f"{text[: QUOTED // 2]}…{text[1 - QUOTED // 2 :]}"
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return text, cut after `longest` characters."""
+    """Return a text, shortened to `longest` characters."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
@@ -72,12 +73,12 @@ def distinct(texts: Iterable[str]) -> list[str]:
 
 
 def mlflow_name(text: str) -> str:
-    """Return a valid name of an MLflow metric, parameter or tag: _ replaces forbidden characters."""
+    """Return a valid name for an MLflow metric, parameter or tag, with _ in place of invalid characters."""
     return re.sub(r"[^/\w.\- :]", "_", text)[:250]
 
 
 def few(names: Sequence[str]) -> str:
-    """Join at most ten names, each cut to 50 characters."""
+    """Join at most ten names, each shortened to 50 characters."""
     rest = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return ", ".join(shortened(name, 50) for name in names[:10]) + rest
 

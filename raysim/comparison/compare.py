@@ -312,7 +312,7 @@ def compare(
     targets = sweep.targets if targets is None else list(targets)
     if targets is None:
         targets = sorted({target for run in measured for target in run.targets})
-    # equal column names: titles show targets with %g
+    # Equal column names: titles show targets with %g.
     targets = list({f"{target:g}": target for target in targets}.values())
     variants = group_runs(measured)
     baseline, baselines = _baseline_of(variants, baseline, sweep)

@@ -73,7 +73,7 @@ class TuningCard:
     uses_test: bool  # whether that metric uses test samples
     seeds: Sequence[int]
     variants: Sequence[TunedVariant]
-    # names of the folders with the final runs, whose values were chosen
+    # Names of the folders with the final runs, whose values were chosen.
     cells: Sequence[str] = field(default_factory=list)
 
     @property

@@ -286,7 +286,7 @@ class Server(Generic[State]):
     state: State = field(default=None)  # type: ignore[assignment]
     values: dict[str, float] = field(default_factory=dict)
     local: LocalTraining = field(default_factory=LocalTraining)  # the training settings of clients
-    # ids of the classes in each client's data, int64, ascending
+    # client -> ids of the classes in its data, int64, ascending
     classes: Mapping[ClientId, Tensor] = field(default_factory=dict)
     arch: Mapping[ClientId, str] = field(default_factory=dict)  # name of each client's architecture
     robust: RobustMean | None = None  # the rule of the section `aggregator`, which replaces the mean of uploads

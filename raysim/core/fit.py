@@ -157,7 +157,7 @@ def fit_one(job: FitJob) -> FitResult:
         nonlocal connected
         with lower:
             loss, kept = loss_and_rows(job, batch)
-        # a constant has no `grad_fn`; a single batch may have a constant loss
+        # A constant has no `grad_fn`; a single batch may have a constant loss.
         connected = connected or loss.grad_fn is not None
         if not loss.requires_grad:
             raise _unconnected(job)

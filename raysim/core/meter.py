@@ -49,7 +49,7 @@ class FlopMeter:
     """
 
     counted: dict[Hashable, int] = field(default_factory=dict)
-    # counts at the batch sizes `SMALL`; None: they do not predict others
+    # Counts at the batch sizes `SMALL`; None: they do not predict others.
     small: dict[Hashable, list[int] | None] = field(default_factory=dict)
 
     def of(self, key: Hashable, work: Callable[[], object]) -> int:
@@ -76,7 +76,7 @@ class FlopMeter:
             flops = self.counted[key, size] = flops_of(partial(work, size))
             if size > SMALL[-1] and key not in self.small and samples >= SMALL[-1]:
                 self.small[key] = None
-                # a loss may fail on a small batch, for example if it needs five nearest neighbours
+                # A loss may fail on a small batch, for example if it needs five nearest neighbours.
                 with suppress(Exception):
                     counts = [flops_of(partial(work, one)) for one in SMALL]
                     self.small[key] = counts if _quadratic(counts, size) == flops else None

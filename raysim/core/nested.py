@@ -83,7 +83,7 @@ def scale(rate: float, layer: nn.Module, given: Any, out: Tensor) -> Tensor:
 
 def add_mask(model: nn.Module, num_classes: int) -> None:
     """Make a model set the logits of classes that the client lacks to 0; `load_part` stores the client's classes."""
-    # until the client takes part, no class is masked
+    # Until the client takes part, no class is masked.
     model.register_buffer("owned_C", torch.ones(num_classes, dtype=torch.bool))
     model.register_forward_hook(mask)
 

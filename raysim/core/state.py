@@ -116,7 +116,7 @@ def check_shared(state: Any) -> None:
     spans: list[tuple[int, int, Any, str]] = []  # (first byte, last byte, owner, path) of each tensor
     for path, part in _leaves(state, ""):
         values = part.state_dict().values() if isinstance(part, nn.Module) else [part]
-        # a module at two paths would be restored as two modules
+        # A module at two paths would be restored as two modules.
         owner = path if isinstance(part, nn.Module) else id(part)
         for value in values:
             if (

@@ -15,6 +15,6 @@ def ward(points: NDArray[np.float64]) -> NDArray[np.float64]:
     import fastcluster  # imported here, because clients do not need it
 
     linkage: NDArray[np.float64] = fastcluster.linkage_vector(points, "ward")
-    # for equal points, rounding errors may break the ascending order
+    # For equal points, rounding errors may break the ascending order.
     linkage[:, 2] = np.maximum.accumulate(linkage[:, 2])
     return linkage

@@ -55,7 +55,7 @@ def save(key: str, decoded: Decoded) -> None:
     rest["digest"] = np.asarray(digest_of(decoded))
     with suppress(OSError):
         base.parent.mkdir(parents=True, exist_ok=True)
-        # fsync is not needed: `load` compares digests, so files that a power cut damaged are decoded again.
+        # The files need no fsync: `load` compares digests, so files that a power cut damaged are decoded again.
         replace(base.with_suffix(".npy"), lambda file: np.save(file, decoded.raw_M, allow_pickle=False), fsync=False)
         replace(
             base.with_suffix(".npz"),

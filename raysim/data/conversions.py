@@ -21,7 +21,7 @@ from raysim.common.text import few
 from raysim.data.sources import naming
 
 _ID_NAME = re.compile(
-    # the first three patterns match index columns that pandas wrote
+    # The first three patterns match index columns that pandas wrote.
     r"^$|^Unnamed: 0$|^__index_level_\d+__$|[a-z]I[dD]$"
     r"|(?i:(^|[_ .-])(ids?|index|idx|row|session|subject|user|client|patient|site|device|fold)$)"
 )

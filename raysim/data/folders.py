@@ -75,7 +75,7 @@ def _client_folder(path: Path, source: Source, settings: Files) -> str:
     """Return the client of an image whose path, below `data.path` or a part's folder, is <client>/<class>/<image>."""
     folders = _below(path, settings, True)
     if len(folders) != 3 and not source.test and part_of("images", path.relative_to(source.folder).parts)[0] != "train":
-        # if no folder is called train, test-1 in test-1/<class> is a client, not a part
+        # If no folder is called train, test-1 in test-1/<class> is a client, not a part.
         folders = _below(path, settings, False)
     if len(folders) != 3:
         roots = [place_of(root) for root in settings.path]

@@ -289,7 +289,7 @@ def make_partition(
         if share_NC is None:
             count_NC = counts.iid_counts(class_count_C, num_clients, rng)
         else:
-            # every client must get at least one sample of each of its few classes
+            # Every client must get at least one sample of each of its few classes.
             few = isinstance(setting, Pathological)
             count_NC = counts.largest_remainder(class_count_C, share_NC.T, none_empty=few).T
             if part > 0:

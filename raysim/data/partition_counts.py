@@ -65,7 +65,7 @@ def split_cells(cell_NC: Ints, shares: Shares = SHARES_811) -> Ints:
     training cell becomes its test sample, so that its accuracy is defined.
     """
     clients, classes = cell_NC.shape
-    # in the order train, test, validation, because the first of equal remainders gets the sample
+    # The order is train, test, validation, because the first of equal remainders gets the sample.
     share_P = np.array([shares[0], shares[2], shares[1]])
     count_NCP = largest_remainder(cell_NC.reshape(-1), np.tile(share_P, (cell_NC.size, 1)))
     count_NCP = count_NCP.reshape(clients, classes, 3)

@@ -24,7 +24,7 @@ def kept_ids(min_samples: int, owner_M: Ints, num_train: int, split: counts.Spli
     """Return the positions of the ids that have enough samples, ascending. Raises ScenarioError if none has."""
     total_I = np.bincount(owner_M)
     train_I = np.bincount(owner_M[:num_train], minlength=len(total_I))
-    # with samples for training and for testing
+    # A usable id has samples for training and for testing.
     usable_I = total_I > 1 if counts.pooled(split) else (train_I > 0) & (total_I > train_I)
     kept = np.flatnonzero((total_I >= min_samples) & usable_I)
     if not len(kept):

@@ -68,10 +68,10 @@ class Decoded(NamedTuple):
     num_train: int
     class_names: tuple[str, ...]
     vocabulary: int = 0  # number of different tokens; 0: no tokens
-    # mean of the train part; empty if the data set has no test part, or has published constants
+    # Mean of the train part; empty if the data set has no test part, or has published constants.
     mean_F: NDArray[np.float64] = np.zeros(0)
     std_F: NDArray[np.float64] = np.zeros(0)
-    # position of each sample's id in `owners`; empty if samples have no ids
+    # Position of each sample's id in `owners`; empty if samples have no ids.
     owner_M: NDArray[np.int64] = np.zeros(0, np.int64)
     owners: tuple[str, ...] = ()  # the ids, ascending
     notes: tuple[str, ...] = ()  # sentences about how the files were read

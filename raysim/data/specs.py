@@ -175,7 +175,7 @@ _ALL = (
         augment=Augment(crop_padding=8),
         folders=("tiny_imagenet", "tiny-imagenet", "tiny-imagenet-200"),
         image_columns=("image", "img"),
-        # the published test part has no labels, so `valid-` and `validation-` files are the test part
+        # The published test part has no labels, so `valid-` and `validation-` files are the test part.
         test_prefixes=("valid", "val"),
         image_folder=True,
     ),

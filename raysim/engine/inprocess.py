@@ -56,7 +56,7 @@ class InProcessBackend:
         self.plan, self.raw = plan, raw
         if self.device.type != "cpu":
             accelerator.release_memory(self.device)
-        # this process may have opened a run whose files have the same names but another content
+        # This process may have opened a run whose files have the same names but another content.
         plan.own_code.activate()
         self._begin()
 

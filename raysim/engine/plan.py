@@ -68,7 +68,7 @@ class Plan:
     labels: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     public: tuple[NDArray[Any], NDArray[np.int64]] | None = None  # samples as stored, and labels, of `Task.public`
     encoder: Callable[[str], Any] = only_pixels  # as in `Task`; picklable
-    # settings of clients that an override selects
+    # Settings of clients that an override selects.
     own_local: Mapping[ClientId, LocalTraining] = field(default_factory=dict)
     schedule: RateSchedule = field(default_factory=Constant)  # schedule of the learning rate
     stragglers: StragglerDraws | None = None  # which clients do not finish their epochs

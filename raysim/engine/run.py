@@ -56,7 +56,7 @@ class Rounds:
         self.plan, self.backend, self.record, self.checkpoints = plan, backend, record, checkpoints
         self.progress, self.stop, self.within = progress or Progress(), stop or Stop(), within
         self.participants: Sequence[ClientId] = ()
-        # best round by validation, and the facts of its checkpoint
+        # Best round by validation, and the facts of its checkpoint.
         self._best_val: tuple[int, Mapping[str, Any]] | None = None
         self.account = Account(plan.privacy, plan.cohort) if plan.privacy and plan.privacy.noise_multiplier else None
         self.warnings = RunWarnings(backend, plan.max_failed_fraction)

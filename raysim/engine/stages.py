@@ -36,7 +36,7 @@ class Uploads:
     """The uploads of a round as they arrive at the server, with the messages that their clients received."""
 
     ups: Mapping[ClientId, Any]
-    # received tensors to compare with; None: the upload is not compared
+    # Received tensors to compare with; None: the upload is not compared.
     references: Mapping[ClientId, Mapping[str, Tensor] | None]
     changes: Mapping[ClientId, Changes]
 

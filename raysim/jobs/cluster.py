@@ -30,7 +30,7 @@ def connect(address: str) -> Iterator[Any]:
     from ray.job_submission import JobSubmissionClient
 
     logging.getLogger("ray").setLevel(logging.WARNING)  # Ray logs every upload and every closed connection
-    # overrides the client's address; it is already the default of `--address`
+    # The client would prefer this variable to `address`. It is already the default of `--address`.
     os.environ.pop("RAY_API_SERVER_ADDRESS", None)
     try:
         yield JobSubmissionClient(address)
@@ -41,7 +41,7 @@ def connect(address: str) -> Iterator[Any]:
             f"{address} does not answer: check that Ray is running and that this is its dashboard's address"
         ) from None
     except (OSError, RuntimeError) as error:
-        # an error of this machine's disk
+        # An error with a number comes from this machine's disk.
         if isinstance(error, RaysimError) or getattr(error, "errno", None) is not None:
             raise
         reason = str(error).strip(" .\n").splitlines()[-1]  # Ray sends a traceback, whose last line is the reason

@@ -26,7 +26,7 @@ def imagenet_resnet(
     block = Bottleneck if bottleneck else BasicBlock
     # Torchvision supports only four stages, so the last stages of a full network are removed for a shorter one.
     whole = ResNet(block, [*blocks, *[1] * (4 - len(blocks))], num_classes=1)
-    # torchvision's stem reads only colour images; the new stem is initialised in the same way
+    # torchvision's stem reads only colour images; the new stem is initialised in the same way.
     if input_spec.shape[0] != 3:
         whole.conv1 = nn.Conv2d(input_spec.shape[0], 64, 7, stride=2, padding=3, bias=False)
         nn.init.kaiming_normal_(whole.conv1.weight, mode="fan_out", nonlinearity="relu")

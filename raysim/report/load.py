@@ -111,7 +111,7 @@ def read_summary(folder: Path | str) -> Summary:
         if value.get("status") == "running":
             with contextlib.suppress(OSError), (Path(folder) / LOCK).open("rb") as file:
                 lock(file.fileno(), shared=True)  # raises an error while the run's process holds the lock
-                # read again, because the run may have ended between the two checks
+                # The file is read again, because the run may have ended between the two checks.
                 value = json.loads(path.read_text())
                 if value.get("status") == "running":
                     value["status"] = "died"

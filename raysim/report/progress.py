@@ -155,7 +155,7 @@ class _Live(_Plain):
 
     def print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-        # with soft_wrap, rich cuts the live lines at the terminal's width, so they are drawn again
+        # With soft_wrap, rich cuts the live lines at the terminal's width, so they are drawn again.
         self._live.refresh()
 
     def _show(self) -> None:

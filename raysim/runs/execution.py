@@ -84,7 +84,7 @@ class Execution:
     folder: RunFolder
     options: Options
     resumed: Resumed | None = None
-    # entries of the summary in addition to the progress
+    # Entries of the summary in addition to the progress.
     facts: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class Execution:
                 succeeded = partial(self.facts.__contains__, "state_digest")
                 backend = make_backend(self.scenario, plan, self.cleanup, succeeded, self.folder.path)
             self._say_notes()
-            # Hooks in this process must not run while trackers do in another thread: both may use its random generators.
+            # Hooks in this process must not run while trackers run in a thread: both may use its random generators.
             with Recorder(self.trackers, at_once=self.scenario.backend == "in_process") as record:
                 rounds = Rounds(
                     plan, backend, record, self.checkpoints, progress=self.progress, stop=stop,
@@ -167,7 +167,7 @@ class Execution:
             self.facts["seconds"] = time.perf_counter() - began
             try:
                 if status != "finished":
-                    # before the folder is closed, because actors may still work on an interrupted round
+                    # The backend ends before the folder is closed, because actors may still work on a round.
                     self._shut_down()
                     self._say_how_to_resume()
             finally:  # even after another Ctrl-C, the folder must be unlocked, so that the run can be resumed
@@ -312,7 +312,7 @@ class Execution:
             attempt(self._shut_down)
             for tracker in self.trackers:
                 if tracker is not self.folder and tracker is not self.mlflow:
-                    # a copy, because a custom tracker may change it
+                    # Trackers get a copy of the summary, because a custom tracker may change it.
                     attempt(tracker.close, status, copy.deepcopy(summary))
             attempt(self._draw)
             attempt(self.mlflow.close, status, summary)

@@ -42,7 +42,7 @@ class Identity:
     partition_digest: str
     versions: Mapping[str, str]
     code: Code
-    # one entry per --code-changed: changed files, and the last round before
+    # One entry per --code-changed: changed files, and the last round before.
     code_changes: Sequence[Mapping[str, Any]] = ()
     overrides: Mapping[str, Scalar] = field(default_factory=dict)  # dotted key -> value of all `--set` so far
     init: Mapping[str, str | None] | None = None  # run and digest of the initial state, as in the section `init`

@@ -1,4 +1,4 @@
-"""Networks, samples and representations of a run, from its folder and checkpoints, on the CPU and without Ray.
+"""The networks, samples and representations of a run, read from its folder and checkpoints on the CPU, without Ray.
 
 Shapes: N samples, C classes, D representation width.
 """
@@ -35,27 +35,27 @@ from raysim.runs.plan import RunData, make_plan
 from raysim.scenario.scenario import Scenario
 
 BEST_VAL: Literal["best_val"] = "best_val"
-"""Stands for the round with the greatest validation accuracy, whose state `checkpoint.keep` can keep."""
+"""The name of the round with the greatest validation accuracy, whose state `checkpoint.keep` can keep."""
 
 Round = int | Literal["best_val"] | None
-"""A round whose state was saved; None: the latest."""
+"""A round with a checkpoint; None: the latest one."""
 
 
 class Representations(NamedTuple):
-    """Representations of samples: the outputs of clients' extractors, which their headers read."""
+    """Representations of samples by their clients' extractors, which are the inputs of the headers."""
 
     value_ND: NDArray[np.float32]
     label_N: NDArray[np.int64]
-    client_N: NDArray[np.int64]  # the client that owns the sample and the network
+    client_N: NDArray[np.int64]  # client that has the sample and the network
 
 
 @dataclass
 class OpenedRun:
-    """A run folder and the data of its run, opened for reading only."""
+    """A run folder with the data of its run, opened for reading."""
 
     folder: Path
     scenario: Scenario
-    plan: Plan  # that the run's workers got, without actors
+    plan: Plan  # the plan of the run's workers, without actors
     data: RunData
     store: CheckpointStore
 
@@ -117,7 +117,7 @@ class OpenedRun:
         return latest if t is None else kept[t]
 
     def _best_val(self, latest: Checkpoint, kept: Mapping[int, Checkpoint]) -> Checkpoint:
-        """Return the checkpoint of the best round by validation. Raises `ScenarioError` if it cannot be used."""
+        """Return the checkpoint of the best round by validation. Raises `ScenarioError` if it is missing or damaged."""
         t = latest.facts.get("best_val_round")
         if not isinstance(t, int):
             raise ScenarioError(
@@ -174,7 +174,7 @@ class OpenedRun:
             return {k: net.eval() for k, net in nets.items()}
 
     def export(self, folder: Path, t: Round = None) -> None:
-        """Write the network of every client after round `t` to `folder`, in safetensors format: client-K.safetensors.
+        """Write each client's network after round `t` to `folder`, in safetensors format, as client-K.safetensors.
 
         The metadata of each file describe the network. One network is in memory at a time.
         """
@@ -195,7 +195,7 @@ class OpenedRun:
                     save_file(contiguous_copies(net.state_dict()), folder / f"client-{k}.safetensors", own)
 
     def samples(self, k: ClientId, part: str) -> Samples:
-        """Return a client's samples of one part, in the order of the data set."""
+        """Return a client's samples of one part (train, val or test), in the order of the data set."""
         self.check_clients([k])
         if part not in PARTS:
             raise ScenarioError(f"part: {part!r} given; allowed: {', '.join(PARTS)}")
@@ -204,27 +204,27 @@ class OpenedRun:
         return Samples(raw_N, torch.from_numpy(self.plan.labels[index_N]), self.plan.transform)
 
     def refuse_other_classes(self, first: OpenedRun) -> None:
-        """Raise `ScenarioError` if this run's classes are not those of `first`, with which it is to be drawn."""
+        """Raise `ScenarioError` if this run's classes differ from those of `first`, which the same figure shows."""
         if list(self.data.dataset.class_names) != list(first.data.dataset.class_names):
             raise ScenarioError(
                 f"{self.folder}: the classes of this run differ from those of the first run; draw it in another figure"
             )
 
     def look_again(self) -> None:
-        """Read the list of checkpoints again: a run in progress replaces them."""
+        """Read the list of checkpoints again, because a run in progress replaces them."""
         self.store = checkpoints_of(self.folder)
 
     def predictions(
         self, k: ClientId, part: str, t: Round = None, current: bool = False, probabilities: bool = False
     ) -> dict[str, NDArray[Any]]:
-        """Test a client on its samples of one part: columns `sample`, `label`, `predicted` and `probability`.
+        """Test a client on its samples of one part; return columns `sample`, `label`, `predicted` and `probability`.
 
         current: as in `nets`. probabilities: also a column per class, such as `probability_0`.
         """
         samples = self.samples(k, part)
         net = self.nets([k], t, current)[k]
         with torch.inference_mode():
-            # Not every network accepts a batch without samples.
+            # Some networks fail for a batch without samples.
             logits = [net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)] if len(samples) else []
             probability_NC = torch.cat(logits).softmax(1) if logits else torch.zeros(0, self.plan.num_classes)
             probability_N, predicted_N = probability_NC.max(1)
@@ -249,7 +249,7 @@ class OpenedRun:
             receive = _receiver(backend, checkpoint, current)
             for k in clients:
                 with backend.worker.states.reading(k) as net:
-                    receive(k)  # outside of inference mode, since some methods train when they receive
+                    receive(k)  # not in inference mode, because some methods train when they receive a message
                     net.eval()
                     with torch.inference_mode():
                         for batch in self.samples(k, part).in_order(EVALUATION_BATCH):
@@ -279,7 +279,7 @@ class OpenedRun:
 
 
 def _receiver(backend: InProcessBackend, checkpoint: Checkpoint, current: bool) -> Callable[[ClientId], None]:
-    """Return a function that lets a client receive the message after the checkpoint; not current: it does nothing."""
+    """Return a function that makes a client receive the message after the checkpoint; without `current`, a no-op."""
     if not current:
         return lambda k: None
     t = checkpoint.round + 1
@@ -287,7 +287,7 @@ def _receiver(backend: InProcessBackend, checkpoint: Checkpoint, current: bool) 
 
 
 def require_own_model(net: nn.Module) -> Any:
-    """Return the model of the client's own architecture within the network that its method keeps.
+    """Return the model of the client's own architecture within its network. Raises `ScenarioError` without one.
 
     Raises `ScenarioError` if there is none.
     """

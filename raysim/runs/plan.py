@@ -1,4 +1,4 @@
-"""`make_plan` turns a scenario, its data and the resources of this machine or cluster into the plan of a run.
+"""`make_plan` creates the plan of a run from a scenario, its data and the resources of this machine or cluster.
 
 `RunData` has the data: samples, their partition among the clients, public samples, and digests of all files.
 """
@@ -35,18 +35,18 @@ from raysim.scenario.scenario import Scenario
 
 @dataclass
 class RunData:
-    """The data of a run. The driver has them; workers get the samples that `raw` hands over once."""
+    """The data of a run, for the driver. Workers get the samples from `raw`, which works only once."""
 
     scenario: Scenario
-    dataset: Dataset  # without its samples after a call of `raw`
+    dataset: Dataset  # after a call of `raw`, without samples
     partition: Partition
     public: PublicSamples | None
-    inputs: Mapping[str, str]  # see `input_digests`
+    inputs: Mapping[str, str]  # result of `input_digests`
     notes: tuple[str, ...]  # warnings about the partition and the initial state
 
     @classmethod
     def of(cls, scenario: Scenario) -> RunData:
-        """Read the data that a scenario names and partition them. Raises `ScenarioError`, one sentence."""
+        """Read the data that a scenario names, and partition them. Raises `ScenarioError`."""
         dataset = _read(scenario)
         public = _public(scenario, dataset)
         partition = _partition(scenario, dataset, public)
@@ -60,12 +60,12 @@ class RunData:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all data: of the data set, and of the public data set if that is another one."""
+        """SHA-256 of the data set and, if it is another data set, of the public data."""
         other = self.public.digest if self.public else ""
         return hashlib.sha256(f"{self.dataset.digest}{other}".encode()).hexdigest() if other else self.dataset.digest
 
     def raw(self) -> NDArray[Any]:
-        """Hand over all samples as stored [M, ...] to the backend, which holds them once per node.
+        """Return all stored samples [M, ...], and drop them here, because the backend keeps them once per node.
 
         This object drops them, because the driver would otherwise hold up to 200 MB that it does not need. A later
         call reads them again.
@@ -80,7 +80,7 @@ class RunData:
 def make_plan(
     scenario: Scenario, machine: ClusterResources | None = None, *, rounds_left: bool = True
 ) -> tuple[Plan, RunData]:
-    """Plan the actors, read and partition the data, and return the plan of the run with its data.
+    """Plan the actors, read and partition the data; return the plan of the run and its data.
 
     machine: the resources for the actors; default: those of the cluster that RAY_ADDRESS names, else of this machine.
     rounds_left: False for a run that has all its rounds; no actors are planned for it. Raises `ScenarioError`, one
@@ -106,7 +106,7 @@ def _plan(scenario: Scenario, data: RunData, layout: Layout | None) -> Plan:
     evaluations, stopping = evaluations_of(scenario), stopping_rule(scenario)
     published = np.arange(dataset.num_train, len(dataset.label_M), dtype=np.int64)
     normalised = normalised_by(scenario.dataset, dataset.raw_M, np.unique(partition.train.index))
-    able = set(np.flatnonzero(partition.train.size_N).tolist()) - scenario.held_out  # to take part
+    able = set(np.flatnonzero(partition.train.size_N).tolist()) - scenario.held_out  # clients that can take part
     return Plan(
         algorithm=scenario.algorithm,
         seed=scenario.seed,
@@ -151,19 +151,19 @@ def _plan(scenario: Scenario, data: RunData, layout: Layout | None) -> Plan:
 
 
 def evaluations_of(scenario: Scenario) -> EvaluationSchedule:
-    """Return the rounds after which clients are tested."""
+    """Return the schedule of tests."""
     given = scenario.evaluation
     all_every = (given.all_every or given.every) if given.clients == "all" else None
     return EvaluationSchedule(scenario.rounds, given.every, given.global_every, all_every)
 
 
 def stopping_rule(scenario: ParsedScenario) -> StoppingRule | None:
-    """Return the rule for ending the run early; None: the run does all its rounds."""
+    """Return the rule for early stopping; None: the run does all its rounds."""
     return None if scenario.stop is None else StoppingRule(**scenario.stop.model_dump())
 
 
 def _refuse_unmeasured(scenario: Scenario, partition: Partition) -> None:
-    """Raise `ScenarioError` if `stop` or `checkpoint.keep` uses a metric for which no client has samples."""
+    """Raise `ScenarioError` if no client has samples for the metric of `stop` or `checkpoint.keep`."""
     if scenario.stop is not None:
         metric, deciding = scenario.stop.metric, DECIDING[scenario.stop.metric]
         of_clients = deciding.part != "train" and deciding.needs != "global_test"
@@ -182,7 +182,7 @@ def _refuse_unmeasured(scenario: Scenario, partition: Partition) -> None:
 
 
 def _try_selection(scenario: Scenario, plan: Plan) -> None:
-    """Check that a custom selection policy works for round 1. Raises `ScenarioError`."""
+    """Call a custom selection policy for round 1, to check it. Raises `ScenarioError`."""
     try:
         first, again = (list(plan.cohort(1)) for _ in range(2))
         if first != again:
@@ -198,12 +198,12 @@ def _try_selection(scenario: Scenario, plan: Plan) -> None:
 
 
 class PublicSamples(NamedTuple):
-    """Public data, which all parties have."""
+    """Public samples, which all clients and the server have."""
 
-    raw_P: NDArray[Any]  # as stored
-    label_P: NDArray[np.int64]  # -1 for samples of another data set
-    held_P: NDArray[np.int64]  # positions in the clients' data set, ascending; empty for another data set
-    digest: str = ""  # of the other data set
+    raw_P: NDArray[Any]  # samples as stored
+    label_P: NDArray[np.int64]  # -1 for samples from another data set
+    held_P: NDArray[np.int64]  # positions in the clients' data set, ascending; empty for samples from another data set
+    digest: str = ""  # digest of the other data set; empty without one
 
 
 def _read(scenario: Scenario) -> Dataset:
@@ -231,7 +231,7 @@ def _public(scenario: Scenario, data: Dataset) -> PublicSamples | None:
 
 
 def _partition(scenario: Scenario, data: Dataset, public: PublicSamples | None) -> Partition:
-    """Partition all samples except those held back as public data."""
+    """Partition all samples, except public ones."""
     if public is None or not len(public.held_P):
         return _dealt(scenario, data, data.label_M, data.num_train)
     left_L = np.delete(np.arange(len(data)), public.held_P)
@@ -256,7 +256,7 @@ def _dealt(scenario: Scenario, data: Dataset, label_M: NDArray[np.int64], num_tr
 
 
 def _absent_classes(partition: Partition, data: Dataset) -> tuple[str, ...]:
-    """Return a warning that names the classes of which no client has a training sample; none if there are none."""
+    """Return a warning with the classes of which no client has a training sample; () if there are none."""
     of_all_X = np.unique(data.label_M)
     absent_X = np.setdiff1d(of_all_X, data.label_M[partition.train.index])
     if not len(absent_X):
@@ -267,7 +267,7 @@ def _absent_classes(partition: Partition, data: Dataset) -> tuple[str, ...]:
 
 
 def _reused_samples(partition: Partition) -> tuple[str, ...]:
-    """Return a warning if one client trains on samples that another is tested on, as the partition `listed` allows."""
+    """Return a warning if a client trains on samples with which another is tested; `listed` partitions allow that."""
     test_X = np.unique(partition.test.index)
     both_X = np.intersect1d(test_X, partition.train.index)
     if not len(both_X):

@@ -1,4 +1,4 @@
-"""Preview of a run without running it: the placement, and estimates of time and memory from a few measured steps."""
+"""Preview of a run: the placement, and estimates of time and memory from a few measured steps."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from raysim.scenario.trackers import check_packages
 
 @dataclass(frozen=True)
 class ModelCost:
-    """The cost of one architecture with the same training settings, measured on this machine."""
+    """The cost of an architecture with certain training settings, measured on this machine."""
 
     name: str
     batch_size: int
     clients: int
     params: int
-    steps: float  # mean per client round; the last batch of an epoch may have fewer samples
-    step_s: float  # one training step, on one thread of this machine's CPU
-    test_s: float  # the test of one sample, likewise
+    steps: float  # mean number of steps per client round; the last batch of an epoch may have fewer samples
+    step_s: float  # seconds of a training step on one thread of this machine's CPU
+    test_s: float  # seconds of the test of a sample on one thread of this machine's CPU
 
 
 @dataclass(frozen=True)
 class Preview:
-    """The facts and estimates that `raysim launch --dry-run` shows."""
+    """The facts and estimates that `raysim launch --dry-run` prints."""
 
     machine: ClusterResources
     layout: Layout
@@ -59,12 +59,12 @@ class Preview:
     participants: int
     samples_per_client: float
     steps_per_client_round: float
-    client_round_s: float  # estimate of one client's local training, on one thread of this machine's CPU
-    tests_s: float  # estimate of all tests of the run, on one thread of this machine's CPU
-    round_s: float  # estimate of an average round, on this machine's CPU
+    client_round_s: float  # estimated seconds of a client's local training, on one thread of this machine's CPU
+    tests_s: float  # estimated seconds of all tests of the run, on one thread of this machine's CPU
+    round_s: float  # estimated seconds of an average round, on this machine's CPU
     total_s: float
-    client_memory_mb: float  # weights of all clients
-    process_memory_mb: float  # this process after importing what an actor imports
+    client_memory_mb: float  # size of all clients' weights
+    process_memory_mb: float  # memory of a process with the imports of an actor
     samples_mb: float
 
     def share(self, group: ActorGroup) -> float:
@@ -91,9 +91,10 @@ def preview(scenario: Scenario) -> Preview:
     data, dataset, count = scenario.data, scenario.dataset, scenario.clients.number
     if missing(data.name, data.root, data.format):
         if data.root is not None or not scenario.dataset.torchvision or data.format not in ("auto", "torchvision"):
-            load_dataset(data.name, data.root, data.format, download=False)  # raises the same error as a run
+            load_dataset(data.name, data.root, data.format, download=False)  # raises the same error as a run would
         notes.append(f"the data set {data.name} is not on this machine; a run will try to download it")
-        samples, tested = dataset.train_size / count, dataset.test_size / count  # about
+        # Approximate numbers of samples per client.
+        samples, tested = dataset.train_size / count, dataset.test_size / count
     else:
         _, plan, planned = warm_start(scenario, *make_plan(scenario, machine))
         notes += planned.notes
@@ -128,7 +129,7 @@ def preview(scenario: Scenario) -> Preview:
 
 
 def check_code(scenario: Scenario) -> None:
-    """Try the user's own code of a scenario as `preview` does, without planning a run. Raises `ScenarioError`."""
+    """Test a scenario's own code as `preview` does, without planning a run. Raises `ScenarioError`."""
     check_packages(scenario)
     check_local(scenario)
     for (name, local), clients in _kinds(scenario).items():
@@ -137,7 +138,7 @@ def check_code(scenario: Scenario) -> None:
 
 
 def _samples_tested(scenario: Scenario, own: float) -> float:
-    """Return the number of samples that all tests of a run evaluate. own: test and validation samples of a client."""
+    """Return the number of samples in all tests of a run. own: test and validation samples of a client."""
     evaluations = evaluations_of(scenario)
     seen = {None: 0.0, "own": own, "whole": own}
     if scenario.evaluation.global_test:
@@ -182,14 +183,14 @@ def _kinds(scenario: Scenario) -> Counter[tuple[str, LocalTraining]]:
 
 @one_thread()
 def _measure(scenario: Scenario, name: str, local: LocalTraining, clients: int, samples: float) -> ModelCost:
-    """Measure a step and a test. local: the settings of `clients` clients, with `samples` training samples each."""
+    """Measure a step and a test. local: the settings of `clients` clients with `samples` training samples each."""
     size, stragglers = local.batch_size, scenario.stragglers
-    if local.precision == "float16":  # too slow on a CPU to be measured
+    if local.precision == "float16":  # float16 on a CPU is too slow to measure
         local = replace(local, precision="float32")
     model = scenario.build(name).to(memory_format=torch.channels_last)
     batch = Batch(example(scenario.dataset.input_spec, size), torch.zeros(size, dtype=torch.int64), torch.arange(size))
     try:
-        for _ in range(2):  # the first step also warms up
+        for _ in range(2):  # the first step is a warm-up
             start = perf_counter()
             fit_one(FitJob(model, cross_entropy, None, [batch], local))
             step_s = perf_counter() - start

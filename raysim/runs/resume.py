@@ -1,4 +1,4 @@
-"""Resume a run: check its folder, settings, code, data and checkpoints, and run the rounds that are left."""
+"""Resumes a run: checks its folder, settings, code, data and checkpoints, and runs the remaining rounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from raysim.tracking.store import VARIABLE, check_uri
 
 
 def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: bool) -> Summary:
-    """Resume the run in a folder, however it ended, from its last checkpoint, in the same folder and MLflow run.
+    """Resume the run in a folder, whatever ended it, from its last checkpoint, with the same folder and MLflow run.
 
     scenario: that of the run, or one that differs only in settings that do not change the result. code_changed: resume
     although the code of the method or of raysim has changed.
@@ -44,16 +44,17 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
     refuse_differences(folder, before, scenario)
     try:
         summary = read_summary(folder)
-    except ScenarioError:  # the run was killed before it began, or the file is damaged; both can be resumed
+    except ScenarioError:  # the run was killed before it began, or the file is damaged; `resume` works in both cases
         summary = {}
     done, status = summary.get("rounds"), summary.get("status")
-    early = bool(summary.get("ended_early")) and scenario.stop == before.stop  # it would end in the same round again
+    # The same rule would end the run in the same round again.
+    early = bool(summary.get("ended_early")) and scenario.stop == before.stop
     over = isinstance(done, int) and (done >= scenario.rounds or early)
     if over and status == "finished":
         return {"nothing_to_do": how_to_continue(scenario, resume_line(options.resume_command, folder), early)}
     closing = False
     if over and status == "closing":
-        with contextlib.suppress(ScenarioError):  # with a damaged file, the run is resumed from the last checkpoint
+        with contextlib.suppress(ScenarioError):  # if the file is damaged, the run is resumed from the last checkpoint
             read_rounds(folder)
             closing = True
     identity = Identity.of(folder)
@@ -87,7 +88,7 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
 
 
 def _refuse_copy(folder: Path, checkpoints: str) -> None:
-    """Refuse a run folder without its lock file: a copy, made while the original was running.
+    """Refuse a run folder without a lock file, which shows that it was copied while the original was running.
 
     Both would write checkpoints to the same place, and each would remove those of the other.
     """
@@ -99,13 +100,13 @@ def _refuse_copy(folder: Path, checkpoints: str) -> None:
 
 
 def refuse_differences(folder: Path, before: ParsedScenario, scenario: Scenario) -> None:
-    """Raise `ScenarioError`, naming the keys, if the scenario would not give the same result as `before`, the run's."""
+    """Raise `ScenarioError` with the differing keys if the scenario gives another result than the run's (`before`)."""
     had, has = before.flat(), scenario.flat()
     differing = [
         key for key in dict.fromkeys([*had, *has]) if had.get(key) != has.get(key) and not _free(key, before, scenario)
     ]
     if "algorithm.name" in differing:
-        differing = ["algorithm.name"]  # the settings of two methods always differ
+        differing = ["algorithm.name"]  # the settings of another method differ anyway
     if differing:
         named = [f"{key} ({_shown(had.get(key))} before, {_shown(has.get(key))} now)" for key in differing]
         place = scenario.origin.of(tuple(differing[0].split(".")))
@@ -117,11 +118,11 @@ def refuse_differences(folder: Path, before: ParsedScenario, scenario: Scenario)
 
 
 class LostCheckpointsError(ScenarioError):
-    """A run cannot be resumed, because it has saved checkpoints but none exists any more."""
+    """A run cannot be resumed, because all checkpoints that it saved are missing."""
 
 
 def refuse_lost_checkpoints(folder: Path, store: CheckpointStore, summary: Summary) -> None:
-    """Raise `LostCheckpointsError` if a run's summary names a checkpoint but no checkpoint exists.
+    """Raise `LostCheckpointsError` if a run's summary names a checkpoint, but none exists.
 
     Otherwise the resumed run would silently start from round 1.
     """
@@ -136,7 +137,7 @@ def refuse_lost_checkpoints(folder: Path, store: CheckpointStore, summary: Summa
 
 
 def how_to_continue(scenario: Scenario, resume_line: str, early: bool = False) -> str:
-    """Say how to run more rounds of a finished run, as the end of a sentence. resume_line: the line that resumes it.
+    """Return the end of a sentence: how to run more rounds of a finished run. resume_line: the command to resume it.
 
     early: whether the run ended before its last round.
     """
@@ -149,7 +150,7 @@ def how_to_continue(scenario: Scenario, resume_line: str, early: bool = False) -
 
 
 def _may_have_more_rounds(scenario: Scenario, had: int, have: int) -> bool:
-    """Return whether a run with `had` rounds equals the first `had` rounds of a run with `have` rounds.
+    """Return whether the first `had` rounds are the same in runs with `had` and with `have` rounds.
 
     It does not if the method or the learning rate depends on the total number of rounds.
     """
@@ -164,18 +165,18 @@ def _free(key: str, before: ParsedScenario, now: Scenario) -> bool:
     if key.partition(".")[0] == "stop":
         had, has = stopping_rule(before), stopping_rule(now)
         return has is None or (had is not None and has.relaxes(had))
-    if key in ("init.run", "init.digest") and before.init and now.init:  # the run folder has the state
+    if key in ("init.run", "init.digest") and before.init and now.init:  # the run folder contains the initial state
         return now.init.digest in (None, before.init.digest)
     if key in (
         "data.path",
         "data.partition.path",
         "system.trace",
         "inputs",
-    ):  # a file may be moved; its digest is compared
+    ):  # the digests of these files are compared, so they may be moved
         return True
     return not decides(key)
 
 
 def _shown(value: Any) -> str:
-    """Return a value of `flat`, whose lists are text, for a sentence."""
+    """Return a value of `flat` for a sentence; lists are already text."""
     return short(value) if isinstance(value, str) else shown(value)

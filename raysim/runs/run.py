@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run, opened by its folder, or by its id if it is below ./runs.
+    """A run, opened by its folder or, if it is below ./runs, by its id.
 
     A property or method raises `ScenarioError` if a file that it needs is missing or damaged; the others still work.
 
@@ -61,21 +61,21 @@ class Run:
     """
 
     def __init__(self, run: os.PathLike[str] | str) -> None:
-        """Open a run. Raises `ScenarioError` when there is no such folder and no run with this id below ./runs."""
+        """Open a run. Raises `ScenarioError` unless the folder or a run with this id below ./runs exists."""
         self.folder = find_run(os.fspath(run))
-        self._ending: Summary = {}  # what `resume` returned
+        self._ending: Summary = {}  # result of `resume`
         self._opened: OpenedRun | None = None
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
 
     def __fspath__(self) -> str:
-        """The folder: functions that take the path of a run, such as `raysim.compare`, also take a run."""
+        """The folder, so that functions that take the path of a run, such as `raysim.compare`, also take a run."""
         return str(self.folder)
 
     @property
     def summary(self) -> Summary:
-        """The content of `summary.json`; for a run in progress: the facts that were known when it began.
+        """The content of `summary.json`. During the run, it has only the facts that were known at the start.
 
         After `resume` of a run that had all its rounds, it also has `nothing_to_do`, which says how to add rounds, or
         `completed`, if only plots or MLflow data were missing.
@@ -84,37 +84,37 @@ class Run:
 
     @property
     def status(self) -> str:
-        """`running`, `closing` (all rounds are done), `finished`, `interrupted`, `failed`, or `died`: it was killed."""
+        """`running`, `closing` (all rounds are done), `finished`, `interrupted`, `failed` or `died` (it was killed)."""
         return str(self.summary["status"])
 
     @property
     def state_digest(self) -> str | None:
-        """SHA-256 over all client and server state; equal digests mean bit-identical runs. None before the end."""
+        """SHA-256 over all client and server state, which is equal for bit-identical runs. None before the end."""
         return self.summary.get("state_digest")
 
     @property
     def scenario(self) -> Scenario:
-        """The run's scenario with every default and override filled in."""
+        """The run's scenario with all defaults and overrides."""
         return Scenario.of(run_scenario(self.folder))
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """One row per round, a column per metric; `raysim describe metrics` explains them."""
+        """One row per round, and one column per metric. `raysim describe metrics` explains the metrics."""
         return read_rounds(self.folder).to_pandas()
 
     @property
     def clients(self) -> pd.DataFrame:
-        """One row per round and client that took part in it or was tested; see `raysim describe clients.parquet`."""
+        """One row per round and client that took part or was tested; see `raysim describe clients.parquet`."""
         return read_clients(self.folder).to_pandas()
 
     @property
     def latest(self) -> pd.DataFrame:
-        """Each client's row of `clients` with its latest test, by client; the mean `accuracy` is `accuracy/all`."""
+        """For each client, the row of `clients` with its latest test. The mean of `accuracy` is `accuracy/all`."""
         return last_measured(read_clients(self.folder)).to_pandas().set_index("client")
 
     @property
     def classes(self) -> pd.DataFrame:
-        """One row per class of the test samples, from all clients' latest tests: its id, name and accuracy.
+        """One row per class of the test samples, with id, name and accuracy in all clients' latest tests.
 
         The columns are class, name (None in a run of an earlier raysim), correct, total and accuracy.
         """
@@ -122,7 +122,7 @@ class Run:
 
     @property
     def partition(self) -> pd.DataFrame:
-        """One row per sample that a client holds: client, part (train, val or test), sample, label."""
+        """One row per sample of a client: client, part (train, val or test), sample, label."""
         return read_partition(self.folder).to_pandas()
 
     def resume(
@@ -154,7 +154,7 @@ class Run:
         return self
 
     def client(self, k: int, round: Round = None) -> RunClient:
-        """Return client k. Raises `ScenarioError` if it does not exist, or the data is not that of the run.
+        """Return client k. Raises `ScenarioError` if it does not exist, or if the data differ from those of the run.
 
         round: the saved state that `network` and `predictions` use, as in `RunClient.network_after`.
         """
@@ -162,7 +162,7 @@ class Run:
         return RunClient(self, k, round)
 
     def representations(self, clients: Sequence[int], part: str = "test", round: Round = None) -> Representations:
-        """Return the input of the headers: each client's own samples of one part, read by its own network.
+        """Return the inputs of the headers for each client's samples of one part, computed by the client's own network.
 
         The arrays are `value_ND` float32 [N, D], `label_N` int64 [N] and `client_N` int64 [N]. part: train, val or
         test. round: as in `RunClient.network_after`. Raises `ScenarioError` for an unknown client, part or round, and
@@ -171,7 +171,7 @@ class Run:
         return self._open().representations(clients, part, round)
 
     def export(self, folder: os.PathLike[str] | str, round: Round = None) -> None:
-        """Write each client's `network` as a safetensors file that needs no raysim: client-K.safetensors in `folder`.
+        """Write each client's `network` to client-K.safetensors in `folder`. Reading such a file needs no raysim.
 
         The metadata of a file name the architecture and what it was built with. round: as in
         `RunClient.network_after`. Raises `ScenarioError` if the round has no checkpoint.
@@ -179,7 +179,7 @@ class Run:
         self._open().export(Path(folder), round)
 
     def _open(self) -> OpenedRun:
-        """Open the run's data once, and its checkpoints anew, because a run in progress replaces them."""
+        """Open the run's data once, and its checkpoints at each call, because a run in progress replaces them."""
         from raysim.runs.opened import OpenedRun
 
         if self._opened is None:
@@ -191,7 +191,7 @@ class Run:
 
 
 class ClientData(NamedTuple):
-    """A client's samples as the partition assigned them, not augmented.
+    """A client's samples, as partitioned and without augmentation.
 
     Each part has `raw_N` as stored (images uint8 [N, H, W, C]), `x` as networks read them ([N, C, H, W]), and `y`, the
     labels.
@@ -227,14 +227,14 @@ class RunClient:
 
     @property
     def network(self) -> nn.Module:
-        """The client's network after `round`, in eval mode, with all parts that the method keeps for it.
+        """The client's network after `round`, in eval mode, including all parts that the method keeps for the client.
 
         It reads normalised samples, such as `data.test.x`, and returns logits [N, C].
         """
         return self.network_after(self.round)
 
     def network_after(self, round: Round) -> nn.Module:
-        """Return the client's network after a round with a checkpoint: one of the last two saved; None: the latest.
+        """Return the client's network after a round with a checkpoint (one of the last two); None: the latest.
 
         "best_val": the round with the greatest validation accuracy, if `checkpoint.keep` has `best_val`. A client that
         had not taken part until then has its initial network. Raises `ScenarioError` if the round has no checkpoint.
@@ -243,7 +243,7 @@ class RunClient:
 
     @property
     def current_network(self) -> nn.Module:
-        """The client's network after `round` and after it received the message that the server would send next.
+        """The client's network after `round`, after it has also received the server's next message.
 
         It has the accuracy that `accuracy/all_current` counts for this client. For FedAvg and the like, this is the
         global model; a method whose clients use the message only while they train has `network`. It can be opened
@@ -316,5 +316,5 @@ def run(
 
 
 def checked(scenario: ParsedScenario) -> Scenario:
-    """Return the scenario, after checking it if it is only parsed. Raises `ScenarioError`."""
+    """Return the scenario, checked if it was only parsed. Raises `ScenarioError`."""
     return scenario if isinstance(scenario, Scenario) else Scenario.of(scenario)

@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM: the first ends a run after its round, the second at once.
+"""Handles Ctrl-C and SIGTERM: the first signal ends a run after its round, the second at once.
 
 SIGTERM never interrupts the closing of a run.
 """
@@ -16,12 +16,12 @@ from types import FrameType
 from raysim.engine.stop import Stop
 
 LIVE_LINES = 4
-"""The most lines of a live progress display of 60 columns or more."""
+"""Maximum number of lines of a live progress display with at least 60 columns."""
 
 
 @contextlib.contextmanager
 def sigterm_kept() -> Iterator[None]:
-    """Restore the handler of SIGTERM afterwards: Ray replaces it when it starts, and resets it when it ends.
+    """Restore the handler of SIGTERM after a block, because Ray replaces it when it starts and resets it when it ends.
 
     While Ray starts, its own handler would end the process: this raises `KeyboardInterrupt` instead, and ignores any
     later SIGTERM.
@@ -39,7 +39,7 @@ def sigterm_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible(stop: Stop | None = None) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM end a run after its round, or at once for the second signal or before the first round.
+    """Make Ctrl-C and SIGTERM end a run after its round. A second signal, or one before round 1, ends it at once.
 
     While a run is being closed, SIGTERM is ignored, and so is the first Ctrl-C, unless signals have ended the run. The
     next Ctrl-C ends the closing, and `raysim resume` completes it later. stop: receives the request to end; default:
@@ -69,24 +69,26 @@ def interruptible(stop: Stop | None = None) -> Iterator[None]:
         raise KeyboardInterrupt
 
     numbers = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # a background process of a script ignores it
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # a script's background process ignores Ctrl-C
         numbers.append(signal.SIGINT)
     before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not installed from Python
+            # A handler that was not installed from Python is None.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _print(text: str) -> None:
-    # Not through the progress display, which may be in the middle of a line. An error here would be raised inside
-    # whatever is running, such as a hook of a method. stderr may be closed, have no descriptor, or be None.
+    # The text bypasses the progress display, which may be in the middle of a line. An error here would be raised inside
+    # a running function, such as a method's hook. stderr may be closed, have no descriptor, or be None.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.write(sys.stderr.fileno(), notice(text, terminal=sys.stderr.isatty()).encode())
 
 
 def notice(text: str, terminal: bool) -> str:
-    """Return a text as lines to write between two updates of the progress; terminal: whether they may be live."""
-    # The next update of a live display erases as many lines above the cursor as the display has.
+    """Return a text as lines to write between two updates of the progress. terminal: whether progress may be live."""
+    # The next update of a live display erases the lines above the cursor, as many as the display has, so the text needs
+    # empty lines below.
     return f"\nraysim: {text}\n" + (LIVE_LINES * "\n" if terminal else "")

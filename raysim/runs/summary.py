@@ -1,4 +1,4 @@
-"""What the trackers of a run are told when it begins, and when it ends."""
+"""The data that the trackers of a run receive when it begins and when it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raysim.scenario.schema import decides, short_overrides
 
 
 def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:
-    """Return the name of a run for comparisons: method, seed, and the overrides that affect the result.
+    """Return the name of a run in comparisons: its method, its seed, and the overrides that affect the result.
 
     For example "fedgh-s1 lr=0.1 data=cifar10"; at most 120 characters, since names have little room.
     """
@@ -27,10 +27,11 @@ def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:
 
 
 def card_of(scenario: Scenario, data: RunData, identity: Identity, folder: Path, first_round: int = 0) -> RunCard:
-    """Return what the trackers of a run are told when it begins. first_round: the first that they get."""
-    able = set(np.flatnonzero(data.partition.train.size_N).tolist()) - scenario.held_out  # to take part
+    """Return the card that trackers receive when a run begins. first_round: the first round that they receive."""
+    able = set(np.flatnonzero(data.partition.train.size_N).tolist()) - scenario.held_out  # clients that can take part
     dataset, public = data.dataset, data.public.digest if data.public else ""
-    tagged = ("algorithm.name", "seed")  # these have their own tags; a sweep overrides many keys that decide no result
+    # The tag of overrides omits keys with their own tags, and keys that do not affect the result.
+    tagged = ("algorithm.name", "seed")
     deciding = [(key, value) for key, value in identity.overrides.items() if key not in tagged and decides(key)]
     overridden = " ".join(written(deciding))
     return RunCard(
@@ -68,7 +69,7 @@ def card_of(scenario: Scenario, data: RunData, identity: Identity, folder: Path,
             **({"held_out_clients": sorted(scenario.held_out)} if scenario.held_out else {}),
             "participants_per_round": min(scenario.participants, len(able)),
             "dataset": {"name": dataset.name, "source": dataset.source, "digest": dataset.digest},
-            **({"public_digest": public} if public else {}),  # of another data set
+            **({"public_digest": public} if public else {}),  # digest of another data set with public samples
             "partition_digest": data.partition.digest,
             "inputs": data.inputs,
             "versions": versions(),
@@ -80,7 +81,7 @@ def card_of(scenario: Scenario, data: RunData, identity: Identity, folder: Path,
 
 
 def summary_of(progress: Progress, checkpoint: Mapping[str, Any] | None, facts: Mapping[str, Any]) -> Summary:
-    """Return what trackers are told when a run ends. checkpoint: the last one. facts: of the process that ends."""
+    """Return the summary that trackers receive when a run ends. checkpoint: the last one. facts: of this process."""
     client_rounds = max(1, progress.client_rounds)
     up, down = sum(progress.up_components.values()), sum(progress.down_components.values())
     return {

@@ -33,20 +33,20 @@ from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
 
 VARYING = ("time/", "memory/", "engine/")
-"""Prefixes of metrics about the execution, which may differ between backends, unlike those in `SAME`."""
+"""Prefixes of metrics that describe the execution and may differ between backends, except those in `SAME`."""
 SAME = ("time/virtual_s", "time/virtual_total_s", "engine/dropped_clients", "engine/participants")
 
 
 @dataclass(frozen=True)
 class Variation:
-    """One way to run a scenario: in this process, or on a number of actors."""
+    """A way to run a scenario: in this process, or on a number of actors."""
 
     actors: int | None  # None: in this process, without Ray
-    kill: bool = False  # whether an actor is killed in the middle
+    kill: bool = False  # whether to kill an actor in the middle of the run
 
     @property
     def name(self) -> str:
-        """The variation in a few words, such as "2 actors, one killed"."""
+        """The variation in a few words, for example "2 actors, one killed"."""
         if self.actors is None:
             return "in process"
         return plural(self.actors, "actor") + (", one killed" if self.kill else "")
@@ -54,22 +54,23 @@ class Variation:
 
 @dataclass
 class Trace:
-    """Digests and metrics of a run after every round."""
+    """Digests and metrics of a run in every round."""
 
     variation: Variation
-    rounds: list[dict[str, dict[str, str]]] = field(default_factory=list)  # [t - 1]: party -> tensor -> SHA-256
-    metrics: list[Mapping[str, Any]] = field(default_factory=list)  # [t]
+    # rounds[t - 1]: client or server -> tensor -> SHA-256
+    rounds: list[dict[str, dict[str, str]]] = field(default_factory=list)
+    metrics: list[Mapping[str, Any]] = field(default_factory=list)  # metrics[t]: metrics of round t
     digest: str = ""
-    best_val: tuple[int, str] | None = None  # the kept best round by validation, and the digest of the state after it
+    best_val: tuple[int, str] | None = None  # best round by validation, and the digest of its saved state
     seconds: float = 0.0
     restarts: int = 0
-    difference: str | None = None  # from the trace of the first variation, one sentence
+    difference: str | None = None  # sentence about the first difference from the first variation
 
 
 def verify(
     scenario: ParsedScenario, actors: Sequence[int], kill: bool, show: Callable[[str], None] = lambda text: None
 ) -> list[Trace]:
-    """Run in this process, then on Ray with each of these numbers of actors, and compare the traces.
+    """Run in this process, then on Ray with each of these numbers of actors, and compare the results.
 
     kill: also run with the largest number of actors and kill one of them. Each trace except the first says where it
     first differs from the first trace, if it does. The runs leave no files.
@@ -94,12 +95,12 @@ def verify(
 
 
 def difference(one: Trace, other: Trace) -> str | None:
-    """Describe the first round, party and tensor in which two runs differ, else the first metric; None if they agree.
+    """Describe the first round, client or server, and tensor that differ, else the first metric; None if none does.
 
     If all of these agree, the final digests are compared, and then the kept states of the best round by validation.
     """
     for t, (expected, actual) in enumerate(zip(one.rounds, other.rounds, strict=True), start=1):
-        for party in expected:  # clients in id order, then the server: the first difference causes the rest
+        for party in expected:  # clients in id order, then the server, because the first difference causes the others
             had, has = expected[party], actual.get(party, {})
             for tensor in dict.fromkeys([*had, *has]):
                 if had.get(tensor) != has.get(tensor):
@@ -109,7 +110,7 @@ def difference(one: Trace, other: Trace) -> str | None:
     for t, (mine, its) in enumerate(zip(one.metrics, other.metrics, strict=True)):
         for name in dict.fromkeys([*mine, *its]):
             first, second = mine.get(name), its.get(name)
-            both_nan = first != first and second != second  # such as the loss of a diverged client
+            both_nan = first != first and second != second  # for example, both losses of a diverged client are NaN
             if (name in SAME or not name.startswith(VARYING)) and first != second and not both_nan:
                 return f"round {t}, {name}: {second}, but {first} in the first run ({one.variation.name})"
     if one.digest != other.digest:
@@ -125,7 +126,7 @@ def difference(one: Trace, other: Trace) -> str | None:
 def _traced(
     given: ParsedScenario, variation: Variation, most: int, cleanup: contextlib.ExitStack, rounds: int
 ) -> Trace:
-    """Run one variation. rounds: how many rounds the first variation had; `stop` may have ended it early."""
+    """Run one variation. rounds: the number of rounds that the first variation did, because `stop` may end it early."""
     sets = ["backend=in_process", "tracking.also=[]"]
     if variation.actors is not None:
         sets = ["backend=ray", f"resources.actors={variation.actors}", "tracking.also=[]"]
@@ -166,7 +167,7 @@ def _traced(
 
 
 def _start_ray(scenario: Scenario, most: int, cleanup: contextlib.ExitStack) -> ClusterResources:
-    """Start one Ray that is large enough for all variations, unless one is running; return its resources."""
+    """Start a Ray that is large enough for all variations, unless one is running; return its resources."""
     from raysim.engine.ray import local_cluster, session
 
     requested = sum(request.cpus_per_actor * (request.actors or 1) for request in scenario.requests)
@@ -178,7 +179,7 @@ def _start_ray(scenario: Scenario, most: int, cleanup: contextlib.ExitStack) -> 
 
 
 def _killer(backend: Any, rounds: int, progress: Progress) -> Callable[[int, int], None]:
-    """Return a hook that kills the first client actor in the middle round, once a result of that round has arrived."""
+    """Return a function that kills the first client actor in the middle round, after a result of this round arrived."""
     left = [(rounds + 1) // 2]
 
     def within(done: int, of: int) -> None:

@@ -1,4 +1,4 @@
-"""Take the clients' and the server's state of another run as the beginning of a run (`init`)."""
+"""Makes a run begin with the clients' and the server's state of another run (`init`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raysim.scenario.schema import Init
 
 
 def warm_start(scenario: Scenario, plan: Plan, data: RunData) -> tuple[Scenario, Plan, RunData]:
-    """Return the parts of a run with the initial state that its scenario names; without `init`, the same parts.
+    """Return the plan and data of a run with the initial state that its scenario names; unchanged without `init`.
 
     The scenario then records the other run's folder and the state's digest. Raises `ScenarioError` if the other run has
     no intact state, the state does not fit this run's clients, or its digest is not the one that the scenario gives.
@@ -44,9 +44,9 @@ def warm_start(scenario: Scenario, plan: Plan, data: RunData) -> tuple[Scenario,
 
 
 def _taken(folder: Path, init: Init, scenario: Scenario, plan: Plan, data: RunData) -> tuple[Initial, tuple[str, ...]]:
-    """Return the state of the other run in `folder`, and warnings about it."""
+    """Return the initial state from the other run in `folder`, and warnings about it."""
     source = OpenedRun.of(folder)
-    # Here, because the backend takes the data.
+    # The digests are compared here, because the backend takes the data.
     had, have = ((one.dataset.digest, one.partition.digest) for one in (source.data, data))
     _refuse_other_clients(source, plan)
     checkpoint = _checkpoint(source, init)
@@ -93,15 +93,15 @@ def _refuse_other_clients(source: OpenedRun, plan: Plan) -> None:
 
 
 def _differing_settings(source: Plan, plan: Plan) -> list[str]:
-    """Return how the method's settings differ from those of the source, which has the same method."""
-    settings = [field.name for field in fields(plan.algorithm) if field.init]  # without derived fields
+    """Return the settings in which the method differs from the same method in the other run."""
+    settings = [field.name for field in fields(plan.algorithm) if field.init]  # fields that are not derived from others
     had, has = ({key: getattr(one, key, None) for key in settings} for one in (source.algorithm, plan.algorithm))
     return [f"{key}: {has[key]} (there: {had[key]})" for key in settings if has[key] != had[key]]
 
 
 def _checkpoint(source: OpenedRun, init: Init) -> Checkpoint:
     """Return the checkpoint to begin with. Raises `ScenarioError` if it is missing or damaged."""
-    checkpoint = source.checkpoint()  # drops damaged checkpoints, instead of which an earlier one must not be taken
+    checkpoint = source.checkpoint()  # this skips damaged checkpoints, but an earlier one must not replace them
     if source.store.damage:
         raise ScenarioError(f"{source.folder}: {source.store.damage[-1]}; restore that file")
     return checkpoint if init.round == "last" else source.checkpoint(init.round)

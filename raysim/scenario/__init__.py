@@ -1,1 +1,1 @@
-"""Scenario files: parses keys and overrides, checks values and combinations, and creates the objects that they name."""
+"""Scenario files: parsing of keys and overrides, checks of values and combinations, and objects for names."""

@@ -1,4 +1,4 @@
-"""The scenarios and sweeps that come with raysim, given by name: `raysim launch quickstart` needs no checkout."""
+"""The scenarios and sweeps inside the raysim package, which are used by name, as in `raysim launch quickstart`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ FOLDER = Path(__file__).resolve().parent.parent / "scenarios"
 
 
 def bundled_names() -> list[str]:
-    """The names of all bundled scenarios and sweeps, such as `quickstart` and `papers/fedssa/table2`."""
+    """Return the names of all bundled scenarios and sweeps, such as `quickstart` and `papers/fedssa/table2`."""
     return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml"))
 
 
 def scenario_file(given: Path | str) -> Path:
-    """Return the file of a scenario or sweep: a path, or the name of a bundled one, without `.yaml`.
+    """Return the file of a scenario or sweep, given by its path or by the name of a bundled one, without `.yaml`.
 
     The user's own file of this name goes first, but no folder, such as the one with the scenario's runs. A path of no
     file is returned as it is.
@@ -26,12 +26,12 @@ def scenario_file(given: Path | str) -> Path:
 
 
 def bundled_file(name: Path | str) -> Path | None:
-    """Return the file of a bundled scenario or sweep; None if there is none of this name."""
+    """Return the file of a bundled scenario or sweep; None if no bundled one has this name."""
     return FOLDER / f"{name}.yaml" if str(name) in bundled_names() else None
 
 
 def hint(missing: Path) -> str:
-    """Return which bundled scenario may be meant by the path of no file, to end a sentence with; empty if none is."""
+    """Return the end of a sentence that suggests a bundled scenario for the path of a missing file; "" if none fits."""
     names = bundled_names()
     name = missing.as_posix().removeprefix("scenarios/").removesuffix(".yaml")
     return f"; `{name}` is the scenario that comes with raysim" if name in names else suggest(name, names)

@@ -1,4 +1,4 @@
-"""The clients: participation, devices, overrides of training and resources, training together, malicious clients."""
+"""The settings of clients: participation, devices, overrides of training and resources, groups, attacks."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ PROPERTIES: Mapping[str, tuple[Range, float]] = {
     "availability": (Range(ge=0, le=1), 1.0),
     "dropout": (Range(ge=0, le=1), 0.0),
 }
-"""Key of the section -> the range of a client's value, and the value where the key is missing."""
+"""Key of the section -> (range of a client's value, default value)."""
 
 
 def with_participation(parsed: ParsedScenario) -> tuple[ParsedScenario, Participation]:
-    """Return the scenario with the digest of its trace, and the rules of participation. Raises `ScenarioError`."""
+    """Return the scenario with the digest of its trace, and its rules of participation. Raises `ScenarioError`."""
     clients, origin = parsed.clients, parsed.origin
     parsed, system = with_system(parsed)
     if system is None and (key := parsed.first_set("clients.deadline_s", "clients.oversample")):
@@ -48,7 +48,7 @@ def with_participation(parsed: ParsedScenario) -> tuple[ParsedScenario, Particip
 
 
 def count_participants(parsed: ParsedScenario) -> int:
-    """Return K, the number of clients in a round. Raises `ScenarioError` if it is zero."""
+    """Return K, the number of clients in a round. Raises `ScenarioError` if K is zero."""
     clients = parsed.clients
     participants = cohort_size(clients.participation, clients.number)
     if participants < 1:
@@ -97,7 +97,7 @@ def with_system(parsed: ParsedScenario) -> tuple[ParsedScenario, Devices | None]
 
 
 def _trace(parsed: ParsedScenario, name: str, digest: str | None) -> tuple[dict[str, Floats], str]:
-    """Read a trace file: a mapping of properties to each client's value, and the file's SHA-256.
+    """Read a trace file; return property -> each client's value, and the file's SHA-256.
 
     digest: the SHA-256 that the scenario asks for.
     """
@@ -122,9 +122,9 @@ def _trace(parsed: ParsedScenario, name: str, digest: str | None) -> tuple[dict[
 
 
 def _columns(path: Path, count: int) -> dict[str, Floats]:
-    """Return the columns of a trace file, with a row per client. Raises `ValueError` or `KeyError`."""
+    """Return the columns of a trace file with one row per client. Raises `ValueError` or `KeyError`."""
     if path.suffix == ".parquet":
-        from raysim.common.parquet import read_parquet  # imports Arrow
+        from raysim.common.parquet import read_parquet  # imported here, because it imports Arrow
 
         table = read_parquet(path)
     else:
@@ -143,7 +143,7 @@ S = TypeVar("S", Training, Resources)
 
 
 def overridden(parsed: ParsedScenario, name: str, section: S) -> list[tuple[Key, list[int], S]]:
-    """Return the key, the clients and the settings of each override of a section, and at the end those of all others.
+    """Return key, clients and settings of each override of a section; last come those of all other clients.
 
     The first override that matches a client applies. Raises `ScenarioError` when an override does not select clients of
     this scenario.
@@ -173,7 +173,7 @@ def overridden(parsed: ParsedScenario, name: str, section: S) -> list[tuple[Key,
 
 
 def ranges_of(parsed: ParsedScenario, key: Key, text: str) -> set[int]:
-    """Return the clients in ranges of ids, the value of a key. Raises `ScenarioError`."""
+    """Return the clients in the ranges of ids that a key has as value. Raises `ScenarioError`."""
     count = parsed.clients.number
     try:
         return parse_ranges(text, count)
@@ -197,7 +197,7 @@ def parse_ranges(text: str, count: int) -> set[int]:
 
 
 def requests_of(parsed: ParsedScenario) -> tuple[ResourceRequest, ...]:
-    """Return one request per override and one for all other clients. Raises `ScenarioError`."""
+    """Return one resource request per override, and one for all other clients. Raises `ScenarioError`."""
     return tuple(
         ResourceRequest(
             tuple(clients),
@@ -257,7 +257,7 @@ def _refuse_nesterov(parsed: ParsedScenario, training: Training, key: Key) -> No
 def together_of(
     parsed: ParsedScenario, dataset: DatasetSpec, feature_dim: int, own: Mapping[int, Training]
 ) -> dict[str, int]:
-    """Return how many clients one call trains, by architecture. own: the settings of clients with an override.
+    """Return architecture -> number of clients that one call trains. own: the settings of clients with an override.
 
     Raises `ScenarioError` for an unknown architecture, or if another key requires that each client trains alone.
     """
@@ -268,15 +268,16 @@ def together_of(
             ("training", "together"),
             f"{unknown[0]} given, which is not among clients.models; allowed: {', '.join(names)}",
         )
-    # Groups must depend on the scenario and the cohort alone, not on which clients fail or exceed the time limit.
+    # Groups must depend only on the scenario and the cohort. They must not depend on which clients fail or exceed the
+    # time limit, so with these keys clients train alone.
     alone = parsed.first_set("failure.max_failed_fraction", "failure.client_timeout_s")
     if given == "auto":
         task = dataset.input_spec, feature_dim, dataset.num_classes
-        size = dict.fromkeys(names, parsed.training.batch_size)  # the largest of each architecture
+        size = dict.fromkeys(names, parsed.training.batch_size)  # architecture -> its largest batch size
         for k, training in own.items():
             name = parsed.clients.models[k % len(parsed.clients.models)]
             size[name] = max(size[name], training.batch_size)
-        # One call cannot train several clients in float16, see `Stack`.
+        # `Stack` cannot train several clients in float16.
         known = MODELS.keys() if not alone and parsed.training.precision != "float16" else ()
         return {name: TOGETHER if name in known and MODELS[name].stacks(*task, size[name]) else 1 for name in names}
     sizes = {name: given.get(name, 1) if isinstance(given, dict) else given for name in names}
@@ -292,7 +293,7 @@ def together_of(
 
 
 def malicious_of(parsed: ParsedScenario) -> Malicious | None:
-    """Return the malicious clients with their attack; None without the section. Raises `ScenarioError`."""
+    """Return the malicious clients with their attack; None without section `adversary`. Raises `ScenarioError`."""
     given, count = parsed.adversary, parsed.clients.number
     if given is None:
         return None

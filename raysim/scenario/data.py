@@ -1,4 +1,4 @@
-"""The data of a scenario: the specification of its samples, the number of clients, public samples, and digests."""
+"""Checks of a scenario's data: form of samples, number of clients, public samples, and digests."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 
 class DataFacts(NamedTuple):
-    """Facts about a scenario's data that are known before it is partitioned."""
+    """Facts about a scenario's data that are known before partitioning."""
 
     dataset: DatasetSpec  # as networks read it
-    split: Split  # name of the split, or the shares of training, validation and test samples
+    split: Split  # name of the split, or shares of training, validation and test samples
     files: Files | None  # settings of a user's own data; None: a published data set
-    public_size: int  # P: samples that all parties have
-    held_back: int  # training samples among these, which no client gets
+    public_size: int  # P, the number of public samples
+    held_back: int  # number of training samples among the public samples, which no client gets
 
 
 def with_data(parsed: ParsedScenario) -> tuple[ParsedScenario, DataFacts]:
-    """Look up the data; return the scenario with its split and number of clients, and the facts about its data.
+    """Look up the data; return the scenario with its split and number of clients, and facts about its data.
 
     Raises `ScenarioError` where the partition cannot work with the data set, the clients or the public data.
     """
@@ -56,7 +56,7 @@ def with_data(parsed: ParsedScenario) -> tuple[ParsedScenario, DataFacts]:
         with_test = num_train + dataset.test_size
         check_partition(partition, split, dataset.num_classes, number, num_train, with_test, dataset.name)
         files = files_of(parsed)
-    except ScenarioError as error:  # the functions called here know a key, but not the file or override that gave it
+    except ScenarioError as error:  # these functions know the key, but not the file or override that sets it
         if not error.key:
             raise
         raise parsed.origin.error(tuple(error.key.split(".")), error.reason, kind=type(error)) from None
@@ -67,7 +67,7 @@ def with_data(parsed: ParsedScenario) -> tuple[ParsedScenario, DataFacts]:
 
 
 def split_of(parsed: ParsedScenario, split: str | SplitShares) -> Split:
-    """Return the name of a split, or its shares (train, val, test). Raises `ScenarioError` if their sum is not 1."""
+    """Return the name of a split, or its shares (train, val, test). Raises `ScenarioError` unless they sum to 1."""
     if not isinstance(split, SplitShares):
         return split
     shares = split.train, split.val, split.test
@@ -107,7 +107,7 @@ def files_of(parsed: ParsedScenario) -> Files | None:
 
 
 def read_data(parsed: ParsedScenario) -> Dataset | None:
-    """Read the data set if its samples are only known from its files; else return None. Raises `ScenarioError`."""
+    """Read the data set if only its files define its samples; else return None. Raises `ScenarioError`."""
     given, names = parsed.data, DATASETS
     own = given.name not in names and named("datasets", given.name) is not None
     if own:
@@ -120,13 +120,13 @@ def read_data(parsed: ParsedScenario) -> Dataset | None:
     files = files_of(parsed)
     if not own and names[given.name].train_size:
         return None
-    from raysim.data.datasets import load_dataset  # here: it imports Arrow and Pillow
+    from raysim.data.datasets import load_dataset  # imported here, because it imports Arrow and Pillow
 
     return load_dataset(given.name, given.root, given.format, files=files, verify=False)
 
 
 def number_of_clients(parsed: ParsedScenario, data: Dataset | None, dataset: DatasetSpec, split: Split) -> int:
-    """Return the number of clients, which the scenario or the partition decides.
+    """Return the number of clients, from the scenario or from the partition.
 
     Raises `ScenarioError` when `clients.count` is another number, or 'auto' for a partition that works with any number.
     """
@@ -157,7 +157,7 @@ def number_of_clients(parsed: ParsedScenario, data: Dataset | None, dataset: Dat
 
 
 def public_samples(parsed: ParsedScenario, dataset: DatasetSpec) -> tuple[int, int]:
-    """Return the number of public samples, and how many of these are training samples that no client gets.
+    """Return the number of public samples, and the number of training samples among them, which no client gets.
 
     Raises `ScenarioError` when the section `data.public` is invalid.
     """
@@ -204,7 +204,7 @@ def public_samples(parsed: ParsedScenario, dataset: DatasetSpec) -> tuple[int, i
 
 
 def _normalised(dataset: DatasetSpec, given: Normalise | None) -> DatasetSpec:
-    """Return the data set with the mean and deviation of `data.normalise`, if the scenario has this section."""
+    """Return the data set with the mean and deviation of the section `data.normalise`, if there is one."""
     if given is None:
         return dataset
     reads = dataset.input_spec
@@ -235,7 +235,7 @@ def _normalised(dataset: DatasetSpec, given: Normalise | None) -> DatasetSpec:
 
 
 def input_digests(parsed: ParsedScenario) -> dict[str, str]:
-    """Return path -> SHA-256 of `inputs`, of the file of a partition, and of a trace.
+    """Return path -> SHA-256 for the files of `inputs`, of a partition, and of a trace.
 
     Raises `ScenarioError` if one of them cannot be read.
     """
@@ -258,11 +258,11 @@ def input_digests(parsed: ParsedScenario) -> dict[str, str]:
 
 
 def data_digests(parsed: ParsedScenario) -> tuple[str, str | None] | None:
-    """Return the digests of the data set and of another public data set (None without one).
+    """Return the digests of the data set, and of another data set with public data (None without one).
 
     Return None if they are not known here, because a file is missing or damaged.
     """
-    from raysim.data.datasets import present_digest  # here: it imports Arrow and Pillow
+    from raysim.data.datasets import present_digest  # imported here, because it imports Arrow and Pillow
 
     data = parsed.data
     public = data.public.name if data.public else None
@@ -270,12 +270,12 @@ def data_digests(parsed: ParsedScenario) -> tuple[str, str | None] | None:
         parsed.own_code.activate()
         digest = present_digest(data.name, data.root, data.format, files_of(parsed))
         return digest, None if public is None else present_digest(public, data.root, data.format, None)
-    except RaysimError:  # a `HookError` if the user's own loader misses a file
+    except RaysimError:  # the user's own loader raises a `HookError` if a file is missing
         return None
 
 
 def _digest(place: Path) -> str:
-    """Return the SHA-256 of a file, or that of the names and digests of all files in a folder. Raises `OSError`."""
+    """Return the SHA-256 of a file, or over the names and digests of all files in a folder. Raises `OSError`."""
     if place.is_dir():
         inside = (f"{file.relative_to(place)} {_digest(file)}" for file in sorted(place.rglob("*")) if file.is_file())
         return hashlib.sha256("\n".join(inside).encode(errors="surrogateescape")).hexdigest()
@@ -285,6 +285,6 @@ def _digest(place: Path) -> str:
 
 @lru_cache(maxsize=10_000)
 def _of_file(path: Path, size: int, changed_ns: int) -> str:
-    """Return the SHA-256 of a file, which is read again if its size or time of change differ."""
+    """Return the SHA-256 of a file. It is read again only if its size or modification time has changed."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

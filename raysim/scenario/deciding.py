@@ -1,4 +1,4 @@
-"""The metrics that may end a run (`stop.metric`) or choose tuned values (`tune.select`), and what they need."""
+"""Requirements of the metrics that may end a run (`stop.metric`) or choose tuned values (`tune.select`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 class Deciding(NamedTuple):
     """How a metric is measured."""
 
-    part: Literal["train", "val", "test"]  # the samples that measure it
-    needs: Literal["", "global_test", "clients"] = ""  # key of `evaluation` without which it is not measured
-    of_all: bool = False  # whether it is an accuracy on the own samples of all clients
+    part: Literal["train", "val", "test"]  # the part of the samples that measures it
+    needs: Literal["", "global_test", "clients"] = ""  # key of `evaluation` that must be set; "": none
+    of_all: bool = False  # whether it is an accuracy of all clients on their own samples
 
 
 DECIDING: Mapping[str, Deciding] = {
@@ -30,7 +30,7 @@ DECIDING: Mapping[str, Deciding] = {
 
 
 def missing_setting(metric: str, evaluation: Evaluation) -> str:
-    """Return the setting without which a metric is not measured, such as "evaluation.clients: all"; "" if it is."""
+    """Return a missing setting that the metric requires, such as "evaluation.clients: all"; "" if none is missing."""
     needs = DECIDING[metric].needs
     if needs == "global_test" and not evaluation.global_test:
         return "evaluation.global_test: true"

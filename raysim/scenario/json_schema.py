@@ -1,4 +1,4 @@
-"""The JSON schema of scenario files, from the classes that validate them, with the fields of every named class.
+"""The JSON schema of scenario files, created from the classes that validate them and all classes that names choose.
 
 Pydantic's discriminated unions could also write the alternatives of a named section. As types of `Settings` they would
 make each command 0.07 s slower, and the loader would still need its code for custom names and for errors about names.
@@ -16,14 +16,14 @@ from raysim.scenario.schema import Settings
 from raysim.scenario.sentences import NAMED
 
 CUSTOM = {"type": "string", "pattern": r"\.py(:|$)|^[A-Za-z_][A-Za-z0-9_.]*:"}
-"""The name of a custom class, as `Reference` reads it: in a file (./mine.py:Mine) or a module (package.module:Mine).
-Its fields are not known here."""
+"""Pattern for the name of a custom class, in a file (./mine.py:Mine) or a module (package.module:Mine). The schema does
+not contain the fields of custom classes."""
 
 PROFILE = "Preset of the fields below: the values of the paper, or those of its authors' released code"
 
 
 def scenario_schema() -> dict[str, Any]:
-    """Return a JSON schema (draft 2020-12) in which a section with a `name` has the fields of every name."""
+    """Return a JSON schema (draft 2020-12). For a section with a `name`, it contains the fields of every name."""
     schema = Settings.model_json_schema() | {"title": "Scenario"}
     definitions = schema["$defs"]
     algorithms = {name: algorithm_class(name) for name in algorithm_names()}
@@ -37,7 +37,7 @@ def scenario_schema() -> dict[str, Any]:
 def _choice(
     choices: Mapping[str, type], kind: str, definitions: dict[str, Any], before: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the schema of a section whose `name` decides its other keys."""
+    """Return the schema of a section whose `name` determines its other keys."""
     for name, cls in choices.items():
         section = settings_model(cls).model_json_schema()
         section["title"] = name

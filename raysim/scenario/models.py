@@ -1,4 +1,4 @@
-"""Checks of a scenario's architectures: each exists, fits the samples and has the width that all share."""
+"""Checks of a scenario's architectures: each exists, accepts the samples, and has the width that all share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def builder(dataset: DatasetSpec, feature_dim: int) -> Any:
 
 
 def feature_dim_of(parsed: ParsedScenario, dataset: DatasetSpec) -> int:
-    """Return the representation width that all models share, after checking that each exists and fits the samples.
+    """Return the representation width of all models, after checking that each model exists and accepts the samples.
 
     Raises `ScenarioError`.
     """
@@ -52,7 +52,7 @@ def feature_dim_of(parsed: ParsedScenario, dataset: DatasetSpec) -> int:
 
 
 def _built(name: str, dataset: DatasetSpec, feature_dim: int) -> Any:
-    """Return a network of a custom model. Raises `ScenarioError` if its weights do not follow from torch's generator.
+    """Return a network of a custom model. Raises `ScenarioError` if its weights ignore the seed of torch's generator.
 
     Every process builds a client's network by itself, so the network must be the same everywhere.
     """
@@ -79,7 +79,7 @@ def _built(name: str, dataset: DatasetSpec, feature_dim: int) -> Any:
 
 
 def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
-    """Check that a custom model can be built, with outputs and a header as required. Raises `ScenarioError`."""
+    """Check that a custom model can be built, and that its outputs and header fit. Raises `ScenarioError`."""
     import torch
 
     from raysim.models.split import example

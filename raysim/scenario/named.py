@@ -1,4 +1,4 @@
-"""Sections whose `name` chooses a class, such as `algorithm` and `data.partition`: check the keys, make the object."""
+"""Sections whose `name` chooses a class, such as `algorithm`: checks of their keys, creation of the objects."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 ALGORITHM: Key = ("algorithm",)
 
 PAPER = "paper"
-"""Name of the profile that consists of an algorithm's defaults."""
+"""Name of the profile with an algorithm's default settings."""
 
 
 def object_of(section: Mapping[str, Any], key: Key, own_code: OwnCode, origin: Origin) -> tuple[Any, dict[str, Any]]:
-    """Return the object of a section whose `name` chooses a class, and the section with the values of all fields.
+    """Return the object of a section whose `name` chooses a class, and the section with the values of all its fields.
 
     own_code: the user's own files, which may define the class. Raises `ScenarioError`.
     """
@@ -64,7 +64,7 @@ def _class_of(name: str, key: Key, own_code: OwnCode, origin: Origin) -> type:
 
 
 def class_of(name: str, kind: str, classes: Mapping[str, type], key: Key, own_code: OwnCode, origin: Origin) -> Any:
-    """Return one of raysim's classes, or the user's own class or function, by its name. Raises `ScenarioError`.
+    """Return one of raysim's classes, or the user's own class or function, by name. Raises `ScenarioError`.
 
     kind: of the entry points; empty: the user's own are not allowed. key: the key of the name, for errors.
     """
@@ -82,7 +82,7 @@ def class_of(name: str, kind: str, classes: Mapping[str, type], key: Key, own_co
 
 
 def _preset(cls: type[AnyAlgorithm], profile: Any, origin: Origin) -> dict[str, Any]:
-    """Return the fields that a profile sets. Raises `ScenarioError` when the algorithm has no such profile."""
+    """Return the field values of a profile. Raises `ScenarioError` if the algorithm has no such profile."""
     presets: dict[str, Mapping[str, Any]] = {PAPER: {}, **cls.profiles}
     if not isinstance(profile, str) or profile not in presets:
         raise origin.error(("algorithm", "profile"), f"{shown(profile)} given; allowed: {', '.join(presets)}")
@@ -90,13 +90,13 @@ def _preset(cls: type[AnyAlgorithm], profile: Any, origin: Origin) -> dict[str, 
 
 
 def checked_fields(cls: type, name: str, fields: Mapping[str, Any], key: Key, origin: Origin) -> BaseModel:
-    """Return the fields of a section, valid and with defaults, for the class that its `name` chooses.
+    """Return the fields of a section, checked and with defaults, for the class that its `name` chooses.
 
     The class may be a user's own. Raises `ScenarioError`, also if a scenario cannot contain the type of a field.
     """
     try:
         model = settings_model(cls)
-    except Exception as error:  # Pydantic raises many kinds for types that it does not support
+    except Exception as error:  # Pydantic raises many kinds of errors for unsupported types
         why = (str(error).splitlines() or [type(error).__name__])[0]
         text = f"{name}: a field has a type that a scenario cannot contain ({why})"
         raise origin.error((*key, "name"), text) from None
@@ -104,11 +104,12 @@ def checked_fields(cls: type, name: str, fields: Mapping[str, Any], key: Key, or
         text = f"{cls.__name__}: the field `name` has the name of the key that chooses this class; rename the field"
         raise origin.error((*key, "name"), text)
     settings: BaseModel = validated(model, fields, origin, key)
-    validated(model, settings.model_dump(mode="json", warnings=False), origin, key)  # as read from resolved.yaml again
+    # The values must also be valid when they are read from resolved.yaml.
+    validated(model, settings.model_dump(mode="json", warnings=False), origin, key)
     return settings
 
 
-@cache  # pydantic looks through every loaded module for the source of a new model: 60 ms
+@cache  # pydantic searches all modules for the source of a new model, which takes 60 ms
 def settings_model(cls: type) -> type[BaseModel]:
     """Return a strict pydantic model with the fields of a settings class, including their ranges and meanings."""
     fields: dict[str, Any] = {}
@@ -119,7 +120,7 @@ def settings_model(cls: type) -> type[BaseModel]:
 
 
 def _with_lists(hint: Any) -> Any:
-    """Return an annotation that also allows a list where `hint` asks for a tuple, which YAML does not have."""
+    """Return an annotation that allows lists where `hint` requires tuples, because YAML has no tuples."""
     origin, args = get_origin(hint), get_args(hint)
     inner = tuple(map(_with_lists, args))
     if hint is tuple or origin is tuple:
@@ -132,7 +133,7 @@ def _with_lists(hint: Any) -> Any:
 
 
 def made(cls: type, settings: Mapping[str, Any], key: Key, origin: Origin) -> Any:
-    """Create a settings object. Raises `ScenarioError` if its class, which may be a user's own, refuses the values."""
+    """Create a settings object. Raises `ScenarioError` if its class, perhaps the user's own, refuses the values."""
     with failing(f"cannot create {cls.__name__}", ".".join(key)):
         try:
             return cls(**settings)

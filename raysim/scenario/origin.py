@@ -1,4 +1,4 @@
-"""`Origin`: the file or override that each key of a scenario came from, for error messages."""
+"""`Origin`: the file or override that sets each key of a scenario, for error messages."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ Key = tuple[str, ...]
 
 
 def override_key(item: str) -> str:
-    """Return the dotted key of an override such as "training.lr=0.1"."""
+    """Return the dotted key of an override, such as "training.lr=0.1"."""
     return item.partition("=")[0].strip()
 
 
 def override_source(item: str, places: Mapping[str, str]) -> str:
-    """Return an override and where it is written, for an error. places: those of keys that `--set` does not give."""
+    """Return an override and its place, for an error. places: key -> place, for overrides that are not from `--set`."""
     place = places.get(override_key(item), "--set")
     return f"--set {cut(item)}" if place == "--set" else f"{cut(item)} from {place}"
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of each key, so that an error names the file or the override."""
+    """Where each key was set, so that an error names the file or the override."""
 
     file: str
-    text: str  # of the file
+    text: str  # content of the file
     sets: Mapping[Key, str]
-    places: Mapping[str, str] = field(default_factory=dict)  # dotted key -> where its override is written, not in --set
+    places: Mapping[str, str] = field(default_factory=dict)  # dotted key -> place of its override, if not from --set
 
     def of(self, key: Key) -> str:
-        """Return the origin of a key: the override that gave it, or the file.
+        """Return the place that sets a key: an override, or the file.
 
         For a section that the file lacks, it is the override that gave a key in the section.
         """
@@ -43,21 +43,21 @@ class Origin:
         return self.file if path is None else override_source(self.sets[path], self.places)
 
     def of_shell(self, key: Key) -> bool:
-        """Return whether a key is from an override on the command line."""
+        """Return whether an override on the command line sets a key."""
         path = self._override(key)
         return path is not None and self.places.get(".".join(path), "--set").startswith("--")
 
     def of_sweep(self, key: Key) -> bool:
-        """Return whether a key is from an override in a sweep file."""
+        """Return whether an override in a sweep file sets a key."""
         return self._set(key) is not None and not self.of_shell(key)
 
     def written(self, key: Key) -> str:
-        """Return an unquoted value as the user wrote it, such as 1e3 for 1000.0; empty if it is not found."""
+        """Return an unquoted value as the user wrote it, for example 1e3 for 1000.0; "" if it is not found."""
         path = self._set(key)
         text = self.text if path is None else self.sets[path].partition("=")[2]
         try:
             node = node_at(text, key[len(path or ()) :])
-        except UNREADABLE:  # the text has *** in place of a secret
+        except UNREADABLE:  # *** replaces a secret in the text, which is no valid YAML
             return ""
         return node.value if isinstance(node, yaml.ScalarNode) and node.style is None else ""
 
@@ -71,6 +71,6 @@ class Origin:
         return next((path for path in reversed(list(self.sets)) if key[: len(path)] == path), None)
 
     def error(self, key: Key, text: str, cause: Key = (), kind: type[ScenarioError] = ScenarioError) -> ScenarioError:
-        """Return the error about a key. cause: a conflicting key; the error names its origin if an override gave it."""
+        """Return the error about a key. cause: a conflicting key, whose place is also named if an override set it."""
         origin = self.of(cause if cause and self._set(cause) else key)
         return kind(text, key=cut(" ".join(".".join(key).split())) or "scenario", origin=origin)

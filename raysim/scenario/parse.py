@@ -1,4 +1,4 @@
-"""Parse a YAML file and `--set` overrides into a scenario's keys, each with a valid value.
+"""Parses a YAML file and `--set` overrides into a scenario's keys with valid values.
 
 Names are looked up here; `raysim.scenario.scenario` checks that the parts fit each other and the data.
 """
@@ -37,23 +37,24 @@ from raysim.scenario.yaml_text import (
 )
 
 SWEEP_KEYS = {"base", "grid", "runs", "tune"}
-"""Keys that a sweep file may have, but no scenario."""
+"""Keys of sweep files that are not keys of scenarios."""
 
 
 class ParsedScenario(Settings):
-    """A scenario's keys with valid values and defaults; a section with a `name` holds its object.
+    """A scenario's keys with valid values or defaults. A section with a `name` is the object that it describes.
 
     It is made without its data: `raysim.scenario.scenario` checks that its parts fit each other.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, defer_build=True)  # made by `model_construct`
+    # Objects are created by `model_construct`.
+    model_config = ConfigDict(arbitrary_types_allowed=True, defer_build=True)
 
     output: str
-    given: Set[str]  # the top-level keys that the file or an override gives
+    given: Set[str]  # the top-level keys in the file or in an override
     origin: Origin
-    text: str  # as given
-    resolved: Mapping[str, Any]  # every key with its value, defaults filled in
-    overrides: Mapping[str, Scalar]  # entries of `flat` that an override gave
+    text: str  # content of the file
+    resolved: Mapping[str, Any]  # every key with its value or default
+    overrides: Mapping[str, Scalar]  # the entries of `flat` that overrides set
     own_code: OwnCode  # the user's own files that the scenario names
 
     def __repr__(self) -> str:
@@ -65,32 +66,33 @@ class ParsedScenario(Settings):
     __str__ = __repr__
 
     def __getstate__(self) -> dict[Any, Any]:
-        return {"own_code": self.own_code, **super().__getstate__()}  # first: unpickling the rest may need its modules
+        # `own_code` is unpickled first, because other fields may need its modules
+        return {"own_code": self.own_code, **super().__getstate__()}
 
     def with_choices(self, **sections: Mapping[str, Any]) -> Self:
-        """Return the scenario with values that raysim chose, by section; `resolved` records them."""
+        """Return a copy with values that raysim chose, by section; they are also in `resolved`."""
         changed = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
         resolved = {name: {**self.resolved[name], **values} for name, values in sections.items()}
         return self.model_copy(update={**changed, "resolved": {**self.resolved, **resolved}})
 
     @property
     def algorithm_name(self) -> str:
-        """The name that the scenario gives, such as "fedgh" or "mine.py"."""
+        """The algorithm's name in the scenario, such as "fedgh" or "mine.py"."""
         return str(self.resolved["algorithm"]["name"])
 
     @property
     def method(self) -> str:
-        """The algorithm's name in tables and plots: the name of its class if it is in a user's own file."""
+        """The algorithm's name in tables and plots. For a user's own file, this is the name of the class."""
         return self.algorithm_name if Reference.of(self.algorithm_name) is None else type(self.algorithm).__name__
 
     @property
     def warmup(self) -> dict[str, int]:
-        """The algorithm's fields that count rounds of local training before the method begins, with their values."""
+        """Field -> value, for the fields that count rounds of local training before the method begins."""
         counting = [one.name for one in settings_fields(type(self.algorithm)) if one.counts_warmup]
         return {name: getattr(self.algorithm, name) for name in counting}
 
     def first_set(self, *keys: str) -> Key | None:
-        """Return the first of these dotted keys whose value is not its default; None: all have their defaults."""
+        """Return the first of these dotted keys whose value differs from its default; None if there is none."""
         for key in keys:
             name, _, inner = key.partition(".")
             holder = getattr(self, name) if inner else self
@@ -101,11 +103,11 @@ class ParsedScenario(Settings):
         return None
 
     def resolved_yaml(self) -> str:
-        """Return the resolved scenario as YAML; loading it gives the same run."""
+        """Return the resolved scenario as YAML, which gives the same run when it is loaded."""
         return yaml.dump(dict(self.resolved), Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
     def flat(self) -> dict[str, Scalar]:
-        """Return the resolved scenario with dotted keys; lists as YAML text."""
+        """Return the resolved scenario with dotted keys; lists are YAML text."""
         return dict(flatten(self.resolved))
 
     def seed_of(self, what: Literal["data", "weights", "cohorts"]) -> int:
@@ -115,11 +117,11 @@ class ParsedScenario(Settings):
 
     @property
     def output_folder(self) -> Path:
-        """Where run folders go, absolute."""
+        """The folder for run folders, as an absolute path."""
         return Path(self.output).absolute()
 
     def results_folder(self, name: str | None = None) -> Path:
-        """Return the folder of a command's results, below `output`.
+        """Return the folder for a command's results, which is below `output`.
 
         name: the name of the sweep that runs the scenario; default: the scenario's own name, for single runs.
         """
@@ -127,7 +129,7 @@ class ParsedScenario(Settings):
 
 
 def overrides_of(sets: Iterable[str]) -> list[str]:
-    """Return the overrides as a list. Raises `ScenarioError` for anything but texts, also for a single text."""
+    """Return the overrides as a list. Raises `ScenarioError` unless they are several texts."""
     items = [] if isinstance(sets, str | Mapping) else list(sets)
     if isinstance(sets, str | Mapping) or not all(isinstance(item, str) for item in items):
         raise ScenarioError(f"sets: {short(repr(sets))} given; give a list of overrides, for example ['rounds=3']")
@@ -178,7 +180,7 @@ def parse_scenario(
     sections, resolved = _with_objects(settings, own_code, origin)
     flat = {**dict(flatten(resolved)), **dict(flatten(paths))}
     keys = (key for one in overrides for key, _ in flatten(one.value, ".".join(one.path)))
-    # A key is missing from `flat` if it belongs to a method whose name another override replaced.
+    # `flat` lacks the keys of a method that another override replaced.
     overridden = {key: flat[key] for key in keys if key in flat}
     return ParsedScenario.model_construct(
         **{**sections, "output": settings.output or schema.OUTPUT},
@@ -192,7 +194,7 @@ def parse_scenario(
 
 
 def _with_objects(settings: Settings, own_code: OwnCode, origin: Origin) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a scenario's sections with objects in place of names, and every key with its value as YAML has it."""
+    """Return a scenario's sections with objects in place of names, and every key with its value in YAML's types."""
     resolved = settings.model_dump(mode="json")
     sections = dict(settings)
     sections["algorithm"], resolved["algorithm"] = object_of(sections["algorithm"], ALGORITHM, own_code, origin)
@@ -202,12 +204,13 @@ def _with_objects(settings: Settings, own_code: OwnCode, origin: Origin) -> tupl
             made, resolved[section][key] = object_of(given, (section, key), own_code, origin)
             sections[section] = sections[section].model_copy(update={key: made})
     if resolved["training"]["schedule"].get("warmup") == 0:
-        del resolved["training"]["schedule"]["warmup"]  # runs from before this key have the same settings
+        # Without this default, settings equal those of runs that are older than the key.
+        del resolved["training"]["schedule"]["warmup"]
     return sections, resolved
 
 
 def _rank(path: Key) -> int:
-    """Order of overrides: first whole mappings, then names, which clear the previous method's fields, then fields.
+    """Return the rank of an override: first whole mappings, then names, which clear earlier fields, then fields.
 
     With this order, `--set algorithm.mu0=1 --set algorithm.name=fedssa` means the same in either order.
     """
@@ -221,7 +224,7 @@ class Assignment(NamedTuple):
 
     path: Key
     value: Any
-    text: str  # as given; a value with a secret is replaced by ***
+    text: str  # the override as typed, with *** instead of a value that contains a secret
 
 
 def _parse_set(item: str, places: Mapping[str, str]) -> Assignment:
@@ -231,7 +234,7 @@ def _parse_set(item: str, places: Mapping[str, str]) -> Assignment:
         text = "write it as key.key=value, for example training.lr=0.1"
         raise ScenarioError(text, origin=override_source(item, places))
     try:
-        # Spaces that YAML does not know as such, as from a keyboard for Chinese or from a PDF, are no part of a value.
+        # `strip` also removes spaces that are unknown to YAML, for example from Chinese keyboards and from PDF files.
         value, commented = load_value(text.strip()), ends_in_comment(text.strip())
     except UNREADABLE:
         raise ScenarioError("the value is not valid YAML", origin=override_source(item, places)) from None
@@ -244,19 +247,19 @@ def _parse_set(item: str, places: Mapping[str, str]) -> Assignment:
 def _apply(raw: dict[str, Any], path: Key, value: Any, origin: Origin) -> None:
     section = raw
     for depth, key in enumerate(path[:-1]):
-        if section.get(key) is None:  # missing, or null as in resolved.yaml
+        if section.get(key) is None:  # the section is missing, or null as in resolved.yaml
             section[key] = {}
         section = section[key]
         if not isinstance(section, dict):
             section_key = ".".join(path[: depth + 1])
             raise origin.error(path, f"{section_key} is not a mapping, so it has no keys; set {section_key} itself")
     if path[:-1] in NAMED_SECTIONS and path[-1] == "name" and section.get("name") != value:
-        section.clear()  # the fields of the previous method do not apply to the new one
+        section.clear()  # another method has other fields
     section[path[-1]] = value
 
 
 def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield (dotted key, value) of every value in nested mappings; lists as YAML text."""
+    """Yield (dotted key, value) for every value in nested mappings; lists are YAML text."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from flatten(inner, f"{prefix}.{key}" if prefix else str(key))

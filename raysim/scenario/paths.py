@@ -1,4 +1,4 @@
-"""The paths in a scenario: each is made absolute, or found as a file of the user's own code, when the scenario is read.
+"""The paths in a scenario. When it is read, paths become absolute, and paths of the user's own code are resolved.
 
 A path in a file is relative to the file's folder; a path of `--set`, or of a mapping in Python, to the current folder.
 """
@@ -19,21 +19,21 @@ from raysim.plugins.registry import Reference
 from raysim.scenario.origin import Key, Origin
 
 READ = ("data.path", "data.root", "data.partition.path", "system.trace", "inputs", "init.run")
-"""Keys with paths that a run reads."""
+"""Keys whose values are paths that a run reads."""
 
 WRITTEN = ("output", "tracking.uri", "checkpoint.folder")
-"""Keys with paths to which a run writes."""
+"""Keys whose values are paths to which a run writes."""
 
 _DATABASE = "sqlite:///"
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Finds the paths of one scenario."""
+    """Resolves the paths of one scenario."""
 
     origin: Origin
     file: Path  # the folder of the scenario's file
-    sweep: Path  # the folder of the sweep file; without one, the same
+    sweep: Path  # the folder of the sweep file, or else of the scenario's file
 
     def base(self, key: Key) -> Path:
         """Return the folder to which the path of a key is relative.
@@ -45,7 +45,7 @@ class Paths:
         return self.sweep if self.origin.of_sweep(key) else self.file
 
     def make_absolute(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """Make the paths in `raw`, the keys of a scenario, absolute; return them as they were given, by dotted key."""
+        """Make the paths in `raw`, a scenario's keys, absolute; return dotted key -> path as given."""
         as_given: dict[str, Any] = {}
         for dotted in (*READ, *WRITTEN):
             key = tuple(dotted.split("."))
@@ -62,7 +62,7 @@ class Paths:
         return as_given
 
     def _absolute(self, given: Any, key: Key) -> Any:
-        """Return a path as an absolute path; an address, the id of a run, or what is no text, as it is."""
+        """Return a path as an absolute path; addresses, run ids and values that are no text stay unchanged."""
         prefix = _DATABASE if key == ("tracking", "uri") else ""
         if not isinstance(given, str) or not given.startswith(prefix):
             return given
@@ -77,12 +77,12 @@ class Paths:
         return f"sqlite:///{place}{mark}{query}" if prefix else str(place)
 
     def own_code(self, raw: dict[str, Any], known: OwnCode) -> OwnCode:
-        """Read the user's own files that a scenario names; in `raw`, replace their paths by the names that a run uses.
+        """Read the user's own files that a scenario names; in `raw`, replace their paths by their names in the run.
 
         known: the same files, if they were found before. Raises `ScenarioError`.
         """
         paths: dict[Path, Key] = {}
-        decides: dict[Path, bool] = {}  # whether results may depend on a file: not on those of trackers
+        decides: dict[Path, bool] = {}  # file -> whether results may depend on it; trackers do not affect results
         for holder, at, key in list(_names(raw, ())):
             reference = Reference.of(holder[at]) if isinstance(holder[at], str) else None
             if reference is None or not reference.is_file:
@@ -97,7 +97,7 @@ class Paths:
             raise self.origin.error(next(iter(paths.values())), error.reason) from error.__cause__
 
     def _find(self, reference: Reference, key: Key, known: OwnCode) -> Path:
-        """Return the file to which the value of a key refers. Raises `ScenarioError` if there is none."""
+        """Return the file that the value of a key refers to. Raises `ScenarioError` if it does not exist."""
         given = expanded(reference.place)
         folders = list(dict.fromkeys([self.base(key), self.sweep, self.file, Path()]))
         places = [folder / JOB_CODE / given.name for folder in folders]
@@ -112,11 +112,12 @@ class Paths:
 
 
 def _names(value: Any, key: Key) -> Iterator[tuple[Any, Any, Key]]:
-    """Yield (container, key or index in it, full key) of each value that may name a user's own code."""
+    """Yield (container, key or index in it, full key) for each value that may name the user's own code."""
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for at, inner in entries:
         path = (*key, str(at))
-        listed = key[-1:] in (("models",), ("also",)) or key == ("algorithm",)  # settings such as `small` of FML
+        # A setting of a method may be an architecture, such as `small` of FML.
+        listed = key[-1:] in (("models",), ("also",)) or key == ("algorithm",)
         if (at == "name" and key) or (listed and isinstance(inner, str)):
             yield value, at, path
         else:

@@ -1,4 +1,4 @@
-"""Rules against combinations that cannot run: one function per rule, each raises `ScenarioError` with one sentence.
+"""Rules against combinations that cannot run. Each is a function that raises `ScenarioError` with one sentence.
 
 The rules in `BEFORE` check the keys before the data are looked up; those in `AFTER` check the whole scenario.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def refuse_secrets(parsed: ParsedScenario) -> None:
-    """Refuse secrets in the scenario, because the run folder and MLflow's parameters show it."""
+    """Refuse secrets in the scenario, because run folder and MLflow would show them."""
     instead = {
         "tracking.uri": f"instead, set the environment variables {USER} and {PASSWORD}",
         "checkpoint.folder": "instead, set the environment variables that the fsspec package for this address "
@@ -46,7 +46,7 @@ def refuse_secrets(parsed: ParsedScenario) -> None:
 
 
 def refuse_remote_output(parsed: ParsedScenario) -> None:
-    """Refuse an address as the place of run folders."""
+    """Refuse an address as the place for run folders."""
     if "://" in parsed.output:
         raise parsed.origin.error(
             ("output",),
@@ -67,7 +67,7 @@ def refuse_augmentation(scenario: Scenario) -> None:
 
 
 def refuse_global_test(scenario: Scenario) -> None:
-    """Refuse a global test on samples that clients train on."""
+    """Refuse tests on the published test set if clients train on its samples."""
     evaluation, origin = scenario.evaluation, scenario.origin
     listed = scenario.split == "listed"
     if evaluation.global_test and (listed or pooled(scenario.split)):
@@ -81,7 +81,7 @@ def refuse_global_test(scenario: Scenario) -> None:
 
 
 def refuse_unusable_intervals(scenario: Scenario) -> None:
-    """Refuse an interval of tests that the run does not do, or of rounds without evaluation."""
+    """Refuse an interval for tests that are switched off, or one that is no multiple of `evaluation.every`."""
     evaluation, origin = scenario.evaluation, scenario.origin
     for key, interval, tested, setting in (
         ("global_every", evaluation.global_every, evaluation.global_test, "global_test: true"),
@@ -99,7 +99,7 @@ def refuse_unusable_intervals(scenario: Scenario) -> None:
 
 
 def refuse_unusable_stop(scenario: Scenario) -> None:
-    """Refuse a rule for ending early that lacks a condition, or whose metric the run does not measure."""
+    """Refuse `stop` without a condition, or with a metric that the run does not measure."""
     stop, origin = scenario.stop, scenario.origin
     if stop is None:
         return
@@ -122,7 +122,7 @@ def refuse_unusable_stop(scenario: Scenario) -> None:
 
 
 def refuse_unusable_keep(scenario: Scenario) -> None:
-    """Refuse checkpoints without the last ones, and a best round by validation that is never measured or saved."""
+    """Refuse `checkpoint.keep` without `last`, or with `best_val` if validation or checkpoints are switched off."""
     checkpoint, origin, key = scenario.checkpoint, scenario.origin, ("checkpoint", "keep")
     if "last" not in checkpoint.keep:
         raise origin.error(key, "'last' is missing, but resuming a run needs it; give [last] or [last, best_val]")
@@ -145,7 +145,7 @@ def refuse_unusable_keep(scenario: Scenario) -> None:
 
 
 def refuse_single_samples(scenario: Scenario) -> None:
-    """Refuse batches of one sample for networks with BatchNorm, which cannot train on them."""
+    """Refuse batches of one sample for networks with BatchNorm, which cannot train on such batches."""
     training, own, models = scenario.training, scenario.own_training, scenario.clients.models
     batch_size = {k: own.get(k, training).batch_size for k in range(scenario.clients.number)}
     for name in dict.fromkeys(models[k % len(models)] for k, size in batch_size.items() if size == 1):
@@ -164,7 +164,7 @@ def refuse_single_samples(scenario: Scenario) -> None:
 
 
 def refuse_unsuited_algorithm(scenario: Scenario) -> None:
-    """Refuse several architectures or missing public data, if the algorithm needs one architecture or public data."""
+    """Refuse several architectures, or missing public data, if the algorithm does not support that."""
     name = scenario.algorithm_name
     if scenario.algorithm.one_architecture and len(scenario.architectures) > 1:
         raise scenario.origin.error(
@@ -182,7 +182,7 @@ def refuse_unsuited_algorithm(scenario: Scenario) -> None:
 
 
 def refuse_unsuited_held_out(scenario: Scenario) -> None:
-    """Refuse clients that never take part, if they are not tested, or if every client must register."""
+    """Refuse held-out clients if they would not be tested, or if the method requires every client to register."""
     clients, evaluation, origin = scenario.clients, scenario.evaluation, scenario.origin
     if evaluation.fine_tune and not clients.held_out:
         raise origin.error(
@@ -206,7 +206,7 @@ def refuse_unsuited_held_out(scenario: Scenario) -> None:
 
 
 def refuse_unsuited_aggregator(scenario: Scenario) -> None:
-    """Refuse a rule in place of a mean that the method does not compute, or that a round has too few uploads for."""
+    """Refuse an aggregation rule if the method computes no suitable mean, or if a round has too few uploads for it."""
     robust, origin, name, averages = scenario.robust, scenario.origin, scenario.method, scenario.algorithm.averages
     if robust is None:
         return
@@ -262,7 +262,7 @@ def refuse_unaccounted_noise(scenario: Scenario) -> None:
 
 
 def refuse_unprotected_messages(scenario: Scenario) -> None:
-    """Refuse noise where a method sends or reads more than what is clipped and noised."""
+    """Refuse noise if a method sends or reads values that are not clipped and noised."""
     privacy, origin, algorithm = scenario.client_privacy, scenario.origin, scenario.algorithm
     if privacy is None:
         return
@@ -292,7 +292,7 @@ def refuse_unprotected_messages(scenario: Scenario) -> None:
 
 
 def refuse_unsuited_asynchrony(scenario: Scenario) -> None:
-    """Refuse asynchronous rounds of a method that cannot take stale uploads, or beside other ends of a round."""
+    """Refuse asynchronous rounds if the method cannot use stale uploads, or if other keys also end rounds."""
     buffered, origin = scenario.buffered, scenario.origin
     if buffered is None:
         return
@@ -319,7 +319,7 @@ def refuse_unsuited_asynchrony(scenario: Scenario) -> None:
 
 
 def ask_algorithm(scenario: Scenario) -> None:
-    """Let the algorithm refuse the task by its method `check`. Raises `ScenarioError`."""
+    """Call the algorithm's method `check`, which may refuse the task. Raises `ScenarioError`."""
     with failing(f"{type(scenario.algorithm).__name__}.check fails", "algorithm"):
         try:
             scenario.algorithm.check(scenario.task)

@@ -1,4 +1,4 @@
-"""`Scenario`: every key with its value and every name with its object, checked as a whole."""
+"""`Scenario`: every key with its value and every name with its object, after all checks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Scenario(ParsedScenario):
-    """A scenario that can run: its names are resolved and its parts fit each other.
+    """A scenario that can run. Its names are resolved, and its parts fit each other.
 
     Keys can be read directly, such as `rounds` and `training.lr`. A key that names something holds the object:
     `algorithm` is for example a `FedGH`, `data.partition` a `Dirichlet`. `resolved` contains every choice that raysim
@@ -54,17 +54,17 @@ class Scenario(ParsedScenario):
     """
 
     dataset: DatasetSpec  # as networks read it
-    split: Split  # name of the split, or the shares of training, validation and test samples
+    split: Split  # name of the split, or shares of training, validation and test samples
     files: Files | None  # settings of a user's own data; None: a published data set
-    public_size: int  # P: samples that all parties have
-    held_back: int  # training samples among these, which no client gets
+    public_size: int  # P, the number of public samples
+    held_back: int  # number of training samples among the public samples, which no client gets
     feature_dim: int
-    participants: int  # K
+    participants: int  # K, the number of clients in a round
     participation: Participation
     malicious: Malicious | None
-    held_out: frozenset[int]  # clients that never take part
-    own_training: Mapping[int, Training]  # client that an override selects -> its settings
-    together: Mapping[str, int]  # architecture -> clients that one call trains
+    held_out: frozenset[int]  # ids of clients that never take part
+    own_training: Mapping[int, Training]  # client -> settings from an override
+    together: Mapping[str, int]  # architecture -> number of clients that one call trains
     requests: tuple[ResourceRequest, ...]
 
     @classmethod
@@ -75,14 +75,14 @@ class Scenario(ParsedScenario):
         YAML.
         Raises `ScenarioError`, one sentence naming the file or override, the key, what was given and what is allowed.
         """
-        from raysim.data import datasets  # here: it imports Arrow and Pillow
+        from raysim.data import datasets  # imported here, because it imports Arrow and Pillow
 
         datasets.forget()
         return cls.of(parse_scenario(source, sets))
 
     @classmethod
     def of(cls, parsed: ParsedScenario) -> Scenario:
-        """Resolve every name of a scenario and refuse combinations that cannot run.
+        """Resolve every name of a scenario, and refuse combinations that cannot run.
 
         Reads the data set only if its size is not known from its name, and does not start Ray. Raises `ScenarioError`,
         one sentence.
@@ -118,7 +118,7 @@ class Scenario(ParsedScenario):
 
     @cached_property
     def task(self) -> Task:
-        """The task that all parties share, as known before the run."""
+        """The task of all clients and the server, as far as it is known before the run."""
         import torch
 
         from raysim.core.algorithm import Task
@@ -126,14 +126,15 @@ class Scenario(ParsedScenario):
         from raysim.models.encoders import build_encoder
 
         build, public, size = self.build, None, self.public_size
-        if size:  # placeholders for the public samples, with or without labels
+        if size:  # placeholders for public samples, with or without labels
             label = torch.tensor(0 if self.held_back else -1)
             public = tensors(torch.zeros(()).expand(size, *self.dataset.input_spec.shape), label.expand(size))
         return Task(
             self.dataset.num_classes,
             self.feature_dim,
             self.architectures,
-            lambda name, *key, **width: build(name, **width),  # the run decides the initial weights
+            # The purposes of weights (`key`) are ignored, because only a run has initial weights.
+            lambda name, *key, **width: build(name, **width),
             self.rounds,
             partial(build_encoder, kind=self.dataset.input_spec.kind),
             public,
@@ -141,7 +142,7 @@ class Scenario(ParsedScenario):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences about settings that are allowed, but perhaps not intended."""
+        """Sentences about valid settings that may be unintended."""
         texts: list[str] = []
         training = self.training
         if training.optimizer != "sgd" and training.momentum:
@@ -174,7 +175,7 @@ class Scenario(ParsedScenario):
 
     @property
     def may_end_early(self) -> bool:
-        """Whether `stop` is checked, and can be fulfilled, before the last round."""
+        """Whether the conditions of `stop` are checked, and can be fulfilled, before the last round."""
         if self.stop is None:
             return False
         tests = self.evaluation
@@ -184,40 +185,41 @@ class Scenario(ParsedScenario):
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """The different architectures of the clients, in order of first use."""
+        """The architectures of the clients, each once, in order of first use."""
         return tuple(dict.fromkeys(self.clients.models[: self.clients.number]))
 
     @property
     def build(self) -> Any:
-        """A picklable function that returns a new model for this task, given an architecture's name."""
+        """A picklable function from an architecture's name to a new model for this task."""
         return builder(self.dataset, self.feature_dim)
 
     @property
     def local(self) -> LocalTraining:
-        """The settings of the local training of clients without an override."""
+        """The training settings of clients without an override."""
         return _local(self.training)
 
     @property
     def own_local(self) -> dict[int, LocalTraining]:
-        """The settings of each client that an override selects."""
-        local = {id(training): _local(training) for training in self.own_training.values()}  # clients share objects
+        """Client -> training settings, for clients that an override selects."""
+        # Many clients share a settings object, which is converted only once.
+        local = {id(training): _local(training) for training in self.own_training.values()}
         return {k: local[id(training)] for k, training in self.own_training.items()}
 
     @property
     def robust(self) -> RobustMean | None:
-        """The rule that takes the place of the mean of uploads; None: the method's mean."""
+        """The rule that replaces the mean of uploads; None: the method's mean is used."""
         given = self.aggregator
         return None if given is None else RobustMean(given.rule, given.mixing)
 
     @property
     def buffered(self) -> UploadBuffer | None:
-        """How many uploads end a round; None: all of them."""
+        """The settings of asynchronous rounds; None: a round waits for all its uploads."""
         given = self.asynchronous
         return None if given is None else UploadBuffer(given.buffer, given.discount, given.rate)
 
     @property
     def client_privacy(self) -> ClientPrivacy | None:
-        """How uploads are clipped and noised; None: they are not."""
+        """Clipping and noise of uploads; None: no privacy."""
         given, clients = self.privacy, self.clients
         if given is None:
             return None
@@ -230,7 +232,7 @@ class Scenario(ParsedScenario):
 
     @property
     def stragglers(self) -> StragglerDraws | None:
-        """Which clients do not finish their epochs; None: all finish them."""
+        """The draw of clients that do not finish their epochs; None: all clients finish."""
         given = self.training.stragglers
         return None if given is None else StragglerDraws(given.share, self.seed_of("cohorts"))
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Named = Any
 else:
     Method = Named = dict[str, Any]
-"""A section whose `name` chooses a class. The file has a mapping; a scenario then holds an object of the class."""
+"""A section whose `name` chooses a class. In the file it is a mapping, and in a scenario an object of the class."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Choices:
 
     classes: Mapping[str, type]
     hook: str = ""
-    """The method that a user's own class must have; empty: the section accepts no class of the user."""
+    """The method that a user's own class must define; empty if the section accepts no class of the user."""
 
 
 Auto = Literal["auto"]
@@ -215,49 +215,49 @@ class System(Section):
 
 
 class Adversary(Section):
-    """Malicious clients, which do something else than the method asks for."""
+    """Malicious clients, which deviate from the method."""
 
     clients: Annotated[float, Range(gt=0, lt=1)] | str
     """The malicious clients: a share of all, drawn with the seed of cohorts, or ranges of ids such as "0-3,7"."""
     attack: Annotated[Named, Choices(ATTACKS, "change")]
-    """What they do: `name` and that attack's fields. See `raysim list attacks`."""
+    """The attack of the malicious clients: `name` and that attack's fields. See `raysim list attacks`."""
 
 
 class Aggregator(Section):
-    """A rule that takes the place of the mean of uploads at the server, to bear malicious clients."""
+    """A rule that replaces the mean of uploads at the server, to tolerate malicious clients."""
 
     rule: Annotated[Named, Choices(RULES, "combine")]
     """The rule: `name` and its fields. See `raysim list rules`."""
     mixing: Annotated[Named | None, Choices(MIXINGS, "mix")] = None
-    """What is done to the uploads before the rule: `name` and its fields; see `raysim list mixings`. `null`: nothing.
-    """
+    """Preprocessing of the uploads before the rule: `name` and its fields; see `raysim list mixings`. `null`: none."""
 
 
 class Privacy(Section):
     """Differential privacy of clients: uploads are clipped, noise is added, and the loss of privacy is accounted."""
 
     clip: Positive
-    """Greatest Euclidean norm of what an upload adds to what the client got; a longer change is scaled down."""
+    """Maximum Euclidean norm of the difference between an upload and the message that the client received; a larger
+    difference is scaled down."""
     noise_multiplier: NonNegative
-    """Standard deviation of the Gaussian noise, in clips."""
+    """Standard deviation of the Gaussian noise, as a multiple of `clip`."""
     noise_at: Literal["server", "client"] = "server"
-    """Where noise is added: to the sum of a round at the server, or to each upload at its client."""
+    """Where noise is added: to a round's sum at the server, or to each upload at its client."""
     delta: Annotated[float, Range(gt=0, lt=1)]
     """The delta for which epsilon is reported."""
     accountant: Literal["rdp", "pld"] = "rdp"
-    """How dp-accounting composes the rounds: by Renyi divergence, or by the distribution of the privacy loss, which is
-    tighter."""
+    """The method by which dp-accounting composes the rounds: Renyi divergence, or the distribution of the privacy loss,
+    which gives a tighter epsilon."""
 
 
 class Asynchronous(Section):
-    """Rounds that end with the first uploads; the others count in a later round, in virtual time."""
+    """Rounds that end with the first uploads to arrive. Later uploads count in a later round. Times are virtual."""
 
     buffer: Count
-    """Uploads that end a round. The server sends to as many clients as take part at once (`clients.participation`)."""
+    """Number of uploads that end a round. `clients.participation` sets how many clients train at the same time."""
     discount: Annotated[Named, Choices(DISCOUNTS, "factor")] = Field(default_factory=lambda: {"name": "polynomial"})
-    """How much a stale upload counts: `name` and its fields. See `raysim list discounts`."""
+    """Discount of stale uploads: `name` and its fields. See `raysim list discounts`."""
     rate: Annotated[float, Range(gt=0, le=1)] = 1.0
-    """The server's step: a factor of the change in every upload."""
+    """The server's step size: a factor for the change in every upload."""
 
 
 class Seeds(Section):
@@ -306,14 +306,14 @@ class Stragglers(Section):
 
 
 class Training(Section):
-    """Local training of every client, whatever the algorithm."""
+    """Local training of every client, for all algorithms."""
 
     epochs: AtLeastOne = 1
     """Passes over the client's training samples per client round."""
     steps: AtLeastOne | None = None
-    """Steps per client round in place of `epochs`, the same number for all clients, whatever their numbers of samples.
-    A method that sets epochs of its own, as Ditto, FedRep, FedMD and HKS do for parts of a round, keeps these. `null`:
-    `epochs`."""
+    """Number of steps per client round. It replaces `epochs`, and is the same for all clients, whatever their numbers
+    of samples. Epochs that a method sets for parts of a round, as Ditto, FedRep, FedMD and HKS do, still apply.
+    `null`: use `epochs`."""
     batch_size: AtLeastOne = 64
     """Samples per step."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -360,7 +360,7 @@ class Training(Section):
 
 
 class Evaluation(Section):
-    """When clients are evaluated, which, and on which samples."""
+    """When clients are evaluated, which clients, and on which samples."""
 
     every: AtLeastOne = 1
     """Number of rounds between evaluations of participants; the last round is always evaluated."""
@@ -397,14 +397,13 @@ class Init(Section):
     """
 
     run: str
-    """Folder of the other run, or the id of a run below `runs` in the current folder. The other run's data must be
-    available."""
+    """The other run: its folder, or its id if it is below `runs` in the current folder. Its data must be available."""
     round: Literal["last", "best_val"] = "last"
     """The state to begin with. `last`: the state of the latest checkpoint. `best_val`: the state after the best round
     by validation; the other run must have `checkpoint.keep: [last, best_val]`."""
     digest: str | None = None
-    """SHA-256 that the state must have. A run records it, so that a run of its `resolved.yaml` begins with the same
-    state or is refused."""
+    """SHA-256 that the state must have. A run records it, so that its `resolved.yaml` can only begin with the same
+    state."""
 
 
 if TYPE_CHECKING:
@@ -425,8 +424,8 @@ class EarlyStop(Section):
     """
 
     metric: Metric = "accuracy/val"
-    """Metric that decides. All metrics except `accuracy/val`, `accuracy/val_current` and `loss/train` use test samples,
-    so a result selected by them is optimistic."""
+    """Metric whose values end the run. All metrics except `accuracy/val`, `accuracy/val_current` and `loss/train` use
+    test samples, so a result selected by them is optimistic."""
     patience: AtLeastOne | None = None
     """End the run after this many rounds without an improvement of the metric. `null`: never."""
     target: float | None = None
@@ -512,8 +511,8 @@ class Failure(Section):
     exceed the limit may differ. In a sweep whose cells run in parallel, and in `raysim.run` outside the main thread, a
     client is not interrupted: it fails when its round ends."""
     max_attempts: AtLeastOne = 5
-    """How many times in a row the run may return to its last checkpoint, because an actor or node died, before it
-    completes another round."""
+    """Maximum number of times that the run may return to its last checkpoint, because an actor or node died, without
+    completing another round in between."""
 
 
 class Settings(Section):
@@ -552,7 +551,7 @@ class Settings(Section):
     that of the data: a run records them and is resumed only with the same content, and a sweep runs a cell again after
     a change. `null`: none."""
     init: Init | None = None
-    """Another run, with whose state this one begins; `null`: new weights. See `raysim describe init`."""
+    """Begin with the state of another run; `null`: new weights. See `raysim describe init`."""
     stop: EarlyStop | None = None
     """Conditions under which the run ends before its last round; `null`: none. See `raysim describe stop`."""
     resources: Resources = Resources()
@@ -573,7 +572,7 @@ FREE = (
     "data.format",
     "training.cuda_graphs",
 )
-"""Keys that decide where and how a run executes, but not its result; all keys below them are included."""
+"""Keys that affect where and how a run executes, but not its result; keys below them are included."""
 
 
 def decides(key: str) -> bool:
@@ -582,7 +581,7 @@ def decides(key: str) -> bool:
 
 
 def short_overrides(overrides: Mapping[str, Scalar]) -> dict[str, str]:
-    """Return the overrides that affect the result, besides method and seed: key -> part of a name, such as "lr=0.1"."""
+    """Return key -> part of a name, such as "lr=0.1", for overrides that affect the result, except method and seed."""
     return {
         key: " ".join(written([(key.removesuffix(".name").rpartition(".")[2], value)]))
         for key, value in overrides.items()

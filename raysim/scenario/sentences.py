@@ -1,4 +1,4 @@
-"""Error messages for invalid sections: one sentence from pydantic's errors, with the key, the value and the remedy."""
+"""Error messages for invalid sections: one sentence per pydantic error, with the key, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model_in(annotation: Any) -> Any:
 SECTIONS: Mapping[str, type[Section]] = {
     name: model for name, field in Settings.model_fields.items() if (model := model_in(field.annotation))
 }
-"""The sections of a scenario that have keys of their own, by name."""
+"""Name -> section, for the sections of a scenario that have keys."""
 
 CHOICES: Mapping[Key, Choices] = {
     (name, key): choices
@@ -38,13 +38,13 @@ CHOICES: Mapping[Key, Choices] = {
     for choices in field.metadata
     if isinstance(choices, Choices)
 }
-"""The keys whose value may be a mapping with a `name`, besides `algorithm`."""
+"""Key -> choices, for keys whose value may be a mapping with a `name`, except `algorithm`."""
 
 NAMED: Mapping[Key, Mapping[str, type]] = {key: choices.classes for key, choices in CHOICES.items() if choices.hook}
-"""The keys whose value is a mapping with a `name`, besides `algorithm` -> the classes of raysim."""
+"""Key -> raysim's classes, for keys whose value is a mapping with a `name` and may name a user's class."""
 
 NAMED_SECTIONS: tuple[Key, ...] = (("algorithm",), *NAMED)
-"""The sections whose `name` decides their other keys."""
+"""The sections whose `name` determines their other keys."""
 
 PARTICIPATION: Key = ("clients", "participation")
 
@@ -74,10 +74,10 @@ ALLOWED: Mapping[str, str] = {
 
 
 MISSPELT = 0.85
-"""Similarity, as difflib measures it, of a misspelt key and the key that is meant."""
+"""Minimum similarity, as measured by difflib, of a misspelt key and the intended key."""
 
 NAME = re.compile(r"^[A-Za-z][\w-]*$")
-"""Pattern of text that is probably meant as the `name` of a section."""
+"""Pattern of a text that was probably intended as the `name` of a section."""
 
 
 def validated(model: type[Any], raw: Mapping[str, Any], origin: Origin, prefix: Key) -> Any:
@@ -90,9 +90,10 @@ def validated(model: type[Any], raw: Mapping[str, Any], origin: Origin, prefix: 
 def _sentence(
     error: ValidationError, model: type[BaseModel], raw: Mapping[str, Any], origin: Origin, prefix: Key
 ) -> ScenarioError:
-    """Return the error for the first problem; the alternatives of a union (`a whole number or 'auto'`) count as one."""
+    """Return an error about the first problem; alternatives, as in `a whole number or 'auto'`, are one problem."""
     problems = [(_key(item, raw), item) for item in error.errors(include_url=False)]
-    # Unknown keys first: a misspelt required key is both unknown and missing, and "unknown key" suggests the remedy.
+    # Unknown keys come first: a misspelt required key is both unknown and missing, and only "unknown key" suggests the
+    # right spelling.
     problems.sort(key=lambda problem: problem[1]["type"] not in ("extra_forbidden", "invalid_key"))
     key, first = problems[0]
     full = (*prefix, *key)
@@ -124,7 +125,7 @@ def _sentence(
 
 
 def _share_of_clients(given: float, raw: Mapping[str, Any]) -> str:
-    """What `clients.participation` may be, and the share that a number of clients is."""
+    """Return the allowed values of `clients.participation`, and which share a given number of clients would be."""
     allowed = "allowed: a share of the clients, greater than 0 and at most 1"
     clients = raw.get("clients")
     count = clients.get("count") if isinstance(clients, Mapping) else None
@@ -134,7 +135,7 @@ def _share_of_clients(given: float, raw: Mapping[str, Any]) -> str:
 
 
 def unknown_key(key: str) -> str:
-    """Return why a dotted key is unknown, and which is meant; empty if a scenario may have it.
+    """Return why a dotted key is unknown, with a similar key; "" if a scenario may have the key.
 
     The fields of a method, and of other sections that `name` decides, are not checked.
     """
@@ -150,14 +151,14 @@ def unknown_key(key: str) -> str:
 
 
 def _unknown(model: type[BaseModel], key: Key, prefix: Key) -> str:
-    """Return the sentence about an unknown key of the section at `prefix`, whose keys `model` has."""
+    """Return the sentence about an unknown key of the section at `prefix`, whose keys are those of `model`."""
     named = (*prefix, *key[:-1]) in NAMED_SECTIONS
     names = [*(["name"] if named else []), *_section_at(model, key[:-1]).model_fields]
     return f"unknown key{_near(key[-1], names)} (allowed: {', '.join(names) or 'none'})"
 
 
 def _near(name: str, names: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for an unknown key of a section that has the keys `names`; empty if none is near.
+    """Return `; did you mean 'x'?` for an unknown key, with the most similar of `names`; "" if none is similar.
 
     A misspelt key of the section comes first, then the same key of another section: `clients.alpha` is meant as
     `data.partition.alpha`.
@@ -174,7 +175,7 @@ def _near(name: str, names: Iterable[str]) -> str:
 
 
 def _keys() -> list[str]:
-    """The keys of a scenario, without those of methods, and of the first of several settings with the same key."""
+    """Return all keys of a scenario except those of methods; a setting of several classes occurs once."""
     keys = [*Settings.model_fields, *(f"{name}.{key}" for name, one in SECTIONS.items() for key in one.model_fields)]
     for section, classes in NAMED.items():
         keys += [f"{'.'.join(section)}.{field.name}" for cls in classes.values() for field in fields(cls)]
@@ -182,14 +183,14 @@ def _keys() -> list[str]:
 
 
 def allowed_by(problem: Any) -> str:
-    """Return what is allowed, in words, for one problem that pydantic reports."""
+    """Return the allowed values, in words, for one problem that pydantic reports."""
     given = problem.get("ctx", {})
     values = {key: number_text(value) if isinstance(value, int | float) else value for key, value in given.items()}
     return ALLOWED.get(problem["type"], problem["msg"]).format(**values)
 
 
 def _key(problem: Any, raw: Any) -> Key:
-    """Return the key of a problem that pydantic reports, without the tags of unions, which are not keys of `raw`."""
+    """Return the key of a problem that pydantic reports, without the tags of unions, which `raw` does not contain."""
     key: list[str] = []
     for part in problem["loc"]:
         try:

@@ -1,4 +1,4 @@
-"""The trackers of `tracking.also`: each entry is a name, or a mapping with a `name` and the tracker's options."""
+"""The trackers in `tracking.also`. Each entry is a name, or a mapping with a `name` and the tracker's options."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from raysim.tracking.tensorboard import TensorBoard
 from raysim.tracking.wandb import Wandb
 
 TRACKERS: Mapping[str, type] = {"tensorboard": TensorBoard, "wandb": Wandb}
-"""raysim's own trackers; each needs the package, and raysim's extra, of the same name."""
+"""raysim's own trackers. Each needs the package with the same name, which the extra with the same name installs."""
 
 
 def check_trackers(parsed: ParsedScenario) -> None:
-    """Raise `ScenarioError` if an entry names no tracker, or has options that the tracker does not have.
+    """Raise `ScenarioError` if an entry names no tracker, or has an option that its tracker lacks.
 
     Imports custom trackers, but creates none.
     """
@@ -43,7 +43,7 @@ def check_packages(parsed: ParsedScenario) -> None:
 
 
 def trackers_of(parsed: ParsedScenario, given: Sequence[Tracker] = ()) -> list[Tracker]:
-    """Return the given trackers and those that a scenario names. The latter's exceptions name the tracker.
+    """Return the trackers in `given` and in the scenario. Exceptions of the scenario's trackers name the tracker.
 
     Raises `ScenarioError` if one cannot be created or lacks a method.
     """
@@ -58,7 +58,7 @@ def trackers_of(parsed: ParsedScenario, given: Sequence[Tracker] = ()) -> list[T
 
 
 def _complete(tracker: Any, name: str, key: str, origin: str = "") -> Tracker:
-    """Return a tracker. Raises `ScenarioError`, with its key and origin, if it is a class or lacks a method."""
+    """Return a tracker. Raises `ScenarioError` if it is a class instead of an object, or lacks a method."""
     if isinstance(tracker, type):
         raise ScenarioError(f"{name} is a class; give an object of it", key=key, origin=origin)
     if missing := [hook for hook in ("open", "log", "close") if not callable(getattr(tracker, hook, None))]:
@@ -74,7 +74,7 @@ def _entries(parsed: ParsedScenario) -> list[tuple[Key, Mapping[str, Any]]]:
 
 
 def _maker(parsed: ParsedScenario, key: Key, entry: Mapping[str, Any]) -> Callable[[], Any]:
-    """Return a function that creates the tracker of an entry. Raises `ScenarioError` if no tracker fits the entry."""
+    """Return a function that creates an entry's tracker. Raises `ScenarioError` if no tracker fits."""
     origin = parsed.origin
     name, fields = split_name(entry, key, origin)
     cls = class_of(name, "trackers", TRACKERS, key, parsed.own_code, origin)
@@ -90,7 +90,7 @@ def _maker(parsed: ParsedScenario, key: Key, entry: Mapping[str, Any]) -> Callab
 
 @dataclass
 class NamedTracker:
-    """A tracker that a scenario names; an exception in it becomes a `HookError` with the tracker's name."""
+    """A tracker that a scenario names. Its exceptions become a `HookError` with the tracker's name."""
 
     name: str
     tracker: Tracker

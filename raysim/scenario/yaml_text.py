@@ -1,4 +1,4 @@
-"""The YAML text of scenarios: safe reading with numbers as people write them, and writing of values as YAML.
+"""The YAML text of scenarios: safe reading of numbers as people write them, and writing of values.
 
 PyYAML follows YAML 1.1: 1e3 is text, 010 is 8, 1:30 is 90, and a repeated key takes its last value. `ruamel.yaml` would
 replace the 30 lines that correct this, but it would be a dependency in addition to PyYAML, which Ray and MLflow need.
@@ -22,7 +22,7 @@ from raysim.common.files import reason
 from raysim.scenario.bundled import hint
 
 UNREADABLE = (yaml.YAMLError, ValueError)
-"""Exceptions that PyYAML raises for invalid YAML; `ValueError` for a date that no calendar has."""
+"""Exceptions of PyYAML for invalid YAML. It raises `ValueError` for a date that does not exist."""
 
 
 class Loader(yaml.SafeLoader):
@@ -31,7 +31,8 @@ class Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:  # PyYAML replaces `<<: *other` by its keys
+            # PyYAML itself replaces `<<: *other` by the keys of `other`
+            if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
                 continue
             if key.value in seen:
                 problem = f"the key {key.value!r} is given twice"
@@ -41,15 +42,16 @@ class Loader(yaml.SafeLoader):
 
 
 class WrittenLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml may be absent
-    """Safe loader for files that raysim wrote, such as resolved.yaml: 7 times as fast, but it accepts repeated keys."""
+    """Safe loader for files that raysim wrote, such as resolved.yaml. 7 times as fast, but allows repeated keys."""
 
 
 class Dumper(yaml.SafeDumper):
-    """Safe YAML dumper that quotes text which `Loader` or another reader would take for a number or another type."""
+    """Safe dumper that quotes text which `Loader` or another reader would take for a number or another type."""
 
 
 INT, FLOAT, MERGE = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:merge"
-# Decimal numbers only. YAML 1.1 also knows octal (010 is 8), base 60 (1:30 is 90) and 1_000, which no scenario means.
+# Only decimal numbers are numbers. YAML 1.1 also has octal (010 is 8), base 60 (1:30 is 90) and 1_000, which no
+# scenario intends.
 NUMBERS = {
     INT: re.compile(r"^[-+]?(0|[1-9][0-9]*)$"),
     FLOAT: re.compile(
@@ -87,18 +89,18 @@ def read_text(path: Path) -> str:
 
 
 _OVERRIDE = re.compile(r"[\w.]=[{\[]")
-"""The beginning of a mapping or list in an override, such as `algorithm={name: fedgh}`."""
+"""Matches the beginning of a mapping or list in an override, such as `algorithm={name: fedgh}`."""
 
 
 def opening_comment(text: str) -> str:
-    """Return the comment at the start of a file, without "#" and without lines for editors."""
+    """Return the comment at the start of a file, without "#" and without lines for text editors."""
     opening = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     lines = [line.removeprefix("#").removeprefix(" ") for line in opening if "yaml-language-server" not in line]
     return "\n".join(lines).strip()
 
 
 def parse(text: str, file: str, loader: Any = Loader) -> dict[str, Any]:
-    """Parse the text of a scenario as a mapping. Raises `ScenarioError`, which names `file`."""
+    """Parse the text of a scenario as a mapping. Raises `ScenarioError` with the name `file`."""
     try:
         raw = copy.deepcopy(_loaded(text, loader))
     except UNREADABLE as error:
@@ -117,23 +119,23 @@ def parse(text: str, file: str, loader: Any = Loader) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=8)
 def _loaded(text: str, loader: Any) -> Any:
-    """Parse YAML, once for all cells of a sweep, which begin with the same text. Do not change what this returns."""
+    """Return cached parsed YAML, because all cells of a sweep begin with the same text. Do not change the result."""
     return load_value(text, loader)
 
 
 def ends_in_comment(text: str) -> bool:
-    """Whether YAML reads the end of a text as a comment. Raises one of `UNREADABLE`."""
+    """Return whether YAML takes the end of a text for a comment. Raises one of `UNREADABLE`."""
     node = yaml.compose(text, Loader)
     return text[node.end_mark.index if node else 0 :].lstrip().startswith("#")
 
 
 def load_value(text: str, loader: Any = Loader) -> Any:
     """Parse YAML into plain values. Raises one of `UNREADABLE`."""
-    return yaml.load(text, loader)  # a SafeLoader: it creates no Python objects
+    return yaml.load(text, loader)  # the loaders are SafeLoaders, which create no Python objects
 
 
 def node_at(text: str, key: Sequence[str]) -> yaml.Node | None:
-    """Return the YAML node at a key of text that `load_value` can read, or None."""
+    """Return the YAML node at a key in a text that `load_value` can read; None if the key is missing."""
     node = yaml.compose(text, Loader)
     for part in key:
         if isinstance(node, yaml.MappingNode):
@@ -146,18 +148,18 @@ def node_at(text: str, key: Sequence[str]) -> yaml.Node | None:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a user would write it in YAML, with text in quotes."""
+    """Return a value as users write it in YAML; text is in quotes."""
     if isinstance(value, str):
         return short(repr(value))
     try:
         text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6).removesuffix("...\n")
-    except yaml.representer.RepresenterError:  # from Python, such as an array
+    except yaml.representer.RepresenterError:  # YAML has no such type, for example an array
         text = repr(value)
     return short(" ".join(text.split()))
 
 
 def written_value(value: Any, key: str) -> str:
-    """Return a value from Python as YAML. Raises `ScenarioError` for one that YAML cannot contain, such as NumPy's."""
+    """Return a Python value as YAML. Raises `ScenarioError` if YAML has no such type, as for NumPy's numbers."""
     try:
         return yaml.dump(value, Dumper=Dumper, sort_keys=False)
     except yaml.representer.RepresenterError as error:
@@ -171,5 +173,5 @@ def written_value(value: Any, key: str) -> str:
 
 
 def short(text: str) -> str:
-    """Return text, cut to at most 80 characters to fit into a sentence."""
+    """Return a text shortened to 80 characters, for a sentence."""
     return text if len(text) <= 80 else text[:77] + "..."

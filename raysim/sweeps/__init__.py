@@ -1,1 +1,1 @@
-"""Sweeps: many runs from one file, each done once, several at a time."""
+"""Sweeps: many runs from one file, several at a time, each of which is done only once."""

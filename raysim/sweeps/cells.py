@@ -1,4 +1,4 @@
-"""`Cell` and `Sweep`, the making of cells, one scenario per variant, seed and tuned values, and their states."""
+"""`Cell` and `Sweep`: creation of cells (one scenario per variant, seed and tuned values), and their states."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ class Cell:
     """One run of a sweep."""
 
     name: str  # unique in the sweep, such as "fedgh seed=1"
-    label: str  # the name without the seed
+    label: str  # the name without the seed, which all seeds of a variant share
     sets: tuple[str, ...]  # overrides of the base
     scenario: ParsedScenario
     id: str  # a digest of everything that decides the result
-    published: tuple[Published, ...] = ()  # published values for the label
+    published: tuple[Published, ...] = ()  # values that papers published for the label
     runs: tuple[str, ...] = ()  # the names in `runs` that define the cell
-    until: int | None = None  # the round after which the run is interrupted; None: it has all its rounds
+    until: int | None = None  # the round after which the run is interrupted; None: the run does all its rounds
     is_trial: bool = False  # whether the cell is a trial of a tuning
-    pending: bool = False  # whether tuning has not chosen its values yet, so that it cannot run
+    pending: bool = False  # whether the cell cannot run yet, because tuning has not chosen its values
 
     @property
     def folder_name(self) -> str:
-        """The name of the folder with the cell's runs: readable words, made unique by the id."""
+        """The name of the folder for the cell's runs: readable words, made unique by the id."""
         words = re.sub(r"[^A-Za-z0-9.]+", "-", self.name).strip("-.") or "cell"
         return f"{words[:60].rstrip('-.')}-{self.id[:10]}"
 
     @property
     def variant(self) -> str:
-        """The name of the cell's variant: the label, or the method if it has none."""
+        """The name of the cell's variant: the label or, if it is empty, the method."""
         return self.label or self.scenario.method
 
     @property
     def rounds(self) -> int:
-        """The number of rounds that the cell is to have."""
+        """The number of rounds that the cell will have when it is done."""
         return self.scenario.rounds if self.until is None else self.until
 
 
@@ -75,19 +75,20 @@ class Sweep:
     name: str
     base: Path | Mapping[str, Any]
     cells: tuple[Cell, ...]
-    output: Path  # contains one folder per cell
+    output: Path  # the folder with one folder per cell
     baseline: str | None = None
     targets: tuple[float, ...] | None = None
-    about: str = ""  # the comment at the top of the file
-    targets_on: str = "all"  # all, all_current or participants: whose mean accuracy must reach it
+    about: str = ""  # the comment at the beginning of the file
+    targets_on: str = "all"  # the clients whose mean accuracy must reach a target: all, all_current or participants
     tuning: Tuning | None = None  # how the values of pending cells are chosen
-    tuned: TuningCard | None = None  # the values that were chosen so far
+    tuned: TuningCard | None = None  # the values that are chosen so far
     trials: bool = False  # whether the cells are trials of a tuning
-    address: str = ""  # where `copies` has a copy of the folder `output`, if the scenario's `output` is an address
-    folder: Path = Path()  # of the sweep file
+    # Address of the copy of the folder `output`, if the scenario's `output` is an address; see `copies`.
+    address: str = ""
+    folder: Path = Path()  # the folder that contains the sweep file
 
     def card(self) -> SweepCard:
-        """Return the facts that the comparison of the cells needs, without pending cells."""
+        """Return the facts for the comparison of the cells, except pending cells."""
         known = [cell for cell in self.cells if not cell.pending]
         cells = {cell.folder_name: CellCard(cell.label, cell.published, cell.runs) for cell in known}
         return SweepCard(self.about, cells, self.baseline, self.targets, self.targets_on, self.tuned, self.trials)
@@ -95,11 +96,11 @@ class Sweep:
 
 @dataclass(frozen=True)
 class CellVariant:
-    """The cells of a sweep that differ only in their seed."""
+    """The cells of a sweep that differ only in their seeds."""
 
-    labels: Mapping[str, str]  # axis of `runs` -> name
-    sets: tuple[str, ...]  # overrides of these names
-    assignments: tuple[tuple[str, Any], ...] = ()  # (key, value) of each grid
+    labels: Mapping[str, str]  # axis of `runs` -> chosen name
+    sets: tuple[str, ...]  # overrides by the chosen names
+    assignments: tuple[tuple[str, Any], ...] = ()  # (key, value) from the grids
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -108,7 +109,7 @@ class CellVariant:
 
 
 VariantCells = tuple[CellVariant, Sequence[tuple[int | None, Cell]]]
-"""A variant, and its cells with their seeds; seed None: the base's."""
+"""A variant and its cells as pairs (seed, cell); seed None: the seed of the base."""
 
 
 @dataclass(frozen=True)
@@ -116,15 +117,15 @@ class CellMaker:
     """Makes the cells of one sweep file."""
 
     base: Path | Mapping[str, Any]
-    common: tuple[str, ...]  # overrides of the base for every cell, from the sweep file
-    sets: tuple[str, ...]  # the same from `--set`
+    common: tuple[str, ...]  # overrides of the base in the sweep file, for all cells
+    sets: tuple[str, ...]  # overrides by `--set`, for all cells
     file: Path  # the sweep file
-    options: frozenset[str] = frozenset()  # keys of `--grid`; paths in their values are relative to the current folder
+    options: frozenset[str] = frozenset()  # keys from `--grid`, for which paths are relative to the current folder
 
     def cell(
         self, variant: CellVariant, seed: int | None, tuned: Mapping[str, Any] | None = None, trial: int | None = None
     ) -> Cell:
-        """Make a cell. seed: None: the base's. tuned: key -> value of keys that are tuned. trial: number of the trial.
+        """Create a cell. seed: None: the base's. tuned: key -> tuned value. trial: number of the trial.
 
         Raises `ScenarioError` if its scenario is invalid.
         """
@@ -144,7 +145,7 @@ class CellMaker:
 
 
 def _names(variant: CellVariant, of_seed: Sequence[str], trial: int | None, method: str | None) -> tuple[str, str]:
-    """Return a cell's label, and its name with the seed. method: in tables; None: the scenario could not be loaded."""
+    """Return a cell's label, and its name with the seed. method: name in tables; None: the scenario is invalid."""
     assigned = {key: shown_value(value) for key, value in variant.assignments}
     seeds = [f"seed={assigned.pop('seed')}"] if "seed" in assigned else []
     parts = [method or value if key == "algorithm.name" else f"{key}={value}" for key, value in assigned.items()]
@@ -153,8 +154,8 @@ def _names(variant: CellVariant, of_seed: Sequence[str], trial: int | None, meth
 
 
 def written(value: Any) -> str:
-    """Write a value of a grid for `--set`: YAML in one line."""
-    with suppress(*UNREADABLE):  # such as "[", which needs quotes
+    """Return a value of a grid as text for `--set`: YAML in one line."""
+    with suppress(*UNREADABLE):  # some texts need quotes, for example "["
         if isinstance(value, str) and value and load_value(value) == value:
             return value
     text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6)
@@ -162,18 +163,18 @@ def written(value: Any) -> str:
 
 
 def in_quotes(value: Any) -> str:
-    """Write text, or lists or mappings of text, in quotes for `--set`: one line of YAML that keeps every character."""
+    """Return text, or lists or mappings of text, in quotes for `--set`: one line of YAML with every character."""
     return yaml.dump(value, Dumper=Dumper, default_flow_style=True, default_style='"', width=math.inf).strip()
 
 
 def shown_value(value: Any) -> str:
-    """Write a value of a grid for a cell's name; a custom file by its name in runs, without its folder."""
+    """Return a value of a grid for a cell's name. A custom file has its name in runs, without its folder."""
     reference = Reference.of(value) if isinstance(value, str) else None
     return reference.name if reference is not None else written(value)
 
 
 def identity(scenario: ParsedScenario) -> str:
-    """Return a digest of everything that decides a run's result: the deciding keys, versions and the method's code."""
+    """Return a digest of everything that determines a run's result: deciding keys, versions and the method's code."""
     keys = {key: value for key, value in scenario.flat().items() if decides(key)}
     all_versions = versions()
     deciding = {"scenario": keys, "versions": {name: all_versions[name] for name in ("raysim", "torch")}}
@@ -183,7 +184,7 @@ def identity(scenario: ParsedScenario) -> str:
 
 
 def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> ParsedScenario:
-    """A cell's scenario, with the sweep's folder for its runs. sets: more overrides, of keys that decide no result.
+    """Return a cell's scenario, with the sweep's folder for its runs. sets: more overrides, which affect no result.
 
     Raises `ScenarioError` if the cell would now be another run, because its base or the user's code was edited.
     """
@@ -204,7 +205,7 @@ def placed(cell: Cell, sweep: Sweep, sets: Sequence[str] = ()) -> ParsedScenario
 
 
 def chosen_cells(sweep: Sweep, only: Sequence[str]) -> list[Cell]:
-    """Return the cells with one of these names, in the sweep's order; all cells if there are no names.
+    """Return the cells with one of these names, in the sweep's order; all cells if no names are given.
 
     A name, in which upper and lower case are the same, is that of a cell, with or without its seed, of its method, or
     of the entries in `runs` that define it; or a shell pattern for one, such as "*lr=0.1*".
@@ -232,17 +233,17 @@ def _names_of(cell: Cell) -> tuple[str, ...]:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    # Names may hold brackets, which a pattern reads as a set of characters.
+    # Names are compared first, because patterns treat brackets in names as sets of characters.
     return bool(name) and (pattern.lower() == name.lower() or fnmatchcase(name.lower(), pattern.lower()))
 
 
 State = Literal["done", "running", "closing", "interrupted", "failed", "waiting"]
-"""State of a cell. "closing": its rounds are done, and its process writes plots and MLflow data."""
+"""The state of a cell. "closing": all rounds are done, but plots or MLflow data may be missing."""
 
 ORDER: tuple[State, ...] = get_args(State)
 
 FAILURE = "failure.json"
-"""A file in a cell's folder with the reason, if the cell failed before it had a run folder."""
+"""Name of a file in a cell's folder with the reason why the cell failed before it had a run folder."""
 
 
 @dataclass(frozen=True)
@@ -257,12 +258,12 @@ class CellState:
 
     @property
     def resumable(self) -> Path | None:
-        """The run that can be resumed, if it wrote `run.json`."""
+        """The run folder if it can be resumed, which requires `run.json`; else None."""
         return self.folder if self.folder is not None and (self.folder / "run.json").exists() else None
 
 
 def state_of(cell: Cell, output: Path) -> CellState:
-    """A cell's state in the sweep's folder `output`: that of its finished run if it has one, else of its latest run.
+    """Return a cell's state in the sweep's folder `output`: of its finished run, or else of its latest run.
 
     A cell that is interrupted after a round (`Cell.until`) is done once its run has that round, even if the run has
     gone on since.
@@ -284,13 +285,13 @@ def state_of(cell: Cell, output: Path) -> CellState:
 
 
 def _changed(cell: Cell, summary: Summary) -> str:
-    """Name the files that have changed since a run; empty if none has, or it is not known."""
+    """Return the files that have changed since a run, in words; "" if there are none, or if it is not known."""
     had = summary.get("dataset", {}).get("digest"), summary.get("public_digest")
     if had[0] is not None and data_digests(cell.scenario) not in (None, had):
         return "the data"
     try:
         inputs = input_digests(cell.scenario)
-    except ScenarioError:  # a file is missing here
+    except ScenarioError:  # a file is missing on this machine
         return ""
     digests = [*summary.get("inputs", inputs).values()]
     return ", ".join(path for path, digest in inputs.items() if digest not in digests)
@@ -301,7 +302,7 @@ def _of_run(cell: Cell, run: Path) -> CellState:
         summary = read_summary(run)
         is_closing = summary.get("status") == "closing" and is_locked(run / LOCK)
         if summary.get("status") == "closing" and not is_closing:
-            summary = read_summary(run)  # the run may have ended between the two checks
+            summary = read_summary(run)  # read again, because the run may have ended between the two checks
     except ScenarioError as error:
         return CellState(cell, "failed", run, reason=str(error))
     if summary.get("status") != "running" and not is_closing and (changed := _changed(cell, summary)):
@@ -317,7 +318,7 @@ def _of_run(cell: Cell, run: Path) -> CellState:
 
 
 def states_of(sweep: Sweep) -> list[CellState]:
-    """The states of all cells, in the sweep's order."""
+    """Return the states of all cells, in the sweep's order."""
     return [state_of(cell, sweep.output) for cell in sweep.cells]
 
 
@@ -329,7 +330,7 @@ def note_failure(cell: Cell, output: Path, reason: str) -> None:
 
 
 def tally(states: Iterable[State]) -> dict[State, int]:
-    """State -> number of cells, without states that no cell has."""
+    """Return state -> number of cells; states without cells are left out."""
     found = Counter(states)
     return {state: found[state] for state in ORDER if found[state]}
 

@@ -1,4 +1,4 @@
-"""The choice of tuned values: the scores of trials, the progress of each method's search, and records of both.
+"""The choice of tuned values: scores of trials, progress of each variant's search, and records of both.
 
 Trials are ordinary cells, beside those of the result and with other seeds. Only their run folders record what was done,
 so a tuning that was interrupted at any time makes the choice of one that was not.
@@ -28,46 +28,46 @@ if TYPE_CHECKING:
     from raysim.sweeps.tune import Tune
 
 TRIALS = "trials.csv"
-"""A file in the folder of the trials with a row per trial."""
+"""Name of a file with one row per trial, in the folder of the trials."""
 
 JOURNAL = "optuna.log"
-"""A file in the folder of the trials that Optuna and optuna-dashboard can open."""
+"""Name of a file for Optuna and optuna-dashboard, in the folder of the trials."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A variant that is tuned."""
+    """A variant with keys to tune."""
 
-    name: str  # its label, or its method without one
+    name: str  # the variant's label or, if it is empty, its method
     variant: CellVariant
     space: Space
     trials: int
-    steps: tuple[int, ...]  # the rounds after which trials are compared, ascending; the last is that of the choice
-    finals: tuple[tuple[int | None, Cell], ...]  # (seed, pending cell) of the result
+    steps: tuple[int, ...]  # rounds after which trials are compared, ascending; after the last one, a trial is chosen
+    finals: tuple[tuple[int | None, Cell], ...]  # (seed, pending cell) of the final runs
 
     @property
     def rounds(self) -> int:
-        """The rounds of a cell of the result."""
+        """The number of rounds of a final run."""
         return self.finals[0][1].scenario.rounds
 
 
 @dataclass(frozen=True)
 class TuningTrial:
-    """A trial of a candidate, which is one cell per seed of the tuning."""
+    """A trial of a candidate, which consists of one cell per seed of the tuning."""
 
     number: int
     values: Point
-    states: tuple[CellState, ...]  # of its cells, until the last round that was asked of them
-    score: float | None  # mean of the metric over the seeds; NaN: it failed or diverged; None: it is not done
+    states: tuple[CellState, ...]  # states of its cells, which run until the last round requested so far
+    score: float | None  # mean of the metric over the seeds; NaN: a cell failed or diverged; None: not done yet
 
     @property
     def rounds(self) -> int:
-        """The round after which the trial was last compared, or will be."""
+        """The last round after which the trial was or will be compared."""
         return self.states[0].cell.rounds
 
     @property
     def failed(self) -> bool:
-        """Whether the trial failed or diverged."""
+        """Whether a cell of the trial failed or diverged."""
         return self.score is not None and math.isnan(self.score)
 
 
@@ -77,7 +77,7 @@ class Tuning:
 
     settings: Tune
     candidates: tuple[Candidate, ...]
-    sweep: Sweep  # the sweep of the trials, without cells: its name, base and folder
+    sweep: Sweep  # name, base and folder of the trials, as a sweep without cells
     maker: CellMaker
     _made: dict[tuple[str, int, str], tuple[Cell, ...]] = field(default_factory=dict)
 
@@ -93,23 +93,23 @@ class Tuning:
 
     @property
     def scenarios(self) -> list[ParsedScenario]:
-        """The scenarios of the trials that were made so far: after `tuning_of`, they have all values of all lists."""
+        """The scenarios of the trials made so far. After `tuning_of`, they include all values of all lists."""
         return [cell.scenario for cells in self._made.values() for cell in cells]
 
     def of_cells(self, names: Collection[str]) -> Tuning:
-        """Return the tuning of only the candidates with one of these cells of the result."""
+        """Return the tuning for only those candidates that have a final run with one of these names."""
         chosen = [one for one in self.candidates if any(cell.name in names for _, cell in one.finals)]
         return replace(self, candidates=tuple(chosen))
 
     def points(self, candidate: Candidate) -> list[dict[str, Any]]:
-        """Return the values of every trial, of a grid or of random draws."""
+        """Return the values of every trial, from the grid or by random draws."""
         if self.settings.search == "grid":
             lists = {key: one for key, one in candidate.space.items() if isinstance(one, Values)}
             return grid(lists)[: candidate.trials]
         return draws(candidate.space, self.settings.seed, candidate.trials)
 
     def search(self, candidate: Candidate) -> Search:
-        """Begin the search of a candidate."""
+        """Start the search for the best values of a candidate."""
         smaller = falls(self.settings.select)
         if self.settings.search == "tpe":
             seed = self.settings.seed
@@ -117,14 +117,14 @@ class Tuning:
         return halving(self.points(candidate), candidate.steps, self.keep, smaller)
 
     def cells(self, candidate: Candidate, number: int, values: Point, until: int) -> tuple[Cell, ...]:
-        """The cells of a trial, one per seed. Raises `ScenarioError` if a scenario with these values is invalid."""
+        """Return a trial's cells, one per seed. Raises `ScenarioError` if a scenario with these values is invalid."""
         key = (candidate.name, number, written(dict(values)))
         if key not in self._made:
             self._made[key] = tuple(self.maker.cell(candidate.variant, seed, values, number) for seed in self.seeds)
         return tuple(replace(cell, until=None if until == cell.scenario.rounds else until) for cell in self._made[key])
 
     def trial(self, candidate: Candidate, number: int, values: Point, until: int) -> TuningTrial:
-        """Read a trial, and its score after round `until`, from its run folders."""
+        """Read a trial, and its score after round `until`, from the run folders."""
         states = tuple(state_of(cell, self.sweep.output) for cell in self.cells(candidate, number, values, until))
         if any(state.state not in ("done", "failed") for state in states):
             return TuningTrial(number, values, states, None)
@@ -132,14 +132,14 @@ class Tuning:
         return TuningTrial(number, values, states, math.fsum(scores) / len(scores))
 
     def progress(self) -> list[TuningProgress]:
-        """Read the progress of every candidate from the run folders."""
+        """Read the progress of every candidate's search from the run folders."""
         found = [TuningProgress(self, candidate) for candidate in self.candidates]
         for one in found:
             one.advance()
         return found
 
     def resolved(self, sweep: Sweep, progress: Sequence[TuningProgress]) -> Sweep:
-        """Return the sweep with the chosen values in its cells; those of a candidate without a choice stay pending."""
+        """Return the sweep with the chosen values in its cells. Cells of candidates without a choice stay pending."""
         finals: dict[str, Cell] = {}
         for one in progress:
             if one.chosen is not None:
@@ -170,7 +170,7 @@ class TuningProgress:
     """
 
     def __init__(self, tuning: Tuning, candidate: Candidate) -> None:
-        """Begin the search; `advance` reads its trials."""
+        """Start the search. `advance` reads its trials."""
         self.tuning, self.candidate = tuning, candidate
         self.trials: dict[int, TuningTrial] = {}
         self.open: tuple[CellState, ...] = ()
@@ -180,7 +180,7 @@ class TuningProgress:
         self._batch = next(self._search, None)
 
     def advance(self, retry_failed: bool = False, ran: bool = False) -> bool:
-        """Read the trials of the present batch and, while all of a batch have ended, go on to the next one.
+        """Read the trials of the current batch. If all of them have ended, continue with the next batch, and so on.
 
         retry_failed: whether failed cells count as not ended. ran: whether the present batch just ran, so that its
         cells are not run again. Returns whether cells in `open` are to run.
@@ -201,7 +201,7 @@ class TuningProgress:
         return False
 
     def _go_on(self, scores: Mapping[int, float]) -> None:
-        """Go on to the next batch or, after the last one, choose the best trial that ran until the last step."""
+        """Continue with the next batch. After the last one, choose the best trial that ran until the last step."""
         self.batches += 1
         try:
             self._batch = self._search.send(scores)
@@ -214,24 +214,24 @@ class TuningProgress:
 
     @property
     def state(self) -> Literal["tuned", "tuning", "failed"]:
-        """Whether values are chosen, trials are left, or every trial failed."""
+        """The state of the search: values are chosen, trials remain, or every trial failed."""
         return "tuning" if self.open else "failed" if self.chosen is None else "tuned"
 
     @property
     def rounds(self) -> int:
-        """The rounds that all cells of the trials have done."""
+        """The number of rounds that all cells of the trials have done together."""
         states = [state for trial in self.trials.values() for state in trial.states]
         return sum({state.cell.folder_name: min(state.rounds, state.cell.rounds) for state in states}.values())
 
     @property
     def planned_rounds(self) -> int:
-        """The rounds of all cells of the trials, if none fails or ends early."""
+        """The number of rounds of all cells of the trials together, if none fails or ends early."""
         steps, keep = self.candidate.steps, self.tuning.keep
         return len(self.tuning.seeds) * planned(self.candidate.trials, steps, keep)
 
     @property
     def tuned(self) -> TunedVariant:
-        """The facts about the candidate that the comparison shows."""
+        """The facts about the candidate's tuning that the comparison shows."""
         candidate, chosen = self.candidate, self.chosen
         values = [
             ChosenValue(key, written(value), candidate.space[key].edge(value), str(candidate.space[key]))
@@ -249,7 +249,7 @@ class TuningProgress:
 
 
 def score(state: CellState, metric: str) -> float:
-    """Return the last value of a metric that a cell measured in its rounds.
+    """Return the last value of a metric in a cell's rounds; NaN if the cell failed or diverged.
 
     NaN if the cell failed, if it did not measure the metric, or if a loss was NaN or infinite before.
     """
@@ -262,12 +262,12 @@ def score(state: CellState, metric: str) -> float:
 
 
 def with_choices(sweep: Sweep) -> Sweep:
-    """Return the sweep with the values that its tuning has chosen so far; a sweep without tuning is not changed."""
+    """Return the sweep with the values chosen so far; without tuning, the sweep itself."""
     return sweep if sweep.tuning is None else sweep.tuning.resolved(sweep, sweep.tuning.progress())
 
 
 def trials_frame(progress: Sequence[TuningProgress]) -> pd.DataFrame:
-    """Return a row per trial that is known, in the order of their methods; see `Study.trials`."""
+    """Return one row per trial made so far, in the order of the methods; see `Study.trials`."""
     import pandas as pd
 
     rows = [
@@ -287,7 +287,7 @@ def trials_frame(progress: Sequence[TuningProgress]) -> pd.DataFrame:
 
 
 def write_journal(tuning: Tuning, progress: Sequence[TuningProgress]) -> None:
-    """Write the trials that have ended as an Optuna journal, a study per candidate, unless Optuna is not installed."""
+    """Write the ended trials as an Optuna journal with one study per candidate, if Optuna is installed."""
     if find_spec("optuna") is None:
         return
     import optuna
@@ -308,7 +308,7 @@ def write_journal(tuning: Tuning, progress: Sequence[TuningProgress]) -> None:
 
 
 def _optuna_trial(progress: TuningProgress, trial: TuningTrial) -> Any:
-    """Return a trial for Optuna: successive halving prunes trials."""
+    """Return a trial for Optuna. A trial that halving ended early counts as pruned."""
     from optuna.trial import TrialState, create_trial
 
     ended_early = trial.rounds < progress.candidate.steps[-1]

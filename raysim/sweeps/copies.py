@@ -1,4 +1,4 @@
-"""Copies of a sweep's folder at an address that fsspec supports: an `output` such as `s3://bucket/runs`.
+"""Copies of a sweep's folder at an address that fsspec supports, for an `output` such as `s3://bucket/runs`.
 
 Runs write to a local folder. Each run that ends is uploaded, and a sweep that begins downloads the runs that its local
 folder lacks: the next cluster may have another disk.
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 SUMMARY = "summary.json"
 
 STATES = ("clients.arrows", "clients.parquet", "checkpoints/")
-"""The files of a run whose old versions must not remain."""
+"""Files of a run's state. An upload removes outdated ones at the address."""
 
 
 def download(sweep: Sweep) -> None:
-    """Download the runs that are only at the address. Does nothing if the sweep has no address.
+    """Download the runs that exist only at the address. Does nothing if the sweep has no address.
 
     Raises `ScenarioError` if the address cannot be read.
     """
@@ -43,13 +43,13 @@ def download(sweep: Sweep) -> None:
                     for name in inside:
                         (new / name).parent.mkdir(parents=True, exist_ok=True)
                     fs.get([f"{root}/{run}/{name}" for name in inside], [str(new / name) for name in inside])
-    except Exception as error:  # each protocol has its own errors
+    except Exception as error:  # each protocol raises errors of its own
         text = "correct the address, install its fsspec package, or set its credentials in the environment"
         raise ScenarioError(f"output: {sweep.address} cannot be read ({_words(error)}); {text}") from error
 
 
 def upload(sweep: Sweep, run: Path | None = None) -> None:
-    """Copy the files of a run that has ended to the address; without `run`, all files that were not copied yet.
+    """Copy the files of an ended run to the address; without `run`, all files that are not copied yet.
 
     Old client rows and checkpoints of the run, which must not be mixed with new ones, are deleted from the copy. Raises
     `RunError`. Does nothing if the sweep has no address.
@@ -62,7 +62,7 @@ def upload(sweep: Sweep, run: Path | None = None) -> None:
         fs, root = _location(sweep)
         root = f"{root}/{folder.relative_to(sweep.output).as_posix()}".removesuffix("/.")
         sizes = _sizes(fs, root)
-        if run is None:  # the comparison and the files beside it may change without another size
+        if run is None:  # files outside of runs are always copied, because they may change without changing their size
             files = {
                 name: file
                 for name, file in files.items()
@@ -70,9 +70,9 @@ def upload(sweep: Sweep, run: Path | None = None) -> None:
             }
         old = [name for name in sizes if run and name.startswith(STATES) and name not in files]
         _put(fs, root, {name: file for name, file in files.items() if file.name != SUMMARY})
-        # Not earlier: if the upload fails, the copy must still have the checkpoints that its summary names.
+        # Old files are removed after the upload: if it fails, the checkpoints in the old summary must still exist.
         for name in old:
-            fs.rm_file(f"{root}/{name}")  # `rm` would expand characters such as * in the address
+            fs.rm_file(f"{root}/{name}")  # `rm` would treat characters such as * in the address as patterns
         _put(fs, root, {name: file for name, file in files.items() if file.name == SUMMARY})
     except Exception as error:
         text = f"output: the results in {folder} could not be copied to {sweep.address} ({_words(error)})"
@@ -80,7 +80,7 @@ def upload(sweep: Sweep, run: Path | None = None) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return all files below a folder, except hidden ones such as locks, and except those in hidden folders."""
+    """Return all files below a folder, except hidden files (such as locks) and files in hidden folders."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return sorted(path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
@@ -99,7 +99,7 @@ def _location(sweep: Sweep) -> tuple[Any, str]:
 
 
 def _sizes(fs: Any, root: str) -> dict[str, int]:
-    """Path of each file at the address, relative to `root` -> its size."""
+    """Return path relative to `root` -> size, for each file at the address."""
     found = fs.find(root, detail=True) if fs.exists(root) else {}
     return {str(name)[len(root) + 1 :]: int(facts["size"]) for name, facts in found.items()}
 
@@ -111,13 +111,14 @@ def _words(error: Exception) -> str:
 
 @contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """Yield a new run folder, which takes the place of `folder` at the end of the block."""
+    """Yield a new run folder, which replaces `folder` at the end of the block."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".received-", dir=folder.parent) as temporary:
         new = Path(temporary, "new")
         (new / LOCK).parent.mkdir(parents=True)
-        (new / LOCK).touch()  # archives have no hidden files, and a run that was killed without it counts as running
+        (new / LOCK).touch()  # archives omit this hidden file; without it, a killed run would count as running
         yield new
         if folder.exists():
-            folder.rename(Path(temporary, "old"))  # removed with the temporary folder, once the new one is there
+            # Deleted with the temporary folder, after the new one has replaced it.
+            folder.rename(Path(temporary, "old"))
         new.rename(folder)

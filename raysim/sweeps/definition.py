@@ -1,4 +1,4 @@
-"""Loads a sweep file, or a scenario with a grid, as cells, each with its own scenario."""
+"""Loads a sweep file, or a scenario with a grid. The result is a sweep with one scenario per cell."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from raysim.sweeps.space import Space
 from raysim.sweeps.tune import Tune, read_tune, spaces_of, tuning_of
 
 Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
-"""Key of a scenario -> values."""
+"""Key of a scenario -> list of values."""
 
 
 class SweepFile(Section):
@@ -72,7 +72,7 @@ class SweepFile(Section):
 
 
 class RunEntry(Section):
-    """A value in `runs`."""
+    """A value in the section `runs`."""
 
     set: list[str] = Field(default_factory=list)
     """overrides"""
@@ -104,7 +104,7 @@ def load_sweep(
     seeds: str | Sequence[int] | None = None,
     sets: Sequence[str] = (),
 ) -> Sweep:
-    """Read a sweep file, or make a sweep from a scenario file.
+    """Read a sweep file, or create a sweep from a scenario file.
 
     grid: key -> values, added to the file's grid. seeds: replace the file's, such as "1..5" or [1, 2]. sets: overrides
     of the base for every cell.
@@ -118,7 +118,7 @@ def load_sweep(
     base = given.base if isinstance(given.base, Mapping) else _base_file(given.base, path)
     chosen = _seeds(given.seeds, "seeds", str(path)) if seeds is None else _seeds(seeds, "--seeds", "")
     lists = {key: of if isinstance(of, str) else list(of) for key, of in (grid or {}).items()}
-    written_value(lists, "--grid")  # raises for a value that YAML cannot contain, such as a number of NumPy
+    written_value(lists, "--grid")  # raises for a value that YAML cannot contain, for example a NumPy number
     option: RunEntry = validated(RunEntry, {"grid": lists}, Origin("--grid", "", {}), ())
     maker = CellMaker(base, tuple(given.set), tuple(overrides_of(sets)), path, frozenset(option.grid))
     published = read_published(given.published if isinstance(given.published, list) else [given.published], path)
@@ -136,7 +136,7 @@ def load_sweep(
 
 
 def _sweep_file(path: Path, text: str) -> SweepFile:
-    """Parse a sweep file; a scenario file is the base of a sweep without other keys. Raises `ScenarioError`."""
+    """Parse a sweep file. A scenario file becomes the base of a sweep without other keys. Raises `ScenarioError`."""
     raw = parse(text, str(path))
     if not is_sweep(raw):
         return SweepFile(base=path.name)
@@ -149,7 +149,7 @@ def _sweep_file(path: Path, text: str) -> SweepFile:
 
 
 def _sweep_of(given: SweepFile, cells: tuple[Cell, ...], base: Path | Mapping[str, Any], path: Path) -> Sweep:
-    """Return the sweep of these cells, with its name and folder."""
+    """Return the sweep with these cells, its name and its folder."""
     first = cells[0].scenario
     name = given.name or f"{first.name}-sweep"
     folder, address = first.results_folder(name), ""
@@ -171,12 +171,12 @@ def _sweep_of(given: SweepFile, cells: tuple[Cell, ...], base: Path | Mapping[st
 
 
 def _refuse_repeated(made: Sequence[VariantCells], spaces: Sequence[Space], path: Path) -> None:
-    """Raise `ScenarioError` if two cells are the same run, or would have the same name or folder.
+    """Raise `ScenarioError` if two cells are the same run, or have the same name or folder.
 
     spaces: the keys that are tuned for each variant; cells that are tuned differently are different runs.
     """
     first: dict[tuple[str, str], Cell] = {}
-    taken: dict[str, Cell] = {}  # tuning may give two cells the same settings, and then the same folder
+    taken: dict[str, Cell] = {}  # name or folder -> cell: tuning may give two cells the same settings
     for (_, cells), space in zip(made, spaces, strict=True):
         tuned = str(sorted((key, str(of)) for key, of in space.items()))
         for _, cell in cells:
@@ -190,7 +190,7 @@ def _refuse_repeated(made: Sequence[VariantCells], spaces: Sequence[Space], path
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that a sweep file needs: first itself, then its base and published values; empty for a scenario file.
+    """Return the sweep file and the files that it needs (base, published values); [] for a scenario file.
 
     A bundled scenario is not among them. Raises `ScenarioError` if the file cannot be read, or names one by an absolute
     path: a job gets copies of the files, which keep only their paths relative to each other.
@@ -202,7 +202,7 @@ def files_of(path: Path) -> list[Path]:
     claims = published if isinstance(published, list) else [published]
     names = [claim.get("file") for claim in claims if isinstance(claim, dict)]
     for key, name in [("base", base), *(("published.file", name) for name in names)]:
-        if isinstance(name, str) and Path(name).is_absolute():  # the job would not find its copy
+        if isinstance(name, str) and Path(name).is_absolute():  # the job would look at this path, not at its copy
             text = f"{name} given; the job gets copies, so give its path relative to the sweep file's folder"
             raise ScenarioError(text, key=key, origin=str(path))
     needed = [path.parent / name for name in names if isinstance(name, str)]
@@ -212,7 +212,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def about_file(name: str) -> tuple[str, list[tuple[str, str]], str]:
-    """Return the opening comment of a scenario or sweep file, its keys with their values, and how to run it.
+    """Return a description of a scenario or sweep file: opening comment, keys with values, and how to run it.
 
     The file is only read: no key is checked, and no custom code runs. Raises `ScenarioError`.
     """
@@ -226,12 +226,12 @@ def about_file(name: str) -> tuple[str, list[tuple[str, str]], str]:
 
 
 def is_sweep(raw: Mapping[str, Any]) -> bool:
-    """Return whether the content of a file is a sweep, not a scenario; in a scenario, `seeds` is a mapping."""
+    """Return whether a file's content is a sweep instead of a scenario, in which `seeds` is a mapping."""
     return bool(SWEEP_KEYS & raw.keys()) or not isinstance(raw.get("seeds", {}), Mapping)
 
 
 def _base_file(base: str, path: Path) -> Path:
-    """Return the file of a sweep's base: beside the sweep file, or else the bundled scenario of this name.
+    """Return the file of a sweep's base: next to the sweep file, or else the bundled scenario with this name.
 
     As in `scenario_file`, a folder does not hide a bundled scenario.
     """
@@ -240,7 +240,7 @@ def _base_file(base: str, path: Path) -> Path:
 
 
 def _seeds(raw: Any, key: str, file: str) -> list[int | None]:
-    """Return the seeds that a list, a number, or text such as `1..5` or `1,2,7` gives. Raises `ScenarioError`."""
+    """Return the seeds in a list, a number, or a text such as `1..5` or `1,2,7`. Raises `ScenarioError`."""
     if raw is None:
         return [None]
     seeds: Any = [raw] if isinstance(raw, int) else raw
@@ -257,7 +257,7 @@ def _seeds(raw: Any, key: str, file: str) -> list[int | None]:
 
 
 def _variants(raw: Mapping[str, Any], grid: Grid, path: Path, text: str) -> Iterator[CellVariant]:
-    """Every combination of names in `runs`, of the values of their own grids and of those of the grid of all.
+    """Yield every combination of names in `runs`, values in their own grids, and values in the common grid.
 
     Without axes, `runs` has one axis, named "". Raises `ScenarioError`.
     """
@@ -285,20 +285,20 @@ def _variants(raw: Mapping[str, Any], grid: Grid, path: Path, text: str) -> Iter
 
 
 def _tune(raw: Mapping[str, Any], text: str, path: Path) -> Tune:
-    """Parse `tune`. Raises `ScenarioError`."""
+    """Parse the section `tune`. Raises `ScenarioError`."""
     if "seeds" in raw:
         raw = {**raw, "seeds": _seeds(raw["seeds"], "tune.seeds", str(path))}
     return read_tune(raw, text, str(path))
 
 
 def _check_baseline(baseline: str | None, cells: Sequence[Cell], file: str) -> None:
-    """Check the baseline before hours of runs, so that the comparison cannot fail on it. Raises `ScenarioError`."""
+    """Check the baseline before the runs, so that the comparison after hours cannot fail. Raises `ScenarioError`."""
     if baseline is None:
         return
     names = ((cell.scenario.method, cell.scenario.algorithm_name, *cell.runs, cell.label) for cell in cells)
     allowed = dict.fromkeys(name for of_cell in names for name in of_cell if name)
     reference = Reference.of(baseline)
-    first = reference.name if reference else baseline.partition(" ")[0]  # settings may follow the method's name
+    first = reference.name if reference else baseline.partition(" ")[0]  # the method's name, which settings may follow
     if not {baseline, first} & allowed.keys():
         near = suggest(baseline, allowed)
         raise ScenarioError(f"{baseline!r} given{near}; allowed: {', '.join(allowed)}", key="baseline", origin=file)

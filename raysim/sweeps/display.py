@@ -1,4 +1,4 @@
-"""Shows the progress of a sweep, live on a terminal and otherwise as lines, and its result."""
+"""Shows the progress of a sweep, live in a terminal and otherwise as lines, and then its result."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ class SweepDisplay:
         self.live = Live(console=self.console, refresh_per_second=2) if live else None
         self.states: dict[str, str] = {}
         self.shown_s = 0.0
-        self.phase: list[tuple[str, int]] = []  # the cells: tuning runs other cells, or the same for more rounds
-        self.began: tuple[float, int] | None = None  # when the first cell reported a round, and the rounds done then
+        # (name, rounds) of the cells, which change when tuning starts other cells or more rounds
+        self.phase: list[tuple[str, int]] = []
+        self.began: tuple[float, int] | None = None  # time of the first reported round, and the rounds done by then
 
     def print(self, text: str) -> None:
         """Print one line."""
         self.console.print(Text(text))
 
     def show(self, progress: SweepProgress) -> None:
-        """Print changed states, and show the progress."""
+        """Print states that have changed, and show the progress."""
         if (phase := [(one.cell.name, one.cell.rounds) for one in progress.states]) != self.phase:
             self.phase, self.states = phase, {}
         running = dict(progress.running)
@@ -64,15 +65,16 @@ class SweepDisplay:
             self.print(self.line(progress))
 
     def line(self, progress: SweepProgress) -> str:
-        """The number of cells in each state, the rounds done and planned of the whole sweep, and the time left."""
+        """Return the line with the number of cells per state, the done and planned rounds, and the remaining time."""
         running = dict(progress.running)
         now = [replace(one, state=_shown_state(one, running)) for one in progress.states]
         done, total = progress.earlier, progress.earlier + progress.later
         for one in progress.states:
             ran = one.cell.rounds if one.state == "done" else one.rounds
             reported = running.get(one.cell.name, -1)
-            done += ran if reported < 0 else reported  # a cell that is being resumed has reported no round yet
-            total += ran if _shown_state(one, running) == "failed" else one.cell.rounds  # the others are not planned
+            done += ran if reported < 0 else reported  # a cell that is being resumed has not reported a round yet
+            # The remaining rounds of a failed cell are not planned.
+            total += ran if _shown_state(one, running) == "failed" else one.cell.rounds
         if progress.stopping:
             cells = plural(len(running), "cell")
             ends = f"ending: {cells} will end after this round" if running else "ending"
@@ -88,7 +90,7 @@ class SweepDisplay:
 
 
 def _shown_state(state: CellState, running: Mapping[str, int]) -> State:
-    """Return a cell's state while the sweep runs: a trial that halving paused waits until it continues."""
+    """Return a cell's state to show. A trial that successive halving has paused is shown as waiting."""
     if state.cell.name in running:
         return "running"
     return "waiting" if state.state == "interrupted" and state.cell.is_trial else state.state
@@ -96,7 +98,7 @@ def _shown_state(state: CellState, running: Mapping[str, int]) -> State:
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[SweepDisplay]:
-    """Show progress and the sweep's log records on standard error, without the log records of its runs.
+    """Show progress and the sweep's log records on standard error, but not the log records of its runs.
 
     Live on a terminal, plain lines elsewhere.
     """
@@ -109,7 +111,7 @@ def shown_progress() -> Iterator[SweepDisplay]:
 def run_and_show(
     sweep: Sweep, parallel: int | None = None, retry_failed: bool = False, only: Sequence[str] = ()
 ) -> int:
-    """Run a sweep and show its progress and result; returns the exit code, 1 if a cell or the comparison is missing.
+    """Run a sweep, show progress and result; return the exit code, 1 if a cell or the comparison is missing.
 
     only: of `run_sweep`; the cells that it leaves out do not count as missing.
     """

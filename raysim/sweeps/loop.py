@@ -1,4 +1,4 @@
-"""Runs a sweep: every cell once. Interrupted cells are resumed, and a failed cell does not stop the others."""
+"""Runs every cell of a sweep once. Interrupted cells are resumed; a failed cell does not stop the others."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 COMPARISON = "comparison"
-"""The folder of tables and pictures, inside the sweep's folder."""
+"""Name of the folder, inside the sweep's folder, for tables and figures."""
 
 
 class ComparisonError(RunError):
-    """The cells have ended, but their comparison could not be written, logged to MLflow, or copied to an address.
+    """All cells have ended, but their comparison could not be written, logged to MLflow, or copied to an address.
 
     Attributes:
         states: the states of all cells.
@@ -54,10 +54,10 @@ class SweepProgress:
     """The progress of a sweep at one moment."""
 
     states: Sequence[CellState]
-    running: Sequence[tuple[str, int]]  # (cell's name, last finished round); -1 while the cell is starting
-    stopping: bool = False  # whether Ctrl-C was pressed, so that the running cells end after their round
-    earlier: int = 0  # rounds of other cells that are done: of trials that ended, and of the result
-    later: int = 0  # rounds of other cells that are still to run
+    running: Sequence[tuple[str, int]]  # (name of a cell, its last finished round); -1 while the cell starts
+    stopping: bool = False  # whether running cells end after their round, because of Ctrl-C
+    earlier: int = 0  # rounds done by other cells: by earlier trials, and by final runs
+    later: int = 0  # rounds that other cells will do later
 
 
 Show = Callable[[SweepProgress], None]
@@ -71,7 +71,7 @@ def run_sweep(
     only: Sequence[str] = (),
     show: Show = lambda progress: None,
 ) -> list[CellState]:
-    """Run every cell that is not done; returns the states afterwards.
+    """Run every cell that is not done; return the states of all cells.
 
     parallel: cells at the same time; default: one per CPU of the machine, or of the cluster at RAY_ADDRESS.
     retry_failed: run failed cells again. only: run only cells with these names, see `chosen_cells`; the others stay as
@@ -87,9 +87,9 @@ def run_sweep(
     uri = check_uri(sweep.cells[0].scenario.tracking.uri)
     for cell in sweep.cells:
         check_packages(cell.scenario)
-    from raysim.engine.ray.tasks import Tasks  # importing Ray takes a second
+    from raysim.engine.ray.tasks import Tasks  # imported here, because importing Ray takes a second
 
-    # SIGTERM ends a sweep before its first cell, too.
+    # SIGTERM must also end a sweep before its first cell.
     with interruptible(), sigterm_kept(), contextlib.ExitStack() as cleanup:
         lock(sweep, cleanup)
         download(sweep)
@@ -111,8 +111,8 @@ def run_sweep(
 
 
 def _finish(sweep: Sweep, states: dict[str, CellState], parent: ParentRun) -> None:
-    """Read the states again, and compare and copy the results. Raises `ComparisonError`."""
-    # Data files may have changed while the cells ran, and one table must not mix two data sets.
+    """Read the states again, compare the results and copy them to the address. Raises `ComparisonError`."""
+    # States are read again, because data files may have changed during the runs. A table must not mix two data sets.
     datasets.forget()
     now = states_of(sweep)
     states |= {one.cell.name: one for one in now if "done" in (one.state, states[one.cell.name].state)}
@@ -139,13 +139,13 @@ def _show_cells(
     running: Sequence[tuple[str, int]],
     stopping: bool,
 ) -> None:
-    """Show the progress of the cells with these names. earlier, later: of `SweepProgress`."""
+    """Show the progress of the cells with these names. earlier, later: see `SweepProgress`."""
     shown = [state for name, state in states.items() if name in names]
     show(SweepProgress(shown, running, stopping, earlier, later))
 
 
 def _tune(sweep: Sweep, tuning: Tuning, later: int, uri: str, tasks: Tasks, retry_failed: bool, show: Show) -> Sweep:
-    """Run the trials that are left, and return the sweep with the values that they choose.
+    """Run the remaining trials, and return the sweep with the values that they choose.
 
     later: rounds of the cells of the result. Each pass runs the cells that must end before the next decision of each
     candidate. A cell that fails or is lost is not tried twice; a lost cell leaves its candidate without a choice.
@@ -173,7 +173,7 @@ def _tune(sweep: Sweep, tuning: Tuning, later: int, uri: str, tasks: Tasks, retr
             parent.close(all(one.chosen for one in progress), {}, [])
     for one in progress:
         logger.log(logging.WARNING if one.chosen is None else logging.INFO, one.tuned.sentence)
-    everything = sweep.tuning or tuning  # also of cells that are not to run now
+    everything = sweep.tuning or tuning  # includes cells that the user did not select for this command
     progress = everything.progress()
     cells = tuple(state.cell for one in progress for trial in one.trials.values() for state in trial.states)
     replace(tuning.sweep, cells=cells).card().write(tuning.sweep.output)
@@ -184,7 +184,7 @@ def _tune(sweep: Sweep, tuning: Tuning, later: int, uri: str, tasks: Tasks, retr
 
 
 def lock(sweep: Sweep, cleanup: contextlib.ExitStack) -> None:
-    """Keep other processes from running the same sweep. Raises `ScenarioError`."""
+    """Prevent other processes from running the same sweep. Raises `ScenarioError`."""
     try:
         sweep.output.mkdir(parents=True, exist_ok=True)
         handle = hold(sweep.output / SWEEP_LOCK)
@@ -201,7 +201,7 @@ def _done(states: Iterable[CellState]) -> list[Path]:
 
 
 def _compare(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> None:
-    """Write the comparison of the finished cells, and log it to the parent run of MLflow. Raises `RaysimError`."""
+    """Write the comparison of finished cells, and log it to the sweep's run in MLflow. Raises `RaysimError`."""
     folders = _done(states)
     metrics: dict[str, float] = {}
     files: list[Path] = []

@@ -1,4 +1,4 @@
-"""Searches: which trials of a method run next, and until which round. They depend only on seeds and scores.
+"""Searches: which trials run next, and until which round. This depends only on seeds and scores.
 
 A search yields batches of trials and receives the scores of each batch, so it is repeated from the run folders after
 any interruption. A score is NaN if the trial failed or diverged.
@@ -18,17 +18,17 @@ from raysim.sweeps.cells import written
 from raysim.sweeps.space import Domain, Space, Values
 
 Point = Mapping[str, Any]
-"""Key -> value, of the keys that are tuned."""
+"""Key -> value, for the keys to tune."""
 
 Batch = tuple[Mapping[int, Point], int]
-"""Trials by number, and the round until which they run before they are compared."""
+"""Trial number -> values of the trials to run, and the round until which they run before they are compared."""
 
 Search = Generator[Batch, Mapping[int, float], None]
-"""Yields batches, and receives the score of each trial of the last one."""
+"""A generator of batches, to which the score of each trial of the last batch is sent."""
 
 
 def halving(points: Sequence[Point], steps: Sequence[int], keep: Fraction, smaller: bool) -> Search:
-    """Compare trials after each of the steps, in ascending order; only the best of them continue.
+    """Compare trials after each of these rounds, in ascending order, and continue only the best of them.
 
     All trials of a step end before any continues, so the result does not depend on which trial is faster. smaller:
     whether smaller scores are better.
@@ -42,7 +42,7 @@ def halving(points: Sequence[Point], steps: Sequence[int], keep: Fraction, small
 
 
 def planned(trials: int, steps: Sequence[int], keep: Fraction) -> int:
-    """Return the rounds that all trials of `halving` run together, if no trial fails."""
+    """Return the total number of rounds of all trials in `halving`, if no trial fails."""
     rounds = 0
     for earlier, later in pairwise([0, *steps]):
         rounds += trials * (later - earlier)
@@ -51,7 +51,7 @@ def planned(trials: int, steps: Sequence[int], keep: Fraction) -> int:
 
 
 def tpe(space: Space, trials: int, until: int, seed: int, method: str, smaller: bool) -> Search:
-    """Let Optuna's tree-structured Parzen estimator suggest each trial from the scores of all earlier ones.
+    """Let Optuna's tree-structured Parzen estimator suggest each trial's values from the scores of earlier trials.
 
     Each trial has a sampler with a seed of its own, so a suggestion depends only on the seed, the method, the trial's
     number, the earlier scores, and the release of Optuna.
@@ -66,12 +66,13 @@ def tpe(space: Space, trials: int, until: int, seed: int, method: str, smaller: 
         asked = study.ask(distributions)
         scores = yield {number: {key: _value(one, asked.params[key]) for key, one in space.items()}}, until
         worst = math.inf if smaller else -math.inf
-        # Optuna ignores a trial with the state "failed", and would suggest values near it again and again.
+        # A failed trial is reported as a very bad one. Optuna ignores trials with the state "failed", and would suggest
+        # similar values again.
         study.tell(asked, scores[number] if math.isfinite(scores[number]) else worst)
 
 
 def ranked(scores: Mapping[int, float], smaller: bool) -> list[int]:
-    """Return the trials with a finite score, from the best to the worst; of equal trials, the earlier one comes first.
+    """Return the trials with a finite score, from best to worst; of equal trials, the earlier one is better.
 
     scores: trial -> score. smaller: whether smaller scores are better.
     """
@@ -80,7 +81,7 @@ def ranked(scores: Mapping[int, float], smaller: bool) -> list[int]:
 
 
 def distribution(domain: Domain) -> Any:
-    """Optuna's description of a domain."""
+    """Return Optuna's description of a domain."""
     import optuna
 
     if isinstance(domain, Values):
@@ -91,7 +92,7 @@ def distribution(domain: Domain) -> Any:
 
 
 def choice(value: Any) -> Any:
-    """Return a value of a list for Optuna, which accepts no lists or mappings: these as YAML in one line."""
+    """Return a value of a list for Optuna. Lists and mappings become YAML in one line, because Optuna refuses them."""
     return value if value is None or isinstance(value, bool | int | float | str) else written(value)
 
 

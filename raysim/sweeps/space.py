@@ -1,4 +1,4 @@
-"""Values that tuning tries: the domain of each key, grids and random draws over several keys, and their edges."""
+"""The values that tuning tries: the domain of each key, grids and random draws, and the edges of domains."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from raysim.core.seeds import seed_for
 from raysim.scenario.yaml_text import shown
 
 Edge = Literal["", "lower", "upper"]
-"""The edge of its domain that a value lies on; empty: none."""
+"""The edge of its domain on which a value lies; empty: none."""
 
 NEAR_EDGE = 0.05
-"""The part of a range, at both ends, whose values count as on its edge."""
+"""A value counts as on the edge of a range if it lies in this part of the range at one of its ends."""
 
 DIGITS = 4
-"""Significant digits of a number drawn from a range."""
+"""Number of significant digits of a value drawn from a range."""
 
 ATTEMPTS = 1000
-"""How often a point that was drawn before is drawn anew; a narrow range has few numbers with `DIGITS` digits."""
+"""Maximum number of attempts to draw a new point. A narrow range has few numbers with `DIGITS` digits."""
 
 KINDS = ("log", "linear", "integer")
-"""The kinds of ranges: log-uniform, uniform, and uniform over integers; each contains both of its ends."""
+"""The kinds of ranges: log-uniform, uniform, and uniform over integers. Both ends belong to the range."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,19 @@ class Values:
 
     @property
     def size(self) -> float:
-        """The number of different values."""
+        """The number of distinct values."""
         return len(self.values)
 
     def at(self, part: float) -> Any:
-        """Return the value at a part of the list, from 0 to 1."""
+        """Return the value at a relative position in the list, from 0 to 1."""
         return self.values[_index(part, len(self.values))]
 
     def __str__(self) -> str:
-        """The list as in a sweep file."""
+        """Return the list as it is written in a sweep file."""
         return shown(list(self.values))
 
     def edge(self, value: Any) -> Edge:
-        """Return the edge that a value of a list of three numbers or more lies on; other lists have none."""
+        """Return the edge on which a value lies, in a list of at least three numbers; "" for other lists."""
         numbers = [one for one in self.values if isinstance(one, int | float) and not isinstance(one, bool)]
         if len(numbers) < len(self.values) or len(numbers) < 3:
             return ""
@@ -66,11 +66,11 @@ class ValueRange:
 
     @property
     def size(self) -> float:
-        """The number of different values; infinite for real numbers."""
+        """The number of distinct values; infinite for real numbers."""
         return self.high - self.low + 1 if self.kind == "integer" else math.inf
 
     def at(self, part: float) -> float | int:
-        """Return the number at a part of the range, from 0 to 1; of a range `log`, at this part of the logarithms."""
+        """Return the number at a relative position in the range, from 0 to 1; for `log`, on a logarithmic scale."""
         if self.kind == "integer":
             return int(self.low) + _index(part, int(self.size))
         low, high = self._scaled(self.low), self._scaled(self.high)
@@ -78,15 +78,15 @@ class ValueRange:
         return self.rounded(math.exp(value) if self.kind == "log" else value)
 
     def rounded(self, value: float) -> float:
-        """Return a number of the range with at most `DIGITS` significant digits."""
+        """Return the nearest number in the range with at most `DIGITS` significant digits."""
         return min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
 
     def __str__(self) -> str:
-        """The range as in a sweep file."""
+        """Return the range as it is written in a sweep file."""
         return shown({self.kind: [self.low, self.high]})
 
     def edge(self, value: Any) -> Edge:
-        """Return the end of the range that a number is, or that it is near (`NEAR_EDGE`)."""
+        """Return the end of the range that a number equals or is near to (`NEAR_EDGE`); "" for other numbers."""
         low, high, at = (self._scaled(one) for one in (self.low, self.high, value))
         near = NEAR_EDGE * (high - low)
         return "lower" if at <= low + near else "upper" if at >= high - near else ""
@@ -97,7 +97,7 @@ class ValueRange:
 
 Domain = Values | ValueRange
 Space = Mapping[str, Domain]
-"""Key of the scenario -> the values that it may have."""
+"""Key of the scenario -> its domain."""
 
 
 def domain(raw: Any, key: str, file: str) -> Domain:
@@ -120,18 +120,18 @@ def domain(raw: Any, key: str, file: str) -> Domain:
 
 
 def number_of_points(space: Space) -> float:
-    """Return the number of different points of a space; infinite if a key has a range of real numbers."""
+    """Return the number of distinct points of a space; infinite if a domain is a range of real numbers."""
     return math.prod(one.size for one in space.values())
 
 
 def grid(space: Mapping[str, Values]) -> list[dict[str, Any]]:
-    """Every combination of the values; those of the last key change first."""
+    """Return every combination of the values. The values of the last key change first."""
     lists = (one.values for one in space.values())
     return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
 
 
 def draws(space: Space, seed: int, count: int) -> list[dict[str, Any]]:
-    """Draw different points of a space, which must have as many.
+    """Draw `count` distinct points of a space that has at least as many.
 
     Few points cover each range: of the first N, for N = 2, 4, 8 and so on, one lies in each of N equal parts, and no
     two are nearer than 1 / N. A value of a list comes twice only after all others. The order differs by key. A point
@@ -155,7 +155,7 @@ def draws(space: Space, seed: int, count: int) -> list[dict[str, Any]]:
 
 
 def _covering(domain: Domain, generator: random.Random) -> Iterator[Any]:
-    """Draw values that cover a domain. Of a finite one, a value is drawn again only after all others."""
+    """Yield random values that cover a domain. In a finite domain, all values come once before any is repeated."""
     if isinstance(domain, ValueRange) and domain.kind != "integer":
         yield from map(domain.at, _parts(generator))
     while True:
@@ -170,7 +170,7 @@ def _covering(domain: Domain, generator: random.Random) -> Iterator[Any]:
 
 
 def _parts(generator: random.Random) -> Iterator[float]:
-    """Draw numbers from 0 to 1. Of the first N, for each power of two N, one lies in each of N equal parts.
+    """Yield random numbers from 0 to 1. For each power of two N, the first N numbers lie in N different equal parts.
 
     They are a grid of N points with a random offset, refined where no number lies yet: so no two are nearly equal.
     """
@@ -179,11 +179,11 @@ def _parts(generator: random.Random) -> Iterator[float]:
     number = 1
     while True:
         number *= 2
-        # Other versions of Python may draw other numbers in `shuffle`.
+        # `shuffle` may give another order in other versions of Python.
         for odd in sorted(range(1, number, 2), key=lambda _: generator.random()):
             yield (offset + odd / number) % 1.0
 
 
 def _index(part: float, count: int) -> int:
-    """Return the index of the one of `count` equal parts of [0, 1] that contains a number."""
+    """Divide [0, 1] into `count` equal parts; return the index of the part that contains a number."""
     return min(int(part * count), count - 1)

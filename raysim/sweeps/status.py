@@ -1,4 +1,4 @@
-"""The cells of a sweep as lists and as JSON: their states (`--status`), and the time that is left (`--dry-run`)."""
+"""The cells of a sweep as lists and as JSON, with their states (`--status`) and the remaining time (`--dry-run`)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class TuningStatus(Output):
     """The progress of a variant's tuning."""
 
     state: Literal["tuned", "tuning", "failed"]
-    """tuned: values are chosen; tuning: trials are left; failed: every trial failed or diverged"""
+    """tuned: values are chosen; tuning: trials remain; failed: every trial failed or diverged"""
     variant: TunedVariant
-    """its trials, the rounds that they have done, and the values that are chosen"""
+    """the variant's trials, the rounds that they have done, and the chosen values"""
     planned_trials: int
     """number of trials"""
     planned_rounds: int
-    """rounds of all trials, if none fails or ends early"""
+    """number of rounds of all trials together, if none fails or ends early"""
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,21 @@ class CellStatus(Output):
     name: str
     """name of the cell"""
     variant: str
-    """the name without the seed"""
+    """name of the cell without the seed"""
     method: str
     """name of the algorithm in tables"""
     seed: int
     """the scenario's seed"""
     state: State
-    """its state"""
+    """state of the cell"""
     rounds: int
-    """rounds that are done"""
+    """number of finished rounds"""
     planned_rounds: int
-    """rounds that it is to have"""
+    """number of rounds that the cell will have"""
     reason: str
-    """why it is not done, if known"""
+    """why the cell is not done, if known"""
     folder: Path | None
-    """the run folder; null: it has not begun"""
+    """the run folder; null if the cell has not begun"""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class SweepStatus(Output):
     counts: Mapping[State, int]
     """state -> number of cells"""
     cells: Sequence[CellStatus]
-    """a row per cell"""
+    """one row per cell"""
     tuning: Sequence[TuningStatus]
-    """a row per variant that is tuned"""
+    """one row per tuned variant"""
 
 
 def status_of(sweep: Sweep, names: Collection[str]) -> SweepStatus:
@@ -85,7 +85,7 @@ def status_of(sweep: Sweep, names: Collection[str]) -> SweepStatus:
 
 
 def cell_rows(states: Iterable[CellState]) -> list[CellStatus]:
-    """Return a row per cell."""
+    """Return one row per cell."""
     return [
         CellStatus(
             one.cell.name,
@@ -103,7 +103,7 @@ def cell_rows(states: Iterable[CellState]) -> list[CellStatus]:
 
 
 def print_status(status: SweepStatus) -> None:
-    """Print a line per tuned variant with its choice or its progress, and one per cell; then the counts."""
+    """Print one line per tuned variant, with its choice or progress, and one per cell; then the number per state."""
     for one in status.tuning:
         text = one_line(one.variant.sentence)
         if one.state == "tuning":
@@ -114,7 +114,7 @@ def print_status(status: SweepStatus) -> None:
 
 
 def print_cells(cells: Sequence[CellStatus]) -> None:
-    """Print a line per cell with its state, its rounds and, if known, why it is not done; then the number per state."""
+    """Print one line per cell: state, rounds, and if known why it is not done; then the number of cells per state."""
     print(f"{'state':<11} {'rounds':>9}  cell")
     for one in cells:
         reason = f"  {one_line(one.reason)}" if one.reason else ""
@@ -123,13 +123,13 @@ def print_cells(cells: Sequence[CellStatus]) -> None:
 
 
 def print_plan(sweep: Sweep, names: Collection[str], parallel: int, retry_failed: bool) -> dict[str, RaysimError]:
-    """Print the status of the cells with these names, and an estimate of the time that is left.
+    """Print the status of the cells with these names, and the estimated remaining time.
 
     A trial's time is that of the method's first one: the values of the others may change it. Returns the error of each
     cell whose time is unknown. retry_failed: whether failed cells run again.
     """
     print_status(status_of(sweep, names))
-    left: list[tuple[Cell, Sweep, int]] = []  # a cell, its sweep, and the rounds of such cells that are left
+    left: list[tuple[Cell, Sweep, int]] = []  # (a cell, its sweep, remaining rounds of all cells of this kind)
     if sweep.tuning is not None:
         tuning = sweep.tuning.of_cells(names)
         progress = tuning.progress()
@@ -152,7 +152,7 @@ def print_plan(sweep: Sweep, names: Collection[str], parallel: int, retry_failed
 
 
 def estimate(left: Iterable[tuple[Cell, Sweep, int]]) -> tuple[list[float], dict[str, RaysimError]]:
-    """Return the seconds of the rounds that are left of each cell, in one process, from a few training steps.
+    """Return the estimated seconds of each cell's remaining rounds, in one process, from a few training steps.
 
     0: unknown, because of one of the errors. Cells that differ only in the seed take equally long. The errors are by
     the cell's name, one per variant.

@@ -1,4 +1,4 @@
-"""`Study`: the Python interface to a sweep: run its cells, read their states, compare and report them."""
+"""`Study`: the Python interface of a sweep. It runs cells, reads their states, compares and reports them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Study:
         seeds: str | Sequence[int] | None = None,
         sets: Sequence[str] = (),
     ) -> None:
-        """Load a sweep file, or a scenario with a grid; nothing is run.
+        """Load a sweep file, or a scenario with a grid, without running it.
 
         grid: values to try, by dotted key. seeds: such as "1..5". sets: overrides of every cell.
         Raises `ScenarioError` if a cell's scenario is invalid.
@@ -53,7 +53,7 @@ class Study:
 
     @property
     def cells(self) -> pd.DataFrame:
-        """One row per cell, read again at each access: name, label, seed, state, rounds, folder, reason.
+        """One row per cell, with name, label, seed, state, rounds, folder and reason; read at each access.
 
         `label` is the name without the seed; `state` is done, running, closing (its rounds are done, and results are
         being written), interrupted, failed or waiting; `rounds` is the number of finished rounds; `folder` is the run
@@ -70,7 +70,7 @@ class Study:
 
     @property
     def trials(self) -> pd.DataFrame:
-        """One row per trial of the tuning, read again at each access; empty without tuning.
+        """One row per trial of the tuning, read at each access; empty without tuning.
 
         Columns: method, trial, state, rounds, score, chosen, and a column for each key that is tuned. `rounds` is the
         round after which the trial was last compared, and `score` its mean of the metric over the seeds of the tuning;
@@ -81,7 +81,7 @@ class Study:
 
     @property
     def runs(self) -> dict[str, Run]:
-        """The run of each cell that has begun, by the cell's name, such as "FedGH seed=1"; see `cells`."""
+        """Name of a cell, such as "FedGH seed=1" -> its run, for each cell that has begun; see `cells`."""
         return {state.cell.name: Run(state.folder) for state in self._states() if state.folder is not None}
 
     def _states(self) -> list[CellState]:
@@ -96,7 +96,7 @@ class Study:
         only: Sequence[str] = (),
         quiet: bool = False,
     ) -> Study:
-        """Run every cell that is not done, resume interrupted ones, and return the study.
+        """Run every cell that is not done, resume interrupted cells, and return the study.
 
         parallel: cells at the same time; default: one per CPU of the machine, or of the cluster at RAY_ADDRESS.
         retry_failed: run failed cells again. only: run only cells with these names: methods, names in `runs`, cells, or
@@ -127,7 +127,7 @@ class Study:
         metric: str | None = None,
         spread: Spread = "interval",
     ) -> Comparison:
-        """Compare the runs so far; the arguments are those of `raysim.compare`, the defaults those of the file.
+        """Compare the runs so far. The arguments are those of `raysim.compare`; defaults come from the sweep file.
 
         Raises `ScenarioError` as `raysim.compare` does, and if no cell has run yet.
         """

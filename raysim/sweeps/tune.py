@@ -1,4 +1,4 @@
-"""`tune:` of a sweep file: its keys, and the candidates and trials that they make of the sweep's variants."""
+"""The section `tune` of a sweep file: its keys, and the candidates and trials for the sweep's variants."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ MOST_TRIALS = 1000
 
 
 class Halving(Section):
-    """Successive halving: after each of these rounds but the last, only the best trials continue."""
+    """Successive halving: after each of these rounds except the last, only the best trials continue."""
 
     rounds: Annotated[list[AtLeastOne], Field(min_length=1)]
     """The rounds after which trials are compared."""
     keep: Annotated[Fraction, BeforeValidator(str), Field(strict=False, gt=0, lt=1)] = Fraction(1, 3)
-    """The share of the compared trials that continues, rounded up."""
+    """The share of compared trials that continues; their number is rounded up."""
 
 
 class Tune(Section):
-    """How values are chosen: the trials of every method and the metric that compares them."""
+    """How values are chosen: the trials of every method, and the metric by which they are compared."""
 
     seeds: list[int]
     """required: the seeds of every trial, such as [101] or 101..102; they must differ from the seeds of the final
@@ -61,11 +61,11 @@ class Tune(Section):
 
 
 NOT_TUNED = ("seed", "seeds", "rounds", "evaluation", "stop", "algorithm.name")
-"""Keys and sections that affect results but cannot be tuned."""
+"""Keys and sections that affect results, but cannot be tuned."""
 
 
 def read_tune(raw: Mapping[str, Any], text: str, file: str) -> Tune:
-    """Check the section `tune` by itself, without the scenarios of its trials. text: the sweep file's content.
+    """Check the section `tune` alone, without the scenarios of its trials. text: content of the sweep file.
 
     Raises `ScenarioError`.
     """
@@ -85,7 +85,7 @@ def read_tune(raw: Mapping[str, Any], text: str, file: str) -> Tune:
 
 
 def spaces_of(tune: Tune, variants: Sequence[VariantCells], file: str) -> list[Space]:
-    """Return the space of each variant. Raises `ScenarioError` for a name in `tune.methods` that no variant has."""
+    """Return the space of each variant. Raises `ScenarioError` if `tune.methods` has a name that no variant has."""
     shared = _space(tune.space, "tune.space", file)
     methods = {name: _space(keys, f"tune.methods.{name}", file) for name, keys in tune.methods.items()}
     spaces: list[Space] = []
@@ -120,11 +120,11 @@ def _space(raw: Mapping[str, Any], place: str, file: str) -> Space:
 def tuning_of(
     tune: Tune, maker: CellMaker, variants: Sequence[VariantCells], spaces: Sequence[Space], sweep: Sweep
 ) -> Sweep:
-    """Return the sweep with its tuning, whose cells are pending where a key is tuned.
+    """Return the sweep with its tuning. Cells with a key to tune are pending.
 
     spaces: of each variant. sweep: with the untuned cells. Raises `ScenarioError` if it cannot be tuned.
     """
-    # Values that were chosen on a seed of the result would have seen the result's data and initial networks.
+    # A seed of a final run must not be used: values tuned with its data and initial networks would have an advantage.
     if both := sorted({cell.scenario.seed for cell in sweep.cells} & set(tune.seeds)):
         text = f"{both[0]} given, but a final run of the sweep has this seed; give other seeds, such as 101..102"
         raise ScenarioError(text, key="tune.seeds", origin=str(maker.file))
@@ -145,7 +145,7 @@ def tuning_of(
 def _candidate(
     tune: Tune, maker: CellMaker, variant: CellVariant, cells: Sequence[tuple[int | None, Cell]], space: Space
 ) -> Candidate:
-    """Return the candidate of a variant with keys to tune. Raises `ScenarioError`."""
+    """Return the candidate for a variant with keys to tune. Raises `ScenarioError`."""
     name, file = cells[0][1].variant, str(maker.file)
     keys = {key for key, _ in variant.assignments} | set(map(override_key, variant.sets))
     if both := [key for key in (*space, "seed") if key in keys]:
@@ -159,7 +159,7 @@ def _candidate(
 
 
 def _number_of_trials(tune: Tune, space: Space, name: str, file: str) -> int:
-    """Return the trials of a method with this space, called `name`. Raises `ScenarioError` if they do not fit."""
+    """Return the number of trials of a method with this name and space. Raises `ScenarioError` for a wrong number."""
     size = number_of_points(space)
     if tune.search == "grid" and (size > MOST_TRIALS or any(isinstance(one, ValueRange) for one in space.values())):
         text = f"grid tries every combination of lists, at most {MOST_TRIALS}, but {name} has a range or more of them"
@@ -172,7 +172,7 @@ def _number_of_trials(tune: Tune, space: Space, name: str, file: str) -> int:
 
 
 def _steps(tune: Tune, scenario: ParsedScenario, name: str, file: str) -> tuple[int, ...]:
-    """The rounds after which a candidate's trials are compared. Raises `ScenarioError` if halving does not fit."""
+    """Return the rounds after which a candidate's trials are compared. Raises `ScenarioError` if halving is invalid."""
     if tune.halving is None:
         return (scenario.rounds,)
     rounds = sorted(set(tune.halving.rounds))
@@ -192,7 +192,7 @@ def _steps(tune: Tune, scenario: ParsedScenario, name: str, file: str) -> tuple[
 def _check_trials(tuning: Tuning, candidate: Candidate) -> None:
     """Load the scenarios of a candidate's trials, and check that they measure the metric. Raises `ScenarioError`."""
     tune, file = tuning.settings, str(tuning.maker.file)
-    points = tuning.points(candidate)  # `tpe` may try others
+    points = tuning.points(candidate)  # the search `tpe` may choose other points
     try:
         cells = [tuning.cells(candidate, number, values, candidate.steps[-1]) for number, values in enumerate(points)]
     except ScenarioError as error:
@@ -212,8 +212,8 @@ def _check_trials(tuning: Tuning, candidate: Candidate) -> None:
 
 
 def _split(scenario: ParsedScenario) -> object:
-    """How each client's samples are split; empty if the scenario cannot be checked further."""
+    """Return how a scenario splits each client's samples; "" if the scenario is invalid."""
     try:
         return Scenario.of(scenario).split
     except ScenarioError:
-        return ""  # the cell fails with this error
+        return ""  # the cell itself will report this error

@@ -1,4 +1,4 @@
-"""Runs the cells of a sweep as Ray tasks, on this machine or a cluster, and large ones with client actors.
+"""Runs the cells of a sweep as Ray tasks, on this machine or a cluster; large cells use client actors.
 
 An attempt resumes the cell's latest run, if it has one. So Ray may repeat it at any time.
 """
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOCKED_S = 180.0
-"""How long the run folder of a lost attempt may stay locked, in seconds: a node that lost its network ends its
-processes after a minute, and a file server releases their locks some time later."""
+"""Seconds for which the run folder of a lost attempt may stay locked. A node without network ends its processes after a
+minute, and a file server releases their locks some time later."""
 
 
 Show = Callable[[Sequence[tuple[str, int]], bool], None]
-"""(running cells with their last finished rounds, whether they are to end after their round) -> None."""
+"""Function of (running cells with their last finished rounds, whether these cells end after their round)."""
 
 
 def run_cells(
@@ -61,11 +61,11 @@ def run_cells(
     tasks: Tasks,
     show: Show,
 ) -> None:
-    """Run the cells in `left`, and update `states`. Raises `KeyboardInterrupt` after Ctrl-C.
+    """Run the cells in `left` and update `states`. Raises `KeyboardInterrupt` after Ctrl-C.
 
     show: called often with the progress.
     """
-    show([], False)  # Ray takes seconds to start
+    show([], False)  # shown before Ray starts, which takes seconds
     again = Counter(one.reason for one in left if one.state == "waiting" and one.reason)
     for why, count in again.items():
         logger.warning(f"{plural(count, 'cell')} to run again: {why}")
@@ -74,7 +74,7 @@ def run_cells(
     if small := [one for one in left if one.cell.name not in names]:
         _run_as_tasks(small, states, sweep, parent, tasks, show)
     if large:
-        tasks.close()  # client actors start a Ray of their own
+        tasks.close()  # the Ray of the tasks must end, because client actors start their own Ray
     for state in large:
         name, stop = state.cell.name, Stop()
 
@@ -94,14 +94,14 @@ def run_cells(
 def _run_as_tasks(
     left: list[CellState], states: dict[str, CellState], sweep: Sweep, parent: ParentRun, tasks: Tasks, show: Show
 ) -> None:
-    """Run cells as Ray tasks until none is left. Raises `KeyboardInterrupt` after Ctrl-C."""
+    """Run cells as Ray tasks until all have ended. Raises `KeyboardInterrupt` after Ctrl-C."""
     tasks.connect()
     if tasks.several_nodes and database_path(parent.uri) is not None:
         logger.warning(
             "cells on nodes that do not share this machine's disk will not appear in MLflow's database; set "
             "MLFLOW_TRACKING_URI to a server that all nodes can reach"
         )
-    # The first Ctrl-C waits until the current rounds are done, the second does not.
+    # After the first Ctrl-C, current rounds still finish; the second ends the tasks at once.
     stop, ending, expected = Stop(possible=True), False, len(left)
     with interruptible(stop):
         while left or tasks.running:
@@ -123,7 +123,7 @@ def _run_as_tasks(
 
 
 def is_large(cell: Cell, parallel: int | None) -> bool:
-    """Return whether a cell asks for client actors, or exceeds a task's share of this machine's memory.
+    """Return whether a cell requests client actors, or needs more than one task's share of this machine's memory.
 
     parallel: number of tasks on this machine, or on all nodes of the cluster at RAY_ADDRESS, of which this machine is
     taken to have at most one per CPU; default: one per CPU.
@@ -137,16 +137,17 @@ def is_large(cell: Cell, parallel: int | None) -> bool:
     try:
         checked = Scenario.of(scenario)
     except ScenarioError:
-        return False  # the task reports why it cannot run
+        return False  # the task will report the error
     cpus = os.cpu_count() or 1
-    at_once = min(parallel or cpus, cpus) if os.environ.get("RAY_ADDRESS") else parallel or cpus  # on this machine
+    # Number of tasks on this machine.
+    at_once = min(parallel or cpus, cpus) if os.environ.get("RAY_ADDRESS") else parallel or cpus
     return client_memory_mb(checked) + samples_mb(checked) > psutil.virtual_memory().total / 2**20 / at_once
 
 
 def _task(
     state: CellState, states: dict[str, CellState], sweep: Sweep, parent: ParentRun, backend: str
 ) -> CellTask | None:
-    """Return the task of a cell; None if it cannot be made, which its state then says."""
+    """Return the task for a cell; None if it cannot be created, for the reason in the cell's state."""
     try:
         cell = prepared(state.cell, sweep, parent, backend)
     except ScenarioError as error:
@@ -156,7 +157,7 @@ def _task(
 
 
 def prepared(cell: Cell, sweep: Sweep, parent: ParentRun, backend: str) -> Cell:
-    """Return a cell with the scenario to run, which means the same in any working directory.
+    """Return a cell whose scenario has the same meaning in any working directory.
 
     Raises `ScenarioError` if it cannot be made from the present files, or would be another run.
     """
@@ -165,21 +166,21 @@ def prepared(cell: Cell, sweep: Sweep, parent: ParentRun, backend: str) -> Cell:
     sets = [f"tracking.tags={in_quotes(tags)}", f"tracking.uri={in_quotes(parent.uri)}", f"backend={backend}"]
     if tracking.experiment is None:
         sets.append(f"tracking.experiment={in_quotes(sweep.name)}")
-    if cell.scenario.init is not None:  # an id is that of a run below ./runs, where a task may have another folder
-        with contextlib.suppress(ScenarioError):  # the cell then fails with this error
+    if cell.scenario.init is not None:  # an id names a run below ./runs, but a task may have another working directory
+        with contextlib.suppress(ScenarioError):  # the cell itself will fail with this error
             sets.append(f"init.run={in_quotes(str(find_run(cell.scenario.init.run)))}")
     return replace(cell, scenario=placed(cell, sweep, sets))
 
 
 def state_after(outcome: Outcome, cell: Cell, sweep: Sweep, died: bool = False) -> CellState:
-    """Return the state of a cell after its task ended; logs why the cell is not done.
+    """Return the state of a cell after the end of its task. Logs why the cell is not done.
 
     died: whether the cell did not fail itself: it runs again with the next command.
     """
     if outcome.run is not None:
         try:
             unpack(outcome.files, outcome.run)
-        except OSError as error:  # the next command runs the cell again
+        except OSError as error:  # the next command will run the cell again
             outcome, died = Outcome(f"{outcome.run} cannot be written ({reason(error)})"), True
     state = state_of(cell, sweep.output)
     if state.state == "done":
@@ -187,40 +188,42 @@ def state_after(outcome: Outcome, cell: Cell, sweep: Sweep, died: bool = False) 
     if outcome.error:
         logger.warning(f"{cell.name}: {outcome.error}")
         if state.folder is None and not died:
-            with contextlib.suppress(OSError):  # on a full disk the cell stays waiting; the reason is logged above
+            # If the disk is full, the cell stays "waiting"; its error is logged above.
+            with contextlib.suppress(OSError):
                 note_failure(cell, sweep.output, outcome.error)
                 state = state_of(cell, sweep.output)
     if state.folder is not None:
         try:
             upload(sweep, state.folder)
-        except RunError as error:  # the end of the sweep tries again
+        except RunError as error:  # the upload is repeated at the end of the sweep
             logger.warning(f"{cell.name}: {error}")
     return replace(state, reason=state.reason or outcome.error)
 
 
 @dataclass(frozen=True)
 class CellTask:
-    """A cell to run, as plain data that can be sent to another process."""
+    """A cell to run, in plain data for another process."""
 
-    cell: Cell  # with the scenario to run
+    cell: Cell  # the cell, with its final scenario
     output: Path  # the sweep's folder
-    lock: bytes  # the content of the sweep's lock: a node where it differs does not share the driver's disk
-    run: Path | None = None  # the run to resume, if `files` has its content
+    # Content of the sweep's lock file; if a node reads another content, it does not share the driver's disk.
+    lock: bytes
+    run: Path | None = None  # the run to resume, whose content is in `files`
     files: bytes = b""  # the packed run folder, for a node that does not share the driver's disk
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a cell."""
+    """The result of a cell's task."""
 
-    error: str = ""  # empty: the cell has all its rounds, or was asked to stop
-    run: Path | None = None  # the run folder, if `files` has its content
-    files: bytes = b""  # the packed run folder of a node that does not share the driver's disk
+    error: str = ""  # error message; "": the cell has all its rounds, or was asked to stop
+    run: Path | None = None  # the run folder, whose content is in `files`
+    files: bytes = b""  # the packed run folder, from a node that does not share the driver's disk
 
 
 @dataclass
 class RoundReporter:
-    """A tracker that only reports each finished round."""
+    """A tracker that only reports finished rounds."""
 
     report: Callable[[int], None]
 
@@ -236,7 +239,7 @@ class RoundReporter:
 
 
 def run_cell(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outcome:
-    """Run or resume a cell. Errors are returned in the outcome, so that they do not stop other cells.
+    """Run or resume a cell. Errors are returned in the outcome, so that other cells continue.
 
     report: called with the number of each finished round. stop: once `requested`, the cell ends after its round.
     On a node that does not share the driver's disk, the run folder is at the same path until it is packed.
@@ -248,13 +251,14 @@ def run_cell(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outco
         if apart and task.run is not None:
             unpack(task.files, task.run)
         if apart and (database := database_path(resolve_uri(task.cell.scenario.tracking.uri))):
-            database.parent.mkdir(parents=True, exist_ok=True)  # this node may lack the folders of the driver's
+            # The folder exists on the driver's machine, but perhaps not on this node.
+            database.parent.mkdir(parents=True, exist_ok=True)
         _run_here(task, stop, report)
     except KeyboardInterrupt:
-        pass  # the run folder records the interruption
+        pass  # the run folder shows that the run was interrupted
     except RaysimError as failure:
         error = str(failure)
-    except Exception:  # a defect of raysim, or of the user's code where raysim expects no error
+    except Exception:  # an unexpected error of raysim or of the user's code
         error = traceback.format_exc().rstrip()
     folder = state_of(task.cell, task.output).folder if apart else None
     if folder is None:
@@ -265,22 +269,23 @@ def run_cell(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outco
 
 
 def _run_here(task: CellTask, stop: Stop, report: Callable[[int], None]) -> None:
-    """Run or resume a cell whose folder is on this machine's disk."""
+    """Run or resume a cell whose folder is on a disk of this machine."""
     stop.after = task.cell.until
     trackers = [RoundReporter(report)]
     state = _unlocked(task)
-    if state.state == "done":  # the process of an earlier attempt died after the end of the run
+    if state.state == "done":  # an earlier attempt finished the run, and then its process died
         return
     if state.resumable is not None:
-        with contextlib.suppress(LostCheckpointsError):  # then the cell begins again
-            # Not with the run's own scenario: the data, MLflow and the backend may be others than when it began.
+        with contextlib.suppress(LostCheckpointsError):  # without checkpoints, the cell starts again
+            # The cell's scenario is used, not the run's, because addresses of data or MLflow, or the backend, may have
+            # changed.
             Run(state.resumable).resume(scenario=task.cell.scenario, quiet=True, trackers=trackers, stop=stop)
             return
     run(task.cell.scenario, quiet=True, trackers=trackers, stop=stop)
 
 
 def _unlocked(task: CellTask) -> CellState:
-    """Wait for an earlier process that may still hold the cell's run folder, and return the state of the cell."""
+    """Wait until no earlier process locks the cell's run folder, and return the state of the cell."""
     until_s = time.monotonic() + LOCKED_S
     while (state := state_of(task.cell, task.output)).state in ("running", "closing") and time.monotonic() < until_s:
         time.sleep(0.5)
@@ -288,13 +293,13 @@ def _unlocked(task: CellTask) -> CellState:
 
 
 def packed(folder: Path) -> bytes:
-    """Return the files of a run folder as an archive, which Ray's object store brings to another node."""
+    """Return the files of a run folder as an archive, which Ray's object store transfers to another node."""
     buffer = io.BytesIO()
     archive.write(folder, buffer, checkpoints=True)
     return buffer.getvalue()
 
 
 def unpack(files: bytes, folder: Path) -> None:
-    """Replace a run folder by the files that `packed` returned. Raises `OSError` if it cannot be written."""
+    """Replace a run folder by the files of an archive from `packed`. Raises `OSError` if that fails."""
     with replaced(folder) as new, zipfile.ZipFile(io.BytesIO(files)) as received:
         received.extractall(new)

@@ -1,1 +1,1 @@
-"""Trackers: the run folder, MLflow, TensorBoard, Weights & Biases."""
+"""Trackers: the run folder, MLflow, TensorBoard, and Weights & Biases."""

@@ -1,4 +1,4 @@
-"""Client rows on disk: an Arrow stream, `clients.arrows`, while a run is running, and `clients.parquet` once it ended.
+"""Client rows on disk: during a run the Arrow stream `clients.arrows`, and after its end `clients.parquet`.
 
 A Parquet file cannot be appended to. The stream can, and stays readable up to the last batch that a killed process
 completed. Every round writes a batch with its number, even without rows, so a stream that was cut off anywhere shows
@@ -28,18 +28,18 @@ CLIENT_SCHEMA = pa.schema(
         for f in fields(ClientRow)
     ]
 )
-"""The columns of `clients.parquet`: the fields of `ClientRow`, in their order."""
+"""The columns of `clients.parquet`, which are the fields of `ClientRow` in the same order."""
 
-_ROW_GROUP = 65_536  # rows; one small group per round would make the file slow to read
-_Batches = Iterator[tuple[int, pa.RecordBatch]]  # the first round in the batch, and the batch
+_ROW_GROUP = 65_536  # number of rows; with one small group per round, reading would be slow
+_Batches = Iterator[tuple[int, pa.RecordBatch]]  # (first round in the batch, batch)
 
 
 class MissingRowsError(Exception):
-    """Raised when rows of rounds that should be kept are missing."""
+    """Rows are missing in rounds that should be kept."""
 
 
 class ClientRows:
-    """The client rows of one run folder. Every method raises `OSError` when the disk fails.
+    """The client rows of a run folder. Every method raises `OSError` if the disk fails.
 
     Attributes:
         stream: the file that grows while the run is running.
@@ -52,12 +52,12 @@ class ClientRows:
         self._writer: Any = None
 
     def begin(self) -> None:
-        """Prepare for `append`, after the rows that `truncate` kept, or with an empty stream."""
+        """Prepare for `append`: continue the rows that `truncate` kept, or start an empty stream."""
         if self._file is None:
             self.truncate(-1)
 
     def append(self, t: int, rows: Sequence[ClientRow]) -> None:
-        """Add the rows of round `t`, which become visible to readers."""
+        """Add the rows of round `t`; readers can see them afterwards."""
         assert self._file is not None, "append before begin"
         _write(self._writer, t, _batch(rows))
         self._file.flush()
@@ -68,7 +68,7 @@ class ClientRows:
         os.fsync(self._file.fileno())
 
     def end(self) -> None:
-        """Convert the stream, if there is one, to Parquet."""
+        """Convert the stream to Parquet; does nothing without a stream."""
         if self._file is not None:
             try:
                 self._writer.close()
@@ -86,13 +86,13 @@ class ClientRows:
         self.stream.unlink()
 
     def close_stream(self) -> None:
-        """Close the stream without changing the files."""
+        """Close the stream; the files do not change."""
         if self._file is not None:
             file, self._file = self._file, None
             file.close()
 
     def truncate(self, t: int) -> dict[int, ClientRow]:
-        """Keep the rows of rounds up to `t`, in a stream that can be appended to, and delete later ones.
+        """Keep the rows up to round `t` in a stream to which rows can be appended; delete later rows.
 
         Returns, per client, the last kept row in which it was measured. If the process dies during this call, the files
         still contain all rows up to `t`.
@@ -104,12 +104,13 @@ class ClientRows:
         latest, since = CLIENT_SCHEMA.empty_table(), CLIENT_SCHEMA.empty_table()
         with replacing(self.stream) as file:
             writer = pa.ipc.new_stream(file, CLIENT_SCHEMA)
-            # Arrow writes the schema with the first batch; an empty batch makes the file readable at once.
+            # Arrow writes the schema with the first batch. An empty batch makes the file readable immediately.
             _write(writer, -1, _batch([]))
             for first, batch in self._until(t):
                 _write(writer, first, batch)
                 since = pa.concat_tables([since, pa.Table.from_batches([batch])])
-                if since.num_rows >= latest.num_rows:  # not after each round, which has few rows of many clients
+                # Merging after each round would be slow: a round has few rows, but there may be many clients.
+                if since.num_rows >= latest.num_rows:
                     latest, since = _latest(latest, since), since.slice(0, 0)
             _write(writer, t, _batch([]))
         self.close_stream()
@@ -123,7 +124,7 @@ class ClientRows:
         """Yield the rows of rounds 0 to `t`, in batches."""
         if t < 0:
             return
-        # Both files exist if a process was killed in `end` or `truncate`; then both have all rows up to `t`.
+        # If a process was killed in `end` or `truncate`, both files exist, and both have all rows up to `t`.
         whole = self.parquet.exists()
         reached = -1
         for first, batch in _parquet(self.parquet) if whole else _stream(self.stream):
@@ -147,26 +148,26 @@ def _write(writer: Any, first: int, batch: pa.RecordBatch) -> None:
 
 
 def _stream(path: Path) -> _Batches:
-    """Yield the complete batches of a stream, which a killed process or a full disk may have cut off."""
+    """Yield the complete batches of a stream, whose end may be missing after a kill or a full disk."""
     with path.open("rb") as file:
         try:
             for batch, facts in pa.ipc.open_stream(file).iter_batches_with_custom_metadata():
-                batch.validate(full=True)  # Arrow may crash on damaged rows later
+                batch.validate(full=True)  # damaged rows could make Arrow crash later
                 yield int(facts["round"]), batch
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError):
-            pass  # a batch that is incomplete or damaged; the batches before it are complete
+            pass  # a batch is incomplete or damaged, but earlier batches are complete
 
 
 def _parquet(path: Path) -> _Batches:
     with path.open("rb") as file:
-        # Without read-ahead: its threads may outlive the interpreter, and the process then aborts at exit.
+        # Read-ahead is off, because its threads may outlive the interpreter, and the process would then abort at exit.
         for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(use_threads=False):
             if batch.num_rows:
                 yield batch.column("round")[0].as_py(), batch
 
 
 def _write_tables(write: Callable[[pa.Table], None], batches: _Batches) -> None:
-    """Write rows in tables of at least `_ROW_GROUP` rows except the last."""
+    """Write rows as tables of at least `_ROW_GROUP` rows; the last table may be smaller."""
     piece: list[Any] = []
     rows = 0
     for _, batch in batches:
@@ -179,9 +180,9 @@ def _write_tables(write: Callable[[pa.Table], None], batches: _Batches) -> None:
 
 
 def _latest(known: pa.Table, since: pa.Table) -> pa.Table:
-    """Update `known`, which has one row per client, by the rows of `since` in which a client was measured."""
+    """Return `known`, with one row per client, updated by those rows of `since` that contain a measurement."""
     rows = pa.concat_tables([known, since])
     rows = rows.filter(rows["total"].is_valid())
     client = rows["client"].to_numpy()
-    _, from_end = np.unique(client[::-1], return_index=True)  # the last row of each client
+    _, from_end = np.unique(client[::-1], return_index=True)  # the position of each client's last row
     return rows.take(len(client) - 1 - from_end)

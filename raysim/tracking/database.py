@@ -1,4 +1,4 @@
-"""Access to MLflow: import it without log lines, create a new database as a whole, shorten its errors to one line."""
+"""Access to MLflow: a quiet import, atomic creation of databases, and errors in one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def load_mlflow(uri: str) -> Any:
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_LOGGING_LEVEL": "ERROR",
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-        # MLflow would retry a dead server for minutes; raysim's tracker retries by itself.
+        # MLflow would retry for minutes if a server is dead, but raysim's tracker does its own retries.
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
     }
@@ -27,20 +27,21 @@ def load_mlflow(uri: str) -> Any:
         os.environ.setdefault(name, value)
     if is_loopback(uri):
         bypass_proxy()
-    # MLflow's libraries warn about MLflow's own calls; a program that turns warnings into errors would lose its run.
+    # MLflow's own calls cause warnings in its libraries. In a program that turns warnings into errors, they would end
+    # the run.
     warnings.filterwarnings("ignore", category=DeprecationWarning, module="mlflow|sqlalchemy|alembic")
     from mlflow import entities
 
-    # alembic logs every migration, and urllib3 every retry, which the tracker's `warnings` summarise.
+    # These packages log every migration and every retry; raysim's tracker logs a summary instead.
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    # It logs the traceback of an error, such as a database locked by another run, and raises the error as well.
+    # This logger prints the traceback of an error, such as a locked database, although MLflow also raises the error.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     return entities
 
 
 def ensure_database(resolved: str) -> None:
-    """Create the database of a resolved `sqlite:` address if it does not exist; do nothing for a server.
+    """Create the database at a resolved `sqlite:` address, unless it exists; for a server, do nothing.
 
     MLflow creates a database in dozens of steps, and refuses one whose creation was interrupted, so it is created under
     another name and then renamed. A lock keeps two runs from creating it at once. Raises MLflow's exceptions.
@@ -63,10 +64,10 @@ def ensure_database(resolved: str) -> None:
 
 
 def _exists(path: Path) -> bool:
-    """Return whether a database has content; SQLite creates an empty file before it writes anything."""
+    """Return whether a database has content. SQLite first creates an empty file."""
     return path.exists() and path.stat().st_size > 0
 
 
 def in_words(error: BaseException) -> str:
-    """Return the first line of an error of MLflow: SQLAlchemy adds the statement and an address in later ones."""
+    """Return the first line of an MLflow error: SQLAlchemy adds the statement and an address in further lines."""
     return str(error).strip().partition("\n")[0][:300].rstrip(".") or type(error).__name__

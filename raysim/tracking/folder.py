@@ -1,4 +1,4 @@
-"""The run folder: all results of a run, as files that can be read while it runs and after it failed.
+"""The run folder: all results of a run, in files that can be read during the run and after a failure.
 
 `tracking.rounds` writes the rounds, `tracking.client_rows` the client rows. The status in `summary.json` is "running"
 until the run ends, so a run that was killed never looks complete. To resume a run in its folder, call `reopen`, then
@@ -27,11 +27,11 @@ from raysim.tracking.client_rows import ClientRows, MissingRowsError
 from raysim.tracking.rounds import RoundRows
 
 ROUNDS_EVERY_S = 2.0
-"""Minimum time between two writes of `rounds.parquet` while rounds are logged, in seconds."""
+"""Minimum seconds between two writes of `rounds.parquet` while rounds are logged."""
 
 
 class RunFolder:
-    """The tracker that owns `<output>/<scenario>/<run id>/`, for one process at a time.
+    """The tracker for `<output>/<scenario>/<run id>/`. Only one process at a time can own this folder.
 
     Attributes:
         path: the absolute path of the folder.
@@ -39,19 +39,19 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, lock: int) -> None:
-        """Use `create` or `reopen` instead. lock: the descriptor of the locked file."""
+        """Call `create` or `reopen` instead. lock: descriptor of the locked file."""
         self.path = path
-        # An object that is never released unlocks the folder when it is collected; until then, no process can resume.
+        # If `release` is not called, the folder is unlocked when this object is garbage collected.
         self.release = weakref.finalize(self, os.close, lock)
         self._card: RunCard | None = None
         self._rounds = RoundRows(path)
-        self._written = -math.inf  # time.monotonic() of the last rounds.parquet
+        self._written = -math.inf  # time.monotonic() when rounds.parquet was last written
         self._clients = ClientRows(path)
-        self._restored = True  # whether memory and files agree; False between `reopen` and `truncate`
+        self._restored = True  # whether memory and files agree, which they do not between `reopen` and `truncate`
 
     @classmethod
     def create(cls, results: Path, run_id: str) -> RunFolder:
-        """Create the folder of a run below the folder of its scenario, and check that it is writable.
+        """Create the folder of a run inside the folder of its scenario, and check that it is writable.
 
         Raises:
             ScenarioError: the folder exists already, or cannot be created or written.
@@ -61,14 +61,14 @@ class RunFolder:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir()
             (path / "logs").mkdir()
-            # On a full disk, creating folders often works, but writing bytes, as `hold` does, fails.
+            # On a full disk, a folder can often be created, but writing bytes fails, as `hold` does here.
             return cls(path, hold(path / LOCK))
         except OSError as error:
             raise ScenarioError(_refusal(path, error)) from error
 
     @classmethod
     def reopen(cls, path: Path) -> RunFolder:
-        """Open an existing run folder to resume its run; call `truncate` next.
+        """Open an existing run folder to resume its run. Call `truncate` next.
 
         Raises:
             ScenarioError: it is not a run folder, cannot be written, or its run is still running.
@@ -91,7 +91,7 @@ class RunFolder:
         return folder
 
     def truncate(self, t: int) -> dict[int, ClientRow]:
-        """Keep rounds 0 to `t` and delete later ones; -1 keeps nothing.
+        """Keep rounds 0 to `t`, and delete later rounds; -1: keep none.
 
         Returns, per client, the last kept row in which it was measured. If this fails or is interrupted, all rows up to
         `t` are still in the folder, and `close` does not change it.
@@ -115,19 +115,19 @@ class RunFolder:
         return latest
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a text file such as `scenario.yaml` into the folder. Raises `RunError` when that fails."""
+        """Write a text file, such as `scenario.yaml`, into the folder. Raises `RunError` if that fails."""
         self.write(name, text.encode())
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file into the folder or a sub-folder. Raises `RunError` when that fails."""
+        """Write a file into the folder or a sub-folder. Raises `RunError` if that fails."""
         with self._writing(self.path / name):
-            if not self.path.exists():  # otherwise the next line would create a deleted folder again
+            if not self.path.exists():  # the next line must not create a deleted folder again
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             (self.path / name).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(self.path / name, content)
 
     def open(self, card: RunCard) -> None:
-        """Write the status "running", and open the files. Raises `ScenarioError` when that fails."""
+        """Open the files, and write the status "running". Raises `ScenarioError` if that fails."""
         assert self._restored, "open before truncate"
         self._card = card
         try:
@@ -137,7 +137,7 @@ class RunFolder:
             raise ScenarioError(_refusal(self.path, error)) from error
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Log round `t`. Raises `RunError` when the disk fails or the folder is missing."""
+        """Log round `t`. Raises `RunError` if the disk fails or the folder is missing."""
         self._rounds.append(t, values)
         with self._writing(self._clients.stream):
             self._clients.append(t, clients)
@@ -146,7 +146,7 @@ class RunFolder:
                 self._write_rounds()
 
     def sync(self) -> None:
-        """Write all rounds so far to the disk, so that they survive a power cut. Raises `RunError` when that fails."""
+        """Write all rounds so far to the disk, so that they survive a power cut. Raises `RunError` if that fails."""
         with self._writing(self._clients.stream):
             self._clients.sync()
         with self._writing(self._rounds.parquet):
@@ -154,7 +154,7 @@ class RunFolder:
             sync_folder(self.path)
 
     def write_summary(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Write `summary.json` without closing the folder. Raises `RunError` when that fails."""
+        """Write `summary.json` without closing the folder. Raises `RunError` if that fails."""
         with self._writing(self.path / "summary.json"):
             self._write_summary(status, summary)
 
@@ -166,7 +166,7 @@ class RunFolder:
             self.release()
 
     def end(self, status: Status, summary: Mapping[str, object]) -> None:
-        """Write the remaining data, `summary.json` last. The folder stays locked until `release`.
+        """Write the remaining data, with `summary.json` last. The folder stays locked until `release`.
 
         A folder that was reopened but not truncated is not changed.
 
@@ -181,12 +181,12 @@ class RunFolder:
             self._clients.close_stream()
 
     def mark_finished(self, summary: Mapping[str, object]) -> None:
-        """Change the status from "closing" to "finished". Raises `RunError` when that cannot be written."""
+        """Change the status from "closing" to "finished". Raises `RunError` if that fails."""
         self.write_summary("finished", summary)
 
     @contextlib.contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
-        """Raise `RunError` when a write to `path` within this block fails."""
+        """Raise `RunError` if a write to `path` inside this block fails."""
         try:
             yield
         except OSError as error:
@@ -226,7 +226,7 @@ def summary_text(status: Status, summary: Mapping[str, object]) -> str:
 
 
 def _plain(value: object) -> object:
-    """Convert a value for JSON: NaN and infinity become null, numbers of NumPy and torch become Python's."""
+    """Convert a value for JSON: NaN and infinity become null, and numbers of NumPy and torch become Python numbers."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

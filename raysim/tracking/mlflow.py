@@ -1,4 +1,4 @@
-"""The tracker that writes a run to MLflow, from a separate thread so that no round waits for it.
+"""The tracker for MLflow. It writes from a separate thread, so that no round waits for MLflow.
 
 The thread also imports MLflow and creates a new database (see `raysim.tracking.database`), which takes seconds, while
 the actors start. The run waits for both before its first round, so that it does not train for a store that refuses it.
@@ -37,21 +37,21 @@ ARTIFACTS = (
     "partition.parquet",
     "plots/*.png",
 )
-"""Files of the run folder that are uploaded to MLflow when the run ends, besides `summary.json`."""
+"""Files of the run folder, besides `summary.json`, that are uploaded to MLflow at the end of the run."""
 
 _STATUS = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
-_PER_BATCH = 100  # parameters; MLflow's limit
-_METRICS_PER_BATCH = 1000  # MLflow's limit
-_LONGEST_PARAMETER, _LONGEST_TAG = 6000, 5000  # characters
-_SEND_EVERY_S = 1.0  # short rounds are sent together: a call takes as much CPU time as a hundred small trainings
-_REPEAT_S = 0.2  # the wait before an attempt to begin or to complete MLflow's run is repeated
-# Each round with metrics has one of these; round 0, in which all clients are evaluated, has the second.
+_PER_BATCH = 100  # maximum number of parameters per call in MLflow
+_METRICS_PER_BATCH = 1000  # maximum number of metrics per call in MLflow
+_LONGEST_PARAMETER, _LONGEST_TAG = 6000, 5000  # maximum numbers of characters in MLflow
+_SEND_EVERY_S = 1.0  # seconds between calls: each takes as much CPU time as a hundred small trainings
+_REPEAT_S = 0.2  # seconds before another attempt to begin or complete MLflow's run
+# A round is in MLflow if one of these metrics is. Round 0 has no duration, but tests all clients.
 _EVERY_ROUND = ("time/round_s", "accuracy/all")
-_Round = tuple[int, int, Mapping[str, float | None]]  # number, time in ms, metrics
+_Round = tuple[int, int, Mapping[str, float | None]]  # (number, time in ms, metrics)
 
 
 def find_experiment(client: Any, uri: str, name: str) -> str:
-    """Return the id of the experiment of this name, and create the experiment if it does not exist.
+    """Return the id of the experiment with this name, which is created if it does not exist.
 
     Raises `ScenarioError` if it was deleted.
     """
@@ -64,7 +64,7 @@ def find_experiment(client: Any, uri: str, name: str) -> str:
         except Exception as error:
             if getattr(error, "error_code", None) != "RESOURCE_ALREADY_EXISTS":
                 raise
-            # Another run created it at the same time.
+            # Another run has created the experiment at the same time.
             experiment = client.get_experiment_by_name(name)
     if experiment.lifecycle_stage == "deleted":
         number = experiment.experiment_id
@@ -76,7 +76,7 @@ def find_experiment(client: Any, uri: str, name: str) -> str:
 
 
 class MlflowTracker:
-    """The tracker for MLflow: parameters, tags and data set once, at most one `log_batch` per second, files at the end.
+    """The tracker for MLflow. It logs parameters, tags and data once, metrics every second, and files at the end.
 
     Close it after the run folder, whose files it uploads. `close` also sends the rounds in `rounds.parquet` that MLflow
     does not have: rounds that it did not take, and those that a killed process did not send. To begin and to complete
@@ -91,7 +91,7 @@ class MlflowTracker:
     """
 
     def __init__(self, uri: str | None, experiment: str, tags: Mapping[str, str], *, timeout_s: float = 10.0) -> None:
-        """Resolve the address, without sending a request. Raises `ScenarioError` if it is not a supported store."""
+        """Resolve the address without sending a request. Raises `ScenarioError` if the store is not supported."""
         self.uri = resolve_uri(uri)
         self.experiment = experiment
         self.tags = dict(tags)
@@ -100,18 +100,18 @@ class MlflowTracker:
         self.experiment_id: str | None = None
         self._card: RunCard | None = None
         self._client: Any = None
-        self._there: set[int] = set()  # rounds that MLflow has
+        self._there: set[int] = set()  # rounds that MLflow already has
         self._waiting: SimpleQueue[_Round] = SimpleQueue()
         self._status: Status = "running"
         self._summary: Mapping[str, object] = {}
-        self._failure: str | None = None  # why MLflow's run could not be created
-        self._incomplete: str | None = None  # why MLflow does not have the whole run
+        self._failure: str | None = None  # reason why MLflow's run could not be created
+        self._incomplete: str | None = None  # reason why the run in MLflow is incomplete
         self._opened, self._ended = threading.Event(), threading.Event()
         self._began_ms = 0
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
 
     def open(self, card: RunCard) -> None:
-        """Record the start of the run and return at once; `ready` waits until MLflow's run is created."""
+        """Record the start of the run without waiting; `ready` waits until MLflow's run is created."""
         self._card, self._began_ms = card, _now_ms()
         self._thread.start()
 
@@ -139,7 +139,7 @@ class MlflowTracker:
                 did not finish, the log gets a warning instead.
         """
         if not self._thread.ident:
-            return  # `open` was not called
+            return  # `open` has not been called
         self._status, self._summary = status, summary
         self._ended.set()
         self._thread.join()
@@ -161,12 +161,12 @@ class MlflowTracker:
         assert self._card is not None
         return self._card.folder
 
-    # All methods below run in the writer's thread.
+    # All methods below run in the tracker's own thread.
 
     def _work(self) -> None:
         try:
             _persist(self._start, self.timeout_s)
-        except Exception as error:  # MLflow raises exceptions of requests and SQLAlchemy, and its own
+        except Exception as error:  # requests, SQLAlchemy and MLflow raise different exceptions
             self._failure = f"MLflow at {self.uri} could not record the run: {in_words(error)}."
             return
         finally:
@@ -178,7 +178,7 @@ class MlflowTracker:
             self._incomplete = f"MLflow at {self.uri} does not have the whole run: {in_words(error)}."
 
     def _start(self) -> None:
-        """Create MLflow's run, or continue the one that has the tag `raysim.run_id` of this run."""
+        """Create MLflow's run, or continue an existing run with the same tag `raysim.run_id`."""
         entities = load_mlflow(self.uri)
         from mlflow.tracking import MlflowClient
 
@@ -191,13 +191,14 @@ class MlflowTracker:
         tags = {mlflow_name(k): str(v)[:_LONGEST_TAG] for k, v in tags.items()}
         runs = self._client.search_runs([self.experiment_id], f"tags.`raysim.run_id` = '{card.run_id}'")
         if runs:
-            # There are two if the answer to the first creation came too late and it was repeated; one of them is empty.
+            # If the answer to a first creation was late, the creation was repeated, so two runs may exist, one of them
+            # empty.
             run = max(runs, key=lambda run: (len(run.data.metrics), len(run.data.params)))
             self._go_on(run, tags)
         else:
             run = self._client.create_run(self.experiment_id, self._began_ms, tags, f"{card.label} {card.run_id}")
         self.run_id = str(run.info.run_id)
-        known = run.data.params  # parameters keep their values in MLflow
+        known = run.data.params  # MLflow does not allow changes of parameters
         params = [entities.Param(mlflow_name(k), _text(v)) for k, v in card.parameters.items()]
         params = [one for one in params if one.key not in known]
         for i in range(0, len(params), _PER_BATCH):
@@ -212,11 +213,12 @@ class MlflowTracker:
             digest=card.dataset_digest[:36],
             source_type="http" if remote else "local",
             source=json.dumps({"url" if remote else "uri": card.dataset_source}),
-            # Runs of an experiment share a data set, so its profile must not describe a single run.
+            # The runs of an experiment share a data set, so its profile must not describe a single run.
             profile=json.dumps({"num_samples": card.num_samples}),
         )
         context = entities.InputTag("mlflow.data.context", "training")
-        # If two runs add the same data set at once, one of them gets an error, and succeeds when it repeats `_start`.
+        # If two runs add the same data set at the same time, one of them gets an error. `_start` is then repeated, and
+        # succeeds.
         self._client.log_inputs(self.run_id, datasets=[entities.DatasetInput(dataset, [context])])
 
     def _own_tags(self, card: RunCard) -> dict[str, str]:
@@ -230,23 +232,23 @@ class MlflowTracker:
         }
 
     def _go_on(self, run: Any, tags: Mapping[str, str]) -> None:
-        """Set an existing run to running again, with these tags, and learn which rounds it has."""
+        """Set an existing run to running again, with these tags, and find out which rounds it has."""
         from mlflow.entities import RunTag
 
         run_id = run.info.run_id
         self._client.update_run(run_id, _STATUS["running"])
         self._there = {m.step for name in _EVERY_ROUND for m in self._client.get_metric_history(run_id, name)}
-        if "ended_early" in run.data.tags:  # the run may now do all its rounds
+        if "ended_early" in run.data.tags:  # the tag is outdated, because the resumed run may do all its rounds
             self._client.delete_tag(run_id, "ended_early")
         self._client.log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()])
 
     def _send_rounds(self) -> None:
-        """Send rounds until the run ends. Warn once if MLflow does not take some: `_complete` sends them."""
+        """Send rounds until the run ends. If sending fails, warn once, and leave the missing rounds to `_complete`."""
         warned = False
         while not self._ended.wait(_SEND_EVERY_S):
             try:
                 self._send(self._logged())
-            except Exception as error:  # MLflow raises exceptions of requests and SQLAlchemy, and its own
+            except Exception as error:  # requests, SQLAlchemy and MLflow raise different exceptions
                 if not warned:
                     logger.warning(
                         f"MLflow at {self.uri} does not take rounds ({in_words(error)}); the run continues, and "
@@ -255,16 +257,17 @@ class MlflowTracker:
                 warned = True
 
     def _logged(self) -> list[_Round]:
-        """Return the rounds that were logged since the last call."""
+        """Return the rounds logged since the last call."""
         return [self._waiting.get() for _ in range(self._waiting.qsize())]
 
     def _send(self, rounds: Iterable[_Round]) -> None:
-        """Send the rounds that MLflow does not have, as many in one call as it takes."""
+        """Send the rounds that MLflow does not have, as many per call as MLflow allows."""
         from mlflow.entities import Metric
 
         missing: dict[int, list[Any]] = {}
         for t, when_ms, values in rounds:
-            # The engine's metrics come first: if a round exceeds one call, metrics of the algorithm are left out.
+            # If a round has too many metrics for one call, some metrics of the algorithm are left out, but none of the
+            # engine.
             known = {name: v for name, v in values.items() if v is not None and not math.isnan(v)}
             ordered = sorted(known.items(), key=lambda item: item[0] not in METRICS)[:_METRICS_PER_BATCH]
             if ordered and t not in self._there:
@@ -282,7 +285,7 @@ class MlflowTracker:
         if (parquet := self._folder / "rounds.parquet").exists():
             rows = read_parquet(parquet).to_pylist()
             self._send((row.pop("round"), _now_ms(), row) for row in rows)
-        # The final content: the file in the run folder gets it only once MLflow has everything.
+        # MLflow gets the final content of the file now. The run folder gets it only after MLflow has everything.
         text = summary_text(self._status, {**self._summary, "mlflow": self.where})
         self._client.log_text(self.run_id, text, "summary.json")
         for file in (f for name in ARTIFACTS for f in sorted(self._folder.glob(name))):
@@ -294,7 +297,7 @@ class MlflowTracker:
 
 
 def _persist(action: Callable[[], object], timeout_s: float) -> None:
-    """Repeat `action` until it succeeds, for up to `timeout_s` seconds after it first failed."""
+    """Repeat `action` until it succeeds, or until `timeout_s` seconds after its first failure."""
     give_up_at = math.inf
     while True:
         try:
@@ -314,7 +317,7 @@ def _now_ms() -> int:
 
 
 def _rounded(name: str, value: float) -> float:
-    """Return a metric's value; an accuracy as in raysim's tables, because MLflow's pages show every digit."""
+    """Return a metric's value; accuracies are rounded as in raysim's tables, because MLflow's pages show all digits."""
     return round(float(value), 4) if name.startswith("accuracy/") else float(value)
 
 

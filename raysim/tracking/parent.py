@@ -1,4 +1,4 @@
-"""The parent run of a sweep in MLflow, with aggregates over all cells and plots; each cell's run is its child.
+"""The run of a sweep in MLflow, with aggregates over all cells and plots. The runs of the cells are its children.
 
 MLflow's comparison page gets slow beyond a hundred runs, so the parent run must show the results by itself.
 """
@@ -20,7 +20,7 @@ SWEEP_TAG = "raysim.sweeps"
 
 
 class ParentRun:
-    """The run of a sweep in MLflow; a sweep that is run again finds it by its tag.
+    """The run of a sweep in MLflow. If the sweep is run again, the run is found by its tag.
 
     As a context, it ends the run if the sweep does not get as far as `close`.
 
@@ -38,11 +38,11 @@ class ParentRun:
             self.client: Any = MlflowClient(uri)
             self.experiment_id = find_experiment(self.client, uri, sweep)
             self.run_id = self._find() or self._create()
-        except Exception as error:  # MLflow raises exceptions of requests and SQLAlchemy, and its own
+        except Exception as error:  # requests, SQLAlchemy and MLflow raise different exceptions
             raise self._failure(error) from error
 
     def tags(self) -> dict[str, str]:
-        """Return the tags that make a cell's run a child of this run."""
+        """Return the tags that make the run of a cell a child of this run."""
         return {PARENT_TAG: self.run_id}
 
     def close(self, finished: bool, metrics: Mapping[str, float], files: Sequence[Path]) -> None:
@@ -52,7 +52,7 @@ class ParentRun:
             from mlflow.entities import Metric
 
             points = [Metric(name, value, now, 0) for name, value in metrics.items()]
-            for i in range(0, len(points), 1000):  # MLflow's limit
+            for i in range(0, len(points), 1000):  # MLflow's maximum per call
                 self.client.log_batch(self.run_id, metrics=points[i : i + 1000])
             for path in files:
                 self.client.log_artifact(self.run_id, str(path))
@@ -64,7 +64,7 @@ class ParentRun:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """End the run of a sweep that was interrupted or failed. Ignores errors, because MLflow may be the cause."""
+        """End the run after the sweep was interrupted or failed. Errors are ignored: MLflow may be the cause."""
         if kind is not None:
             with contextlib.suppress(Exception):
                 self.client.set_terminated(self.run_id, "KILLED" if kind is KeyboardInterrupt else "FAILED")

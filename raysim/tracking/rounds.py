@@ -1,4 +1,4 @@
-"""The metrics of all rounds: a table in memory and the file `rounds.parquet`, which is replaced as a whole."""
+"""The metrics of all rounds: a table in memory, and the file `rounds.parquet`, which is always replaced as a whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raysim.tracking.client_rows import MissingRowsError
 
 
 class RoundRows:
-    """The rounds of one run folder: all logged rounds in memory, and those up to the last `write` in the file.
+    """The rounds of a run folder. Memory has all logged rounds, and the file has those up to the last `write`.
 
     A run may have tens of thousands of rounds, so they are kept in an Arrow table: nine bytes per metric.
 
@@ -29,24 +29,24 @@ class RoundRows:
         self.parquet = folder / "rounds.parquet"
         self.written = 0
         self._packed = _table([])
-        self._latest: list[dict[str, float]] = []  # rounds that are not packed yet
+        self._latest: list[dict[str, float]] = []  # rounds that are not in the packed table yet
 
     def __len__(self) -> int:
         """The number of rounds in memory."""
         return len(self._packed) + len(self._latest)
 
     def append(self, t: int, values: Mapping[str, float | int | None]) -> None:
-        """Add round `t`. A metric that is missing or None was not measured; NaN is a measured value."""
+        """Add round `t`. A missing metric or None means not measured; NaN is a measured value."""
         self._latest.append({"round": t, **{name: float(v) for name, v in values.items() if v is not None}})
 
     def write(self) -> None:
-        """Write all rounds to the file. Raises `OSError` when the disk fails."""
+        """Write all rounds to the file. Raises `OSError` if the disk fails."""
         table = self._table()
         replace(self.parquet, lambda file: pq.write_table(table, file))
         self.written = len(self)
 
     def truncate(self, t: int) -> None:
-        """Replace the rounds in memory by rounds 0 to `t` of the file, which does not change until `write`.
+        """Replace the rounds in memory by rounds 0 to `t` of the file; `write` then changes the file.
 
         Raises:
             MissingRowsError: the file lacks one of these rounds.
@@ -75,7 +75,7 @@ class RoundRows:
 
 
 def _table(rows: Sequence[Mapping[str, float]]) -> pa.Table:
-    """Return a table with the column round and a column for each of `METRICS` and each other metric in the rows."""
+    """Return a table with the column `round`, a column for each of `METRICS`, and one for each other metric."""
     names = dict.fromkeys([*METRICS, *(name for row in rows for name in row if name != "round")])
     fields = [pa.field("round", pa.int64(), nullable=False), *(pa.field(name, pa.float64()) for name in names)]
     return pa.Table.from_pylist(list(rows), pa.schema(fields))

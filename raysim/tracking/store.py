@@ -1,4 +1,4 @@
-"""Addresses of MLflow stores: which are allowed, and whether a given store can be used.
+"""Addresses of MLflow stores: which addresses are allowed, and whether a store can be used.
 
 This module does not import MLflow, so that a run with a wrong address is refused before any slow step.
 """
@@ -23,11 +23,11 @@ VARIABLE = "MLFLOW_TRACKING_URI"
 USER, PASSWORD = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
 TOKEN = "MLFLOW_TRACKING_TOKEN"
 ANSWER_S = 3.0
-"""Time limit for the answer of an MLflow server to a health check, in seconds."""
+"""Maximum seconds to wait for an MLflow server's answer to a health check."""
 
 
 def resolve_uri(uri: str | None = None) -> str:
-    """Return the store's address: `uri`, else `MLFLOW_TRACKING_URI`, else `mlflow.db` in the working directory.
+    """Return the store's address: `uri`, or MLFLOW_TRACKING_URI, or `mlflow.db` in the working directory.
 
     Paths become absolute. The address is logged, stored and shown, so it must not contain secrets.
 
@@ -48,7 +48,7 @@ def resolve_uri(uri: str | None = None) -> str:
 
 
 def check_uri(uri: str | None = None, key: str = "tracking.uri") -> str:
-    """Check within a few seconds that the store can be used; return its resolved address.
+    """Check, within a few seconds, that the store can be used; return its resolved address.
 
     key: what sets the address, for errors.
 
@@ -66,20 +66,20 @@ def check_uri(uri: str | None = None, key: str = "tracking.uri") -> str:
 
 
 def database_path(resolved: str) -> Path | None:
-    """Return the file of a resolved `sqlite:` address; None for a server."""
+    """Return the file for a resolved `sqlite:` address; None for a server."""
     if not resolved.startswith("sqlite:///"):
         return None
     return Path(resolved.removeprefix("sqlite:///").partition("?")[0])
 
 
 def is_loopback(uri: str) -> bool:
-    """Return whether a server is on this machine, so that it must be reached without a proxy."""
+    """Return whether a server is on this machine, so that requests must bypass the proxy."""
     host = urlsplit(uri).hostname or ""
     return host in {"localhost", "::1"} or host.startswith("127.")
 
 
 def bypass_proxy() -> None:
-    """Let this process reach servers on this machine directly, because a proxy cannot reach its loopback address."""
+    """Make requests to servers on this machine bypass the proxy, which cannot reach this machine's loopback address."""
     hosts = [host for host in os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")).split(",") if host]
     merged = ",".join(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"]))
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = merged
@@ -96,14 +96,14 @@ def _file_problem(database: Path) -> str:
 
 
 def _server_problem(uri: str) -> str:
-    """Return why a server cannot be used, or an empty text."""
+    """Return why a server cannot be used; "" if it can."""
     if is_loopback(uri):
         bypass_proxy()
     try:
         with urllib.request.urlopen(f"{uri}/health", timeout=ANSWER_S):
             return ""
     except urllib.error.HTTPError as error:
-        # 401 and 403: the server exists and wants a password, which MLflow's client sends.
+        # 401 and 403 mean that the server exists and requires a password, which MLflow's client sends.
         return "" if error.code in {401, 403} else f"does not look like an MLflow server (/health: {error.code})"
-    except (OSError, http.client.HTTPException) as error:  # HTTPException: it does not speak HTTP
+    except (OSError, http.client.HTTPException) as error:  # HTTPException: the server does not use HTTP
         return f"does not answer ({error})"

@@ -11,7 +11,7 @@ from raysim.common.results import ClientRow, RunCard, Status
 
 @dataclass
 class TensorBoard:
-    """Event files for TensorBoard, in the folder `tensorboard` of the run folder; needs the extra `tensorboard`.
+    """Event files in the sub-folder `tensorboard` of the run folder; needs the extra `tensorboard`.
 
     A resumed run purges the rounds that are computed again, so TensorBoard shows each round once.
     """

@@ -1,4 +1,4 @@
-"""Serve MLflow's web pages for a SQLite store, by default on the loopback address only."""
+"""MLflow's web pages for a SQLite store, by default only on the loopback address."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from raysim.tracking.store import check_uri, database_path
 
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # evaluation jobs of language models; more processes
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # no additional processes, which evaluate language models
     "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "PYTHONWARNINGS": "ignore",  # about the server's own calls of its libraries
+    "PYTHONWARNINGS": "ignore",  # hides warnings about the server's use of its libraries
 }
 
 
 def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
-    """Run `mlflow server` for the store until Ctrl-C; return the exit status, 0 after Ctrl-C.
+    """Run `mlflow server` for the store until Ctrl-C; return the exit status, which is 0 after Ctrl-C.
 
     If the store is a server, this only prints its address. Raises `ScenarioError` if the store cannot be used.
     """
@@ -31,12 +31,12 @@ def serve_ui(uri: str | None, host: str = "127.0.0.1", port: int = 5000) -> int:
         return 0
     ensure_database(resolved)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", resolved]
-    # Without this, the server would create a folder for artifacts in its working directory.
+    # By default, the server would create a folder for artifacts in its working directory.
     command += ["--artifacts-destination", (database.parent / "mlartifacts").as_uri()]
-    # One worker starts faster and is enough for one user; a log line per request is not useful.
+    # One worker starts faster, and is enough for one user. A log line per request would not help.
     command += ["--workers", "1", "--uvicorn-opts", "--log-level=warning", "--host", host, "--port", str(port)]
     print(f"MLflow is at http://{host}:{port} (Ctrl-C ends it)", flush=True)
-    # The server starts child processes; in a separate session, all of them can be ended together.
+    # The server starts child processes. In a separate session, all of them can be ended together.
     server = subprocess.Popen(command, env={**_ENVIRONMENT, **os.environ}, start_new_session=True)
     try:
         return server.wait()

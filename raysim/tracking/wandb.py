@@ -40,12 +40,13 @@ class Wandb:
             reinit="create_new",  # the user's program may have another active run
             name=f"{card.label} {card.run_id}",
             config=dict(card.parameters),
-            # Its local files contain links, which a run folder must not contain, so `dir` is not set.
+            # `dir` is not set to the run folder, because local files of wandb contain links, which a run folder must
+            # not.
             settings=wandb.Settings(console="off", silent=True),
         )
 
     def log(self, t: int, values: Mapping[str, float | int], clients: Sequence[ClientRow]) -> None:
-        """Log the metrics of round `t` at step `t`. Weights & Biases drops a step that it already has."""
+        """Log the metrics of round `t` at step `t`. Weights & Biases ignores a step that it already has."""
         self._run.log(dict(values), step=t)
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:

@@ -1,1 +1,1 @@
-"""The templates that `raysim new` copies. They run unchanged, and users modify them."""
+"""The templates that `raysim new` copies. They run unchanged; users then modify them."""

@@ -17,7 +17,7 @@ from raysim.core.ops import cross_entropy, weighted_mean
 
 @dataclass(frozen=True)
 class NewMethod(Algorithm[Header, Header, Header]):
-    """What it does, in one sentence.
+    """What the method does, in one sentence.
 
     The three types are the message that the server sends, the message that a client sends, and `server.state`.
     """
@@ -25,7 +25,7 @@ class NewMethod(Algorithm[Header, Header, Header]):
     paper: ClassVar[str] = "authors, venue, address"
 
     step: Fraction = 1.0
-    """How far the server's header moves towards the mean of the participants' headers; 1: it becomes the mean."""
+    """How far the server's header moves towards the mean of the participants' headers; 1: it becomes this mean."""
 
     def server_start(self, server: Server[Header], registrations: Mapping[ClientId, Any]) -> Header:
         return Header(weights(server.task.new_header()))
@@ -45,5 +45,5 @@ class NewMethod(Algorithm[Header, Header, Header]):
         server.state = Header(weighted_mean([(1 - self.step, server.state.w), (self.step, mean)]))
 
     def exposed(self, client: Client, up: Header) -> UpdateOf:
-        """For attacks such as `examples/leaks.py`: what the server learns from one upload."""
+        """What the server learns from one upload, for attacks such as `examples/leaks.py`."""
         return UpdateOf(client.net.header, up.w)

@@ -22,7 +22,7 @@ class CheckpointManager:
     store: CheckpointStore
     every: int | None  # rounds between checkpoints; None: about every `AUTO_INTERVAL_S`
     rounds: int
-    # writes the rows of all rounds so far to the disk, so that they survive a power cut
+    # `sync` writes the rows of all rounds so far to the disk, so that they survive a power cut.
     sync: Callable[[], None] = lambda: None
     first: Callable[[int], None] = lambda t: None  # called after the first checkpoint of this process
     keep_best_val: bool = False  # whether to also keep the state after the round with the greatest validation accuracy

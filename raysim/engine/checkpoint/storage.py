@@ -157,7 +157,7 @@ def open_storage(address: str | Path) -> Storage:
     remote = Storage(text.rstrip("/"))
     try:
         _ = remote.location
-    # fsspec raises ValueError for an unknown protocol, and ImportError for a missing package
+    # For an unknown protocol, fsspec raises ValueError, and for a missing package ImportError.
     except Exception as error:
         raise OSError(None, str(error) or type(error).__name__, text) from error
     return remote

@@ -16,7 +16,7 @@ class EvaluationSchedule:
     rounds: int = 1
     every: int = 1  # rounds between tests
     global_every: int | None = None  # rounds between tests on the whole published test set; None: `every`
-    # rounds between tests of all clients with the server's current message; None: no such tests
+    # Rounds between tests of all clients with the server's current message; None: no such tests.
     all_every: int | None = None
 
     def coverage(self, t: int) -> Coverage | None:

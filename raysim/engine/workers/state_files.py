@@ -38,7 +38,7 @@ class StatesError(RunError):
 class StateLimits:
     """Limits for storing clients' states on each machine."""
 
-    # maximum size in memory; larger states are on a disk; None: half of the usable memory
+    # Maximum size in memory; larger states are on a disk; None: half of the usable memory.
     memory_gb: float | None = None
     folder: str | None = None  # folder on the disk; if None or missing: that of temporary files
 

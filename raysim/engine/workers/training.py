@@ -75,7 +75,7 @@ class ClientTrainer:
         """task: the run's task; its public data is on the device of the samples."""
         self.plan, self.task, self.states = plan, task, states
         self.samples, self.evaluation, self.device = samples, evaluation, samples.device
-        # rows before the round, if `plan.may_discard`; None: initial state
+        # Rows before the round, if `plan.may_discard`; None: initial state.
         self.before: dict[ClientId, Row | None] = {}
         # round, and settings -> settings of this round
         self.local: tuple[int, dict[LocalTraining, LocalTraining]] = -1, {}
@@ -233,7 +233,7 @@ class ClientTrainer:
         try:
             (trained,) = self._train_group(t, {k: down}, evaluate_before)
             return trained
-        # these affect other clients, too: they share the message and the disk
+        # These affect other clients, too: they share the message and the disk.
         except (ChangedMessageError, StatesError):
             raise
         except RunError as error:
