@@ -73,9 +73,9 @@ class FD(Algorithm[Teachers, ClassLogits, Table]):
     for a class that only it sent. `false`: send the same means to all clients, as HtFLlib does."""
     distillation: Literal["kl", "squared_error", "raw_logits"] = "kl"
     """The distance between a sample's logits and its teacher. `kl`: KL divergence from the teacher's softmax; its
-    gradient is that of PFLlib's cross-entropy from 2024-04-22 to 2025-11-29. `squared_error`: mean squared difference
-    of the logits, as in PFLlib before that time. `raw_logits`: cross-entropy with the teacher's logits as targets, as
-    in PFLlib after it; this loss has no lower bound."""
+    gradient is that of the cross-entropy in PFLlib from 2024-04-22 to 2025-11-29. `squared_error`: mean squared
+    difference of the logits, as in PFLlib before these dates. `raw_logits`: cross-entropy with the teacher's logits as
+    targets, as in PFLlib after these dates; this loss has no lower bound."""
     collect: Literal["eval_pass", "last_epoch"] = "eval_pass"
     """The logits to average and send: those of an additional pass in eval mode after training, or those of the training
     steps in the last epoch."""

@@ -70,8 +70,8 @@ class HKS(Algorithm[Teachers, Logits, Knowledge]):
     state_of_samples: ClassVar[bool] = True
 
     granularity: Literal["top", "middle", "bottom", "all"] = "all"
-    """The clusters that teach a sample, among those that contain it. `top`: the one when C clusters are left. `middle`:
-    the one half-way up. `bottom`: the first one. `all`: all of them, with equal weights."""
+    """Which of the clusters that contain a sample teach it. `top`: the last cluster, when C clusters are left.
+    `middle`: the cluster half-way up. `bottom`: the first cluster. `all`: all of these clusters, with equal weights."""
     alpha: NonNegative = 1.5
     """Weight of the distillation loss, added to the classification loss."""
     temperature: Positive = 3.0

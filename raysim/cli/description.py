@@ -60,7 +60,7 @@ class Entry(Output):
     name: str
     """the name, as users type it"""
     description: str
-    """its meaning"""
+    """the meaning of the name"""
     facts: Mapping[str, str] = field(default_factory=dict)
     """for a method: year of its paper, architectures of its clients, messages; otherwise empty"""
 

@@ -178,7 +178,7 @@ class ClientRow:
 class RunCard:
     """The identity of a run and its facts at the start, which trackers receive."""
 
-    name: str  # of the scenario
+    name: str  # name of the scenario
     run_id: str  # the name of the run folder
     folder: Path  # the run folder, absolute
     parameters: Mapping[str, Scalar]  # the resolved scenario, by dotted key
@@ -285,7 +285,7 @@ class Summary(TypedDict, total=False):
     """number of client actors, and seconds until all had started; null if the run started none. An earlier raysim wrote
     only the seconds"""
     seconds: Mapping[str, Any]
-    """of the last process, from the start of its backend to its last checkpoint, without data, plots and MLflow
+    """seconds of the last process, from the start of its backend to its last checkpoint, without data, plots and MLflow
     ("total"); of the rounds in earlier processes ("before_resume"); and of each phase ("train", "aggregate",
     "evaluate"), summed over clients and server, which work at the same time"""
     mlflow: str | None

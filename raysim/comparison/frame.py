@@ -105,7 +105,7 @@ class ComparisonData(Output):
     main: str
     """the measure of `tasks` and of the figures"""
     baseline: str | None
-    """the method that the others are compared with"""
+    """the method with which all other methods are compared"""
     targets: Sequence[float]
     """target accuracies"""
     measures: Sequence[MeasureRow]

@@ -58,7 +58,7 @@ class Measure(NamedTuple):
 
     @property
     def meaning(self) -> str:
-        """The metric, how the measure follows from it, and the metric's own meaning."""
+        """The measure in words: its metric, how it is computed from the metric, and the meaning of the metric."""
         meaning = f": {METRICS[self.metric]}" if self.metric in METRICS else ""
         return f"{self.metric}{UNITS[self.unit]}, {WAYS[self.way]}{meaning}"
 

@@ -115,7 +115,7 @@ def curves(comparison: Comparison, width: Width, over: Sequence[str] | None = No
 
 
 def _mean_curve(comparison: Comparison, variant: Variant, over: str) -> Curve | None:
-    """The mean curve over the rounds that all runs of a variant measured; None if a run has not measured the axis."""
+    """Return a variant's mean curve over the rounds that all its runs measured; None if a run lacks the axis."""
     each = [dict(zip(*run.series(OVER[over].metric), strict=True)) for run in variant.counted.values()]
     if not all(each):
         return None

@@ -1,4 +1,4 @@
-"""Variants of a comparison: runs that differ only in their seed, their names, and those of the baseline."""
+"""Variants of a comparison, each with runs that differ only in their seed, and the names of variants."""
 
 from __future__ import annotations
 

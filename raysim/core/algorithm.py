@@ -144,7 +144,7 @@ class Client:
 
     id: ClientId
     task: Task
-    data: Samples  # its training samples
+    data: Samples  # training samples of the client
     net: Any  # the network that `client_model` returned
     local: LocalTraining
     rng: torch.Generator  # on the CPU; seeded in each round by run seed, round and client

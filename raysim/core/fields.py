@@ -65,7 +65,7 @@ class FieldInfo:
     """Name, annotation, default and meaning of one field of a settings class."""
 
     name: str
-    hint: Any  # its annotation
+    hint: Any  # annotation of the field
     default: Any  # `dataclasses.MISSING` if the field is required
     doc: str
 

@@ -84,7 +84,7 @@ class FlopMeter:
 
 
 def kind_of(value: object, given: Sequence[tuple[object, Hashable]] = ()) -> int | None:
-    """Return a hash of everything except its input that a function's operations depend on: its code and its references.
+    """Return a hash of a function's code and of all that it refers to. Operations depend only on this and the input.
 
     Its name is not enough: two lambdas of one hook have the same name, and so has a method of two networks. Of a float,
     only the sign is part of the result, because a temperature may change in every round, but a weight of zero may turn

@@ -44,7 +44,7 @@ class Images:
             raise ScenarioError(f"{where} is missing")
         with naming(where):
             image: Image.Image = Image.open(io.BytesIO(encoded))
-            if image.mode[0] in "IF":  # converting these modes, Pillow would clip values
+            if image.mode[0] in "IF":  # Pillow would clip the values of these modes
                 raise ScenarioError(f"{where} has image mode {image.mode}; save it with 8 bits per channel")
             image = image.convert("L" if image.mode in ("1", "L") else "RGB")
             if self.side is not None and image.size != (self.side, self.side):

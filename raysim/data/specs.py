@@ -32,7 +32,7 @@ class DatasetSpec:
     num_classes: int
     input_spec: InputSpec
     train_size: int
-    """0: this value, and all others that are not published, are known only after the files are read."""
+    """0 if the size is not published. All values that are not published are known only after the files are read."""
     test_size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]

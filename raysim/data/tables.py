@@ -114,7 +114,7 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = (), te
 
 
 def text_pieces(path: Path, names: Sequence[str]) -> Iterator[list[list[str]]]:
-    """Yield the text columns of these names, in pieces of a file."""
+    """Yield the columns with these names as text, in pieces of a file."""
     if path.suffix.lower() == ".csv":
         as_text = pacsv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, pa.string()))
         with pacsv.open_csv(

@@ -137,7 +137,7 @@ class ImageTransform:
         # If the constants are as long as a row of the image, the inner loop uses vector instructions.
         scale_R, shift_R = _constants(self.mean, self.std, width, raw_BHWC.device)
         raw_BHR = raw_BHWC.reshape(size, height, width * channels).to(torch.float32)
-        # One pass over the pixels: raw / (255 std) - mean / std.
+        # `addcmul` computes raw / (255 std) - mean / std in one pass over the pixels.
         return torch.addcmul(shift_R, raw_BHR, scale_R).view(size, height, width, channels)
 
 

@@ -35,7 +35,9 @@ class Initial:
     states: tuple[Packed, ...]  # the different states of clients, each once
     of: tuple[int, ...]  # client k begins with states[of[k]]
     whole: bool  # True: each state is that of a client's whole network; False: of the client's own model in it
-    models: Mapping[str, Packed] = field(default_factory=dict)  # architecture -> the other server's model of it
+    models: Mapping[str, Packed] = field(
+        default_factory=dict
+    )  # architecture -> the model that the other run's server had
     tree: str | None = None  # structure of the server's `Serialized` state, in JSON; None: the server's state is new
     tensors: Packed | None = None  # tensors of the server's state
 

@@ -215,7 +215,7 @@ class Plan:
 
     @cached_property
     def task(self) -> Task:
-        """The part of the specification that algorithms see."""
+        """The part of the plan that algorithms see."""
         used = dict.fromkeys(self.models[: self.num_clients])
         return Task(
             self.num_classes,

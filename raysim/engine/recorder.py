@@ -39,8 +39,8 @@ class Recorder:
             for tracker in self.trackers:
                 tracker.log(t, dict(values), list(rows))  # copies: a custom tracker may change them
         except BaseException:
-            # The error refers to this frame. The frame must release the checkpoint's files, which will not be written,
-            # because an actor that forwards files waits until they are taken or released.
+            # An actor that forwards the checkpoint's files waits until they are taken or released. They will not be
+            # written, and the error refers to this frame, so the frame must release them.
             then = None
             raise
         if then is not None:

@@ -49,7 +49,7 @@ class RecoveringBackend:
                     self._recover(lost)
                 return call()
             except LostError as error:
-                # Otherwise the frames of the exception would keep uploads in memory while rounds are repeated.
+                # The frames of the exception must not keep uploads in memory while rounds are repeated.
                 traceback.clear_frames(error.__traceback__)
                 lost = error
 

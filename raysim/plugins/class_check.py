@@ -1,4 +1,4 @@
-"""Checks of an algorithm's class for mistakes because of which Python would run another method than intended.
+"""Checks of an algorithm's class for mistakes that Python accepts, but that change the algorithm.
 
 A hook with a misspelled name is never called, and a class without `@dataclass` has no settings. `raysim launch` and
 `validate` refuse such a class, and so does the contract.

@@ -42,7 +42,7 @@ Round = int | Literal["best_val"] | None
 
 
 class Representations(NamedTuple):
-    """Representations of samples by their clients' extractors, which are the inputs of the headers."""
+    """Representations of samples: the outputs of clients' extractors, which the headers read."""
 
     value_ND: NDArray[np.float32]
     label_N: NDArray[np.int64]

@@ -100,7 +100,7 @@ def difference(one: Trace, other: Trace) -> str | None:
     If all of these agree, the final digests are compared, and then the kept states of the best round by validation.
     """
     for t, (expected, actual) in enumerate(zip(one.rounds, other.rounds, strict=True), start=1):
-        for party in expected:  # clients in id order, then the server, because the first difference causes the others
+        for party in expected:  # clients first, because a client's difference causes later ones
             had, has = expected[party], actual.get(party, {})
             for tensor in dict.fromkeys([*had, *has]):
                 if had.get(tensor) != has.get(tensor):

@@ -58,7 +58,7 @@ class ParsedScenario(Settings):
     own_code: OwnCode  # the user's own files that the scenario names
 
     def __repr__(self) -> str:
-        """One line; `resolved_yaml` has every key."""
+        """Return a short description in one line; `resolved_yaml` has every key."""
         kind, number = type(self).__name__, self.clients.count
         what = f"{self.method} on {self.data.name}, {number} clients, {self.rounds} rounds, seed {self.seed}"
         return f"<{kind} {self.name}: {what}>"

@@ -50,7 +50,7 @@ class Dumper(yaml.SafeDumper):
 
 
 INT, FLOAT, MERGE = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:merge"
-# Only decimal numbers are numbers. YAML 1.1 also has octal (010 is 8), base 60 (1:30 is 90) and 1_000, which no
+# Only decimal numbers are read as numbers. YAML 1.1 also has octal (010 is 8), base 60 (1:30 is 90) and 1_000, which no
 # scenario intends.
 NUMBERS = {
     INT: re.compile(r"^[-+]?(0|[1-9][0-9]*)$"),

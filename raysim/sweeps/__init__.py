@@ -1,1 +1,1 @@
-"""Sweeps: many runs from one file, several at a time, each of which is done only once."""
+"""Sweeps: many runs from one file, several at a time. A finished run is not repeated."""

@@ -61,7 +61,7 @@ class RunFolder:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir()
             (path / "logs").mkdir()
-            # On a full disk, a folder can often be created, but writing bytes fails, as `hold` does here.
+            # `hold` writes bytes, which fails on a full disk, while folders can often still be created.
             return cls(path, hold(path / LOCK))
         except OSError as error:
             raise ScenarioError(_refusal(path, error)) from error

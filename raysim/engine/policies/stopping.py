@@ -25,7 +25,7 @@ class Watched:
 class StoppingRule:
     """End the run when a metric reaches a target, or has not improved for a number of rounds."""
 
-    metric: str  # `falls` tells whether lower values are better
+    metric: str  # `falls` returns whether lower values are better
     patience: int | None = None
     """The run ends after this number of rounds without an improvement; None: never."""
     target: float | None = None

@@ -95,7 +95,7 @@ class WorkReport(NamedTuple):
     """The part of a `WorkResult` that the driver fetches."""
 
     reports: Mapping[ClientId, ClientReport | ClientFailure]
-    memory: MemoryReport  # of the actor's process
+    memory: MemoryReport  # memory of the actor's process
 
 
 class WorkResult(NamedTuple):
@@ -174,7 +174,7 @@ class ClientActor:
         for result in self._train(STREAM_S, *work):
             yield result.uploads
             yield result.report
-            del result  # otherwise the uploads would stay in memory until the next result
+            del result  # a remaining reference would keep the uploads in memory until the next result
 
     def _train(
         self,

@@ -47,7 +47,7 @@ def start(**options: Any) -> None:
     set_environment(variables)
     ray_constants.ENABLE_RAY_CLUSTER = False  # Ray set this at its import, when `LOOPBACK` had its old value
     try:
-        # Only the owner can enter this folder. Ray creates a folder inside it that would be open to all users.
+        # Only the owner can enter this folder. Ray creates a folder inside it, which other users could otherwise read.
         _folder = Path(tempfile.mkdtemp(prefix="raysim-", dir=folder_of_ray()))
         ray.init(address="local", include_dashboard=False, _temp_dir=str(_folder / "ray"), **options)
     except BaseException as error:

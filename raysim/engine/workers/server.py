@@ -158,7 +158,7 @@ class ServerWorker:
             # Operations are counted once per set of upload shapes, because counting slows small operations.
             shapes = [tuple(leaf.shape) for leaf in leaves(ups) if isinstance(leaf, Tensor)]
             key = hashlib.sha256(repr(shapes).encode()).hexdigest()
-            guard = Unchanged(dict(ups))  # of a copy, because the hook may remove uploads from its mapping
+            guard = Unchanged(dict(ups))  # a copy is checked, because the hook may remove uploads from its mapping
             with self._hook("server_update", t, next(iter(ups.values()), None)):
                 if key in self._flops:
                     self._update(ups)
@@ -166,7 +166,7 @@ class ServerWorker:
                     if len(self._flops) == MOST_COUNTS:
                         del self._flops[next(iter(self._flops))]
                     self._flops[key] = flops_of(lambda: self._update(ups))
-                    self._check_names()  # not in every round, because the check takes long
+                    self._check_names()  # the check takes long, so it is not repeated in every round
                 self._check_state()
             if not guard.holds():
                 raise ChangedMessageError(
