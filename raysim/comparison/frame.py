@@ -17,7 +17,7 @@ class MeasureRow(Output):
     variant: str
     """name of the variant in tables"""
     method: str
-    """the name without its data and client settings"""
+    """the variant's name without data and client settings"""
     keys: Mapping[str, Any]
     """the keys in which the variants differ, and the values of this variant"""
     tuned: str

@@ -18,7 +18,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 _LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 SCALE = 2.0**15
-"""Initial scale of a float16 loss: the largest power of 2 in float16, in which the loss has this gradient."""
+"""Initial scale of a float16 loss: the largest power of 2 in float16. It is the gradient of the scaled loss."""
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:

@@ -22,7 +22,7 @@ _VERSION = "4"  # increase this number when the decoding changes
 def cache_key(name: str, source: Source, settings: Files | None = None) -> str:
     """Return a file name that depends on the settings, and on the path, size and time stamp of each source file."""
     sha = hashlib.sha256(f"{_VERSION}\n{name}\n{source.format}\n{settings or ''}\n{len(source.train)}\n".encode())
-    for path in source.files:  # up to 110,000 of them
+    for path in source.files:  # there may be 110,000 files
         stat = path.stat()
         # RAYSIM_DATA may name a folder whose name is not UTF-8.
         sha.update(f"{path}\n{stat.st_size}\n{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))

@@ -35,9 +35,7 @@ class Initial:
     states: tuple[Packed, ...]  # the different states of clients, each once
     of: tuple[int, ...]  # client k begins with states[of[k]]
     whole: bool  # True: each state is that of a client's whole network; False: of the client's own model in it
-    models: Mapping[str, Packed] = field(
-        default_factory=dict
-    )  # architecture -> the model that the other run's server had
+    models: Mapping[str, Packed] = field(default_factory=dict)  # architecture -> model in the other server's state
     tree: str | None = None  # structure of the server's `Serialized` state, in JSON; None: the server's state is new
     tensors: Packed | None = None  # tensors of the server's state
 

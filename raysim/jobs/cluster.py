@@ -30,7 +30,7 @@ def connect(address: str) -> Iterator[Any]:
     from ray.job_submission import JobSubmissionClient
 
     logging.getLogger("ray").setLevel(logging.WARNING)  # Ray logs every upload and every closed connection
-    # The client would prefer this variable to `address`. It is already the default of `--address`.
+    # The client would prefer this variable to `address`, although `--address` overrides it.
     os.environ.pop("RAY_API_SERVER_ADDRESS", None)
     try:
         yield JobSubmissionClient(address)

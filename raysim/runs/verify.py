@@ -95,7 +95,7 @@ def verify(
 
 
 def difference(one: Trace, other: Trace) -> str | None:
-    """Describe the first round, client or server, and tensor that differ, else the first metric; None if none does.
+    """Return a sentence about the first tensor, or else the first metric, that differs; None if all are equal.
 
     If all of these agree, the final digests are compared, and then the kept states of the best round by validation.
     """

@@ -98,8 +98,8 @@ class Data(Section):
     """Your own files, for the data sets parquet, csv, images and numpy: a file or a folder; or a list of two, first the
     train part and then the test part. In a single folder, files or sub-folders whose names begin with train are the
     train part. Those whose names begin with test are the test part; if there are none, those whose names begin with
-    val. If no name begins with train, all files are the train part. Like all paths, it is relative to the folder of
-    the file that contains it, and with `--set` to the current folder."""
+    val. If no name begins with train, all files are the train part. Like all paths, this path is
+    relative to the folder of the file that contains it, or to the current folder if `--set` gives it."""
     label: str = "label"
     """Column of the labels in your own Parquet or CSV files: whole numbers or text. Whole numbers from 0 are class ids;
     the different texts, or other whole numbers, become the classes, in sorted order."""
