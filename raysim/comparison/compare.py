@@ -58,7 +58,7 @@ class Comparison:
     variants: Sequence[Variant]
     targets: Sequence[float]
     baseline: str | None = None  # the name of the baseline
-    notes: Sequence[str] = field(default_factory=list)  # each may change the conclusion
+    notes: Sequence[str] = field(default_factory=list)  # sentences, each with a reason that may change the conclusion
     targets_on: str = "all"  # which accuracy must reach a target, without the prefix `accuracy/`
     select: str = "last"  # how the round of each run is selected, one of `SELECT`
     main: str = "last"  # the measure for differences, figures and the summary over tasks

@@ -120,7 +120,7 @@ TO_TARGET: Mapping[str, Measure] = {
     "gflop": Measure("GFLOP", "compute/total_flops", "until", GFLOP),
     "virtual_s": Measure("virtual s", "time/virtual_total_s", "until"),
 }
-"""Cost until a target accuracy A is reached -> measure; a column's title ends with A, as in `rounds to 50%`."""
+"""Name of a cost until a target accuracy A is reached -> measure. Column titles end with A, as in `rounds to 50%`."""
 
 ACCURACIES = frozenset(name for name, measure in MEASURES.items() if measure.is_fraction)
 """Measures in [0, 1], which tables show in per cent."""

@@ -21,7 +21,7 @@ from raysim.engine.policies.asynchronous import Flight, Polynomial, UploadBuffer
 from raysim.engine.records import NonFiniteUpload
 
 GAP: Labels = ([0, 1] * 4, [1, 0] * 3, [2] * 5)
-"""Labels of clients of which none holds class 3, and only the last holds class 2."""
+"""Labels of clients. No client holds class 3, and only the last client holds class 2."""
 
 
 def runs(algorithm: AnyAlgorithm) -> None:

@@ -451,7 +451,7 @@ class Algorithm(ABC, Generic[Down, Up, State]):
 
     paper: ClassVar[str] = ""  # citation and address
     profiles: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Presets of fields by name. The defaults follow the paper, and are no entry; `official` follows the authors'
+    """Presets of fields, by name, besides the defaults, which follow the paper. `official` follows the authors'
     released code. A scenario chooses a preset with `profile`; fields that the scenario sets itself take precedence."""
     scheduled: ClassVar[bool] = False  # True: the method depends on the total number of rounds
     one_architecture: ClassVar[bool] = False  # True: all clients need one architecture

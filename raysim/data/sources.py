@@ -268,7 +268,7 @@ def _read_idx(spec: DatasetSpec, source: Source) -> Decoded:
 
 
 def _read_torchvision(spec: DatasetSpec, source: Source) -> Decoded:
-    if spec.idx:  # torchvision's reader would prefer a file training.pt, which it unpickles
+    if spec.idx:  # torchvision's reader would prefer a file training.pt, if there is one
         return _read_idx(spec, source)
     from torchvision import datasets
 

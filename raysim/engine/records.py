@@ -267,7 +267,7 @@ class Startup:
         return self.seconds / self.actors
 
     def facts(self) -> dict[str, float]:
-        """Return the entry of `summary.json`."""
+        """Return the entry `startup` of `summary.json`."""
         return {**asdict(self), "per_actor_s": self.per_actor_s}
 
     @classmethod

@@ -93,7 +93,7 @@ class Tuning:
 
     @property
     def scenarios(self) -> list[ParsedScenario]:
-        """The scenarios of the trials made so far. After `tuning_of`, they include all values of all lists."""
+        """The scenarios of the trials made so far. After `tuning_of`, each value of each list is in one of them."""
         return [cell.scenario for cells in self._made.values() for cell in cells]
 
     def of_cells(self, names: Collection[str]) -> Tuning:

@@ -190,7 +190,7 @@ def _refuse_repeated(made: Sequence[VariantCells], spaces: Sequence[Space], path
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the sweep file and the files that it needs (base, published values); [] for a scenario file.
+    """Return the sweep file and the files that it needs (base, published values); empty for a scenario file.
 
     A bundled scenario is not among them. Raises `ScenarioError` if the file cannot be read, or names one by an absolute
     path: a job gets copies of the files, which keep only their paths relative to each other.

@@ -17,7 +17,7 @@ Edge = Literal["", "lower", "upper"]
 """The edge of its domain on which a value lies; empty: none."""
 
 NEAR_EDGE = 0.05
-"""A value counts as on the edge of a range if it lies in this part of the range at one of its ends."""
+"""The share of a range, at each of its two ends, in which a value counts as on the edge."""
 
 DIGITS = 4
 """Number of significant digits of a value drawn from a range."""

@@ -105,7 +105,7 @@ def read_server(data: bytes) -> tuple[Serialized, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _malformed() -> Iterator[None]:
-    """Raise `DamageError` for a file that raysim did not write, although its checksum is valid."""
+    """Raise `DamageError` for a file with a valid checksum whose content is not raysim's."""
     try:
         yield
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
