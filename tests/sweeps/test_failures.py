@@ -101,7 +101,7 @@ def test_a_full_disk(workplace: Path, small_disk: Path, caplog: pytest.LogCaptur
                     file.write(bytes(1024))
 
     failed, waiting = run_sweep(sweep, parallel=1, show=fill)
-    assert failed.state != "done" and "no space left on device" in failed.reason
+    assert failed.state != "done" and "no space left on device" in failed.reason.lower()
     assert waiting.state == "waiting" and "no space left on device" in waiting.reason
     assert [note.partition(":")[0] for note in said(caplog)] == names
     (small_disk / "filler").unlink()
