@@ -190,7 +190,8 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            kept = f"; the first {self._rounds.written} of {len(self._rounds)} rounds are kept in {self.path}"
+            last = self._rounds.written - 1  # the first row is round 0
+            kept = f"; its rounds up to {last} are kept in {self.path}" if last >= 0 else "; no round is written"
             kept = kept if self.path.exists() else ", because the run folder was moved or deleted"
             raise RunError(f"{path} could not be written ({reason(error)}){kept}.") from error
 
