@@ -147,7 +147,7 @@ class CheckpointStore:
         except OSError as error:
             raise self.failure(t, error) from error
         every = [*self.kept, checkpoint]
-        latest = len(every) - KEPT  # position of the oldest checkpoint among the latest ones
+        latest = len(every) - KEPT  # The checkpoints from this position on are the latest ones.
         self.kept = [one for i, one in enumerate(every) if i >= latest or one.round in keep]
         try:
             self._remove_others(t)

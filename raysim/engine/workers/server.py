@@ -139,7 +139,7 @@ class ServerWorker:
                 position[id(down)] = len(messages)
                 messages.append(down)
             of[k] = position[id(down)]
-        with self._hook("server_send", t):  # raises for sparse tensors and tensors without memory
+        with self._hook("server_send", t):  # Packing refuses sparse tensors and tensors without memory.
             # Messages are packed together, so that a tensor in several messages is stored once.
             return Broadcast(tuple(pack(messages)), of)
 
