@@ -7,22 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
 from raysim.algorithms import dc_pfl
 from raysim.algorithms.dc_pfl import DCPFL, ClassStatistics, Gaussian, Global, class_statistics, draw, pool, shares
-from raysim.algorithms.fedgh import FedGH
 from raysim.contract.toy import toy_model, toy_samples
 from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
-from raysim.core.messages import pack, unpack, wire_size
-from raysim.core.ops import cross_entropy
+from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
-from raysim.core.state import digest
 from tests.algorithms.nets import Seen
 
 
@@ -78,43 +74,19 @@ def test_kat_1_pooled_moments_of_three_points():
     assert_close(covariance(pooled), f64([[1, 0], [0, 16 / 3]]), rtol=0, atol=1e-14)
 
 
-def test_kat_2_pooled_is_direct_to_1e_12_in_500_dimensions():
-    value_ND = torch.randn(45, 500, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 5
-    order = torch.randperm(45, generator=torch.Generator().manual_seed(4))
-    parts = [gaussian_of(value_ND[index]) for index in order.split([5, 9, 1, 30])]
-    assert [part.factor_RD.shape for part in parts] == [(5, 500), (9, 500), (1, 500), (30, 500)]
+# With more samples than dimensions, the factor is a triangle.
+@pytest.mark.parametrize(
+    ("width", "sizes", "rows"), [(500, [5, 9, 1, 30], [5, 9, 1, 30]), (6, [150, 44, 6], [6, 6, 6])]
+)
+def test_kat_2_pooled_is_direct_to_1e_12(width: int, sizes: list[int], rows: list[int]):
+    value_ND = torch.randn(sum(sizes), width, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 3 + 5
+    order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(4))
+    parts = [gaussian_of(value_ND[index]) for index in order.split(sizes)]
+    # With more samples than dimensions, the factor is a triangle.
+    assert [part.factor_RD.shape for part in parts] == [(min(count, width), width) for count in sizes]
     pooled, (mean_D, covariance_DD) = pool(parts), direct(value_ND)
     assert_close(pooled.mean_D, mean_D, rtol=0, atol=1e-12)
     assert_close(covariance(pooled), covariance_DD, rtol=0, atol=1e-12)
-    assert torch.linalg.matrix_rank(covariance(pooled)) == 44  # singular by construction
-
-
-def test_more_samples_than_dimensions_travel_as_a_triangle():
-    value_ND = torch.randn(200, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64) * 3 + 7
-    parts = [gaussian_of(part) for part in value_ND.split([150, 44, 6])]
-    assert [part.factor_RD.shape for part in parts] == [(6, 6)] * 3
-    pooled, (mean_D, covariance_DD) = pool(parts), direct(value_ND)
-    assert_close(pooled.mean_D, mean_D, rtol=0, atol=1e-12)
-    assert_close(covariance(pooled), covariance_DD, rtol=0, atol=1e-12)
-
-
-@settings(max_examples=40, deadline=None)
-@given(sizes=st.lists(st.integers(1, 7), min_size=2, max_size=6), seed=st.integers(0, 1000), data=st.data())
-def test_pooling_does_not_depend_on_the_order_of_clients(sizes: list[int], seed: int, data: st.DataObject):
-    value_ND = torch.randn(sum(sizes), 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 10
-    parts = [gaussian_of(part) for part in value_ND.split(sizes)]
-    one, other = pool(parts), pool(data.draw(st.permutations(parts)))
-    assert one.size == other.size == sum(sizes)
-    assert_close(one.mean_D, other.mean_D, rtol=0, atol=1e-12)
-    assert_close(covariance(one), covariance(other), rtol=0, atol=1e-10)
-
-
-def test_one_sample_has_no_spread():
-    alone = gaussian_of(torch.tensor([[3.0, 4.0]]))
-    assert (alone.size, alone.mean_D.tolist(), alone.factor_RD.tolist()) == (1, [3, 4], [[0, 0]])
-    pooled = pool([alone])
-    assert pooled.mean_D.tolist() == [3, 4] and (covariance(pooled) == 0).all()
-    assert draw(pooled, 3, torch.Generator()).tolist() == [[3, 4]] * 3
 
 
 # -- allocation and sampling -------------------------------------------------------------------------
@@ -123,12 +95,8 @@ def test_one_sample_has_no_spread():
 @pytest.mark.parametrize(
     ("counts", "total", "expected"),
     [
-        ([10, 20, 5], 7, [2, 4, 1]),
         ([10, 20, 5], 10, [3, 6, 1]),  # 2.857, 5.714, 1.429
         ([1, 1, 1], 4, [2, 1, 1]),  # a tie goes to the lower class
-        ([1, 1, 1], 5, [2, 2, 1]),
-        ([1, 999], 10, [0, 10]),
-        ([3], 1000, [1000]),
         ([3, 4], 0, [0, 0]),
     ],
 )
@@ -174,16 +142,11 @@ CE = 1.0986123  # ln 3: the cross-entropy of zeros
 TABLE = (torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]), torch.tensor([True, True, False]))
 
 
-def test_kat_4_the_term_is_the_norm():
-    loss, gradient_BD = loss_and_gradient(DCPFL(lambda_=1.0), [[3, 4]], [0], TABLE)
-    assert loss == pytest.approx(CE + 5, abs=1e-5)
-    assert_close(gradient_BD, torch.tensor([[0.6, 0.8]]))  # a unit vector, however far
-
-
-def test_kat_4_or_its_square():
-    loss, gradient_BD = loss_and_gradient(DCPFL(lambda_=1.0, squared=True), [[3, 4]], [0], TABLE)
-    assert loss == pytest.approx(CE + 25, abs=1e-4)
-    assert_close(gradient_BD, torch.tensor([[6.0, 8.0]]))
+@pytest.mark.parametrize(("squared", "term", "gradient"), [(False, 5, [0.6, 0.8]), (True, 25, [6.0, 8.0])])
+def test_kat_4_the_term_is_the_norm_or_its_square(squared: bool, term: float, gradient: list[float]):
+    loss, gradient_BD = loss_and_gradient(DCPFL(lambda_=1.0, squared=squared), [[3, 4]], [0], TABLE)
+    assert loss == pytest.approx(CE + term, abs=1e-4)
+    assert_close(gradient_BD, torch.tensor([gradient]))
 
 
 def test_classes_without_a_mean_add_nothing_and_the_batch_is_divided_by_its_size():
@@ -194,19 +157,9 @@ def test_classes_without_a_mean_add_nothing_and_the_batch_is_divided_by_its_size
     assert_close(gradient_BD, 0.1 / 4 * torch.tensor([[0.6, 0.8], [-0.6, -0.8], [0.0, 0.0], [0.0, 0.0]]))
 
 
-class Recorded(Client):
-    """Notes which loss it is told to minimise."""
-
-    given: Any = None
-
-    def fit(self, loss: Any, given: Any = None, *, epochs: int | None = None) -> None:
-        self.log("plain", loss is cross_entropy)
-        self.given = given
-
-
-def client_of(labels: list[int]) -> Recorded:
+def client_of(labels: list[int]) -> Client:
     task, local = Task(4, 8, ("norm",), toy_model), LocalTraining(batch_size=3)
-    return Recorded(0, task, toy_samples(labels, 0), toy_model("norm"), local, torch.Generator())
+    return Client(0, task, toy_samples(labels, 0), toy_model("norm"), local, torch.Generator())
 
 
 # -- what a client sends -----------------------------------------------------------------------------
@@ -229,42 +182,6 @@ def test_a_client_sends_moments_of_plain_images_in_eval_mode():
     assert covariance_DD.abs().max() > 5e-4
 
 
-def test_bytes_up_are_those_of_the_formula():
-    # d = 500: 500 + 500 * 501 / 2 + 2 = 125,752 numbers per class; 982.4 KB for 2 classes and 4.8 MB for 10.
-    for num_classes, num_bytes in ((2, 1_006_016), (10, 5_030_080)):
-        label_N = torch.arange(num_classes).repeat(7)
-        up = class_statistics(torch.rand(len(label_N), 500), label_N, True)
-        size = wire_size(unpack(pack(up)))
-        assert size.bytes == num_bytes == 4 * num_classes * (500 + 500 * 501 // 2 + 2)
-        assert size.params == num_classes * 125_752
-        assert size.components == {
-            "class_S": 4 * num_classes,
-            "count_S": 4 * num_classes,
-            "mean_SD": 2000 * num_classes,
-            "factor_RD": 501_000 * num_classes,
-        }
-    assert f"{1_006_016 / 1024:.0f} {5_030_080 / 1024**2:.1f}" == "982 4.8"
-
-
-def test_bytes_down_are_those_of_the_formula():
-    w = weights(nn.Linear(500, 10))
-    for k in (0, 3, 10):
-        down = Global(w, torch.arange(k, dtype=torch.int32), torch.zeros(k, 500))
-        size = wire_size(unpack(pack(down)))
-        assert size.bytes == 4 * (10 * 500 + 10 + k * 500) and size.params == 5010 + k * 500
-    assert wire_size(Global(w, None, None)).bytes == 20_040
-
-
-def test_bytes_of_a_run():
-    toy = Trial(DCPFL()).run(2)  # C = 4, d = 8; clients own 2, 2, 2 and 3 classes
-    up, down = (
-        [wire_size(msg).bytes for name, _, msg in toy.sent if name == hook] for hook in ("client_update", "server_send")
-    )
-    assert up == [4 * s * (8 + 36 + 2) for s in (2, 2, 2, 3)] * 2
-    assert down == [4 * 36] * 4 + [4 * (36 + 4 * 8)] * 4
-    assert {id(msg) for name, _, msg in toy.sent[:4]} == {id(toy.sent[0][2])}  # one message, packed once
-
-
 def test_ablations_do_not_send_what_no_hook_reads():
     no_pull = Trial(DCPFL(lambda_=0.0)).run(2)
     assert {wire_size(msg).bytes for name, _, msg in no_pull.sent if name == "server_send"} == {4 * 36}
@@ -276,23 +193,6 @@ def test_ablations_do_not_send_what_no_hook_reads():
 
 
 # -- the server --------------------------------------------------------------------------------------
-
-
-def test_the_header_takes_one_step_per_client():
-    # FedGH's third case: (-1/2, 1/2) x [1, 2] and (1/2, -1/2) x [0, 1], averaged; the biases cancel.
-    server = server_of(DCPFL(virtual_samples=0))
-    DCPFL(virtual_samples=0).server_update(server, {0: upload({0: [[1.0, 2.0]], 1: [[0.0, 1.0]]})})
-    assert_close(server.state.w["weight"], torch.tensor([[0.0025, 0.0025], [-0.0025, -0.0025]]))
-    assert server.state.w["bias"].tolist() == [0, 0]
-    assert server.values == {"header_loss": pytest.approx(0.6931472)}  # ln 2
-
-
-def test_global_means_weigh_clients_by_their_samples():
-    algorithm = DCPFL(virtual_samples=0)
-    server = server_of(algorithm, num_classes=3)
-    ups = {0: upload({0: [[0.0, 0.0], [2.0, 0.0]]}), 4: upload({0: [[1.0, 4.0]], 2: [[5.0, 6.0]]})}
-    algorithm.server_update(server, ups)
-    assert known(server.state) == {0: pytest.approx([1, 4 / 3]), 2: [5, 6]}  # no client holds class 1
 
 
 @pytest.mark.parametrize(("stale", "kept"), [("keep", {0: [5, 5], 1: [1, 1]}), ("drop", {0: [5, 5]})])
@@ -334,31 +234,6 @@ def test_the_refit_sees_every_virtual_sample_once_per_epoch_shuffled(monkeypatch
         assert_close(value_ND[:, 0], label_N + 1.0)
 
 
-def test_refit_loss_is_what_plain_sgd_on_the_virtual_samples_has(monkeypatch: pytest.MonkeyPatch):
-    ups = {0: upload({0: [[1.0, 0.0], [3.0, 1.0]], 1: [[0.0, 2.0], [0.5, 5.0], [1.0, 1.0]]})}
-    algorithm = DCPFL(virtual_samples=7, refit_epochs=2, refit_batch=7, refit_lr=0.2)
-    steps = seen_by_refit(algorithm, ups, monkeypatch)
-    monkeypatch.undo()
-    server = server_of(algorithm, num_classes=3)
-    algorithm.server_update(server, ups)
-    header = nn.Linear(2, 3)
-    nn.init.zeros_(header.weight)
-    nn.init.zeros_(header.bias)
-    loss = torch.zeros(())
-    for value_ND, label_N, lr in [(ups[0].mean_SD, ups[0].class_S.long(), 0.01), *steps]:
-        header.zero_grad()
-        loss = F.cross_entropy(header(value_ND), label_N)
-        loss.backward()
-        with torch.no_grad():
-            for parameter in header.parameters():
-                assert parameter.grad is not None
-                parameter -= lr * parameter.grad
-    assert_close(server.state.w, weights(header))
-    assert server.values["refit_loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
-    # Variances 2 + 1/2 and 1/4 + 13/3, averaged over the two classes.
-    assert server.values["covariance_trace"] == pytest.approx((2.5 + 0.25 + 13 / 3) / 2, abs=1e-5)
-
-
 def test_only_participants_shape_the_refit(monkeypatch: pytest.MonkeyPatch):
     algorithm = DCPFL(virtual_samples=5)
     server = server_of(algorithm)
@@ -381,20 +256,3 @@ def test_virtual_samples_can_be_cut_at_zero(monkeypatch: pytest.MonkeyPatch):
 
 
 # -- whole rounds ------------------------------------------------------------------------------------
-
-
-def states(toy: Trial) -> list[str]:
-    state = toy.server.state
-    return [digest(net) for net in toy.nets.values()] + [digest(state.w)]
-
-
-def test_without_pull_and_refit_it_is_fedgh_bit_for_bit():
-    ours, fedgh = Trial(DCPFL(lambda_=0.0, virtual_samples=0)), Trial(FedGH(server_mode="per_client"))
-    seen = []
-    for t, cohort in enumerate(([0, 1, 2, 3], [1, 3], [0, 2, 3], [0, 1, 2, 3]), 1):
-        ours.round(t, cohort)
-        fedgh.round(t, cohort)
-        assert states(ours) == states(fedgh)
-        assert ours.server.values["header_loss"] == fedgh.server.values["header_loss"]
-        seen.append(states(ours)[-1])
-    assert len(set(seen)) == 4  # the header did move

@@ -7,14 +7,12 @@ import torch
 from torch.testing import assert_close
 
 from raysim.algorithms.ditto import Ditto, PersonalAndShared, shared_loss
-from raysim.algorithms.fedavg import FedAvg
 from raysim.contract.toy import toy_model
 from raysim.contract.trial import Trial
-from raysim.core import Batch, Client, LocalTraining, Model, Server, Task, weights
+from raysim.core import Batch, Client, LocalTraining, Model, Task, weights
 from raysim.core.data import tensors
-from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
-from tests.algorithms.nets import Alone, Constant
+from tests.algorithms.nets import Constant
 
 TASK = Task(4, 8, ("norm",), toy_model)
 ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
@@ -44,26 +42,7 @@ def test_both_models_take_their_own_step():
     assert_close(up.w["logits_1C"], torch.tensor([[1.05, 0.95]]))
 
 
-def test_without_the_pull_personal_models_are_standalone_bit_for_bit():
-    alone, apart, pulled = (Trial(one).run(3) for one in (Alone(), Ditto(lambda_=0.0), Ditto()))
-    for k, net in alone.nets.items():
-        assert_close(weights(net), weights(apart.nets[k].personal), rtol=0, atol=0)
-        assert not net.header.weight.equal(pulled.nets[k].personal.header.weight)
-
-
 def test_the_global_model_does_not_depend_on_the_personal_ones():
     # Of one client the batches of the global model follow those of the personal one, whose number is the same.
     one, other = Trial(Ditto(lambda_=0.0)).run(3), Trial(Ditto(lambda_=5.0)).run(3)
     assert_close(one.server.state, other.server.state, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("agg", "mean"), [("uniform", 2.0), ("weighted", 3.0)])
-def test_global_models_are_averaged_alike_or_by_sample_counts(agg: str, mean: float):
-    server = Server(TASK, torch.Generator(), {0: 1, 1: 3}, 1, None)
-    Ditto(agg=agg).server_update(server, {k: Model({"w": torch.tensor([v])}) for k, v in ((0, 0.0), (1, 4.0))})
-    assert server.state["w"].tolist() == [mean]
-
-
-def test_the_global_model_alone_travels():
-    sizes = {wire_bytes(msg) for _, _, msg in Trial(Ditto()).run(2).sent}
-    assert sizes == {wire_bytes(msg) for _, _, msg in Trial(FedAvg()).run(2).sent} == {182 * 4 + 8}

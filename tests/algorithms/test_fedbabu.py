@@ -11,9 +11,8 @@ from torch.testing import assert_close
 from raysim.algorithms.fedbabu import FedBABU
 from raysim.contract.toy import toy_model
 from raysim.contract.trial import Trial
-from raysim.core import Client, Extractor, LocalTraining, Server, Task, weights
+from raysim.core import Client, Extractor, LocalTraining, Task, weights
 from raysim.core.data import tensors
-from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
 
 TASK = Task(4, 8, ("norm",), toy_model)
@@ -73,15 +72,3 @@ def test_fine_tuning_changes_what_clients_predict_but_not_what_they_send():
     for k, net in plain.nets.items():
         assert net.header.weight.equal(net.header.fixed_weight)
         assert not tuned.nets[k].header.weight.equal(net.header.weight)
-
-
-@pytest.mark.parametrize(("settings", "mean"), [({}, 3.0), (FedBABU.profiles["official"], 2.0)])
-def test_extractors_are_averaged_by_sample_counts_or_alike(settings: dict[str, str], mean: float):
-    server = Server(TASK, torch.Generator(), {0: 1, 1: 3}, 1, None)
-    FedBABU(**settings).server_update(server, {k: Extractor({"w": torch.tensor([v])}) for k, v in ((0, 0.0), (1, 4.0))})
-    assert server.state.w["w"].tolist() == [mean]
-
-
-def test_everything_but_the_header_travels():
-    # conv 3 * 9 + 3, BatchNorm 3 + 3 and 3 + 3 statistics, linear 12 * 8 + 8: 146 floats, and a counter of 8 bytes.
-    assert {wire_bytes(msg) for _, _, msg in Trial(FedBABU()).run(2).sent} == {146 * 4 + 8}

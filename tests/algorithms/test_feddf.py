@@ -14,7 +14,7 @@ from raysim.algorithms.fedavg import FedAvg
 from raysim.algorithms.feddf import FedDF
 from raysim.contract.toy import SEED, toy_model
 from raysim.contract.trial import Trial
-from raysim.core import Batch, LocalTraining, Model, Samples, Server, Task, Weights, tensors, weights
+from raysim.core import Batch, LocalTraining, Model, Samples, Server, Task, tensors, weights
 from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
@@ -100,19 +100,6 @@ def test_the_model_of_an_absent_architecture_stays(epochs: int):
 # -- the ensemble ------------------------------------------------------------------------------------
 
 
-def received(ups: Mapping[int, Model]) -> dict[str, list[tuple[int, Weights]]]:
-    found: dict[str, list[tuple[int, Weights]]] = {}
-    for k, up in ups.items():
-        found.setdefault(ARCH[k], []).append((NUM_SAMPLES[k], up.w))
-    return found
-
-
-def test_the_ensemble_is_the_plain_mean_of_all_received_models():
-    # At x = 1: (1, 0), (1, 2) and (3, 0), whatever their sample counts; twice that at x = 2.
-    teacher_PC = FedDF().ensemble(server_of(public(1.0, 2.0)), received(UPS))
-    assert_close(teacher_PC, torch.tensor([[5 / 3, 2 / 3], [10 / 3, 4 / 3]]))
-
-
 # -- distillation ------------------------------------------------------------------------------------
 
 
@@ -166,13 +153,6 @@ def test_running_statistics_are_averaged_and_then_move_towards_the_public_data()
 # -- clients -----------------------------------------------------------------------------------------
 
 
-def test_every_client_starts_from_the_servers_model_of_its_architecture():
-    toy = Trial(FedDF())
-    for k, name in enumerate(("flat", "norm", "deep", "flat")):
-        down = FedDF().server_send(toy.server, k)
-        assert_close(down.w, weights(toy_model(name)), rtol=0, atol=0)
-
-
 def test_a_client_that_missed_the_last_round_receives_its_architectures_new_model():
     # Client 3 has the architecture of client 0, which took part in round 1; that of client 2 had no participant then.
     toy = Trial(FedDF()).round(1, [0, 1])
@@ -182,14 +162,6 @@ def test_a_client_that_missed_the_last_round_receives_its_architectures_new_mode
     assert_close(down[3], flat, rtol=0, atol=0)
     assert_close(down[2], weights(toy_model("deep")), rtol=0, atol=0)
     assert digest(flat) != digest(weights(toy_model("flat")))
-
-
-def test_a_client_replaces_its_whole_model():
-    toy = Trial(FedDF())
-    client = toy.client(1, 1)
-    sent = {name: torch.full_like(part, 2) for name, part in weights(client.net).items()}
-    FedDF().client_receive(client, Model(sent))
-    assert_close(weights(client.net), sent, rtol=0, atol=0)
 
 
 def test_bytes_are_those_of_the_whole_model_each_way():
@@ -211,17 +183,6 @@ def run(toy: Trial, *cohorts: list[int]) -> Trial:
     for t, cohort in enumerate(cohorts, 1):
         toy.round(t, cohort)
     return toy
-
-
-def test_without_distillation_one_architecture_is_fedavg_bit_for_bit():
-    plain, default = (
-        run(Trial(FedDF(**settings), models=("norm",)), *COHORTS) for settings in ({"distill_epochs": 0}, {})
-    )
-    fedavg = run(Trial(FedAvg()), *COHORTS)
-    assert digest(plain.server.state["norm"].w) == digest(fedavg.server.state)
-    assert [digest(plain.nets[k]) for k in range(4)] == [digest(fedavg.nets[k]) for k in range(4)]
-    assert [digest(msg.w) for *_, msg in plain.sent] == [digest(msg.w) for *_, msg in fedavg.sent]
-    assert digest(default.server.state["norm"].w) != digest(fedavg.server.state)
 
 
 def test_without_distillation_it_is_fedavg_per_architecture_bit_for_bit():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,10 +11,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from raysim.algorithms.fedgkt import FedGKT, Kept, Rest, Stage, Teacher
-from raysim.algorithms.standalone import Standalone
 from raysim.common.inputs import image
-from raysim.contract.trial import Trial
-from raysim.core import Batch, Client, LocalTraining, Server, Task, tensors, weights
+from raysim.core import Batch, Client, LocalTraining, Server, Task, tensors
 from raysim.core.messages import wire_components
 from raysim.core.seeds import seeded
 from raysim.models import build_model
@@ -108,13 +105,6 @@ def test_the_server_can_learn_from_labels_alone():
     assert_close(server.state.logits[0], torch.tensor([[0.3, -0.3]]))
 
 
-def test_two_epochs_of_the_server():
-    # The second step: logits (0.3, -0.3), p1 = sigmoid(-0.6) = 0.3543437, so 0.05 + 0.03543437.
-    server = server_of()
-    FedGKT(server_distill=False, server_epochs=2).server_update(server, {0: up(TEACHER)})
-    is_close(server, 0.08543437)
-
-
 def test_clients_follow_each_other_and_then_all_get_the_last_networks_logits():
     # As two epochs of one client: both have the same sample.
     server = server_of()
@@ -203,45 +193,8 @@ def test_the_server_trains_the_rest_of_the_largest_or_of_another():
     assert parameters(FedGKT(server_model="hks_resnet20"), "hks_resnet8") == 272_186 - 176 - 3 * 4_672
 
 
-@pytest.mark.parametrize(
-    ("names", "server_model", "sentence"),
-    [
-        (("fmnist_cnn1",), None, "clients.models: fmnist_cnn1"),
-        (("hks_resnet8",), "hks_resnet21", "'hks_resnet20'"),
-        (("hks_resnet16", "hks_resnet8"), "resnet18_500", "expects 64"),
-    ],
-)
-def test_what_does_not_fit_is_refused(names: tuple[str, ...], server_model: str | None, sentence: str):
-    with pytest.raises(ValueError) as refused:
-        FedGKT(server_model=server_model).check(task_of(*names))
-    assert sentence in str(refused.value)
-
-
-@dataclass(frozen=True)
-class Alone(Standalone):
-    """Standalone with the architectures that FedGKT takes."""
-
-    def check(self, task: Task) -> None:
-        FedGKT().check(task)
-
-
-COHORTS = ([0, 1, 2, 3], [1, 3], [0, 1, 3])
-
-
-def after(algorithm: Any, rounds: int = 3) -> Trial:
-    toy = Trial(algorithm)
-    for t, cohort in enumerate(COHORTS[:rounds], 1):
-        toy.round(t, cohort)
-    return toy
-
-
-def equal(found: Trial, expected: Trial) -> bool:
-    assert found.task.architectures == expected.task.architectures == ("short", "long")
-    return all(
-        weights(found.nets[k])[name].equal(w) for k, net in expected.nets.items() for name, w in weights(net).items()
-    )
-
-
-def test_without_a_weight_clients_train_alone():
-    assert equal(after(FedGKT(alpha=0.0)), after(Alone()))
-    assert not equal(after(FedGKT()), after(Alone()))
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match=r"clients\.models: fmnist_cnn1"):
+        FedGKT().check(task_of("fmnist_cnn1"))
+    with pytest.raises(ValueError, match="expects 64"):
+        FedGKT(server_model="resnet18_500").check(task_of("hks_resnet16", "hks_resnet8"))

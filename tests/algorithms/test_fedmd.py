@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from raysim.algorithms.fedmd import FedMD, Request, Scores
-from raysim.algorithms.standalone import Standalone
 from raysim.contract.toy import SEED
 from raysim.contract.trial import Trial
 from raysim.core import Client, LocalTraining, Samples, Server, Task, tensors
 from raysim.core.messages import wire_components
 from raysim.core.seeds import seeded
-from raysim.core.state import digest
 
 
 class Line(nn.Module):
@@ -90,11 +86,6 @@ def test_places_are_distinct_ascending_and_new_in_every_round():
     assert not one.equal(other)
 
 
-def test_before_round_1_there_is_no_consensus():
-    start = FedMD().server_start(server_of(TWO), {})
-    assert (start.past_S, start.mean_SC) == (None, None)
-
-
 # -- a client ----------------------------------------------------------------------------------------
 
 
@@ -134,18 +125,6 @@ def test_epochs_of_the_digest():
     assert_close(client.net.w, torch.tensor([0.225, -0.225]))
 
 
-def test_a_client_that_missed_the_last_round_digests_the_others_mean():
-    algorithm = FedMD()
-    toy = Trial(algorithm).round(1, [0, 1])
-    scores = [msg.logits_SC for hook, _, msg in toy.sent if hook == "client_update"]
-    without = Trial(FedMD(digest_epochs=0)).round(1, [0, 1])
-    toy.round(2, [2])
-    without.round(2, [2])
-    (down,) = [msg for hook, k, msg in toy.sent if hook == "server_send" and k == 2]
-    assert_close(down.mean_SC, (scores[0] + scores[1]) / 2)
-    assert digest(toy.nets[2]) != digest(without.nets[2])
-
-
 # -- transfer learning -------------------------------------------------------------------------------
 
 
@@ -162,29 +141,7 @@ def test_transfer_learning_comes_once_with_public_labels_first():
         assert_close(client.net.w, torch.tensor([w0, -w0]), rtol=0, atol=2e-7)
 
 
-def test_transfer_learning_is_refused_without_labels():
-    sentence = (
-        "transfer_epochs: 2 given, but the public data is another data set, whose labels raysim does not use; set "
-        "transfer_epochs to 0, or set data.public to {share: 0.1} to use a share of the clients' data set"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        FedMD(transfer_epochs=2).check(server_of(TWO).task)
-    FedMD(transfer_epochs=2).check(server_of(samples([1.0], [1])).task)
-
-
 # -- the whole ---------------------------------------------------------------------------------------
-
-
-def test_without_a_digest_it_is_standalone_bit_for_bit():
-    nets = {}
-    for algorithm in (FedMD(digest_epochs=0), FedMD(), Standalone()):
-        toy = Trial(algorithm)
-        for t, cohort in enumerate(([0, 1, 2, 3], [1, 3], [0, 2]), 1):
-            toy.round(t, cohort)
-        nets[algorithm] = [digest(toy.nets[k]) for k in range(4)]
-    alone, default, standalone = nets.values()
-    assert alone == standalone
-    assert not set(default) & set(standalone)
 
 
 def test_bytes():

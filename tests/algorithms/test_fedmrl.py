@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -11,14 +10,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from raysim.algorithms.fedmrl import FedMRL, Fusion
-from raysim.common.inputs import image
 from raysim.contract.toy import toy_model, toy_samples
-from raysim.contract.trial import Trial
-from raysim.core import Batch, Client, LocalTraining, Model, Server, Task, Weights
+from raysim.core import Batch, Client, LocalTraining, Model, Server, Task
 from raysim.core.messages import wire_bytes
-from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
-from raysim.models import build_model
 
 TASK = Task(4, 8, ("deep", "norm", "flat"), toy_model)
 
@@ -77,20 +72,13 @@ def test_one_loss_trains_both_models_and_the_projection():
     assert_close(net.small.header.weight.grad, torch.tensor([[-7 * 0.000911], [7 * 0.000911]]), atol=1e-4, rtol=0)
 
 
-def ups() -> dict[int, Model]:
-    return {k: Model({"w": torch.tensor([value])}) for k, value in ((0, 1.0), (2, 5.0))}
-
-
-def state_after(algorithm: FedMRL, seed: int = 0) -> Weights:
-    server: Server[Model] = Server(TASK, torch.Generator().manual_seed(seed), {0: 1, 2: 3})
-    algorithm.server_update(server, ups())
-    return server.state.w
-
-
-def test_small_models_are_averaged():
-    assert state_after(FedMRL())["w"].item() == 4.0  # (1 + 3 * 5) / 4
-    assert state_after(FedMRL(agg="uniform"))["w"].item() == 3.0
-    assert {state_after(FedMRL(agg="one"), seed)["w"].item() for seed in range(10)} == {1.0, 5.0}
+def test_the_small_model_of_one_participant_can_be_kept():
+    found = set()
+    for seed in range(10):
+        server: Server[Model] = Server(TASK, torch.Generator().manual_seed(seed), {0: 1, 2: 3})
+        FedMRL(agg="one").server_update(server, {k: Model({"w": torch.tensor([v])}) for k, v in ((0, 1.0), (2, 5.0))})
+        found.add(server.state.w["w"].item())
+    assert found == {1.0, 5.0}
 
 
 def client_of(algorithm: FedMRL) -> Client:
@@ -120,27 +108,3 @@ def test_a_client_takes_the_server_s_small_model_and_keeps_the_rest():
     algorithm.client_receive(client, sent)
     for name, w in client.net.state_dict().items():
         assert w.equal(before[name] + 1 if name.startswith("small.") else before[name])
-
-
-def test_own_parts_differ_between_clients_and_the_small_model_does_not():
-    toy = Trial(FedMRL()).run(2)
-    down = toy.algorithm.server_send(toy.server, 0)
-    for k in toy.samples:
-        toy.algorithm.client_receive(toy.client(k, 3), down)
-    states = [toy.nets[k].state_dict() for k in (0, 3)]  # both have the architecture `flat`
-    for name, w in states[0].items():
-        assert w.equal(states[1][name]) == name.startswith("small."), name
-
-
-@pytest.mark.parametrize("name", ["cnn5", "hks_resnet8", "vit_small"])
-def test_models_have_the_width_that_is_asked_for(name: str):
-    def build(name: str, *key: str, feature_dim: int = 500) -> Any:
-        return build_model(name, num_classes=10, input_spec=image(3, 32, 32), feature_dim=feature_dim)
-
-    task = Task(10, 500, (name,), build)
-    net = FedMRL().client_model(task.model(name), task)
-    assert net.small.header.in_features == 100
-    x = torch.rand(2, 3, 32, 32)
-    assert net.eval().features(x).shape == (2, 500)
-    assert math.isfinite(float(FedMRL().loss(net, Batch(x, torch.tensor([0, 1]), torch.arange(2)), None).detach()))
-    assert math.isfinite(float(cross_entropy(net, Batch(x, torch.tensor([0, 1]), torch.arange(2)), None).detach()))

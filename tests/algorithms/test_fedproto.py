@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from raysim.algorithms.fedproto import UNKNOWN, FedProto, GlobalPrototypes, Nearest, Prototypes, Table
-from raysim.algorithms.standalone import Standalone
 from raysim.contract.toy import FOUR, LOCAL, ROUNDS, C, D, toy_model, toy_samples
-from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Server, Task, weights
-from raysim.core.ops import class_means, cross_entropy
+from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
-from raysim.core.state import digest
-from tests.algorithms.nets import Seen, same_weights
+from tests.algorithms.nets import Seen
 from tests.engine.sizes import KB, one_round
 
 
@@ -73,20 +66,6 @@ def test_kat_prototypes_0_and_4_of_one_and_three_samples(agg: str, expected: flo
     assert sent(method, server, 0) == sent(method, server, 1) == {1: [expected]}
 
 
-@pytest.mark.parametrize("agg", ["uniform", "weighted"])
-def test_kat_a_single_holder_gets_back_what_it_sent(agg: str):
-    # As with ten clients of ten classes each on CIFAR-100: every class has one owner.
-    method = FedProto(agg=agg)
-    server = server_of(method, {k: list(range(10 * k, 10 * k + 10)) for k in range(10)}, num_classes=100, width=50)
-    rng = torch.Generator().manual_seed(3)
-    count_S = torch.arange(3, 13, dtype=torch.int32) if agg == "weighted" else None
-    ups = {k: Prototypes(torch.randn(10, 50, generator=rng), count_S) for k in range(10)}
-    method.server_update(server, ups)
-    for k, own in ups.items():
-        message = method.server_send(server, k)
-        assert message is not None and message.prototype_KD.equal(own.prototype_SD)
-
-
 @pytest.mark.parametrize("rebuild", [False, True])
 def test_a_class_that_no_client_sent_keeps_its_prototype_or_is_forgotten(rebuild: bool):
     method = FedProto(rebuild=rebuild)
@@ -97,23 +76,6 @@ def test_a_class_that_no_client_sent_keeps_its_prototype_or_is_forgotten(rebuild
     assert sent(method, server, 0) == ({2: [5, 6]} if rebuild else {0: [1, 2], 2: [5, 6]})
     assert sent(method, server, 1) == {2: [5, 6]}
     assert server.values["known_classes"] == (1 if rebuild else 2)
-
-
-@given(st.permutations([0, 1, 2]), st.sampled_from(["uniform", "weighted"]))
-def test_the_order_of_clients_does_not_matter(order: list[int], agg: str):
-    owners = {0: [0, 1], 1: [1], 2: [0, 1]}
-    counts = [[7, 1], [3], [5, 11]] if agg == "weighted" else [None, None, None]
-    ups = {
-        0: up([0.1, 0.7], [1 / 3, 2.0], counts=counts[0]),
-        1: up([0.2, 0.3], counts=counts[1]),
-        2: up([7.7, 1e-3], [0.6, 0.9], counts=counts[2]),
-    }
-    method = FedProto(agg=agg)
-    first, other = server_of(method, owners), server_of(method, owners)
-    method.server_update(first, ups)
-    method.server_update(other, {k: ups[k] for k in order})
-    assert first.state.prototype_CD.equal(other.state.prototype_CD)
-    assert first.state.known_C.tolist() == [True, True, False]
 
 
 # -- the client --------------------------------------------------------------------------------------
@@ -142,17 +104,6 @@ def test_samples_without_a_prototype_add_nothing_and_the_divisor_stays():
     assert pull(FedProto(), batch_of(two, [1, 1]), {0: [0.0, 0.0]}) == 0
     # Padding is no sample.
     assert pull(FedProto(), batch_of(two, [0, 1], [1.0, 0.0]), {0: [0.0, 0.0]}) == pytest.approx(12.5)
-
-
-def test_which_representations_are_sent():
-    evaluated, collected = client_of(FOUR[1], "flat"), client_of(FOUR[1], "flat")
-    of_pass = FedProto().client_update(evaluated, None).prototype_SD
-    of_steps = FedProto(prototypes="last_epoch").client_update(collected, None).prototype_SD
-    assert digest(weights(evaluated.net)) == digest(weights(collected.net))
-    with torch.no_grad():
-        expected_SD = class_means(evaluated.net.eval().features(evaluated.data.x), evaluated.data.y)[1]
-    assert_close(of_pass, expected_SD)
-    assert of_steps.shape == of_pass.shape == (2, D) and not of_steps.allclose(of_pass)
 
 
 # -- predicting with prototypes ----------------------------------------------------------------------
@@ -201,58 +152,12 @@ def test_own_classes_are_searched_unless_all_are_asked_for():
         assert sorted(sent(method, server, 0)) == [0, 1, 2][: expected + 1]
 
 
-def test_all_known_classes_are_sent_to_be_searched_and_are_shared():
-    method = FedProto(inference="nearest", nearest="all")
-    server = server_of(method, {0: [0], 1: [2]})
-    assert method.server_send(server, 0) is None
-    method.server_update(server, {1: up([5.0, 6.0])})
-    assert sent(method, server, 0) == sent(method, server, 1) == {2: [5, 6]}
-    method.server_update(server, {0: up([1.0, 2.0])})
-    assert sent(method, server, 0) == {0: [1, 2], 2: [5, 6]}
-    assert method.server_send(server, 0) is method.server_send(server, 1)
-
-
 # -- whole rounds ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"prototypes": "last_epoch"},
-        {"inference": "nearest", "nearest": "all"},
-    ],
-    ids=str,
-)
-def test_without_its_term_it_is_standalone_bit_for_bit(settings: dict[str, Any]):
-    standalone = Trial(Standalone()).run(3)
-    assert same_weights(Trial(FedProto(lambda_=0.0, **settings)).run(3), standalone)
-    assert not same_weights(Trial(FedProto(**settings)).run(3), standalone)
-    # In round 1 nothing is known.
-    assert same_weights(Trial(FedProto(**settings)).run(1), Trial(Standalone()).run(1))
 
 
 # -- the released code -------------------------------------------------------------------------------
 
 OFFICIAL = FedProto(**FedProto.profiles["official"])
-
-
-def test_official_tables_are_the_released_arithmetic():
-    # The released server: a fresh table of this round's uploads, class by class, a plain mean.
-    rng = torch.Generator().manual_seed(4)
-    owners = {0: [0, 1], 1: [1, 2], 2: [0, 2], 3: [3]}
-    server = server_of(OFFICIAL, owners, num_classes=4, width=3)
-    for cohort in ([0, 1, 3], [0, 2], [1], [1, 2, 3]):
-        listed: dict[int, list[Tensor]] = {}
-        ups = {k: Prototypes(torch.randn(len(owners[k]), 3, generator=rng), None) for k in cohort}
-        for k, upload in ups.items():
-            for c, prototype in zip(owners[k], upload.prototype_SD, strict=True):
-                listed.setdefault(c, []).append(prototype)
-        OFFICIAL.server_update(server, ups)
-        for k, classes in owners.items():
-            found = sent(OFFICIAL, server, k)
-            assert found.keys() == listed.keys() & set(classes)
-            for c, row in found.items():
-                assert_close(torch.tensor(row), torch.stack(listed[c]).mean(0))
 
 
 def test_official_training_and_prototypes_are_the_released_arithmetic():
@@ -279,27 +184,6 @@ def test_official_training_and_prototypes_are_the_released_arithmetic():
     assert_close(upload.prototype_SD, torch.stack([torch.stack(listed[c]).mean(0) for c in sorted(listed)]))
     for name, w in weights(theirs).items():
         assert_close(weights(ours.net)[name], w)
-
-
-def test_the_nearest_of_the_own_classes_is_what_the_released_test_finds():
-    # The released test: mean square distances to the prototypes of the client's own classes, all others at 100.
-    rng = torch.Generator().manual_seed(6)
-    own, table = [1, 4, 7, 8], {c: torch.randn(5, generator=rng) for c in (0, 1, 2, 4, 5, 8)}
-    f_BD = torch.randn(200, 5, generator=rng)
-    distance_BC = torch.full((200, 10), 100.0)
-    for i, f in enumerate(f_BD):
-        for c in set(table) & set(own):
-            distance_BC[i, c] = nn.MSELoss()(f, table[c])
-    method = FedProto(inference="nearest")
-    server = server_of(method, {0: own, 1: list(table)}, num_classes=10, width=5)
-    method.server_update(server, {1: Prototypes(torch.stack(list(table.values())), None)})
-    client = client_of([1], "flat", Nearest(Seen(10, 5), 10, 5))
-    client.task = server.task
-    message = method.server_send(server, 0)
-    assert message is not None
-    method.client_receive(client, message)
-    with torch.no_grad():
-        assert client.net.eval()(f_BD).argmax(1).equal(distance_BC.argmin(1))
 
 
 # -- bytes -------------------------------------------------------------------------------------------

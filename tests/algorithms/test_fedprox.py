@@ -8,13 +8,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from raysim.algorithms.fedavg import FedAvg
 from raysim.algorithms.fedprox import FedProx
-from raysim.contract.toy import toy_model
-from raysim.contract.trial import Trial
 from raysim.core import Batch, LocalTraining
 from raysim.core.fit import FitJob, fit_one
-from raysim.core.messages import wire_bytes
 from tests.algorithms.nets import Constant
 
 ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
@@ -36,24 +32,3 @@ def test_two_steps_by_hand():
     fit_one(replace(job, batches=[ONE]))
     # p = sigmoid(0.1) = 0.524979; the gradient is (p - 1) + mu * 0.05 = -0.375021, and its opposite.
     assert_close(net.logits_1C, torch.tensor([[0.0875021, -0.0875021]]))
-
-
-def test_a_client_stays_nearer_to_what_it_received():
-    def moved(mu: float) -> float:
-        toy = Trial(FedProx(mu=mu)).run(1)
-        received = toy_model("norm").state_dict()
-        return sum(float((w.detach() - received[name]).norm()) for name, w in toy.nets[0].named_parameters())
-
-    assert moved(10.0) < moved(1.0) < moved(0.0)
-
-
-@pytest.mark.parametrize("settings", [{}, {"avg_bn_buffers": False}])
-def test_without_the_term_it_is_fedavg_bit_for_bit(settings: dict[str, bool]):
-    average, without = Trial(FedAvg(**settings)).run(3), Trial(FedProx(mu=0.0, **settings)).run(3)
-    assert average.states() == without.states()
-    assert average.states() != Trial(FedProx(**settings)).run(3).states()
-
-
-def test_the_whole_model_travels():
-    # 182 floats and BatchNorm's counter of 8 bytes, as FedAvg's.
-    assert {wire_bytes(msg) for _, _, msg in Trial(FedProx()).run(2).sent} == {182 * 4 + 8}

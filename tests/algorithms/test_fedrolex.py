@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from raysim.algorithms.fedrolex import FedRolex, entries, moves, rolled
-from raysim.algorithms.heterofl import HeteroFL
+from raysim.algorithms.fedrolex import FedRolex, moves, rolled
 from raysim.common.inputs import image
-from raysim.contract.trial import Trial
 from raysim.core import Model, Server, Task, Weights, weights
 from raysim.models import build_model
 
@@ -128,8 +126,6 @@ def test_a_narrow_client_scales_by_its_share_of_the_server_s_network():
 
 
 FAMILIES = [
-    (["cnn1", "cnn2"], (3, 32, 32), 500),
-    (["cnn1", "cnn3", "cnn4", "cnn5"], (3, 32, 32), 500),
     ([f"fmnist_cnn{i}" for i in range(1, 6)], (1, 28, 28), 50),
     ([f"heterofl_cnn_{level}" for level in "bcde"], (1, 8, 8), 64),
 ]
@@ -155,49 +151,3 @@ def test_rolling_moves_units_with_all_their_numbers(names: list[str], shape: tup
     assert sum(not other[name].equal(w) for name, w in nets[names[0]].items()) >= 3
     net.load_state_dict(other)
     assert_close(net(images), expected)
-
-
-def after(algorithm: Any, one_width: bool = False) -> Trial:
-    toy = Trial(algorithm, models=("wide",) if one_width else None)
-    for t, cohort in enumerate(([0, 1, 2, 3], [1, 3], [0, 2]), 1):
-        toy.round(t, cohort)
-    return toy
-
-
-@pytest.mark.parametrize(("settings", "one_width"), [({"step": 0}, False), ({"step": 1}, True)])
-def test_where_nothing_rolls_it_is_heterofl(settings: dict[str, Any], one_width: bool):
-    expected, found = after(HeteroFL(), one_width), after(FedRolex(**settings), one_width)
-    assert found.states() == expected.states()
-
-
-@pytest.mark.parametrize(
-    ("server_model", "says"),
-    [
-        ("third", "third is narrower than two"),
-        ("no", "server_model: 'no'"),
-    ],
-)
-def test_a_server_model_that_does_not_fit_is_refused(server_model: str, says: str):
-    def build(name: str, *key: str) -> Any:
-        if name not in WIDTHS:
-            raise ValueError(repr(name))
-        return model(name)
-
-    with pytest.raises(ValueError) as refused:
-        FedRolex(server_model=server_model).check(Task(2, 1, ("third", "two"), build))
-    assert says in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("size", "flat", "expected"), [((64, 32), True, None), ((64, 32), False, 1), ((4, 2), True, 1)]
-)
-def test_flattened_inputs_that_are_as_many_as_an_earlier_layer(size: tuple[int, int], flat: bool, expected: int | None):
-    """Layers of 64 and 16 channels: 64 inputs are the first layer's channels, or 4 flattened entries per channel."""
-    layers = [(64, 32), (4, 2), (16, 8)]
-    if expected is None:
-        with pytest.raises(ValueError, match="parameter w"):
-            entries("w", size, layers, flat)
-    else:
-        assert entries("w", size, layers, flat) == expected
-    assert entries("w", (48, 24), layers, True) == 3
-    assert entries("w", (16, 8), layers, True) == 1

@@ -18,7 +18,6 @@ from raysim.plugins.registry import algorithm_names
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = REPOSITORY / "docs" / "methods"
-HEADINGS = ["Idea", "Equations", "Deviations", "Results"]
 EQUATION = re.compile(r"Eq\. (\d+|[A-Z])\b")
 SHOWN = re.compile(r"^- \*\*(Eq\. \w+)\*\* \(`([\w.]+)`\) ", re.MULTILINE)
 

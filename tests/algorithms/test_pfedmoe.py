@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -12,10 +11,8 @@ from torch.testing import assert_close
 
 from raysim.algorithms.pfedmoe import Experts, PFedMoE
 from raysim.contract.toy import toy_model
-from raysim.contract.trial import Trial
-from raysim.core import Client, Extractor, LocalTraining, Server, Task
+from raysim.core import Client, LocalTraining, Task
 from raysim.core.data import tensors
-from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
 from tests.algorithms.nets import Seen
 
@@ -80,15 +77,3 @@ def test_a_step_moves_both_experts_by_their_weights():
     small, own = up.w["factor"].item() - 10.0, net.model.factor.item() - 1.0
     assert small > 0 and small == pytest.approx(3 * own, rel=1e-2)
     assert up.w.keys() == {"factor"} and not net.gate[2].bias.equal(experts((math.log(3), 0.0)).gate[2].bias)
-
-
-@pytest.mark.parametrize(("settings", "mean"), [({}, 3.0), ({"agg": "uniform"}, 2.0)])
-def test_small_extractors_are_averaged(settings: dict[str, Any], mean: float):
-    server = Server(TASK, torch.Generator(), {0: 1, 1: 3}, 1, None)
-    PFedMoE(**settings).server_update(server, {k: Extractor({"w": torch.tensor([v])}) for k, v in ((0, 0.0), (1, 4.0))})
-    assert server.state.w["w"].tolist() == [mean]
-
-
-def test_only_the_small_extractor_travels():
-    # Linear 16 * 8 + 8 of the toy's smallest architecture, `flat`.
-    assert {wire_bytes(msg) for _, _, msg in Trial(PFedMoE(small="flat")).run(2).sent} == {136 * 4}

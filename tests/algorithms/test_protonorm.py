@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from raysim.algorithms.fedproto import FedProto, Prototypes, Table
+from raysim.algorithms.fedproto import Prototypes, Table
 from raysim.algorithms.protonorm import ProtoNorm, repulsion
 from raysim.contract.toy import toy_model
-from raysim.contract.trial import Trial
 from raysim.core import Server, Task
-from tests.algorithms.nets import same_weights
 
 RIGHT_ANGLE = torch.eye(2, dtype=torch.float64)
 
@@ -72,19 +70,7 @@ def test_a_class_that_no_participant_owns_begins_where_it_was():
     assert parted.state.prototype_CD.tolist() == [[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, 0.0]]
 
 
-def test_clients_that_search_all_classes_get_the_moved_prototypes():
-    method = ProtoNorm(inference="nearest", nearest="all", scale=2.0)
-    down = method.server_send(after(method, {0: [[1.0, 0.0], [0.0, 1.0]]}), 1)
-    assert down is not None and down.class_K is not None and down.class_K.tolist() == [0, 1]
-    assert_close(angles(down.prototype_KD / 2), torch.full((2,), -1.0))
-
-
 def test_the_official_profile_is_a_setting_of_fedproto_with_moved_prototypes():
     server = after(ProtoNorm(**ProtoNorm.profiles["official"]), {0: [[1.0, 0.0], [0.0, 1.0]]}, {1: [[-2.0, 0.0]]})
     assert server.state.known_C.tolist() == [False, False, True, False]
     assert_close(server.state.prototype_CD[2], torch.tensor([-5.0, 0.0]))  # 80 * sqrt(2 / 512)
-
-
-def test_without_a_pull_it_is_fedproto_without_one_bit_for_bit():
-    assert same_weights(Trial(ProtoNorm(lambda_=0.0)).run(3), Trial(FedProto(lambda_=0.0)).run(3))
-    assert not same_weights(Trial(ProtoNorm(scale=2.0)).run(3), Trial(FedProto(lambda_=10.0)).run(3))

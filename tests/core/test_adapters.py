@@ -80,16 +80,3 @@ def test_all_ranks_of_a_family_have_one_base(name: str, reads: InputSpec):
         return build_model(name, num_classes=3, input_spec=reads, feature_dim=16)
 
     check_ranks(Task(3, 16, (f"{name}_lora2", f"{name}_lora8"), model))
-
-
-def test_other_networks_are_refused():
-    def model(name: str, *key: str) -> nn.Module:
-        seed, width, rank = map(int, name.split("-"))
-        torch.manual_seed(seed)
-        part = nn.Linear(4, width)
-        return SplitNet(lora(part, rank) if rank else part, nn.Linear(width, 3))
-
-    check_ranks(Task(3, 2, ("1-2-1", "1-2-2"), model))
-    for names, word in ((("1-2-0",), "adapters"), (("1-2-1", "1-3-1"), "rank"), (("1-2-1", "2-2-2"), "frozen")):
-        with pytest.raises(ValueError, match=word):
-            check_ranks(Task(3, 2, names, model))

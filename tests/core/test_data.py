@@ -36,10 +36,6 @@ def batch(weight: list[float] | None) -> Batch:
     return Batch(none, none, none, None if weight is None else torch.tensor(weight))
 
 
-def test_mean_without_padding():
-    assert batch(None).mean(torch.tensor([1.0, 2.0, 6.0])).item() == 3.0
-
-
 def test_mean_leaves_padding_out_of_sum_and_count():
     assert batch([1.0, 1.0, 0.0]).mean(torch.tensor([1.0, 2.0, 600.0])).item() == 1.5
 

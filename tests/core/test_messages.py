@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import pickle
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from raysim.core.messages import (
-    Model,
     Weights,
     message,
     nonfinite,
@@ -114,12 +112,6 @@ def test_a_tensor_in_training_is_packed_without_its_graph():
     assert got.tolist() == [2.0, 2.0] and not got.requires_grad
 
 
-def test_nothing_weighs_nothing():
-    assert pack(None) is None and unpack(None) is None
-    assert (wire_bytes(None), wire_params(None), wire_components(None)) == (0, 0, {})
-    assert wire_bytes(True) == wire_bytes(3) == wire_bytes(0.5) == 8
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nonfinite_sees_nan_and_infinity_anywhere(dtype: torch.dtype):
     fine = {"w": torch.ones(2, dtype=dtype), "n": torch.tensor([2**40]), "none": None, "f": 1.5, "i": 2**40, "b": True}
@@ -149,25 +141,3 @@ def test_a_message_can_be_counted_in_the_basis_of_its_paper():
     msg = Covariance(torch.ones(5, 2))
     assert wire_size(msg) == (60, 15, {"factor_DR": 60})  # 5 * 6 / 2 floats
     assert wire_size(unpack(pack(msg))).bytes == 60 and unpack(pack(msg)).factor_DR.shape == (5, 2)
-
-
-@pytest.mark.parametrize(
-    ("value", "what"),
-    [
-        (torch.eye(2).to_sparse(), "a sparse tensor"),
-        (2**63, "64 bits"),
-    ],
-)
-def test_what_cannot_be_packed_is_named_by_its_field(value, what):
-    with pytest.raises(TypeError, match=rf"the field w .*{what}"):
-        wire_size(Model({"deep": (value,)}))
-    assert wire_size(Model({"deep": (2**63 - 1,)})).bytes == 8
-
-
-def test_a_dataclass_without_message_cannot_be_weighed():
-    @dataclasses.dataclass(frozen=True)
-    class Plain:
-        mean_CD: torch.Tensor
-
-    with pytest.raises(TypeError, match="@message"):
-        wire_size(Plain(torch.zeros(2, 3)))

@@ -137,10 +137,6 @@ def kept(net: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     return batch.mean(-F.log_softmax(logits_BC, 1).gather(1, batch.y[:, None]).squeeze(1)), logits_BC
 
 
-def test_float16_is_trained_one_by_one() -> None:
-    assert fit_all(jobs_of(SAME, precision="float16")) == ["with float16, each client needs its own loss scaling"] * 3
-
-
 def test_clients_of_one_call_may_have_different_epochs_and_no_other_settings() -> None:
     def jobs() -> list[FitJob]:
         first, *others = jobs_of(UNEVEN)
@@ -157,12 +153,6 @@ def test_clients_of_one_call_may_have_different_epochs_and_no_other_settings() -
     first, *others = jobs_of(SAME)
     mixed = fit_all([replace(first, local=replace(first.local, lr=0.1)), *others])
     assert mixed == ["the training settings of the clients differ"] * 3
-
-
-@pytest.mark.parametrize("change", [{"rates": {"0.weight": 0.01}}, {"bounds": {"0.weight": (-0.1, 0.1)}}], ids=str)
-def test_clients_with_rates_or_bounds_of_their_own_are_trained_apart(change: dict[str, Any]) -> None:
-    one, other = jobs_of((8, 8))
-    assert fit_all([one, replace(other, **change)]) == ["the training settings of the clients differ"] * 2
 
 
 def test_augmentation_draws_from_each_clients_generator() -> None:

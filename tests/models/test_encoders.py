@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from raysim.common.errors import ScenarioError
-from raysim.common.inputs import Kind
 from raysim.core.seeds import global_seed
 from raysim.models.encoders import MobileNet, _mobilenet, build_encoder, weights_file
-from raysim.runs.plan import make_plan
-from raysim.scenario.parse import parse_scenario
-from raysim.scenario.scenario import Scenario
 
 
 @pytest.fixture(autouse=True)
@@ -45,12 +39,6 @@ def at_hand(hub: Path) -> Path:
 def images(count: int, channels: int = 3, side: int = 32) -> Tensor:
     x = torch.randn(count, channels, side, side, generator=torch.Generator().manual_seed(1))
     return x.contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize(("name", "kind"), [("pixels", "tokens"), ("mobilenet_v3_small", "features")])
-def test_an_encoder_reads_only_what_it_can(name: str, kind: Kind) -> None:
-    with pytest.raises(ValueError, match="encoder"):
-        build_encoder(name, kind)
 
 
 def test_pixels_are_the_image_less_its_mean():
@@ -101,42 +89,3 @@ def test_missing_weights_are_refused_at_once(hub: Path):
 
 
 # -- on the way to clients ---------------------------------------------------------------------------
-
-
-def scenario(**algorithm: Any) -> dict[str, Any]:
-    return {
-        "name": "tiny",
-        "rounds": 1,
-        "algorithm": {"name": "fedcache", **algorithm},
-        "data": {"name": "digits", "partition": {"name": "pathological", "classes_per_client": 3}},
-        "clients": {"count": 4, "models": ["digits_mlp64"]},
-    }
-
-
-def test_a_scenario_is_the_same_run_whatever_weights_a_machine_has(hub: Path, request: pytest.FixtureRequest):
-    without = Scenario.load(scenario())
-    request.getfixturevalue("at_hand")
-    found = Scenario.load(scenario())
-    assert found.flat() == without.flat() and found.flat()["algorithm.encoder"] == "pixels"
-    for checked in (without, found):
-        assert checked.task.encoder(checked.algorithm.encoder) is build_encoder("pixels")
-    with pytest.raises(ScenarioError, match="'auto' given; allowed: 'mobilenet_v3_small' or 'pixels'"):
-        parse_scenario(scenario(encoder="auto"))
-
-
-def test_a_run_without_weights_hashes_pixels(hub: Path):
-    from raysim.engine.inprocess import InProcessBackend
-    from raysim.engine.run import run_round
-
-    checked = Scenario.load(scenario(neighbours=4))
-    plan, data = make_plan(checked)
-    backend = InProcessBackend()
-    try:
-        backend.start(plan, data.raw)
-        report = run_round(backend, 1, range(4))
-    finally:
-        backend.close()
-    assert report.server.values == {"hash_width": 64.0, "cache_filled": 1.0}
-    assert [report.client_reports[k].up.bytes for k in range(4)] == [
-        4 * 10 * int(n) for n in np.diff(plan.train.offset)
-    ]

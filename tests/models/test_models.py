@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from raysim.common.inputs import InputSpec, image
 from raysim.core.meter import flops_of
 from raysim.models import MODELS, ModelSpec, build_model, common_feature_dim, incompatibility
-from raysim.models import SMALL as FEW_PARAMETERS
 from raysim.models.split import SplitNet
 
 CIFAR, FASHION, DIGITS = image(3, 32, 32), image(1, 28, 28), image(1, 8, 8)
@@ -51,32 +50,6 @@ def samples(reads: InputSpec, count: int = 2) -> Tensor:
         return torch.randint(reads.vocabulary, (count, *reads.shape), generator=generator)
     x_B = torch.randn(count, *reads.shape, generator=generator)
     return x_B.to(memory_format=torch.channels_last) if reads.kind == "image" else x_B
-
-
-@pytest.mark.parametrize("name", ["digits_mlp64", "digits_mlp128", "mlp_s", "mlp_m", "mlp_l"])
-def test_small_perceptrons_train_together_by_default(name: str) -> None:
-    found = set()
-    for width in (2, 100, 300, 600, 2000):
-        parameters = sum(value.numel() for value in build(name, feature_dim=width).parameters())
-        stacks = MODELS[name].stacks(input_spec(MODELS[name]), width, 10, 64)
-        assert stacks == (parameters <= FEW_PARAMETERS)
-        found.add(stacks)
-    assert found == ({False} if name == "mlp_l" else {True, False})  # two of its layers alone are too many
-
-
-def test_nothing_else_does_but_where_a_step_is_short() -> None:
-    """Up to 3 MFLOP of a batch, forward: see `benchmarks/together.py`."""
-    short = []
-    for name in (name for name in MODELS if "mlp" not in name):
-        reads, width = input_spec(MODELS[name]), MODELS[name].native_dim or 7
-        if batches := [size for size in range(1, 129) if MODELS[name].stacks(reads, width, 10, size)]:
-            short.append(name)
-            net = build(name)
-            with FlopCounterMode(display=False) as counter:
-                net(samples(reads, batches[-1]))
-            assert counter.get_total_flops() < 3.1e6
-            assert not any(isinstance(module, nn.BatchNorm2d) for module in net.modules())
-    assert short == ["digits_cnn_s", "digits_cnn_m"]
 
 
 def channels_last(net: SplitNet) -> SplitNet:
@@ -229,23 +202,6 @@ def test_forward_macs_of_the_cifar_cnns(name: str, macs: int) -> None:
     assert counter.get_total_flops() == 2 * macs
 
 
-@pytest.mark.parametrize(
-    ("name", "macs"),
-    [
-        ("mlp_m", 20 * 128 + 128 * 64),
-        ("gru", 12 * 3 * (32 * 128 + 128 * 128) + 128 * 128),
-        # A layer: attention in and out and the MLP for each token, and each token with each, as key and as value.
-        ("transformer", 2 * (12 * (4 + 8) * 64 * 64 + 2 * 12 * 12 * 64) + 64 * 128),
-    ],
-)
-@pytest.mark.parametrize("training", [True, False])
-def test_forward_macs_of_features_and_tokens(name: str, macs: int, training: bool) -> None:
-    net = build(name, num_classes=5).train(training)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        net(samples(input_spec(MODELS[name]), count=3))
-    assert counter.get_total_flops() == 3 * 2 * (macs + net.header.in_features * 5)
-
-
 def test_operations_of_the_vision_transformer_include_attention() -> None:
     net = build("vit_small", num_classes=5)
     pixels = samples(input_spec(MODELS["vit_small"]), count=2)
@@ -331,16 +287,6 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
     assert first.grad is not None and first.grad.isfinite().all() and first.grad.any()
 
 
-@pytest.mark.parametrize("name", ["cnn5", "fmnist_cnn5", "digits_cnn_m", "digits_resnet", "hks_resnet8"])
-def test_channels_last_changes_no_number(name: str) -> None:
-    net = build(name).double().eval()
-    x_BCHW = samples(input_spec(MODELS[name])).double()
-    with torch.no_grad():
-        plain_BK = net(x_BCHW.contiguous())
-        last_BK = channels_last(net)(x_BCHW)
-    torch.testing.assert_close(plain_BK, last_BK, rtol=1e-10, atol=1e-10)
-
-
 def test_the_cifar_cnn_is_the_published_formula() -> None:
     """Pooling before ReLU, as we compute it, equals ReLU before pooling, as the papers write it."""
     net = build("cnn5")
@@ -351,25 +297,6 @@ def test_the_cifar_cnn_is_the_published_formula() -> None:
         maps = nn.functional.max_pool2d(layer["conv2"](maps).relu(), 2)
         features_BD = layer["fc2"](layer["fc1"](maps.flatten(1)).relu()).relu()
         torch.testing.assert_close(net.features(x_BCHW), features_BD)
-
-
-@pytest.mark.parametrize("name", ["digits_cnn_m", "heterofl_cnn_e"])
-def test_convolutions_are_max_pooled_after_relu(name: str) -> None:
-    """As the papers write it: see `test_the_cifar_cnn_is_the_published_formula`."""
-    net = build(name).eval()
-    maps = samples(input_spec(MODELS[name]))
-    layers = [module for module in net.extractor if isinstance(module, nn.Conv2d | nn.BatchNorm2d)]
-    pooled = len([layer for layer in layers if isinstance(layer, nn.Conv2d)]) - (name == "heterofl_cnn_e")
-    with torch.no_grad():
-        for i, layer in enumerate(layers):
-            maps = layer(maps)
-            if i + 1 == len(layers) or isinstance(layers[i + 1], nn.Conv2d):
-                maps, pooled = maps.relu(), pooled - 1
-                maps = nn.functional.max_pool2d(maps, 2) if pooled >= 0 else maps
-        value_BD = (maps.mean((2, 3)) if name == "heterofl_cnn_e" else maps).flatten(1)
-        for layer in (module for module in net.extractor.modules() if isinstance(module, nn.Linear)):
-            value_BD = layer(value_BD).relu()
-        torch.testing.assert_close(net.features(samples(input_spec(MODELS[name]))), value_BD)
 
 
 def test_a_block_of_the_transformer_is_torchs_attention() -> None:
@@ -410,12 +337,6 @@ def test_hks_resnets_start_from_kaiming_fan_out() -> None:
     assert last.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.02)
 
 
-@pytest.mark.parametrize("name", ["hks_resnet8", "resnet4", "vit_small"])
-def test_general_models_read_grey_images(name: str) -> None:
-    net = build_model(name, num_classes=10, input_spec=FASHION, feature_dim=12)
-    assert net(samples(FASHION)).shape == (2, 10)
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "fits"),
     [
@@ -430,12 +351,6 @@ def test_general_models_read_grey_images(name: str) -> None:
 )
 def test_incompatibility(name: str, shape: InputSpec, fits: bool) -> None:
     assert (incompatibility(name, shape) is None) == fits
-
-
-@pytest.mark.parametrize(("wrong", "hint"), [("cnn_1", "'cnn1'"), ("zzz", "list models")])
-def test_unknown_names_get_the_nearest_one(wrong: str, hint: str) -> None:
-    with pytest.raises(ValueError, match=hint):
-        build_model(wrong, num_classes=10, input_spec=CIFAR, feature_dim=500)
 
 
 def test_common_feature_dim() -> None:
