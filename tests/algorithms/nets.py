@@ -30,7 +30,21 @@ class Constant(nn.Module):
         self.logits_1C = nn.Parameter(torch.tensor([logits]))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.logits_1C
+        return self.logits_1C.expand(len(x), -1)
+
+
+class Chain(nn.Module):
+    """Logits (a * b * x, 0): a is the extractor's only parameter, b the header's; both are 1 at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extractor = nn.Linear(1, 1, bias=False)
+        self.header = nn.Linear(1, 1, bias=False)
+        for layer in (self.extractor, self.header):
+            nn.init.ones_(layer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(self.header(self.extractor(x)), (0, 1))
 
 
 class Seen(nn.Module):

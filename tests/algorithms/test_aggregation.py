@@ -27,7 +27,7 @@ from raysim.algorithms.lg_fedavg import LGFedAvg
 from raysim.algorithms.pfedmoe import PFedMoE
 from raysim.contract.toy import toy_model
 from raysim.contract.trial import Trial
-from raysim.core import Extractor, Model, Server, Task
+from raysim.core import Extractor, Header, Model, Server, Task
 from raysim.core.messages import wire_bytes
 
 TASK = Task(4, 8, ("norm",), toy_model)
@@ -54,6 +54,8 @@ TASK = Task(4, 8, ("norm",), toy_model)
         (FedBABU(**FedBABU.profiles["official"]), Extractor, 2.0),
         (FedRep(), Extractor, 2.0),
         (FedRep(**FedRep.profiles["official"]), Extractor, 3.0),
+        (LGFedAvg(), Header, 3.0),
+        (LGFedAvg(**LGFedAvg.profiles["official"]), Header, 2.0),
         (PFedMoE(), Extractor, 3.0),
         (PFedMoE(agg="uniform"), Extractor, 2.0),
     ],
@@ -61,9 +63,9 @@ TASK = Task(4, 8, ("norm",), toy_model)
 )
 def test_models_are_averaged_alike_or_by_sample_counts(algorithm: Any, message: Any, mean: float) -> None:
     server: Server[Any] = Server(TASK, torch.Generator(), {0: 1, 1: 3, 2: 1000}, 1, None)
-    algorithm.server_update(server, {k: message({"w": torch.tensor([v])}) for k, v in ((0, 0.0), (1, 4.0))})
+    algorithm.server_update(server, {k: message({"weight": torch.tensor([v])}) for k, v in ((0, 0.0), (1, 4.0))})
     state = server.state if isinstance(server.state, dict) else server.state.w
-    assert state["w"].tolist() == [mean]
+    assert state["weight"].tolist() == [mean]
 
 
 # The toy's `norm`: a convolution of 3 * 9 + 3, BatchNorm of 3 + 3, as many running statistics and a counter of 8 bytes,

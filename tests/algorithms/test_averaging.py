@@ -6,17 +6,15 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
 from raysim.algorithms.fedavg import FedAvg
-from raysim.algorithms.lg_fedavg import LGFedAvg
 from raysim.algorithms.standalone import Standalone
 from raysim.contract.toy import SEED, toy_model, toy_samples
 from raysim.contract.trial import Trial
-from raysim.core import Client, Header, LocalTraining, Model, Server, Task, weights
+from raysim.core import Client, LocalTraining, Model, Server, Task, weights
 from raysim.core.seeds import seeded
 
 
@@ -61,33 +59,6 @@ def test_fedavg_without_bn_buffers_leaves_each_client_its_own():
 
 
 # -- LG-FedAvg ---------------------------------------------------------------------------------------
-
-ONE_THREE = ((0, 0.0), (1, 4.0))
-"""Clients with one and three samples, and what they send."""
-
-
-def test_lg_fedavg_weighs_headers_by_sample_counts():
-    def header(value: float) -> Header:
-        return Header({"weight": torch.full((2, 3), value), "bias": torch.full((2,), -value)})
-
-    server = server_of(header(9.0), {0: 1, 1: 3})
-    LGFedAvg().server_update(server, {0: header(0.0), 1: header(4.0)})
-    assert server.state.w["weight"].tolist() == [[3.0] * 3] * 2
-    assert server.state.w["bias"].tolist() == [-3.0, -3.0]
-    assert server.values == {"header_norm": pytest.approx(7.348469, abs=1e-5)}  # sqrt(6 * 9)
-
-
-def test_lg_fedavg_official_averages_as_the_released_code():
-    # The released code adds up the participants' shared layers and divides by how many they are: (0 + 4) / 2.
-    rng = torch.Generator().manual_seed(3)
-    ups = {k: Header({"weight": torch.randn(2, 3, generator=rng), "bias": torch.full((2,), v)}) for k, v in ONE_THREE}
-    official, server = LGFedAvg(**LGFedAvg.profiles["official"]), server_of(None, {0: 1, 1: 3})
-    official.server_update(server, ups)
-    assert server.state.w["bias"].tolist() == [2.0, 2.0]
-    for name, mean in server.state.w.items():
-        assert_close(mean, torch.div(ups[0].w[name] + ups[1].w[name], 2))
-    LGFedAvg().server_update(server, ups)
-    assert server.state.w["bias"].tolist() == [3.0, 3.0]
 
 
 # -- Standalone --------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 from torch.testing import assert_close
 
 from raysim.algorithms.fedbabu import FedBABU
@@ -14,22 +12,9 @@ from raysim.contract.trial import Trial
 from raysim.core import Client, Extractor, LocalTraining, Task, weights
 from raysim.core.data import tensors
 from raysim.core.seeds import seeded
+from tests.algorithms.nets import Chain
 
 TASK = Task(4, 8, ("norm",), toy_model)
-
-
-class Chain(nn.Module):
-    """Logits (a * b * x, 0): a is the extractor's only parameter, b the header's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.extractor = nn.Linear(1, 1, bias=False)
-        self.header = nn.Linear(1, 1, bias=False)
-        for layer in (self.extractor, self.header):
-            nn.init.ones_(layer.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(self.header(self.extractor(x)), (0, 1))
 
 
 # d CE / d(ab) = sigmoid(ab) - 1 = -0.268941 at a = b = 1, so the extractor becomes a = 1.268941 under b = 1.

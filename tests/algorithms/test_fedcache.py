@@ -19,7 +19,6 @@ from raysim.algorithms.fedcache import (
     Logits,
     Means,
     Neighbours,
-    mean_of,
     nearest_of_label,
 )
 from raysim.contract.toy import FOUR, toy_encoder, toy_model, toy_samples
@@ -191,27 +190,19 @@ def test_a_sample_that_was_left_out_keeps_its_old_logits():
     assert server.state.logits_NC.tolist() == [[1, 1], [4, 4], [3, 3]]
 
 
-@pytest.mark.parametrize("averages", [True, False])
-def test_waiting_for_all_neighbours(averages: bool):
-    method = FedCache(neighbours=2, cold="wait", server_averages=averages)
+def test_waiting_for_all_neighbours():
+    method = FedCache(neighbours=2, cold="wait")
     # Client 0: two of class 0 and one of class 1; client 1: one of class 0; client 2: one more of class 1.
     registrations = {0: hashes([A, B, A], [0, 0, 1]), 1: hashes([ACROSS], [0]), 2: hashes([B], [1])}
     server = server_of(method, registrations)
     assert [method.server_send(server, k) for k in registrations] == [None, None, None]
     method.server_update(server, {0: up([1.0, 0.0], [2.0, 0.0], [3.0, 0.0])})
     assert method.server_send(server, 0) is None  # its samples wait for client 1's and client 2's
-    down = method.server_send(server, 1)
-    means = down if averages else mean_of(down.logits_NRC.unbind(1), torch.ones(1, 2, dtype=torch.bool))
-    assert means.logits_NC.tolist() == [[1.5, 0]]
+    assert method.server_send(server, 1).logits_NC.tolist() == [[1.5, 0]]
     method.server_update(server, {2: up([7.0, 0.0])})
     down = method.server_send(server, 0)
-    if averages:
-        assert down.known_N.tolist() == [False, False, True]
-        assert down.logits_NC.tolist() == [[0, 0], [0, 0], [7, 0]]
-    else:
-        # The one of class 1 has one neighbour and not two.
-        assert down.known_NR.tolist() == [[False, False], [False, False], [True, False]]
-        assert down.logits_NRC[2].tolist() == [[7, 0], [0, 0]]
+    assert down.known_N.tolist() == [False, False, True]
+    assert down.logits_NC.tolist() == [[0, 0], [0, 0], [7, 0]]
 
 
 def test_bytes_once_and_per_round():

@@ -111,8 +111,8 @@ def test_representations_of_different_noise_are_pushed_apart():
 
 
 def test_fedgen_diversity_is_of_the_noise_alone():
-    # The noise is the representation: (1 * 1 + 1 * 1) / 4. As `MADE`, with the columns of the labels, here of one class:
-    # over all three, the noise's square distance is 1/3.
+    # The noise is the representation: (1 * 1 + 1 * 1) / 4. As `MADE`, with the columns of the labels, here of one
+    # class: over all three, the noise's square distance is 1/3.
     made = Batch(torch.tensor([[1.0, 1.0, 0.0], [2.0, 1.0, 0.0]]), torch.tensor([0, 0]), torch.tensor([0, 1]))
     plain, diverse = (
         float(FedGen(noise_dim=1, diversity=weight).generator_loss(Same(), made, (*HEADERS, SHARES)))

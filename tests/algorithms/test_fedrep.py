@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from raysim.algorithms.fedrep import FedRep
 from raysim.contract.toy import toy_model
 from raysim.core import Client, LocalTraining, Task
 from raysim.core.data import tensors
 from raysim.core.seeds import seeded
+from tests.algorithms.nets import Chain
 
 TASK = Task(4, 8, ("flat",), toy_model)
-
-
-class Chain(nn.Module):
-    """Logits (a * b * x, 0): a is the extractor's only parameter, b the header's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.extractor = nn.Linear(1, 1, bias=False)
-        self.header = nn.Linear(1, 1, bias=False)
-        for layer in (self.extractor, self.header):
-            nn.init.ones_(layer.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(self.header(self.extractor(x)), (0, 1))
 
 
 def test_header_then_extractor_by_hand():

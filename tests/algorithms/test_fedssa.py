@@ -109,12 +109,6 @@ def test_whose_rows_are_averaged(agg: str, expected: float):
     assert server.state.header.weight.item() == expected
 
 
-def test_a_class_that_no_client_sent_keeps_its_row():
-    header = header_of([[7.0, 8.0], [0.0, 0.0]])
-    FedSSA().server_update(server_of(header, {0: [1]}), {0: rows([[1.0, 2.0]])})
-    assert header.weight.tolist() == [[7, 8], [1, 2]]
-
-
 def test_only_own_rows_are_sent_by_default_from_round_1_on():
     header = nn.Linear(5, 4)
     server = server_of(header, {0: [1, 3]})

@@ -12,7 +12,6 @@ from torch.testing import assert_close
 from raysim.algorithms.fedtgp import (
     FedTGP,
     Nearest,
-    PrototypeNetwork,
     Prototypes,
     Trained,
     adaptive_margin,
@@ -77,35 +76,7 @@ def test_a_prototype_on_top_of_another_has_a_finite_gradient():
     assert bool((row_BD.square().sum(1) - 2 * (row_BD @ row_BD.T).diagonal() + row_BD.square().sum(1) < 0).any())
 
 
-def test_the_network_by_hand_and_its_size():
-    network = PrototypeNetwork(100, 500)
-    assert sum(weight.numel() for weight in network.parameters()) == 100 * 500 + 2 * (500**2 + 500)
-    assert network.embedding_CD.std().item() == pytest.approx(1, abs=0.02)
-    small = PrototypeNetwork(2, 1)
-    with torch.no_grad():
-        small.embedding_CD.copy_(torch.tensor([[1.0], [-1.0]]))
-        for weight, value in zip(small.parameters(), [None, 2.0, 1.0, 3.0, -1.0], strict=True):
-            if value is not None:
-                weight.fill_(value)
-    assert small().tolist() == [[8.0], [-1.0]]  # 3 * relu(2 + 1) - 1 and 3 * relu(-2 + 1) - 1
-
-
 # -- the server --------------------------------------------------------------------------------------
-
-
-def test_round_1_sends_nothing_then_all_classes_and_which_are_known():
-    method = FedTGP(server_epochs=1)
-    server = server_of(method, {0: [0, 2], 1: [2], 2: [1]})
-    assert method.server_send(server, 0) is None
-    method.server_update(server, {1: up([1.0, 2.0])})
-    first = method.server_send(server, 0)
-    assert first is not None and first is method.server_send(server, 2)
-    assert first.prototype_CD.shape == (3, 2) and first.known_C is not None
-    assert first.known_C.tolist() == [False, False, True]
-    method.server_update(server, {0: up([1.0, 2.0], [3.0, 4.0])})
-    second = method.server_send(server, 0)
-    assert second is not None and second.known_C is not None and second.known_C.tolist() == [True, False, True]
-    assert first.known_C.tolist() == [False, False, True]  # a message does not change afterwards
 
 
 def test_class_means_behind_the_margin_are_over_clients():

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from raysim.algorithms.fml import FML, Pair
-from raysim.contract.toy import toy_model
-from raysim.contract.trial import Trial
 from raysim.core import Batch
 
 ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
@@ -55,15 +53,3 @@ def test_each_model_gets_the_gradient_of_its_own_loss():
 def test_the_own_model_predicts():
     net = pair()
     assert_close(net(torch.zeros(1, 1)).softmax(1), torch.tensor([[0.5, 0.5]]))
-
-
-def test_every_client_starts_from_the_same_small_model():
-    toy = Trial(FML())
-    for net in toy.nets.values():
-        for name, w in toy_model("flat", "small").state_dict().items():
-            assert torch.equal(w, net.small.state_dict()[name]) and torch.equal(w, toy.server.state[name])
-        # Even where the architectures are the same, no memory is.
-        addresses = [w.data_ptr() for w in net.parameters()]
-        assert len(set(addresses)) == len(addresses)
-    deep = Trial(FML(small="deep")).nets[0].small
-    assert torch.equal(deep.header.weight, toy_model("deep", "small").header.weight)

@@ -67,12 +67,6 @@ def test_drop_single_leaves_out_a_last_batch_of_one(count: int, sizes: list[int]
     assert [len(b.y) for b in samples(count).shuffled(3, 1, seeded(1, "x"), drop_single=True)] == sizes
 
 
-def test_drop_single_draws_orders_as_if_nothing_were_dropped():
-    kept = [b.index.tolist() for b in samples(7).shuffled(3, 1, seeded(1, "x"), drop_single=True)]
-    everything = [b.index.tolist() for b in samples(7).shuffled(3, 1, seeded(1, "x"))]
-    assert kept == everything[:2]
-
-
 def test_two_views_of_batches_of_different_sizes_are_drawn_batch_by_batch():
     """Of five images in batches of two, the last batch has one; each view is as if its batch were drawn alone."""
     transform = ImageTransform((0.5,), (0.2,), Augment(crop_padding=2))

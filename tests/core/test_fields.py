@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
-
-import pytest
 
 from raysim.core.fields import (
     Count,
@@ -58,16 +57,10 @@ def test_fields_in_order_with_docs_ranges_and_defaults():
     assert [found[name].default for name in ("lr", "mode", "names")] == [0.1, "a", ("x",)]
 
 
-@pytest.mark.parametrize(
-    ("bounds", "inside", "outside"),
-    [
-        (Range(gt=0), [1e-300, 5], [0, -1]),
-        (Range(ge=1), [1, 2], [0.999]),
-        (Range(ge=0, le=1), [0, 0.5, 1], [-1e-9, 1.0000001]),
-        (Range(), [-1e300, 0, 1e300], []),
-    ],
-)
-def test_range(bounds: Range, inside: list[float], outside: list[float]):
-    assert all(bounds.holds(value) for value in inside)
-    assert not any(bounds.holds(value) for value in outside)
-    assert not bounds.holds(float("nan")) or bounds == Range()
+def test_range():
+    for bounds, inside, outside in (
+        (Range(gt=0), [1e-300, 5], [0, -1, math.nan]),
+        (Range(ge=0, le=1), [0, 0.5, 1], [-1e-9, 1.0000001, math.nan]),
+    ):
+        assert all(bounds.holds(value) for value in inside)
+        assert not any(bounds.holds(value) for value in outside)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from raysim.common.inputs import InputSpec, image
 from raysim.core.meter import flops_of
@@ -85,26 +85,7 @@ def count_params(net: nn.Module) -> int:
         ("mlp_m", FEATURES, 3, 20 * 128 + 128 + 128 * 64 + 64 + 64 * 3 + 3),
         ("gru", TOKENS, 30, 30 * 32 + 3 * (32 * 128 + 128 * 128 + 2 * 128) + 128 * 128 + 128 + 128 * 30 + 30),
         # Adapters of rank 2: patches; attention (in and out) and MLP of two layers; projection. Then the header.
-        (
-            "digits_vit_lora2",
-            DIGITS,
-            10,
-            2 * (16 + 64) + 2 * 2 * ((64 + 192) + (64 + 64) + 2 * (64 + 256)) + 2 * (64 + 64) + 64 * 10 + 10,
-        ),
-        # A layer: two norms, attention (in and out), an MLP of four times the width. Then a norm.
-        (
-            "transformer",
-            TOKENS,
-            30,
-            30 * 64
-            + 12 * 64
-            + 2 * (4 * 64 + 4 * (64 * 64 + 64) + 8 * 64 * 64 + 5 * 64)
-            + 2 * 64
-            + 64 * 128
-            + 128
-            + 128 * 30
-            + 30,
-        ),
+        ("digits_vit_lora2", DIGITS, 10, 2 * (80 + 2 * (256 + 128 + 2 * 320) + 128) + 64 * 10 + 10),
     ],
 )
 def test_parameter_counts_are_the_published_ones(name: str, shape: InputSpec, num_classes: int, params: int) -> None:
@@ -156,13 +137,15 @@ def heterofl(*widths: int) -> int:
         ("digits_cnn_m", 9 * 16 + 16 + 16 * 9 * 32 + 32 + 32 * 2 * 2 * 64 + 64 + 64 * 32 + 32),
         # A stem of 16, a block of 16, and one of 32 with a shortcut.
         ("digits_resnet", 9 * 16 + 32 + 2 * (16 * 16 * 9 + 32) + 16 * 32 * 9 + 32 * 32 * 9 + 16 * 32 + 3 * 64),
+        # Tokens and positions; a layer: two norms, attention (in and out), an MLP of four times the width. Then a norm.
+        ("transformer", 42 * 64 + 2 * (4 * 64 + 4 * (64 * 64 + 64) + 8 * 64 * 64 + 5 * 64) + 2 * 64 + 64 * 128 + 128),
         ("mlp_s", 20 * 64 + 64),
         ("mlp_l", 20 * 256 + 256 + 256 * 128 + 128 + 128 * 64 + 64),
     ],
 )  # fmt: skip
 def test_parameter_counts_by_hand(name: str, params: int) -> None:
     spec = MODELS[name]
-    reads = CIFAR if spec.reads == "image" else FEATURES if spec.reads == "features" else spec.reads
+    reads = CIFAR if spec.reads == "image" else input_spec(spec)
     width = spec.native_dim or 0
     net = build_model(name, num_classes=10, input_spec=reads, feature_dim=width)
     assert count_params(net) == params + width * 10 + 10
@@ -185,21 +168,9 @@ def test_deep_backbones_are_torchvisions(name: str, backbone_dim: int, params: i
     assert count_params(net) == params + (backbone_dim * 500 + 500) + (500 * 100 + 100)
 
 
-@pytest.mark.parametrize(
-    ("name", "macs"),
-    [
-        ("cnn1", 4_825_800),
-        ("cnn2", 3_385_800),
-        ("cnn3", 3_525_800),
-        ("cnn4", 3_265_800),
-        ("cnn5", 2_875_800),
-    ],
-)
-def test_forward_macs_of_the_cifar_cnns(name: str, macs: int) -> None:
-    net = build(name)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        net(samples(CIFAR, count=1))
-    assert counter.get_total_flops() == 2 * macs
+def test_forward_macs_of_the_cifar_cnns() -> None:
+    for i, macs in enumerate((4_825_800, 3_385_800, 3_525_800, 3_265_800, 2_875_800), 1):
+        assert flops_of(partial(build(f"cnn{i}"), samples(CIFAR, count=1))) == 2 * macs
 
 
 def test_operations_of_the_vision_transformer_include_attention() -> None:
@@ -261,17 +232,6 @@ def test_without_a_projection_the_representation_is_not_negative_either(name: st
     net = build(name)  # of its native width
     with torch.no_grad():
         assert net.features(samples(input_spec(MODELS[name]), count=8)).min() >= 0
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_same_seed_same_weights(name: str) -> None:
-    first, again, other = build(name, seed=3), build(name, seed=3), build(name, seed=4)
-    pairs = zip(first.state_dict().values(), again.state_dict().values(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
-    assert not torch.equal(first.header.weight, other.header.weight)
-    # The first matrix or kernel: a transformer's class token is zero whatever the seed.
-    one, two = (next(p for p in net.parameters() if p.dim() > 1 and p.any()) for net in (first, other))
-    assert not torch.equal(one, two)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -343,9 +303,7 @@ def test_hks_resnets_start_from_kaiming_fan_out() -> None:
         ("cnn1", FASHION, False),
         ("hks_resnet8", DIGITS, True),
         ("hks_resnet8", image(2, 28, 28), False),
-        ("hks_resnet8", image(1, 28, 7), False),
         ("vit_small", image(3, 32, 28), False),
-        ("mlp_s", CIFAR, False),
         ("gru", FEATURES, False),
     ],
 )
