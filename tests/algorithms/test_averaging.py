@@ -27,9 +27,6 @@ def client_of(net: nn.Module) -> Client:
     return Client(0, task, toy_samples([0, 1] * 4, 0), net, LocalTraining(batch_size=4), seeded(SEED, "client", 1, 0))
 
 
-# -- FedAvg ------------------------------------------------------------------------------------------
-
-
 def test_fedavg_averages_running_statistics_and_copies_the_batch_counter():
     server = server_of({}, {0: 1, 1: 3})
     one, other = nn.BatchNorm1d(1), nn.BatchNorm1d(1)
@@ -58,12 +55,6 @@ def test_fedavg_without_bn_buffers_leaves_each_client_its_own():
     assert set(up.w) == {name for name, _ in client.net.named_parameters()}
 
 
-# -- LG-FedAvg ---------------------------------------------------------------------------------------
-
-
-# -- Standalone --------------------------------------------------------------------------------------
-
-
 def test_standalone_takes_the_steps_of_plain_sgd():
     toy = Trial(Standalone(), labels=([0, 1, 2, 3],))
     expected = copy.deepcopy(toy.nets[0])
@@ -75,6 +66,3 @@ def test_standalone_takes_the_steps_of_plain_sgd():
         for parameter in expected.parameters():
             parameter -= 0.1 * parameter.grad
     assert_close(weights(toy.nets[0]), weights(expected), rtol=1e-6, atol=1e-7)
-
-
-# -- together ----------------------------------------------------------------------------------------

@@ -62,9 +62,6 @@ def known(state: Global) -> dict[int, list[float]]:
     return dict(zip(state.class_K.tolist(), state.mean_KD.tolist(), strict=True))
 
 
-# -- pooling -----------------------------------------------------------------------------------------
-
-
 def test_kat_1_pooled_moments_of_three_points():
     one, two = gaussian_of(f64([[0, 0], [2, 0]])), gaussian_of(f64([[1, 4]]))
     assert_close(covariance(one), f64([[2, 0], [0, 0]]))
@@ -87,9 +84,6 @@ def test_kat_2_pooled_is_direct_to_1e_12(width: int, sizes: list[int], rows: lis
     pooled, (mean_D, covariance_DD) = pool(parts), direct(value_ND)
     assert_close(pooled.mean_D, mean_D, rtol=0, atol=1e-12)
     assert_close(covariance(pooled), covariance_DD, rtol=0, atol=1e-12)
-
-
-# -- allocation and sampling -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -127,9 +121,6 @@ def test_kat_5_moments_of_20000_samples():
     assert (value_GD[:, 4] == 5).all()
 
 
-# -- the local loss ----------------------------------------------------------------------------------
-
-
 def loss_and_gradient(algorithm: DCPFL, x: list[list[float]], y: list[int], given: Any) -> tuple[float, Tensor]:
     x_BD = torch.tensor(x, dtype=torch.float32, requires_grad=True)
     batch = Batch(x_BD, torch.tensor(y), torch.arange(len(y)))
@@ -162,9 +153,6 @@ def client_of(labels: list[int]) -> Client:
     return Client(0, task, toy_samples(labels, 0), toy_model("norm"), local, torch.Generator())
 
 
-# -- what a client sends -----------------------------------------------------------------------------
-
-
 def test_a_client_sends_moments_of_plain_images_in_eval_mode():
     client = client_of([3, 0, 3, 3])
     client.net.extractor[1].running_mean.fill_(0.1)  # of BatchNorm: training mode would give other features
@@ -190,9 +178,6 @@ def test_ablations_do_not_send_what_no_hook_reads():
     assert up == [4 * s * (8 + 2) for s in (2, 2, 2, 3)] * 2
     down = [msg for name, _, msg in no_refit.sent if name == "server_send"]
     assert len(down[-1].class_K) == 4  # means are still pooled for the pull
-
-
-# -- the server --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("stale", "kept"), [("keep", {0: [5, 5], 1: [1, 1]}), ("drop", {0: [5, 5]})])
@@ -253,6 +238,3 @@ def test_virtual_samples_can_be_cut_at_zero(monkeypatch: pytest.MonkeyPatch):
     assert min(float(step[0].min()) for step in plain) < -0.1
     for (was_ND, *_), (is_ND, *_) in zip(plain, cut, strict=True):
         assert torch.equal(is_ND, was_ND.clamp(min=0))
-
-
-# -- whole rounds ------------------------------------------------------------------------------------

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
 from raysim.algorithms.fd import FD, ClassLogits, Table
 from raysim.algorithms.standalone import Standalone
 from raysim.contract.toy import FOUR, LOCAL, ROUNDS, C, D, toy_model, toy_samples
 from raysim.contract.trial import Trial
-from raysim.core import Batch, Client, LocalTraining, Server, Task
+from raysim.core import Batch, Client, Server, Task
 from raysim.core.fit import FitJob, fit_one
 from raysim.core.ops import cross_entropy
 from raysim.core.seeds import seeded
-from tests.algorithms.nets import same_weights
+from tests.algorithms.nets import Constant, same_weights
 from tests.engine.sizes import KB, one_round
 
 HAND = {0: [3.0, 0.0], 1: [1.0, 2.0], 2: [2.0, 1.0]}
@@ -47,28 +47,8 @@ def sent(method: FD, server: Server[Table], to: int) -> dict[int, list[float]]:
     return dict(zip(down.class_K.tolist(), down.teacher_KC.tolist(), strict=True))
 
 
-class Fixed(nn.Module):
-    """A network whose logits are its parameter, whatever it sees."""
-
-    def __init__(self, logits_BC: list[list[float]]) -> None:
-        super().__init__()
-        self.logits_BC = nn.Parameter(torch.tensor(logits_BC))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.logits_BC
-
-
-def batch_of(labels: list[int], weight: list[float] | None = None) -> Batch:
-    label_B = torch.tensor(labels)
-    return Batch(
-        torch.zeros(len(labels), 1),
-        label_B,
-        torch.arange(len(labels)),
-        None if weight is None else torch.tensor(weight),
-    )
-
-
-# -- the server --------------------------------------------------------------------------------------
+def batch_of(labels: list[int]) -> Batch:
+    return Batch(torch.zeros(len(labels), 1), torch.tensor(labels), torch.arange(len(labels)))
 
 
 def test_kat_mean_and_leave_one_out():
@@ -98,9 +78,6 @@ def test_kat_a_single_holder_has_no_teacher_of_its_own_class():
     assert method.server_send(alone, 0) is None
 
 
-# -- the client --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("distillation", "distance", "gradient"),
     [
@@ -114,25 +91,17 @@ def test_kat_a_single_holder_has_no_teacher_of_its_own_class():
     ],
 )
 def test_kat_the_three_distances_to_the_teacher(distillation: Any, distance: float, gradient: list[float]):
-    net, table = Fixed([[0.0, 0.0]]), (torch.tensor([[math.log(3.0), 0.0]] * 2), torch.tensor([True, False]))
+    net, table = Constant(0.0, 0.0), (torch.tensor([[math.log(3.0), 0.0]] * 2), torch.tensor([True, False]))
     method = FD(gamma=2.0, distillation=distillation)
     loss = method.loss(net, batch_of([0]), table)
     assert isinstance(loss, Tensor) and loss.item() == pytest.approx(math.log(2) + 2 * distance, abs=1e-6)
     # Cross-entropy adds softmax(z) - onehot = (-1/2, 1/2).
-    (found,) = torch.autograd.grad(loss, net.logits_BC)
+    (found,) = torch.autograd.grad(loss, net.logits_1C)
     expected = [-0.5 + 2 * gradient[0], 0.5 + 2 * gradient[1]]
     assert_close(found, torch.tensor([expected]), rtol=0, atol=1e-6)
     # Class 1 has no teacher: it adds nothing.
     alone = method.loss(net, batch_of([1]), table)
     assert isinstance(alone, Tensor) and alone.equal(cross_entropy(net, batch_of([1]), None))
-
-
-def client_of(labels: list[int], arch: str, local: LocalTraining = LOCAL) -> Client:
-    task = Task(C, D, (arch,), toy_model, ROUNDS)
-    return Client(0, task, toy_samples(labels, 0), toy_model(arch), local, seeded(1, "client", 1, 0), t=1, arch=arch)
-
-
-# -- whole rounds ------------------------------------------------------------------------------------
 
 
 def test_each_class_with_one_owner_is_standalone_with_the_guard_alone():
@@ -141,8 +110,6 @@ def test_each_class_with_one_owner_is_standalone_with_the_guard_alone():
     assert same_weights(Trial(FD(), labels=alone).run(3), standalone)
     assert not same_weights(Trial(FD(leave_one_out=False), labels=alone).run(3), standalone)
 
-
-# -- HtFLlib -----------------------------------------------------------------------------------------
 
 OFFICIAL = FD(**FD.profiles["official"])
 
@@ -162,19 +129,16 @@ def test_official_rebuilds_its_table_each_round():
 
 
 def test_official_sends_the_means_of_the_training_steps():
-    client = client_of(FOUR[1], "flat")
-    net, taught, listed = toy_model("flat"), client.data, {}
-    for batch in taught.shuffled(LOCAL.batch_size, 1, seeded(1, "client", 1, 0)):
+    task, plain = Task(C, D, ("flat",), toy_model, ROUNDS), replace(LOCAL, momentum=0.0)
+    client = Client(0, task, toy_samples(FOUR[1], 0), toy_model("flat"), plain, seeded(1, "client", 1, 0), t=1)
+    net, listed = toy_model("flat"), {}
+    for batch in client.data.shuffled(LOCAL.batch_size, 1, seeded(1, "client", 1, 0)):
         z = net(batch.x)
         for label, row in zip(batch.y.tolist(), z.detach(), strict=True):
             listed.setdefault(label, []).append(row)
-        fit_one(FitJob(net, cross_entropy, None, [batch], replace(LOCAL, momentum=0.0)))
-    client.local = replace(LOCAL, momentum=0.0)
+        fit_one(FitJob(net, cross_entropy, None, [batch], plain))
     sent_SC = OFFICIAL.client_update(client, None).logits_SC
     assert_close(sent_SC, torch.stack([torch.stack(listed[c]).mean(0) for c in sorted(listed)]))
-
-
-# -- bytes -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("num_classes", "per_client", "published_kb"), [(10, 2, 0.1563), (100, 10, 7.8125)])

@@ -28,9 +28,6 @@ def batch_of(labels: list[int]) -> Batch:
     return Batch(torch.zeros(len(labels), 1), torch.tensor(labels), torch.arange(len(labels)))
 
 
-# -- the ensemble and its weight ---------------------------------------------------------------------
-
-
 def test_kat_one_step_of_lambda() -> None:
     net = Ensemble(Constant(2.0, 0.0), Constant(0.0, 2.0))
     assert net.lambda_ == 0.5
@@ -49,17 +46,8 @@ def test_lambda_stays_within_0_and_1(label: int, bound: float) -> None:
     assert client.net.lambda_ == bound
 
 
-# -- what is kept aside ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("part", "n", "kept"),
-    [
-        (0.05, 19, []),
-        (0.05, 61, [19, 39, 59]),
-        (0.5, 5, [1, 3]),
-        (0.0, 5, []),
-    ],
+    ("part", "n", "kept"), [(0.05, 19, []), (0.05, 61, [19, 39, 59]), (0.5, 5, [1, 3]), (0.0, 5, [])]
 )
 def test_every_20th_sample_is_kept_aside(part: float, n: int, kept: list[int]) -> None:
     data = toy_samples([i % 4 for i in range(n)], 0)
@@ -70,9 +58,6 @@ def test_every_20th_sample_is_kept_aside(part: float, n: int, kept: list[int]) -
     assert torch.equal(rest.raw_N, data.raw_N[others])
 
 
-# -- the loss ----------------------------------------------------------------------------------------
-
-
 def test_the_loss_in_numbers() -> None:
     # z = [ln 9, 0], z_s = [0, 0], y = 0: p = (.9, .1), p_s = (.5, .5), and e = [ln 3, 0] with p_e = (.75, .25).
     net = Ensemble(Constant(math.log(9), 0.0), Constant(0.0, 0.0))
@@ -80,9 +65,6 @@ def test_the_loss_in_numbers() -> None:
     shared = -math.log(0.5) + 0.368064 - math.log(0.75)  # KL(p || p_s)
     found = mutual_loss(net, batch_of([0, 0]), None).detach()
     assert float(found) == pytest.approx(private + shared, abs=1e-5)
-
-
-# -- rounds ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.large

@@ -71,9 +71,6 @@ def brute(hash_Nh: Tensor, label_N: Tensor, count: int) -> list[list[float]]:
     ]
 
 
-# -- who is near whom --------------------------------------------------------------------------------
-
-
 def test_kat_neighbours():
     # cos(c, b) = 0.1104 and cos(c, a) = 0; one client holds a and c, the other b.
     server = server_of(FedCache(neighbours=1), {3: hashes([A, ACROSS], [1, 1]), 7: hashes([B], [1])})
@@ -119,9 +116,6 @@ def test_the_search_equals_brute_force(
         assert found == sorted(found, key=lambda j: (-float(cosines[j]), j))
 
 
-# -- the loss ----------------------------------------------------------------------------------------
-
-
 class Says(nn.Module):
     """A network whose logits are its input."""
 
@@ -150,9 +144,6 @@ def test_a_sample_without_neighbours_counts_as_zero_in_the_mean():
     assert float(loss) == pytest.approx(0.03636764 + 2 * 9 * 0.14384104 / 2, abs=1e-6)
 
 
-# -- the released code -------------------------------------------------------------------------------
-
-
 def test_the_scenario_feeds_what_the_released_code_feeds():
     # Black and white: (0 - 0.1307) / 0.3081 and (255 - 0.1307) / 0.3081, on three equal channels.
     found = checked("hks/choices", "FedCache as its code")
@@ -164,9 +155,6 @@ def test_the_scenario_feeds_what_the_released_code_feeds():
     assert x.shape == (2, 3, 28, 28)
     assert x[0].unique().tolist() == pytest.approx([-0.42421], abs=1e-5)
     assert x[1].unique().tolist() == pytest.approx([827.22914], abs=1e-3)
-
-
-# -- what is sent ------------------------------------------------------------------------------------
 
 
 def test_kat_two_rounds_by_hand():
@@ -222,9 +210,6 @@ def test_bytes_once_and_per_round():
                 assert wire_size(msg).bytes == 4 * (sizes[k] * C + (k == 1))
 
 
-# -- training ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", [{"cold": "wait"}, {"neighbours": 40}], ids=str)
 def test_who_averages_makes_no_difference(method: dict[str, Any]):
     ours, theirs = (Trial(FedCache(server_averages=one, **method)).run(3) for one in (True, False))
@@ -238,9 +223,6 @@ def test_a_batch_of_one_is_left_out_with_batchnorm():
     assert found.logits_NC[int(found.unseen_U)].tolist() == [0] * C
     assert bool(found.logits_NC.isfinite().all())
     assert FedCache().client_update(client_of("norm", [0]), None) is None
-
-
-# -- the encoder -------------------------------------------------------------------------------------
 
 
 def test_hashes_are_the_named_encoders():

@@ -55,9 +55,6 @@ def slow_contrast(method: FedClassAvg, batch: Batch) -> float:
     return sum(losses) / len(losses)
 
 
-# -- the contrastive loss ----------------------------------------------------------------------------
-
-
 def test_kat_two_classes_with_orthonormal_features() -> None:
     batch = batch_of([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]], [0, 1])
     method = FedClassAvg(temperature=1.0, base_temperature=1.0)
@@ -100,9 +97,6 @@ def test_padding_is_nobodys_candidate(padding: list[int]) -> None:
     assert not torch.allclose(contrast(FedClassAvg(), counted)[:3], contrast(FedClassAvg(), real), rtol=0.05)
 
 
-# -- the proximal term -------------------------------------------------------------------------------
-
-
 def headers() -> tuple[nn.Linear, dict[str, Tensor]]:
     """A header, and one that differs by 3 in one of six weights and by 4 in one of three biases."""
     header = nn.Linear(2, 3)
@@ -130,12 +124,6 @@ def test_the_loss_is_the_sum_of_three(prox: Any, distance: float) -> None:
     assert_close(FedClassAvg(contrastive=False, rho=0.2, prox=prox).loss(net, batch, received), ce + 0.2 * distance)
     assert_close(FedClassAvg().loss(net, batch, None), ce + con)
     assert net.seen == [4, 2, 4]  # both views in one pass, or one view
-
-
-# -- rounds ------------------------------------------------------------------------------------------
-
-
-# -- the released code -------------------------------------------------------------------------------
 
 
 def test_the_official_contrast_is_weighed_for_adam_at_1e_4() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from raysim.algorithms.fedavg import FedAvg
 from raysim.algorithms.feddf import FedDF
 from raysim.contract.toy import SEED, toy_model
 from raysim.contract.trial import Trial
@@ -52,18 +50,11 @@ def public(*x: float) -> Samples:
     return tensors(torch.tensor(x)[:, None], torch.full((len(x),), -1))
 
 
-def server_of(data: Samples, built: list[str] | None = None, **local: Any) -> Server[dict[str, Model]]:
-    """built: takes the name of every network that is made from now on."""
-
-    def build(name: str, *key: str) -> nn.Module:
-        if built is not None:
-            built.append(name)
-        return NETS[name]()
-
-    task = Task(2, 1, tuple(NETS), build, public=data)
+def server_of(data: Samples) -> Server[dict[str, Model]]:
+    task = Task(2, 1, tuple(NETS), lambda name, *key: NETS[name](), public=data)
     rng = seeded(SEED, "server_update", 1)
     state = {name: Model(weights(net())) for name, net in NETS.items()}
-    return Server(task, rng, NUM_SAMPLES, t=1, state=state, local=LocalTraining(**local), arch=ARCH)
+    return Server(task, rng, NUM_SAMPLES, t=1, state=state, local=LocalTraining(), arch=ARCH)
 
 
 def w(*values: float) -> Model:
@@ -76,9 +67,6 @@ UPS: Mapping[int, Model] = {0: w(1.0, 0.0), 1: w(0.5, 1.0), 2: w(3.0, 0.0)}
 
 def of(server: Server[dict[str, Model]], name: str) -> list[float]:
     return server.state[name].w["w"].tolist()
-
-
-# -- the mean ----------------------------------------------------------------------------------------
 
 
 def test_models_of_one_architecture_are_averaged_by_sample_counts():
@@ -95,12 +83,6 @@ def test_the_model_of_an_absent_architecture_stays(epochs: int):
     FedDF(distill_epochs=epochs).server_update(server, UPS)
     assert server.state["normed"] is before["normed"]
     assert of(server, "line") != [0.0, 0.0] != of(server, "steep")
-
-
-# -- the ensemble ------------------------------------------------------------------------------------
-
-
-# -- distillation ------------------------------------------------------------------------------------
 
 
 def test_the_loss_is_the_divergence_from_the_ensemble():
@@ -150,9 +132,6 @@ def test_running_statistics_are_averaged_and_then_move_towards_the_public_data()
     assert float(ups[3].w["bn.running_mean"]) == 0.0  # teachers score in eval mode
 
 
-# -- clients -----------------------------------------------------------------------------------------
-
-
 def test_a_client_that_missed_the_last_round_receives_its_architectures_new_model():
     # Client 3 has the architecture of client 0, which took part in round 1; that of client 2 had no participant then.
     toy = Trial(FedDF()).round(1, [0, 1])
@@ -172,22 +151,3 @@ def test_bytes_are_those_of_the_whole_model_each_way():
     assert len(toy.sent) == 16
     for _, k, msg in toy.sent:
         assert wire_bytes(msg) == sizes[toy.server.arch[k]]
-
-
-# -- FedAvg ------------------------------------------------------------------------------------------
-
-COHORTS = ([0, 1, 2, 3], [1, 3], [0, 2, 3])
-
-
-def run(toy: Trial, *cohorts: list[int]) -> Trial:
-    for t, cohort in enumerate(cohorts, 1):
-        toy.round(t, cohort)
-    return toy
-
-
-def test_without_distillation_it_is_fedavg_per_architecture_bit_for_bit():
-    # Clients 0 and 2 have `norm`, as all of FedAvg's, 1 and 3 have `flat`.
-    both = run(Trial(FedDF(distill_epochs=0), models=("norm", "flat")), *COHORTS)
-    fedavg = run(Trial(FedAvg()), [0, 2], [], [0, 2])
-    assert digest(both.server.state["norm"].w) == digest(fedavg.server.state)
-    assert [digest(both.nets[k]) for k in (0, 2)] == [digest(fedavg.nets[k]) for k in (0, 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -155,7 +156,7 @@ UPS = {
 def server_after(algorithm: FedGen, ups: dict[int, Upload] = UPS) -> Server[Broadcast]:
     server: Server[Broadcast] = Server(TASK, torch.Generator().manual_seed(0), {0: 1, 2: 3}, t=1)
     server.state = algorithm.server_start(server, {})
-    algorithm.server_update(server, ups)
+    replace(algorithm, generator_steps=1).server_update(server, ups)
     return server
 
 

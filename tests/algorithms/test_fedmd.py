@@ -55,9 +55,6 @@ TWO = samples([1.0, 2.0], [-1, -1])
 """Public data of another data set."""
 
 
-# -- the server --------------------------------------------------------------------------------------
-
-
 def test_the_consensus_is_the_plain_mean_of_the_participants_logits():
     # Client 3 has 99 times as many samples and counts the same: (1 + 3) / 2, (2 + 0) / 2; (3 - 1) / 2, (4 + 4) / 2.
     server = server_of(TWO, request([0, 1]))
@@ -68,14 +65,6 @@ def test_the_consensus_is_the_plain_mean_of_the_participants_logits():
     assert server.state.past_S.tolist() == [0, 1]
 
 
-def test_the_mean_belongs_to_the_samples_that_were_scored_and_new_ones_are_drawn():
-    public = samples([0.0] * 100, [-1] * 100)
-    server = server_of(public, request([7, 9]))
-    FedMD(scored=2).server_update(server, {0: Scores(torch.zeros(2, 2))})
-    assert server.state.past_S.tolist() == [7, 9]
-    assert server.state.index_S.tolist() != [7, 9]
-
-
 def test_places_are_distinct_ascending_and_new_in_every_round():
     public = samples([0.0] * 100, [-1] * 100)
     one, other = (FedMD(scored=20).draw(server_of(public, t=t)) for t in (1, 2))
@@ -84,9 +73,6 @@ def test_places_are_distinct_ascending_and_new_in_every_round():
         assert places == sorted(set(places)) and len(places) == 20 and set(places) <= set(range(100))
         assert index_S.dtype == torch.int32
     assert not one.equal(other)
-
-
-# -- a client ----------------------------------------------------------------------------------------
 
 
 def test_in_round_1_a_client_trains_and_scores():
@@ -117,17 +103,6 @@ def test_each_scored_sample_is_drawn_to_its_own_row():
     assert_close(client.net.w, torch.tensor([-0.075, 0.075]))
 
 
-def test_epochs_of_the_digest():
-    # The logits stay below (1, -1), so every pass moves w by (0.075, -0.075).
-    client = client_of(TWO)
-    client.data = samples([0.0], [0])
-    FedMD(digest_epochs=3).client_update(client, request([0], [0, 1], [[1.0, -1.0], [1.0, -1.0]]))
-    assert_close(client.net.w, torch.tensor([0.225, -0.225]))
-
-
-# -- transfer learning -------------------------------------------------------------------------------
-
-
 def test_transfer_learning_comes_once_with_public_labels_first():
     # Public, x = 1 of class 1: p = 1/2, w = (-0.05, 0.05).
     # Own, x = 2 of class 0: logits (-0.1, 0.1), 1 - p0 = sigmoid(0.2) = 0.5498340, w0 = -0.05 + 0.2 * 0.5498340.
@@ -139,9 +114,6 @@ def test_transfer_learning_comes_once_with_public_labels_first():
     for w0 in (0.1480306, 0.2192602):
         algorithm.client_update(client, request([0]))
         assert_close(client.net.w, torch.tensor([w0, -w0]), rtol=0, atol=2e-7)
-
-
-# -- the whole ---------------------------------------------------------------------------------------
 
 
 def test_bytes():

@@ -52,9 +52,6 @@ def client_of(labels: list[int], arch: str, net: nn.Module | None = None) -> Cli
     return Client(0, task, toy_samples(labels, 0), net, LOCAL, seeded(1, "client", 1, 0), t=1, arch=arch)
 
 
-# -- the server --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("agg", "expected"), [("uniform", 2.0), ("weighted", 3.0)])
 def test_kat_prototypes_0_and_4_of_one_and_three_samples(agg: str, expected: float):
     method = FedProto(agg=agg)
@@ -76,9 +73,6 @@ def test_a_class_that_no_client_sent_keeps_its_prototype_or_is_forgotten(rebuild
     assert sent(method, server, 0) == ({2: [5, 6]} if rebuild else {0: [1, 2], 2: [5, 6]})
     assert sent(method, server, 1) == {2: [5, 6]}
     assert server.values["known_classes"] == (1 if rebuild else 2)
-
-
-# -- the client --------------------------------------------------------------------------------------
 
 
 def pull(method: FedProto, batch: Batch, prototypes: dict[int, list[float]]) -> float:
@@ -104,9 +98,6 @@ def test_samples_without_a_prototype_add_nothing_and_the_divisor_stays():
     assert pull(FedProto(), batch_of(two, [1, 1]), {0: [0.0, 0.0]}) == 0
     # Padding is no sample.
     assert pull(FedProto(), batch_of(two, [0, 1], [1.0, 0.0]), {0: [0.0, 0.0]}) == pytest.approx(12.5)
-
-
-# -- predicting with prototypes ----------------------------------------------------------------------
 
 
 def test_the_nearest_known_prototype_wins():
@@ -152,11 +143,6 @@ def test_own_classes_are_searched_unless_all_are_asked_for():
         assert sorted(sent(method, server, 0)) == [0, 1, 2][: expected + 1]
 
 
-# -- whole rounds ------------------------------------------------------------------------------------
-
-
-# -- the released code -------------------------------------------------------------------------------
-
 OFFICIAL = FedProto(**FedProto.profiles["official"])
 
 
@@ -184,9 +170,6 @@ def test_official_training_and_prototypes_are_the_released_arithmetic():
     assert_close(upload.prototype_SD, torch.stack([torch.stack(listed[c]).mean(0) for c in sorted(listed)]))
     for name, w in weights(theirs).items():
         assert_close(weights(ours.net)[name], w)
-
-
-# -- bytes -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("num_classes", "per_client", "published_kb"), [(10, 2, 7.8125), (100, 10, 39.0625)])

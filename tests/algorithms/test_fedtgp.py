@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -43,9 +42,6 @@ def up(*rows: list[float]) -> Prototypes:
     return Prototypes(torch.tensor(rows))
 
 
-# -- the parts ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("margin", "expected"), [(1.0, 0.01814993), (0.0, 0.00671535)])
 def test_kat_the_loss_with_and_without_margin(margin: float, expected: float):
     # Logits -margin and -5: ln(1 + e^-(5 - margin)).
@@ -76,9 +72,6 @@ def test_a_prototype_on_top_of_another_has_a_finite_gradient():
     assert bool((row_BD.square().sum(1) - 2 * (row_BD @ row_BD.T).diagonal() + row_BD.square().sum(1) < 0).any())
 
 
-# -- the server --------------------------------------------------------------------------------------
-
-
 def test_class_means_behind_the_margin_are_over_clients():
     # Class 0: clients at 0 and 2, mean 1; class 1 at 4: gap 3, not 2.
     method = FedTGP(server_epochs=1)
@@ -87,18 +80,11 @@ def test_class_means_behind_the_margin_are_over_clients():
     assert server.values["margin"] == pytest.approx(3)
 
 
-# -- the client --------------------------------------------------------------------------------------
-
-
 def test_the_pull_by_hand_and_unknown_classes_masked():
     def pull(labels: list[int], lambda_: float = 10.0, weight: list[float] | None = None) -> float:
         net, known_C = Seen(), torch.tensor([True, False, False])
-        batch = Batch(
-            torch.tensor([[3.0, 4.0], [9.0, 9.0]]),
-            torch.tensor(labels),
-            torch.arange(2),
-            None if weight is None else torch.tensor(weight),
-        )
+        x, weight_B = torch.tensor([[3.0, 4.0], [9.0, 9.0]]), None if weight is None else torch.tensor(weight)
+        batch = Batch(x, torch.tensor(labels), torch.arange(2), weight_B)
         loss = FedTGP(lambda_=lambda_).pulled_loss(net, batch, (torch.zeros(3, 2), known_C))
         return (loss - cross_entropy(net, batch, None)).item()
 
@@ -123,21 +109,9 @@ def test_the_nearest_prototype_of_any_class_wins():
         assert net.train()(x).equal(net.model(x))  # training is the classifier's
 
 
-# -- whole rounds ------------------------------------------------------------------------------------
-
-
-# -- the released code -------------------------------------------------------------------------------
-
-
-# -- bytes -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("num_classes", "per_client", "published_kb", "inference"),
-    [(10, 2, 3.906, "classifier"), (100, 10, 19.531, "classifier")],
-)
-def test_measured_bytes(num_classes: int, per_client: int, published_kb: float, inference: Any):
-    method = FedTGP(server_epochs=1, inference=inference)
+@pytest.mark.parametrize(("num_classes", "per_client", "published_kb"), [(10, 2, 3.906), (100, 10, 19.531)])
+def test_measured_bytes(num_classes: int, per_client: int, published_kb: float):
+    method = FedTGP(server_epochs=1)
     for up_bytes, down_bytes, up_params, down_params in one_round(method, num_classes, per_client, rounds=2):
         assert up_bytes == 4 * up_params == 4 * per_client * 500
         assert down_bytes == 4 * down_params == 4 * num_classes * 500

@@ -39,9 +39,6 @@ def mixture(n: int, c: int, seed: int) -> Tensor:
     return centre_CC[torch.randint(c, (n,), generator=rng)] + torch.randn(n, c, generator=rng, dtype=torch.float64)
 
 
-# -- the tree and its levels -------------------------------------------------------------------------
-
-
 def test_kat_1_levels_of_five_points():
     # Merges {0,1}, {12,13}, {10,{12,13}}; then two clusters are left. 35/3 is the mean of 10, 12 and 13.
     assert_allclose(five(HKS(granularity="bottom")), [0.5, 0.5, 35 / 3, 12.5, 12.5])
@@ -95,9 +92,6 @@ def test_all_is_the_mean_of_the_distributions_along_the_path():
     assert_close(found[0, 0], torch.sigmoid(torch.tensor(0.5 / 3, dtype=torch.float64)))
 
 
-# -- linkages and spaces -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["ward", "average", "single"])
 def test_linkages_are_scipys(name: Any):
     logits_NC = mixture(60, 3, 5)
@@ -113,9 +107,6 @@ def test_softmax_space_joins_what_differs_by_a_shift():
     # What is sent is the mean of the logits all the same.
     found = taught(HKS(space="softmax", granularity="top"), logits_NC, 2)
     assert_allclose(found[0].numpy(), [2.5, 3.5, 2.5])
-
-
-# -- the loss ----------------------------------------------------------------------------------------
 
 
 def test_the_loss_by_hand():
@@ -148,9 +139,6 @@ def test_teachers_are_looked_up_by_sample():
     assert loss.item() == pytest.approx(1.5 * 0.6931472, abs=1e-6)
 
 
-# -- a client's round --------------------------------------------------------------------------------
-
-
 def client_of(k: int = 0, labels: Any = FOUR[0], arch: str = "flat", t: int = 1, trainer: Any = fit_one) -> Client:
     task = Task(4, 8, (arch,), toy_model)
     local = LocalTraining(epochs=2, batch_size=6, lr=0.1)
@@ -181,9 +169,6 @@ def test_epochs_of_the_first_round(extra: bool):
     assert epochs == ([8, 2] if extra else [2, 2])  # 2 epochs per round, and 3 rounds' worth on top
 
 
-# -- the timeline ------------------------------------------------------------------------------------
-
-
 def timeline(algorithm: HKS, rounds: int, cohorts: Any = None) -> dict[str, list[int]]:
     """The rounds in which client 0 gets teachers, and in which it sends logits."""
     toy = Trial(algorithm)
@@ -209,12 +194,6 @@ def timeline(algorithm: HKS, rounds: int, cohorts: Any = None) -> dict[str, list
 )
 def test_when_what_is_sent(settings: dict[str, Any], down: list[int], up: list[int]):
     assert timeline(HKS(**settings), 4) == {"server_send": down, "client_update": up}
-
-
-# -- cost and reduction ------------------------------------------------------------------------------
-
-
-# -- the contract, where teachers are at work --------------------------------------------------------
 
 
 @pytest.mark.large

@@ -62,7 +62,7 @@ REDUCED: list[tuple[Any, Any, Any, dict[str, Any]]] = [
     (FD(gamma=0.0, collect="last_epoch"), FD(), Standalone(), {}),
     (FedProto(lambda_=0.0, prototypes="last_epoch"), FedProto(), Standalone(), {}),
     (FedProto(lambda_=0.0, inference="nearest", nearest="all"), FedProto(), Standalone(), {}),
-    (FedTGP(lambda_=0.0), FedTGP(), Standalone(), {}),
+    (FedTGP(lambda_=0.0, server_epochs=2), FedTGP(server_epochs=2), Standalone(), {}),
     (ProtoNorm(lambda_=0.0), ProtoNorm(scale=2.0), FedProto(lambda_=0.0), {}),
     (FedCache(alpha=0.0), FedCache(), Standalone(), {}),
     (HKS(alpha=0.0, warmup=1), HKS(warmup=1), Standalone(), {}),
@@ -70,7 +70,7 @@ REDUCED: list[tuple[Any, Any, Any, dict[str, Any]]] = [
     (FedMD(digest_epochs=0), FedMD(), Standalone(), {}),
     (FedGKT(alpha=0.0), FedGKT(), Standalone(), {}),
     (FedClassAvg(rho=0.0, contrastive=False), FedClassAvg(), LGFedAvg(), {}),
-    (FedGen(alpha=0.0, agg="weighted"), FedGen(), LGFedAvg(), {}),
+    (FedGen(alpha=0.0, agg="weighted", generator_steps=2), FedGen(generator_steps=2), LGFedAvg(), {}),
     (DCPFL(lambda_=0.0, virtual_samples=0), DCPFL(), FedGH(server_mode="per_client"), {}),
 ]
 """(the method with its addition switched off, the same with it, or None, the method that it builds on, the task)"""

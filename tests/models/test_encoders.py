@@ -86,6 +86,3 @@ def test_mobilenet_is_frozen_and_deterministic(at_hand: Path):
 def test_missing_weights_are_refused_at_once(hub: Path):
     with pytest.raises(ScenarioError, match=r"047dcff4\.pth"):
         build_encoder("mobilenet_v3_small")
-
-
-# -- on the way to clients ---------------------------------------------------------------------------
