@@ -71,11 +71,8 @@ def test_kat_1_pooled_moments_of_three_points():
     assert_close(covariance(pooled), f64([[1, 0], [0, 16 / 3]]), rtol=0, atol=1e-14)
 
 
-# With more samples than dimensions, the factor is a triangle.
-@pytest.mark.parametrize(
-    ("width", "sizes", "rows"), [(500, [5, 9, 1, 30], [5, 9, 1, 30]), (6, [150, 44, 6], [6, 6, 6])]
-)
-def test_kat_2_pooled_is_direct_to_1e_12(width: int, sizes: list[int], rows: list[int]):
+@pytest.mark.parametrize(("width", "sizes"), [(500, [5, 9, 1, 30]), (6, [150, 44, 6])])
+def test_kat_2_pooled_is_direct_to_1e_12(width: int, sizes: list[int]):
     value_ND = torch.randn(sum(sizes), width, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 3 + 5
     order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(4))
     parts = [gaussian_of(value_ND[index]) for index in order.split(sizes)]
@@ -190,8 +187,8 @@ def test_a_class_that_no_client_holds_in_a_round(stale: Any, kept: dict[int, lis
     assert known(server.state) == kept
 
 
-def seen_by_refit(algorithm: DCPFL, ups: dict[int, ClassStatistics], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """(values, labels, learning rate) of every step of the refit."""
+def seen_by_refit(algorithm: DCPFL, monkeypatch: pytest.MonkeyPatch, *rounds: dict[int, ClassStatistics]) -> list[Any]:
+    """(values, labels, learning rate) of every step of the refit in the last of these rounds."""
     steps: list[Any] = []
     real = dc_pfl.header_step
 
@@ -201,7 +198,9 @@ def seen_by_refit(algorithm: DCPFL, ups: dict[int, ClassStatistics], monkeypatch
 
     monkeypatch.setattr(dc_pfl, "header_step", spy)
     server = server_of(algorithm, num_classes=3)
-    algorithm.server_update(server, ups)
+    for ups in rounds:
+        steps.clear()
+        algorithm.server_update(server, ups)
     return steps[len(ups) :]
 
 
@@ -209,7 +208,7 @@ def test_the_refit_sees_every_virtual_sample_once_per_epoch_shuffled(monkeypatch
     # Without spread a virtual sample is its class's mean: 10, 20 and 5 samples in shares of 10 are 3, 6 and 1.
     ups = {0: upload({0: [[1.0, 0.0]] * 10, 2: [[3.0, 0.0]] * 5}), 1: upload({1: [[2.0, 0.0]] * 20})}
     algorithm = DCPFL(virtual_samples=10, refit_epochs=3, refit_batch=4, refit_lr=0.5)
-    steps = seen_by_refit(algorithm, ups, monkeypatch)
+    steps = seen_by_refit(algorithm, monkeypatch, ups)
     assert [len(label_N) for _, label_N, _ in steps] == [4, 4, 2] * 3
     assert {lr for _, _, lr in steps} == {0.5}
     epochs = [torch.cat([label_N for _, label_N, _ in steps[i : i + 3]]).tolist() for i in (0, 3, 6)]
@@ -220,21 +219,16 @@ def test_the_refit_sees_every_virtual_sample_once_per_epoch_shuffled(monkeypatch
 
 
 def test_only_participants_shape_the_refit(monkeypatch: pytest.MonkeyPatch):
-    algorithm = DCPFL(virtual_samples=5)
-    server = server_of(algorithm)
-    algorithm.server_update(server, {0: upload({1: [[1.0, 1.0], [2.0, 1.0]]})})
-    steps: list[Tensor] = []
-    real = dc_pfl.header_step
-    monkeypatch.setattr(dc_pfl, "header_step", lambda *args: (steps.append(args[2]), real(*args))[1])
-    algorithm.server_update(server, {1: upload({0: [[5.0, 5.0]]})})
-    assert set(known(server.state)) == {0, 1}
-    assert {int(c) for label_N in steps for c in label_N} == {0}  # class 1 has a mean but no covariance this round
+    first, second = {0: upload({1: [[1.0, 1.0], [2.0, 1.0]]})}, {1: upload({0: [[5.0, 5.0]]})}
+    steps = seen_by_refit(DCPFL(virtual_samples=5), monkeypatch, first, second)
+    # Class 1 keeps its mean, but has no covariance in the second round.
+    assert {int(c) for _, label_N, _ in steps for c in label_N} == {0}
 
 
 def test_virtual_samples_can_be_cut_at_zero(monkeypatch: pytest.MonkeyPatch):
     ups = {0: upload({0: [[0.0, 1.0], [2.0, 1.0], [0.0, 3.0]]})}
-    plain = seen_by_refit(DCPFL(virtual_samples=200, refit_epochs=1), ups, monkeypatch)
-    cut = seen_by_refit(DCPFL(virtual_samples=200, refit_epochs=1, relu_samples=True), ups, monkeypatch)
+    plain = seen_by_refit(DCPFL(virtual_samples=200, refit_epochs=1), monkeypatch, ups)
+    cut = seen_by_refit(DCPFL(virtual_samples=200, refit_epochs=1, relu_samples=True), monkeypatch, ups)
     assert min(float(step[0].min()) for step in plain) < -0.1
     for (was_ND, *_), (is_ND, *_) in zip(plain, cut, strict=True):
         assert torch.equal(is_ND, was_ND.clamp(min=0))
