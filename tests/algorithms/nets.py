@@ -47,6 +47,17 @@ class Chain(nn.Module):
         return nn.functional.pad(self.header(self.extractor(x)), (0, 1))
 
 
+class Line(nn.Module):
+    """Samples x [B, 1], logits scale * x * w [B, 2]; w starts at 0."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale, self.w = scale, nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * x * self.w
+
+
 class Seen(nn.Module):
     """A network whose representation is the image itself, and whose header gives equal logits."""
 

@@ -16,17 +16,7 @@ from raysim.core import Batch, LocalTraining, Model, Samples, Server, Task, tens
 from raysim.core.messages import wire_bytes
 from raysim.core.seeds import seeded
 from raysim.core.state import digest
-
-
-class Line(nn.Module):
-    """Samples x [B, 1], logits scale * x * w [B, 2]; w starts at 0."""
-
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.scale, self.w = scale, nn.Parameter(torch.zeros(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale * x * self.w
+from tests.algorithms.nets import Line
 
 
 class Normed(nn.Module):
@@ -40,7 +30,7 @@ class Normed(nn.Module):
         return self.bn(x).expand(-1, 2)
 
 
-NETS = {"line": lambda: Line(1.0), "steep": lambda: Line(2.0), "normed": Normed}
+NETS = {"line": Line, "steep": lambda: Line(2.0), "normed": Normed}
 ARCH = {0: "line", 1: "steep", 2: "line", 3: "normed", 4: "normed"}
 NUM_SAMPLES = {0: 1, 1: 8, 2: 3, 3: 1, 4: 3}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 from raysim.algorithms.fedmd import FedMD, Request, Scores
@@ -14,17 +14,7 @@ from raysim.contract.trial import Trial
 from raysim.core import Client, LocalTraining, Samples, Server, Task, tensors
 from raysim.core.messages import wire_components
 from raysim.core.seeds import seeded
-
-
-class Line(nn.Module):
-    """Samples x [B, 1], logits x * w [B, 2]; w starts at 0."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.w
+from tests.algorithms.nets import Line
 
 
 def samples(x: list[float], y: list[int]) -> Samples:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
 from raysim.algorithms.fedral import Angled, FedRAL, Matrix, block_mask
@@ -17,17 +17,7 @@ from raysim.core import Client, LocalTraining, Server, Task
 from raysim.core.data import Augmentation
 from raysim.core.messages import wire_size
 from raysim.core.seeds import seeded
-
-
-class Given(nn.Module):
-    """An extractor that gives what it gets, and a header."""
-
-    def __init__(self, width: int, classes: int) -> None:
-        super().__init__()
-        self.header = nn.Linear(width, classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        return x
+from tests.algorithms.nets import Seen
 
 
 def task_of(width: int = 4, architectures: tuple[str, ...] = ("flat",)) -> Task:
@@ -41,12 +31,12 @@ def server_of(method: FedRAL, n: dict[int, int], width: int = 4) -> Server[Matri
 
 
 def client_of(method: FedRAL, k: int = 0, arch: str = "flat", width: int = 4) -> Client:
-    net = method.client_model(Given(width, 3), task_of(width))
+    net = method.client_model(Seen(3, width), task_of(width))
     return Client(k, task_of(width), toy_samples([0, 1], 0), net, LocalTraining(), torch.Generator(), t=1, arch=arch)
 
 
 def test_kat_1_representations_are_row_vectors():
-    net = Angled(Given(2, 2), 2, "dense", True)
+    net = Angled(Seen(2, 2), 2, "dense", True)
     with torch.no_grad():
         net.matrix_DD.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
         net.model.header.weight.copy_(torch.eye(2))

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.testing import assert_close
 
 from raysim.algorithms.fml import FML, Pair
 from raysim.core import Batch
+from tests.algorithms.nets import Constant
 
 ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
 
 
-class Says(nn.Module):
-    """A model whose prediction is given."""
-
-    def __init__(self, *p: float) -> None:
-        super().__init__()
-        self.logits_1C = nn.Parameter(torch.tensor([p]).log())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.logits_1C
-
-
 def pair() -> Pair:
-    return Pair(Says(0.5, 0.5), Says(0.9, 0.1))
+    """Predictions (0.5, 0.5) of the own model and (0.9, 0.1) of the small one."""
+    return Pair(Constant(0.0, 0.0), Constant(math.log(9), 0.0))
 
 
 def loss_of(a: float, b: float) -> float:
