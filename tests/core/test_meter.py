@@ -30,10 +30,10 @@ def client(arch: str, labels: list[int], meter: FlopMeter | None) -> Client:
 def test_fit_is_charged_per_sample_it_saw():
     # flat: 16 -> 8 -> 4. Forward 2 * (128 + 32) = 320; backward: the first layer's weights 256, the header's
     # weights and input 64 each. 704 per sample; 7 samples, 2 epochs.
-    client_report = client("flat", [0, 1, 2, 3, 0, 1, 2], FlopMeter())
-    client_report.fit(cross_entropy)
-    assert client_report.stats.samples == 14
-    assert client_report.stats.flops == 14 * 704
+    one = client("flat", [0, 1, 2, 3, 0, 1, 2], FlopMeter())
+    one.fit(cross_entropy)
+    assert one.stats.samples == 14
+    assert one.stats.flops == 14 * 704
 
 
 def test_a_loss_that_compares_samples_costs_more_in_a_larger_batch():
@@ -45,9 +45,9 @@ def test_a_loss_that_compares_samples_costs_more_in_a_larger_batch():
     # and as much for the gradient of either factor. Batches of 3, 3 and 1, twice; other clients' are of other sizes.
     meter = FlopMeter()
     for labels, batches in (([0, 1, 2, 3, 0, 1, 2], [3, 3, 1]), ([0, 1], [2]), ([0, 1, 2], [3])):
-        client_report = client("flat", labels, meter)
-        client_report.fit(pairs)
-        assert client_report.stats.flops == 2 * sum(512 * size + 3 * 2 * size * size * 8 for size in batches)
+        one = client("flat", labels, meter)
+        one.fit(pairs)
+        assert one.stats.flops == 2 * sum(512 * size + 3 * 2 * size * size * 8 for size in batches)
 
 
 def test_a_loss_is_charged_for_the_client_whose_argument_it_uses():
@@ -62,20 +62,20 @@ def test_a_loss_is_charged_for_the_client_whose_argument_it_uses():
     for order in ([2, 5, 3], [5, 3, 2]):
         meter = FlopMeter()
         for classes, labels in ((classes, [0, 1] * (1 + classes % 3)) for classes in order):
-            client_report = client("flat", labels, meter)
-            client_report.fit(pull, (torch.ones(classes, 8), torch.ones(len(labels))))
-            assert client_report.stats.flops == 2 * len(labels) * (512 + 2 * 2 * classes * 8)
+            one = client("flat", labels, meter)
+            one.fit(pull, (torch.ones(classes, 8), torch.ones(len(labels))))
+            assert one.stats.flops == 2 * len(labels) * (512 + 2 * 2 * classes * 8)
 
 
 def test_only_what_trains_is_charged_its_gradient():
     # flat, per sample: 320 forward; backward 256 (first layer's weights), 64 (header's weights), 64 (its input).
     meter = FlopMeter()
     for frozen, flops in ((None, 704), ("extractor", 320 + 64), ("header", 320 + 64 + 256)):
-        client_report = client("flat", [0, 1, 2], meter)
+        one = client("flat", [0, 1, 2], meter)
         if frozen:
-            getattr(client_report.net, frozen).requires_grad_(False)
-        client_report.fit(cross_entropy)
-        assert client_report.stats.flops == 2 * 3 * flops, frozen
+            getattr(one.net, frozen).requires_grad_(False)
+        one.fit(cross_entropy)
+        assert one.stats.flops == 2 * 3 * flops, frozen
 
 
 def test_what_a_second_view_costs_is_charged_where_there_is_one():
@@ -84,21 +84,21 @@ def test_what_a_second_view_costs_is_charged_where_there_is_one():
 
     meter = FlopMeter()
     for two_views in (False, True):
-        client_report = client("flat", [0, 1, 2], meter)
-        client_report.fit(loss, two_views=two_views)
-        assert client_report.stats.flops == (1 + two_views) * 2 * 3 * 704
+        one = client("flat", [0, 1, 2], meter)
+        one.fit(loss, two_views=two_views)
+        assert one.stats.flops == (1 + two_views) * 2 * 3 * 704
 
 
 def test_a_batch_that_batchnorm_cannot_train_on_is_not_charged():
-    client_report = client("norm", [0, 1, 2, 3, 0, 1, 2], FlopMeter())
-    client_report.fit(cross_entropy)
-    assert client_report.stats.samples == 12  # 3 + 3, twice; the seventh sample was left out
+    one = client("norm", [0, 1, 2, 3, 0, 1, 2], FlopMeter())
+    one.fit(cross_entropy)
+    assert one.stats.samples == 12  # 3 + 3, twice; the seventh sample was left out
 
 
 def test_outputs_are_charged_forward_only():
-    client_report = client("flat", [0, 1, 2, 3, 0], FlopMeter())
-    client_report.outputs(client_report.net.features)
-    assert client_report.stats.flops == 5 * 2 * 16 * 8
+    one = client("flat", [0, 1, 2, 3, 0], FlopMeter())
+    one.outputs(one.net.features)
+    assert one.stats.flops == 5 * 2 * 16 * 8
 
 
 def test_functions_of_one_name_are_charged_separately() -> None:
@@ -117,9 +117,9 @@ def test_functions_of_one_name_are_charged_separately() -> None:
     ):
         found = []
         for function in both:
-            client_report = client("flat", [0], meter)
-            client_report.outputs(function)
-            found.append(client_report.stats.flops)
+            one = client("flat", [0], meter)
+            one.outputs(function)
+            found.append(one.stats.flops)
         assert found == [2 * 16 * 30, 2 * 16 * 5]
 
 
@@ -129,77 +129,70 @@ def test_numbers_among_the_arguments_are_part_of_a_kind_of_work() -> None:
 
     meter = FlopMeter()
     for times in (1, 3, 2):
-        client_report = client("flat", [0, 1], meter)
-        client_report.fit(loss, times)
-        assert client_report.stats.flops == 2 * 2 * 704 * times
+        one = client("flat", [0, 1], meter)
+        one.fit(loss, times)
+        assert one.stats.flops == 2 * 2 * 704 * times
 
 
 def test_what_is_not_known_is_counted_each_time_and_not_kept() -> None:
     meter, held = FlopMeter(), iter(range(99))
     for width in (1, 2, 3):
-        client_report = client("flat", [0, 1], meter)
-        client_report.fit(lambda net, batch, given: net(batch.x).repeat(1, next(held) + 1).sum())
-        assert client_report.stats.flops == 2 * 2 * 704, width
+        one = client("flat", [0, 1], meter)
+        one.fit(lambda net, batch, given: net(batch.x).repeat(1, next(held) + 1).sum())
+        assert one.stats.flops == 2 * 2 * 704, width
     assert not meter.counted and not meter.small
 
 
 def test_a_loss_that_reads_the_round_is_counted_in_each_round() -> None:
     meter = FlopMeter()
     for t in (1, 2):
-        client_report = client("flat", [0, 1], meter)
-        client_report.t = t
-        client_report.outputs(lambda x: client_report.net(x) if client_report.t == 1 else x)  # noqa: B023
-        assert client_report.stats.flops == (2 * 320 if t == 1 else 0)
+        one = client("flat", [0, 1], meter)
+        one.t = t
+        one.outputs(lambda x: one.net(x) if one.t == 1 else x)  # noqa: B023
+        assert one.stats.flops == (2 * 320 if t == 1 else 0)
 
 
 def test_counting_changes_neither_the_network_nor_any_draw():
     digests, after = [], []
     for meter in (None, FlopMeter()):
         torch.manual_seed(3)
-        client_report = client("norm", [0, 1, 2, 3, 0, 1], meter)
-        client_report.fit(cross_entropy)
-        client_report.outputs(client_report.net.features)
-        client_report.fit(cross_entropy, given=torch.zeros(1))
-        digests.append(digest(client_report.net))
-        after.append((torch.rand(1).item(), torch.rand(1, generator=client_report.rng).item()))
-        assert all(parameter.grad is None for parameter in client_report.net.parameters())
+        one = client("norm", [0, 1, 2, 3, 0, 1], meter)
+        one.fit(cross_entropy)
+        one.outputs(one.net.features)
+        one.fit(cross_entropy, given=torch.zeros(1))
+        digests.append(digest(one.net))
+        after.append((torch.rand(1).item(), torch.rand(1, generator=one.rng).item()))
+        assert all(parameter.grad is None for parameter in one.net.parameters())
     assert digests[0] == digests[1]
     assert after[0] == after[1]
 
 
 def test_outputs_are_in_data_order_and_in_eval_mode():
-    client_report = client("norm", [0, 1, 2, 3, 0], None)
-    frozen = next(module for module in client_report.net.modules() if isinstance(module, nn.BatchNorm2d))
+    one = client("norm", [0, 1, 2, 3, 0], None)
+    frozen = next(module for module in one.net.modules() if isinstance(module, nn.BatchNorm2d))
     frozen.eval()
-    found = client_report.outputs(client_report.net.features)
+    found = one.outputs(one.net.features)
     assert found.shape == (5, 8) and not found.requires_grad
-    assert client_report.net.training and not frozen.training  # the modes before the call
+    assert one.net.training and not frozen.training  # the modes before the call
     with torch.no_grad():
-        expected = client_report.net.eval().features(client_report.data.x)
+        expected = one.net.eval().features(one.data.x)
     assert torch.allclose(found, expected, atol=1e-6)
-    assert client_report.stats.flops == 0.0
+    assert one.stats.flops == 0.0
 
 
 @pytest.mark.parametrize(
-    ("left", "right", "probed"),
-    [
-        (lambda n: 1, lambda n: 9, [64, 2, 3, 4]),  # each sample by itself
-        (lambda n: n, lambda n: 9, [64, 2, 3, 4]),  # each with each other
-        (lambda n: 1 + (n > 20), lambda n: 9, [64, 2, 3, 4, 7, 33]),  # neither
-    ],
+    "inner",
+    [lambda size: 1, lambda size: size, lambda size: 1 + (size > 20)],
+    ids=["each sample by itself", "each with each other", "neither"],
 )
-def test_small_batches_tell_the_operations_of_others(
-    left: Callable[[int], int], right: Callable[[int], int], probed: list[int]
-) -> None:
-    meter, sizes = FlopMeter(), []
+def test_small_batches_tell_the_operations_of_others(inner: Callable[[int], int]) -> None:
+    meter = FlopMeter()
 
     def work(size: int) -> None:
-        sizes.append(size)
-        _ = torch.zeros(size, left(size)) @ torch.zeros(left(size), right(size))
+        _ = torch.zeros(size, inner(size)) @ torch.zeros(inner(size), 9)
 
     for size in (64, 7, 33, 64, 7):
-        assert meter.of_batch("a", size, work, samples=100) == 2 * size * left(size) * right(size)
-    assert sizes == probed
+        assert meter.of_batch("a", size, work, samples=100) == 2 * size * inner(size) * 9
 
 
 class Rows(nn.Module):
