@@ -32,6 +32,11 @@ def square(net: Any, batch: Batch, given: Any) -> Tensor:
     return batch.mean(net.w.square().expand(len(batch.y)) / 2)
 
 
+def two_squares(net: Any, batch: Batch, given: Any) -> Tensor:
+    """The same for a network of two weights."""
+    return (net[0].w.square() + net[1].w.square()).sum() / 2
+
+
 def steps(count: int, size: int = 2) -> list[Batch]:
     return [Batch(torch.zeros(size, 1), torch.zeros(size), torch.arange(size))] * count
 
@@ -74,22 +79,23 @@ def test_steps_by_hand(count: int, local: dict[str, Any], weight: float):
 
 def test_a_parameter_with_a_learning_rate_of_its_own():
     net = nn.Sequential(One(), One())
-    job = FitJob(
-        net, lambda n, b, given: (n[0].w.square() + n[1].w.square()).sum() / 2, None, steps(2), LocalTraining()
-    )
+    job = FitJob(net, two_squares, None, steps(2), LocalTraining())
     fit_one(replace(job, local=LocalTraining(lr=0.1, momentum=0.5), rates={"1.w": 0.2}))
     # Both: v = 1; v = 0.5 * 1 + w. At 0.1: 0.9, then v = 1.4, 0.76. At 0.2: 0.8, then v = 1.3, 0.54.
     assert [net[0].w.item(), net[1].w.item()] == pytest.approx([0.76, 0.54])
     # The norm that is clipped is that of all parameters: (0.76, 0.54) of length 0.9323 becomes (0.4076, 0.2896).
     fit_one(replace(job, batches=steps(1), local=LocalTraining(lr=0.1, clip=0.5), rates={"1.w": 0.2}))
     assert [net[0].w.item(), net[1].w.item()] == pytest.approx([0.76 - 0.04076, 0.54 - 0.05792], abs=1e-5)
+    for optimizer in ("adam", "adamw"):  # whose first step is the rate
+        net = nn.Sequential(One(), One())
+        local = LocalTraining(lr=0.1, optimizer=optimizer)  # type: ignore[arg-type]
+        fit_one(replace(job, net=net, batches=steps(1), local=local, rates={"1.w": 0.2}))
+        assert [net[0].w.item(), net[1].w.item()] == pytest.approx([0.9, 0.8])
 
 
 def test_a_step_leaves_a_parameter_within_its_bounds():
     net = nn.Sequential(One(), One())
-    job = FitJob(
-        net, lambda n, b, given: (n[0].w.square() + n[1].w.square()).sum() / 2, None, steps(2), LocalTraining(lr=0.2)
-    )
+    job = FitJob(net, two_squares, None, steps(2), LocalTraining(lr=0.2))
     fit_one(replace(job, bounds={"1.w": (0.9, 2.0)}))
     # 0.8 and 0.64; 0.8, which is put on 0.9, and 0.72 from there, likewise.
     assert [net[0].w.item(), net[1].w.item()] == pytest.approx([0.64, 0.9])
@@ -267,13 +273,10 @@ def test_missing_rows_are_completed() -> None:
 def test_only_some_parameters_are_trained():
     net = nn.Sequential(One(), One())
 
-    def loss(n: Any, batch: Batch, given: Any) -> Tensor:
-        return batch.mean((n[0].w.square() + n[1].w.square()).expand(len(batch.y)) / 2)
-
     data = toy_samples([0, 1], 0)
     local = LocalTraining(lr=0.1, weight_decay=0.5)
     client = Client(0, Task(2, 1, ("one",), toy_model), data, net, local, torch.Generator())
-    client.fit(loss, only=["1.w"])
+    client.fit(two_squares, only=["1.w"])
     assert [net[0].w.item(), net[1].w.item()] == pytest.approx([1.0, 0.85])  # 1 - 0.1 * (1 + 0.5 * 1)
     assert all(parameter.requires_grad for parameter in net.parameters())
 
