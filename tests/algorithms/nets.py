@@ -1,25 +1,9 @@
-"""Networks and comparisons that the tests of several methods share."""
+"""Networks that the tests of several methods share."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-
-from raysim.algorithms.standalone import Standalone
-from raysim.contract.toy import toy_model, toy_samples
-from raysim.contract.trial import Trial
-from raysim.core import Client, LocalTraining, Task, weights
-from raysim.core.meter import FlopMeter
-from raysim.core.seeds import seeded
-from raysim.core.state import digest
-
-
-class Alone(Standalone):
-    """Standalone in a federation of one architecture."""
-
-    one_architecture = True
 
 
 class Constant(nn.Module):
@@ -72,19 +56,3 @@ class Seen(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.header(self.features(x))
-
-
-def same_weights(one: Trial, other: Trial) -> bool:
-    """Whether the clients' own models are equal, bit for bit."""
-    return all(
-        digest(weights(getattr(net, "model", net))) == digest(weights(getattr(other.nets[k], "model", other.nets[k])))
-        for k, net in one.nets.items()
-    )
-
-
-def flops(net: nn.Module, loss: Any) -> float:
-    """The operations of a client with three samples that trains this network for an epoch."""
-    task, data = Task(4, 8, ("flat",), toy_model), toy_samples([0, 1, 2], 0)
-    client = Client(0, task, data, net, LocalTraining(), seeded(1, "client", 1, 0), 1, "x", meter=FlopMeter())
-    client.fit(loss)
-    return client.stats.flops

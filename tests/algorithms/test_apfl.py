@@ -10,12 +10,12 @@ from torch.testing import assert_close
 
 from raysim.algorithms.apfl import APFL, Mixture, joint_loss
 from raysim.algorithms.fedavg import FedAvg
+from raysim.algorithms.standalone import Standalone
 from raysim.contract.toy import toy_model
 from raysim.contract.trial import Trial
 from raysim.core import Batch, Client, LocalTraining, Task, weights
 from raysim.core.data import tensors
 from raysim.core.seeds import seeded
-from tests.algorithms.nets import Alone
 
 TASK = Task(4, 8, ("norm",), toy_model)
 ONE = Batch(torch.ones(1, 1), torch.tensor([0]), torch.tensor([0]))
@@ -77,7 +77,7 @@ def test_alpha_is_learnt_and_stays_within_its_bounds():
 
 def test_with_alpha_one_the_mixture_of_parameters_is_standalone():
     # Not bit for bit: the mixture is computed from both models. That of predictions is in test_reductions.py.
-    alone, mixed = Trial(Alone()).run(3), Trial(APFL(alpha=1.0, adaptive=False)).run(3)
+    alone, mixed = Trial(Standalone(), models=("norm",)).run(3), Trial(APFL(alpha=1.0, adaptive=False)).run(3)
     for k, net in alone.nets.items():
         assert_close(weights(net), weights(mixed.nets[k].personal), rtol=1e-5, atol=1e-6)
 

@@ -21,12 +21,13 @@ from raysim.algorithms.fedkd import (
     floats,
     restored,
 )
-from raysim.contract.toy import toy_model
+from raysim.contract.toy import toy_model, toy_samples
 from raysim.contract.trial import Trial
-from raysim.core import Batch, Client, Server, Task
+from raysim.core import Batch, Client, LocalTraining, Server, Task
 from raysim.core.messages import wire_bytes, wire_params
+from raysim.core.meter import FlopMeter
 from raysim.core.ops import cross_entropy
-from tests.algorithms.nets import flops
+from raysim.core.seeds import seeded
 
 TASK = Task(4, 8, ("deep", "norm", "flat"), toy_model, num_rounds=4)
 ONE = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0]))
@@ -140,6 +141,14 @@ def test_the_divergence_is_a_sum_or_a_mean_over_the_classes():
         assert summed == pytest.approx(d + (divergences + 17) / d, rel=1e-5)
         mean = FedKD(detach=detach, kl_reduction="mean").loss(says(), ONE, None).item()
         assert mean == pytest.approx(d + (divergences / 2 + 17) / d, rel=1e-5)
+
+
+def flops(net: nn.Module, loss: Any) -> float:
+    """The operations of a client with three samples that trains this network for an epoch."""
+    data = toy_samples([0, 1, 2], 0)
+    client = Client(0, TASK, data, net, LocalTraining(), seeded(1, "client"), meter=FlopMeter())
+    client.fit(loss)
+    return client.stats.flops
 
 
 def test_mentee_and_projection_are_counted():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -34,13 +35,13 @@ from raysim.contract.toy import FOUR
 from raysim.contract.trial import Trial
 from raysim.core import Weights, weights
 
-ALONE = ([0] * 7, [1] * 9, [2] * 5, [3] * 8)
+ALONE = ((0,) * 7, (1,) * 9, (2,) * 5, (3,) * 8)
 """Labels of clients that share no class."""
 
-ONE = ([0, 1, 2, 3] * 5,)
+ONE = ((0, 1, 2, 3) * 5,)
 """Labels of a single client."""
 
-COHORTS = ([0, 1, 2, 3], [1, 3], [0, 2, 3], [0, 1, 2, 3])
+COHORTS = ([0, 1, 2, 3], [1, 3], [0, 2, 3])
 
 NORM: dict[str, Any] = {"models": ("norm",)}
 """One architecture, with BatchNorm."""
@@ -76,10 +77,11 @@ REDUCED: list[tuple[Any, Any, Any, dict[str, Any]]] = [
 """(the method with its addition switched off, the same with it, or None, the method that it builds on, the task)"""
 
 
-def after(algorithm: Any, labels: Any = FOUR, models: tuple[str, ...] | None = None) -> Trial:
-    trial = Trial(algorithm, labels, models)
+@cache
+def after(algorithm: Any, labels: Any = None, models: tuple[str, ...] | None = None) -> Trial:
+    trial = Trial(algorithm, labels or FOUR, models)
     for t, cohort in enumerate(COHORTS, 1):
-        trial.round(t, [k for k in cohort if k < len(labels)])
+        trial.round(t, [k for k in cohort if k in trial.samples])
     return trial
 
 

@@ -10,9 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from raysim.common.results import ClientRow, Tracker
-from raysim.core.algorithm import ClientId
-from raysim.core.messages import Weights, weights
-from raysim.core.state import state_tensors
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.inprocess import InProcessBackend
@@ -131,12 +128,6 @@ def rounds_of(given: ParsedScenario, **changes: Any) -> tuple[InProcessBackend, 
     backend, memory = InProcessBackend(), MemoryTracker()
     digest = all_rounds(replace(plan, **changes), backend, data.raw, memory)
     return backend, memory, digest
-
-
-def states_of(backend: InProcessBackend) -> tuple[dict[ClientId, Weights], Weights]:
-    """A copy of the state of every client that has trained, and the server's."""
-    clients = {k: weights(backend.worker.net(k)) for k in sorted(backend.worker.states.held)}
-    return clients, state_tensors(backend.server.server.state)
 
 
 ROUNDS = 4
