@@ -5,25 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from raysim.algorithms.fedavg import FedAvg
 from raysim.algorithms.lg_fedavg import Header, LGFedAvg
 from raysim.common.errors import HookError
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import Algorithm, Client, ClientId, Server
-from raysim.core.messages import unpack
 from raysim.core.ops import cross_entropy
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.plan import Plan
 from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.workers.server import receives
-from raysim.runs.run import Run, run
-from raysim.tracking.in_memory import MemoryTracker
 from tests.conftest import REPOSITORY, said
 from tests.engine.scenarios import FEW, loaded, of_method, outcome, plain, rounds_of
 
@@ -167,19 +162,6 @@ def test_a_test_before_training_leaves_the_network_in_training_mode() -> None:
     assert len({*digests.values()}) == 1, digests
 
 
-def test_rounds_of_their_own(workplace: Path) -> None:
-    memories = [MemoryTracker(), MemoryTracker()]
-    sets = ["algorithm={name: fedgh}", "rounds=5", "training.schedule={name: cosine}"]
-    seldom = run(plain(*sets, "evaluation={clients: all, all_every: 2}"), quiet=True, trackers=[memories[0]])
-    often = run(plain(*sets, ALL), quiet=True, trackers=[memories[1]])
-    assert seldom.state_digest == often.state_digest
-    for t, values in enumerate(memories[0].rounds):
-        assert values.get("accuracy/all_current") == (
-            memories[1].rounds[t]["accuracy/all_current"] if t in (0, 2, 4, 5) else None
-        )
-    assert Run(seldom.folder).summary["final"]["accuracy/all_current"] == values["accuracy/all_current"]
-
-
 def test_which_rounds() -> None:
     settings = EvaluationSchedule(10, every=2, all_every=4)
     assert [t for t in range(11) if settings.tests_all(t)] == [0, 4, 8, 10]
@@ -196,20 +178,6 @@ def test_stopping_takes_only_rounds_that_test_all_that_the_last_one_tests() -> N
     assert [settings.coverage(t) for t in (1, 2, 6, 8, 12, 13)] == [None, "own", "whole", "own", "whole", "whole"]
     # Round 9 of a schedule that tests current networks every third round and evaluates every second is no test.
     assert [t for t in range(1, 11) if EvaluationSchedule(10, every=2, all_every=3).tests_all(t)] == [6, 10]
-
-
-def test_more_rounds_later_and_all_at_once(workplace: Path) -> None:
-    """A resumed run has the numbers of one that had all rounds from the start, those of its former last round too."""
-    sets = ["algorithm={name: fedapen}", "training.schedule={name: step, every: 1, by: 0.5}", ALL]
-    whole = run(plain(*sets, "rounds=4"), quiet=True)
-    parts = run(plain(*sets, "rounds=2"), quiet=True)
-    parts.resume(["rounds=4"])
-    assert parts.state_digest == whole.state_digest
-    for name in ("rounds", "clients"):
-        tables = [getattr(one, name) for one in (parts, whole)]
-        varying = [column for column in tables[0] if "time/" in column or column.endswith(("_s", "_mb"))]
-        first, second = (table.drop(columns=varying) for table in tables)
-        assert first.equals(second), name
 
 
 @dataclass(frozen=True)
@@ -232,26 +200,3 @@ def test_a_client_that_fails_to_receive(caplog: pytest.LogCaptureFixture) -> Non
     assert 3 not in backend.worker.states.held
     with pytest.raises(HookError, match="client_receive of client 3 failed in round 1"):
         rounds_of(loaded(ALL), algorithm=FailsToReceive())
-
-
-def test_the_current_message_is_what_the_next_round_sends() -> None:
-    backend, _, _ = rounds_of(loaded("rounds=2"), algorithm=ChangesWhenItSends())
-    server = backend.server
-    current, sent = (ask(3) for ask in (server.current, lambda t: server.send(t, server.plan.eligible)))
-    assert current.of == sent.of and len(sent.messages) == 8
-    for one, other in zip(unpack(list(current.messages)), unpack(list(sent.messages)), strict=True):
-        assert torch.equal(one.w["bias"], other.w["bias"])
-
-
-def test_a_method_may_fine_tune_the_message_that_it_receives(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fine-tuned networks are tested and dropped, so the run stays as it is."""
-
-    def tunes(self: FedAvg, client: Client, down: Any) -> None:
-        client.net.load_state_dict(down.w)
-        client.fit(cross_entropy, epochs=1)
-
-    monkeypatch.setattr(FedAvg, "client_receive", tunes)
-    base = ("algorithm={name: fedavg}", "clients.models=[digits_cnn_s]", "rounds=2")
-    without, tested = (run(plain(*base, *more), quiet=True) for more in ((), (ALL,)))
-    assert tested.state_digest == without.state_digest
-    assert tested.rounds["accuracy/all_current"].notna().all()

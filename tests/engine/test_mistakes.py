@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.lg_fedavg import LGFedAvg
 from algorithms.standalone import Standalone
 from raysim.common.errors import RunError
-from raysim.core import Algorithm, Batch, Client, ClientId, Header, Server, Task, message
+from raysim.core import Algorithm, Batch, Client, ClientId, Server, Task, message
 from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.ops import cross_entropy
 from raysim.engine.checkpoint.manager import CheckpointManager
@@ -140,44 +139,3 @@ def test_gradients_are_not_kept_between_rounds(tmp_path: Path, monkeypatch: pyte
     backend = Dies(2, 3)
     assert outcome(given, backend, checkpoints)[0] == whole
     assert not backend.left
-
-
-def test_a_late_mistake_ends_the_round_in_which_it_is_made() -> None:
-    def late(server: Server[Any]) -> None:
-        if server.t == 2:
-            server.state["late"] = nn.Linear(1, 1)
-
-    with pytest.raises(RunError, match=r"server_update failed in round 2 .* the state has a Linear at late"):
-        run_of(Mistaken(first=dict, update=late), "rounds=3")
-
-
-class Poisoning(LGFedAvg):
-    """The server's header becomes NaN in round 1."""
-
-    def server_update(self, server: Server[Header], ups: Mapping[ClientId, Header]) -> None:
-        server.state = Header({name: value / 0 * 0 for name, value in server.state.w.items()})
-
-
-def test_a_server_that_sends_nan_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    run_of(Poisoning(), "rounds=2", "clients.participation=1")
-    assert any(text.startswith("round 2: the server's message") and "NaN" in text for text in caplog.messages)
-
-
-class Talkative(Mistaken):
-    """Both hooks of the server log a value."""
-
-    def server_send(self, server: Server[Any], to: ClientId) -> Any:
-        server.log("sent_to", float(to))
-
-    def server_update(self, server: Server[Any], ups: Mapping[ClientId, Any]) -> None:
-        server.log("received", float(len(ups)))
-
-
-def test_what_both_hooks_of_the_server_log_is_kept() -> None:
-    memory = run_of(Talkative(), "rounds=2", "clients.participation=1")
-    assert [(row["server/sent_to"], row["server/received"]) for row in memory.rounds[1:]] == [(7, 8), (7, 8)]
-
-
-def test_a_number_that_is_nan_is_left_out_as_a_tensor_is() -> None:
-    memory = run_of(Talkative(begin=lambda client: float("nan") if client.id == 1 else 1.0), "clients.participation=1")
-    assert memory.rounds[1]["server/received"] == 7

@@ -33,12 +33,3 @@ def test_warns_of_a_full_memory_and_a_low_disk_once(machine: SimpleNamespace, ca
         monitor.check()
     (_, disk) = caplog.messages
     assert disk.startswith("disk: only 0.9 GiB") and "/data/runs" in disk
-
-
-@pytest.mark.parametrize(("free", "total", "low"), [(150 * 2**20, GIB, False), (100 * 2**20, GIB, True)])
-def test_a_small_disk_is_low_below_a_tenth(
-    machine: SimpleNamespace, caplog: pytest.LogCaptureFixture, free: int, total: int, low: bool
-) -> None:
-    machine.free, machine.total = free, total
-    ResourceMonitor(Path("/dev/shm")).check()
-    assert bool(caplog.messages) == low

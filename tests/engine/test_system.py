@@ -165,9 +165,10 @@ def test_seeds_of_their_own() -> None:
     """Each changes its own part, and what is not given follows `seed`."""
 
     def facts(*sets: str) -> tuple[Any, Any, Any]:
-        plan, data = make_plan(Scenario.of(loaded(*sets)))
+        random = ("system={dropout: 0.5}", "training.epochs=9", "training.stragglers={share: 1}")
+        plan, data = make_plan(Scenario.of(loaded(*random, *sets)))
         weight = plan.fresh_model("digits_mlp64").header.weight
-        drawn = [plan.cohort(t) for t in range(1, 9)]
+        drawn = [(plan.cohort(t), [plan.epochs_in(t, k) for k in range(8)]) for t in range(1, 9)]
         return data.partition.digest, weight, drawn
 
     def same(one: Any, other: Any) -> list[bool]:
@@ -179,13 +180,3 @@ def test_seeds_of_their_own() -> None:
     assert same(base, facts("seeds.weights=6")) == [True, False, True]
     assert same(base, facts("seeds.cohorts=6")) == [True, True, False]
     assert same(base, facts("seed=6")) == [False, False, False]
-
-
-def test_dropout_follows_the_seed_of_cohorts() -> None:
-    def drawn(*sets: str) -> list[Any]:
-        plan, _ = make_plan(Scenario.of(loaded("clients.participation=1", "system={dropout: 0.5}", *sets)))
-        return [plan.cohort(t) for t in range(1, 9)]
-
-    base = drawn()  # seed 5
-    assert base == drawn("seed=6", "seeds={data: 5, weights: 5, cohorts: 5}")
-    assert base != drawn("seeds.cohorts=6")

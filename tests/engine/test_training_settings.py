@@ -21,16 +21,15 @@ from raysim.engine.run import run_round
 from raysim.engine.stragglers import StragglerDraws
 from raysim.runs.plan import make_plan
 from raysim.scenario.scenario import Scenario
-from tests.choices import first
 from tests.engine.scenarios import digits, loaded
 
-SETTINGS = {
-    "bfloat16": ["training.precision=bfloat16"],
-    "overrides": ["training.overrides=[{clients: 0-2, lr: 0.1, epochs: 2}, {models: [digits_mlp64], batch_size: 16}]"],
-    "stragglers": ["training.epochs=3", "training.stragglers={share: 0.7}"],
-    "adamw": ["training.optimizer=adamw", "training.momentum=0", "training.weight_decay=0.1", "training.lr=0.005"],
-}
-"""The `--set`s of settings with which a run has the same bits everywhere."""
+SETTINGS = [
+    "training.precision=bfloat16",
+    "training.overrides=[{clients: 0-2, lr: 0.01, epochs: 2}, {models: [digits_mlp64], batch_size: 16}]",
+    "training.epochs=3", "training.stragglers={share: 0.7}",
+    "training.optimizer=adamw", "training.momentum=0", "training.weight_decay=0.1", "training.lr=0.005",
+]  # fmt: skip
+"""The `--set`s of all settings with which a run has the same bits everywhere."""
 
 
 def spec_of(*sets: str) -> Plan:
@@ -118,14 +117,6 @@ def test_a_straggler_trains_for_fewer_epochs_of_its_own() -> None:
     }
 
 
-def test_stragglers_follow_the_seed_of_cohorts() -> None:
-    given, other = (
-        [spec_of("training.epochs=9", "training.stragglers={share: 1}", *sets).epochs_in(1, k) for k in range(8)]
-        for sets in ([], ["seeds={cohorts: 77}"])
-    )
-    assert given != other
-
-
 def test_groups_have_the_same_settings_except_epochs() -> None:
     plan = spec_of(
         "clients.count=24", "training.together=3", "training.stragglers={share: 0.5}",
@@ -145,11 +136,9 @@ def test_clients_of_one_group_may_have_different_epochs(caplog: pytest.LogCaptur
         assert (report.train_samples, report.flops) == (alone[k].train_samples, alone[k].flops)
 
 
-@pytest.mark.parametrize("sets", first(SETTINGS.values()), ids=SETTINGS)
-def test_a_resumed_run_has_the_same_bits(sets: list[str], workplace: Path) -> None:
-    two, three = (raysim.run(digits(), sets=[*sets, f"rounds={rounds}"], quiet=True) for rounds in (2, 3))
+def test_a_resumed_run_has_the_same_bits(workplace: Path) -> None:
+    two, three = (raysim.run(digits(), sets=[*SETTINGS, f"rounds={rounds}"], quiet=True) for rounds in (2, 3))
     assert two.resume(["rounds=3"], quiet=True).state_digest == three.state_digest
-    assert three.state_digest != raysim.run(digits(), sets=["rounds=3"], quiet=True).state_digest
 
 
 def test_a_client_trains_with_as_many_threads_as_its_actor_has_cpus() -> None:

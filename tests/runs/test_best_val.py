@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 
 from raysim.common.errors import ScenarioError
 from raysim.report.load import last_measured, read_clients
 from raysim.runs.run import Run, run
 from raysim.runs.verify import verify
 from tests.choices import first
-from tests.cli.command import run as command
 from tests.conftest import plain_runs
 from tests.engine.checkpoint.test_best_val import PEAK
 from tests.engine.scenarios import loaded
@@ -97,15 +95,6 @@ def test_a_run_without_validation_samples_has_no_best_round(workplace: Path) -> 
     assert plain.summary["best_val"] is None
     with pytest.raises(ScenarioError, match="best_val"):
         _ = plain.client(0, round="best_val").network
-
-
-@pytest.mark.large
-def test_commands_take_the_best_round(workplace: Path, finished: Run, capfd: pytest.CaptureFixture[str]) -> None:
-    kept = finished
-    code, _, err = command(capfd, "export", str(kept.folder), "--round", "best_val", "-o", "nets")
-    assert code == 0, err
-    with safe_open(workplace / "nets" / "client-0.safetensors", "pt") as file:
-        assert file.metadata()["round"] == "4"
 
 
 @pytest.mark.large

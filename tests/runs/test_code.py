@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +12,10 @@ import pytest
 
 from raysim import algorithms
 from raysim.common.errors import ScenarioError
-from raysim.comparison.compare import compare
-from raysim.plugins.reading import own_modules
-from raysim.plugins.registry import algorithm_class
-from raysim.report.table import summary_rows
 from raysim.runs import code
 from raysim.runs.code import RAYSIM, Code
 from raysim.runs.run import Run, run
-from raysim.scenario.parse import parse_scenario
 from raysim.tracking.in_memory import MemoryTracker
-from tests.conftest import REPOSITORY
-from tests.engine.scenarios import digits
 from tests.engine.scenarios import plain as loaded
 
 METHOD = '''"""Trains alone, with a loss from a file of its own."""
@@ -139,48 +131,6 @@ def test_a_run_goes_on_with_other_versions_and_a_warning(workplace: Path, caplog
 # -- what is written down ---------------------------------------------------------------------------
 
 
-def test_a_methods_files_are_its_own_and_no_others(write: Write) -> None:
-    names = [
-        "raysim.algorithms",
-        "raysim.algorithms.mine",
-        "raysim.algorithms.my_factor",
-        "raysim.algorithms.my_losses",
-    ]
-    assert list(own_modules(algorithm_class("mine").__module__)) == names
-    assert list(Code.of(loaded().algorithm).files) == ["algorithms/__init__.py", "algorithms/fedgh.py", RAYSIM]
-
-
-def git(folder: Path, *words: str) -> str:
-    who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-    done = subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-def test_the_commit_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "raysim").mkdir()
-    (tmp_path / "raysim" / "__init__.py").write_text("")
-    monkeypatch.setattr("raysim.__file__", str(tmp_path / "raysim" / "__init__.py"))
-
-    def found() -> Any:
-        code.checkout.cache_clear()
-        return code.checkout()
-
-    assert found() == (None, None)  # no checkout
-    git(tmp_path, "init")
-    assert found() == (None, None)  # another project's: raysim is not in it
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-m", "x")
-    head = git(tmp_path, "rev-parse", "HEAD")
-    assert found() == (head, False)
-    (tmp_path / "notes.txt").write_text("")
-    assert found() == (head, False)
-    (tmp_path / "raysim" / "core.py").write_text("x = 1")
-    assert found() == (head, True)
-    monkeypatch.setenv("PATH", "")  # no git
-    assert found() == (None, None)
-    code.checkout.cache_clear()
-
-
 def test_mlflow_is_told(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "checkout", lambda: ("c" * 40, True))
     seen = MemoryTracker()
@@ -190,16 +140,3 @@ def test_mlflow_is_told(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert seen.card.tags["mlflow.source.git.dirty"] == "true"
     assert seen.card.tags["raysim.code"] == Code.of(loaded().algorithm).method
     assert (result.summary["code"]["commit"], result.summary["code"]["dirty"]) == ("c" * 40, True)
-
-
-def test_a_run_calls_a_users_own_method_by_its_class(workplace: Path) -> None:
-    template = (REPOSITORY / "raysim" / "cli" / "templates" / "algorithm.py").read_text()
-    (workplace / "my_file.py").write_text(template)
-    tracker = MemoryTracker()
-    own = parse_scenario(digits(algorithm={"name": "./my_file.py"}, rounds=1))
-    result = run(own, quiet=True, trackers=[tracker])
-    assert (result.summary["algorithm"], result.summary["method"]) == ("my_file.py", "NewMethod")
-    assert tracker.card is not None
-    assert (tracker.card.label, tracker.card.tags["algorithm"]) == ("NewMethod-s5", "NewMethod")
-    assert ("scenario", "tiny, NewMethod, seed 5") in summary_rows(result.summary)
-    assert [variant.name for variant in compare(result.folder).variants] == ["NewMethod"]

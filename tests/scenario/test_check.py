@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 
 from raysim.common.errors import ScenarioError
-from raysim.plugins.registry import algorithm_class
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import loaded
 
@@ -36,39 +34,6 @@ def test_a_stop_that_can_never_end_the_run(sets: list[str], may: bool) -> None:
     scenario = Scenario.of(loaded("rounds=4", "stop.metric=accuracy/all", *sets))
     told = "stop: the run cannot end early: its conditions hold after round 4 at the earliest"
     assert scenario.may_end_early == may and (told in scenario.warnings) != may
-
-
-WAITS = '''"""A method that waits."""
-from dataclasses import dataclass
-from typing import ClassVar
-
-from raysim.core import Algorithm, WarmupRounds
-
-
-@dataclass(frozen=True)
-class Waits(Algorithm[None, None, None]):
-    """It trains locally at first."""
-
-    paper: ClassVar[str] = "none"
-
-    alone: WarmupRounds = 4
-    """Rounds of local training."""
-    warmup: float = 1e9
-    """The temperature of something."""
-
-    def client_update(self, client, down):
-        raise RuntimeError("this file must not run")
-'''
-
-
-def test_a_method_of_a_user_declares_its_warm_up(tmp_path: Path) -> None:
-    (file := tmp_path / "waits.py").write_text(WAITS)
-    told = "algorithm.alone: 4 rounds given, so all 3 rounds are warm-up"
-    assert Scenario.of(loaded(f"algorithm={{name: {file}}}")).warnings == (told,)
-    assert Scenario.of(loaded(f"algorithm={{name: {file}, alone: 2}}")).warnings == ()
-    waits = loaded(f"algorithm={{name: {file}, alone: 2}}")
-    assert waits.warmup == {"alone": 2}
-    assert waits.model_copy(update={"algorithm": algorithm_class("hks")(warmup=7)}).warmup == {"warmup": 7}
 
 
 def test_run_folders_are_local() -> None:
@@ -139,27 +104,3 @@ def test_batches_of_one_sample() -> None:
         with pytest.raises(ScenarioError, match=r"training\.batch_size.* digits_resnet "):
             Scenario.of(loaded(key, "clients.models=[digits_resnet, digits_mlp64]"))
     Scenario.of(loaded("training.batch_size=1", "clients.models=[digits_mlp64]"))
-
-
-PARAMETRIZED = """
-from torch import nn
-from torch.nn.utils.parametrizations import weight_norm
-from raysim import SplitNet
-
-def net(width, norm):
-    body = nn.Sequential(nn.Flatten(), norm(nn.Linear(64, width)), nn.ReLU(), nn.Linear(width, 32))
-    return SplitNet(body, nn.Linear(32, 10))
-
-def wide(num_classes, input_spec, feature_dim):
-    return net(8, weight_norm)
-
-def narrow(num_classes, input_spec, feature_dim):
-    return net(4, weight_norm)
-"""
-
-
-def test_parametrized_layers_of_several_widths(tmp_path: Path) -> None:
-    (file := tmp_path / "normed.py").write_text(PARAMETRIZED)
-    models = f"clients.models=['{file}:wide', '{file}:narrow']"
-    with pytest.raises(ScenarioError, match=r"clients.models: .*weight_norm"):
-        Scenario.of(loaded("algorithm={name: heterofl}", models, "clients.feature_dim=32"))

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from raysim.common.errors import RunError
 from raysim.engine.policies.sampling import (
@@ -126,30 +125,10 @@ class Returns:
         return self.found
 
 
-@pytest.mark.parametrize("found", [np.array([5, 2]), torch.tensor([5, 2]), {5, 2}], ids=["numpy", "torch", "set"])
-def test_ids_of_any_kind_become_whole_numbers(found: Any) -> None:
-    chosen = cohort(1, 1, range(8), 2, participation=Participation(Returns(found)))
-    assert chosen == (2, 5)
-    assert [type(k) for k in chosen] == [int, int]
-
-
-@pytest.mark.parametrize("found", [[0.0, 1.0], [1, 1], [1], [1, 9]])
+@pytest.mark.parametrize("found", [[1, 1], [1], [1, 9]])
 def test_what_is_no_selection(found: Any) -> None:
     with pytest.raises(RunError, match=r"Returns\.select"):
         cohort(1, 3, range(8), 2, participation=Participation(Returns(found)))
-
-
-class Turns:
-    """Selects the clients one after another."""
-
-    def select(self, candidates: Candidates, size: int, rng: np.random.Generator) -> Any:
-        first = (candidates.round - 1) * size
-        return [candidates.ids[(first + i) % len(candidates.ids)] for i in range(size)]
-
-
-def test_a_selection_knows_the_round() -> None:
-    found = [cohort(1, t, range(5), 2, participation=Participation(Turns())) for t in (1, 2, 3)]
-    assert found == [(0, 1), (2, 3), (0, 4)]
 
 
 def test_the_fastest_of_those_that_are_drawn() -> None:

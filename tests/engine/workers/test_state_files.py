@@ -46,17 +46,6 @@ def test_rows_take_room_once_they_are_written(tmp_path: Path, on_disk: bool) -> 
         rows.write(0, row(1))
 
 
-def test_what_was_not_used_lately_leaves_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left: list[tuple[int, int]] = []
-    files = StateFiles(StateLimits(1, str(tmp_path)))
-    rows = Rows(files.files[1], cached=3 * 100)
-    monkeypatch.setattr(os, "posix_fadvise", lambda file, begin, size, advice: left.append((begin, size)))
-    for i in range(5):
-        rows.write(i * PAGE + 100, row(i, 100))
-    assert left == [(0, PAGE), (PAGE, PAGE)]
-    assert read(rows, PAGE + 100, 100).tolist() == [1] * 100
-
-
 def test_another_process_joins() -> None:
     ours = StateFiles()
     ours.rows(100).write(64, row(7, 10))

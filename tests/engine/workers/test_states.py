@@ -141,57 +141,13 @@ def test_what_is_looked_at_or_fails_changes_nothing() -> None:
         assert_equal(weights(net), weights(odd("other")))
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        (lambda net: setattr(net, "first", nn.Linear(4, 5)), "first.bias"),
-        (lambda net: net.norm.double(), "norm.bias"),
-    ],
-)
-def test_a_network_with_another_shape_is_refused(change, name: str) -> None:
+def test_a_network_with_another_shape_is_refused() -> None:
     found = states()
-    with (
-        pytest.raises(RunError, match=rf"client 3 with model other: the shape or type of {name} in its network's"),
-        found.changing(3) as net,
-    ):
-        change(net)
+    with pytest.raises(RunError, match=r"client 3 with model other: .* first\.bias"), found.changing(3) as net:
+        net.first = nn.Linear(4, 5)
     assert found.held == set()
     with found.reading(3) as net:
         assert_equal(weights(net), weights(odd("other")))
-
-
-def test_a_network_with_a_torch_hook_is_not_used_again() -> None:
-    """Neither when the client's training failed, nor when its state was only read."""
-    found = states()
-    called: list[int] = []
-    with pytest.raises(ValueError, match="fails"), found.changing(1) as net:
-        net.register_forward_hook(lambda *_: called.append(1))
-        raise ValueError("fails")
-    with found.reading(1) as net:
-        net.register_forward_hook(lambda *_: called.append(1))
-    with found.changing(3) as net:
-        train(net, 1)
-    assert not called and found.held == {3}
-
-
-def test_states_of_checkpoints() -> None:
-    """Those of networks whose tensors a method has replaced, and of others, among them."""
-    found, other = states(), states()
-    for step in (3, 4):
-        with found.changing(0) as net:
-            train(net, step)
-        other.load(2, found.state(0))
-        with found.changing(0) as net:
-            train(net, step)
-            assert_equal(found.state(0), weights(net))
-        other.load(2, found.state(0))
-        with found.changing(0) as net, other.reading(2) as loaded_net:
-            assert_equal(weights(loaded_net), weights(net))
-            assert_equal(found.state(0), weights(net))
-    with pytest.raises(RuntimeError, match=r"size mismatch for first\.bias"):
-        other.load(2, {**found.state(0), "first.bias": torch.zeros(1)})
-    assert_equal(other.state(2), found.state(0))
-    assert other.state(4) is not None and other.held == {2}
 
 
 def test_clients_move_between_workers(tmp_path: Path) -> None:
