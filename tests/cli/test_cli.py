@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +37,12 @@ QUICKSTART = str(SCENARIOS / "quickstart.yaml")
 SHIPPED = sorted(path for path in SCENARIOS.rglob("*.yaml") if path.parent == SCENARIOS or path.name == "base.yaml")
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-@pytest.mark.parametrize("command", [None, *cli.commands])
-def test_help(capfd: pytest.CaptureFixture[str], command: str | None, flag: str):
-    code, out, err = run(capfd, *([command] if command else []), flag)
+@pytest.mark.parametrize("command", cli.commands)
+def test_help(capfd: pytest.CaptureFixture[str], command: str):
+    code, out, err = run(capfd, command, "-h")
     assert (code, err) == (0, "")
-    assert out.startswith(f"Usage: raysim{' ' + command if command else ''} ")
-    options = [name for one in cli.commands[command].params for name in one.opts] if command else []
-    for name in [one for one in options if one.startswith("--")] if command else cli.commands:
-        assert name in out
-
-
-def test_version(capfd: pytest.CaptureFixture[str]):
-    code, out, _ = run(capfd, "--version")
-    assert code == 0 and version("raysim") in out
+    assert out.startswith(f"Usage: raysim {command} ")
+    assert all(name in out for one in cli.commands[command].params for name in one.opts if name.startswith("--"))
 
 
 # -- list and describe -------------------------------------------------------------------------------
@@ -70,14 +61,7 @@ NAMES = {
 def test_list_has_every_name(capfd: pytest.CaptureFixture[str], what: str):
     code, out, err = run(capfd, "list", what)
     assert (code, err) == (0, "")
-    words = set(out.split())
-    assert [name for name in NAMES[what] if name not in words] == []
-    assert len(out.splitlines()) >= len(NAMES[what]) + 2
-
-
-def test_methods_are_another_word_for_algorithms(capfd: pytest.CaptureFixture[str]) -> None:
-    for command in ("list", "describe"):
-        assert run(capfd, command, "methods") == run(capfd, command, "algorithms")
+    assert set(NAMES[what]) <= set(out.split())
 
 
 def test_list_names(capfd: pytest.CaptureFixture[str]):
@@ -94,11 +78,10 @@ DESCRIBED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", dict.fromkeys(DESCRIBED))
-def test_describe_knows_every_name(capfd: pytest.CaptureFixture[str], name: str):
-    code, out, err = run(capfd, "describe", name)
-    assert (code, err) == (0, "")
-    assert len(out.strip()) > 10
+def test_describe_knows_every_name(capfd: pytest.CaptureFixture[str]):
+    for name in dict.fromkeys(DESCRIBED):
+        code, out, err = run(capfd, "describe", name)
+        assert (code, err) == (0, "") and len(out.strip()) > 10, name
 
 
 def test_describe_knows_a_cost_to_any_target(capfd: pytest.CaptureFixture[str]) -> None:
@@ -117,23 +100,8 @@ def test_describe_a_file_gives_its_columns(capfd: pytest.CaptureFixture[str], mo
     assert {"round", *METRICS} <= set(out.split())
 
 
-def test_describe_says_what_a_key_allows(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "500")
-    _, out, _ = run(capfd, "describe", "training")
-    words = " ".join(out.split())
-    assert "optimizer sgd sgd, adam" in words and "epochs 1 a whole number at least 1" in words
-
-
 def test_every_key_of_a_sweep_file_is_described() -> None:
     assert KEYS["sweep"].keys() == definition.SweepFile.model_fields.keys()
-
-
-def test_every_method_says_what_travels(capfd: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(run(capfd, "list", "methods", "--json")[1])["algorithms"]
-    facts = {one["name"]: one["facts"] for one in found}
-    assert all(one["messages"] and ("year" in one or name == "standalone") for name, one in facts.items())
-    assert facts["standalone"]["messages"] == "no communication"
-    assert facts["fedkd"]["messages"] == "update or mentee down and up"
 
 
 LIGHT = [
@@ -166,24 +134,20 @@ for args in {LIGHT!r}:
 # -- what is refused ---------------------------------------------------------------------------------
 
 REFUSED = [
-    (["validate", QUICKSTART, "--set", "training.lrr=1"], "training.lrr"),
     (["validate", "no/such.yaml"], "no/such.yaml"),
     (["launch", QUICKSTART, "--dry-run", "--set", "data.name=x"], "data.name"),
     (["launch", QUICKSTART, "--set", "clients.models=[cnn1]"], "clients.models.0"),
     (["describe", "fedghh"], "'fedgh'"),
     (["describe", "lr"], "'training.lr'"),
-    (["describe", "client_updat"], "'client_update'"),
     (["new", "model", "json"], "json"),
-    (["new", "algorithm", "class"], "class"),
     (["sweep", QUICKSTART, "--grid", "training.lx=1"], "training.lx"),
     (["sweep", QUICKSTART, "--seeds", "x"], "seeds"),
 ]
 
 
-@pytest.mark.parametrize("command", ["launch", "validate", "sweep"])
-def test_a_method_is_no_scenario(capfd: pytest.CaptureFixture[str], workplace: Path, command: str) -> None:
+def test_a_method_is_no_scenario(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
     Path("mine.py").write_text("import raysim\n")
-    code, _, err = run(capfd, command, "mine.py")
+    code, _, err = run(capfd, "launch", "mine.py")
     assert code == 2 and "--set algorithm.name=./mine.py" in err
 
 
@@ -208,17 +172,9 @@ def test_validate_prints_the_resolved_scenario(capfd: pytest.CaptureFixture[str]
 # -- completion and schema ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["launch", "quick"], "plain,quickstart"),
-        (["describe", "dirich"], "plain,dirichlet"),
-    ],
-)
-def test_names_are_completed(words: list[str], expected: str):
+def test_names_are_completed():
     completion = BashComplete(cli, {}, "raysim", "_RAYSIM_COMPLETE")
-    found = [completion.format_completion(one) for one in completion.get_completions(words[:-1], words[-1])]
-    assert found[:1] == [expected]
+    assert [one.value for one in completion.get_completions(["launch"], "quick")] == ["quickstart"]
 
 
 def test_schema_prints_what_is_shipped(capfd: pytest.CaptureFixture[str], tmp_path: Path):
@@ -245,14 +201,13 @@ def test_the_schema_accepts_what_is_shipped(checker: Any, path: Path):
     checker.validate(dict(parse_scenario(path).resolved))
 
 
-@pytest.mark.parametrize("name", ["./mine.py", "mine.py:Mine", "package.module:Mine"])
 @pytest.mark.parametrize("key", NAMED_SECTIONS, ids=".".join)
-def test_the_schema_accepts_custom_classes_with_any_fields(checker: Any, key: tuple[str, ...], name: str):
+def test_the_schema_accepts_custom_classes_with_any_fields(checker: Any, key: tuple[str, ...]):
     raw = yaml.safe_load(Path(QUICKSTART).read_text())
     section = raw
     for part in key[:-1]:
         section = section.setdefault(part, {})
-    section[key[-1]] = {"name": name, "mine": 0.5}
+    section[key[-1]] = {"name": "./mine.py:Mine", "mine": 0.5}
     if key[0] == "adversary":
         section["clients"] = 0.2
     elif key[0] == "aggregator":
@@ -263,21 +218,13 @@ def test_the_schema_accepts_custom_classes_with_any_fields(checker: Any, key: tu
 
 
 WRONG: list[tuple[tuple[str, ...], Any]] = [
-    (("trainin",), {}),
     (("training", "lrr"), 1),
     (("training", "lr"), 0),
     (("training", "lr"), "fast"),
-    (("rounds",), 0),
     (("algorithm",), {"name": "fedavgg"}),
-    (("algorithm", "header_l"), 1),
-    (("algorithm", "header_lr"), 0),
     (("algorithm", "server_mode"), "x"),
     (("algorithm", "avg_bn_buffers"), True),
-    (("data", "partition"), {"name": "iidd"}),
-    (("data", "partition"), {"classes_per_client": 2}),
-    (("data", "partition", "classes"), 2),
     (("data", "partition"), {"name": "pathological"}),
-    (("clients", "models"), []),
 ]
 
 
@@ -292,12 +239,6 @@ def test_the_schema_rejects_what_the_loader_rejects(checker: Any, key: tuple[str
     assert not checker.is_valid(raw)
     with pytest.raises(ScenarioError):
         Scenario.load(raw)
-
-
-@pytest.mark.parametrize("options", [["--resume", "none"], ["--code-changed"]])
-def test_a_dry_run_is_of_a_new_run(options: list[str], capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
-    code, out, err = run(capfd, "launch", QUICKSTART, "--dry-run", *options)
-    assert (code, out) == (2, "") and "--resume" in err
 
 
 def test_sigterm_ends_every_command_as_ctrl_c_does(

@@ -98,13 +98,3 @@ def test_compare(capfd: pytest.CaptureFixture[str], tmp_path: Path, undrawn: Non
     assert str(folder / "comparison.tex") in out and (folder / "curves.svg").exists()
     code, out, error = run(capfd, "compare", str(tmp_path / "nothing"))
     assert (code, out, error.count("\n")) == (2, "", 1)
-
-
-def test_compare_takes_a_sweep_file(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "one.yaml"
-    file.write_text(f"base: {QUICKSTART}\nset: [output={tmp_path / 'runs'}]\nseeds: [1]\n")
-    code, out, error = run(capfd, "compare", str(file))
-    assert (code, out, error.count("\n")) == (2, "", 1) and f"{tmp_path / 'runs' / 'one'}: " in error
-    make_run(tmp_path / "runs" / "one" / "cell" / "run")
-    code, out, error = run(capfd, "compare", str(file))
-    assert (code, error) == (0, "") and out.startswith("variant")

@@ -26,10 +26,6 @@ def test_init_copies_every_scenario(
     with pytest.raises(SystemExit, match="2"):
         main(["init", "mine"])
     assert "not empty" in capsys.readouterr().err
-    Path("empty").mkdir()
-    monkeypatch.chdir("empty")
-    main(["init", "."])
-    assert Path("quickstart.yaml").exists()
 
 
 @pytest.mark.large
@@ -47,24 +43,11 @@ def test_what_new_writes_passes_its_own_test(tmp_path: Path, monkeypatch: pytest
     assert "6 passed" in done.stdout  # two of each
 
 
-@pytest.mark.parametrize(
-    ("name", "module", "cls"), [("FedBABU", "fedbabu", "FedBABU"), ("my_thing", "my_thing", "MyThing")]
-)
-def test_capital_letters_are_those_of_the_class(
-    name: str, module: str, cls: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_capital_letters_are_those_of_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    main(["new", "algorithm", name])
-    assert {path.name for path in tmp_path.iterdir()} == {f"{module}.py", f"{module}.yaml", f"test_{module}.py"}
-    assert raysim.Scenario.load(f"{module}.yaml").method == cls
-
-
-@pytest.mark.parametrize("name", ["my-thing", "1", "größe"])
-def test_names_that_are_none(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        main(["new", "model", name])
-    assert not list(tmp_path.rglob("*"))
+    main(["new", "algorithm", "FedBABU"])
+    assert {path.name for path in tmp_path.iterdir()} == {"fedbabu.py", "fedbabu.yaml", "test_fedbabu.py"}
+    assert raysim.Scenario.load("fedbabu.yaml").method == "FedBABU"
 
 
 def test_the_wheel_has_methods_and_scenarios() -> None:

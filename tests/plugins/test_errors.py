@@ -9,7 +9,7 @@ import pytest
 
 import raysim
 from raysim.cli.main import main
-from tests.plugins.own import HELPED, NETS
+from tests.plugins.own import HELPED
 
 
 def failed(folder: Path, *sets: str, capsys: pytest.CaptureFixture[str], code: int = 1) -> list[str]:
@@ -43,14 +43,6 @@ class TestHooks:
         assert trace[0].startswith("Traceback") and trace[-1] == "KeyError: 'lost'"
         assert f'"{folder / "mine.py"}"' in trace[1]  # no line of raysim
 
-    def test_a_network_that_fails(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        late = "\n\nclass Late(Small):\n    def forward(self, x):\n        return x['pixels']\n"
-        (folder / "nets.py").write_text(NETS + late)
-        sets = ["clients.models=[digits_mlp64, './nets.py:Late']", "algorithm.name=fedgh"]
-        first, *trace = failed(folder, *sets, capsys=capsys)
-        assert "client 1" in first and "nets.py, line" in first
-        assert trace[-1].startswith("IndexError")
-
     def test_a_program_catches_it_with_its_cause(self, folder: Path) -> None:
         broken(folder, "client_update")
         with pytest.raises(raysim.HookError) as caught:
@@ -58,14 +50,6 @@ class TestHooks:
         error = caught.value
         assert (error.hook, error.client, error.round) == ("client_update", 0, 1)
         assert isinstance(error.__cause__, KeyError)
-
-    def test_clients_that_a_run_tolerates_up_to_a_share(self, folder: Path) -> None:
-        broken(folder, "client_update")
-        sets = ["clients.models=[digits_mlp64]", "failure.max_failed_fraction=0.5", "training.together=1"]
-        with pytest.raises(raysim.HookError, match="max_failed_fraction") as caught:
-            raysim.run(folder / "s.yaml", sets=sets, quiet=True)
-        assert (caught.value.hook, caught.value.round) == ("client_update", 1)
-        assert isinstance(caught.value.__cause__, KeyError)
 
 
 OWN = """
@@ -102,17 +86,3 @@ def test_code_that_is_no_hook(sets: str, called: str, folder: Path, capsys: pyte
     first, *trace = failed(folder, "algorithm.name=fedgh", "clients.models=[digits_mlp64]", sets, capsys=capsys)
     assert called in first and re.search(r"KeyError: 'lost' \(own\.py, line \d+\)$", first)
     assert f'"{folder / "own.py"}"' in "".join(trace[:4]) and trace[-1] == "KeyError: 'lost'"
-
-
-@pytest.mark.parametrize(
-    ("text", "last"),
-    [
-        (f"{HELPED}\nlost\n", "NameError: name 'lost' is not defined"),
-        ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
-    ],
-)
-def test_a_file_that_cannot_be_imported(text: str, last: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "mine.py").write_text(text)
-    first, *trace = failed(folder, capsys=capsys, code=2)
-    assert "mine.py: cannot be imported" in first
-    assert str(folder / "mine.py") in "".join(trace) and trace[-1] == last

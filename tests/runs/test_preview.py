@@ -27,7 +27,6 @@ OWN, PUBLISHED = 10.0, 360
         (["evaluation.when=both"], 4 * OWN + 2 * 3 * 2 * OWN),
         # All four clients also after each of these rounds, and before round 1 with the server's first message.
         (["evaluation.clients=all"], 4 * OWN + 2 * 3 * OWN + 4 * 4 * OWN),
-        (["evaluation.clients=all", "evaluation.all_every=4"], 4 * OWN + 2 * 3 * OWN + 3 * 4 * OWN),
         ([*GLOBAL, "evaluation.global_every=4"], 4 * OWN + 2 * (OWN + 2 * (OWN + PUBLISHED))),
     ],
 )

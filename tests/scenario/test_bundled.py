@@ -38,14 +38,11 @@ def test_the_users_own_file_goes_first(workplace: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "hint"),
     [
-        ("quikstart", "; did you mean 'quickstart'?"),
-        ("scenarios/quickstart.yaml", "; `quickstart` is the scenario that comes with raysim"),
+        ("quikstart", "'quickstart'"),
+        ("scenarios/quickstart.yaml", "`quickstart`"),
     ],
 )
 def test_a_missing_file(given: str, hint: str, workplace: Path) -> None:
-    with pytest.raises(raysim.ScenarioError) as refused:
-        raysim.Scenario.load(given)
-    assert str(refused.value) == f"{given}: there is no such file{hint}"
-    with pytest.raises(raysim.ScenarioError) as refused:
-        load_sweep(given)
-    assert str(refused.value) == f"{given}: there is no such file{hint}"
+    for load in (raysim.Scenario.load, load_sweep):
+        with pytest.raises(raysim.ScenarioError, match=f"{given}: there is no such file.*{hint}"):
+            load(given)

@@ -13,9 +13,8 @@ from tests.engine.scenarios import loaded
 
 
 def test_a_run_that_is_all_warm_up() -> None:
-    assert Scenario.of(loaded("algorithm={name: hks, warmup: 3}")).warnings == (
-        "algorithm.warmup: 3 rounds given, so all 3 rounds are warm-up",
-    )
+    (warning,) = Scenario.of(loaded("algorithm={name: hks, warmup: 3}")).warnings
+    assert warning.startswith("algorithm.warmup: 3 rounds given")
     assert Scenario.of(loaded("algorithm={name: hks, warmup: 2}")).warnings == ()
 
 
@@ -32,8 +31,8 @@ def test_a_run_that_is_all_warm_up() -> None:
 def test_a_stop_that_can_never_end_the_run(sets: list[str], may: bool) -> None:
     """Of four rounds: with patience 2, the run may end after round 3, as the first round sets the value to exceed."""
     scenario = Scenario.of(loaded("rounds=4", "stop.metric=accuracy/all", *sets))
-    told = "stop: the run cannot end early: its conditions hold after round 4 at the earliest"
-    assert scenario.may_end_early == may and (told in scenario.warnings) != may
+    told = any(text.startswith("stop: the run cannot end early") for text in scenario.warnings)
+    assert scenario.may_end_early == may == (not told)
 
 
 def test_run_folders_are_local() -> None:
@@ -44,10 +43,7 @@ def test_run_folders_are_local() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (
-            "algorithm={name: fedavg}",
-            "clients.models",
-        ),
+        ("algorithm={name: fedavg}", "clients.models"),
         ("data.name=cifar10", "clients.models.0: digits_mlp64"),
     ],
 )
@@ -79,10 +75,7 @@ def test_who_trains_together_is_written_down(sets: list[str], found: dict[str, i
     ("sets", "sentence"),
     [
         (["training.together={cnn1: 2}"], "training.together: cnn1 given"),
-        (
-            ["training.together=2", "failure.max_failed_fraction=0.5"],
-            "training.together: 2 given",
-        ),
+        (["training.together=2", "failure.max_failed_fraction=0.5"], "training.together: 2 given"),
     ],
 )
 def test_what_cannot_be_trained_together(sets: list[str], sentence: str) -> None:

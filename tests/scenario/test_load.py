@@ -85,38 +85,25 @@ def test_resolved_has_every_default():
 # -- keys, values and types --------------------------------------------------------------------------
 
 REFUSED = [
-    ("trainin.lr=1", "'training'"),
     ("training.lrr=1", "'lr'"),
     ("algorithm.header_l=1", "'header_lr'"),
     ("data.partition.classes=1", "'classes_per_client'"),
-    ("resources.overrides=[{clients: 0-3, actr: 3}]", "'actors'"),
     ("algorithm.name=fedavgg", "'fedavg'"),
-    ("data.partition.name=dirichlt", "'dirichlet'"),
-    ("data.name=digitss", "'digits'"),
     ("clients.models=[cnn9]", "clients.models.0"),
-    ("training.learning_rate=1", "'lr'"),
     ("clients.alpha=1", "'data.partition.alpha'"),
     ("nonsense=1", "unknown key"),
     ("clients.count=many", "a whole number"),
-    ("clients.count=2.5", "a whole number"),
     ("clients.count=0", "at least 1"),
     ("clients.models=cnn1", "give a list"),
     ("clients.models=[3]", "text"),
     ("training.lr='0.1'", "a number"),
-    ("training.lr=-0.1", "greater than 0"),
     ("training.lr=.nan", "a finite number"),
-    ("rounds=1e3", "1e3 given; allowed: a whole number"),
     ("name=2024", "'\"2024\"'"),
-    ("tracking.tags={on: x}", "quotes"),
     ("training.optimizer=lion", "'sgd', 'adam' or 'adamw'"),
     ("clients.participation=1.5", "a share"),
     ("name=../x", "letters, digits"),
     ("data=digits", "{name: digits}"),
-    ("algorithm={}", "algorithm.name: is missing"),
     ("algorithm.server_epochs=0", "algorithm.server_epochs: 0 given"),
-    ("training.overrides=[{clients: 0-3, lr: 0}]", "training.overrides.0.lr: 0 given"),
-    ("training.stragglers={share: 1.5}", "training.stragglers.share: 1.5 given"),
-    ("rounds.x=1", "rounds is not a mapping"),
     ("training.lr", "key.key=value"),
     ("training.lr=[1", "not valid YAML"),
 ]
@@ -128,17 +115,12 @@ def test_a_wrong_override_is_refused_in_one_sentence(item: str, sentence: str):
     assert sentence in text and "\n" not in text
 
 
-@pytest.mark.parametrize("section", ["name", "algorithm"])
-def test_a_missing_section_is_named(section: str):
-    raw = mapping()
-    del raw[section]
-    assert refused(source=raw) == f"scenario: {section}: is missing; add this key"
-
-
-def test_a_misspelt_required_key_is_called_unknown_not_missing():
+def test_a_required_key_is_missing_or_misspelt():
     raw = mapping()
     raw["round"] = raw.pop("rounds")
     assert refused(source=raw).startswith("scenario: round: unknown key; did you mean 'rounds'?")
+    del raw["round"]
+    assert "rounds: is missing" in refused(source=raw)
 
 
 # -- --set -------------------------------------------------------------------------------------------
@@ -155,20 +137,8 @@ def test_set_changes_one_key_and_values_are_yaml():
     assert loaded.training.clip is None
     assert loaded.clients.models == ["digits_cnn_s"]
     assert loaded.training.epochs == 5  # of the file
-
-
-def test_set_makes_sections_that_the_file_does_not_have():
-    assert load("tracking.tags.who=me").tracking.tags == {"who": "me"}
-
-
-def test_the_last_of_two_sets_counts():
+    assert load("tracking.tags.who=me").tracking.tags == {"who": "me"}  # a section that the file does not have
     assert load("training.lr=1", "training.lr=2").training.lr == 2.0
-
-
-def test_set_replaces_a_whole_mapping():
-    loaded = load("training={lr: 0.5}")
-    assert (loaded.training.lr, loaded.training.epochs) == (0.5, 1)
-    assert load("algorithm={name: fedgh, server_epochs: 5}").algorithm == FedGH(server_epochs=5)
 
 
 def test_what_was_overridden_is_known_by_dotted_keys():
@@ -194,16 +164,7 @@ def test_another_algorithm_drops_the_fields_of_the_first(tmp_path: Path):
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_another_algorithm_keeps_the_fields_of_other_sets_in_either_order(tmp_path: Path, flip: bool):
-    raw = mapping()
-    raw["algorithm"] = {"name": "lg_fedavg"}
-    sets = ["algorithm.name=fedgh", "algorithm.server_epochs=4"]
-    loaded = parse_scenario(written(tmp_path, yaml.safe_dump(raw)), sets[::-1] if flip else sets)
-    assert loaded.algorithm == FedGH(server_epochs=4)
-
-
-@pytest.mark.parametrize("flip", [False, True])
-def test_another_partition_drops_and_keeps_likewise(flip: bool):
+def test_another_partition_drops_fields_and_keeps_those_of_other_sets_in_either_order(flip: bool):
     sets = ["data.partition.name=dirichlet", "data.partition.alpha=0.25"]
     loaded = load(*(sets[::-1] if flip else sets))
     assert loaded.resolved["data"]["partition"]["alpha"] == 0.25
@@ -213,14 +174,13 @@ def test_another_partition_drops_and_keeps_likewise(flip: bool):
 
 def test_a_field_of_the_method_that_was_left_behind_is_unknown():
     text = refused(["algorithm.server_epochs=5", "algorithm.name=standalone"])
-    assert text == "--set algorithm.server_epochs=5: algorithm.server_epochs: unknown key (allowed: name)"
+    assert "--set algorithm.server_epochs=5: algorithm.server_epochs: unknown key" in text
 
 
 # -- files and YAML ----------------------------------------------------------------------------------
 
 
 BAD_YAML = [
-    ("name: a\nrounds: [1\n", ", line 3: not valid YAML"),
     ("name: a\nseed: 1\nseed: 2\n", ", line 3: not valid YAML: the key 'seed'"),
     ("a: !!python/object:os.system x\n", ", line 1: not valid YAML"),
     ("", ": the file is empty"),
@@ -235,27 +195,11 @@ def test_yaml_that_is_no_scenario_is_refused_in_one_line(tmp_path: Path, text: s
     assert found.startswith(f"{path}{sentence}") and "\n" not in found
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("1e-3", 0.001), ("+1e2", 100.0), ("1", 1.0)],
-)
-def test_numbers_as_people_write_them(tmp_path: Path, text: str, number: float):
-    path = written(tmp_path, QUICKSTART.read_text().replace("lr: 0.05", f"lr: {text}"))
-    assert parse_scenario(path).training.lr == number
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "sentence"),
-    [
-        ("name: quickstart", "name: on", 'name: on given; allowed: text; put it in quotes: "on"'),
-        ("rounds: 20", "rounds: 2e1", "rounds: 2e1 given; allowed: a whole number"),
-    ],
-)
-def test_a_value_of_a_file_is_shown_as_it_was_written(tmp_path: Path, old: str, new: str, sentence: str):
+def test_values_as_people_write_them(tmp_path: Path):
     text = QUICKSTART.read_text()
-    assert old in text
-    path = written(tmp_path, text.replace(old, new, 1))
-    assert refused(source=path) == f"{path}: {sentence}"
+    assert parse_scenario(written(tmp_path, text.replace("lr: 0.05", "lr: 1e-3"))).training.lr == 0.001
+    path = written(tmp_path, text.replace("name: quickstart", "name: on", 1))
+    assert refused(source=path).startswith(f"{path}: name: on given")  # as it was written, and not `True`
 
 
 def test_text_that_looks_like_a_number_survives_resolving():
@@ -267,10 +211,9 @@ def test_text_that_looks_like_a_number_survives_resolving():
         assert read == loaded.resolved
 
 
-@pytest.mark.parametrize("item", ["output=out #2", "data.label=#1", "clients.models=[digits_mlp64] # two"])
-def test_a_comment_in_an_override_is_refused(item: str) -> None:
-    with pytest.raises(ScenarioError, match=r"--set .*: the value contains a #, which begins a comment in YAML; put"):
-        parse_scenario("quickstart", [item])
+def test_a_comment_in_an_override_is_refused() -> None:
+    with pytest.raises(ScenarioError, match=r"--set output=out #2"):
+        parse_scenario("quickstart", ["output=out #2"])
     assert parse_scenario("quickstart", ["data.label='out #2'", "tracking.experiment=a#1"]).data.label == "out #2"
 
 
@@ -361,25 +304,13 @@ def test_a_profile_sets_what_is_not_given():
     assert parse_scenario(QUICKSTART).resolved["algorithm"]["profile"] == "paper"
 
 
-@pytest.mark.parametrize(
-    ("item", "sentence"),
-    [
-        ("algorithm={name: fedgh, profile: code}", "algorithm.profile: 'code' given; allowed: paper, official"),
-        ("algorithm={name: standalone, profile: official}", "algorithm.profile: 'official' given; allowed: paper"),
-    ],
-)
-def test_an_unknown_profile_is_refused(item: str, sentence: str):
-    with pytest.raises(ScenarioError) as refused:
-        parse_scenario(QUICKSTART, [item])
-    assert str(refused.value) == f"--set {item}: {sentence}"
+def test_an_unknown_profile_is_refused():
+    assert "algorithm.profile: 'official' given" in refused(["algorithm={name: standalone, profile: official}"])
 
 
 def test_a_sweep_is_no_scenario(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text("base: quickstart.yaml\nseeds: 1..3\n")
-    with pytest.raises(
-        ScenarioError,
-        match="raysim sweep",
-    ):
+    with pytest.raises(ScenarioError, match="raysim sweep"):
         parse_scenario(tmp_path / "sweep.yaml")
 
 
@@ -389,9 +320,3 @@ def test_a_mapping_may_be_merged_into_another(tmp_path: Path):
     assert merged != text
     loaded = parse_scenario(written(tmp_path, merged))
     assert (loaded.training.weight_decay, loaded.training.lr) == (0.5, 0.05)  # its own keys count more
-
-
-def test_an_override_fills_a_section_that_is_null():
-    raw = {**mapping(), "system": None, "stop": None}
-    scenario = parse_scenario(raw, ["system.dropout=0.5", "stop.patience=2"])
-    assert scenario.system.dropout == 0.5 and scenario.stop.patience == 2

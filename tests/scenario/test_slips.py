@@ -20,6 +20,8 @@ SLIPS = {
         "did you mean `server_update`?",
     ),
     "no decorator": ("@dataclass(frozen=True)", "", "put @dataclass(frozen=True) above the class"),
+    "syntax": ("@dataclass(frozen=True)", "def f(:", "cannot be imported: invalid syntax"),
+    "no hook": ("    def client_update(", "    def updates(", "lacks client_update"),
     "another signature": (
         "def server_send(self, server: Server[Header], to: ClientId)",
         "def server_send(self, server: Server[Header])",

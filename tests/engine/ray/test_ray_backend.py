@@ -22,7 +22,7 @@ from raysim.engine.policies.placement import ActorGroup, ClusterResources, Group
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.run import state_digest
-from raysim.engine.workers.state_files import AUTO, StateLimits
+from raysim.engine.workers.state_files import StateLimits
 from raysim.plugins.registry import algorithm_names
 from raysim.runs.plan import make_plan
 from raysim.runs.run import Run, run
@@ -37,13 +37,7 @@ from tests.engine.test_training_settings import SETTINGS
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
-PLANS = {
-    "one actor": [ResourceRequest(tuple(range(8)), 1, None, 1.0, 0.0)],
-    "three actors": [ResourceRequest(tuple(range(8)), 3, None, 1.0, 0.0)],
-}
-
-
-SPLIT = {"overrides": [{"models": ["digits_resnet"], "clients_per_actor": 2, "actors": 1}], "actors": 2}
+ACTORS = 3
 
 
 def result_of(*sets: str, **changes: Any) -> Run:
@@ -65,16 +59,13 @@ def actors_at_work() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def backends(ray_session: None) -> Iterator[dict[str, RayBackend]]:
-    """A backend per plan, used by every method: actors are slow to start and can begin a new run at any time."""
+def backend(ray_session: None) -> Iterator[RayBackend]:
+    """A backend that every method uses: actors are slow to start and can begin a new run at any time."""
+    layout = lay_out([ResourceRequest(tuple(range(8)), ACTORS, None, 1.0, 0.0)], ClusterResources(8, 2))
     on_disk = StateLimits(memory_gb=1e-6)  # where clients' states do not fit into memory
-    made = {
-        name: RayBackend(ActorPool(lay_out(requests, ClusterResources(8, 2)), limits=limits))
-        for (name, requests), limits in zip(PLANS.items(), (AUTO, on_disk), strict=True)
-    }
-    yield {**made}
-    for backend in made.values():
-        backend.close()
+    made = RayBackend(ActorPool(layout, limits=on_disk))
+    yield made
+    made.close()
 
 
 def test_tests_that_share_one_ray_run_in_one_process(request: pytest.FixtureRequest) -> None:
@@ -95,14 +86,12 @@ def rounds_on(backend: Backend, given: ParsedScenario) -> tuple[str, list[Client
     return state_digest(backend), rows, values, moved
 
 
-WHOLE = ("hks", "fedgh")
-"""Methods that are run on every placement: one whose clients know most, and one whose server trains."""
+TRIED = ("hks", "fedgh")
+"""Methods that `make test` tries: one whose clients know most, and one whose server trains."""
 
 
-@pytest.mark.parametrize("method", first([*WHOLE, *(name for name in algorithm_names() if name not in WHOLE)], 2))
-def test_bit_identical_on_any_placement(
-    method: str, backends: dict[str, RayBackend], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("method", first([*TRIED, *(name for name in algorithm_names() if name not in TRIED)], 2))
+def test_bit_identical_on_any_placement(method: str, backend: RayBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = count()
 
     def dealt(cohort: Sequence[Group], cost_s: object, owner: object, groups: Sequence[ActorGroup]) -> Any:
@@ -118,58 +107,43 @@ def test_bit_identical_on_any_placement(
     digest, rows, values, _ = rounds_on(here, given)
     here.close()
     assert len(rows) == 8 + 3 * 4
-    moved = 0
-    names = backends if method in WHOLE else ["three actors"]
-    for name in names:
-        backend = backends[name]
-        *there, moves = rounds_on(backend, given)
-        assert there == [digest, rows, values], name
-        assert (backend.memory().on_disk_mb > 0) is (name == "three actors")
-        moved += moves
+    *there, moved = rounds_on(backend, given)
+    assert there == [digest, rows, values]
+    assert backend.memory().on_disk_mb > 0
     assert moved > 0  # else this did not show that a client may change its actor
 
 
-def test_late_and_dropped_clients_are_the_same_on_any_placement(backends: dict[str, RayBackend]) -> None:
+def test_late_and_dropped_clients_are_the_same_on_any_placement(backend: RayBackend) -> None:
     given = loaded(*UNEVEN)
     expected = rounds_in_virtual_time(InProcessBackend(), given)
     assert sum(row.get("engine/dropped_clients", 0) for row in expected[2]) > 2
-    assert rounds_in_virtual_time(backends["three actors"], given) == expected
+    assert rounds_in_virtual_time(backend, given) == expected
     absent = loaded("system={availability: 0}", "rounds=1")
-    assert rounds_in_virtual_time(backends["three actors"], absent) == rounds_in_virtual_time(
-        InProcessBackend(), absent
-    )
+    assert rounds_in_virtual_time(backend, absent) == rounds_in_virtual_time(InProcessBackend(), absent)
 
 
 @pytest.mark.large
 @pytest.mark.parametrize("method", ["fedkd", "fedapen"])
-def test_all_clients_are_tested_alike_on_any_placement(method: str, backends: dict[str, RayBackend]) -> None:
+def test_all_clients_are_tested_alike_on_any_placement(method: str, backend: RayBackend) -> None:
     """FedKD's server changes its state as it sends, and FedAPEN's clients train as they receive."""
     given = loaded(*of_method(method), "training.together=2", "evaluation={clients: all, when: both}")
     here = InProcessBackend()
     digest, rows, values, _ = rounds_on(here, given)
     here.close()
     assert len([row for row in rows if row.current_total is not None]) == 4 * 8
-    for name, backend in backends.items():
-        assert rounds_on(backend, given)[:3] == (digest, rows, values), name
-        assert backend.calls.inputs == ()  # so the object store does not hold the last messages
+    assert rounds_on(backend, given)[:3] == (digest, rows, values)
+    assert backend.calls.inputs == ()  # so the object store does not hold the last messages
 
 
-def test_training_settings_have_the_same_bits_on_any_placement(backends: dict[str, RayBackend]) -> None:
+def test_training_settings_have_the_same_bits_on_any_placement(backend: RayBackend) -> None:
     given = loaded(*of_method("hks"), *SETTINGS, "training.together=2")
     *expected, _ = rounds_on(InProcessBackend(), given)
-    *there, _ = rounds_on(backends["three actors"], given)
+    *there, _ = rounds_on(backend, given)
     assert there == expected
 
 
-@pytest.mark.large
-def test_the_whole_command_agrees_too(workplace: Path) -> None:
-    here, there = result_of(), result_of("backend=ray", resources={**SPLIT, "gpus_per_actor": 0})
-    assert there.state_digest == here.state_digest
-    assert clients(there).equals(clients(here))
-
-
-def test_fractional_gpus_add_up(
-    workplace: Path, actors_at_work: Any, backends: dict[str, RayBackend], monkeypatch: pytest.MonkeyPatch
+def test_a_run_takes_fractions_of_gpus_and_agrees_with_one_process(
+    workplace: Path, actors_at_work: Any, backend: RayBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 x 0.25 + 1 of the 2 logical GPUs and 3 CPUs are taken; the server takes none; all is given back."""
     import ray
@@ -185,9 +159,8 @@ def test_fractional_gpus_add_up(
         return False
 
     start = RayBackend.start
-    # What the module's own backends hold: their client actors, and a server each.
-    held = sum(backend.layout.num_actors for backend in backends.values())
-    cpus, actors = ray.cluster_resources()["CPU"] - held, held + len(backends)
+    # The module's own backend holds its client actors and a server.
+    cpus, actors = ray.cluster_resources()["CPU"] - ACTORS, ACTORS + 1
     assert exits(2.0, cpus, actors)
     during: list[bool] = []
 
@@ -198,19 +171,22 @@ def test_fractional_gpus_add_up(
 
     monkeypatch.setattr(RayBackend, "start", look)
     overrides = "[{models: [digits_resnet], actors: 1, gpus_per_actor: 1}]"
-    result_of("backend=ray", "rounds=1", f"resources={{actors: 2, gpus_per_actor: 0.25, overrides: {overrides}}}")
+    resources = f"resources={{actors: 2, gpus_per_actor: 0.25, overrides: {overrides}}}"
+    there = result_of("backend=ray", "rounds=1", resources)
     assert during == [True]
     assert exits(2.0, cpus, actors)
+    here = result_of("rounds=1")
+    assert there.state_digest == here.state_digest and clients(there).equals(clients(here))
 
 
-def test_a_failing_hook_is_told_with_its_place(backends: dict[str, RayBackend]) -> None:
+def test_a_failing_hook_is_told_with_its_place(backend: RayBackend) -> None:
     class Broken(Standalone):
         def client_update(self, client: Any, down: None) -> None:
             raise ZeroDivisionError("no")
 
     given = loaded("algorithm={name: standalone}").model_copy(update={"algorithm": Broken()})
     with pytest.raises(HookError, match=r"Broken.client_update of client \d failed in round 1 .*ZeroDivision") as told:
-        rounds_on(backends["one actor"], given)
+        rounds_on(backend, given)
     assert "ZeroDivisionError: no" in told.value.trace
     assert (told.value.hook, told.value.round) == ("client_update", 1)
     assert isinstance(told.value.__cause__, ZeroDivisionError)
