@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import layouts
 import numpy as np
 import pyarrow.parquet as pq
@@ -49,16 +47,6 @@ def test_real_cifar100_test_file(data_root, alone):
     data = load_dataset("cifar100", str(alone))
     assert data.raw_M.shape == (2 * table.num_rows, 32, 32, 3)
     assert len(data.class_names) == 100 and data.class_names[0] == "apple"
-    with pytest.raises(ScenarioError, match="no column label"):
-        load_dataset("cifar10", str(alone))
-
-
-@pytest.mark.parametrize("where", ["", "fashion_mnist/data"])
-def test_parquet_layouts(alone, where):
-    image, label = layouts.fashion_parquet(alone / "root" / where)
-    data = load_dataset("fashion_mnist", str(alone / "root"))
-    assert np.array_equal(data.raw_M, image) and np.array_equal(data.label_M, label)
-    assert data.num_train == 9 and data.class_names[3] == "thing 3"
 
 
 def test_several_files_in_order_and_all_needed(alone):
@@ -80,11 +68,6 @@ def test_torchvision_folders(alone, monkeypatch):
     data = load_dataset("fashion_mnist", str(alone))
     assert np.array_equal(data.raw_M, image) and np.array_equal(data.label_M, label)
     assert data.num_train == 7 and data.class_names[0] == "T-shirt/top"
-    processed = alone / "FashionMNIST" / "processed"  # torchvision's own reader would prefer these files
-    processed.mkdir()
-    for name in ("training.pt", "test.pt"):
-        (processed / name).write_bytes(b"no tensor")
-    assert load_dataset("fashion_mnist", str(alone), "torchvision").digest == data.digest
     image, label = layouts.cifar_torchvision(alone, monkeypatch)
     data = load_dataset("cifar100", str(alone))
     assert np.array_equal(data.raw_M, image) and np.array_equal(data.label_M, label)
@@ -115,6 +98,7 @@ def test_mnist_in_the_layouts_of_the_hub_and_torchvision(alone, where):
     image, label = layouts.fashion_parquet(alone / "root" / where)
     parquet = load_dataset("mnist", str(alone / "root"))
     assert np.array_equal(parquet.raw_M, image) and np.array_equal(parquet.label_M, label)
+    assert parquet.num_train == 9 and parquet.class_names[3] == "thing 3"
     image, label = layouts.idx(alone / "other" / "MNIST" / "raw")
     data = load_dataset("mnist", str(alone / "other"))
     assert np.array_equal(data.raw_M, image) and data.class_names[3] == "3 - three"
@@ -143,19 +127,14 @@ def test_tiny_imagenet_parquet(alone):
     assert np.array_equal(data.raw_M, image) and data.num_train == 3
 
 
-def test_missing_in_root(alone):
-    for root, words in ((alone, ["train-*.parquet", "cifar-100-python"]), (alone / "no", [])):
-        with pytest.raises(ScenarioError, match=r"data\.root") as error:
-            load_dataset("cifar100", str(root))
-        assert all(word in str(error.value) for word in [str(root), *words])
-
-
-@pytest.mark.parametrize("download", [True, False])
-def test_missing_everywhere_names_the_three_ways(alone, download):
+def test_missing_data_names_where_they_may_be(alone):
+    with pytest.raises(ScenarioError, match=r"data\.root") as error:
+        load_dataset("cifar100", str(alone))
+    assert all(word in str(error.value) for word in [str(alone), "train-*.parquet", "cifar-100-python"])
     with pytest.raises(ScenarioError) as error:
-        load_dataset("cifar10", download=download)
-    text = str(error.value)
-    assert all(word in text for word in ["data.root", "RAYSIM_DATA", str(alone / "cache" / "data"), "internet access"])
+        load_dataset("cifar10")
+    words = ["data.root", "RAYSIM_DATA", str(alone / "cache" / "data"), "internet access"]
+    assert all(word in str(error.value) for word in words)
 
 
 def test_download_lands_in_the_cache_folder_and_is_found_again(alone, monkeypatch):
@@ -203,17 +182,10 @@ def test_cache_is_used_and_follows_the_source(alone, monkeypatch):
     assert np.array_equal(again.label_M, first.label_M) and again.class_names == first.class_names
     layouts.fashion_parquet(alone / "root", train=12)
     assert load_dataset("fashion_mnist", str(alone / "root")).num_train == 12
-    os.utime(alone / "root" / "train-00000-of-00001.parquet", (1, 1))
-    load_dataset("fashion_mnist", str(alone / "root"))
-    assert len(decoded_files(alone)) == 6
 
 
 def test_cache_that_cannot_be_written_is_only_slower(alone, monkeypatch):
     layouts.fashion_parquet(alone / "root")
-    (alone / "file").write_text("not a folder")
-    monkeypatch.setenv("RAYSIM_CACHE", str(alone / "file"))
-    assert len(load_dataset("fashion_mnist", str(alone / "root"))) == 14
-    monkeypatch.setenv("RAYSIM_CACHE", str(alone / "cache"))
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")

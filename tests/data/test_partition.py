@@ -165,23 +165,13 @@ SETTINGS = [Iid(), Pathological(3), Dirichlet(0.3), Hks(0.5), Resample(20)]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_what_holds_for_every_partition(setting):
-    """And it is not blind dealing under another name."""
-    label_M, num_train = labels(8, 60, 20)
-    split = default_split(setting)
-    made, blind = (make_partition(label_M, num_train, 8, 7, one, split, 1) for one in (setting, Iid()))
-    if not isinstance(setting, Resample):  # which lets clients share samples
-        check_basics(made, label_M, num_train, 7, split)
-    assert (made.digest == blind.digest) == isinstance(setting, Iid)
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
 def test_deterministic_in_the_seed(setting):
     label_M, num_train = labels(8, 60, 20)
     args = (label_M, num_train, 8, 7, setting, default_split(setting))
     first, second, other = (make_partition(*args, seed) for seed in (1, 1, 2))
     assert first.digest == second.digest != other.digest
-    assert all(np.array_equal(first.train.of(client), second.train.of(client)) for client in range(7))
+    blind = make_partition(*args[:4], Iid(), args[5], 1)
+    assert (first.digest == blind.digest) == isinstance(setting, Iid)  # no blind dealing under another name
 
 
 @pytest.mark.parametrize("split", ["pooled811", "published"])
@@ -199,13 +189,6 @@ def test_the_samples_of_a_class_are_dealt_at_random():
     owner_M[train.index] = train.owner
     owner_Q = owner_M[(label_M == 0) & (owner_M >= 0)]  # of one class, in the order of the data
     assert (owner_Q[1:] == owner_Q[:-1]).mean() < 0.5  # about 1/5 of neighbours; dealt in order, almost all
-
-
-def test_validation_samples_of_pfedhn_are_drawn_at_random():
-    label_M, num_train = labels(5, 40, 12)
-    made = make_partition(label_M, num_train, 5, 4, Iid(), "pfedhn", 1)
-    assert num_train == 200 and made.val.index.min() < 80  # neither the last 40
-    assert made.train.index.max() >= 160  # nor any others that lie after those for training
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -264,12 +247,6 @@ def test_pathological_shares(seed, clients, classes, held):
     assert holders_C.max() - holders_C.min() <= 1 and holders_C.sum() == clients * held
 
 
-def test_weights_of_a_class_are_between_04_and_06():
-    share_NC = pathological_shares(40, 4, 2, np.random.default_rng(0))
-    ratio_C = [share_N[share_N > 0].max() / share_N[share_N > 0].min() for share_N in share_NC.T]
-    assert min(ratio_C) > 1.3 and max(ratio_C) <= 1.5  # of 20 holders each; at most 0.6 / 0.4
-
-
 def test_dirichlet_guards():
     rng = np.random.default_rng(0)
     one, _ = dirichlet_shares(np.array([30, 30]), 1, 0.5, 10, 3, rng)  # the only client is full after one class
@@ -279,18 +256,11 @@ def test_dirichlet_guards():
     assert (largest_remainder(np.array([50, 0, 50]), share_NC.T).sum(0) == 10).all()
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_full_client_gets_nothing_of_the_classes_that_follow(seed):
+def test_a_full_client_gets_nothing_of_the_classes_that_follow():
     total_C = np.full(10, 100)
-    share_NC, _ = dirichlet_shares(total_C, 5, 0.05, 1, 1, np.random.default_rng(seed))
+    share_NC, _ = dirichlet_shares(total_C, 5, 0.05, 1, 1, np.random.default_rng(0))
     # Less than an equal part, 1000 / 5, and the class that fills the client.
     assert largest_remainder(total_C, share_NC.T).sum(0).max() < 200 + 100
-
-
-def test_full_means_an_equal_part():
-    # Of two clients with 10 samples each, the one that takes all of the first class gets nothing of the second.
-    share_NC, _ = dirichlet_shares(np.array([10, 10]), 2, 1e-9, 1, 1, np.random.default_rng(0))
-    assert sorted(share_NC.tolist()) == [[0.0, 1.0], [1.0, 0.0]]
 
 
 @pytest.mark.parametrize(("alpha", "low", "high"), [(0.1, 0.45, 0.85), (100.0, 0.1, 0.14)])
@@ -344,27 +314,13 @@ def test_heatmap_of_any_size(tmp_path):
             assert image.width > 600 and image.height > 400
 
 
-@pytest.mark.parametrize("split", ["pooled811", "published", "pfedhn"])
-def test_many_clients_of_a_skewed_draw_are_dealt_in_seconds(split: str) -> None:
+def test_many_clients_of_a_skewed_draw_are_dealt_in_seconds() -> None:
     """With the sizes of CIFAR-10, where redrawing until each client has 10 samples never ends."""
     label_M, num_train = labels(10, 5000, 1000)
     started = time.process_time()
-    made = make_partition(label_M, num_train, 10, 200, Dirichlet(0.1), split, 0)
+    made = make_partition(label_M, num_train, 10, 200, Dirichlet(0.1), "pooled811", 0)
     assert time.process_time() - started < 5
     assert min(sum(np.bincount(one.owner, minlength=200) for one in made.parts.values())) >= 10
-
-
-def test_four_fifths_are_rounded():
-    label_M, num_train = labels(2, 101, 10)  # 202 published training samples: 161.6 of them are for training
-    made = make_partition(label_M, num_train, 2, 4, Iid(), "pfedhn", 1)
-    assert (len(made.train.index), len(made.val.index)) == (162, 40)
-
-
-def test_a_partition_says_where_it_is_no_plain_draw():
-    label_M, num_train = labels(10, 80, 20)
-    settings = (Dirichlet(0.5, 2), Dirichlet(0.01), Dirichlet(1e-9))
-    made = [make_partition(label_M, num_train, 10, 20, one, "pooled811", 1) for one in settings]
-    assert [len(one.notes) for one in made] == [0, 1, 1]
 
 
 def test_own_shares_split_each_class_of_a_client() -> None:
@@ -384,9 +340,9 @@ def test_shares_of_a_scenario(workplace: Path) -> None:
         "clients": {"count": 3, "models": ["digits_mlp64"]},
     }
     run = raysim.run(scenario, quiet=True)
-    counts = run.partition.groupby("part").size()
-    assert set(counts.index) == {"train", "test"}
-    assert counts["train"] / counts.sum() == pytest.approx(0.75, abs=0.01)
+    found = run.partition.groupby("part").size()
+    assert set(found.index) == {"train", "test"}
+    assert found["train"] / found.sum() == pytest.approx(0.75, abs=0.01)
     assert run.scenario.data.split.train == 0.75  # from resolved.yaml
     with pytest.raises(raysim.ScenarioError, match=r"data\.split"):
         raysim.Scenario.load(scenario, ["data.split={train: 0.7, test: 0.2}"])

@@ -13,12 +13,8 @@ from raysim.core.data import Transform
 from raysim.data.specs import DATASETS, Augment, spec_for
 from raysim.data.transform import FeatureTransform, ImageTransform, TokenTransform
 
-ALL = [
-    Augment(),
-    Augment(flip=True, erase=True, crop_padding=4),
-    Augment(flip=False),
-]
-SHAPES = [(5, 32, 32, 3), (4, 8, 8, 1), (3, 12, 20, 3)]
+ALL = [Augment(flip=True, erase=True, crop_padding=4), Augment(flip=False)]
+SHAPES = [(4, 8, 8, 1), (3, 12, 20, 3)]
 
 
 def raw(shape, seed=0):
@@ -90,20 +86,6 @@ def test_batches_drawn_at_once_are_those_drawn_one_after_another():
     assert torch.equal(mine.get_state(), theirs.get_state())
 
 
-def test_same_generator_same_images_and_input_untouched():
-    made, images = ImageTransform.of(DATASETS["cifar100"], augment=True), raw((16, 32, 32, 3))
-    before = images.clone()
-    first, second, other = (augmented(made, images, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
-    assert torch.equal(first, second) and not torch.equal(first, other) and torch.equal(images, before)
-
-
-def test_no_augmentation_draws_nothing():
-    made, rng = ImageTransform.of(DATASETS["cifar10"], augment=False), torch.Generator().manual_seed(0)
-    state = rng.get_state()
-    images = raw((2, 32, 32, 3))
-    assert torch.equal(augmented(made, images, rng), made.plain(images)) and torch.equal(rng.get_state(), state)
-
-
 def test_rates_are_the_published_ones():
     grey = torch.full((4000, 32, 32, 1), 255, dtype=torch.uint8)
     grey[:, :, :16] = 200
@@ -114,13 +96,6 @@ def test_rates_are_the_published_ones():
     share = (erased == 0).float().mean((1, 2, 3))
     assert 0.46 < (share > 0).float().mean() < 0.54
     assert share[share > 0].min() > 0.03 and share.max() < 0.22 and 0.11 < share[share > 0].mean() < 0.13
-
-
-def test_padding_shows_the_mean_colour():
-    made = ImageTransform((0.25,), (0.5,), Augment(flip=False, crop_padding=2))
-    out = augmented(made, raw((200, 8, 8, 1)) | 128, torch.Generator().manual_seed(0))
-    empty_row_B = (out == 0).all(dim=3).any(dim=2).squeeze(1)
-    assert 0.7 < empty_row_B.float().mean() < 0.9  # four of the five shifts
 
 
 @pytest.mark.parametrize("augment", [None, Augment(erase=True, crop_padding=4)])
