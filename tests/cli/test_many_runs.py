@@ -66,35 +66,3 @@ def test_a_dry_run_refuses_a_cell_that_can_never_run(
     Path("sweep.yaml").write_text(yaml.safe_dump({"base": base or digits(), "grid": {"clients.count": values}}))
     code, _, err = run(capfd, "sweep", "sweep.yaml", "--dry-run")
     assert code == 2 and f"clients.count={values[0]}" in err and word in err
-
-
-@pytest.mark.large
-def test_a_dry_run_notes_what_is_to_be_downloaded(
-    capfd: pytest.CaptureFixture[str], workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCH_HOME", str(workplace / "hub"))  # without weights
-    monkeypatch.setenv("RAYSIM_CACHE", str(workplace / "cache"))  # without data
-    monkeypatch.delenv("RAYSIM_DATA", raising=False)
-    runs = {
-        "data": ["data.name=tiny_imagenet", "clients.models=[resnet18]"],
-        "users": ["data={name: femnist, partition: {name: natural}}", "clients.count=auto", "clients.models=[cnn1]"],
-        "weights": ["algorithm={name: fedcache, encoder: mobilenet_v3_small}"],
-    }
-    Path("sweep.yaml").write_text(yaml.safe_dump({"base": digits(), "runs": runs}))
-    code, out, err = run(capfd, "sweep", "sweep.yaml", "--dry-run")
-    assert code == 0, err
-    assert [line.split(":")[1] for line in out.splitlines() if line.startswith("note")] == [f" {one}" for one in runs]
-
-
-def test_compare(capfd: pytest.CaptureFixture[str], tmp_path: Path, undrawn: None) -> None:
-    for seed in (1, 2, 3):
-        make_run(tmp_path / "runs" / f"a{seed}", seed=seed)
-        make_run(tmp_path / "runs" / f"b{seed}", "standalone", seed, accuracy=[0.1, 0.2, 0.3, 0.4 + 0.01 * seed])
-    folder = tmp_path / "out"
-    words = ["--baseline", "standalone", "--target", "0.4", "-o", str(folder)]
-    code, out, error = run(capfd, "compare", str(tmp_path / "runs"), *words)
-    assert (code, error) == (0, "")
-    assert out.startswith("variant") and "+8.00 ± 2.48" in out and "rounds to 40%" in out
-    assert str(folder / "comparison.tex") in out and (folder / "curves.svg").exists()
-    code, out, error = run(capfd, "compare", str(tmp_path / "nothing"))
-    assert (code, out, error.count("\n")) == (2, "", 1)

@@ -11,9 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import yaml
 
-from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
 from raysim.data.datasets import load_dataset
 from raysim.data.files import find_files
@@ -168,19 +166,6 @@ def test_numpy_arrays_are_what_their_type_says(workplace: Path) -> None:
         assert str(load_dataset("numpy", files=Files(("mine.npz",))).spec.input_spec) == text
 
 
-def test_what_was_read_is_kept(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table(workplace / "mine.csv", 200)
-    first = checked({"name": "csv", "path": "mine.csv", "features": "[abc]"})
-    with monkeypatch.context() as patched:
-        patched.setattr("raysim.data.datasets._decode", lambda *rest: pytest.fail("it was decoded again"))
-        again = checked({"name": "csv", "path": "mine.csv", "features": "[abc]"})
-    assert again.dataset == first.dataset
-    other = checked({"name": "csv", "path": "mine.csv", "features": "[ab]"})  # read in another way
-    assert other.dataset.input_spec.shape == (2,)
-    table(workplace / "mine.csv", 100)
-    assert checked({"name": "csv", "path": "mine.csv", "features": "[abc]"}).dataset.train_size == 100
-
-
 def test_the_clients_are_the_ids(workplace: Path) -> None:
     table(workplace / "mine.parquet", 62, users=4)
     data = {"name": "parquet", "path": "mine.parquet", "partition": {"name": "natural", "by": "user"}}
@@ -195,16 +180,6 @@ def test_the_clients_are_the_ids(workplace: Path) -> None:
     assert rows.groupby("client")["part"].value_counts().unstack().to_numpy().min() >= 1
     few = assembled({**data, "partition": {"name": "natural", "by": "user", "min_samples": 16, "max_clients": 1}})
     assert len(few.partition.ids) == 1 and few.partition.ids[0] in ("u0", "u1")  # those with 16 rows, not 15
-
-
-def test_features_that_look_like_ids_are_named(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    x, y = features(60)
-    columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "patientId": np.arange(60), "round": np.arange(60) // 6}
-    columns |= {"smokes": np.arange(60) % 2, "label": y}
-    pq.write_table(pa.table(columns), "mine.parquet")
-    Path("mine.yaml").write_text(yaml.safe_dump(scenario({"name": "parquet", "path": "mine.parquet"})))
-    main(["launch", "mine.yaml", "--dry-run"])
-    assert "patientId, round" in " ".join(capfd.readouterr().out.split())
 
 
 def test_natural_with_published_parts(workplace: Path) -> None:

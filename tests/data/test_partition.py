@@ -28,7 +28,6 @@ from raysim.data.partition_counts import (
     Split,
     dirichlet_shares,
     largest_remainder,
-    pathological_shares,
     split_cells,
     top_up,
 )
@@ -235,18 +234,6 @@ def test_811_by_hand():
     assert split_cells(np.array([[1, 0]])).sum(1).tolist() == [[1, 0, 0]]
 
 
-@quick
-@given(seed=seeds, clients=st.integers(1, 60), classes=st.integers(1, 40), held=st.integers(1, 40))
-def test_pathological_shares(seed, clients, classes, held):
-    held = min(held, classes)
-    share_NC = pathological_shares(clients, classes, held, np.random.default_rng(seed))
-    assert ((share_NC > 0).sum(1) == held).all()
-    sums = share_NC.sum(0)
-    assert (np.isclose(sums, 1) | (sums == 0)).all()
-    holders_C = (share_NC > 0).sum(0)
-    assert holders_C.max() - holders_C.min() <= 1 and holders_C.sum() == clients * held
-
-
 def test_dirichlet_guards():
     rng = np.random.default_rng(0)
     one, _ = dirichlet_shares(np.array([30, 30]), 1, 0.5, 10, 3, rng)  # the only client is full after one class
@@ -299,19 +286,6 @@ def test_too_few_samples_of_a_class():
     label_M, num_train = labels(10, 5, 5)
     with pytest.raises(ScenarioError, match=r"clients.count: 30 given, but class"):
         make_partition(label_M, num_train, 10, 30, Pathological(4), "pooled811", 1, "digits")
-
-
-def test_heatmap_of_any_size(tmp_path):
-    from PIL import Image
-
-    from raysim.data.heatmap import draw_heatmap
-
-    for clients, classes, setting in ((1, 1, Iid()), (30, 12, Dirichlet(0.1))):
-        label_M, num_train = labels(classes, 80, 20)
-        made = make_partition(label_M, num_train, classes, clients, setting, "pooled811", 1)
-        draw_heatmap(made, label_M, [str(k) for k in range(classes)], tmp_path / "heat.png")
-        with Image.open(tmp_path / "heat.png") as image:
-            assert image.width > 600 and image.height > 400
 
 
 def test_many_clients_of_a_skewed_draw_are_dealt_in_seconds() -> None:

@@ -14,7 +14,6 @@ from raysim.core.messages import Header, Model, message
 from raysim.engine.policies.attacks import InnerProduct, LabelFlip, Malicious, Noise, SignFlip
 from raysim.engine.policies.sampling import draw_share
 from raysim.engine.stages import Uploads
-from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import digits
 
 AVERAGED = {"algorithm": {"name": "fedavg"}, "clients": {"count": 8, "models": ["digits_cnn_s"]}}
@@ -87,27 +86,3 @@ def test_a_rule_bears_what_the_mean_does_not(attack: dict[str, Any], workplace: 
         accuracy[rule] = run.rounds["accuracy/all_current_pooled"].iloc[-1]
         assert run.summary["malicious_clients"] == [0, 1, 2]
     assert accuracy["median"] > accuracy[""] + 0.1, accuracy
-
-
-def test_an_own_attack_and_an_own_rule(workplace: Path) -> None:
-    (workplace / "mine.py").write_text(
-        "from dataclasses import dataclass\n"
-        "@dataclass(frozen=True)\n"
-        "class Zero:\n"
-        "    def change(self, delta, honest, rng):\n"
-        "        return 0 * delta\n"
-        "@dataclass(frozen=True)\n"
-        "class First:\n"
-        "    def combine(self, row_KP):\n"
-        "        return row_KP[0]\n"
-    )
-    (workplace / "s.yaml").write_text(
-        "name: own\nrounds: 1\nbackend: in_process\noutput: .\n"
-        "algorithm: {name: fedavg}\ndata: {name: digits}\nclients: {count: 4, models: [digits_mlp64]}\n"
-        "adversary: {clients: '0', attack: {name: './mine.py:Zero'}}\n"
-        "aggregator: {rule: {name: './mine.py:First'}}\n"
-    )
-    run = raysim.run(workplace / "s.yaml", quiet=True)
-    fresh = Scenario.load(workplace / "s.yaml").task.model("digits_mlp64")  # client 0 changed nothing, and it counts
-    assert run.client(1).current_network.state_dict().keys() == fresh.state_dict().keys()
-    assert run.status == "finished"

@@ -11,7 +11,6 @@ import raysim
 from raysim.common.errors import RunError, ScenarioError
 from raysim.engine.learning_rate import Constant, Cosine, RateSchedule, Step, factor_of
 from raysim.runs.plan import make_plan
-from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import plain as loaded
 from tests.engine.scenarios import plain_digits as digits
@@ -60,21 +59,3 @@ def test_more_rounds_are_added_only_where_the_old_ones_stay_the_same(workplace: 
     two = raysim.run(digits(), sets=sets(cosine, 2), quiet=True)
     with pytest.raises(ScenarioError, match="rounds"):
         two.resume(["rounds=3"], quiet=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ("{name: step, every: 1, by: 2}", "training.schedule.by: 2"),
-        ("{name: './mine.py:Zero'}", "Zero.factor(2, 2)"),
-    ],
-)
-def test_refused(tmp_path: Path, text: str, word: str) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Zero:\n"
-        "    def factor(self, t, num_rounds):\n        return num_rounds - t\n"
-    )
-    with pytest.raises(ScenarioError) as raised:
-        sets = ["rounds=2", f"training.schedule={text}"]
-        Scenario.of(parse_scenario("scenarios/quickstart.yaml", sets, sweep=tmp_path))
-    assert word in str(raised.value)

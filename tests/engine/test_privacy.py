@@ -133,9 +133,3 @@ def test_rounds_without_participants_add_noise(workplace: Path) -> None:
     run = raysim.run(given, sets=["privacy.noise_multiplier=1.0"], quiet=True)
     assert (run.rounds["engine/participants"].iloc[1:] == 0).any()
     assert run.rounds["privacy/epsilon"].iloc[-1] > run.rounds["privacy/epsilon"].iloc[1]
-
-
-def test_statistics_of_batchnorm_are_refused(workplace: Path) -> None:
-    clients = {**AVERAGED["clients"], "models": ["digits_resnet"]}
-    with pytest.raises(raysim.RunError, match="BatchNorm"):
-        raysim.run(digits(**{**AVERAGED, "clients": clients}), quiet=True)

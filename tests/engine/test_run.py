@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -31,7 +30,7 @@ from raysim.runs.plan import make_plan
 from raysim.runs.run import Run, run
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
-from tests.engine.scenarios import loaded, rounds_of
+from tests.engine.scenarios import loaded
 
 
 def quiet_run(*sets: str, **changes: Any) -> tuple[Run, MemoryTracker]:
@@ -201,15 +200,6 @@ def test_flops_are_those_of_the_layers(workplace: Path) -> None:
     assert rows[0].flops == rows[0].train_samples * (3 * forward - first)
 
 
-def test_evaluation_every_second_round_and_the_last(workplace: Path, finished: Run) -> None:
-    _, seldom = quiet_run("evaluation.every=2")
-    by_round = {int(values["round"]): values for values in seldom.rounds}
-    assert "accuracy/all" not in by_round[1]
-    # Clients that changed unseen in round 1 are measured in round 2, so both agree from there on.
-    for t in (2, 3):
-        assert by_round[t]["accuracy/all"] == finished.rounds["accuracy/all"][t]
-
-
 def test_global_test_set(workplace: Path) -> None:
     _, memory = quiet_run("data.split=published", "evaluation.global_test=true", "data.partition={name: iid}")
     values = memory.rounds[3]
@@ -237,14 +227,6 @@ def test_the_global_test_set_has_rounds_of_its_own(workplace: Path) -> None:
         assert values["accuracy/all"] == all_rounds.rounds[t]["accuracy/all"]
     assert {row.round for row in some_rounds.clients if row.global_accuracy is not None} == {2, 3}
     assert seldom.summary["final"]["accuracy/global"] == every.summary["final"]["accuracy/global"]
-
-
-def test_shared_and_independent_initial_weights(workplace: Path) -> None:
-    shared, _ = quiet_run("rounds=1")
-    apart, b = quiet_run("rounds=1", "clients.independent_init=true")
-    assert shared.state_digest != apart.state_digest
-    loss = {row.client: row.loss for row in b.clients if row.round == 0 and row.model == "digits_mlp64"}
-    assert len(set(loss.values())) == len(loss) == 3
 
 
 def test_what_is_no_message_is_told_with_its_hook(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,18 +310,3 @@ def test_checkpoints_hold_every_state(finished: Run) -> None:
         k: latest[k] for k in took_part
     }
     assert read_server(read_file(store.storage, checkpoint.server))[0].tensors.keys() == {"w.weight", "w.bias"}
-
-
-def test_clients_that_batchnorm_keeps_from_training_are_warned_of_once(
-    workplace: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    parts = {"client": [0, 0, 1, 1], "part": ["train", "test"] * 2, "sample": [0, 1, 2, 3]}
-    pq.write_table(pa.table(parts), "single.parquet")
-    sets = ["data.partition={name: listed, path: single.parquet}", "data.augment=false", "algorithm.name=standalone"]
-    for model, warnings in (("digits_resnet", 1), ("digits_mlp64", 0)):
-        caplog.clear()
-        clients = {"count": 2, "models": [model]}
-        _, memory, _ = rounds_of(loaded(*sets, clients=clients))
-        said = [text for text in caplog.messages if "are not trained on a single sample" in text]
-        assert len(said) == warnings
-        assert all(("loss/train" in one) == (not warnings) for one in memory.rounds[1:])

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import sys
 import tracemalloc
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
-
-import pytest
-from torch import Tensor
 
 from raysim.common.results import ClientRow
 from raysim.engine.checkpoint.manager import CheckpointManager
@@ -23,7 +20,6 @@ from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.progress import Progress
 from raysim.engine.records import client_row
 from raysim.engine.run import Rounds
-from raysim.engine.workers.client import ClientWorker
 from tests.engine.scenarios import all_rounds, loaded, planned
 
 FEW, MANY = 1_000, 20_000  # so many that participants are new in either
@@ -39,18 +35,6 @@ def spec_of(clients: int, *sets: str) -> tuple[Plan, Any]:
 
 def measured(plan: Plan, k: int) -> ClientRow:
     return replace(client_row(plan, 0, k, None, None), accuracy=k % 2, total=4, loss=k / 7, val_correct=1, val_total=2)
-
-
-@dataclass
-class CountedTransform:
-    """Counts the samples that it transforms."""
-
-    transform: Any
-    samples: int = 0
-
-    def plain(self, raw_B: Tensor) -> Tensor:
-        self.samples += len(raw_B)
-        return self.transform.plain(raw_B)
 
 
 class Cost:
@@ -91,19 +75,3 @@ def test_a_round_costs_what_its_participants_cost(tmp_path: Path) -> None:
     few, many = cost(FEW, tmp_path), cost(MANY, tmp_path)
     assert many.bytecodes < few.bytecodes + MANY / 4, (few.bytecodes, many.bytecodes)
     assert many.bytes < few.bytes + 2 * MANY, (few.bytes, many.bytes)
-
-
-def test_clients_that_never_trained_are_tested_in_one_pass_with_the_same_result() -> None:
-    plan, raw = spec_of(300)
-    raw_M, counted = raw(), CountedTransform(plan.transform)
-    shared = ClientWorker(replace(plan, transform=counted), raw_M)
-    found = shared.evaluate([(k,) for k in range(300)])
-    assert plan.shared_tests is not None and counted.samples == len(plan.shared_tests) < 300 * 2
-    each = ClientWorker(plan, raw_M)
-    for k in range(0, 300, 50):
-        with each.states.changing(k):
-            pass  # from now on it has a state of its own
-        expected = each.evaluate([(k,)])[k]
-        assert found[k].local == replace(expected.local, loss_sum=pytest.approx(expected.local.loss_sum))
-        assert replace(found[k], local=expected.local, seconds=0.0) == replace(expected, seconds=0.0)
-    assert not shared.states.held

@@ -174,10 +174,3 @@ def test_steps_take_the_place_of_epochs(workplace: Path) -> None:
     assert long == 2 * short
     with pytest.raises(raysim.ScenarioError, match="steps"):
         Scenario.load(given, ["training.steps=5", "training.stragglers={share: 0.5}"])
-
-
-def test_clients_trained_together_do_equally_many_steps(workplace: Path) -> None:
-    given = digits(clients={"count": 8, "models": ["digits_mlp64"]}, rounds=1)
-    runs = [raysim.run(given, sets=["training.steps=7", f"training.together={n}"], quiet=True) for n in (1, 8)]
-    alone, together = (run.clients.query("round == 1")["train_loss"].to_numpy() for run in runs)
-    assert alone == pytest.approx(together, rel=1e-4)

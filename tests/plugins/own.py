@@ -33,24 +33,6 @@ def deep(num_classes, input_spec, feature_dim):
 def other(num_classes, input_spec, feature_dim):
     return nn.Linear(2, 2)
 """
-FEDPROX = """
-from dataclasses import dataclass
-from raysim.algorithms.fedavg import FedAvg
-from raysim.core import Model, NonNegative
-from raysim.core.ops import cross_entropy
-
-@dataclass(frozen=True)
-class FedProx(FedAvg):
-    mu: NonNegative = 0.1
-
-    def client_update(self, client, down):
-        client.fit(self.loss, down.w)
-        return Model(self._shared(client.net))
-
-    def loss(self, net, batch, given):
-        away = sum((value - given[name]).square().sum() for name, value in net.named_parameters())
-        return cross_entropy(net, batch, None) + self.mu / 2 * away
-"""
 NAMES = ("mine", "nets", "my_helper", "evil")
 SCENARIO = """
 name: mine

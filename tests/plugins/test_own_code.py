@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shutil
-import sys
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -42,21 +40,6 @@ class TestRuns:
         last = [type(run.client(k).network.extractor[-1]).__name__ for k in (1, 3) for run in (first, second)]
         assert last == ["ReLU", "Tanh", "ReLU", "Tanh"]
 
-    def test_beside_the_users_own_modules(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A notebook that has imported its own files runs them, resumes the run, looks into it, and keeps its own."""
-        monkeypatch.syspath_prepend(folder)
-        users = {name: importlib.import_module(name) for name in ("mine", "my_helper", "nets")}
-        result = raysim.run(folder / "s.yaml", quiet=True)
-        for name in ("my_helper.py", "nets.py"):
-            (folder / name).write_text((folder / name).read_text() + "EDITED = True\n")
-        net = result.client(1).network
-        assert type(net).__name__ == "Small"
-        assert not isinstance(net, users["nets"].Small)
-        assert not hasattr(sys.modules[type(net).__module__], "EDITED")
-        result.resume(["rounds=3"], quiet=True)
-        assert {name: sys.modules[name] for name in users} == users
-        assert importlib.reload(users["my_helper"]).EDITED
-
     @pytest.mark.large
     @pytest.mark.ray
     def test_the_same_on_actors(self, folder: Path) -> None:
@@ -90,22 +73,6 @@ class TestRuns:
         assert run.resume(["rounds=3"], quiet=True).summary["rounds"] == 3
         shutil.rmtree(project / "blocks")
         assert len(run.client(0).network.header.weight) == 10
-
-    def test_a_sweep(self, folder: Path) -> None:
-        from raysim.sweeps.definition import load_sweep
-
-        (folder / "sweep.yaml").write_text(
-            "base: s.yaml\nruns:\n  a: [algorithm.name=./mine.py]\n  b: [algorithm.name=fd]\n"
-        )
-        first, second = load_sweep(folder / "sweep.yaml").cells
-        assert first.scenario.own_code.files.keys() == {"mine.py", "my_helper.py", "nets.py"}
-        assert second.scenario.own_code.files.keys() == {"nets.py"}
-        (folder / "my_helper.py").write_text("SCALE = 2.0\n")
-        changed, same = load_sweep(folder / "sweep.yaml").cells
-        assert changed.id != first.id
-        assert same.id == second.id
-        by_grid = load_sweep(folder / "s.yaml", grid={"algorithm.name": ["./mine.py", "fd"]}, seeds=[1])
-        assert [cell.name for cell in by_grid.cells] == ["Mine seed=1", "fd seed=1"]
 
     def test_an_entry_point(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -83,9 +82,6 @@ def load():
     x = rng.normal(size=(200, 6)).astype("float32")
     return {"x": x, "y": (x[:, 0] > 0).astype(int), "user": np.arange(200) % 5, "num_train": 150}
 
-def of_a_file():
-    return {**load(), "x": np.load("x.npy")}
-
 def no_labels():
     return {"x": [1.0]}
 """
@@ -105,17 +101,6 @@ class TestData:
         (folder / "evil.py").write_text(OWN_DATA.replace("default_rng(0)", "default_rng(1)"))
         other = raysim.run(folder / "s.yaml", sets=sets, quiet=True)
         assert other.summary["dataset"]["digest"] != result.summary["dataset"]["digest"]
-
-    def test_a_file_that_the_function_reads_is_read_again(self, folder: Path) -> None:
-        """As in a notebook: `evil.py` is the same, but not its data."""
-        (folder / "evil.py").write_text(OWN_DATA)
-        sets = ["data={name: './evil.py:of_a_file', partition: {name: iid}}", "clients={count: 2, models: [mlp_s]}"]
-        digests = []
-        for _ in range(2):
-            np.save("x.npy", np.random.default_rng(len(digests)).normal(size=(200, 6)).astype("float32"))
-            result = raysim.run(folder / "s.yaml", sets=[*sets, "algorithm.name=fedgh", "rounds=1"], quiet=True)
-            digests.append(result.summary["dataset"]["digest"])
-        assert digests[0] != digests[1]
 
     def test_a_function_without_labels(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (folder / "evil.py").write_text(OWN_DATA)

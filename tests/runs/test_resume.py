@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.results import LOCK
-from raysim.engine.checkpoint.storage import Storage, local_folder, open_storage
+from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore
 from raysim.report.load import read_clients, read_rounds
 from raysim.runs.run import Run, run
@@ -171,18 +169,6 @@ def test_checkpoints_anywhere_fsspec_reaches(workplace: Path) -> None:
     assert (result.folder / "rounds.parquet").read_bytes() == rows
 
 
-def test_a_relative_address_is_that_folder_from_anywhere(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for address in ("file://kept", "local://kept", "kept/", str(workplace / "kept")):
-        assert local_folder(address) == workplace / "kept"
-    short = run(loaded("rounds=2", "checkpoint.folder='file://kept'"), quiet=True)
-    assert short.summary["checkpoint"]["folder"] == str(workplace / "kept" / "tiny" / short.folder.name)
-    (workplace / "another").mkdir()
-    monkeypatch.chdir(workplace / "another")
-    notes = MemoryTracker()
-    Run(short.folder).resume(sets=["rounds=3"], quiet=True, trackers=[notes])
-    assert [values["round"] for values in notes.rounds] == [3]  # not from the beginning
-
-
 def test_a_damaged_checkpoint_does_not_prevent_resuming_from_an_older_one_or_the_start(
     workplace: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -232,25 +218,6 @@ def test_a_folder_of_checkpoints_that_is_deleted_is_not_made_again_without_them(
             quiet=True,
             trackers=[Taken(lambda path: delete(path / "checkpoints"))],
         )
-
-
-def test_checkpoints_that_cannot_be_read_now_cost_no_results(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example, because the nodes of another cluster have no credentials."""
-    short = run(loaded("rounds=4", "checkpoint.every=2"), quiet=True)
-    whole = Storage.read
-
-    def refused(self: Storage, name: str) -> Any:
-        if name.endswith(".json"):
-            return whole(self, name)
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES), f"{self.where}/{name}")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Storage, "read", refused)
-        with pytest.raises(RunError, match="permission denied"):
-            Run(short.folder).resume(sets=["rounds=6"], quiet=True)
-    assert read_rounds(short.folder)["round"].to_pylist() == [0, 1, 2, 3, 4]
-    longer = Run(short.folder).resume(sets=["rounds=6"], quiet=True)
-    assert longer.state_digest == run(loaded("rounds=6"), quiet=True).state_digest
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -15,10 +15,8 @@ from raysim.runs.run import Run, run
 from raysim.scenario import trackers
 from raysim.scenario.scenario import Scenario
 from raysim.sweeps.cells import identity
-from raysim.sweeps.loop import run_sweep
 from tests.engine.scenarios import plain as loaded
 from tests.runs.test_resume import Cut
-from tests.sweeps.test_loop import sweep_of
 
 MINE = '''
 import json
@@ -134,16 +132,6 @@ def test_refused_before_anything_is_written(place: Path, also: str, word: str, m
         run(loaded(f"tracking.also={also}"), quiet=True)
     assert word in str(raised.value)
     assert [path.name for path in place.iterdir()] == ["mine.py"]
-
-
-@pytest.mark.ray
-@pytest.mark.large
-def test_every_cell_of_a_sweep_has_its_trackers(place: Path, ray_session: None) -> None:
-    states = run_sweep(sweep_of(place, "rounds=1", LINES), parallel=2)
-    assert [state.state for state in states] == ["done", "done"]
-    for state in states:
-        assert state.folder is not None
-        assert [line["round"] for line in lines(state.folder) if "round" in line] == [0, 1]
 
 
 def steps(folder: Path) -> dict[str, list[int]]:

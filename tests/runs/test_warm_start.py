@@ -109,14 +109,6 @@ def test_a_server_without_a_model_begins_anew_with_a_warning(
     assert "different samples" in caplog.text
 
 
-def test_a_method_with_two_networks_takes_the_clients_own_model(workplace: Path, finished: Finished) -> None:
-    source = finished("fedavg")
-    warm = run(after(source, "ditto"), quiet=True)
-    assert warm.rounds["accuracy/all"][0] == source.rounds["accuracy/all"].iloc[-1]
-    back = run(after(warm, "standalone"), quiet=True)
-    assert back.rounds["accuracy/all"][0] == warm.rounds["accuracy/all"].iloc[-1]
-
-
 @pytest.mark.parametrize(
     ("method", "sets"),
     [

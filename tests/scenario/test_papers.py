@@ -6,7 +6,7 @@ import csv
 import re
 import runpy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -81,41 +81,6 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
 """What a row's method is here: the algorithm and the fields that make it this row."""
 
 
-@dataclass(frozen=True)
-class Figure:
-    """What a figure holds and varies, by hand from the papers' text."""
-
-    clients: int
-    methods: set[str]  # without the reference
-    varied: str  # a key of the scenario
-    values: Mapping[str, Sequence[float]]  # data set -> of this key
-    share: float | None = 1.0  # of clients in a round; None: it is what varies
-    lr: float = 0.01
-    reference: bool = True  # whether Standalone is added
-
-
-CLASSES = {"cifar10": (2, 4, 6, 8, 10), "cifar100": (10, 30, 50, 70, 90, 100)}
-BOTH = ("cifar10", "cifar100")
-SHARES = dict.fromkeys(BOTH, (0.1, 0.3, 0.5, 0.7, 0.9, 1))
-ALPHAS = dict.fromkeys(BOTH, (0.1, 0.2, 0.3, 0.4, 0.5))
-HEADER_RATES = dict.fromkeys(BOTH, (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1))
-HELD, DIRICHLET, SHARE = "data.partition.classes_per_client", "data.partition.alpha", "clients.participation"
-OF_FEDGH = {"fedgh", "lg_fedavg", "fedproto"}
-
-FIGURES: Mapping[str, Figure] = {
-    "fedgh/fig3_classes_per_client": Figure(10, OF_FEDGH, HELD, CLASSES),
-    "fedgh/fig4_participation": Figure(100, OF_FEDGH, SHARE, SHARES, share=None),
-    "fedgh/fig5_header_lr": Figure(10, {"fedgh"}, "algorithm.header_lr", HEADER_RATES, lr=0.1, reference=False),
-    "dc_pfl/fig2_classes_per_client": Figure(10, OF_FEDGH | {"dc_pfl"}, HELD, CLASSES),
-    "dc_pfl/fig3_participation": Figure(100, OF_FEDGH | {"dc_pfl"}, SHARE, SHARES, share=None),
-    "fedral/fig6_classes_per_client": Figure(100, {"fedral", "fedtgp"}, HELD, CLASSES, share=0.1),
-    "fedral/fig7_dirichlet": Figure(100, {"fedral", "fedtgp"}, DIRICHLET, ALPHAS, share=0.1),
-    "fedssa/fig6_classes_per_client": Figure(100, {"fedssa", "fedproto"}, HELD, CLASSES, share=0.1),
-    "fedssa/fig7_dirichlet": Figure(100, {"fedssa", "fedproto"}, DIRICHLET, ALPHAS, share=0.1),
-}
-"""Every swept figure that a paper has; further ones are pictures of a table's runs."""
-
-
 @pytest.fixture(autouse=True)
 def hub(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch hub cache with a file where FedCache's encoder has its weights; nothing here reads it."""
@@ -185,47 +150,12 @@ def test_every_cell_fits(name: str) -> None:
     assert bool(sum((cell.published for cell in sweep.cells), ())) == ("table" in part and bool(tables))
 
 
-@pytest.mark.large
-def test_every_figure_of_the_papers_has_a_file_and_no_other() -> None:
-    assert [name for name in NAMES if "fig" in name.partition("/")[2]] == sorted(FIGURES)
-    for name, sweep in ((name, sweep_of(name)) for name in NAMES):
-        claimed = re.match(r"\S+, Figure (\d+)", sweep.about)
-        assert (claimed[1] if claimed else None) == (re.findall(r"fig(\d+)_", name) or [None])[0], name
-
-
-@pytest.mark.parametrize("name", [one for one in EACH if one.values[0] in FIGURES])
-def test_a_figure_has_the_papers_setting(name: str) -> None:
-    figure, found = FIGURES[name], set()
-    for cell in sweep_of(name).cells:
-        key = cell.scenario.flat()
-        assert key["clients.count"] == figure.clients
-        assert key["clients.participation"] == figure.share or figure.share is None
-        assert cell.scenario.clients.models == CNNS
-        assert key["training.lr"] == figure.lr
-        assert key["data.partition.name"] == ("dirichlet" if figure.varied == DIRICHLET else "pathological")
-        if figure.varied not in (HELD, DIRICHLET):
-            assert key[HELD] == CLASSES_PER_CLIENT[key["data.name"]]
-        found.add((key["data.name"], key["algorithm.name"], key[figure.varied]))
-    methods = figure.methods | ({"standalone"} if figure.reference else set())
-    varied = {(data, value) for data, values in figure.values.items() for value in values}
-    assert found == {(data, method, value) for data, value in varied for method in methods}
-    assert ("Standalone, which" in sweep_of(name).about.partition("\n\n")[0]) == figure.reference
-
-
 @pytest.mark.parametrize("path", BASES, ids=name_of)
 def test_a_base_is_the_papers_own_method(path: Path) -> None:
     found = Scenario.load(path)
     resolved = found.resolved
     assert resolved["algorithm"]["name"] == resolved["name"] == path.parent.name
     assert found.training.lr == 0.01  # all five papers
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("paper", sorted(PAPER_OF))
-def test_other_choices_are_runs(paper: str) -> None:
-    labels = [cell.label for cell in sweep_of(f"{paper}/choices").cells]
-    assert {"as chosen", "own first weights"} <= set(labels)
-    assert checked(f"{paper}/choices", "own first weights").clients.independent_init
 
 
 @pytest.mark.parametrize("name", EACH)

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 import raysim
-from raysim.plugins.own_code import JOB_CODE
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.sweeps.cells import placed
 from raysim.sweeps.definition import load_sweep
@@ -124,10 +123,3 @@ def test_a_sweep_has_paths_of_three_places(conf: Path) -> None:
     assert by_option.cells[0].scenario.data.path == str(Path.cwd() / "here.csv")
     write(studies / "sweep.yaml", {"base": har("more.csv")})
     assert load_sweep(studies / "sweep.yaml").cells[0].scenario.data.path == str(studies / "more.csv")
-
-
-def test_paths_of_a_job_are_in_its_current_folder(conf: Path) -> None:
-    """Ray removes the folder of the scenario."""
-    (conf / JOB_CODE).mkdir()
-    file = write(conf / "all.yaml", with_keys())
-    assert paths_of(parse_scenario(file)) == expected(Path.cwd())

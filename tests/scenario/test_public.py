@@ -46,13 +46,6 @@ def test_a_share_is_held_back_from_all_clients(split: str) -> None:
     assert torch.equal(plain, plan.transform.plain(task.public.raw_N[:8]))
 
 
-def test_clients_hold_the_classes_that_the_partition_says() -> None:
-    found = assembled("data.public.share=0.5")
-    for k in range(8):
-        labels = found.dataset.label_M[found.partition.parts["train"].of(k)]
-        assert len(np.unique(labels)) == 3
-
-
 def test_which_samples_is_decided_by_the_seed_of_the_data() -> None:
     def held(*sets: str) -> list[int]:
         public = assembled("data.public.share=0.1", *sets).public

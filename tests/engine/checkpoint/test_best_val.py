@@ -12,7 +12,7 @@ import pytest
 
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
-from raysim.engine.checkpoint.store import KEPT, CheckpointStore
+from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.progress import Progress
@@ -81,27 +81,6 @@ def test_the_state_after_the_best_round_is_kept(tmp_path: Path, when: str) -> No
     if when == "after_update":
         assert progress.best_val_round == 4
     assert best == after[progress.best_val_round]
-
-
-def test_without_the_key_the_best_round_goes(tmp_path: Path) -> None:
-    progress, _, best = run(checkpoints=manager(tmp_path, keep_best_val=False))
-    assert (progress.best_val_round, best) == (4, None)
-    assert sorted(path.name for path in tmp_path.glob("*.json")) == ["checkpoint-000007.json", "checkpoint-000008.json"]
-
-
-def test_it_costs_at_most_one_more_checkpoint(tmp_path: Path) -> None:
-    """All clients take part in every round, so each checkpoint is whole."""
-    manifests: list[int] = []
-
-    def count(backend: Any, t: int) -> None:
-        manifests.append(len(list(tmp_path.glob("*.json"))))
-
-    run("clients.participation=1", checkpoints=manager(tmp_path), after_round=count)
-    assert max(manifests) <= KEPT + 1
-    servers = list(tmp_path.glob("server-*"))
-    assert len(servers) == len(list(tmp_path.glob("*.json"))) <= KEPT + 1
-    rounds = {path.name[: len("clients-000000")] for path in tmp_path.glob("clients-*")}
-    assert len(rounds) == len(servers)
 
 
 def test_deaths_change_neither_the_run_nor_the_kept_state(tmp_path: Path) -> None:

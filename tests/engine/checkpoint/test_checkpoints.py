@@ -89,14 +89,6 @@ def test_unchanged_clients_keep_their_file_and_old_checkpoints_go(storage: Stora
     assert CheckpointStore.open(storage).kept[-1].facts == {"best": 0.1 + 0.2}
 
 
-def test_small_clients_share_a_file(storage: Storage) -> None:
-    store = CheckpointStore(storage)
-    add(store, 1, list(range(50)))
-    add(store, 2, [7, 8])
-    assert len(storage.names()) == 2 + 2 + 2
-    assert held(store) == (2, {**dict.fromkeys(range(50), 1), 7: 2, 8: 2})
-
-
 def test_what_a_death_left_goes_with_the_next_checkpoint(storage: Storage) -> None:
     store = CheckpointStore(storage)
     add(store, 1, [0, 1])

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from raysim.cli.main import cli
 from raysim.engine.records import Startup
-from raysim.runs.machine import make_backend
-from raysim.runs.plan import make_plan
 from raysim.runs.run import run
-from raysim.scenario.scenario import Scenario
 from tests.conftest import REPOSITORY
-from tests.engine.scenarios import digits, loaded
+from tests.engine.scenarios import loaded
 
 pytestmark = pytest.mark.ray
 
@@ -36,12 +29,6 @@ MANY = [
     "resources={clients_per_actor: 1, cpus_per_actor: 0.01, gpus_per_actor: 0}",
 ]  # fmt: skip
 """Few participants: an actor that had work takes 0.3 GB, one that had none 0.06 GB."""
-
-LARGE_APART = {
-    "actors": 3, "cpus_per_actor": 0.1, "gpus_per_actor": 0.3,
-    "overrides": [{"models": ["digits_resnet"], "actors": 1, "gpus_per_actor": 1}],
-}  # fmt: skip
-"""One actor with a GPU of its own, three that share the other."""
 
 
 @contextmanager
@@ -103,75 +90,3 @@ def test_startup_counts_from_the_first_request_to_the_last_answer() -> None:
     found = Startup.of([10.0, 10.5, 11.0], [14.0, 18.5, 16.0])
     assert found == Startup(actors=3, seconds=8.5, slowest_s=8.0)
     assert found.facts() == {"actors": 3, "seconds": 8.5, "slowest_s": 8.0, "per_actor_s": 8.5 / 3}
-
-
-def use_gpus() -> dict[str, Any]:
-    """Return what actors hold of two nodes with a logical GPU each."""
-    scenario = digits(backend="ray", resources=LARGE_APART)
-    Path("tiny.yaml").write_text(yaml.safe_dump(scenario))
-    with two_nodes(cpus=2, gpus=1):
-        cli.main(["launch", "tiny.yaml", "--dry-run"], standalone_mode=False)
-        return {"held": held(Scenario.load(scenario))}
-
-
-def held(checked: Scenario) -> tuple[list[Any], dict[str, float]]:
-    """(each actor's node, GPUs and shares; what is left), once all have started."""
-    import ray
-
-    from raysim.engine.ray.backend import RayBackend
-    from raysim.engine.ray.session import nodes
-
-    with ExitStack() as cleanup:
-        plan, _ = make_plan(checked)
-        backend = make_backend(checked, plan, cleanup, lambda: True)
-        assert plan.layout is not None
-        assert isinstance(backend, RayBackend)
-        names = {node.id: node.name for node in nodes()}
-        answers = ray.get([host.actor.__ray_call__.remote(holding) for host in backend.pool.clients])
-        actors = [[names[node], gpus, shares["CPU"], shares["GPU"]] for node, gpus, shares in answers]
-        return actors, left_over(plan.layout.cpus, plan.layout.gpus)
-
-
-def holding(actor: Any) -> tuple[str, list[int], dict[str, float]]:
-    """Runs in an actor: its node, its GPUs, and its share of resources."""
-    import ray
-
-    context = ray.get_runtime_context()
-    return context.get_node_id(), ray.get_gpu_ids(), context.get_assigned_resources()
-
-
-def left_over(cpus: float, gpus: float) -> dict[str, float]:
-    """What is free, once Ray's counts, which follow with a delay, say that so much is taken."""
-    import ray
-
-    for _ in range(100):
-        all_, free = ray.cluster_resources(), ray.available_resources()
-        if (all_["CPU"] - free["CPU"], all_["GPU"] - free["GPU"]) == pytest.approx((cpus, gpus)):
-            break
-        time.sleep(0.1)
-    return {name: free[name] for name in ("CPU", "GPU")}
-
-
-@pytest.fixture(scope="module")
-def gpus_used(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    """What `use_gpus` found, and what the dry run in it showed."""
-    return run_in_process("use_gpus", tmp_path_factory.mktemp("gpus"), 300)
-
-
-@pytest.mark.large
-def test_large_models_have_a_gpu_of_their_own(gpus_used: tuple[dict[str, Any], str]) -> None:
-    """Three actors with 0.3 of a GPU share one, the large models' actor has the other; and the dry run output so."""
-    found, shown = gpus_used
-    actors, free = found["held"]
-    (large, *large_share), *small = actors
-    assert large_share == [[0], 0.1, 1.0]
-    assert len({node for node, *_ in small}) == 1
-    assert {node for node, *_ in small} != {large}
-    assert [share for _, *share in small] == [[[0], 0.1, 0.3]] * 3
-    assert free == pytest.approx({"CPU": 4 - 4 * 0.1, "GPU": 2 - 1 - 3 * 0.3})
-    rows = dict(re.findall(r"^ *(\d+\.\d+\.\d+\.\d+) +(.*)$", shown, re.MULTILINE))
-    assert {node: " ".join(row.split()) for node, row in rows.items()} == {
-        large: "0.1 of 2 1 of 1 1 client actor (1 for digits_resnet)",
-        small[0][0]: "0.3 of 2 0.9 of 1 3 client actors",
-    }
-    assert "on 2 nodes with 4 CPUs and 2 GPUs" in shown

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -14,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from raysim.common.logs import show_logs
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
@@ -22,12 +19,10 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, lay_out
 from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
-from raysim.engine.run import run_round
 from raysim.engine.workers.state_files import StateLimits
 from tests.conftest import REPOSITORY, said
 from tests.engine.ray.deaths import GIVEN, Killing, kill
-from tests.engine.scenarios import ROUNDS, loaded, outcome, planned
-from tests.engine.test_training_settings import SETTINGS
+from tests.engine.scenarios import ROUNDS, loaded, outcome
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -59,48 +54,6 @@ def test_client_and_server_actors_are_killed(
     notes = [text for text in said(caplog) if " died" in text]
     assert len(notes) == 3, notes
     assert "client actor 1 of 2" in notes[0] and "server" in notes[1] and "checkpoint of round 2" in notes[2]
-
-
-@pytest.mark.large
-def test_training_settings_have_the_same_bits_after_a_death(backend: RayBackend, tmp_path: Path) -> None:
-    given = loaded(GIVEN, *SETTINGS, "training.together=2")
-    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 2, ROUNDS)
-    killing = Killing(backend, [3], lambda backend: kill(backend.pool.clients[0]))
-    assert outcome(given, backend, checkpoints) == outcome(given, InProcessBackend())  # type: ignore[arg-type]
-    assert not killing.left
-
-
-@pytest.mark.large
-def test_a_stall_names_the_actor(ray_session: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raysim.engine.ray.calls.SLOW_S", 1.0)
-    monkeypatch.setattr("raysim.engine.ray.calls.POLL_S", 0.1)
-    notes: list[str] = []
-    stopped: list[int] = []
-
-    def resume(text: str) -> None:
-        if stopped and f"pid {stopped[0]} " in text:
-            notes.append(text)
-            os.kill(stopped.pop(), signal.SIGCONT)
-
-    pool = ActorPool(lay_out([ResourceRequest(tuple(range(8)), 2, None, 1.0, 0.0)], ClusterResources(8, 2)))
-    backend = RayBackend(pool)
-    try:
-        plan, images = planned(loaded(GIVEN))
-        backend.start(plan, images)
-        run_round(backend, 1, range(8))
-        pids = backend.pids()
-        for pid in (pids[0], pids[-1]):
-            stopped.append(pid)
-            os.kill(pid, signal.SIGSTOP)
-            with show_logs(resume):
-                run_round(backend, 2 if pid == pids[0] else 3, range(8))
-    finally:
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
-        backend.close()
-    assert f"client actor 1 of 2 (pid {pids[0]} on" in notes[0] and "at client " in notes[0]
-    assert "failure.client_timeout_s" in notes[0]
-    assert f"the server actor (pid {pids[-1]} on" in notes[1]
 
 
 class Owner:

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from raysim.common.errors import RunError
-from raysim.engine.workers.state_files import PAGE, Row, Rows, StateFiles, StateLimits, usable_memory
-from tests.engine.scenarios import loaded
+from raysim.engine.workers.state_files import PAGE, Row, Rows, StateFiles, StateLimits
 
 SIZE = 16 * PAGE
 
@@ -71,9 +70,3 @@ assert "torch" not in sys.modules
     assert read(ours.rows(100), 64, 20).tolist() == [7] * 10 + [8] * 10
     ours.join(ours.handles)
     assert not ours.joined
-
-
-def test_the_limit() -> None:
-    assert StateLimits(2.5).memory_bytes == 2_500_000_000
-    assert 0 < StateLimits().memory_bytes == usable_memory() // 2
-    assert loaded("resources.memory_gb=0.5").resources.memory_gb == 0.5

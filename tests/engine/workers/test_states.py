@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gc
 import random
-import weakref
 from pathlib import Path
 
 import pytest
@@ -118,29 +116,6 @@ def test_a_network_looks_as_one_that_was_just_made() -> None:
     assert found.held == {0}
 
 
-def test_what_is_looked_at_or_fails_changes_nothing() -> None:
-    found = states()
-    with found.reading(1) as net:
-        train(net, 0)
-    with pytest.raises(ZeroDivisionError), found.changing(1) as net:
-        train(net, 1)
-        raise ZeroDivisionError
-    assert (found.held, found.row(1)) == (set(), None)
-    with found.changing(1) as net:
-        train(net, 1)
-        with found.reading(1) as same:
-            assert same is net
-    row = found.row(1)
-    assert row is not None and found.held == {1}
-    other = states()
-    other.put(1, row)
-    with found.reading(1) as net, other.reading(1) as copied:
-        assert_equal(weights(copied), weights(net))
-    found.put(1, None)
-    with found.reading(1) as net:
-        assert_equal(weights(net), weights(odd("other")))
-
-
 def test_a_network_with_another_shape_is_refused() -> None:
     found = states()
     with pytest.raises(RunError, match=r"client 3 with model other: .* first\.bias"), found.changing(3) as net:
@@ -170,19 +145,3 @@ def test_clients_move_between_workers(tmp_path: Path) -> None:
     assert one.fingerprints([0])[0] == far.fingerprints([0])[0] != expected[0]  # as made again
     for worker in (one, far):
         worker.states.files.close()
-
-
-def test_a_worker_leaves_memory_without_garbage_collection() -> None:
-    """A recovery replaces workers in actors, which exempt their objects from garbage collection."""
-    plan, raw = planned(loaded("algorithm={name: standalone}"))
-    worker = ClientWorker(plan, raw())
-    list(worker.train(1, [(0,)], Broadcast((), {0: None}), None))
-    nets = [shell.net for free in worker.states.free.values() for shell in free]
-    left = [weakref.ref(one) for one in (worker, *nets)]
-    worker.states.files.close()
-    gc.disable()
-    try:
-        del worker, nets
-        assert [one() for one in left] == [None] * len(left)
-    finally:
-        gc.enable()
