@@ -15,7 +15,6 @@ from raysim.cli.main import cli
 from raysim.comparison.compare import compare
 from raysim.jobs.job_log import PREFIX
 from raysim.plugins.registry import algorithm_names
-from raysim.runs import doctor
 from raysim.sweeps.definition import load_sweep
 from tests.cli.command import run
 from tests.comparison.runs import make_run
@@ -48,14 +47,6 @@ def test_the_schema_has_every_command_with_the_option(capfd: pytest.CaptureFixtu
     _, text, _ = run(capfd, "schema", "commands")
     commands = [name for name, one in cli.commands.items() if any("--json" in each.opts for each in one.params)]
     assert json.loads(text)["anyOf"] == [{"$ref": f"#/$defs/{name}"} for name in sorted(commands)]
-
-
-@pytest.mark.parametrize("verdict", ["ok", "problem"])
-def test_doctor(printed: Printed, monkeypatch: pytest.MonkeyPatch, verdict: doctor.Verdict) -> None:
-    monkeypatch.setattr(doctor, "findings", lambda: [doctor.Finding("memory", verdict, "1 GiB")])
-    assert printed("doctor", code=int(verdict == "problem")) == [
-        {"what": "memory", "verdict": verdict, "text": "1 GiB"}
-    ]
 
 
 def test_validate(printed: Printed, workplace: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import layouts
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from raysim.common.errors import ScenarioError
@@ -36,17 +35,6 @@ def test_real_fashion_mnist_cold_and_cached(data_root, monkeypatch, tmp_path):
     assert np.bincount(cold.label_M[60_000:]).tolist() == [1000] * 10
     assert not preload.raw_M.flags.writeable and not cold.raw_M.flags.writeable
     assert "Parquet files in" in preload.source
-
-
-def test_real_cifar100_test_file(data_root, alone):
-    whole = pq.ParquetFile(f"{data_root}/cifar100/test-00000-of-00001.parquet")
-    table = whole.read_row_group(0)
-    whole.close()
-    for part in ("train", "test"):
-        pq.write_table(table, alone / f"{part}-00000-of-00001.parquet")
-    data = load_dataset("cifar100", str(alone))
-    assert data.raw_M.shape == (2 * table.num_rows, 32, 32, 3)
-    assert len(data.class_names) == 100 and data.class_names[0] == "apple"
 
 
 def test_several_files_in_order_and_all_needed(alone):

@@ -279,11 +279,3 @@ def test_the_clients_of_images(by: str, workplace: Path) -> None:
     for k, shards in ((k, shards) for shards in made.partition.parts.values() for k in range(2)):
         assert set(shards.index[shards.owner == k].tolist()) <= set(range(6 * k, 6 * k + 6))
     assert sum(len(shards.index) for shards in made.partition.parts.values()) == 12
-
-
-def test_folders_of_clients_in_each_part(workplace: Path) -> None:
-    for folder in ("train/u1", "train/u2", "test/u1", "test/u2"):
-        image_folder(Path("pets", folder))
-    for path in ("pets", ["pets/train", "pets/test"]):
-        made = assembled({"name": "images", "path": path, "size": 8, "partition": {"name": "natural", "by": "folder"}})
-        assert made.partition.ids == ("u1", "u2")

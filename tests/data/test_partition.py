@@ -297,13 +297,6 @@ def test_many_clients_of_a_skewed_draw_are_dealt_in_seconds() -> None:
     assert min(sum(np.bincount(one.owner, minlength=200) for one in made.parts.values())) >= 10
 
 
-def test_own_shares_split_each_class_of_a_client() -> None:
-    cells = np.array([[1, 2, 3, 4, 100]])
-    of_quarter = split_cells(cells, (0.75, 0.0, 0.25))
-    assert of_quarter[0].tolist() == [[1, 0, 0], [1, 0, 1], [2, 0, 1], [3, 0, 1], [75, 0, 25]]
-    assert split_cells(np.array([[10]]), (0.5, 0.3, 0.2))[0, 0].tolist() == [5, 3, 2]
-
-
 def test_shares_of_a_scenario(workplace: Path) -> None:
     scenario = {
         "name": "shares",

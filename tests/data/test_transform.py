@@ -11,7 +11,7 @@ import torch
 from raysim.common.errors import ScenarioError
 from raysim.core.data import Transform
 from raysim.data.specs import DATASETS, Augment, spec_for
-from raysim.data.transform import FeatureTransform, ImageTransform, TokenTransform
+from raysim.data.transform import FeatureTransform, ImageTransform
 
 ALL = [Augment(flip=True, erase=True, crop_padding=4), Augment(flip=False)]
 SHAPES = [(4, 8, 8, 1), (3, 12, 20, 3)]
@@ -139,8 +139,3 @@ def test_features_are_standardised_each_by_its_own_constants():
     assert one.shape == (3, 2, 4) and not one.any()
     shaped = FeatureTransform((0.0, 1.0, 2.0, 3.0), (1.0,) * 4).plain(torch.arange(4.0).reshape(1, 2, 2))
     assert shaped.shape == (1, 2, 2) and not shaped.any()
-
-
-def test_tokens_are_widened():
-    tokens = TokenTransform().plain(torch.tensor([[0, 255]], dtype=torch.uint8))
-    assert tokens.dtype == torch.int64 and tokens.tolist() == [[0, 255]]

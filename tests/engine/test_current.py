@@ -13,8 +13,7 @@ import torch
 from raysim.algorithms.lg_fedavg import Header, LGFedAvg
 from raysim.common.errors import HookError
 from raysim.common.results import ClientRow
-from raysim.core.algorithm import Algorithm, Client, ClientId, Server
-from raysim.core.ops import cross_entropy
+from raysim.core.algorithm import Client, ClientId, Server
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.plan import Plan
 from raysim.engine.policies.evaluations import EvaluationSchedule
@@ -141,25 +140,6 @@ def test_before_and_after_training_in_one_run(together: int) -> None:
     assert "accuracy/participants_before" not in after[3]
     losses = [[row.loss for row in runs["after_receive"][1].clients if row.participated]]
     assert [[row.before_loss for row in runs["both"][1].clients if row.participated]] == losses
-
-
-@dataclass(frozen=True)
-class OwnLoop(Algorithm[None, None, None]):
-    """Trains with a loop of its own, which expects the network in training mode."""
-
-    def client_update(self, client: Client, down: None) -> None:
-        sgd = torch.optim.SGD(client.net.parameters(), lr=0.05)
-        for batch in client.data.shuffled(16, 1, client.rng, drop_single=True):
-            sgd.zero_grad()
-            cross_entropy(client.net, batch, None).backward()
-            sgd.step()
-
-
-def test_a_test_before_training_leaves_the_network_in_training_mode() -> None:
-    given = ["clients.models=[digits_resnet]", "rounds=1"]
-    tests = ("evaluation.when=after_update", "evaluation.when=both", "evaluation.when=after_receive", ALL)
-    digests = {test: rounds_of(loaded(*given, test), algorithm=OwnLoop())[2] for test in tests}
-    assert len({*digests.values()}) == 1, digests
 
 
 def test_which_rounds() -> None:

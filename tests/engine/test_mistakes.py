@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.standalone import Standalone
 from raysim.common.errors import RunError
 from raysim.core import Algorithm, Batch, Client, ClientId, Server, Task, message
 from raysim.core.algorithm import AnyAlgorithm
@@ -99,22 +98,6 @@ MISTAKES = {
 def test_it_ends_the_run(method: Mistaken, word: str) -> None:
     with pytest.raises(RunError, match=word):
         run_of(method)
-
-
-@dataclass(frozen=True)
-class SometimesConstant(Standalone):
-    """Its loss is a constant for every second batch, as one that selects samples by a threshold."""
-
-    def client_update(self, client: Client, down: None) -> None:
-        client.fit(self.loss)
-
-    def loss(self, net: Any, batch: Batch, given: Any) -> Tensor:
-        loss = cross_entropy(net, batch, None)
-        return loss if batch.index[0] % 2 else torch.zeros((), requires_grad=True)
-
-
-def test_a_loss_may_be_constant_for_some_batches() -> None:
-    assert run_of(SometimesConstant()).rounds[1]["loss/train"] > 0
 
 
 @dataclass(frozen=True)

@@ -101,10 +101,15 @@ def test_rounds_add_up(finished: Run) -> None:
         assert row["accuracy/decile_1"] <= row["accuracy/median"] <= row["accuracy/decile_9"]
         val = {c["client"]: c["val_correct"] / c["val_total"] for c in clients if c["round"] <= row["round"]}
         assert row["accuracy/val"] == pytest.approx(np.mean(list(val.values())))
+    summary = finished.summary
+    for way in ("up", "down"):
+        total = sum(client[f"{way}_bytes"] for client in clients if client["participated"])
+        assert sum(summary[f"{way}_bytes_by_field"].values()) == total > 0
+        assert summary[f"{way}_bytes_per_participant"] == total / 12
     assert rounds[-1]["accuracy/best"] == max(row["accuracy/all"] for row in rounds[1:])
     chosen = max(rounds[1:], key=lambda row: row["accuracy/val"])  # the first of equal ones
     assert rounds[-1]["accuracy/at_best_val"] == chosen["accuracy/all"]
-    assert json.loads((finished.folder / "summary.json").read_text())["best_val_round"] == chosen["round"]
+    assert summary["best_val_round"] == chosen["round"]
     dealt = pq.read_table(finished.folder / "partition.parquet").to_pandas()
     for client in clients:
         assert client["accuracy"] == client["correct"] / client["total"]
@@ -112,14 +117,6 @@ def test_rounds_add_up(finished: Run) -> None:
         assert 0 <= client["balanced_accuracy"] <= 1
         own = dealt[dealt["client"] == client["client"]]["part"].value_counts()
         assert (client["total"], client["val_total"]) == (own["test"], own["val"])
-
-
-def test_the_summary_adds_up_bytes(finished: Run) -> None:
-    rows, summary = finished.clients.query("participated"), finished.summary
-    for way in ("up", "down"):
-        total = int(rows[f"{way}_bytes"].sum())
-        assert sum(summary[f"{way}_bytes_by_field"].values()) == total > 0
-        assert summary[f"{way}_bytes_per_participant"] == total / len(rows)
 
 
 def test_accuracy_of_each_class(finished: Run) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms.standalone import Standalone
-from raysim.common.errors import HookError
 from raysim.common.results import ClientRow
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
@@ -118,33 +116,6 @@ def test_who_drops_out_does_not_train() -> None:
     assert {row.client for row in rows if row.participated} == {0, 2, 4, 6}
     assert [row["engine/dropped_clients"] for row in values[1:]] == [4, 4, 4]
     assert [row["engine/participants"] for row in values[1:]] == [4, 4, 4]
-
-
-class FailsForClient0(Standalone):
-    def client_update(self, client: Any, down: None) -> None:
-        if client.id == 0:
-            raise ZeroDivisionError("no")
-
-
-def test_late_clients_have_taken_part() -> None:
-    """Client 0 fails and all others are late: 1 of 8 participants failed, not 1 of 1."""
-
-    def run_with(fraction: float) -> Any:
-        late = ("system.latency_s=1", "clients.deadline_s=0.5", "clients.participation=1", "rounds=1")
-        given = loaded(*late, "algorithm={name: standalone}", f"failure.max_failed_fraction={fraction}")
-        _, _, values = rounds_on(InProcessBackend(), given.model_copy(update={"algorithm": FailsForClient0()}))
-        return values
-
-    assert run_with(0.2)[1]["engine/dropped_clients"] == 7  # the late ones; the one that failed is counted elsewhere
-    with pytest.raises(HookError, match=r"round 1: 1 of 8 clients failed, more than failure\.max_failed_fraction"):
-        run_with(0.1)
-
-
-def test_a_round_in_which_no_client_is_available() -> None:
-    _, rows, values = rounds_on(InProcessBackend(), loaded("system={availability: 0}"))
-    assert not any(row.participated for row in rows)
-    assert [row["comm/up_bytes"] for row in values[1:]] == [row["time/virtual_s"] for row in values[1:]] == [0, 0, 0]
-    assert [row["accuracy/all"] for row in values] == [values[0]["accuracy/all"]] * 4
 
 
 UNEVEN = (

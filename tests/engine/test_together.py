@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from raysim.algorithms.standalone import Standalone
-from raysim.common.errors import HookError, RunError
+from raysim.common.errors import HookError
 from raysim.core.algorithm import Client
 from raysim.core.data import Batch
 from raysim.core.ops import cross_entropy
@@ -87,12 +86,3 @@ class FailsForOne(Standalone):
 def test_a_failure_names_its_client() -> None:
     with pytest.raises(HookError, match=r"FailsForOne.client_update of client 5 failed in round 1"):
         rounds_of(*EVERYONE, "training.together=4", algorithm=FailsForOne())
-
-
-def test_a_full_memory_does_not_change_how_clients_are_tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object) -> Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr("raysim.engine.workers.evaluation.outputs_together", full)
-    with pytest.raises(RunError, match="digits_mlp64"):
-        rounds_of(*EVERYONE, "training.together=4")

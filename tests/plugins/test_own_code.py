@@ -141,24 +141,6 @@ def test_a_setting_that_is_a_tuple(folder: Path, capsys: pytest.CaptureFixture[s
     assert "algorithm.pair: [1]" in said
 
 
-@pytest.mark.parametrize(
-    ("line", "word"),
-    [
-        ("extra: Path = Path('x')", "extra"),
-        ("extra: Annotated[float, Range(gt=0)] = 0.0", "greater than 0"),
-    ],
-)
-def test_fields_that_no_scenario_can_contain(
-    line: str, word: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Otherwise the run could not be resumed from its resolved.yaml."""
-    imports = "from pathlib import Path\nfrom typing import Annotated\nfrom raysim.core.fields import Range\n"
-    head, _, rest = MINE.partition("    header_lr")
-    head = head.replace("from dataclasses", f"{imports}from dataclasses", 1)
-    (folder / "mine.py").write_text(f"{head}    {line}\n    header_lr{rest}")
-    assert word in ran("validate", str(folder / "s.yaml"), capsys=capsys, code=2)
-
-
 def test_changed_code_of_a_run_is_not_imported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`resume` compares the digests before it imports the files."""
     result = raysim.run(folder / "s.yaml", quiet=True)

@@ -13,7 +13,7 @@ import pytest
 from raysim import algorithms
 from raysim.common.errors import ScenarioError
 from raysim.runs import code
-from raysim.runs.code import RAYSIM, Code
+from raysim.runs.code import Code
 from raysim.runs.run import Run, run
 from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import plain as loaded
@@ -101,14 +101,6 @@ def test_a_file_that_is_edited_under_a_process_does_not_run_as_it_was(write: Wri
         run(mine("rounds=1"), quiet=True)
     forget()
     run(mine("rounds=1"), quiet=True)
-
-
-def test_other_code_of_raysim_that_computes_is_refused_too(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = run(loaded("rounds=1"), quiet=True)
-    monkeypatch.setattr(code, "_of_raysim", lambda: "5" * 64)
-    with pytest.raises(ScenarioError, match=RAYSIM):
-        Run(short.folder).resume(sets=["rounds=2"], quiet=True)
-    assert Run(short.folder).resume(sets=["rounds=2"], quiet=True, code_changed=True).summary["rounds"] == 2
 
 
 def test_a_run_goes_on_with_other_versions_and_a_warning(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:

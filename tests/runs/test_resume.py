@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.results import LOCK
 from raysim.engine.checkpoint.storage import open_storage
-from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore
+from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.report.load import read_clients, read_rounds
 from raysim.runs.run import Run, run
 from raysim.tracking.in_memory import MemoryTracker
@@ -209,15 +209,6 @@ def test_a_run_folder_that_is_deleted_is_missed(workplace: Path) -> None:
     with pytest.raises(RunError, match="moved or deleted"):
         run(loaded("rounds=4", "checkpoint.every=1"), quiet=True, trackers=[Taken(delete)])
     assert list((workplace / "runs" / "tiny").iterdir()) == []
-
-
-def test_a_folder_of_checkpoints_that_is_deleted_is_not_made_again_without_them(workplace: Path) -> None:
-    with pytest.raises(CheckpointError, match="no such file"):
-        run(
-            loaded("rounds=5", "checkpoint.every=1"),
-            quiet=True,
-            trackers=[Taken(lambda path: delete(path / "checkpoints"))],
-        )
 
 
 @pytest.mark.usefixtures("elsewhere")

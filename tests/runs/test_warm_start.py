@@ -15,9 +15,6 @@ import yaml
 
 import raysim
 from raysim.common.errors import ScenarioError
-from raysim.core.state import state_tensors
-from raysim.engine.initial import unpacked
-from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.workers.networks import new_network
 from raysim.runs.plan import make_plan
 from raysim.runs.preview import preview
@@ -195,17 +192,6 @@ def test_a_source_without_an_intact_state_is_refused(workplace: Path) -> None:
     assert not (without.folder / "checkpoints").exists()
     with pytest.raises(ScenarioError, match=r"init\.run.*checkpoint"):
         run(after(without, "standalone"), quiet=True)
-
-
-def test_servers_that_begin_with_a_header_take_the_header_of_the_model(finished: Finished) -> None:
-    given = Scenario.of(after(finished("fedavg"), "fedgh"))
-    _, plan, data = warm_start(given, *make_plan(given))
-    assert plan.initial is not None
-    trained = unpacked(plan.initial.models["digits_cnn_s"])["header.weight"]
-    backend = InProcessBackend("cpu")
-    backend.start(plan, data.raw)
-    assert any(torch.equal(value, trained) for value in state_tensors(backend.server.server.state).values())
-    backend.close()
 
 
 def test_the_best_state_by_validation_is_taken(workplace: Path) -> None:

@@ -83,14 +83,6 @@ def test_what_cannot_be_trained_together(sets: list[str], sentence: str) -> None
         Scenario.of(loaded(*sets))
 
 
-def test_equal_views_without_augmentation() -> None:
-    """FedClassAvg compares two augmented views of each sample."""
-    (warning,) = Scenario.of(loaded("algorithm={name: fedclassavg}", "data.augment=false")).warnings
-    assert "data.augment" in warning and "algorithm.contrastive" in warning
-    for sets in (["data.augment=true"], ["data.augment=false", "algorithm.contrastive=false"]):
-        assert Scenario.of(loaded("algorithm={name: fedclassavg}", *sets)).warnings == ()
-
-
 def test_batches_of_one_sample() -> None:
     """Refused by default and in an override, for networks with BatchNorm only."""
     for key in ("training.batch_size=1", "training.overrides=[{clients: 0-3, batch_size: 1}]"):

@@ -46,15 +46,6 @@ def test_a_share_is_held_back_from_all_clients(split: str) -> None:
     assert torch.equal(plain, plan.transform.plain(task.public.raw_N[:8]))
 
 
-def test_which_samples_is_decided_by_the_seed_of_the_data() -> None:
-    def held(*sets: str) -> list[int]:
-        public = assembled("data.public.share=0.1", *sets).public
-        assert public is not None
-        return public.held_P.tolist()
-
-    assert held() == held("seeds.weights=9") == held("seed=9", "seeds.data=5") != held("seed=9")
-
-
 OWN = """
 name: own
 rounds: 1

@@ -24,18 +24,17 @@ LISTS = (
 
 
 @contextlib.contextmanager
-def autoscaling_cluster(version: str, cpus: int, most: int) -> Iterator[str]:
+def autoscaling_cluster(cpus: int, most: int) -> Iterator[str]:
     """Yield the address of a cluster: a head node without CPUs, and at most `most` further nodes with `cpus` CPUs each.
 
-    version: of the autoscaler, "v1" or "v2". Nodes end when they have been idle for 6 s. Call it in a process of its
-    own that has not imported ray, which reads environment variables at its import.
+    Nodes end when they have been idle for 6 s. Call it in a process of its own that has not imported ray, which reads
+    environment variables at its import.
     """
     node_type = {"RAY_NODE_TYPE_NAME": HEAD_TYPE, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD}
     os.environ |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_AUTH_MODE": "disabled"}
     os.environ["RAY_NODE_TYPE_NAME"] = HEAD_TYPE  # as for `ray start` on a head node of `ray up` or KubeRay
-    if version == "v2":
-        os.environ |= {"RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": HEAD}
-        os.environ["RAY_OVERRIDE_NODE_ID_FOR_TESTING"] = HEAD
+    os.environ |= {"RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": HEAD}
+    os.environ["RAY_OVERRIDE_NODE_ID_FOR_TESTING"] = HEAD
     import ray
     from ray.cluster_utils import Cluster
 
@@ -49,7 +48,7 @@ def autoscaling_cluster(version: str, cpus: int, most: int) -> Iterator[str]:
         "provider": {
             "type": "external", "module": module, "use_node_id_as_ip": True, "disable_node_updaters": True,
             "disable_launch_config_check": True, "head_node_id": HEAD,
-            "gcs_address": f"{ray._private.services.get_node_ip_address()}:{port}", "launch_multiple": version == "v2",
+            "gcs_address": f"{ray._private.services.get_node_ip_address()}:{port}", "launch_multiple": True,
         },
         "available_node_types": {
             HEAD_TYPE: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},

@@ -12,10 +12,9 @@ from tests.conftest import REPOSITORY
 pytestmark = [pytest.mark.ray, pytest.mark.large]
 
 SCRIPT = """
-import sys
 from tests.engine.ray.autoscaling import autoscaler, autoscaling_cluster
 
-with autoscaling_cluster(sys.argv[1], cpus=1, most=2) as address:
+with autoscaling_cluster(cpus=1, most=2) as address:
     import time
     import pytest
     import ray
@@ -55,8 +54,7 @@ with autoscaling_cluster(sys.argv[1], cpus=1, most=2) as address:
 """
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_nodes_of_an_autoscaler(version: str) -> None:
-    code = [sys.executable, "-c", SCRIPT, version]
+def test_nodes_of_an_autoscaler() -> None:
+    code = [sys.executable, "-c", SCRIPT]
     run = subprocess.run(code, cwd=REPOSITORY, capture_output=True, text=True, timeout=400)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]

@@ -61,16 +61,6 @@ def patch_work(backend: RayBackend, at: int, do: Any) -> None:
 
 
 @pytest.mark.large
-def test_a_checkpoint_does_not_wait_for_the_next_round(backend: RayBackend, tmp_path: Path) -> None:
-    def see() -> None:
-        assert wait_for(tmp_path / "checkpoint-000001.json", 60), "round 2 is at work, and round 1 not saved"
-
-    patch_work(backend, 2, see)
-    checkpoints = CheckpointManager(CheckpointStore(open_storage(tmp_path)), 1, 4)
-    assert outcome(loaded(GIVEN), backend, checkpoints) == outcome(loaded(GIVEN), InProcessBackend())  # type: ignore[arg-type]
-
-
-@pytest.mark.large
 def test_an_interrupt_does_not_wait_for_the_clients_of_the_next_round(backend: RayBackend, tmp_path: Path) -> None:
     began: list[float] = []
     collect = backend._collect

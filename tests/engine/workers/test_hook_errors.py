@@ -31,17 +31,6 @@ def test_server_state_that_no_checkpoint_can_hold(workplace: Path, monkeypatch: 
         run(loaded("algorithm={name: standalone}"), quiet=True)
 
 
-def test_an_assignment_to_the_method_says_where_values_are_kept(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def keeps(self: Standalone, client: Any, down: None) -> None:
-        self.previous = client.t  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(Standalone, "client_update", keeps)
-    with pytest.raises(HookError, match="field 'previous'"):
-        run(loaded("algorithm={name: standalone}"), quiet=True)
-
-
 def test_a_state_that_server_update_returns_is_refused(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FedAvg, "server_update", lambda self, server, ups: {"w": 1})
     with pytest.raises(HookError, match=r"server_update failed in round 1.*returned a dict"):

@@ -43,23 +43,6 @@ def test_a_wait(wait) -> None:
     assert time.monotonic() - began < 50
 
 
-def test_in_a_thread_it_is_told_at_the_end() -> None:
-    told: list[str] = []
-
-    def work(seconds: float, most: float) -> None:
-        try:
-            with limit(most, WHAT):
-                time.sleep(seconds)
-        except ClientTimeoutError as error:
-            told.append(str(error))
-
-    for seconds, most in ((0.1, 0.05), (0.0, 5.0)):
-        thread = threading.Thread(target=work, args=(seconds, most))
-        thread.start()
-        thread.join()
-    assert told == [WHAT]
-
-
 def test_many_that_end_just_in_time() -> None:
     """Wherever the ring falls, the exception is `ClientTimeoutError` and nothing is left behind."""
     for i in range(300):
