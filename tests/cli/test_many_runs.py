@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +9,11 @@ import pytest
 import yaml
 
 from tests.cli.command import run
-from tests.comparison.runs import make_run
 from tests.conftest import REPOSITORY
 from tests.data.own import scenario
 from tests.engine.scenarios import digits
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
-
-
-def test_commands_on_finished_runs_do_not_import_torch(workplace: Path) -> None:
-    """It takes more than a second, half of the time of a comparison of 200 runs."""
-    for seed in (1, 2):
-        make_run(workplace / "runs" / str(seed) / "run", seed=seed)
-    commands = [
-        ["compare", "runs", "-o", "comparison"],
-        ["report", "runs", "-o", "report.html"],
-    ]
-    code = f"""
-import sys
-from raysim.cli.main import main
-from raysim.comparison import pictures
-pictures.draw = lambda *_, **__: []  # `report` draws
-for args in {commands!r}:
-    main(args)
-    found = {{"torch", "ray", "mlflow"}} & set(sys.modules)
-    assert not found, (args, found)
-"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=workplace, check=False)
-    assert ended.returncode == 0, ended.stderr
 
 
 def test_a_dry_run_lists_cells(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:

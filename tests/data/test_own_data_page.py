@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from raysim.data.specs import DATASETS
 from raysim.runs.plan import make_plan
 from raysim.runs.run import run
 from raysim.scenario.parse import parse_scenario
@@ -60,8 +59,3 @@ def test_the_whole_scenario_runs_and_is_replayed(workplace: Path, files: Path, m
         else:
             pytest.fail(text)
     assert seen == {"parquet", "csv", "images", "numpy", "femnist"}
-
-
-def test_every_key_is_explained() -> None:
-    rows = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
-    assert rows == {key for spec in DATASETS.values() for key in spec.keys}

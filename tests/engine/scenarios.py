@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from numpy.typing import NDArray
 
 from raysim.common.results import ClientRow, Tracker
@@ -67,16 +66,6 @@ NEEDS = {
 }
 """What a method needs besides its name to show something."""
 
-
-TYPICAL = {"fedssa", "fedral", "hks", "fedgh", "dc_pfl", "fedkd", "fedmd", "heterofl"}
-"""The methods of the five papers, and one method each with a second network, with public data and with
-nested widths."""
-
-METHODS = [
-    pytest.param(name, marks=() if name in TYPICAL else pytest.mark.large, id=name) for name in algorithm_names()
-]
-"""All methods, for tests that take a second or more per method; those that are not in `TYPICAL` are in
-`make test-large`."""
 
 _DIFFERENT = ("hks", "fedkd", "fedssa", "dc_pfl")
 FEW = first([*_DIFFERENT, *(name for name in algorithm_names() if name not in _DIFFERENT)], 2)

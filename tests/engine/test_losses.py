@@ -12,7 +12,7 @@ from tests.engine.losses import VARIANTS, Outcome, Schedule, SimulatedWorkers, r
 
 pytestmark = pytest.mark.xdist_group("losses")  # one process makes the runs of `undisturbed`
 
-SEEDS = 30
+SEEDS = 12
 """Of the tests; `python -m tests.engine.losses` runs a thousand."""
 
 

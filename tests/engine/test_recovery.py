@@ -26,7 +26,6 @@ from raysim.engine.records import (
     Broadcast,
     LostError,
 )
-from raysim.engine.run import Rounds
 from raysim.engine.stop import Stop
 from raysim.scenario.parse import ParsedScenario
 from raysim.tracking.in_memory import MemoryTracker
@@ -204,32 +203,6 @@ def test_a_client_that_takes_too_long(caplog: pytest.LogCaptureFixture) -> None:
     assert found == outcome(
         given.model_copy(update={"algorithm": Picky()}), InProcessBackend(), max_failed_fraction=0.3
     )
-
-
-def test_a_death_between_two_rounds_is_recovered() -> None:
-    """As in `raysim verify --kill`, where an actor dies between its last answer and the question for fingerprints."""
-    plan, raw = planned(loaded())
-
-    def run(deaths: list[int]) -> tuple[str, list[Any], int]:
-        backend, progress = InProcessBackend(), Progress()
-        seen: list[Any] = []
-
-        def fingerprints() -> Any:
-            if progress.t in deaths:
-                deaths.remove(progress.t)
-                backend.worker.states.held.clear()
-                raise LostError("the fingerprints: client actor 1 of 1 died")
-            return backend.fingerprints(range(plan.num_clients))
-
-        def after(rounds: Rounds, t: int) -> None:
-            seen.append((t, rounds.call(fingerprints)))
-
-        digest = all_rounds(plan, backend, raw, after=after, progress=progress)
-        backend.close()
-        return digest, seen, progress.restarts
-
-    *expected, restarts = run([])
-    assert (run([2]), restarts) == ((*expected, 1), 0)
 
 
 class OfTheMachine(Standalone):

@@ -9,7 +9,6 @@ import pytest
 from torch import Tensor, nn
 
 from raysim.algorithms.standalone import Standalone
-from raysim.common.errors import HookError
 from raysim.core.algorithm import Client
 from raysim.core.data import Batch
 from raysim.core.ops import cross_entropy
@@ -71,18 +70,3 @@ def test_unsupported_cases_are_warned_of_once_and_trained_one_by_one(caplog: pyt
     alone = rounds_of(*EVERYONE, "training.together=1", algorithm=Doubtful())
     assert [row.train_loss for row in together.clients] == [row.train_loss for row in alone.clients]
     assert "digits_mlp64" in warning and "training.together" in warning and len(caplog.messages) == 1
-
-
-class FailsForOne(Standalone):
-    """Client 5 has no loss."""
-
-    def client_update(self, client: Client, down: None) -> None:
-        client.fit(cross_entropy if client.id != 5 else self.absent)
-
-    def absent(self, net: nn.Module, batch: Batch, given: Any) -> Tensor:
-        raise ValueError("there is none")
-
-
-def test_a_failure_names_its_client() -> None:
-    with pytest.raises(HookError, match=r"FailsForOne.client_update of client 5 failed in round 1"):
-        rounds_of(*EVERYONE, "training.together=4", algorithm=FailsForOne())

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from raysim.common.errors import ScenarioError
 from raysim.report.load import read_summary
 from raysim.runs.execution import Execution
 from raysim.runs.run import Run, run
@@ -113,15 +112,3 @@ def test_cut_off_at_any_step_a_run_is_completed(
     again = Run(folder).resume(quiet=True)
     assert again.summary["nothing_to_do"]
     assert again.state_digest == digest is not None
-
-
-def test_a_store_that_refuses_the_run_costs_no_training(workplace: Path, tracking_store: str) -> None:
-    load_mlflow(tracking_store)
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(tracking_store)
-    client.delete_experiment(client.create_experiment("gone"))
-    told = MemoryTracker()
-    with pytest.raises(ScenarioError, match=r"was deleted in MLflow.*tracking\.experiment"):
-        run(loaded("tracking.experiment=gone"), quiet=True, trackers=[told])
-    assert told.status == "failed" and not told.rounds

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from raysim.common.errors import ScenarioError
@@ -43,27 +41,6 @@ def test_tests_are_in_the_estimate() -> None:
     assert found.total_s == pytest.approx(
         found.client_round_s * 2 * 5 + found.tests_s
     )  # in one process, one after another
-
-
-def test_overrides_and_stragglers_are_in_the_estimate() -> None:
-    two = ["clients.models=[digits_mlp64, digits_cnn_s]", "training.epochs=4", "training.batch_size=16"]
-    overrides = "training.overrides=[{models: [digits_cnn_s], epochs: 2, batch_size: 8}]"
-    found = preview(Scenario.load(QUICKSTART, [*TINY, *two, overrides, "training.stragglers={share: 0.5}"]))
-    samples = found.samples_per_client
-    # Half of the participants train for 2.5 of 4 epochs, or 1.5 of 2 epochs, on average.
-    steps = {16: (4 + 2.5) / 2 * math.ceil(samples / 16), 8: (2 + 1.5) / 2 * math.ceil(samples / 8)}
-    assert {model.batch_size: model.steps for model in found.models} == pytest.approx(steps)
-    assert [(model.name, model.clients) for model in found.models] == [("digits_mlp64", 2), ("digits_cnn_s", 2)]
-    assert found.steps_per_client_round == pytest.approx(sum(steps.values()) / 2)
-    assert found.client_round_s == pytest.approx(
-        sum(model.step_s * steps[model.batch_size] for model in found.models) / 2
-    )
-    part = preview(Scenario.load(QUICKSTART, [*TINY, *two, "training.overrides=[{clients: 0-2, batch_size: 8}]"]))
-    assert [(model.name, model.batch_size, model.clients) for model in part.models] == [
-        ("digits_cnn_s", 16, 1),
-        ("digits_mlp64", 8, 2),
-        ("digits_cnn_s", 8, 1),
-    ]
 
 
 def test_float16_needs_gpus() -> None:

@@ -231,6 +231,7 @@ COMBINATIONS = [
     (["training.overrides=[{clients: 0-3}]"], "training.overrides.0"),
     ([_TWICE], "training.overrides.1"),
     (["training.nesterov=true", "training.momentum=0"], "training.nesterov"),
+    (["data.normalise={mean: [1, 1], std: [1, 1]}"], "2 numbers"),
     (["training.nesterov=true", "training.optimizer=adamw"], "training.nesterov"),
     (["data.split=pooled811", "data.partition={name: hks}"], "data.split: pooled811"),
 ]
@@ -269,17 +270,6 @@ def test_pixels_are_normalised_as_asked_for():
     assert Scenario.load(yaml.safe_load(checked.resolved_yaml())).dataset == checked.dataset
 
 
-@pytest.mark.parametrize(
-    ("sets", "sentence"),
-    [
-        (["data.normalise={mean: [1, 1], std: [1, 1]}"], "2 numbers"),
-        (["data.normalise={mean: [0, 0, 0], std: [1, 1, 1]}"], "digits_mlp64 needs 1x8x8 images"),
-    ],
-)
-def test_constants_that_do_not_fit_the_images_are_refused(sets: list[str], sentence: str):
-    assert sentence in refused(sets)
-
-
 OFFICIAL = "algorithm={name: fedgh, profile: official}"
 
 
@@ -302,11 +292,3 @@ def test_a_sweep_is_no_scenario(tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text("base: quickstart.yaml\nseeds: 1..3\n")
     with pytest.raises(ScenarioError, match="raysim sweep"):
         parse_scenario(tmp_path / "sweep.yaml")
-
-
-def test_a_mapping_may_be_merged_into_another(tmp_path: Path):
-    text = QUICKSTART.read_text()
-    merged = text.replace("training:\n", "training:\n  <<: {lr: 9.0, weight_decay: 0.5}\n")
-    assert merged != text
-    loaded = parse_scenario(written(tmp_path, merged))
-    assert (loaded.training.weight_decay, loaded.training.lr) == (0.5, 0.05)  # its own keys count more

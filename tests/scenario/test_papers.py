@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import runpy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -120,16 +119,6 @@ def test_every_published_number_is_claimed_by_exactly_one_cell() -> None:
     rows = published()
     assert not [rows[line] for line, count in found.items() if count > 1]
     assert not [row for line, row in rows.items() if line not in found]
-
-
-def test_the_site_lists_every_file() -> None:
-    tables = runpy.run_path(str(REPOSITORY / "docs" / "tables.py"))
-    listed = re.findall(
-        r"^\| (\S+?)[:,] .* \| \[(\S+)\]\((\S+)\) \|$", tables["expand"](PAGE.read_text()), re.MULTILINE
-    )
-    assert sorted(file for _, file, _ in listed) == sorted(f"{name}.yaml" for name in NAMES)
-    for paper, file, link in listed:
-        assert (PAGE.parent / link).is_file() and PAPER_OF[file.partition("/")[0]] == paper
 
 
 @pytest.mark.parametrize("name", EACH)

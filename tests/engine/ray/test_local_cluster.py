@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from raysim.common.errors import RunError
 from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.ray
@@ -138,10 +137,3 @@ def test_sockets_have_short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert folders[0].parent.stat().st_mode & 0o077 == 0
     local_cluster.stop(remove_logs=True)
     assert not folders[0].parent.exists()
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # the user's choice is not replaced
-    local_cluster.start()
-    assert folders[-1].is_relative_to(tmp_path)
-    local_cluster.stop(remove_logs=True)
-    monkeypatch.setenv("RAY_TMPDIR", "/nonexistent")
-    with pytest.raises(RunError, match="RAY_TMPDIR"):
-        local_cluster.start()
