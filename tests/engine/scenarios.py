@@ -69,7 +69,7 @@ NEEDS = {
 
 _DIFFERENT = ("hks", "fedkd", "fedssa", "dc_pfl")
 FEW = first([*_DIFFERENT, *(name for name in algorithm_names() if name not in _DIFFERENT)], 2)
-"""The same for tests of one mechanism of the engine: `make test` tries two methods, whose hooks differ most."""
+"""Methods for tests of one mechanism of the engine: `make test` tries two, whose hooks differ most."""
 
 
 def of_method(name: str) -> list[str]:
