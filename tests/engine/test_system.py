@@ -23,7 +23,8 @@ from raysim.runs.run import Run, run
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.tracking.in_memory import MemoryTracker
-from tests.engine.scenarios import all_rounds, loaded
+from tests.engine.scenarios import all_rounds
+from tests.engine.scenarios import plain as loaded
 
 SYSTEM = "system={flops_per_s: [1.0e+9, 2.0e+8], up_mbit_per_s: 1, down_mbit_per_s: {name: uniform, low: 2, high: 8}}"
 

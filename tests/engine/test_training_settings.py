@@ -21,7 +21,7 @@ from raysim.engine.run import run_round
 from raysim.engine.stragglers import StragglerDraws
 from raysim.runs.plan import make_plan
 from raysim.scenario.scenario import Scenario
-from tests.engine.scenarios import digits, loaded
+from tests.engine.scenarios import digits, loaded, plain_digits
 
 SETTINGS = [
     "training.precision=bfloat16",
@@ -48,7 +48,8 @@ class Noted(Standalone):
 
 def reports_of(*sets: str, t: int = 2) -> Any:
     """The reports of all clients in round `t`."""
-    plan, data = make_plan(Scenario.of(loaded(*sets, "clients.participation=1.0")))
+    everyone = ("clients.models=[digits_mlp64]", "clients.participation=1.0")
+    plan, data = make_plan(Scenario.of(loaded(*everyone, *sets)))
     backend = InProcessBackend()
     backend.start(replace(plan, algorithm=Noted()), data.raw)
     report = run_round(backend, t, range(8))
@@ -127,7 +128,7 @@ def test_groups_have_the_same_settings_except_epochs() -> None:
 
 
 def test_clients_of_one_group_may_have_different_epochs(caplog: pytest.LogCaptureFixture) -> None:
-    sets = ["clients.models=[digits_mlp64]", "training.epochs=3", "training.stragglers={share: 0.7}"]
+    sets = ["training.epochs=3", "training.stragglers={share: 0.7}"]
     together, alone = (reports_of(*sets, f"training.together={most}") for most in (8, 1))
     assert len({report.values["epochs"] for report in alone.values()}) > 1
     assert not any(report.alone_because for report in together.values())
@@ -137,7 +138,7 @@ def test_clients_of_one_group_may_have_different_epochs(caplog: pytest.LogCaptur
 
 
 def test_a_resumed_run_has_the_same_bits(workplace: Path) -> None:
-    two, three = (raysim.run(digits(), sets=[*SETTINGS, f"rounds={rounds}"], quiet=True) for rounds in (2, 3))
+    two, three = (raysim.run(plain_digits(), sets=[*SETTINGS, f"rounds={rounds}"], quiet=True) for rounds in (2, 3))
     assert two.resume(["rounds=3"], quiet=True).state_digest == three.state_digest
 
 

@@ -136,7 +136,7 @@ def test_all_clients_are_tested_alike_on_any_placement(method: str, backend: Ray
 
 
 def test_training_settings_have_the_same_bits_on_any_placement(backend: RayBackend) -> None:
-    given = loaded(*of_method("hks"), *SETTINGS, "training.together=2")
+    given = loaded(*of_method("hks"), *SETTINGS, "training.together=2", "clients.models=[digits_mlp64]")
     *expected, _ = rounds_on(InProcessBackend(), given)
     *there, _ = rounds_on(backend, given)
     assert there == expected
