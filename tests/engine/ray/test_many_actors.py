@@ -1,4 +1,4 @@
-"""Clusters of two nodes: an actor for each of a hundred clients, shares of GPUs, and what the dry run says of them."""
+"""A cluster of two nodes with an actor for each of a hundred clients."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,50 +26,36 @@ MANY = [
 ]  # fmt: skip
 """Few participants: an actor that had work takes 0.3 GB, one that had none 0.06 GB."""
 
+# Ray starts a worker per CPU ahead of time, so there are few CPUs, of which actors take small shares.
+RUN = """
+import json
+from collections import Counter
+from pathlib import Path
+import ray
+from ray._private.state import actors
+from ray.cluster_utils import Cluster
+from raysim.runs.run import run
+from tests.engine.ray.test_many_actors import MANY, SECOND
+from tests.engine.scenarios import loaded
 
-@contextmanager
-def two_nodes(cpus: int = 1, gpus: int = 0) -> Iterator[str]:
-    """A cluster in this process, which must not have another Ray; yields its address."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    # Ray starts a worker per CPU ahead of time, so there are few CPUs, of which actors take small shares.
-    head = {"num_cpus": cpus, "num_gpus": gpus, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    cluster.add_node(num_cpus=cpus, num_gpus=gpus, node_ip_address=SECOND)
-    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-    try:
-        yield cluster.address
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-
-
-def run_in_process(name: str, folder: Path, limit_s: float) -> tuple[Any, str]:
-    """The result (as JSON) and the output of a function of this module in a process without the tests' Ray."""
-    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": str(REPOSITORY)}
-    answer = "import json, pathlib; pathlib.Path('found.json').write_text(json.dumps(found))"
-    code = f"from tests.engine.ray import test_many_actors; found = test_many_actors.{name}(); {answer}"
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True, timeout=limit_s
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    return json.loads((folder / "found.json").read_text()), run.stdout + run.stderr
-
-
-def run_many() -> tuple[Any, list[int]]:
-    """(summary of a run with a hundred actors, actors per node)."""
-    from ray._private.state import actors
-
-    with two_nodes():
-        result = run(loaded(*MANY, "backend=ray"))
-        nodes = [one["Address"]["NodeID"] for one in actors().values() if one["ActorClassName"] == "ClientActor"]
-        return result.summary, list(Counter(nodes).values())
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+cluster.add_node(num_cpus=1, node_ip_address=SECOND)
+ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+summary = run(loaded(*MANY, "backend=ray")).summary
+nodes = [one["Address"]["NodeID"] for one in actors().values() if one["ActorClassName"] == "ClientActor"]
+Path("found.json").write_text(json.dumps([summary, list(Counter(nodes).values())]))
+ray.shutdown()
+cluster.shutdown()
+"""
 
 
 @pytest.mark.large
 def test_an_actor_for_each_of_a_hundred_clients(workplace: Path) -> None:
-    (summary, held), output = run_in_process("run_many", workplace, 500)
+    """In a process of its own, since that of the tests has another Ray."""
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, "-c", RUN], env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary, held = json.loads(Path("found.json").read_text())
     here = run(loaded(*MANY), quiet=True)
     assert summary["state_digest"] == here.state_digest
     assert here.summary["startup"] is None
@@ -82,7 +64,7 @@ def test_an_actor_for_each_of_a_hundred_clients(workplace: Path) -> None:
     assert startup["actors"] == summary["actors"] == 100
     assert 0 < startup["slowest_s"] <= startup["seconds"] < summary["seconds"]["total"]
     assert startup["per_actor_s"] == startup["seconds"] / 100
-    assert f"node {SECOND}: 50 client actors" in output
+    assert f"node {SECOND}: 50 client actors" in done.stdout + done.stderr
     print(startup)
 
 
