@@ -13,7 +13,7 @@ import torch
 from raysim.algorithms.lg_fedavg import Header, LGFedAvg
 from raysim.common.errors import HookError
 from raysim.common.results import ClientRow
-from raysim.core.algorithm import Client, ClientId, Server
+from raysim.core.algorithm import Client, ClientId
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.plan import Plan
 from raysim.engine.policies.evaluations import EvaluationSchedule
@@ -102,26 +102,6 @@ def test_nothing_else_changes(method: str) -> None:
             for name in ("accuracy/all", "accuracy/val", "loss/test"):
                 of_current = {"accuracy/all": "accuracy/all_current"}.get(name, f"{name}_current")
                 assert found[2][t][of_current] == pytest.approx(found[2][t][name]), name
-
-
-@dataclass(frozen=True)
-class ChangesWhenItSends(LGFedAvg):
-    """Its server changes its state in place and draws random numbers while it sends."""
-
-    def server_send(self, server: Server[Header], to: ClientId) -> Header:
-        server.state.w["bias"].add_(torch.rand(1, generator=server.rng) + torch.rand(1))
-        return Header({name: w.clone() for name, w in server.state.w.items()})
-
-
-def test_a_server_that_changes_while_it_sends() -> None:
-    method = ChangesWhenItSends()
-    without, alone, digest = rounds_of(loaded(), algorithm=method)
-    backend, memory, found = rounds_of(loaded(ALL), algorithm=method)
-    assert found == digest and backend.server.fingerprints() == without.server.fingerprints()
-    assert without_current(memory.clients)[-1].up_bytes == alone.clients[-1].up_bytes
-    assert [row["comm/total_bytes"] for row in memory.rounds[1:]] == [
-        row["comm/total_bytes"] for row in alone.rounds[1:]
-    ]
 
 
 @pytest.mark.parametrize("together", [1, 2])
