@@ -13,7 +13,7 @@ from raysim.common.errors import ScenarioError
 from raysim.report.table import summary_rows
 from raysim.runs.run import Run, run
 from raysim.scenario.scenario import Scenario
-from tests.engine.scenarios import plain as loaded
+from tests.engine.scenarios import loaded
 from tests.runs.test_closing import recorded
 from tests.runs.test_resume import Cut
 
@@ -48,6 +48,7 @@ def test_a_run_that_ends_early_is_a_shorter_run_and_goes_on_when_it_may(workplac
 def test_an_interruption_changes_nothing(workplace: Path) -> None:
     short = run(loaded("rounds=12", STOP), quiet=True)
     t = short.summary["rounds"]
+    assert t < 12
     with pytest.raises(KeyboardInterrupt):
         run(loaded("rounds=12", STOP, "checkpoint.every=1"), quiet=True, trackers=[Cut(t)])
     (folder,) = (
