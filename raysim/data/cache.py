@@ -39,7 +39,7 @@ def load(key: str, verify: bool = True) -> tuple[Decoded, str] | None:
         with base.with_suffix(".npz").open("rb") as file, np.load(file, allow_pickle=False) as rest:
             digest = str(rest["digest"])
             kept = {name: rest[name] for name in Decoded._fields if name != "raw_M"}
-        names = {name: tuple(map(str, kept[name])) for name in ("class_names", "owners", "notes")}
+        names = {name: tuple(map(str, kept[name])) for name in ("class_names", "owners")}
         numbers = {name: int(kept[name]) for name in ("num_train", "vocabulary")}
         raw_M = np.asarray(np.load(base.with_suffix(".npy"), mmap_mode="r", allow_pickle=False))
         decoded = Decoded(raw_M, **{**kept, **names, **numbers})

@@ -6,7 +6,6 @@ Shapes: M samples of one data set, H x W pixels, C channels, L tokens, K distinc
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,14 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from raysim.common.errors import ScenarioError
-from raysim.common.text import few
 from raysim.data.sources import naming
 
-_ID_NAME = re.compile(
-    # The first three patterns match index columns that pandas wrote.
-    r"^$|^Unnamed: 0$|^__index_level_\d+__$|[a-z]I[dD]$"
-    r"|(?i:(^|[_ .-])(ids?|index|idx|row|session|subject|user|client|patient|site|device|fold)$)"
-)
 _LEAST_PER_CLASS = 5
 """If classes have fewer samples than this on average, labels that are whole numbers are taken for quantities."""
 
@@ -73,23 +66,6 @@ def to_features(value_M: NDArray[Any], names: Sequence[str], where: str) -> NDAr
         of = f", column {names[rest[0]]}" if names else ""
         raise ScenarioError(f"{where}: row {row + 1}{of} holds {feature_M[row, *rest]}; features must be finite")
     return feature_M
-
-
-def like_ids(feature_MF: NDArray[np.float32], names: Sequence[str]) -> tuple[str, ...]:
-    """Return a warning about feature columns that look like ids, by their name or their few whole values.
-
-    names: of the columns. Returns no note if there are no such columns.
-    """
-    value_of = dict(zip(names, feature_MF.T, strict=True))
-    whole = [name for name, value_M in value_of.items() if not (value_M % 1).any()]
-    mostly_decimals = len(whole) <= len(names) / 2
-
-    def has_few_values(name: str) -> bool:
-        return 2 < len(np.unique(value_of[name])) <= len(feature_MF) / 2
-
-    found = [name for name in whole if _ID_NAME.search(name) or (mostly_decimals and has_few_values(name))]
-    text = f"features that look like ids: {few(found)}; if they are ids, list the other columns in data.features"
-    return (text,) if found else ()
 
 
 def to_tokens(value_ML: NDArray[Any], where: str) -> tuple[NDArray[Any], int]:

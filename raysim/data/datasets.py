@@ -9,8 +9,6 @@ import importlib.util
 import os
 import socket
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,18 +21,17 @@ from numpy.typing import NDArray
 from raysim.common.errors import ScenarioError, UnavailableError
 from raysim.common.folders import cache_root
 from raysim.common.memory import available_memory
-from raysim.common.text import expanded
+from raysim.common.text import cause, expanded
 from raysim.data import cache, folders, leaf, sources
 from raysim.data.files import find_files, place_of
-from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files, spec_for
+from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files
 from raysim.data.statistics import completed, with_statistics
-from raysim.data.tables import read_tables
+from raysim.data.tables import read_published, read_tables
 from raysim.plugins.registry import named
 
 Format = Literal["auto", "parquet", "torchvision", "idx", "folder"]
 _FORMATS = tuple(form for form in get_args(Format) if form != "auto")
-_PROBE_S = 5.0
-_STALL_S = 30.0
+_STALL_S = 20.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,13 +96,11 @@ def load_dataset(
     Decoded samples are cached on disk. verify: whether to compare cached samples with their digest, which requires
     reading all of them.
 
-    Raises ScenarioError if the data set is unknown, not found, damaged, or cannot be downloaded.
+    Raises ScenarioError if the data set is not found, damaged, or cannot be downloaded, and KeyError if it is unknown.
     """
     if name not in DATASETS and (reference := named("datasets", name)) is not None:
         return _of_function(reference.get(), reference.name, files or Files(()))
-    spec = spec_for(name)
-    if format not in get_args(Format):
-        raise ScenarioError(f"{format!r} given; allowed: {', '.join(get_args(Format))}", key="data.format")
+    spec = DATASETS[name]
     if spec.keys:
         if files is None:
             raise ScenarioError("is missing; give the path of your files", key="data.path")
@@ -121,27 +116,18 @@ def load_dataset(
     wanted = sources.looked_for(spec, formats)
     if not wanted:
         raise ScenarioError(f"{name} is not published as {format}; set data.format to auto", key="data.format")
-    if root is not None:
-        place = place_of(root)
-        problem = (
-            f"{name} was not found in {place} or its sub-folders {', '.join(spec.folders)}"
-            if place.is_dir()
-            else f"the folder {place} does not exist"
-        )
-        raise ScenarioError(f"{problem}; choose a folder that contains {wanted}", key="data.root")
-    problem = "it cannot be downloaded automatically"
-    if downloadable := spec.torchvision and "torchvision" in formats:
+    problem = ""
+    if root is None and spec.torchvision and "torchvision" in formats:
         problem = _download(spec) if download else "it was not downloaded, because `download` is False"
         # Search again even after a failed download, because another process may have downloaded the data meanwhile.
         if source := sources.find(spec, _download_folder(), ("torchvision",)):
             return _load(spec, source)
-    variable = os.environ.get("RAYSIM_DATA")
-    in_variable = f" in the folder {variable} (RAYSIM_DATA)" if variable else ""
-    raise UnavailableError(
-        f"{name} was not found{in_variable}, and {problem}; set data.root or the environment variable RAYSIM_DATA to a "
-        f"folder that contains {wanted}, or copy these files to {_download_folder()}"
-        f"{'. A run on a machine with internet access downloads them to this folder' if downloadable else ''}",
-        key="data.name",
+        problem += "; a machine with internet access would download it"
+    kind, key = (UnavailableError, "data.name") if root is None else (ScenarioError, "data.root")
+    raise kind(
+        f"{name} was not found in {' or '.join(map(str, _bases(root)))}; set data.root or the environment variable "
+        f"RAYSIM_DATA to a folder that contains {wanted}{f' ({problem})' if problem else ''}",
+        key=key,
     )
 
 
@@ -217,7 +203,8 @@ def _refuse_too_large(source: sources.Source) -> None:
 
 def _decode(spec: DatasetSpec, source: sources.Source, files: Files | None) -> sources.Decoded:
     if spec.train_size:
-        return sources.read(spec, source)
+        read_files = read_published if source.format == "parquet" else sources.read
+        return sources.checked(spec, source, read_files(spec, source))
     if files is None:
         return with_statistics(leaf.read_leaf(spec, source))
     read = {"parquet": read_tables, "csv": read_tables, "images": folders.read_images, "numpy": folders.read_numpy}
@@ -253,9 +240,6 @@ def _download(spec: DatasetSpec) -> str:
 
     assert spec.torchvision is not None and spec.torchvision_folder is not None
     cls = getattr(datasets, spec.torchvision)
-    url = cls.url if hasattr(cls, "url") else cls.mirrors[0] + cls.resources[0][0]
-    if not _reachable(url):
-        return f"the download server {url.split('/')[2]} does not answer"
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_STALL_S)  # torchvision sets no timeout, so a stalled transfer would hang for ever
     try:
@@ -266,18 +250,7 @@ def _download(spec: DatasetSpec) -> str:
             top = Path(spec.torchvision_folder).parts[0]
             (Path(aside) / top).replace(_download_folder() / top)
     except Exception as error:
-        return f"the download failed ({sources.first_line(error)})"
+        return f"the download failed ({cause(error)})"
     finally:
         socket.setdefaulttimeout(before)
     return ""
-
-
-def _reachable(url: str) -> bool:
-    """Return whether the server of `url` answers within 5 s, through a proxy if one is set."""
-    try:
-        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_S).close()
-    except urllib.error.HTTPError as error:
-        error.close()  # the server answers, even if it refuses HEAD
-    except Exception:
-        return False
-    return True

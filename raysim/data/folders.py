@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +50,15 @@ def _ids(source: Source, settings: Files) -> NDArray[Any]:
             f"{by}, or set data.partition.by to folder and put the images into <client>/<class>/",
             key="data.partition.by",
         )
+    import pandas as pd  # imported here, because few data sets need it
+
     id_of: dict[Path, str] = {}
     for table in source.extra:
-        for name, one in _rows(table, by):
-            if id_of.setdefault(table.parent / name, one) != one:
-                raise ScenarioError(f"{table}: image {name} has two values of {by}; give each image one value")
+        with naming(table):
+            rows = pd.read_csv(table, usecols=["file_name", by], dtype=str, keep_default_na=False)
+        for name, one in zip(rows["file_name"], rows[by], strict=True):
+            if not one or id_of.setdefault(table.parent / name, one) != one:
+                raise ScenarioError(f"{table}: image {name} has no or two values of {by}; give each image one value")
     if unknown := [path for path in paths if path not in id_of]:
         raise ScenarioError(
             f"no {METADATA} has a row for the image {unknown[0]}; add a row with its file_name and {by} to "
@@ -89,22 +92,6 @@ def _client_folder(path: Path, source: Source, settings: Files) -> str:
     return folders[0]
 
 
-def _rows(path: Path, by: str) -> Iterator[tuple[str, str]]:
-    """Yield the columns file_name and `by` of each row of a metadata.csv."""
-    with naming(path), path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file)
-        for name in ("file_name", by):
-            if name not in (rows.fieldnames or ()):
-                raise ScenarioError(
-                    f"{path} has no column {name!r}; its columns are {few(rows.fieldnames or ())}",
-                    key="data.partition.by",
-                )
-        for number, row in enumerate(rows, 1):
-            if not row["file_name"] or not row[by]:
-                raise ScenarioError(f"{path}: row {number} has no value for file_name or {by}; fill in both")
-            yield row["file_name"], row[by]
-
-
 def read_numpy(source: Source, settings: Files) -> Decoded:
     """Read arrays x, y and, if `by` names one, the array of ids, without unpickling. Raises ScenarioError."""
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("x", "y", settings.by) if name}
@@ -112,11 +99,6 @@ def read_numpy(source: Source, settings: Files) -> Decoded:
     for path in source.train + source.test:
         arrays = _arrays(path, tuple(parts), settings)
         for name, array in arrays.items():
-            if parts[name] and array.shape[1:] != parts[name][0].shape[1:]:
-                raise ScenarioError(
-                    f"{path}: samples in array {name} have shape {array.shape[1:]}, but in another file they have "
-                    f"shape {parts[name][0].shape[1:]}; give all samples the same shape"
-                )
             if parts[name] and array.dtype.kind != parts[name][0].dtype.kind:
                 raise ScenarioError(
                     f"{path}: array {name} has type {array.dtype}, but in another file it has type "
@@ -156,7 +138,9 @@ def read_function(load: Callable[[], Any], settings: Files, where: Path) -> Deco
 
 def _decoded(parts: Mapping[str, list[NDArray[Any]]], num_train: int, settings: Files, x: Path, y: Path) -> Decoded:
     """Convert arrays to a decoded data set. x, y: the paths that errors about samples and labels name."""
-    raw_M, vocabulary = _samples(np.concatenate(parts["x"]), x)
+    with naming(x):
+        x_M = np.concatenate(parts["x"])
+    raw_M, vocabulary = _samples(x_M, x)
     label_M, names = to_classes(parts["y"], y)
     owner_M, owners = to_owners(np.concatenate(parts[settings.by]) if settings.by else None)
     return Decoded(raw_M, label_M, num_train, names, vocabulary, owner_M=owner_M, owners=owners)

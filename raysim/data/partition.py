@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from raysim.common.errors import ScenarioError
-from raysim.core.fields import Count, Positive, check_settings
+from raysim.core.fields import Count, Positive
 from raysim.core.seeds import seed_for
 from raysim.data import partition_counts as counts
 from raysim.data.partition_counts import Floats, Ints, Split
@@ -146,15 +146,10 @@ def default_split(setting: PartitionSettings) -> str:
 
 def check_split(setting: PartitionSettings, split: Split, num_train: int, num_samples: int, name: str) -> None:
     """Raise ScenarioError, like `check_partition`, if the partition or the data set does not support the split."""
-    if isinstance(setting, Hks) and split != "published":
+    if isinstance(setting, Hks | Listed) and split != default_split(setting):
         raise ScenarioError(
-            f"{split} given, but the partition `hks` supports only the split `published`; give published",
-            key="data.split",
-        )
-    if isinstance(setting, Listed) and split != "listed":
-        raise ScenarioError(
-            f"{split} given, but with the partition `listed`, a file says which samples are for training and which for "
-            "testing; give listed",
+            f"{split} given, but the partition `{type(setting).__name__.lower()}` needs the split "
+            f"`{default_split(setting)}`; give this split",
             key="data.split",
         )
     if split == "listed" and not isinstance(setting, Listed):
@@ -184,11 +179,6 @@ def check_partition(
     num_train, num_samples: numbers of published training samples and of all samples. Raises ScenarioError, one sentence
     that begins with the scenario key.
     """
-    try:
-        check_settings(setting)
-    except ValueError as error:
-        field, _, reason = str(error).partition(": ")
-        raise ScenarioError(reason, key=f"data.partition.{field}") from None
     check_split(setting, split, num_train, num_samples, name)
     if isinstance(setting, Natural | Listed):
         return  # raysim/data/predefined.py checks the partitions `natural` and `listed`
@@ -210,23 +200,13 @@ def check_partition(
         return
     # If a client's samples are split, the client needs a second sample for its test part.
     least = _HKS_MIN_SAMPLES if isinstance(setting, Hks) else 2 if counts.pooled(split) else 1
+    reduce = "reduce clients.count"
     if isinstance(setting, Dirichlet):
-        chosen = setting.min_samples > Dirichlet.min_samples
-        if chosen and num_clients * least <= pool < num_clients * setting.min_samples:
-            raise ScenarioError(
-                f"{setting.min_samples} given, but with split {split}, {name} has {pool} samples for {num_clients} "
-                f"clients; give at most {pool // num_clients}",
-                key="data.partition.min_samples",
-            )
-        fewest, least = least, setting.min_samples
+        least, reduce = setting.min_samples, f"{reduce} or data.partition.min_samples"
     if num_clients * least > pool:
-        remedies = [f"give at most {pool // least}"] if pool >= least else []
-        if isinstance(setting, Dirichlet) and num_clients * fewest <= pool:
-            remedies.append(f"set data.partition.min_samples to at most {pool // num_clients}")
-        remedy = ", or ".join(remedies) or "these are too few samples for this partition; use more data"
         raise ScenarioError(
-            f"{num_clients} given, but each client needs at least {least} sample{'s' if least > 1 else ''}, and with "
-            f"split {split}, {name} has {pool} samples; {remedy}",
+            f"{num_clients} given, but with split {split}, {name} has {pool} samples, and each client needs at least "
+            f"{least}; {reduce}",
             key="clients.count",
         )
     if not counts.pooled(split) and num_clients > num_samples - num_train:
@@ -368,8 +348,7 @@ def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.ran
     name = type(setting).__name__
     with failing(f"{name}.shares fails", key="data.partition.name"):
         repeated = copy.deepcopy(rng)
-        given = setting.shares(class_count_C.copy(), num_clients, rng)
-        share_NC = np.asarray(given, dtype=np.float64)
+        share_NC = np.asarray(setting.shares(class_count_C.copy(), num_clients, rng), dtype=np.float64)
         again_NC = np.asarray(setting.shares(class_count_C.copy(), num_clients, repeated), dtype=np.float64)
     if not np.array_equal(share_NC, again_NC, equal_nan=True):
         raise ScenarioError(
@@ -378,12 +357,6 @@ def _own_shares(setting: Any, class_count_C: Ints, num_clients: int, rng: np.ran
             key="data.partition.name",
         )
     shape = (num_clients, len(class_count_C))
-    if given is None:
-        raise ScenarioError(
-            f"{name}.shares returned None; return an array of shape {shape}, (clients, classes), with finite shares of "
-            "at least 0",
-            key="data.partition.name",
-        )
     if share_NC.shape != shape or not np.isfinite(share_NC).all() or (share_NC < 0).any():
         raise ScenarioError(
             f"{name}.shares returned an array of shape {share_NC.shape} with values from {share_NC.min(initial=0):g} "

@@ -5,14 +5,13 @@ Shapes: N clients, C classes, M samples of the data set, I ids, Q samples that c
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
-from raysim.common.text import few
+from raysim.common.text import cause, expanded
 from raysim.data import partition_counts as counts
 from raysim.data.partition_counts import Ints
 from raysim.data.shards import PARTS, Partition, make_shards
@@ -76,9 +75,10 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
     def refused(why: str) -> ScenarioError:
         return ScenarioError(f"{path} {why}", key="data.partition.path")
 
-    client_Q, part_Q, index_Q, label_Q = _columns(path, refused)
-    if not len(client_Q):
-        raise refused("has no rows")
+    try:
+        client_Q, part_Q, index_Q, label_Q = _columns(path)
+    except Exception as error:  # Arrow raises many kinds of errors for a file that is missing, damaged or incomplete
+        raise refused(f"cannot be read: {cause(error)}") from error
     if strange := sorted(set(part_Q.tolist()) - set(PARTS)):
         raise refused(f"contains the part {strange[0][:50]!r}; allowed: {', '.join(PARTS)}")
     for name, value_Q, most in (("client", client_Q, _MOST_CLIENTS), ("sample", index_Q, num_samples)):
@@ -100,30 +100,17 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
     return Partition(*(make_shards(index_Q[mask_Q], client_Q[mask_Q], count) for mask_Q in masks))
 
 
-def _columns(
-    path: str, refused: Callable[[str], ScenarioError]
-) -> tuple[Ints, NDArray[Any], Ints, NDArray[Any] | None]:
-    """Return the columns client, part, sample and, if it exists, label of a Parquet file.
+def _columns(path: str) -> tuple[Ints, NDArray[Any], Ints, NDArray[Any] | None]:
+    """Return the columns client, part, sample and, if it exists, label of a Parquet file. The first three have no gaps.
 
-    refused: makes the error for a file that lacks a column, or has gaps or another type.
+    Raises exceptions of Arrow.
     """
-    import pyarrow as pa  # imported here, so that other partitions are checked without importing Arrow and Pillow
+    import pyarrow as pa  # imported here, so that other partitions are checked without importing Arrow
     import pyarrow.parquet as pq
 
-    from raysim.data.files import place_of
-    from raysim.data.sources import naming
-
-    file = place_of(path)
-    if not file.is_file():
-        raise refused("does not exist; give the path of a Parquet file")
-    with naming(path):
-        table = pq.read_table(file)
-    wanted = {"client": pa.int64(), "part": pa.string(), "sample": pa.int64()}
-    if missing := [name for name in wanted if name not in table.column_names]:
-        raise refused(f"has no column {missing[0]}; its columns are {few(table.column_names)}")
-    if gaps := [name for name in wanted if table.column(name).null_count]:
-        raise refused(f"has gaps in column {gaps[0]}; give a value in every row")
-    with naming(path):
-        client_Q, part_Q, index_Q = (table.column(name).cast(kind).to_numpy() for name, kind in wanted.items())
+    table = pq.read_table(expanded(path))
+    types = {"client": pa.int64(), "part": pa.string(), "sample": pa.int64()}
+    wanted = table.select([*types]).cast(pa.schema([pa.field(*one, nullable=False) for one in types.items()]))
+    client_Q, part_Q, index_Q = (wanted.column(name).to_numpy() for name in types)
     label_Q = table.column("label").to_numpy() if "label" in table.column_names else None
     return client_Q, part_Q.astype(str), index_Q, label_Q

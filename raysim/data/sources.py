@@ -1,4 +1,6 @@
-"""Find a data set in a folder and decode it: Parquet files, torchvision's files, IDX files, or a tree of images.
+"""Find a published data set in a folder, and decode torchvision's files, IDX files or a tree of images.
+
+Parquet files are decoded by raysim/data/tables.py.
 
 The error of a library becomes a ScenarioError with the file in front.
 
@@ -7,9 +9,10 @@ Shapes: M images of one data set, H x W pixels, C channels.
 
 from __future__ import annotations
 
+import gzip
 import io
-import json
 import re
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,18 +21,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
 from raysim.common.errors import ScenarioError
-from raysim.common.text import few
-from raysim.data.idx import find_idx, read_idx
+from raysim.common.text import cause
 from raysim.data.specs import DatasetSpec
 
 IMAGE_SUFFIXES = {".jpeg", ".jpg", ".png"}
 _SHARD = re.compile(r"-(\d+)-of-(\d+)")
+_IDX_NAMES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 _REPLACE = "replace the files by the published ones"
 
 
@@ -74,7 +75,6 @@ class Decoded(NamedTuple):
     # Position of each sample's id in `owners`; empty if samples have no ids.
     owner_M: NDArray[np.int64] = np.zeros(0, np.int64)
     owners: tuple[str, ...] = ()  # the ids, ascending
-    notes: tuple[str, ...] = ()  # sentences about how the files were read
 
 
 def find(spec: DatasetSpec, base: Path, formats: tuple[str, ...]) -> Source | None:
@@ -104,9 +104,12 @@ def looked_for(spec: DatasetSpec, formats: tuple[str, ...]) -> str:
 
 
 def read(spec: DatasetSpec, source: Source) -> Decoded:
-    """Decode all samples and labels. Raises ScenarioError for a damaged or unsuitable file."""
-    decoded = _READ[source.format](spec, source)
-    pa.default_memory_pool().release_unused()  # release the memory that Arrow used to read the files
+    """Decode all samples and labels of files in another format than Parquet. Raises ScenarioError."""
+    return _READ[source.format](spec, source)
+
+
+def checked(spec: DatasetSpec, source: Source, decoded: Decoded) -> Decoded:
+    """Return a published data set if it has the published shape and classes. Raises ScenarioError."""
     channels, height, width = spec.input_spec.shape
     shape, label_M = decoded.raw_M.shape, decoded.label_M
     if shape[1:] != (height, width, channels):
@@ -168,8 +171,28 @@ def _find_idx(spec: DatasetSpec, folder: Path) -> Source | None:
 
 
 def _idx_source(form: str, folder: Path) -> Source | None:
-    files = find_idx(folder)
+    files = _idx_files(folder)
     return Source(form, folder, files[:2], files[2:]) if files else None
+
+
+def _idx_files(folder: Path) -> tuple[Path, ...]:
+    """Return the four IDX files in a folder: train images, train labels, test images, test labels; () if none exists.
+
+    A file may be compressed (`.gz`); if both exist, the other one is returned. Raises `ScenarioError` if some are
+    missing.
+    """
+    found = {name: _idx_file(folder, name) for name in _IDX_NAMES}
+    files = tuple(path for path in found.values() if path is not None)
+    if files and len(files) < len(_IDX_NAMES):
+        missing = ", ".join(f"{name}-ubyte" for name, path in found.items() if path is None)
+        raise ScenarioError(f"{folder}: lacks {missing} (or .gz); restore all four IDX files")
+    return files
+
+
+def _idx_file(folder: Path, name: str) -> Path | None:
+    written = (f"{name}-ubyte", f"{name.replace('-idx', '.idx')}-ubyte")  # an unpacked archive has the second form
+    paths = (folder / f"{stem}{end}" for stem in written for end in ("", ".gz"))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _find_folder(spec: DatasetSpec, folder: Path) -> Source | None:
@@ -180,71 +203,6 @@ def _find_folder(spec: DatasetSpec, folder: Path) -> Source | None:
         for part in ("train", "val")
     )
     return Source("folder", folder, train, test, tuple((folder / "val").glob("val_annotations.txt")))
-
-
-def _read_parquet(spec: DatasetSpec, source: Source) -> Decoded:
-    num_rows = {}
-    for path in source.train + source.test:
-        with naming(path):
-            num_rows[path] = pq.read_metadata(path).num_rows
-    channels, height, width = spec.input_spec.shape
-    image_MHWC = np.empty((sum(num_rows.values()), height, width, channels), np.uint8)
-    label_M = np.empty(len(image_MHWC), np.int64)
-    names: tuple[str, ...] = ()
-    row = 0
-    for path in num_rows:
-        with naming(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
-            image_column = _column(path, file.schema_arrow, spec.image_columns)
-            label_column = _column(path, file.schema_arrow, spec.label_columns)
-            names = one_list(path, names, _class_names(path, file.schema_arrow, label_column, spec))
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group, columns=[image_column, label_column])
-                label_B = table.column(label_column)
-                if not pa.types.is_integer(label_B.type) or label_B.null_count:
-                    raise ScenarioError(f"{path}: column {label_column} must contain a whole number in every row")
-                label_M[row : row + len(label_B)] = label_B.to_numpy()
-                for chunk in table.column(image_column).chunks:
-                    for encoded in chunk.field("bytes").to_pylist():
-                        image_MHWC[row] = _decode(encoded, channels)
-                        row += 1
-    num_train = sum(num_rows[path] for path in source.train)
-    return Decoded(image_MHWC, label_M, num_train, names or _numbered(spec))
-
-
-def _column(path: Path, schema: Any, allowed: tuple[str, ...]) -> str:
-    for name in allowed:
-        if name in schema.names:
-            return name
-    raise ScenarioError(f"{path} has no column {' or '.join(allowed)}; its columns are {', '.join(schema.names)}")
-
-
-def _class_names(path: Path, schema: Any, column: str, spec: DatasetSpec) -> tuple[str, ...]:
-    names = hub_class_names(schema, column)
-    if names and len(names) != spec.num_classes:
-        raise ScenarioError(f"{path} names {len(names)} classes, but {spec.name} has {spec.num_classes}")
-    return names
-
-
-def hub_class_names(schema: Any, column: str) -> tuple[str, ...]:
-    """Return the names of a column's classes in the Hugging Face hub's metadata; empty if there are none."""
-    try:
-        return tuple(map(str, json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]["names"]))
-    except (KeyError, TypeError, ValueError):
-        return ()
-
-
-def one_list(path: Path, known: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the classes, which must equal those of earlier files (`known`). Raises ScenarioError."""
-    if known and names and names != known:
-        raise ScenarioError(
-            f"{path} has the class names {few(names)}, but the files before it have {few(known)}, so equal labels "
-            "could mean different classes; give all files the same class names, in the same order"
-        )
-    return known or names
-
-
-def _numbered(spec: DatasetSpec) -> tuple[str, ...]:
-    return tuple(map(str, range(spec.num_classes)))
 
 
 def _decode(encoded: bytes, channels: int) -> NDArray[np.uint8]:
@@ -259,12 +217,23 @@ def _read_idx(spec: DatasetSpec, source: Source) -> Decoded:
     parts = []
     for path in source.files:
         with naming(path):
-            parts.append(read_idx(path))
+            parts.append(_idx_array(path))
     train_MHW, train_M, test_MHW, test_M = parts
     image_MHWC = np.concatenate([train_MHW, test_MHW])[..., None]
     label_M = np.concatenate([train_M, test_M]).astype(np.int64)
     names = getattr(datasets, spec.torchvision or "").classes
     return Decoded(image_MHWC, label_M, len(train_M), tuple(map(str, names)))
+
+
+def _idx_array(path: Path) -> NDArray[np.uint8]:
+    """Return the array of bytes in a file: a header, then one byte per pixel or label.
+
+    The header is the type (0x08: bytes), the number of dimensions, and the dimensions as big-endian 32-bit integers.
+    """
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    begin = 4 + 4 * content[3]
+    shape = struct.unpack(f">{content[3]}I", content[4:begin])
+    return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
 
 
 def _read_torchvision(spec: DatasetSpec, source: Source) -> Decoded:
@@ -320,13 +289,8 @@ def naming(path: Path | str) -> Iterator[None]:
     except (ScenarioError, MemoryError):
         raise
     except Exception as error:
-        raise ScenarioError(f"{path}: {first_line(error)}") from error
-
-
-def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+        raise ScenarioError(f"{path}: {cause(error)}") from error
 
 
 _FIND = {"parquet": _find_parquet, "torchvision": _find_torchvision, "idx": _find_idx, "folder": _find_folder}
-_READ = {"parquet": _read_parquet, "torchvision": _read_torchvision, "idx": _read_idx, "folder": _read_folder}
+_READ = {"torchvision": _read_torchvision, "idx": _read_idx, "folder": _read_folder}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raysim.common.errors import ScenarioError
 from raysim.common.inputs import InputSpec, image
 
 
@@ -214,10 +213,3 @@ _ALL = (
 )
 
 DATASETS: dict[str, DatasetSpec] = {spec.name: spec for spec in _ALL}
-
-
-def spec_for(name: str) -> DatasetSpec:
-    """Return the data set called `name`. Raises ScenarioError, which lists the known names."""
-    if name not in DATASETS:
-        raise ScenarioError(f"data.name: {name!r} is not a known data set; give one of {', '.join(DATASETS)}")
-    return DATASETS[name]

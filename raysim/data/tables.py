@@ -5,6 +5,7 @@ Shapes: M samples of one data set, B rows of a piece of a file, F features.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 
 from raysim.common.errors import ScenarioError
 from raysim.common.text import few
-from raysim.data.conversions import Images, like_ids, to_classes, to_features, to_owners, to_tokens, to_whole
-from raysim.data.sources import Decoded, Source, hub_class_names, naming, one_list
-from raysim.data.specs import Files
+from raysim.data.conversions import Images, to_classes, to_features, to_owners, to_tokens, to_whole
+from raysim.data.sources import Decoded, Source, naming
+from raysim.data.specs import DatasetSpec, Files
 
 _PIECE = 1 << 24
 """Number of values that are decoded at a time, which take 128 MiB in double precision."""
@@ -59,11 +60,20 @@ class _Read:
     id: list[NDArray[Any]] = field(default_factory=list)
 
 
-def read_tables(source: Source, settings: Files, names: tuple[str, ...] = (), text_labels: bool = False) -> Decoded:
-    """Decode all samples, labels and ids. names: the classes; default: the names in the files.
+def read_published(spec: DatasetSpec, source: Source) -> Decoded:
+    """Decode the Parquet files of a published data set, in the layout of the Hugging Face hub. Raises ScenarioError."""
+    with naming(source.train[0]):
+        schema = pq.read_schema(source.train[0])
+    image, label = (
+        next((name for name in names if name in schema.names), names[-1])
+        for names in (spec.image_columns, spec.label_columns)
+    )
+    names = _class_names(schema, label) or tuple(map(str, range(spec.num_classes)))
+    return read_tables(source, Files((), label, (image,)), names)
 
-    text_labels: read the labels of CSV files as text. This is done if one file has text, because the types of a CSV
-    file's columns are inferred from that file alone, and 01 is not 1.
+
+def read_tables(source: Source, settings: Files, names: tuple[str, ...] = ()) -> Decoded:
+    """Decode all samples, labels and ids. names: the classes; default: the names in the files.
 
     Raises ScenarioError for a damaged or unsuitable file.
     """
@@ -73,7 +83,7 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = (), te
     columns: _Columns | None = None
     for path in paths:
         start, file_columns = 0, None
-        for schema, table in _pieces(path, settings, text_labels):
+        for schema, table in _pieces(path, settings):
             if file_columns is None:
                 file_columns = _columns(path, schema, settings)
                 columns = columns or file_columns
@@ -83,12 +93,10 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = (), te
                         f"{few(columns.features)}; give all files the same columns, in the same order and with the "
                         "same types"
                     )
-                names = one_list(path, names, _class_names(schema, settings.label))
+                names = _one_list(path, names, _class_names(schema, settings.label))
             with naming(path):
                 _read_piece(path, start, table, columns or file_columns, read, images)
             if read.label and (read.label[-1].dtype.kind == "U") != (read.label[0].dtype.kind == "U"):
-                if path.suffix.lower() == ".csv":
-                    return read_tables(source, settings, names, text_labels=True)
                 raise ScenarioError(
                     f"{path} has labels of another type than {paths[0]}, so equal labels could become different "
                     "classes; use whole numbers in all files, or text in all files",
@@ -100,17 +108,17 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = (), te
     if not read.label or not num_train:
         which = " training" if read.label else ""
         raise ScenarioError(f"{source.folder}: the files contain no{which} rows; give files with samples in data.path")
-    vocabulary, notes = 0, tuple[str, ...]()
+    pa.default_memory_pool().release_unused()  # release the memory that Arrow used to read the files
+    vocabulary = 0
     if columns.kind == "image":
         raw_M: NDArray[Any] = images.raw_MHWC
     elif columns.kind == "list":
         raw_M, vocabulary = _stacked(read.value, paths[0], columns.features[0])
     else:
         raw_M = np.concatenate(read.value)
-        notes = () if settings.features else like_ids(raw_M, columns.features)
     label_M, names = to_classes(read.label, source.folder, names)
     owner_M, owners = to_owners(np.concatenate(read.id) if read.id else None)
-    return Decoded(raw_M, label_M, num_train, names, vocabulary, owner_M=owner_M, owners=owners, notes=notes)
+    return Decoded(raw_M, label_M, num_train, names, vocabulary, owner_M=owner_M, owners=owners)
 
 
 def text_pieces(path: Path, names: Sequence[str]) -> Iterator[list[list[str]]]:
@@ -134,11 +142,10 @@ def _rows(path: Path) -> int:
         return int(file.metadata.num_rows)
 
 
-def _pieces(path: Path, settings: Files, text_labels: bool) -> Iterator[tuple[Any, Any]]:
+def _pieces(path: Path, settings: Files) -> Iterator[tuple[Any, Any]]:
     """Yield (schema of a file, piece of its rows)."""
     if path.suffix.lower() == ".csv":
         as_text = {settings.by: pa.string()} if settings.by else {}  # ids are text, so that 007 does not become 7
-        as_text |= {settings.label: pa.string()} if text_labels else {}
         with naming(path):
             # Each row must fit into a block of the CSV reader, and each block adds one piece to every column.
             table = pacsv.read_csv(
@@ -299,4 +306,20 @@ def _stacked(parts: Sequence[NDArray[Any]], path: Path, name: str) -> tuple[NDAr
 
 def _class_names(schema: Any, label: str) -> tuple[str, ...]:
     """Return the names of the numbered classes in the Hugging Face hub's metadata; empty if there are none."""
-    return hub_class_names(schema, label) if pa.types.is_integer(schema.field(label).type) else ()
+    try:
+        if pa.types.is_integer(schema.field(label).type):
+            features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+            return tuple(map(str, features[label]["names"]))
+    except (KeyError, TypeError, ValueError):
+        pass
+    return ()
+
+
+def _one_list(path: Path, known: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the classes, which must equal those of earlier files (`known`). Raises ScenarioError."""
+    if known and names and names != known:
+        raise ScenarioError(
+            f"{path} has the class names {few(names)}, but the files before it have {few(known)}, so equal labels "
+            "could mean different classes; give all files the same class names, in the same order"
+        )
+    return known or names

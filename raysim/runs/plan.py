@@ -50,12 +50,7 @@ class RunData:
         dataset = _read(scenario)
         public = _public(scenario, dataset)
         partition = _partition(scenario, dataset, public)
-        notes = (
-            *dataset.decoded.notes,
-            *partition.notes,
-            *_absent_classes(partition, dataset),
-            *_reused_samples(partition),
-        )
+        notes = (*partition.notes, *_absent_classes(partition, dataset), *_reused_samples(partition))
         return cls(scenario, dataset, partition, public, input_digests(scenario), notes)
 
     @property

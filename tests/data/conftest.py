@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 
 
+def _no_network(*args, **kwargs):
+    raise OSError("Network is unreachable")
+
+
 @pytest.fixture
 def alone(monkeypatch, tmp_path):
     """No data folder, an empty cache, and no network."""
     monkeypatch.delenv("RAYSIM_DATA", raising=False)
     monkeypatch.setenv("RAYSIM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("raysim.data.datasets._reachable", lambda url: False)
+    monkeypatch.setattr("urllib.request.urlopen", _no_network)
     return tmp_path

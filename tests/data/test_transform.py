@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from raysim.common.errors import ScenarioError
 from raysim.core.data import Transform
-from raysim.data.specs import DATASETS, Augment, spec_for
+from raysim.data.specs import DATASETS, Augment
 from raysim.data.transform import FeatureTransform, ImageTransform
 
 ALL = [Augment(flip=True, erase=True, crop_padding=4), Augment(flip=False)]
@@ -114,8 +113,6 @@ def test_recipes_of_the_data_sets():
     assert "ImageNet" in DATASETS["cifar10"].summary
     assert ImageTransform.of(DATASETS["tiny_imagenet"], True).augment == Augment(flip=True, erase=False, crop_padding=8)
     assert ImageTransform.of(DATASETS["cifar100"], False).augment is None
-    with pytest.raises(ScenarioError):
-        spec_for("nothing")
 
 
 @pytest.mark.gpu
