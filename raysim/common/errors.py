@@ -35,7 +35,7 @@ class ScenarioError(RaysimError, ValueError):
     ...     scenario = raysim.Scenario.load("quickstart", ["training.lr=-1"])
     ... except raysim.ScenarioError as error:
     ...     print(error.key, "-", error.reason)
-    training.lr - -1 given; allowed: greater than 0
+    training.lr - -1 given; allowed: a number greater than 0
     """
 
     exit_code = 2

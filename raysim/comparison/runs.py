@@ -22,7 +22,7 @@ from raysim.report.accuracies import DRAWABLE, Accuracy
 from raysim.report.load import last_measured, read_clients, read_rounds, read_summary, rounds_done
 from raysim.scenario.parse import flatten
 from raysim.scenario.schema import Section, Settings, decides
-from raysim.scenario.yaml_text import WrittenLoader, parse, read_text
+from raysim.scenario.yaml_text import parse, read_text
 
 
 @cache
@@ -51,7 +51,7 @@ class RunRecord:
         summary["rounds"] = rounds_done(folder, summary)
         path = folder / "resolved.yaml"
         # A key that did not exist yet when the run was made has its default.
-        keys = {**_default_keys(), **dict(flatten(parse(read_text(path), str(path), WrittenLoader)))}
+        keys = {**_default_keys(), **dict(flatten(parse(read_text(path), str(path))))}
         cell = sweep.cells.get(folder.resolve().parent.name) if sweep else None
         return cls(folder, summary, keys, sweep if cell else None, cell)
 

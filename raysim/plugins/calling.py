@@ -43,9 +43,8 @@ def where(error: BaseException) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1]
     # If the last line is raysim's, the call failed before the user's code ran, for example by wrong arguments.
     called = Path(last.filename).is_relative_to(PACKAGE)
-    return (
-        f"{cause(error)}{own_line(error) or ('' if called else f' ({Path(last.filename).name}, line {last.lineno})')}"
-    )
+    place = "" if called else f" ({Path(last.filename).name}, line {last.lineno})"
+    return f"{cause(error)}{own_line(error) or place}"
 
 
 def own_line(error: BaseException) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import pkgutil
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -60,22 +59,14 @@ class Reference:
 
     def load(self) -> ModuleType:
         """Import the module. Raises `ScenarioError` if that fails."""
-        if not self.is_file and find_spec(self.place.partition(".")[0]) is None:
-            file = f"./{self.place.replace('.', '/')}.py"
-            raise ScenarioError(
-                f"{self.place}: no installed package has this module; for a file of your own, give its path: "
-                f"{file}:{self.attribute}"
-            )
         return import_module(self.module, self.place)
 
     def get(self) -> Any:
         """Import and return the class or function. Raises `ScenarioError` if it does not exist."""
-        if not self.attribute:
-            raise ScenarioError(f"{self.place} given; add the name of the class or function: {self.place}:Name")
         member = getattr(self.load(), self.attribute, None)
         if not callable(member):
             raise ScenarioError(
-                f"{self.place}: has no class or function {self.attribute!r}; correct the name after the colon"
+                f"{self.place}: has no class or function {self.attribute!r}; give its name as in {self.place}:Name"
             )
         return member
 
@@ -106,30 +97,19 @@ def algorithm_names() -> list[str]:
     return sorted({*built_in, *installed("algorithms")})
 
 
-def algorithm_file(name: str) -> Path | None:
-    """Return the file of one of raysim's algorithms, without importing it; None for any other name."""
-    if name.startswith("_") or not name.isidentifier():
-        return None
-    spec = find_spec(f"raysim.algorithms.{name}")
-    return Path(spec.origin) if spec and spec.origin else None
-
-
 def algorithm_class(name: str) -> type[AnyAlgorithm]:
     """Return the algorithm class for a name. For a class in a user's file, first call `OwnCode.activate`.
 
     Raises `ScenarioError` if the name is unknown, the file cannot be imported or does not contain exactly one complete
     algorithm (of that name), or the class has a mistake that makes a hook or a field ineffective.
     """
-    if algorithm_file(name) is not None:
+    if name.isidentifier() and not name.startswith("_") and find_spec(f"raysim.algorithms.{name}"):
         place, attribute = f"algorithms/{name}.py", ""
         module = import_module(f"raysim.algorithms.{name}", place)
     elif (reference := named("algorithms", name)) is not None:
         place, attribute = reference.place, reference.attribute
         module = reference.load()
     else:
-        stem = name.removeprefix("./")
-        if stem.isidentifier() and os.path.isfile(f"{stem}.py"):  # noqa: PTH113  # False if the name is too long
-            raise ScenarioError(f"unknown algorithm {name!r}; did you mean ./{stem}.py?", key="algorithm.name")
         names = algorithm_names()
         beside = f" or ./{name}.py for a file" if name.isidentifier() else ""
         raise ScenarioError(
@@ -150,14 +130,10 @@ def _only_algorithm(module: ModuleType, place: str, attribute: str) -> type[AnyA
     classes = list(dict.fromkeys(one for name, one in chosen.items() if attribute in ("", name)))
     if len(classes) != 1:
         called = f" called {attribute}" if attribute else ""
-        if classes:
-            remedy = f"write {place}:Name to choose one"
-        elif own:
-            remedy = f"it contains {few(list(own))}"
-        else:
-            remedy = "add one"
-        count = len(classes) or "no"
-        raise ScenarioError(f"{place}: contains {count} subclasses of raysim.Algorithm{called}; {remedy}")
+        raise ScenarioError(
+            f"{place}: contains {len(classes)} subclasses of raysim.Algorithm{called} (all: {few(list(own)) or 'none'})"
+            f"; write {place}:Name to choose one"
+        )
     (cls,) = classes
     mistake = class_mistake(cls)
     if missing := sorted(cls.__abstractmethods__):

@@ -33,5 +33,4 @@ def bundled_file(name: Path | str) -> Path | None:
 def hint(missing: Path) -> str:
     """Return the end of a sentence that suggests a bundled scenario for the path of a missing file; "" if none fits."""
     names = bundled_names()
-    name = missing.as_posix().removeprefix("scenarios/").removesuffix(".yaml")
-    return f"; `{name}` is the scenario that comes with raysim" if name in names else suggest(name, names)
+    return suggest(missing.as_posix().removeprefix("scenarios/").removesuffix(".yaml"), names)

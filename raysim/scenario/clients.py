@@ -1,16 +1,19 @@
-"""The settings of clients: participation, devices, overrides of training and resources, groups, attacks."""
+"""The settings of clients: participation, devices, overrides of training and resources, groups, attacks, networks."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from raysim.common.files import reason
+from raysim.common.errors import ScenarioError
+from raysim.common.suggestions import suggest
+from raysim.common.text import cause, quoted
 from raysim.core.fields import Range
 from raysim.core.seeds import seed_for
 from raysim.data.specs import DatasetSpec
@@ -18,7 +21,9 @@ from raysim.engine.policies.attacks import Malicious
 from raysim.engine.policies.placement import ResourceRequest
 from raysim.engine.policies.sampling import Fastest, Participation, cohort_size, draw_share
 from raysim.engine.policies.system import Devices, Floats, LogNormal, Uniform
-from raysim.models import MODELS, TOGETHER
+from raysim.models import MODELS, TOGETHER, build_model, common_feature_dim, incompatibility
+from raysim.plugins.calling import failing
+from raysim.plugins.registry import named
 from raysim.scenario.origin import Key
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.schema import Resources, Selected, Training
@@ -74,24 +79,23 @@ def with_system(parsed: ParsedScenario) -> tuple[ParsedScenario, Devices | None]
         parsed = parsed.with_choices(system={"trace_sha256": digest})
     properties: dict[str, Floats] = {}
     for name, (allowed, absent) in PROPERTIES.items():
-        value, key = getattr(given, name), ("system", name)
+        of_all, key = getattr(given, name), ("system", name)
         if name in trace:
-            if value is not None:
+            if of_all is not None:
                 raise origin.error(
                     key, f"the file of system.trace also has the column {name}; remove this key or that column"
                 )
             key = ("system", "trace")
-        if isinstance(value, Uniform | LogNormal):
+        if isinstance(of_all, Uniform | LogNormal):
             seed = seed_for(parsed.seed_of("cohorts"), "system", name)
-            each = value.draw(np.random.default_rng(seed), count)
-        elif isinstance(value, list):
-            each = np.resize(np.array(value, dtype=np.float64), count)
+            each = of_all.draw(np.random.default_rng(seed), count)
+        elif isinstance(of_all, list):
+            each = np.resize(np.array(of_all, dtype=np.float64), count)
         else:
-            each = trace.get(name, np.full(count, absent if value is None else value, dtype=np.float64))
-        refused = [k for k in range(count) if not allowed.holds(each[k])]
-        if refused:
-            k = refused[0]
-            raise origin.error(key, f"client {k} has the {name} {each[k]:g}; allowed: a number {allowed}")
+            each = trace.get(name, np.full(count, absent if of_all is None else of_all, dtype=np.float64))
+        if refused := [(k, value) for k, value in enumerate(each) if not allowed.holds(value)]:
+            k, value = refused[0]
+            raise origin.error(key, f"client {k} has the {name} {value:g}; allowed: a number {allowed}")
         properties[name] = each
     return parsed, Devices(**properties)
 
@@ -101,42 +105,33 @@ def _trace(parsed: ParsedScenario, name: str, digest: str | None) -> tuple[dict[
 
     digest: the SHA-256 that the scenario asks for.
     """
-    origin, key, count = parsed.origin, ("system", "trace"), parsed.clients.number
+    import pandas as pd  # imported here, because few scenarios need it
+
+    from raysim.common.parquet import read_parquet
+
+    key, count = ("system", "trace"), parsed.clients.number
     try:
         sha = hashlib.sha256(Path(name).read_bytes()).hexdigest()
-        columns = _columns(Path(name), count)
-    except (OSError, ValueError, KeyError) as error:
-        wrong = reason(error) if isinstance(error, OSError) else " ".join(str(error).split())
-        raise origin.error(
+        frame = read_parquet(Path(name)).to_pandas() if name.endswith(".parquet") else pd.read_csv(name)
+        frame = frame.set_index("client", verify_integrity=True).loc[[*range(count)]]
+        columns = {property: column.to_numpy(np.float64) for property, column in frame.items()}
+    except Exception as error:  # pandas raises many kinds of errors for a damaged or unsuitable file
+        raise parsed.origin.error(
             key,
-            f"{name} cannot be read ({wrong}); give a CSV or Parquet file with the column `client`, one row for each "
-            f"client from 0 to {count - 1}, and numbers in one or more of the columns {', '.join(PROPERTIES)}",
+            f"{name} cannot be read ({cause(error)}); give a CSV or Parquet file with the column `client` and one row "
+            f"for each client from 0 to {count - 1}",
         ) from None
+    if not columns or not columns.keys() <= PROPERTIES.keys():
+        raise parsed.origin.error(
+            key, f"{name} has the columns {', '.join(columns)}; give one or more of the columns {', '.join(PROPERTIES)}"
+        )
     if digest not in (None, sha):
-        raise origin.error(
+        raise parsed.origin.error(
             key,
             f"{name} has the SHA-256 {sha[:12]}, but system.trace_sha256 is {digest}; restore the file, or remove "
             "system.trace_sha256",
         )
     return columns, sha
-
-
-def _columns(path: Path, count: int) -> dict[str, Floats]:
-    """Return the columns of a trace file with one row per client. Raises `ValueError` or `KeyError`."""
-    if path.suffix == ".parquet":
-        from raysim.common.parquet import read_parquet  # imported here, because it imports Arrow
-
-        table = read_parquet(path)
-    else:
-        from pyarrow import csv
-
-        table = csv.read_csv(path, csv.ReadOptions(use_threads=False))
-    frame = table.to_pandas().set_index("client")
-    if not frame.index.is_unique:
-        raise ValueError("a client has several rows")
-    if frame.columns.empty or not frame.columns.isin([*PROPERTIES]).all():
-        raise ValueError(f"its columns are {', '.join(table.column_names)}")
-    return {name: column.to_numpy(np.float64) for name, column in frame.loc[[*range(count)]].items()}
 
 
 S = TypeVar("S", Training, Resources)
@@ -177,22 +172,21 @@ def ranges_of(parsed: ParsedScenario, key: Key, text: str) -> set[int]:
     count = parsed.clients.number
     try:
         return parse_ranges(text, count)
-    except ValueError as error:
-        raise parsed.origin.error(key, f"{text!r} is invalid: {error}; allowed: ids from 0 to {count - 1}") from None
+    except ValueError:
+        raise parsed.origin.error(
+            key, f'{text!r} given; write ranges of ids from 0 to {count - 1}, such as "0-9,12"'
+        ) from None
 
 
 def parse_ranges(text: str, count: int) -> set[int]:
     """Parse ranges of ids below `count`: `"0-9,12"` -> {0, ..., 9, 12}. Raises `ValueError` for any other text."""
     ids: set[int] = set()
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ValueError('write ranges of ids such as "0-9,12"')
-        if last and int(last) < int(first):
-            raise ValueError(f"{part.strip()} is in descending order")
-        if max(int(first), int(last or first)) >= count:
-            raise ValueError(f"there is no client {max(int(first), int(last or first))}")
-        ids |= set(range(int(first), int(last or first) + 1))
+        first, _, last = part.partition("-")
+        chosen = range(int(first), int(last or first) + 1)
+        if not chosen or chosen[-1] >= count:
+            raise ValueError(part)
+        ids.update(chosen)
     return ids
 
 
@@ -214,7 +208,7 @@ def requests_of(parsed: ParsedScenario) -> tuple[ResourceRequest, ...]:
 def own_training_of(parsed: ParsedScenario) -> dict[int, Training]:
     """Return the training settings of each client that an override selects.
 
-    Raises `ScenarioError` when an override selects no client or changes nothing, or for impossible settings.
+    Raises `ScenarioError` when an override selects no client, or for impossible settings.
     """
     training = parsed.training
     _refuse_nesterov(parsed, training, ("training",))
@@ -226,13 +220,7 @@ def own_training_of(parsed: ParsedScenario) -> dict[int, Training]:
             cause=("training", "steps"),
         )
     own: dict[int, Training] = {}
-    for override, (key, clients, settings) in zip(
-        training.overrides, overridden(parsed, "training", training), strict=False
-    ):
-        if override.model_dump(exclude_none=True).keys() <= Selected.model_fields.keys():
-            raise parsed.origin.error(
-                key, "this override changes no setting; set one, such as `lr`, or remove the override"
-            )
+    for key, clients, settings in overridden(parsed, "training", training)[:-1]:
         if not clients:
             raise parsed.origin.error(
                 key,
@@ -245,13 +233,10 @@ def own_training_of(parsed: ParsedScenario) -> dict[int, Training]:
 
 
 def _refuse_nesterov(parsed: ParsedScenario, training: Training, key: Key) -> None:
-    if training.nesterov and training.optimizer != "sgd":
+    if training.nesterov and (training.optimizer != "sgd" or not training.momentum):
         raise parsed.origin.error(
-            (*key, "nesterov"),
-            f"true given, but the optimizer is {training.optimizer}; set `nesterov` to false, or `optimizer` to sgd",
+            (*key, "nesterov"), "true given, which needs the optimizer sgd and a momentum greater than 0"
         )
-    if training.nesterov and not training.momentum:
-        raise parsed.origin.error((*key, "nesterov"), "true given, but momentum is 0; set `momentum` greater than 0")
 
 
 def together_of(
@@ -306,3 +291,88 @@ def malicious_of(parsed: ParsedScenario) -> Malicious | None:
         text = f"{given.clients} given, which selects no client of {count}; give at least {1 / count:g}"
         raise parsed.origin.error(key, text)
     return Malicious(clients, given.attack, seed)
+
+
+def builder(dataset: DatasetSpec, feature_dim: int) -> Any:
+    return partial(build_model, num_classes=dataset.num_classes, input_spec=dataset.input_spec, feature_dim=feature_dim)
+
+
+def feature_dim_of(parsed: ParsedScenario, dataset: DatasetSpec) -> int:
+    """Return the representation width of all models, after checking that each model exists and accepts the samples.
+
+    Raises `ScenarioError`.
+    """
+    clients, origin = parsed.clients, parsed.origin
+    fitting = [name for name in MODELS if incompatibility(name, dataset.input_spec) is None]
+    for i, name in enumerate(clients.models):
+        key = ("clients", "models", str(i))
+        if name not in MODELS and named("models", name) is None:
+            raise origin.error(
+                key, f"unknown model {name!r}{suggest(name, MODELS)} (models that fit the data: {', '.join(fitting)})"
+            )
+        reason = incompatibility(name, dataset.input_spec)
+        if reason:
+            raise origin.error(
+                key,
+                f"{reason}, but {dataset.name} has {dataset.input_spec}; allowed: {', '.join(fitting)}",
+                cause=("data", "name"),
+            )
+    try:
+        auto = clients.feature_dim == "auto"
+        feature_dim = common_feature_dim(clients.models) if auto else int(clients.feature_dim)
+        for name in dict.fromkeys(clients.models):
+            if name not in MODELS:
+                parsed.own_code.activate()
+                _try_model(name, dataset, feature_dim)
+    except ScenarioError as error:
+        raise origin.error(("clients", "models"), error.reason) from None
+    return feature_dim
+
+
+def _built(name: str, dataset: DatasetSpec, feature_dim: int) -> Any:
+    """Return a network of a custom model. Raises `ScenarioError` if its weights ignore the seed of torch's generator.
+
+    Every process builds a client's network by itself, so the network must be the same everywhere.
+    """
+    import torch
+
+    nets = []
+    for _ in range(2):
+        torch.default_generator.manual_seed(0)
+        nets.append(builder(dataset, feature_dim)(name))
+    second = nets[1].state_dict()
+    for key, value in nets[0].state_dict().items():
+        with failing(f"{name}: {key} cannot be compared"):  # torch explains that layers must not be lazy
+            differs = isinstance(value, torch.Tensor) and not torch.equal(value, second[key])
+        if differs:
+            raise ScenarioError(
+                f"{name}: {key} differs between two networks that are built with the same seed; draw its values with "
+                "torch only, and leave none uninitialised"
+            )
+    return nets[0]
+
+
+def _try_model(name: str, dataset: DatasetSpec, feature_dim: int) -> None:
+    """Check that a custom model can be built, and that its outputs and header fit. Raises `ScenarioError`."""
+    import torch
+
+    from raysim.models.split import example
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        net = _built(name, dataset, feature_dim)
+        x_B = example(dataset.input_spec, 2)
+        parts = (("representation", "features", feature_dim), ("logits", "header", dataset.num_classes))
+        for what, part, width in parts:
+            with failing(f"{name}: fails on two samples of {dataset.input_spec}"):
+                x_B = getattr(net.eval(), part)(x_B)
+            if not isinstance(x_B, torch.Tensor) or x_B.shape != (2, width):
+                given = f"one of shape {tuple(x_B.shape)}" if isinstance(x_B, torch.Tensor) else quoted(x_B)
+                raise ScenarioError(
+                    f"{name}: the {what} of two samples must be a tensor of shape {(2, width)}, but the model returned "
+                    f"{given}"
+                )
+    if not isinstance(net.header, torch.nn.Linear):
+        raise ScenarioError(
+            f"{name}: its header is a {type(net.header).__name__}; it must be a torch.nn.Linear, because methods "
+            "exchange its weight and bias. Put the other layers into the extractor"
+        )

@@ -87,11 +87,8 @@ def files_of(parsed: ParsedScenario) -> Files | None:
     given = data.model_dump(include={"path", "label", "features", "size"})
     for key, value in given.items():
         if key not in spec.keys and value != type(data).model_fields[key].default:
-            takes = [name for name, one in DATASETS.items() if key in one.keys]
             raise ScenarioError(
-                f"{shown(value)} given, but the data set {data.name} does not use this key; remove it (data sets that "
-                f"use it: {', '.join(takes)})",
-                key=f"data.{key}",
+                f"{shown(value)} given, but {data.name} does not use this key; remove it", key=f"data.{key}"
             )
     by = data.partition.by if isinstance(data.partition, Natural) else None
     if own:
@@ -134,10 +131,11 @@ def number_of_clients(parsed: ParsedScenario, data: Dataset | None, dataset: Dat
     name = parsed.resolved["data"]["partition"]["name"]
     owner_M = data.decoded.owner_M if data else np.zeros(0, np.int64)
     if isinstance(partition, Natural) and not len(owner_M):
-        wrong, remedy = f"but {dataset.name} has none", "use the data set femnist or shakespeare, or your own files"
-        if dataset.keys or parsed.data.name not in DATASETS:
-            wrong, remedy = "but `by` is not set", "set data.partition.by to the column or array of client ids"
-        raise ScenarioError(f"partition 'natural' needs client ids, {wrong}; {remedy}", key="data.partition.name")
+        raise ScenarioError(
+            f"partition 'natural' needs client ids, but {dataset.name} has none; for your own files, set "
+            "data.partition.by to the column or array of client ids",
+            key="data.partition.name",
+        )
     sizes = dataset.train_size, dataset.train_size + dataset.test_size
     check_split(partition, split, *sizes, dataset.name)
     made = given_count(partition, split, *sizes, owner_M)

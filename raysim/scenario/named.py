@@ -94,18 +94,9 @@ def checked_fields(cls: type, name: str, fields: Mapping[str, Any], key: Key, or
 
     The class may be a user's own. Raises `ScenarioError`, also if a scenario cannot contain the type of a field.
     """
-    try:
+    with failing(f"{name}: a field has a type that a scenario cannot contain", ".".join(key)):
         model = settings_model(cls)
-    except Exception as error:  # Pydantic raises many kinds of errors for unsupported types
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        text = f"{name}: a field has a type that a scenario cannot contain ({why})"
-        raise origin.error((*key, "name"), text) from None
-    if "name" in model.model_fields:
-        text = f"{cls.__name__}: the field `name` has the name of the key that chooses this class; rename the field"
-        raise origin.error((*key, "name"), text)
     settings: BaseModel = validated(model, fields, origin, key)
-    # The values must also be valid when they are read from resolved.yaml.
-    validated(model, settings.model_dump(mode="json", warnings=False), origin, key)
     return settings
 
 

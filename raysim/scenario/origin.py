@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import yaml
-
 from raysim.common.errors import ScenarioError
 from raysim.common.text import cut
-from raysim.scenario.yaml_text import UNREADABLE, node_at
+from raysim.scenario.yaml_text import node_at
 
 Key = tuple[str, ...]
 
@@ -50,16 +48,6 @@ class Origin:
     def of_sweep(self, key: Key) -> bool:
         """Return whether an override in a sweep file sets a key."""
         return self._set(key) is not None and not self.of_shell(key)
-
-    def written(self, key: Key) -> str:
-        """Return an unquoted value as the user wrote it, for example 1e3 for 1000.0; "" if it is not found."""
-        path = self._set(key)
-        text = self.text if path is None else self.sets[path].partition("=")[2]
-        try:
-            node = node_at(text, key[len(path or ()) :])
-        except UNREADABLE:  # *** replaces a secret in the text, which is no valid YAML
-            return ""
-        return node.value if isinstance(node, yaml.ScalarNode) and node.style is None else ""
 
     def _override(self, key: Key) -> Key | None:
         path = self._set(key)

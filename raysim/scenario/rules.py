@@ -16,6 +16,7 @@ from raysim.engine.learning_rate import factor_of
 from raysim.plugins.calling import failing
 from raysim.scenario.data import input_digests
 from raysim.scenario.deciding import DECIDING, missing_setting
+from raysim.scenario.origin import Key
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.trackers import check_trackers
 from raysim.tracking.store import PASSWORD, USER
@@ -26,23 +27,15 @@ if TYPE_CHECKING:
 
 def refuse_secrets(parsed: ParsedScenario) -> None:
     """Refuse secrets in the scenario, because run folder and MLflow would show them."""
-    instead = {
-        "tracking.uri": f"instead, set the environment variables {USER} and {PASSWORD}",
-        "checkpoint.folder": "instead, set the environment variables that the fsspec package for this address "
-        "reads, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write a file in ~/.config/fsspec",
-    }
+    sentence = (
+        "the address contains a user name, password or token, which the run folder and MLflow would show; remove it. "
+        f"MLflow reads {USER} and {PASSWORD} from the environment, and fsspec reads variables such as AWS_ACCESS_KEY_ID"
+    )
     for name, value in parsed.flat().items():
         if isinstance(value, str) and holds_secret(value):
-            raise parsed.origin.error(
-                tuple(name.split(".")),
-                "the address contains a user name, password or token, which the run folder and MLflow would show; "
-                f"{instead.get(name, 'remove it from the address')}",
-            )
-    if any(map(holds_secret, parsed.text.splitlines())):
-        raise ScenarioError(
-            "the scenario contains an address with a user name, password or token, which the run folder and MLflow "
-            "would show; remove it"
-        )
+            raise parsed.origin.error(tuple(name.split(".")), sentence)
+    if any(map(holds_secret, parsed.text.splitlines())):  # it may be in a comment
+        raise ScenarioError(sentence)
 
 
 def refuse_remote_output(parsed: ParsedScenario) -> None:
@@ -87,14 +80,11 @@ def refuse_unusable_intervals(scenario: Scenario) -> None:
         ("global_every", evaluation.global_every, evaluation.global_test, "global_test: true"),
         ("all_every", evaluation.all_every, evaluation.clients == "all", "clients: all"),
     ):
-        if interval is None:
-            continue
-        if not tested:
-            raise origin.error(("evaluation", key), f"needs evaluation.{setting}; set it")
-        if interval % evaluation.every:
+        if interval is not None and (not tested or interval % evaluation.every):
             raise origin.error(
                 ("evaluation", key),
-                f"{interval} is not a multiple of evaluation.every ({evaluation.every}); choose a multiple",
+                f"{interval} given, which needs evaluation.{setting} and must be a multiple of evaluation.every "
+                f"({evaluation.every})",
             )
 
 
@@ -107,13 +97,8 @@ def refuse_unusable_stop(scenario: Scenario) -> None:
         raise origin.error(("stop",), "give `patience`, `target`, or both")
     if setting := missing_setting(stop.metric, scenario.evaluation):
         raise origin.error(("stop", "metric"), f"{stop.metric} needs {setting}; set it")
-    if DECIDING[stop.metric].part == "val" and scenario.split == "published":
-        raise origin.error(
-            ("stop", "metric"),
-            f"{stop.metric} needs validation samples, but with `data.split: published`, clients have none; choose "
-            "another metric or, unless the partition is hks, set data.split to pooled811 or pfedhn",
-            cause=("data", "split"),
-        )
+    if DECIDING[stop.metric].part == "val":
+        _require_validation(scenario, ("stop", "metric"), stop.metric)
     if stop.target is not None and stop.metric.startswith("accuracy/") and not 0 < stop.target <= 1:
         raise origin.error(
             ("stop", "target"),
@@ -135,32 +120,17 @@ def refuse_unusable_keep(scenario: Scenario) -> None:
             "best_val",
             cause=("checkpoint", "every"),
         )
+    _require_validation(scenario, key, "best_val")
+
+
+def _require_validation(scenario: Scenario, key: Key, what: str) -> None:
     if scenario.split == "published":
-        raise origin.error(
+        raise scenario.origin.error(
             key,
-            "best_val needs validation samples, but with `data.split: published`, clients have none; remove best_val "
-            "or, unless the partition is hks, set data.split to pooled811 or pfedhn",
+            f"{what} needs validation samples, but with `data.split: published`, clients have none; remove it or, "
+            "unless the partition is hks, set data.split to pooled811 or pfedhn",
             cause=("data", "split"),
         )
-
-
-def refuse_single_samples(scenario: Scenario) -> None:
-    """Refuse batches of one sample for networks with BatchNorm, which cannot train on such batches."""
-    training, own, models = scenario.training, scenario.own_training, scenario.clients.models
-    batch_size = {k: own.get(k, training).batch_size for k in range(scenario.clients.number)}
-    for name in dict.fromkeys(models[k % len(models)] for k, size in batch_size.items() if size == 1):
-        import torch
-
-        from raysim.core.fit import has_batchnorm
-
-        with torch.random.fork_rng(devices=[]):
-            if has_batchnorm(scenario.build(name)):
-                raise scenario.origin.error(
-                    ("training", "batch_size"),
-                    f"1 given, but {name} has BatchNorm, which cannot train on a single sample; set "
-                    "training.batch_size to at least 2, or choose networks without BatchNorm",
-                    cause=("clients", "models"),
-                )
 
 
 def refuse_unsuited_algorithm(scenario: Scenario) -> None:
@@ -353,7 +323,6 @@ AFTER: Sequence[Callable[[Scenario], object]] = (
     refuse_unusable_intervals,
     refuse_unusable_stop,
     refuse_unusable_keep,
-    refuse_single_samples,
     refuse_unsuited_algorithm,
     refuse_unsuited_held_out,
     refuse_unsuited_aggregator,

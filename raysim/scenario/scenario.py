@@ -20,7 +20,9 @@ from raysim.engine.policies.sampling import Participation, draw_share
 from raysim.engine.stragglers import StragglerDraws
 from raysim.scenario import rules
 from raysim.scenario.clients import (
+    builder,
     count_participants,
+    feature_dim_of,
     malicious_of,
     own_training_of,
     requests_of,
@@ -28,7 +30,6 @@ from raysim.scenario.clients import (
     with_participation,
 )
 from raysim.scenario.data import with_data
-from raysim.scenario.models import builder, feature_dim_of
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.schema import Training
 

@@ -43,7 +43,6 @@ _SOME = "a list of at least 1 entry, each"
 OUTPUT = "runs"
 """The default of `output`, in the current folder."""
 
-NAME_FORM = "letters, digits, dots, dashes and underscores, beginning with a letter or digit"
 AtLeastOne = Annotated[int, Range(ge=1, le=1_000_000_000)]
 Seed = Annotated[int, Range(ge=0, le=2**63 - 1)]
 
@@ -518,7 +517,11 @@ class Failure(Section):
 class Settings(Section):
     """Every key of a scenario."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100), f"text: {NAME_FORM}"]
+    name: Annotated[
+        str,
+        Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100),
+        "up to 100 letters, digits, dots, dashes and underscores, beginning with a letter or digit",
+    ]
     """Name of the scenario, of the folder with its runs and, by default, of its MLflow experiment."""
     seed: Seed = 1
     """Seed of every random draw; the same seed gives the same result on any number of actors."""

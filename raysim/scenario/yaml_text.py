@@ -6,12 +6,9 @@ replace the 30 lines that correct this, but it would be a dependency in addition
 
 from __future__ import annotations
 
-import copy
-import functools
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +22,8 @@ UNREADABLE = (yaml.YAMLError, ValueError)
 """Exceptions of PyYAML for invalid YAML. It raises `ValueError` for a date that does not exist."""
 
 
-class Loader(yaml.SafeLoader):
-    """Safe YAML loader that reads numbers as people write them and refuses repeated keys."""
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml may be absent
+    """Safe YAML loader that reads numbers as people write them and refuses repeated keys. It creates plain values."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -39,10 +36,6 @@ class Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
-
-
-class WrittenLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml may be absent
-    """Safe loader for files that raysim wrote, such as resolved.yaml. 7 times as fast, but allows repeated keys."""
 
 
 class Dumper(yaml.SafeDumper):
@@ -65,7 +58,6 @@ Loader.yaml_implicit_resolvers = {
 for _tag, _pattern in NUMBERS.items():
     Loader.add_implicit_resolver(_tag, _pattern, list("-+.0123456789"))
     Dumper.add_implicit_resolver(_tag, _pattern, list("-+.0123456789"))
-WrittenLoader.yaml_implicit_resolvers = Loader.yaml_implicit_resolvers
 
 
 def read_text(path: Path) -> str:
@@ -77,19 +69,7 @@ def read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         problem = reason(error) if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ScenarioError(f"{path}: cannot be read ({problem}); give a scenario file (.yaml)") from None
-    if path.suffix == ".py":
-        beside = path.with_suffix(".yaml")
-        give = f"give its scenario, {beside}" if beside.is_file() else "give a scenario file (.yaml)"
-        code = path if path.is_absolute() else f"./{path}"
-        raise ScenarioError(
-            f"{path}: this file is Python code, not a scenario; {give}, or add --set algorithm.name={code} to another "
-            "scenario"
-        )
     return text
-
-
-_OVERRIDE = re.compile(r"[\w.]=[{\[]")
-"""Matches the beginning of a mapping or list in an override, such as `algorithm={name: fedgh}`."""
 
 
 def opening_comment(text: str) -> str:
@@ -99,17 +79,15 @@ def opening_comment(text: str) -> str:
     return "\n".join(lines).strip()
 
 
-def parse(text: str, file: str, loader: Any = Loader) -> dict[str, Any]:
+def parse(text: str, file: str) -> dict[str, Any]:
     """Parse the text of a scenario as a mapping. Raises `ScenarioError` with the name `file`."""
     try:
-        raw = copy.deepcopy(_loaded(text, loader))
+        raw = load_value(text)
     except UNREADABLE as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).split("\n")[0] or type(error).__name__
-        line = "".join(text.splitlines()[mark.line : mark.line + 1]) if mark else ""
-        remedy = "; put quotes around an override that contains braces" if _OVERRIDE.search(line) else ""
-        raise ScenarioError(f"{file}{where}: not valid YAML: {problem}{remedy}") from None
+        raise ScenarioError(f"{file}{where}: not valid YAML: {problem}") from None
     if raw is None:
         raise ScenarioError(f"{file}: the file is empty; a scenario is a mapping of keys and values")
     if not isinstance(raw, dict):
@@ -117,21 +95,9 @@ def parse(text: str, file: str, loader: Any = Loader) -> dict[str, Any]:
     return raw
 
 
-@functools.lru_cache(maxsize=8)
-def _loaded(text: str, loader: Any) -> Any:
-    """Return cached parsed YAML, because all cells of a sweep begin with the same text. Do not change the result."""
-    return load_value(text, loader)
-
-
-def ends_in_comment(text: str) -> bool:
-    """Return whether YAML takes the end of a text for a comment. Raises one of `UNREADABLE`."""
-    node = yaml.compose(text, Loader)
-    return text[node.end_mark.index if node else 0 :].lstrip().startswith("#")
-
-
-def load_value(text: str, loader: Any = Loader) -> Any:
+def load_value(text: str) -> Any:
     """Parse YAML into plain values. Raises one of `UNREADABLE`."""
-    return yaml.load(text, loader)  # the loaders are SafeLoaders, which create no Python objects
+    return yaml.load(text, Loader)
 
 
 def node_at(text: str, key: Sequence[str]) -> yaml.Node | None:
@@ -151,10 +117,7 @@ def shown(value: Any) -> str:
     """Return a value as users write it in YAML; text is in quotes."""
     if isinstance(value, str):
         return short(repr(value))
-    try:
-        text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6).removesuffix("...\n")
-    except yaml.representer.RepresenterError:  # YAML has no such type, for example an array
-        text = repr(value)
+    text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=10**6).removesuffix("...\n")
     return short(" ".join(text.split()))
 
 
@@ -163,13 +126,11 @@ def written_value(value: Any, key: str) -> str:
     try:
         return yaml.dump(value, Dumper=Dumper, sort_keys=False)
     except yaml.representer.RepresenterError as error:
-        refused = error.args[-1]
-        how = (
-            "use text, numbers, true, false, null, lists or mappings, such as the list that `tolist()` of NumPy returns"
-        )
-        if isinstance(refused, type) or is_dataclass(refused):
-            how = "put your own class into a file, and give the file and the class as text, such as './mine.py:MyClass'"
-        raise ScenarioError(f"{short(repr(refused))} given, which YAML cannot contain; {how}", key=key) from None
+        raise ScenarioError(
+            f"{short(repr(error.args[-1]))} given, which YAML cannot contain; give text, numbers, true, false, null, "
+            "lists or mappings",
+            key=key,
+        ) from None
 
 
 def short(text: str) -> str:

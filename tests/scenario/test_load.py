@@ -14,7 +14,7 @@ from raysim.data.specs import DATASETS
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import Settings
-from raysim.scenario.yaml_text import Loader, WrittenLoader
+from raysim.scenario.yaml_text import Loader
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 QUICKSTART = SCENARIOS / "quickstart.yaml"
@@ -84,13 +84,13 @@ REFUSED = [
     ("nonsense=1", "unknown key"),
     ("clients.count=many", "a whole number"),
     ("clients.count=0", "at least 1"),
-    ("clients.models=cnn1", "give a list"),
+    ("clients.models=cnn1", "a list"),
     ("clients.models=[3]", "text"),
     ("training.lr='0.1'", "a number"),
-    ("training.lr=.nan", "a finite number"),
+    ("training.lr=.nan", ".nan given; allowed: a number"),
     ("name=2024", "'\"2024\"'"),
-    ("training.optimizer=lion", "'sgd', 'adam' or 'adamw'"),
-    ("clients.participation=1.5", "a share"),
+    ("training.optimizer=lion", "sgd, adam, adamw"),
+    ("clients.participation=1.5", "at most 1"),
     ("name=../x", "letters, digits"),
     ("data=digits", "{name: digits}"),
     ("algorithm.server_epochs=0", "algorithm.server_epochs: 0 given"),
@@ -185,11 +185,9 @@ def test_yaml_that_is_no_scenario_is_refused_in_one_line(tmp_path: Path, text: s
     assert found.startswith(f"{path}{sentence}") and "\n" not in found
 
 
-def test_values_as_people_write_them(tmp_path: Path):
-    text = QUICKSTART.read_text()
-    assert parse_scenario(written(tmp_path, text.replace("lr: 0.05", "lr: 1e-3"))).training.lr == 0.001
-    path = written(tmp_path, text.replace("name: quickstart", "name: on", 1))
-    assert refused(source=path).startswith(f"{path}: name: on given")  # as it was written, and not `True`
+def test_numbers_as_people_write_them(tmp_path: Path):
+    path = written(tmp_path, QUICKSTART.read_text().replace("lr: 0.05", "lr: 1e-3"))
+    assert parse_scenario(path).training.lr == 0.001
 
 
 def test_text_that_looks_like_a_number_survives_resolving():
@@ -197,14 +195,7 @@ def test_text_that_looks_like_a_number_survives_resolving():
     loaded = parse_scenario({**mapping(), "tracking": {"tags": tags}})
     assert loaded.resolved["tracking"]["tags"] == tags
     text = loaded.resolved_yaml()
-    for read in (yaml.safe_load(text), yaml.load(text, Loader), yaml.load(text, WrittenLoader)):
-        assert read == loaded.resolved
-
-
-def test_a_comment_in_an_override_is_refused() -> None:
-    with pytest.raises(ScenarioError, match=r"--set output=out #2"):
-        parse_scenario("quickstart", ["output=out #2"])
-    assert parse_scenario("quickstart", ["data.label='out #2'", "tracking.experiment=a#1"]).data.label == "out #2"
+    assert yaml.safe_load(text) == yaml.load(text, Loader) == loaded.resolved
 
 
 # -- combinations that cannot be ---------------------------------------------------------------------
@@ -228,7 +219,6 @@ COMBINATIONS = [
     (["resources.overrides=[{actors: 1}]"], "resources.overrides.0"),
     (["resources.overrides=[{clients: 0-99}]"], "resources.overrides.0.clients: '0-99'"),
     (["resources.overrides=[{models: [cnn1]}]"], "resources.overrides.0.models: 'cnn1'"),
-    (["training.overrides=[{clients: 0-3}]"], "training.overrides.0"),
     ([_TWICE], "training.overrides.1"),
     (["training.nesterov=true", "training.momentum=0"], "training.nesterov"),
     (["data.normalise={mean: [1, 1], std: [1, 1]}"], "2 numbers"),
