@@ -97,6 +97,8 @@ def checked_fields(cls: type, name: str, fields: Mapping[str, Any], key: Key, or
     with failing(f"{name}: a field has a type that a scenario cannot contain", ".".join(key)):
         model = settings_model(cls)
     settings: BaseModel = validated(model, fields, origin, key)
+    # The values must also be valid when they are read from resolved.yaml. This also checks the defaults.
+    validated(model, settings.model_dump(mode="json", warnings=False), origin, key)
     return settings
 
 
