@@ -124,15 +124,14 @@ def _only_algorithm(module: ModuleType, place: str, attribute: str) -> type[AnyA
     from raysim.core.algorithm import Algorithm
     from raysim.plugins.class_check import class_mistake
 
-    found = {name: one for name, one in inspect.getmembers(module, inspect.isclass) if issubclass(one, Algorithm)}
-    own = {name: one for name, one in found.items() if one.__module__ == module.__name__}
-    chosen = found if attribute else own
-    classes = list(dict.fromkeys(one for name, one in chosen.items() if attribute in ("", name)))
+    found = inspect.getmembers(module, lambda one: inspect.isclass(one) and issubclass(one, Algorithm))
+    own = {one: name for name, one in found if one.__module__ == module.__name__}
+    classes = [one for name, one in found if name == attribute] if attribute else list(own)
     if len(classes) != 1:
         called = f" called {attribute}" if attribute else ""
         raise ScenarioError(
-            f"{place}: contains {len(classes)} subclasses of raysim.Algorithm{called} (all: {few(list(own)) or 'none'})"
-            f"; write {place}:Name to choose one"
+            f"{place}: contains {len(classes)} subclasses of raysim.Algorithm{called} "
+            f"(all: {few([*own.values()]) or 'none'}); write {place}:Name to choose one"
         )
     (cls,) = classes
     mistake = class_mistake(cls)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Named = Any
 else:
-    Method = Named = dict[str, Any]
+    Method = Named = Annotated[dict[str, Any], "a mapping of `name` and its fields, such as {name: NAME}"]
 """A section whose `name` chooses a class. In the file it is a mapping, and in a scenario an object of the class."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, get_args, get_origin, get_type_hints
@@ -44,9 +43,6 @@ NAMED: Mapping[Key, Mapping[str, type]] = {key: choices.classes for key, choices
 NAMED_SECTIONS: tuple[Key, ...] = (("algorithm",), *NAMED)
 """The sections whose `name` determines their other keys."""
 
-NAME = re.compile(r"^[A-Za-z][\w-]*$")
-"""Pattern of a text that was probably intended as the `name` of a section."""
-
 
 def validated(model: type[Any], raw: Mapping[str, Any], origin: Origin, prefix: Key) -> Any:
     try:
@@ -71,15 +67,12 @@ def _sentence(
         return origin.error(full, "keys must be text; put this key in quotes")
     if first["type"] == "missing" and isinstance(first["loc"][-1], str):
         return origin.error(full, "is missing; add this key")
-    value, hint = first["input"], _hint_at(model, key)
-    text = f"{shown(value)} given; allowed: {in_words(hint)}"
+    value = first["input"]
+    text = f"{shown(value)} given; allowed: {in_words(_hint_at(model, key))}"
     if first["type"] == "too_short":
         text = f"{shown(value)} given; {first['msg']}"
     elif first["type"] == "string_type" and not isinstance(value, list | dict):
         text += f"; put it in quotes (on a command line, in quotes within quotes: '\"{shown(value)}\"')"
-    elif isinstance(value, str) and NAME.match(value):
-        named = full in NAMED_SECTIONS or "name" in getattr(model_in(hint), "model_fields", ())
-        text += f", for example {{name: {value}}}" if named else ""
     return origin.error(full, text)
 
 
