@@ -38,9 +38,7 @@ def draw_heatmap(
     most = max(int(count_CN.max(initial=0)), 1)
     # A square-root scale makes small numbers visible: in a skewed partition, most cells are far below the largest.
     # Cells without samples are masked, which leaves them white, so that a single sample is visible.
-    image = cells.imshow(
-        np.ma.masked_equal(count_CN, 0), cmap="Blues", norm=PowerNorm(0.5, -0.1 * most, most), aspect="auto"
-    )
+    image = cells.imshow(np.ma.masked_equal(count_CN, 0), cmap="YlGnBu", norm=PowerNorm(0.5, 0, most), aspect="auto")
     if classes * clients <= _ROOM_FOR_NUMBERS and most < 10_000:
         for cls, client in zip(*np.nonzero(count_CN), strict=True):
             color = "white" if count_CN[cls, client] > 0.3 * most else "black"

@@ -41,7 +41,8 @@ def where(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.msg} (line {error.lineno})"
     last = traceback.extract_tb(error.__traceback__)[-1]
-    # If the last line is raysim's or the importer's, the call failed before the user's code ran, for example by wrong arguments.
+    # If the last line is raysim's or Python's importer's, the call failed before the user's code ran, for example by
+    # wrong arguments.
     called = last.filename.startswith("<") or Path(last.filename).is_relative_to(PACKAGE)
     place = "" if called else f" ({Path(last.filename).name}, line {last.lineno})"
     return f"{cause(error)}{own_line(error) or place}"
