@@ -121,10 +121,10 @@ def checked(spec: DatasetSpec, source: Source, decoded: Decoded) -> Decoded:
         raise ScenarioError(f"{source.folder}: there are {shape[0]} images but {len(label_M)} labels; {_REPLACE}")
     if not 0 < decoded.num_train < shape[0]:
         raise ScenarioError(f"{source.folder}: the train part or the test part of {spec.name} is empty; {_REPLACE}")
-    if label_M.min() < 0 or label_M.max() >= spec.num_classes:
+    if label_M.min() < 0 or label_M.max() >= spec.num_classes or len(decoded.class_names) != spec.num_classes:
         raise ScenarioError(
-            f"{source.folder}: labels range from {label_M.min()} to {label_M.max()}, "
-            f"but {spec.name} has classes 0 to {spec.num_classes - 1}; {_REPLACE}"
+            f"{source.folder}: there are {len(decoded.class_names)} classes, and labels from {label_M.min()} to "
+            f"{label_M.max()}, but {spec.name} has classes 0 to {spec.num_classes - 1}; {_REPLACE}"
         )
     return decoded
 
@@ -258,10 +258,6 @@ def _read_folder(spec: DatasetSpec, source: Source) -> Decoded:
         return path.relative_to(source.folder).parts[1]
 
     names = tuple(sorted({by_folder(path) for path in source.train}))
-    if len(names) != spec.num_classes:
-        raise ScenarioError(
-            f"{source.folder / 'train'} has {len(names)} classes, but {spec.name} has {spec.num_classes}"
-        )
     listed: dict[str, str] = {}
     for path in source.extra:
         with naming(path):
