@@ -269,9 +269,8 @@ def test_top_up_takes_what_is_wanted_from_the_largest():
     [
         (Pathological(120), "pooled811", 10, "data.partition.classes_per_client: 120 given"),
         (Hks(), "pooled811", 10, "data.split: pooled811 given"),
-        (Dirichlet(0.0), "pooled811", 10, "data.partition.alpha: 0.0 given"),
         (Dirichlet(), "pooled811", 6001, "clients.count: 6001 given"),
-        (Dirichlet(min_samples=601), "pooled811", 100, "data.partition.min_samples: 601 given"),
+        (Dirichlet(min_samples=601), "pooled811", 100, "clients.count: 100 given"),
         (Iid(), "published", 10_001, "clients.count: 10001 given"),
         (Resample(48_001), "pooled811", 5, "data.partition.samples_per_client: 48001 given"),
     ],
