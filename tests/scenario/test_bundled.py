@@ -39,7 +39,7 @@ def test_the_users_own_file_goes_first(workplace: Path) -> None:
     ("given", "hint"),
     [
         ("quikstart", "'quickstart'"),
-        ("scenarios/quickstart.yaml", "`quickstart`"),
+        ("scenarios/quickstart.yaml", "'quickstart'"),
     ],
 )
 def test_a_missing_file(given: str, hint: str, workplace: Path) -> None:
