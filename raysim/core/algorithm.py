@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from raysim.common.errors import ScenarioError
 from raysim.common.text import quoted
 from raysim.core.client_flops import fit_flops, sample_flops
-from raysim.core.data import Samples
+from raysim.core.data import Samples, Shuffled
 from raysim.core.exposed import Exposed
 from raysim.core.fields import check_settings
 from raysim.core.fit import Bounds, FitJob, LocalTraining, Loss, Trainer, fit_one, has_batchnorm, training_only
@@ -126,12 +125,20 @@ class Task:
         return model
 
 
-@dataclass
+@dataclass(slots=True)  # Python then refuses attributes that raysim would not keep
 class Client:
     """One client, as its algorithm sees it.
 
     Only `net` is kept between rounds, and of `net` only its parameters and persistent buffers. Setting an attribute
     that is not listed below raises `AttributeError`.
+
+    The loss of `fit` must read every trained tensor through its argument `net` and every per-client tensor through
+    `given` or `batch`, so that the engine may train many clients with one call, and must change none of them. To count
+    operations, the engine may call it once more for each batch size and on a few samples; the count is then used for
+    all clients of the architecture. On a CUDA device, the engine may call it for the first batches only, and then
+    repeat its operations on the device (`training.cuda_graphs`). So neither the loss nor the network may use values of
+    Python that change from batch to batch, such as a counter. For a batch from which nothing is to be learned, it
+    returns `net(batch.x).sum() * 0`.
 
     >>> from raysim.algorithms.standalone import Standalone
     >>> from raysim.contract.trial import Trial
@@ -153,10 +160,6 @@ class Client:
     stats: ClientStats = field(default_factory=ClientStats)
     meter: FlopMeter | None = None  # counts operations; None: they are not counted
     trainer: Trainer = fit_one
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        _refuse_new(self, "client", name, "buffers of client.net, which client_model creates")
-        object.__setattr__(self, name, value)
 
     def fit(
         self,
@@ -182,23 +185,11 @@ class Client:
         order, detached; NaN for samples that the loss never saw (with BatchNorm, a last batch of one sample is left
         out). Else it returns None.
 
-        The loss must read every trained tensor through its `net` argument and every per-client tensor through
-        `given` or `batch`, so that the engine may train many clients with one call, and must change none of them. To
-        count operations, the engine may call it once more for each batch size and on a few samples; the count is then
-        used for all clients of the architecture. On a CUDA device, the engine may call it for the first batches only,
-        and then repeat its operations on the device (`training.cuda_graphs`). So neither the loss nor the network may
-        use values of Python that change from batch to batch, such as a counter.
-
-        For a batch from which nothing is to be learned, return `net(batch.x).sum() * 0`.
-
         Raises `ValueError` if `rates`, `bounds` or `only` name anything but a parameter of `net`, or if the loss does
         not depend on the trained parameters.
         """
         data = self.data if data is None else data
-        drop_single = drops_single(self.net, data, self.local)
-        steps = self.local.steps if epochs is None else None
-        epochs = self.local.epochs if epochs is None else epochs
-        batches = data.shuffled(self.local.batch_size, epochs, self.rng, drop_single, two_views, steps)
+        batches = _batches(self.net, data, self.local, self.rng, epochs, two_views)
         with training_only(self.net, only):
             rates, bounds = {} if rates is None else rates, {} if bounds is None else bounds
             job = FitJob(self.net, loss, given, batches, self.local, len(data), rates, bounds)
@@ -208,7 +199,7 @@ class Client:
         self.stats.loss_sum += result.loss_sum
         self.stats.samples += result.samples
         self.stats.alone_because = self.stats.alone_because or result.alone_because
-        self.stats.single_sample = self.stats.single_sample or (drop_single and len(data) == 1)
+        self.stats.single_sample = self.stats.single_sample or (batches.drop_single and len(data) == 1)
         return result.rows
 
     @torch.no_grad()
@@ -244,19 +235,9 @@ class Client:
     def log(self, name: str, value: float) -> None:
         """Log a value of this client in this round; the participants' mean is tracked as `client/<name>`.
 
-        If a name is logged twice in a round, the last value counts. Raises `ValueError` for an invalid name, or a value
-        that is no number.
+        If a name is logged twice in a round, the last value counts. Raises `ValueError` for an invalid name.
         """
-        self.stats.values[metric_name(name)] = _number(name, value)
-
-
-def _refuse_new(one: Client | Server[Any], called: str, name: str, instead: str) -> None:
-    """Raise `AttributeError` for a new attribute of a client or server. instead: where to keep values."""
-    kind = type(one)
-    if name not in kind.__dataclass_fields__ and not hasattr(kind, name):
-        raise AttributeError(
-            f"{called}.{name} cannot be set, because raysim would not keep it between rounds; keep values in {instead}"
-        )
+        self.stats.values[metric_name(name)] = float(value)
 
 
 def drops_single(net: nn.Module, data: Samples, local: LocalTraining) -> bool:
@@ -265,7 +246,21 @@ def drops_single(net: nn.Module, data: Samples, local: LocalTraining) -> bool:
     return len(data) % local.batch_size == 1 and has_batchnorm(net)
 
 
-@dataclass
+def _batches(
+    net: nn.Module,
+    data: Samples,
+    local: LocalTraining,
+    rng: torch.Generator,
+    epochs: int | None,
+    two_views: bool = False,
+) -> Shuffled:
+    """Return the batches of one training. epochs: replaces the epochs and steps of `local`."""
+    steps = local.steps if epochs is None else None
+    epochs = local.epochs if epochs is None else epochs
+    return data.shuffled(local.batch_size, epochs, rng, drops_single(net, data, local), two_views, steps)
+
+
+@dataclass(slots=True)  # Python then refuses attributes that raysim would not keep
 class Server(Generic[State]):
     """The server, as its algorithm sees it. Only `state` is kept between rounds.
 
@@ -291,10 +286,6 @@ class Server(Generic[State]):
     arch: Mapping[ClientId, str] = field(default_factory=dict)  # name of each client's architecture
     robust: RobustMean | None = None  # the rule of the section `aggregator`, which replaces the mean of uploads
     private: PrivateMean | None = None  # the mean with noise, from the section `privacy`; uploads are then sealed
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        _refuse_new(self, "server", name, "server.state")
-        object.__setattr__(self, name, value)
 
     def mean(self, parts: Mapping[ClientId, Weights], weighted: bool = True) -> Weights:
         """Return the mean of the clients' tensors as `ops.weighted_mean` does, or the result of the aggregation rule.
@@ -371,10 +362,7 @@ class Server(Generic[State]):
         # The server computes on the CPU, where float16 takes a hundred times as long as float32.
         precision = self.local.precision if self.local.precision == "bfloat16" else "float32"
         local = replace(self.local if local is None else local, precision=precision)
-        drop_single = drops_single(net, data, local)
-        steps = local.steps if epochs is None else None
-        epochs = local.epochs if epochs is None else epochs
-        batches = data.shuffled(local.batch_size, epochs, self.rng, drop_single, steps=steps)
+        batches = _batches(net, data, local, self.rng, epochs)
         return fit_one(FitJob(net, loss, given, batches, local, len(data))).rows
 
     @torch.no_grad()
@@ -386,9 +374,9 @@ class Server(Generic[State]):
     def log(self, name: str, value: float) -> None:
         """Log a value of this round as `server/<name>`. If a name is logged twice, the last value is tracked.
 
-        Raises `ValueError` for an invalid name, or a value that is no number.
+        Raises `ValueError` for an invalid name.
         """
-        self.values[metric_name(name)] = _number(name, value)
+        self.values[metric_name(name)] = float(value)
 
 
 _METRIC = re.compile(r"[\w -]+([/.:][\w -]+)*")
@@ -403,17 +391,6 @@ def metric_name(name: str) -> str:
             "a slash, a dot or a colon may separate parts, as in accuracy/val"
         )
     return name
-
-
-def _number(name: str, value: Any) -> float:
-    """Convert a logged value to a number. Raises `ValueError` with the value's name."""
-    if not isinstance(value, str):
-        with suppress(TypeError, ValueError, RuntimeError):
-            return float(value.detach() if isinstance(value, Tensor) else value)
-    kind = f"a {type(value).__name__}"
-    if isinstance(value, Tensor):
-        kind = f"a tensor of shape {tuple(value.shape)} and type {value.dtype}"
-    raise ValueError(f"log: the value of {name} is {kind}; give a number")
 
 
 @dataclass(frozen=True)

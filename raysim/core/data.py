@@ -113,13 +113,6 @@ class Samples:
 
     def subset(self, index: Tensor) -> Samples:
         """The samples at these positions, in this order. For a mask, pass `mask.nonzero()[:, 0]`."""
-        if not isinstance(index, Tensor) or index.dtype not in (torch.int64, torch.int32) or index.dim() != 1:
-            is_tensor = isinstance(index, Tensor)
-            kind = f"tensor {tuple(index.shape)} of type {index.dtype}" if is_tensor else type(index).__name__
-            raise TypeError(
-                f"subset: a {kind} given; pass positions as a vector of type int64, such as torch.tensor([0, 2]), or "
-                "mask.nonzero()[:, 0] for a mask"
-            )
         index = index.to(self.y.device)
         return Samples(self.raw_N.index_select(0, index), self.y[index], self.transform)
 

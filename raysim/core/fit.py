@@ -97,12 +97,7 @@ def make_optimizers(named: Mapping[str, Tensor], local: LocalTraining, rates: Ma
 def check_names(job: FitJob, named: Mapping[str, Tensor]) -> None:
     """Raise `ValueError` if `rates` or `bounds` name anything else than a parameter, for example a buffer."""
     parameters = {name for name, value in named.items() if isinstance(value, nn.Parameter)}
-    for kind, of_name, example in (("rates", job.rates, "0.1"), ("bounds", job.bounds, "(-1.0, 1.0)")):
-        if not isinstance(of_name, Mapping):
-            raise ValueError(
-                f"{kind}: a {type(of_name).__name__} given; give a dict by name, such as "
-                f"dict.fromkeys(dict(client.net.named_parameters()), {example})"
-            )
+    for kind, of_name in (("rates", job.rates), ("bounds", job.bounds)):
         if unknown := of_name.keys() - parameters:
             raise ValueError(f"{kind}: {min(unknown)} is not a parameter of the network; {_NAMED}")
 
@@ -133,49 +128,58 @@ def training_only(net: nn.Module, names: Collection[str] | None) -> Iterator[Non
             parameter.requires_grad_(True)
 
 
-def fit_one(job: FitJob) -> FitResult:
-    """Train one network on its batches, in order."""
-    named = named_tensors(job.net)
-    check_names(job, named)
-    trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
-    optimizers = make_optimizers(trained, job.local, job.rates)
-    parameters = list(trained.values())
-    if not parameters:
-        raise ValueError("no parameter of the network is trained: none requires a gradient, or `only` is empty")
-    device, limit = parameters[0].device, job.local.clip
-    lower, backward = autocast(job.local.precision, device), Backward(job.local.precision, device)
-    clip = None if limit is None else lambda: nn.utils.clip_grad_norm_(parameters, limit)
-    loss_sum, samples = torch.zeros((), device=device), 0
-    rows: Tensor | None = None
-    set_training(job.net, True)
-    for optimizer in optimizers:
-        optimizer.zero_grad()
+class _Training:
+    """The training of one network. Its attributes stay the same objects, so that a step can be recorded and replayed.
 
-    connected = False
+    Attributes:
+        loss_sum: the sum of the per-sample losses so far, on the device.
+        connected: whether any loss depended on the trained parameters.
+    """
 
-    def step(batch: Batch) -> Tensor | None:
-        nonlocal connected
-        with lower:
-            loss, kept = loss_and_rows(job, batch)
+    def __init__(self, job: FitJob) -> None:
+        named = named_tensors(job.net)
+        check_names(job, named)
+        self.job = job
+        self.trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        if not self.trained:
+            raise ValueError("no parameter of the network is trained: none requires a gradient, or `only` is empty")
+        self.optimizers = make_optimizers(self.trained, job.local, job.rates)
+        parameters, limit = list(self.trained.values()), job.local.clip
+        self.device = parameters[0].device
+        self.lower = autocast(job.local.precision, self.device)
+        self.backward = Backward(job.local.precision, self.device)
+        self.clip = None if limit is None else lambda: nn.utils.clip_grad_norm_(parameters, limit)
+        self.loss_sum, self.connected = torch.zeros((), device=self.device), False
+        set_training(job.net, True)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def step(self, batch: Batch) -> Tensor | None:
+        """Train on a batch; return the rows of the loss, if any."""
+        with self.lower:
+            loss, kept = loss_and_rows(self.job, batch)
         # A constant has no `grad_fn`; a single batch may have a constant loss.
-        connected = connected or loss.grad_fn is not None
-        if not loss.requires_grad:
-            raise _unconnected(job)
-        with without_default_device(device):
-            backward(loss, optimizers, clip)
-            for optimizer in optimizers:
+        self.connected = self.connected or loss.grad_fn is not None
+        with without_default_device(self.device):
+            self.backward(loss, self.optimizers, self.clip)
+            for optimizer in self.optimizers:
                 # Gradients are dropped after the step, too: they would double the memory of a stored model.
                 optimizer.zero_grad()
-            if job.bounds:
-                keep_within(job.bounds, trained)
-            loss_sum.add_(loss.detach() * len(batch.y))
+            if self.job.bounds:
+                keep_within(self.job.bounds, self.trained)
+            self.loss_sum.add_(loss.detach() * len(batch.y))
         return kept
 
+
+def fit_one(job: FitJob) -> FitResult:
+    """Train one network on its batches, in order."""
+    training, samples = _Training(job), 0
+    rows: Tensor | None = None
     # torch cannot record a step of Adam.
     may_replay = job.local.cuda_graphs and job.local.optimizer == "sgd"
     rng = job.batches.rng if isinstance(job.batches, Shuffled) else None
-    steps = len(job.batches) if may_replay else 0
-    with repeatable_attention(device), replayed(step, steps, device, rng) as train:
+    steps, device = len(job.batches) if may_replay else 0, training.device
+    with repeatable_attention(device), replayed(training.step, steps, device, rng) as train:
         for batch in job.batches:
             kept = train(batch)
             samples += len(batch.y)
@@ -183,17 +187,10 @@ def fit_one(job: FitJob) -> FitResult:
                 if rows is None:
                     rows = kept.new_full((job.num_samples, *kept.shape[1:]), torch.nan)
                 rows[batch.index] = kept
-    if samples and not connected:
-        raise _unconnected(job)
-    return FitResult(float(loss_sum), samples, rows)
-
-
-def _unconnected(job: FitJob) -> ValueError:
-    name = getattr(job.loss, "__name__", "the loss")
-    return ValueError(
-        f"the values that {name} returned do not depend on the network's trained parameters; compute them from `net`, "
-        "without .item(), .detach() and no_grad()"
-    )
+    if samples and not training.connected:
+        name = getattr(job.loss, "__name__", "the loss")
+        raise ValueError(f"the values that {name} returned do not depend on the network's trained parameters")
+    return FitResult(float(training.loss_sum), samples, rows)
 
 
 def loss_and_rows(job: FitJob, batch: Batch) -> tuple[Tensor, Tensor | None]:
