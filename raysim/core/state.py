@@ -7,7 +7,7 @@ import hashlib
 import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from types import NoneType
 from typing import Any
 
@@ -15,9 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from raysim.common.modules import PACKAGE, plain_module
-
-DEEPEST = 100
-"""Maximum nesting depth of a state, which detects a state that contains itself."""
 
 LIKE_DICT = (dict, OrderedDict)
 """Types of mappings that are restored as a dict."""
@@ -41,11 +38,6 @@ def state_tensors(state: Any, prefix: str = "") -> dict[str, Tensor]:
         return {prefix or "value": torch.tensor(state, dtype=torch.float64)}
     if isinstance(state, str):
         return {prefix or "value": torch.tensor(list(state.encode()), dtype=torch.uint8)}
-    if prefix.count(".") > DEEPEST:
-        raise TypeError(
-            f"the state at {prefix[:40]}... contains itself or has more than {DEEPEST} nested levels; remove the "
-            "reference to itself, or use fewer levels"
-        )
     if isinstance(state, nn.Module):
         parts: list[tuple[str, Any]] = list(state.state_dict().items())
     elif type(state) in LIKE_DICT:
@@ -220,54 +212,62 @@ def deserialize(frozen: Serialized, template: Any, modules: Collection[str]) -> 
     copies of the template's modules at the same path, with the stored values. modules: names of the Python modules
     (besides this package) whose classes may be created. Raises `ValueError` if a class or a module is not available.
     """
-    made: dict[str, Tensor] = {}
-    places = modules_in(template)
+    return _Restoring(frozen.tensors, modules_in(template), modules).part(frozen.tree)
 
-    def tensor(name: str, stride: list[int] | None, grad: bool, parameter: bool) -> Tensor:
-        if name not in made:
-            value = frozen.tensors[name].clone()
-            if stride is not None:
-                value = torch.empty_strided(value.shape, stride, dtype=value.dtype).copy_(value)
-            made[name] = nn.Parameter(value, grad) if parameter else value.requires_grad_(grad)
-        return made[name]
 
-    def part(node: Any) -> Any:
+@dataclass
+class _Restoring:
+    """Restores a state from the nodes of `Serialized.tree`."""
+
+    tensors: Mapping[str, Tensor]
+    places: Mapping[str, nn.Module]  # the template's modules by path
+    modules: Collection[str]
+    made: dict[str, Tensor] = field(default_factory=dict)  # restored tensors, for those that stand at several places
+
+    def part(self, node: Any) -> Any:
         if node is None:
             return None
         kind, *rest = node
         if kind == "tensor":
-            return tensor(*rest)
+            return self._tensor(*rest)
         if kind == "value":
             return rest[0]
         if kind == "module":
-            path, names = rest
-            if path not in places:
-                raise ValueError(
-                    f"the saved state has a module at {path or 'its top level'}, but the initial state has none there; "
-                    "create all modules in server_start"
-                )
-            module = copy.deepcopy(places[path])
-            module.load_state_dict({name.removeprefix(f"{path}."): frozen.tensors[name] for name in names})
-            return module
+            return self._module(*rest)
         if kind == "dict":
-            return {part(key): part(value) for key, value in rest[0]}
+            return {self.part(key): self.part(value) for key, value in rest[0]}
         if kind in {"list", "tuple"}:
-            inner = [part(value) for value in rest[0]]
+            inner = [self.part(value) for value in rest[0]]
             return inner if kind == "list" else tuple(inner)
-        cls: type = _class_of(rest[0], modules)
-        if kind == "named" and issubclass(cls, tuple) and hasattr(cls, "_fields"):
-            return cls(*(part(value) for value in rest[1]))
-        if (wrong := _mismatch(kind, rest, cls)) or not is_dataclass(cls):
-            raise ValueError(
-                f"the saved state contains an object of class {rest[0]} {wrong}; use the version of the class that "
-                "saved the state"
-            )
-        state = cls.__new__(cls)
-        for name, value in rest[1]:
-            object.__setattr__(state, name, part(value))
-        return state
+        return self._object(*rest)
 
-    return part(frozen.tree)
+    def _tensor(self, name: str, stride: list[int] | None, grad: bool, parameter: bool) -> Tensor:
+        if name not in self.made:
+            value = self.tensors[name].clone()
+            if stride is not None:
+                value = torch.empty_strided(value.shape, stride, dtype=value.dtype).copy_(value)
+            self.made[name] = nn.Parameter(value, grad) if parameter else value.requires_grad_(grad)
+        return self.made[name]
+
+    def _module(self, path: str, names: list[str]) -> nn.Module:
+        if path not in self.places:
+            raise ValueError(
+                f"the saved state has a module at {path or 'its top level'}, but the initial state has none there; "
+                "create all modules in server_start"
+            )
+        module = copy.deepcopy(self.places[path])
+        module.load_state_dict({name.removeprefix(f"{path}."): self.tensors[name] for name in names})
+        return module
+
+    def _object(self, class_name: str, parts: list[Any]) -> Any:
+        """Create a dataclass or a named tuple."""
+        cls: Any = _class_of(class_name, self.modules)
+        if hasattr(cls, "_fields"):
+            return cls._make(self.part(value) for value in parts)
+        state = object.__new__(cls)
+        for name, value in parts:
+            object.__setattr__(state, name, self.part(value))
+        return state
 
 
 def modules_of(algorithm: object) -> set[str]:
@@ -285,15 +285,6 @@ def check_classes(state: Any, modules: Collection[str]) -> None:
         _class_of(_class_name(type(state)), modules)
     for _, part in parts or ():
         check_classes(part, modules)
-
-
-def _mismatch(kind: str, rest: list[Any], cls: type) -> str:
-    """Return the end of a sentence about how a saved object differs from its class; "" if it fits the dataclass."""
-    if kind != "dataclass" or not is_dataclass(cls):
-        saved = "named tuple" if kind == "named" else kind
-        return f"as a {saved}, but the class is no longer a {saved}"
-    lacking = {name for name, _ in rest[1]} - {field.name for field in fields(cls)}
-    return f"with the field {min(lacking)}, which the class no longer has" if lacking else ""
 
 
 def _joined(path: str, name: str) -> str:
