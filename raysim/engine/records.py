@@ -128,42 +128,63 @@ def client_row(
     current: ClientEvaluation | ClientFailure | None = None,
 ) -> ClientRow:
     """Return the table row of a client that trained or was tested. before, current: see `RoundReport`."""
-    current = current if isinstance(current, ClientEvaluation) else None
-    local, global_test = (evaluation.local, evaluation.global_test) if evaluation else (None, None)
+    after = current if isinstance(current, ClientEvaluation) else None
+    trained = report or _UNTRAINED
     return ClientRow(
         round=t,
         client=k,
         model=plan.arch(k),
         participated=report is not None,
-        accuracy=local.accuracy if local else None,
-        correct=local.correct if local else None,
-        total=local.total if local else None,
-        loss=local.loss if local else None,
-        val_correct=evaluation.val_correct if evaluation else None,
-        val_total=evaluation.val_total if evaluation else None,
-        global_accuracy=global_test.accuracy if global_test else None,
-        train_loss=report.train_loss if report else None,
-        train_samples=report.train_samples if report else 0,
-        up_bytes=report.up.bytes if report else 0,
-        down_bytes=report.down.bytes if report else 0,
-        up_params=report.up.params if report else 0,
-        down_params=report.down.params if report else 0,
-        flops=report.flops if report else 0.0,
-        train_s=report.train_s if report else 0.0,
-        evaluate_s=sum((one.seconds for one in (evaluation, before, current) if one), 0.0),
-        macro_f1=evaluation.macro_f1 if evaluation else None,
-        balanced_accuracy=evaluation.balanced_accuracy if evaluation else None,
-        class_correct=evaluation.class_correct if evaluation else None,
+        train_loss=trained.train_loss,
+        train_samples=trained.train_samples,
+        up_bytes=trained.up.bytes,
+        down_bytes=trained.down.bytes,
+        up_params=trained.up.params,
+        down_params=trained.down.params,
+        flops=trained.flops,
+        train_s=trained.train_s,
+        evaluate_s=sum((one.seconds for one in (evaluation, before, after) if one), 0.0),
         virtual_s=virtual_s,
         before_accuracy=before.local.accuracy if before else None,
         before_loss=before.local.loss if before else None,
-        current_accuracy=current.local.accuracy if current else None,
-        current_correct=current.local.correct if current else None,
-        current_total=current.local.total if current else None,
-        current_loss=current.local.loss if current else None,
-        current_val_correct=current.val_correct if current else None,
-        current_val_total=current.val_total if current else None,
+        **_tested(evaluation),
+        **_tested_with_current(after),
     )
+
+
+_UNTRAINED = ClientReport(None, 0, WireSize(0, 0, {}), WireSize(0, 0, {}), 0.0, 0.0, {}, None)
+
+
+def _tested(one: ClientEvaluation | None) -> dict[str, Any]:
+    """Return the columns of a client's test."""
+    if one is None:
+        return dict.fromkeys(("accuracy", "correct", "total", "loss", "val_correct", "val_total", "global_accuracy"))
+    return {
+        "accuracy": one.local.accuracy,
+        "correct": one.local.correct,
+        "total": one.local.total,
+        "loss": one.local.loss,
+        "val_correct": one.val_correct,
+        "val_total": one.val_total,
+        "global_accuracy": one.global_test.accuracy if one.global_test else None,
+        "macro_f1": one.macro_f1,
+        "balanced_accuracy": one.balanced_accuracy,
+        "class_correct": one.class_correct,
+    }
+
+
+def _tested_with_current(one: ClientEvaluation | None) -> dict[str, Any]:
+    """Return the columns of a client's test with the server's current message."""
+    if one is None:
+        return {}
+    return {
+        "current_accuracy": one.local.accuracy,
+        "current_correct": one.local.correct,
+        "current_total": one.local.total,
+        "current_loss": one.local.loss,
+        "current_val_correct": one.val_correct,
+        "current_val_total": one.val_total,
+    }
 
 
 @dataclass(frozen=True)

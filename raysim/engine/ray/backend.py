@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from numpy.typing import NDArray
 
-from raysim.core.algorithm import ClientId
+from raysim.core.algorithm import ClientId, overrides
 from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.cost_model import CostModel
 from raysim.engine.plan import Plan
@@ -38,7 +38,6 @@ from raysim.engine.records import (
     Startup,
     TrainingResult,
 )
-from raysim.engine.workers.client import registers
 
 
 class RayBackend:
@@ -115,18 +114,9 @@ class RayBackend:
         cost_s = {k: self.cost_model.expected_s(t, k) for group in cohort for k in group}
         work_lists = self._work_lists(cohort, cost_s)
         lists = {worker: [k for group in groups for k in group] for worker, groups in work_lists.items()}
-        moves: dict[tuple[ActorRecord, ActorRecord], list[ClientId]] = {}  # (old worker, new worker) -> clients
-        for worker, ids in lists.items():
-            for k in ids:
-                if self.owner.get(k, worker) is not worker:
-                    moves.setdefault((self.owner[k], worker), []).append(k)
+        released, moving = self._release_moving(lists)
         # reference to an answer -> (worker, its result, or None for a stream of results)
         work: dict[Any, tuple[ActorRecord, WorkResult | None]] = {}
-        # Old owners must release clients before their new work is queued.
-        released = {
-            (old, new): old.actor.release.remote(ids, old.location.files == new.location.files)
-            for (old, new), ids in moves.items()
-        }
         self.calls.inputs = [broadcast, *released.values()]
         for worker, ids in lists.items():
             moved = [states for (_, new), states in released.items() if new is worker]
@@ -145,7 +135,7 @@ class RayBackend:
         def result() -> TrainingResult:
             uploads, reports = self._collect(work, f"round {t}", progress)
             self.calls.inputs = ()  # lets the object store drop this broadcast before the next one
-            trained = TrainingResult.of(cohort, uploads, reports, sum(map(len, moves.values())))
+            trained = TrainingResult.of(cohort, uploads, reports, moving)
             self.cost_model.learn(t, trained.reports, trained.evaluations)
             return trained
 
@@ -236,7 +226,7 @@ class RayBackend:
         self.owner = {}
         self.pool.begin(self.plan_ref, self.raw_ref)
         registrations = []
-        if registers(self.plan.algorithm):
+        if overrides(type(self.plan.algorithm), "client_register"):
             everyone = self._spread(range(self.plan.num_clients))
             self._own(everyone)
             registrations = [worker.actor.register.remote(ids) for worker, ids in everyone.items()]
@@ -251,6 +241,24 @@ class RayBackend:
         owner = {k: number[self.owner[k]] for k in cost_s if k in self.owner}
         lists = assign(cohort, cost_s, owner, self.layout.groups)
         return {self.pool.clients[i]: groups for i, groups in lists.items()}
+
+    def _release_moving(
+        self, lists: Mapping[ActorRecord, Sequence[ClientId]]
+    ) -> tuple[dict[tuple[ActorRecord, ActorRecord], Any], int]:
+        """Make workers release the clients that another worker trains in this round, before their new work is queued.
+
+        Returns ((old worker, new worker) -> reference to the clients' states, number of clients).
+        """
+        moves: dict[tuple[ActorRecord, ActorRecord], list[ClientId]] = {}
+        for worker, ids in lists.items():
+            for k in ids:
+                if self.owner.get(k, worker) is not worker:
+                    moves.setdefault((self.owner[k], worker), []).append(k)
+        released = {
+            (old, new): old.actor.release.remote(ids, old.location.files == new.location.files)
+            for (old, new), ids in moves.items()
+        }
+        return released, sum(map(len, moves.values()))
 
     def _collect(
         self, work: dict[Any, tuple[ActorRecord, WorkResult | None]], where: str, progress: Callable[[int], None]

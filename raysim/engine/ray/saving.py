@@ -11,6 +11,7 @@ import ray
 from raysim.common.errors import RaysimError
 from raysim.engine.checkpoint.format import read_file
 from raysim.engine.checkpoint.storage import Storage
+from raysim.engine.ray.calls import ActorCalls
 from raysim.engine.ray.pool import ActorPool, ActorRecord
 from raysim.engine.records import CheckpointFile, LostError, Pending, SavedFiles
 
@@ -33,38 +34,44 @@ def begin_save(t: int, storage: Storage, pool: ActorPool) -> Pending[SavedFiles]
     reached = reaches(pool, pool.server, storage)
     server = pool.server.actor.save.remote(t, storage if reached else None)
 
-    def write(saved: tuple[CheckpointFile, bytes | None]) -> CheckpointFile:
-        file, data = saved
-        if data is not None:
-            storage.write(file.name, data)
-        return file
-
     def result() -> SavedFiles:
-        files: list[CheckpointFile] = []
-        failed: list[Exception] = []
-
-        def take(saved: tuple[CheckpointFile, bytes | None]) -> None:
-            if not failed:
-                try:
-                    files.append(write(saved))
-                except OSError as error:
-                    failed.append(error)
-
         # Forwarded files come first: an actor blocks until they are taken, while other actors may wait for its clients.
-        # Even after a failure, all files are taken; the error is raised only when the next round has ended.
-        for stream in forwarded:
-            try:
-                with calls.translate_errors(where):
-                    for ref in stream:
-                        take(ray.get(ref))
-            except (LostError, RaysimError, OSError) as error:
-                failed.append(error)
-        if failed:
-            raise failed[0]
+        files = _written_by_driver(forwarded, storage, calls, where)
         files += [file for part in calls.get(written, where) for file in part]
-        return sorted(files, key=lambda file: file.name), write(calls.get(server, where))
+        return sorted(files, key=lambda file: file.name), _written(calls.get(server, where), storage)
 
     return Pending(result)
+
+
+def _written_by_driver(streams: Sequence[Any], storage: Storage, calls: ActorCalls, where: str) -> list[CheckpointFile]:
+    """Write the files that actors forward.
+
+    Even after a failure, all files are taken, so that no actor blocks; the error is raised afterwards.
+    """
+    files: list[CheckpointFile] = []
+    failed: Exception | None = None
+    for stream in streams:
+        try:
+            with calls.translate_errors(where):
+                for ref in stream:
+                    saved = ray.get(ref)
+                    try:
+                        files += [] if failed else [_written(saved, storage)]
+                    except OSError as error:
+                        failed = error
+        except (LostError, RaysimError, OSError) as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+    return files
+
+
+def _written(saved: tuple[CheckpointFile, bytes | None], storage: Storage) -> CheckpointFile:
+    """Write a file whose content an actor returned; None: the actor has written it."""
+    file, data = saved
+    if data is not None:
+        storage.write(file.name, data)
+    return file
 
 
 @dataclass(frozen=True)
