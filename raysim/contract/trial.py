@@ -188,7 +188,7 @@ class Trial:
 
     def client(self, k: ClientId, t: int) -> Client:
         """Return client `k` as a hook of round `t` gets it."""
-        return self.backend.worker.client(k, t)
+        return self.backend.worker.training.client(k, t)
 
     def round(self, t: int, cohort: Sequence[ClientId] | None = None, timing: Timing | None = None) -> Trial:
         """Run round `t`. cohort: the participants, by default all. timing: the uploads that count, by default all."""

@@ -33,7 +33,7 @@ from raysim.engine.records import (
     ServerReport,
     TrainingResult,
 )
-from raysim.engine.workers.client import ClientWorker, registers
+from raysim.engine.workers.client import ClientWorker
 from raysim.engine.workers.server import ServerWorker
 from raysim.engine.workers.state_files import AUTO, StateFiles, StateLimits
 
@@ -67,8 +67,7 @@ class InProcessBackend:
     def _begin(self) -> None:
         self.worker = ClientWorker(self.plan, self.raw(), self.device, StateFiles(self.limits))
         self.server = ServerWorker(self.plan)
-        registrations = self.worker.register(range(self.plan.num_clients)) if registers(self.plan.algorithm) else {}
-        self.server.start([registrations])
+        self.server.start([self.worker.training.register(range(self.plan.num_clients))])
 
     def restore(self, files: SavedFiles, storage: Storage) -> None:
         clients, server = files
@@ -91,7 +90,7 @@ class InProcessBackend:
     ) -> Pending[TrainingResult]:
         uploads: dict[ClientId, Any] = {}
         reports: dict[ClientId, ClientReport | ClientFailure] = {}
-        for k, upload, report in self.worker.train(t, cohort, broadcast, evaluate_before, skip):
+        for k, upload, report in self.worker.training.train(t, cohort, broadcast, evaluate_before, skip):
             uploads[k], reports[k] = upload, report
             progress(len(reports))
         return _done(TrainingResult.of(cohort, [uploads], reports))
@@ -99,14 +98,14 @@ class InProcessBackend:
     def evaluate(
         self, groups: Sequence[Group], coverage: Coverage = "whole"
     ) -> Pending[Mapping[ClientId, ClientEvaluation]]:
-        evaluations = self.worker.evaluate(groups, coverage)
+        evaluations = self.worker.evaluation.evaluate(groups, coverage)
         return _done({k: evaluations[k] for k in sorted(evaluations)})
 
     def evaluate_current(self, t: int) -> Pending[CurrentTests]:
-        return _done(self.worker.evaluate_current(t, range(self.plan.num_clients), self.server.current(t)))
+        return _done(self.worker.training.evaluate_current(t, range(self.plan.num_clients), self.server.current(t)))
 
     def discard(self, ids: Collection[ClientId]) -> Pending[None]:
-        self.worker.discard(ids)
+        self.worker.training.discard(ids)
         return _done(None)
 
     def aggregate(self, t: int, uploads: Sequence[Any], late: Collection[ClientId]) -> Pending[ServerReport]:

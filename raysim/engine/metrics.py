@@ -152,7 +152,6 @@ class Measured(NamedTuple):
     balanced_accuracy: float | None
     loss: float | None
     validation: float | None  # accuracy on its validation samples
-    without_validation: bool  # whether an earlier version of raysim, which did not measure it, wrote the row
     correct: int
     total: int  # number of test samples
     took_part: bool  # whether the client has taken part in a round
@@ -161,11 +160,10 @@ class Measured(NamedTuple):
     def of(cls, row: ClientRow) -> Measured:
         """Extract the fields from a row."""
         validation = (row.val_correct or 0) / row.val_total if row.val_total else None
-        without = row.val_total is None
         counts = row.correct or 0, row.total or 0
         per_class = row.macro_f1, row.balanced_accuracy
         # Clients are tested before round 1, and later only after they have taken part.
-        return cls(row.accuracy, *per_class, row.loss, validation, without, *counts, took_part=row.round > 0)
+        return cls(row.accuracy, *per_class, row.loss, validation, *counts, took_part=row.round > 0)
 
 
 class Latest:
@@ -179,7 +177,7 @@ class Latest:
         self.accuracy = ValueCounts()
         self.macro_f1, self.balanced_accuracy, self.loss, self.validation = Sum(), Sum(), Sum(), Sum()
         self.took_part = Sum()
-        self.without_validation = self.correct = self.total = self.absent = 0
+        self.correct = self.total = self.absent = 0
         self.update(rows)
 
     def update(self, rows: Iterable[ClientRow]) -> None:
@@ -202,7 +200,6 @@ class Latest:
         for total, value in sums:
             if value is not None:
                 total.add(value, times)
-        self.without_validation += times * measured.without_validation
         self.absent += times * (not measured.took_part)
         self.correct += times * measured.correct
         self.total += times * measured.total
@@ -265,7 +262,7 @@ ALL_CLIENTS: Mapping[str, Callable[[Latest], float | None]] = {
     "accuracy/jain": lambda latest: latest.accuracy.jain,
     "accuracy/macro_f1": lambda latest: latest.macro_f1.mean,
     "accuracy/balanced": lambda latest: latest.balanced_accuracy.mean,
-    "accuracy/val": lambda latest: None if latest.without_validation else latest.validation.mean,
+    "accuracy/val": lambda latest: latest.validation.mean,
     "loss/test": lambda latest: latest.loss.mean,
     "engine/absent_clients": lambda latest: latest.absent,
 }

@@ -84,9 +84,6 @@ class RecoveringBackend:
             f"{lost}; going back to {f'the checkpoint of round {base}' if checkpoint else 'the start'}"
             + (f" and repeating {repeat} round{'s' if repeat > 1 else ''}" if repeat > 0 else "")
         )
-        self._go_back(checkpoint)
-
-    def _go_back(self, checkpoint: Checkpoint | None) -> None:
         self.backend.recover()
         if checkpoint and self.checkpoints:
             self.checkpoints.store.restore(checkpoint, self.backend.restore)

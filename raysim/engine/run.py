@@ -105,7 +105,8 @@ class Rounds:
             if self._ends_early():
                 break
             began, evaluate = perf_counter(), plan.evaluations.coverage(t)
-            report = self._report(t, evaluate)
+            report = self.recovering(self._round(t, evaluate))
+            self.recovering.completed(t, report)
             self.warnings.check_failures(t, report)
             rows = self._client_rows(t, report, evaluate)
             metrics = self._metrics(t, report, rows, evaluate is not None, began)
@@ -134,11 +135,11 @@ class Rounds:
         self.progress.started = perf_counter()
         self.stop.possible = True
 
-    def _report(self, t: int, evaluate: Coverage | None) -> RoundReport:
-        """Run round `t`, again after an actor died in it, and return its report."""
+    def _round(self, t: int, evaluate: Coverage | None) -> Callable[[], RoundReport]:
+        """Draw the cohort of round `t`, and return the call that runs the round."""
         flight = self.progress.flight
         self.participants = participants = self.plan.cohort(t, flight.arrivals)
-        call = partial(
+        return partial(
             run_round,
             self.backend,
             t,
@@ -148,9 +149,6 @@ class Rounds:
             timing=partial(virtual_timing, self.plan, t, flight),
             all_clients=self.plan.evaluations.tests_all(t),
         )
-        report = self.recovering(call)
-        self.recovering.completed(t, report)
-        return report
 
     def _client_rows(self, t: int, report: RoundReport, evaluate: Coverage | None) -> list[ClientRow]:
         """Return the rows of round `t`: of its participants, and of other clients that were tested in it.
@@ -225,13 +223,8 @@ class Rounds:
             complete = partial(checkpoints.complete, t, files, facts)
             if progress.best_val_round == t:
                 self._best_val = (t, facts)
-        self.record(t, metrics, rows, complete)
         progress.t = t
-        self._wait_if_at_once()
-
-    def _wait_if_at_once(self) -> None:
-        if self.record.at_once:
-            self.recovering(self.record.wait)
+        self.record(t, metrics, rows, complete)
 
     def _save(self) -> None:
         """Save the state after the last completed round, unless it is already saved."""
@@ -262,9 +255,8 @@ class Rounds:
         ]
         progress.latest.update(row for row in rows if row.total is not None)
         progress.final = compute_metrics(ALL_CLIENTS, progress.latest) | current_metrics(rows, plan.held_out)
-        self.record(0, progress.final, rows)
         progress.t = 0
-        self._wait_if_at_once()
+        self.record(0, progress.final, rows)
 
     def _test(self, clients: Sequence[ClientId], coverage: Coverage) -> Mapping[ClientId, ClientEvaluation]:
         return self.recovering(lambda: self.backend.evaluate([(k,) for k in clients], coverage).result())

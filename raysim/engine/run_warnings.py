@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from raysim.common.errors import HookError
 from raysim.common.text import few
 from raysim.core.algorithm import ClientId
 from raysim.engine.backend import Backend
-from raysim.engine.plan import Plan
 from raysim.engine.progress import Progress
 from raysim.engine.records import ClientFailure, CurrentTests, MemoryReport, RoundReport
 
@@ -81,13 +80,29 @@ class RunWarnings:
 
     def check_memory(self, memory: MemoryReport) -> None:
         """Warn that client states do not fit into memory."""
-        self._once(_on_disk(memory))
+        if memory.on_disk_mb:
+            size_gb = memory.on_disk_mb * 2**20 / 1e9
+            self._once(
+                f"the clients' states take {size_gb:.3g} GB, more than resources.memory_gb allows: they are kept on "
+                "disk"
+            )
 
     def check_round(self, t: int, report: RoundReport, progress: Progress) -> None:
         """Warn of failed tests, of clients trained one by one, and of clients that newly diverged."""
         self.check_tests(t, report.current)
-        self._once(_apart(self.backend.plan, report))
-        self._once(_single_sample(self.backend.plan, report))
+        for k, one in report.client_reports.items():
+            model = self.backend.plan.arch(k)
+            if one.alone_because:
+                self._once(
+                    f"clients with model {model} are trained one by one, in spite of training.together: "
+                    f"{one.alone_because}"
+                )
+            if one.single_sample:
+                self._once(
+                    f"clients with model {model} are not trained on a single sample, because BatchNorm needs two; "
+                    "give each client at least two training samples (and each call of client.fit, if it gets `data`), "
+                    "or choose networks without BatchNorm"
+                )
         clients = sorted(progress.diverged - self.diverged)
         received = [k for k in clients if k in report.client_reports and report.client_reports[k].received_nonfinite]
         if received:
@@ -111,37 +126,10 @@ class RunWarnings:
                 f"infinity; therefore the results say nothing about the method: {_REMEDY}"
             )
 
-    def _once(self, texts: Iterable[str]) -> None:
-        for text in texts:
-            if text not in self._seen:
-                self._seen.add(text)
-                logger.warning(text)
-
-
-def _apart(plan: Plan, report: RoundReport) -> Iterator[str]:
-    """Yield a warning, with the reason, for each client that could not be trained together with others."""
-    for k, one in report.client_reports.items():
-        if one.alone_because:
-            clients = f"clients with model {plan.arch(k)}"
-            yield f"{clients} are trained one by one, in spite of training.together: {one.alone_because}"
-
-
-def _single_sample(plan: Plan, report: RoundReport) -> Iterator[str]:
-    """Yield a warning for each client whose training was skipped because it had only one sample."""
-    for k, one in report.client_reports.items():
-        if one.single_sample:
-            yield (
-                f"clients with model {plan.arch(k)} are not trained on a single sample, because BatchNorm needs two; "
-                "give each client at least two training samples (and each call of client.fit, if it gets `data`), or "
-                "choose networks without BatchNorm"
-            )
-
-
-def _on_disk(memory: MemoryReport) -> Iterator[str]:
-    """Yield a warning if client states are kept on disk."""
-    if memory.on_disk_mb:
-        size_gb = memory.on_disk_mb * 2**20 / 1e9
-        yield f"the clients' states take {size_gb:.3g} GB, more than resources.memory_gb allows: they are kept on disk"
+    def _once(self, text: str) -> None:
+        if text not in self._seen:
+            self._seen.add(text)
+            logger.warning(text)
 
 
 def _named(clients: Sequence[ClientId]) -> str:

@@ -13,7 +13,7 @@ from raysim.core.state import form_of, serialize, state_tensors
 from raysim.engine.initial import Initial, Packed, packed, part_with
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.plan import Plan
-from raysim.engine.workers.networks import new_network
+from raysim.engine.workers.client import new_network
 
 
 def take_over(backend: InProcessBackend, plan: Plan, same_method: bool) -> Initial:

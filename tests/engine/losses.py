@@ -53,7 +53,7 @@ from raysim.engine.records import (
     TrainingResult,
 )
 from raysim.engine.run import Rounds
-from raysim.engine.workers.client import ClientWorker, registers
+from raysim.engine.workers.client import ClientWorker
 from raysim.engine.workers.server import ServerWorker
 from raysim.engine.workers.state_files import StateFiles, StateLimits
 from raysim.runs.plan import RunData, make_plan
@@ -231,8 +231,7 @@ class SimulatedWorkers:
         self.workers = [ClientWorker(self.plan, self.raw, "cpu", StateFiles(LIMITS)) for _ in range(count)]
         self.server = ServerWorker(self.plan)
         shares = self._shares([(k,) for k in range(self.plan.num_clients)])
-        wanted = registers(self.plan.algorithm)
-        self.server.start([self._worker(i).register(k for (k,) in ids) for i, ids in shares.items()] if wanted else [])
+        self.server.start([self._worker(i).training.register(k for (k,) in ids) for i, ids in shares.items()])
 
     def restore(self, files: SavedFiles, storage: Storage) -> None:
         def work() -> None:
@@ -264,7 +263,7 @@ class SimulatedWorkers:
             uploads: list[dict[ClientId, Any]] = []
             for i, groups in self._shares(cohort).items():
                 uploads.append({})
-                for k, upload, report in self._worker(i).train(t, groups, broadcast, evaluate_before, skip):
+                for k, upload, report in self._worker(i).training.train(t, groups, broadcast, evaluate_before, skip):
                     uploads[-1][k], reports[k] = upload, report
             return TrainingResult.of(cohort, uploads, reports)
 
@@ -274,7 +273,7 @@ class SimulatedWorkers:
         self, groups: Sequence[Group], coverage: Coverage = "whole"
     ) -> Pending[Mapping[ClientId, ClientEvaluation]]:
         def work() -> dict[ClientId, ClientEvaluation]:
-            parts = [self._worker(i).evaluate(part, coverage) for i, part in self._shares(groups).items()]
+            parts = [self._worker(i).evaluation.evaluate(part, coverage) for i, part in self._shares(groups).items()]
             return dict(sorted((k, one) for part in parts for k, one in part.items()))
 
         return self._pending("evaluate", work)
@@ -283,7 +282,7 @@ class SimulatedWorkers:
         def work() -> CurrentTests:
             broadcast, everyone = self._server().current(t), [(k,) for k in range(self.plan.num_clients)]
             parts = [
-                self._worker(i).evaluate_current(t, [k for (k,) in ids], broadcast)
+                self._worker(i).training.evaluate_current(t, [k for (k,) in ids], broadcast)
                 for i, ids in self._shares(everyone).items()
             ]
             return dict(sorted((k, one) for part in parts for k, one in part.items()))
@@ -293,7 +292,7 @@ class SimulatedWorkers:
     def discard(self, ids: Collection[ClientId]) -> Pending[None]:
         def work() -> None:
             for i, groups in self._shares([(k,) for k in ids]).items():
-                self._worker(i).discard([k for (k,) in groups])
+                self._worker(i).training.discard([k for (k,) in groups])
 
         return self._pending("discard", work)
 

@@ -73,7 +73,7 @@ MISTAKES = {
     ),
     "an attribute of the client": (
         Mistaken(begin=lambda client: setattr(client, "cache", 1)),
-        "client.cache",
+        "cache",
     ),
     "a loss as a number": (
         Mistaken(loss=disconnected),

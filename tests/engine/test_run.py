@@ -145,7 +145,7 @@ def test_test_and_validation_samples_are_told_apart(split: str) -> None:
             header.bias.copy_(torch.arange(10) == 3)
     counts = {part: data.partition.count_NC(data.dataset.label_M, 10, part) for part in ("val", "test")}
     threes = {part: count_NC[:, 3].tolist() for part, count_NC in counts.items()}
-    found = host.evaluate([(k,) for k in range(8)]).values()
+    found = host.evaluation.evaluate([(k,) for k in range(8)], "whole").values()
     assert [one.local.correct for one in found] == threes["test"]
     assert [one.val_correct for one in found] == threes["val"]
     assert [one.val_total for one in found] == data.partition.val.size_N.tolist()
@@ -303,7 +303,7 @@ def test_checkpoints_hold_every_state(finished: Run) -> None:
     for k, state in states.items():
         host.net(k).load_state_dict(state)
     latest = rows.groupby("client")["correct"].last()
-    assert {k: one.local.correct for k, one in host.evaluate([(k,) for k in took_part]).items()} == {
-        k: latest[k] for k in took_part
-    }
+    assert {
+        k: one.local.correct for k, one in host.evaluation.evaluate([(k,) for k in took_part], "whole").items()
+    } == {k: latest[k] for k in took_part}
     assert read_server(read_file(store.storage, checkpoint.server))[0].tensors.keys() == {"w.weight", "w.bias"}

@@ -15,7 +15,7 @@ import yaml
 
 import raysim
 from raysim.common.errors import ScenarioError
-from raysim.engine.workers.networks import new_network
+from raysim.engine.workers.client import new_network
 from raysim.runs.plan import make_plan
 from raysim.runs.preview import preview
 from raysim.runs.run import Run, run

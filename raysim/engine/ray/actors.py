@@ -161,8 +161,8 @@ class ClientActor:
         return self._worker
 
     def register(self, ids: Sequence[ClientId]) -> dict[ClientId, Any]:
-        """See `ClientWorker.register`."""
-        return self.worker.register(ids)
+        """See `ClientTrainer.register`."""
+        return self.worker.training.register(ids)
 
     def train(self, *work: Any) -> WorkResult:
         """Train the clients of a work list; see `_train` for the arguments."""
@@ -196,7 +196,7 @@ class ClientActor:
         uploads: dict[ClientId, Any] = {}
         reports: dict[ClientId, ClientReport | ClientFailure] = {}
         left, since = sum(map(len, groups)), perf_counter()
-        for k, up, report in self.worker.train(t, groups, broadcast, evaluate_before, skip):
+        for k, up, report in self.worker.training.train(t, groups, broadcast, evaluate_before, skip):
             uploads[k], reports[k] = up, report
             left -= 1
             if perf_counter() - since > stream_s and left:
@@ -208,18 +208,18 @@ class ClientActor:
             self.trimmed_s = perf_counter()
 
     def discard(self, ids: Collection[ClientId]) -> None:
-        """See `ClientWorker.discard`."""
-        self.worker.discard(ids)
+        """See `ClientTrainer.discard`."""
+        self.worker.training.discard(ids)
 
     def evaluate(self, groups: Sequence[Group], coverage: Coverage) -> dict[ClientId, ClientEvaluation]:
-        """See `ClientWorker.evaluate`."""
-        return self.worker.evaluate(groups, coverage)
+        """See `ClientTester.evaluate`."""
+        return self.worker.evaluation.evaluate(groups, coverage)
 
     def evaluate_current(
         self, t: int, ids: Sequence[ClientId], broadcast: Broadcast
     ) -> dict[ClientId, ClientEvaluation | ClientFailure]:
-        """See `ClientWorker.evaluate_current`."""
-        return self.worker.evaluate_current(t, ids, broadcast)
+        """See `ClientTrainer.evaluate_current`."""
+        return self.worker.training.evaluate_current(t, ids, broadcast)
 
     def release(self, ids: Sequence[ClientId], shared: bool) -> dict[ClientId, ClientState]:
         """See `ClientWorker.release`."""

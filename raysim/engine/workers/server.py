@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,12 +38,48 @@ from raysim.engine.checkpoint.format import read_server, server_file
 from raysim.engine.plan import Plan
 from raysim.engine.records import Broadcast, CheckpointFile, ClientFailure, NonFiniteUpload, ServerReport
 from raysim.engine.stages import Uploads
-from raysim.engine.workers.hooks import hook
-from raysim.engine.workers.inbox import Arrived, Inbox
+from raysim.engine.workers.hooks import errors_from, hook
 from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
 
 MOST_COUNTS = 1000
 """Maximum number of sets of upload shapes whose operations are stored (also in checkpoints); the oldest is dropped."""
+
+
+class Arrived(NamedTuple):
+    """An upload with the message that its client had received."""
+
+    up: Any
+    down: Any  # None: the client received no message
+    t: int  # the round in which the client received it
+
+
+@dataclass
+class Inbox:
+    """Uploads of an asynchronous run that wait for a round, and the messages that their clients received."""
+
+    ups: dict[ClientId, tuple[int, int | None, Any]] = field(default_factory=dict)
+    """Client -> (round t, position of the client's message in `downs[t]`, upload)."""
+    downs: dict[int, list[Any]] = field(default_factory=dict)
+
+    def add(self, t: int, ups: Mapping[ClientId, Any], broadcast: Broadcast) -> None:
+        """Add the uploads of clients that trained in round `t`."""
+        self.ups |= {k: (t, broadcast.of.get(k), up) for k, up in ups.items()}
+        self.downs[t] = list(unpack(broadcast.messages))
+
+    def take(self, held: Collection[ClientId]) -> dict[ClientId, Arrived]:
+        """Remove and return all uploads, in client-id order, except those of the clients in `held`."""
+        taken = {k: self.ups.pop(k) for k in sorted(self.ups) if k not in held}
+        arrived = {
+            k: Arrived(up, None if position is None else self.downs[t][position], t)
+            for k, (t, position, up) in taken.items()
+        }
+        needed = {t for t, _, _ in self.ups.values()}
+        self.downs = {t: messages for t, messages in self.downs.items() if t in needed}
+        return arrived
+
+    def state(self) -> dict[str, Any]:
+        """Return the content for checkpoints and digests; `Inbox(**state)` restores it."""
+        return {"ups": dict(self.ups), "downs": dict(self.downs)}
 
 
 @dataclass
@@ -131,7 +167,7 @@ class ServerWorker:
             with self._hook("server_send", t):
                 down = self.plan.algorithm.server_send(server, k)
                 if id(down) not in position:
-                    wire_size(down)  # raises if it is no message; `ClientWorker.train` counts its bytes
+                    wire_size(down)  # raises if it is no message; `ClientTrainer` counts its bytes
             if down is None:
                 of[k] = None
                 continue
@@ -159,7 +195,7 @@ class ServerWorker:
             shapes = [tuple(leaf.shape) for leaf in leaves(ups) if isinstance(leaf, Tensor)]
             key = hashlib.sha256(repr(shapes).encode()).hexdigest()
             guard = Unchanged(dict(ups))  # a copy is checked, because the hook may remove uploads from its mapping
-            with self._hook("server_update", t, next(iter(ups.values()), None)):
+            with self._hook("server_update", t):
                 if key in self._flops:
                     self._update(ups)
                 else:
@@ -186,13 +222,12 @@ class ServerWorker:
     def restore(self, data: bytes) -> None:
         """Load a file of `save`; first call `start`, which creates the modules. Raises `RunError` if they differ."""
         serialized, facts = read_server(data)
-        if facts.get("inbox"):
+        if facts["inbox"]:
             whole = self._loaded(serialized, {"state": self.server.state, "inbox": {}})
             self.server.state, self._inbox = whole["state"], Inbox(**whole["inbox"])
         else:
             self.server.state, self._inbox = self._loaded(serialized, self.server.state), Inbox()
-        # Earlier versions stored a list with shapes, not digests.
-        self._flops = dict(facts["flops"]) if isinstance(facts["flops"], dict) else {}
+        self._flops = dict(facts["flops"])
 
     def _check_names(self) -> None:
         state_tensors(self.server.state)  # raises if a value cannot be saved, or if two have the same path
@@ -308,8 +343,8 @@ class ServerWorker:
         self.server.local = self.plan.local_in(t)
         self.server.rng = seeded(self.plan.seed, purpose, t)
 
-    def _hook(self, name: str, t: int, msg: Any = None) -> Any:
-        return hook(self.plan.seed, name, t, None, self.plan.algorithm, torch.device("cpu"), msg)
+    def _hook(self, name: str, t: int) -> errors_from:
+        return hook(self.plan.seed, name, t, None, self.plan.algorithm, torch.device("cpu"))
 
 
 def _message(broadcast: Broadcast, k: ClientId) -> Any:

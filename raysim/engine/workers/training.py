@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from raysim.common.errors import RunError
-from raysim.core.algorithm import Client, ClientId, Task
+from raysim.core.algorithm import Client, ClientId, Task, overrides
 from raysim.core.fit import FitJob, FitResult, LocalTraining
 from raysim.core.messages import WireSize, nonfinite, pack, unpack, wire_size
 from raysim.core.meter import FlopMeter
@@ -37,7 +37,7 @@ from raysim.engine.records import (
 )
 from raysim.engine.workers.client_samples import ClientSamples
 from raysim.engine.workers.evaluation import ClientTester
-from raysim.engine.workers.hooks import hook, set_threads
+from raysim.engine.workers.hooks import errors_from, hook, set_threads
 from raysim.engine.workers.state_files import Row, StatesError
 from raysim.engine.workers.states import ClientStates
 from raysim.engine.workers.time_limit import limit
@@ -84,7 +84,9 @@ class ClientTrainer:
 
     def register(self, ids: Iterable[ClientId]) -> dict[ClientId, Any]:
         """Return the packed registration message of every client with samples."""
-        registrations = {}
+        registrations: dict[ClientId, Any] = {}
+        if not overrides(type(self.plan.algorithm), "client_register"):
+            return registrations
         for k in (k for k in ids if self.plan.num_samples[k]):
             with self.states.changing(k), self._hook("client_register", 0, k):
                 client = self.client(k, t=0)
@@ -102,7 +104,11 @@ class ClientTrainer:
         evaluate_before: Coverage | None,
         skip: Collection[ClientId] = (),
     ) -> Iterator[tuple[ClientId, Any, ClientReport | ClientFailure]]:
-        """See `ClientWorker.train`."""
+        """Run round `t` of these clients, one group after another, and yield (client, packed upload, report).
+
+        evaluate_before: samples on which to test each model between receiving and training; None: no test.
+        skip: clients that count as failed and do not train.
+        """
         message_of = self._messages(broadcast)
         ids = [k for group in groups for k in group]
         self.states.read_ahead(ids)
@@ -121,7 +127,10 @@ class ClientTrainer:
     def evaluate_current(
         self, t: int, ids: Iterable[ClientId], broadcast: Broadcast
     ) -> dict[ClientId, ClientEvaluation | ClientFailure]:
-        """See `ClientWorker.evaluate_current`."""
+        """Test clients after copies of their networks received their message of round `t`.
+
+        No client's state changes. A failed client is reported if the run tolerates failures.
+        """
         message_of = self._messages(broadcast)
         ids = list(ids)
         self.states.read_ahead(ids)
@@ -246,12 +255,35 @@ class ClientTrainer:
     def _train_group(
         self, t: int, downs: Mapping[ClientId, Received], evaluate_before: Coverage | None
     ) -> list[tuple[ClientId, Any, ClientReport]]:
-        """Run a group's part of a round. The states are stored only if no client fails."""
+        """Make a group's clients receive, train and upload. Their states are stored only if no client fails.
+
+        All clients take a step before any takes the next one: with small networks, a step that is repeated takes half
+        the time of one that alternates with others, because its code stays in the processor's cache.
+        """
         with ExitStack() as opened:
             for k in downs:
                 opened.enter_context(self.states.changing(k))
-            with self._time_limit(next(iter(downs)), t):  # clients with a time limit are trained one by one
-                return self._group_round(t, downs, evaluate_before)
+            opened.enter_context(self._time_limit(next(iter(downs)), t))  # such clients are trained one by one
+            start = perf_counter()
+            clients = self._clients(list(downs), t, t)
+            for client in clients:
+                self._deliver(client, downs[client.id])
+            tests = {k: self.evaluation.evaluate_one(k, evaluate_before) for k in downs} if evaluate_before else {}
+            if len(clients) == 1:
+                uploads = [self._update(clients[0], downs[clients[0].id], in_group=False)]
+            else:
+                updates = [partial(self._update, client, downs[client.id], in_group=True) for client in clients]
+                # One context for the group: contexts are per thread, and hooks exit in another order than they enter.
+                with nullcontext() if self.device.type == "cpu" else self.device:
+                    uploads = in_lockstep(updates, fit_all)
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize(self.device)
+            # The time is divided equally among the clients.
+            train_s = (perf_counter() - start - sum(test.seconds for test in tests.values())) / len(clients)
+            return [
+                (client.id, packed, self._report(client, size, downs[client.id], train_s, tests.get(client.id)))
+                for client, (packed, size) in zip(clients, uploads, strict=True)
+            ]
 
     def _time_limit(self, k: ClientId, t: int) -> AbstractContextManager[None]:
         limit_s = self.plan.client_timeout_s
@@ -259,40 +291,12 @@ class ClientTrainer:
             return nullcontext()
         return limit(limit_s, f"client {k} took longer than failure.client_timeout_s ({limit_s:g} s) in round {t}")
 
-    def _group_round(
-        self, t: int, downs: Mapping[ClientId, Received], evaluate_before: Coverage | None
-    ) -> list[tuple[ClientId, Any, ClientReport]]:
-        """Make a group's clients receive, train and upload. The time is divided equally among the clients.
-
-        All clients take a step before any takes the next one: with small networks, a step that is repeated takes half
-        the time of one that alternates with others, because its code stays in the processor's cache.
-        """
-        start = perf_counter()
-        clients = self._clients(list(downs), t, t)
-        for client in clients:
-            self._deliver(client, downs[client.id])
-        tests = {k: self.evaluation.evaluate_one(k, evaluate_before) for k in downs} if evaluate_before else {}
-        if len(clients) == 1:
-            uploads = [self._update(clients[0], downs[clients[0].id], in_group=False)]
-        else:
-            updates = [partial(self._update, client, downs[client.id], in_group=True) for client in clients]
-            # One context for the group: contexts are per thread, and hooks exit in another order than they enter.
-            with nullcontext() if self.device.type == "cpu" else self.device:
-                uploads = in_lockstep(updates, fit_all)
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
-        train_s = (perf_counter() - start - sum(test.seconds for test in tests.values())) / len(clients)
-        return [
-            (client.id, packed, self._report(client, size, downs[client.id], train_s, tests.get(client.id)))
-            for client, (packed, size) in zip(clients, uploads, strict=True)
-        ]
-
     def _deliver(self, client: Client, received: Received) -> None:
         """Make a client receive its message, if there is one."""
         down, _, guard = received
         if down is None:
             return
-        with self._hook("client_receive", client.t, client.id, down):
+        with self._hook("client_receive", client.t, client.id):
             self.plan.algorithm.client_receive(client, down)
         self._check_unchanged(guard, "client_receive", client.id, client.t)
 
@@ -307,7 +311,7 @@ class ClientTrainer:
 
         if in_group:
             client.trainer = asking
-        with self._hook("client_update", t, k, down):
+        with self._hook("client_update", t, k):
             up = self.plan.algorithm.client_update(client, down)
             size = wire_size(up)  # the size for `comm/up_bytes`; raises TypeError for anything but a message
             # The server gets a placeholder instead of NaN or infinity, which would spoil its state for the rest of the
@@ -356,5 +360,5 @@ class ClientTrainer:
             known[given] = self.plan.local_in(t, given)
         return known[given]
 
-    def _hook(self, name: str, t: int, k: ClientId, msg: Any = None) -> Any:
-        return hook(self.plan.seed, name, t, k, self.plan.algorithm, self.device, msg, self.plan.arch(k))
+    def _hook(self, name: str, t: int, k: ClientId) -> errors_from:
+        return hook(self.plan.seed, name, t, k, self.plan.algorithm, self.device, self.plan.arch(k))

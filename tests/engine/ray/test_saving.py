@@ -46,16 +46,16 @@ def patch_work(backend: RayBackend, at: int, do: Any) -> None:
     import ray
 
     def patch(actor: Any) -> None:
-        from raysim.engine.workers.client import ClientWorker
+        from raysim.engine.workers.training import ClientTrainer
 
-        work = ClientWorker.train
+        work = ClientTrainer.train
 
         def later(self: Any, t: int, *rest: Any) -> Any:
             if t == at:
                 do()
             yield from work(self, t, *rest)
 
-        ClientWorker.train = later  # type: ignore[method-assign, assignment]
+        ClientTrainer.train = later  # type: ignore[method-assign, assignment]
 
     ray.get([host.actor.__ray_call__.remote(patch) for host in backend.pool.clients])
 

@@ -131,7 +131,8 @@ def test_clients_move_between_workers(tmp_path: Path) -> None:
     files = StateFiles(StateLimits(1e-6, str(tmp_path)))
     one, near, far = (ClientWorker(plan, raw(), files=kept) for kept in (files, files, None))
     found = [
-        uploaded for uploaded, *_ in one.train(1, [(0,), (1,), (2,)], Broadcast((), dict.fromkeys(range(3))), False)
+        uploaded
+        for uploaded, *_ in one.training.train(1, [(0,), (1,), (2,)], Broadcast((), dict.fromkeys(range(3))), False)
     ]
     assert found == [0, 1, 2] == sorted(one.states.unsaved)
     expected = one.fingerprints([0, 1, 2])
