@@ -185,8 +185,8 @@ class Client:
         order, detached; NaN for samples that the loss never saw (with BatchNorm, a last batch of one sample is left
         out). Else it returns None.
 
-        Raises `ValueError` if `rates`, `bounds` or `only` name anything but a parameter of `net`, or if the loss does
-        not depend on the trained parameters.
+        Raises `ValueError` if `rates`, `bounds` or `only` name anything but a parameter of `net`, or if no batch's loss
+        depends on the trained parameters; torch raises `RuntimeError` for a loss without a gradient.
         """
         data = self.data if data is None else data
         batches = _batches(self.net, data, self.local, self.rng, epochs, two_views)
