@@ -31,8 +31,6 @@ class Recorder:
         self.wait()
         ordered = sorted(rows, key=lambda row: row.client)
         self.logging = self.thread.submit(self._log, t, values, ordered, then)
-        if self.at_once:
-            self.wait()
 
     def _log(
         self, t: int, values: dict[str, Any], rows: Sequence[ClientRow], then: Callable[[], object] | None

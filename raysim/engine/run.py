@@ -223,8 +223,13 @@ class Rounds:
             complete = partial(checkpoints.complete, t, files, facts)
             if progress.best_val_round == t:
                 self._best_val = (t, facts)
-        progress.t = t
         self.record(t, metrics, rows, complete)
+        progress.t = t
+        self._wait_if_at_once()
+
+    def _wait_if_at_once(self) -> None:
+        if self.record.at_once:
+            self.recovering(self.record.wait)
 
     def _save(self) -> None:
         """Save the state after the last completed round, unless it is already saved."""
@@ -255,8 +260,9 @@ class Rounds:
         ]
         progress.latest.update(row for row in rows if row.total is not None)
         progress.final = compute_metrics(ALL_CLIENTS, progress.latest) | current_metrics(rows, plan.held_out)
-        progress.t = 0
         self.record(0, progress.final, rows)
+        progress.t = 0
+        self._wait_if_at_once()
 
     def _test(self, clients: Sequence[ClientId], coverage: Coverage) -> Mapping[ClientId, ClientEvaluation]:
         return self.recovering(lambda: self.backend.evaluate([(k,) for k in clients], coverage).result())
