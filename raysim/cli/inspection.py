@@ -77,13 +77,12 @@ def plot(runs: tuple[str, ...], kind: str, metric: str | None, ymin: float, widt
         raysim plot runs/digits/fedgh-seed-1-* runs/digits/fedproto-seed-1-* -o fedgh.pdf
     """
     from raysim.comparison.pictures import plot as draw
-    from raysim.report.figures import picture_file, save_picture
+    from raysim.report.figures import save_picture
 
-    file = picture_file(output)
     figure = draw([str(folder) for folder in folders_of(runs)], kind, width, metric or OWN.metric)
     if ymin:
         figure.axes[0].set_ylim(bottom=ymin / 100)
-    click.echo(save_picture(figure, file))
+    click.echo(save_picture(figure, output))
 
 
 @click.command()

@@ -103,17 +103,15 @@ def save(figure: Figure, file: Path | IO[Any], **options: Any) -> None:
         figure.savefig(file, metadata=date.get(options["format"]), **{"facecolor": "white", **options})
 
 
-def save_picture(figure: Figure, file: Path) -> Path:
-    """Write the picture for an option `-o` atomically. Raises `OSError`."""
-    replace(file.resolve(), lambda out: save(figure, out, format=file.suffix[1:]))
-    return file
+def save_picture(figure: Figure, path: Path | str) -> Path:
+    """Write the picture for an option `-o` atomically; return its path.
 
-
-def picture_file(path: Path | str) -> Path:
-    """Check the suffix of a picture's file before the work begins. Raises `ScenarioError` for an unknown suffix."""
+    Raises `ScenarioError` for an unknown suffix, `OSError` if the file cannot be written.
+    """
     file = Path(path)
     if file.suffix not in SUFFIXES:
         raise ScenarioError(f"-o: {path} given; give a file that ends in {', '.join(SUFFIXES)}")
+    replace(file.resolve(), lambda out: save(figure, out, format=file.suffix[1:]))
     return file
 
 

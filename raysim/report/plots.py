@@ -43,8 +43,6 @@ NUMBERED = 10
 """Maximum number of classes for which a confusion matrix shows a number in each cell."""
 NAMED = 20
 """Maximum number of classes whose names a confusion matrix shows."""
-BOXES_WIDE = 3
-"""Number of boxes that fill the width of a figure. Fewer boxes have the same width."""
 SEPARATE_BARS = 60
 """Maximum number of clients whose bars have gaps between them."""
 
@@ -146,8 +144,6 @@ def draw_boxes(groups: Mapping[str, Floats], accuracy: Accuracy, width: Width = 
         for line in drawn[part]:
             line.set_linewidth(0.7)
     axes.set_xticks(range(1, len(labels) + 1), labels, rotation=0 if flat else 30, ha="center" if flat else "right")
-    middle, half = (len(labels) + 1) / 2, max(len(labels), BOXES_WIDE) / 2
-    axes.set_xlim(middle - half, middle + half)
     low, high = axes.get_ylim()
     low, high = max(0.0, min(low, 0.9)), min(high, 1.0)  # shows equal accuracies as such, not magnified
     margin = 0.03 * (high - low)  # leaves room for whole markers and caps at 0 and 100 %

@@ -114,27 +114,18 @@ class _Plain(Display):
 class _Live(_Plain):
     """Two lines that are updated in place: completed rounds and their pace, and the last round's results.
 
-    The results have their own line: beside the bar, they would not fit into 80 columns and would wrap differently in
+    The results have their own line: beside the pace, they would not fit into 80 columns and would wrap differently in
     every update.
     """
 
     def __init__(self, rounds: int, clients: int, stream: TextIO) -> None:
-        from rich.console import Console, Group
+        from rich.console import Console
         from rich.live import Live
-        from rich.progress import BarColumn, Progress, TextColumn
-        from rich.text import Text
 
         super().__init__(rounds, clients, stream)
         self._console = Console(file=stream)
-        self._bar = Progress(
-            TextColumn("[bold]{task.completed:.0f}/{task.total:.0f}[/] rounds"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.description}", style="default"),
-            TextColumn("{task.fields[within]}", style="dim"),
-        )
-        self._task = self._bar.add_task("starting", total=rounds, within="")
-        self._last_results = Text()
-        self._live = Live(Group(self._bar, self._last_results), console=self._console, refresh_per_second=4)
+        self._live = Live(console=self._console, refresh_per_second=4)
+        self._now = "starting"  # what the round or the run does at the moment
 
     def open(self, card: RunCard) -> None:
         super().open(card)
@@ -144,12 +135,12 @@ class _Live(_Plain):
 
     def within(self, done: int, of: int) -> None:
         # After a very short round, the display has no time to show this.
-        self._bar.update(self._task, within=f"{done}/{of} clients" if 0 < done < of else "")
+        self._now = f"{done}/{of} clients" if 0 < done < of else ""
+        self._show()
 
     def close(self, status: Status, summary: Mapping[str, object]) -> None:
+        self._now = "" if status == "finished" else status
         self._show()
-        if status != "finished":
-            self._bar.update(self._task, within=status)
         self._live.stop()
         atexit.unregister(self._live.stop)
 
@@ -159,5 +150,7 @@ class _Live(_Plain):
         self._live.refresh()
 
     def _show(self) -> None:
-        self._bar.update(self._task, completed=self._done, description="  ".join(self._pace()))
-        self._last_results.plain = "  ".join(self._results())
+        from rich.text import Text
+
+        lines = [[f"{self._done}/{self._rounds} rounds", *self._pace(), self._now], self._results()]
+        self._live.update(Text("\n".join("  ".join(line) for line in lines)))

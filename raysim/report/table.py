@@ -16,9 +16,6 @@ def print_closing_table(summary: Summary, file: TextIO | None = None) -> None:
 
     Entries that are missing or null are not shown. `nothing_to_do` and `completed` print a line on standard error.
     """
-    from rich.console import Console
-    from rich.text import Text
-
     if how := summary.get("nothing_to_do"):
         done = f"; {how}"
     else:
@@ -29,8 +26,7 @@ def print_closing_table(summary: Summary, file: TextIO | None = None) -> None:
         print(text, file=sys.stderr)
     entries = summary_rows(summary)
     width = max((len(name) for name, _ in entries), default=0)
-    lines = [Text.assemble(" ", (name.ljust(width), "dim"), f"   {value}") for name, value in entries]
-    Console(file=file).print(Text("\n").join([Text(), *lines, Text()]), soft_wrap=True)
+    print("", *(f" {name:<{width}}   {value}" for name, value in entries), "", sep="\n", file=file)
 
 
 def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

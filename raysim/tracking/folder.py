@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+from pydantic_core import to_json
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.common.files import hold, holder, reason, sync_folder, write_bytes
@@ -222,22 +223,17 @@ class RunFolder:
 
 
 def summary_text(status: Status, summary: Mapping[str, object]) -> str:
-    """Return the text of `summary.json`."""
-    return json.dumps(_plain({**summary, "status": status}), indent=2) + "\n"
+    """Return the text of `summary.json`, in which NaN and infinity are null."""
+    content = to_json({**summary, "status": status}, inf_nan_mode="null", fallback=_plain)
+    return json.dumps(json.loads(content), indent=2) + "\n"
 
 
 def _plain(value: object) -> object:
-    """Convert a value for JSON: NaN and infinity become null, and numbers of NumPy and torch become Python numbers."""
+    """Convert a number of NumPy or torch to a number of Python, and any other object to text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, str | int):
-        return value
+        return dict(value)
     item = getattr(value, "item", None)
-    return _plain(item()) if callable(item) else str(value)
+    return item() if callable(item) else str(value)
 
 
 def _refusal(path: Path, error: OSError) -> str:

@@ -10,7 +10,6 @@ import os
 import re
 import urllib.error
 import urllib.request
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -53,10 +52,8 @@ def check_uri(uri: str | None = None, key: str = "tracking.uri") -> str:
     key: what sets the address, for errors.
 
     Raises:
-        ScenarioError: MLflow is not installed, the server does not answer, or the database has no folder.
+        ScenarioError: the server does not answer, or the database has no folder.
     """
-    if find_spec("mlflow") is None:
-        raise ScenarioError("MLflow is not installed, but it records every run; install it with: pip install mlflow")
     resolved = resolve_uri(uri)
     database = database_path(resolved)
     problem = _server_problem(resolved) if database is None else _file_problem(database)
