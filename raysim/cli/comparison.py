@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from raysim.cli.json_output import JSON, print_json
-from raysim.cli.options import ADDRESS, SETS, ScenarioFile, attach, folders_of, metric, width
+from raysim.cli.options import ADDRESS, JSON, SETS, ScenarioFile, attach, folders_of, metric, print_json, width
 
 if TYPE_CHECKING:
     from raysim.comparison.statistics import Spread
@@ -125,15 +124,15 @@ def sweep(
 def _show_status(loaded: Sweep, listed: Collection[str], as_json: bool) -> None:
     """Print the states of the cells in `listed`, and the progress of their tuning."""
     from raysim.sweeps.copies import download
-    from raysim.sweeps.status import SweepStatus, print_status, status_of
+    from raysim.sweeps.status import print_status, status_json, status_of
 
     for sweep in (loaded, *([loaded.tuning.sweep] if loaded.tuning is not None else [])):
         download(sweep)
-    found = status_of(loaded, listed)
+    states, progress = status_of(loaded, listed)
     if as_json:
-        print_json(SweepStatus, found)
+        print_json(status_json(loaded, states, progress))
     else:
-        print_status(found)
+        print_status(states, progress)
 
 
 def _dry_run(file: str, loaded: Sweep, listed: Collection[str], parallel: int, retry_failed: bool) -> None:
@@ -228,7 +227,6 @@ def compare(
         raysim compare runs/quickstart --columns last,worst_decile,total_mib -o comparison
     """
     from raysim.comparison.compare import compare as of
-    from raysim.comparison.frame import ComparisonData
     from raysim.comparison.pictures import draw
     from raysim.comparison.tables import chosen_columns, print_comparison, write_tables
 
@@ -243,9 +241,11 @@ def compare(
         files = [*write_tables(found, Path(output), shown), *draw(found, Path(output), width=width)]
     if as_json:
         measures = found.measures if shown is None else [column.measure for column in shown]
-        records = [record for record in found.records if record.measure in measures]
-        facts = (found.select, found.main, found.baseline, found.targets, records, found.tasks, found.runs, found.notes)
-        print_json(ComparisonData, ComparisonData(*facts, [path.absolute() for path in files]))
+        records = [record for record in found.records if record["measure"] in measures]
+        facts = {
+            name: getattr(found, name) for name in ("select", "main", "baseline", "targets", "tasks", "runs", "notes")
+        }
+        print_json({**facts, "measures": records, "files": [path.absolute() for path in files]})
     else:
         for path in files:
             click.echo(path)

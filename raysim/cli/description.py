@@ -7,17 +7,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
-from raysim.cli.methods import Method, first_paragraph
-from raysim.cli.methods import in_words as message_in_words
 from raysim.cli.options import KINDS
-from raysim.cli.tables import new_console, new_table
+from raysim.cli.show import new_console, new_table
 from raysim.common.errors import ScenarioError
-from raysim.common.results import METRICS, ClientRow, Output
+from raysim.common.results import METRICS, ClientRow
 from raysim.common.suggestions import suggest
 from raysim.common.text import expanded
 from raysim.comparison.measures import ALL_MEASURES, meaning_of
@@ -31,6 +30,9 @@ from raysim.scenario.schema import Data, Section, Settings
 from raysim.scenario.sentences import NAMED, SECTIONS
 from raysim.scenario.trackers import TRACKERS
 from raysim.scenario.yaml_text import opening_comment, read_text
+
+if TYPE_CHECKING:
+    from raysim.core.algorithm import AnyAlgorithm
 
 FILES = {
     "rounds.parquet": {"round": "round, from 1; 0: before the first round", **METRICS},
@@ -54,7 +56,7 @@ READ_FROM_FILES = ("algorithms", "scenarios")
 
 
 @dataclass(frozen=True)
-class Entry(Output):
+class Entry:
     """A name and its meaning, as `raysim list` shows it."""
 
     name: str
@@ -71,15 +73,10 @@ class Entry(Output):
         return f"{self.description}\n{facts}" if facts else self.description
 
 
-def kinds_of(what: str) -> list[str]:
-    """Return the kinds that a word names: all kinds for `all`, else the kind with this name or synonym."""
-    return list(KINDS) if what == "all" else [SYNONYMS.get(what, what)]
-
-
 def entries_of(what: str) -> dict[str, list[Entry]]:
-    """Return kind -> entries, for one kind or for all kinds."""
-    named = _named()
-    return {kind: [_entry(kind, name, value) for name, value in named[kind].items()] for kind in kinds_of(what)}
+    """Return kind -> entries, for one kind or its synonym, or for `all`."""
+    named, kinds = _named(), list(KINDS) if what == "all" else [SYNONYMS.get(what, what)]
+    return {kind: [_entry(kind, name, value) for name, value in named[kind].items()] for kind in kinds}
 
 
 def show_list(entries: Mapping[str, Sequence[Entry]]) -> None:
@@ -87,30 +84,6 @@ def show_list(entries: Mapping[str, Sequence[Entry]]) -> None:
     for kind, of_kind in entries.items():
         title = kind.capitalize() if len(entries) > 1 else None
         _show_entries(new_console(), title, [(one.name, one.text) for one in of_kind])
-
-
-def names_of(what: str) -> list[str]:
-    """Return the names of a kind, or of all kinds, without duplicates and without importing a method."""
-    named = _named()
-    return list(dict.fromkeys(name for kind in kinds_of(what) for name in named[kind]))
-
-
-def show_describable() -> None:
-    """Print the names of kinds, sections and files, which `raysim list` does not show as entries."""
-    console = new_console()
-    entries = {
-        "scenario": "The keys of a scenario.",
-        **{name: _first_sentence(section.__doc__ or name) for name, section in SECTIONS.items()},
-        "sweep": "The keys of a sweep file.",
-        "tune": "The keys of `tune` in a sweep file.",
-        **{name: _first_sentence(text) for name, text in KINDS.items()},
-        **dict.fromkeys(FILES, "The columns of this file in a run folder."),
-        "hooks": "The methods of an algorithm that raysim calls.",
-        "FILE.yaml": "The opening comment and the keys of a scenario or sweep file.",
-        "./FILE.py": "The method in a Python file.",
-    }
-    _show_entries(console, None, entries.items())
-    console.print("\nNAME may also be a name that `raysim list` shows, such as fedgh, or a key, such as training.lr.")
 
 
 def show_description(name: str) -> None:
@@ -147,7 +120,8 @@ def show_description(name: str) -> None:
         call, text = _hook(name)
         console.print(f"{call}\n\n{_reflowed(text)}")
     else:
-        known = [*names_of("all"), *Settings.model_fields, *_keys(), *KINDS, *FILES, *SWEEPS, *HOOKS]
+        names = [each for of_kind in _named().values() for each in of_kind]
+        known = [*names, *Settings.model_fields, *_keys(), *KINDS, *FILES, *SWEEPS, *HOOKS]
         same = [key for key in _keys() if key.endswith(f".{name}")]
         hint = f"; did you mean {' or '.join(map(repr, same))}?" if same else suggest(name, known)
         raise ScenarioError(f"describe {name}: unknown name{hint} (`raysim list` shows all names)")
@@ -330,3 +304,80 @@ def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_plain(inner)}" for key, inner in value.items()) + "}"
     return str(value)
+
+
+Messages = tuple[type, ...]
+"""The message classes in one direction."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method, described by its class."""
+
+    cls: type[AnyAlgorithm]
+
+    @property
+    def doc(self) -> str:
+        """The docstring of the method's file or, without one, of its class."""
+        module = inspect.getmodule(self.cls)
+        return inspect.cleandoc((module and module.__doc__) or self.cls.__doc__ or "")
+
+    @property
+    def summary(self) -> str:
+        """The first paragraph of the class's docstring, in one line."""
+        return first_paragraph(self.cls)
+
+    @property
+    def year(self) -> str:
+        """The year of the method's paper; "" if `paper` has no year before its address."""
+        years = re.findall(r"\b(?:19|20)\d\d\b", self.cls.paper.partition("http")[0])
+        return years[-1] if years else ""
+
+    @property
+    def paper_of(self) -> str:
+        """The class with the attribute `paper`: this class, or a base class."""
+        return next((base.__name__ for base in self.cls.__mro__ if "paper" in vars(base)), "")
+
+    @property
+    def architectures(self) -> str:
+        """Whether clients may have different architectures, in words."""
+        return "one for all clients" if self.cls.one_architecture else "may differ"
+
+    @property
+    def messages(self) -> tuple[Messages, Messages] | None:
+        """The message classes (down, up) in the type arguments of `Algorithm[...]`; None if these are no classes."""
+        for base in self.cls.__mro__:
+            for made in vars(base).get("__orig_bases__", ()):
+                if getattr(get_origin(made), "__name__", "") == "Algorithm":
+                    down, up = (_classes_in(argument) for argument in get_args(made)[:2])
+                    return None if Any in (*down, *up) else (down, up)
+        return None
+
+    @property
+    def travels(self) -> str:
+        """The messages in both directions, in words; "" if the class does not declare them."""
+        if self.messages is None:
+            return ""
+        down, up = (" or ".join(map(message_in_words, classes)) for classes in self.messages)
+        if not down and not up:
+            return "no communication"
+        if down == up:
+            return f"{down} down and up"
+        return ", ".join(f"{words} {way}" for words, way in ((down, "down"), (up, "up")) if words)
+
+
+def message_in_words(message: type) -> str:
+    """Return the name of a message class as words, for example `class means` for `ClassMeans`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", message.__name__).lower()
+
+
+def first_paragraph(cls: type) -> str:
+    """Return the first paragraph of a class's docstring, in one line."""
+    doc = cls.__doc__ or ""
+    # If a class has no docstring, `dataclass` uses its signature as docstring.
+    return "" if doc.startswith(f"{cls.__name__}(") else inspect.cleandoc(doc).split("\n\n")[0].replace("\n", " ")
+
+
+def _classes_in(argument: Any) -> Messages:
+    parts = get_args(argument) if isinstance(argument, UnionType) else (argument,)
+    return tuple(part for part in parts if part not in (None, NoneType))

@@ -5,23 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from raysim.cli.json_output import JSON, print_json
-from raysim.cli.options import SETS, ScenarioFile
+from raysim.cli.options import JSON, SETS, ScenarioFile, print_json
 from raysim.common.logs import show_logs
-from raysim.common.results import Output
-from raysim.jobs import fetch as downloads
-from raysim.jobs import job_log
-from raysim.jobs.cluster import connect, jobs_of
+from raysim.jobs import cluster, job_log
 from raysim.jobs.entry import STOP_S
 from raysim.report.table import summary_rows
-from raysim.report.units import human_seconds, plural
+from raysim.report.units import human_seconds
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 
@@ -112,21 +108,18 @@ def submit(
 
     if scenario is None and run_ is None:
         raise click.UsageError("Missing argument 'SCENARIO'; it is optional only with --resume.")
-    if code_changed and run_ is None:
-        raise click.UsageError("--code-changed requires --resume: add --resume RUN, or leave out --code-changed.")
-    variables = _variables(env)
     # Errors that need no cluster are reported before connecting to it.
+    if wrong := [item for item in env if "=" not in item]:
+        raise click.UsageError(f"--env {wrong[0]}: write it as KEY=VALUE, for example RAYSIM_DATA=/data.")
     work = Work() if scenario is None else check(Path(scenario), sets)
-    if work.sweep and run_ is not None:
-        raise click.UsageError("--resume cannot resume a sweep. To continue a sweep, submit it again without --resume.")
     words = [word for item in sets for word in ("--set", item)]
     words += ["--sweep"] if work.sweep else []
-    with connect(address) as client, show_logs(lambda note: click.echo(f"note: {note}", err=True)):
+    with cluster.connect(address) as client, show_logs(lambda note: click.echo(f"note: {note}", err=True)):
         if run_ is not None:
             run_, known = run_on_cluster(client, run_)
             work = replace(work, facts={**known, **work.facts})
             words += [f"--resume={run_}", *(["--code-changed"] if code_changed else [])]
-        job = submit_job(client, job, work, words, variables)
+        job = submit_job(client, job, work, words, dict(item.split("=", 1) for item in env))
         click.echo(f"submitted {job}", err=wait)
         if wait:
             sys.exit(_follow_to_end(client, job, address))
@@ -135,13 +128,6 @@ def submit(
     click.echo(f"  status  raysim status {job}{rest}")
     click.echo(f"  stop    raysim stop {job}{rest}")
     click.echo(f"  fetch   raysim fetch {job}{rest}")
-
-
-def _variables(items: Sequence[str]) -> dict[str, str]:
-    for item in items:
-        if "=" not in item:
-            raise click.UsageError(f"--env {item}: write it as KEY=VALUE, for example RAYSIM_DATA=/data.")
-    return dict(item.split("=", 1) for item in items)
 
 
 def _follow_to_end(client: Any, job: str, address: str) -> int:
@@ -153,61 +139,34 @@ def _follow_to_end(client: Any, job: str, address: str) -> int:
     return code
 
 
-@dataclass(frozen=True)
-class JobStatus(Output):
-    """The state of a job on a cluster, with the progress or the result of its run."""
+def _status_of(info: Any, log: job_log.JobLog) -> dict[str, Any]:
+    """Return the output of `status --json`. info: Ray's `JobDetails`."""
+    return {
+        "job": info.submission_id,
+        "state": str(info.status),
+        "ended": info.status.is_terminal(),
+        "submitted": _submitted(info),
+        "seconds": _seconds(info),
+        "why": job_log.why(info, log) if info.status == "FAILED" else None,
+        "scenario": (info.metadata or {}).get("name", ""),
+        "algorithm": (info.metadata or {}).get("algorithm", ""),
+        "progress": log.progress,
+        "folder": log.run_folder,  # on the head node; empty before it exists
+        "summary": log.summary,  # empty until the run has ended
+    }
 
-    job: str
-    """id of the job"""
-    state: str
-    """PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED"""
-    ended: bool
-    """whether the job has ended"""
-    submitted: datetime
-    """when the job was submitted"""
-    seconds: float
-    """seconds from the submission to the end, or until now"""
-    why: str | None
-    """why the job failed"""
-    scenario: str
-    """name of the scenario or of the sweep"""
-    algorithm: str
-    """name of the algorithm"""
-    progress: str
-    """the last line with its progress"""
-    folder: str
-    """the run folder on the head node, or the folder of the sweep; empty before it exists"""
-    summary: Mapping[str, Any]
-    """content of summary.json; empty until the run has ended"""
 
-    @classmethod
-    def of(cls, info: Any, log: job_log.JobLog) -> JobStatus:
-        """Return the status of a job. info: Ray's `JobDetails`."""
-        return cls(
-            info.submission_id,
-            str(info.status),
-            info.status.is_terminal(),
-            _submitted(info),
-            _seconds(info),
-            job_log.why(info, log) if info.status == "FAILED" else None,
-            (info.metadata or {}).get("name", ""),
-            (info.metadata or {}).get("algorithm", ""),
-            log.progress,
-            log.run_folder,
-            log.summary,
-        )
-
-    @property
-    def rows(self) -> list[tuple[str, str]]:
-        """Return (name, value) rows with the status, for people."""
-        age = f"{human_seconds(self.seconds)} {'long' if self.ended else 'ago'}"
-        found = [("job", self.job), ("job state", self.state), ("submitted", f"{_when(self.submitted)}, {age}")]
-        found += [("why", self.why)] if self.why is not None else []
-        if self.summary:
-            return [*found, *summary_rows(self.summary)]
-        found += [("scenario", ", ".join(filter(None, (self.scenario, self.algorithm))))]
-        found += [("progress", self.progress)] if self.progress and not self.ended else []
-        return found + ([("results", self.folder)] if self.folder else [])
+def _rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return a status as rows (name, value) for people."""
+    age = f"{human_seconds(status['seconds'])} {'long' if status['ended'] else 'ago'}"
+    rows = [("job", status["job"]), ("job state", status["state"])]
+    rows += [("submitted", f"{_when(status['submitted'])}, {age}"), ("why", status["why"])]
+    if status["summary"]:
+        rows += summary_rows(status["summary"])
+    else:
+        rows.append(("scenario", ", ".join(filter(None, (status["scenario"], status["algorithm"])))))
+        rows += [("progress", "" if status["ended"] else status["progress"]), ("results", status["folder"])]
+    return [(name, value) for name, value in rows if value]
 
 
 @click.command()
@@ -220,12 +179,12 @@ def status(job: str, address: str, as_json: bool) -> None:
     ID is the id that `raysim submit` printed; `raysim jobs` lists all. The state is PENDING, RUNNING, SUCCEEDED, FAILED
     or STOPPED.
     """
-    with connect(address) as client:
-        found = JobStatus.of(client.get_job_info(job), job_log.read_log(client.get_job_logs(job)))
+    with cluster.connect(address) as client:
+        found = _status_of(client.get_job_info(job), job_log.read_log(client.get_job_logs(job)))
     if as_json:
-        print_json(JobStatus, found)
+        print_json(found)
     else:
-        click.echo(_columns(found.rows))
+        click.echo(_columns(_rows(found)))
 
 
 @click.command()
@@ -243,7 +202,7 @@ def logs(job: str, follow: bool, address: str) -> None:
     The output is a line per round, notes and the result. ID is the id that `raysim submit` printed; `raysim jobs` lists
     all.
     """
-    with connect(address) as client:
+    with cluster.connect(address) as client:
         if follow:
             _follow(client, job, address)
         else:
@@ -260,23 +219,14 @@ def stop(job: str, address: str) -> None:
     the results, `raysim submit --resume ID` resumes the run; to continue a sweep, submit it again. ID is the id that
     `raysim submit` printed; `raysim jobs` lists all.
     """
-    with connect(address) as client:
-        state = client.get_job_info(job).status
-        if state.is_terminal():
-            click.echo(f"{job} had ended already: {state}")
-            return
+    with cluster.connect(address) as client:
         client.stop_job(job)
         until = time.monotonic() + STOP_S + 3.0  # the run needs this time to write its results
-        while not state.is_terminal() and time.monotonic() < until:
+        while not (state := client.get_job_info(job).status).is_terminal() and time.monotonic() < until:
             time.sleep(0.1)
-            state = client.get_job_info(job).status
         log = job_log.read_log(client.get_job_logs(job))
-    if not log.run_folder:
-        click.echo(f"{job}: {state}; the run had not started")
-        return
-    rounds = log.summary.get("rounds")
-    count = "the finished rounds" if rounds is None else plural(rounds, "round")
-    click.echo(f"{job}: {state}; {count} {'is' if rounds == 1 else 'are'} kept in {log.run_folder}")
+    where = f" in {log.run_folder}" if log.run_folder else ""
+    click.echo(f"{job}: {state}; its finished rounds are kept{where}")
     click.echo(f"  fetch   raysim fetch {job}{_rest(address)}")
     again = "submit the same sweep again" if log.sweep else f"raysim submit --resume {job}{_rest(address)}"
     click.echo(f"  resume  {again}")
@@ -289,8 +239,8 @@ def jobs(address: str) -> None:
 
     The list shows their IDs, states and durations.
     """
-    with connect(address) as client:
-        found = jobs_of(client)
+    with cluster.connect(address) as client:
+        found = cluster.jobs_of(client)
     if not found:
         click.echo("no jobs")
         return
@@ -325,8 +275,8 @@ def fetch(job: str, output: str | None, checkpoints: bool, address: str) -> None
     in progress, and again after its end. This needs no access to the cluster except to its dashboard. ID is the id that
     `raysim submit` printed; `raysim jobs` lists all.
     """
-    with connect(address) as client:
-        target, count = downloads.fetch(client, job, None if output is None else Path(output), checkpoints)
+    with cluster.connect(address) as client:
+        target, count = cluster.fetch(client, job, None if output is None else Path(output), checkpoints)
     click.echo(f"{target}: {count} files")
 
 

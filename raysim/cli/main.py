@@ -9,8 +9,7 @@ import atexit
 import gc
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +19,10 @@ from raysim.cli.comparison import COMMANDS as COMPARISON_COMMANDS
 from raysim.cli.inspection import COMMANDS as INSPECTION_COMMANDS
 from raysim.cli.jobs import CODE_CHANGED
 from raysim.cli.jobs import COMMANDS as JOB_COMMANDS
-from raysim.cli.json_output import JSON, commands_schema, print_json
-from raysim.cli.options import ADDRESS, KINDS, SCENARIO, SETS, attach
+from raysim.cli.options import ADDRESS, JSON, KINDS, SCENARIO, SETS, attach, print_json
 from raysim.cli.starting import COMMANDS as STARTING_COMMANDS
 from raysim.common.errors import HookError, RaysimError
 from raysim.common.files import reason
-from raysim.common.results import Output
 from raysim.plugins.calling import own_line, own_traceback
 from raysim.runs.signals import interruptible
 
@@ -89,8 +86,6 @@ def launch(
     attach(address)
     from raysim.scenario.parse import parse_scenario
 
-    if code_changed and run_ is None:
-        raise click.UsageError("--code-changed requires --resume: add --resume RUN, or leave out --code-changed.")
     if dry_run and run_ is not None:
         raise click.UsageError("--dry-run estimates a new run, not the rest of one; leave out --resume.")
     parsed = parse_scenario(scenario, sets)
@@ -197,7 +192,8 @@ def validate(scenario: str, sets: tuple[str, ...], as_json: bool) -> None:
         verdict = "valid, and the data can be read; `raysim launch --dry-run` also checks the memory"
     code = [str(Path(path).absolute()) for path in checked.own_code.paths]
     if as_json:
-        print_json(Validation, Validation(Path(scenario).absolute(), verdict, checked.resolved, code, checked.warnings))
+        facts = {"settings": checked.resolved, "code": code, "notes": checked.warnings}
+        print_json({"scenario": Path(scenario).absolute(), "verdict": verdict, **facts})
         return
     click.echo(checked.resolved_yaml(), nl=False)
     if code:
@@ -207,54 +203,29 @@ def validate(scenario: str, sets: tuple[str, ...], as_json: bool) -> None:
     click.echo(f"{scenario}: {verdict}", err=True)
 
 
-@dataclass(frozen=True)
-class Validation(Output):
-    """The result of `raysim validate` for a valid scenario."""
-
-    scenario: Path
-    """the scenario's file"""
-    verdict: str
-    """the result in words"""
-    settings: Mapping[str, Any]
-    """the scenario with all defaults"""
-    code: Sequence[str]
-    """files of custom code that a run of the scenario executes"""
-    notes: Sequence[str]
-    """sentences about settings that may be mistakes"""
-
-
 @cli.command("list")
 @click.argument("what", type=click.Choice([*KINDS, "methods", "all"]), default="all")
-@click.option("--names", is_flag=True, help="Print only the names, one per line.")
 @JSON
-def list_(what: str, names: bool, as_json: bool) -> None:
+def list_(what: str, as_json: bool) -> None:
     """List methods, models, data sets and other choices.
 
     The list also contains metrics, measures and bundled scenarios. `methods` is another word for `algorithms`.
     """
-    from raysim.cli.description import Entry, entries_of, names_of, show_list
+    from raysim.cli.description import entries_of, show_list
 
-    if names:
-        for name in names_of(what):
-            click.echo(name)
-    elif as_json:
-        print_json(dict[str, list[Entry]], entries_of(what))
+    if as_json:
+        print_json(entries_of(what))
     else:
         show_list(entries_of(what))
 
 
-def _complete_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    from raysim.cli.description import names_of
-
-    return [name for name in names_of("all") if name.startswith(incomplete)]
-
-
 @cli.command()
-@click.argument("name", required=False, shell_complete=_complete_names)
-def describe(name: str | None) -> None:
+@click.argument("name", required=False)
+@click.pass_context
+def describe(context: click.Context, name: str | None) -> None:
     """Explain an algorithm, a metric, a scenario key, or a file.
 
-    NAME can also be a model, dataset, partition, or section of a scenario. Without NAME: list what can be described.
+    NAME can also be a model, dataset, partition, or section of a scenario: any name that `raysim list` shows.
 
     For an algorithm: its paper, whether clients' architectures may differ, its messages, and every field with default,
     range and meaning. NAME may also be a kind, to explain all of its entries: `algorithms`, `models`, `datasets`,
@@ -264,21 +235,18 @@ def describe(name: str | None) -> None:
     of a sweep file; with `hooks`, the methods of an algorithm that raysim calls. If NAME is a scenario or a sweep
     (its file, or a bundled name such as `quickstart`), its opening comment and its keys are printed.
     """
-    from raysim.cli.description import show_describable, show_description
+    from raysim.cli.description import show_description
 
     if name is None:
-        show_describable()
+        click.echo(context.get_help())
     else:
         show_description(name)
 
 
 @cli.command()
-@click.argument("what", type=click.Choice(["scenario", "commands"]), default="scenario")
 @click.option("--output", "-o", type=click.Path(dir_okay=False, writable=True), help="Write to a file instead.")
-def schema(what: str, output: str | None) -> None:
+def schema(output: str | None) -> None:
     """Print the JSON schema of scenario files, for editors.
-
-    `raysim schema commands` prints the schema of the output of commands with --json, by command in `$defs`.
 
     \b
     With the YAML extension of VS Code, put this as a scenario's first line:
@@ -286,7 +254,7 @@ def schema(what: str, output: str | None) -> None:
     """
     from raysim.scenario.json_schema import scenario_schema
 
-    text = json.dumps(scenario_schema() if what == "scenario" else commands_schema(), indent=2) + "\n"
+    text = json.dumps(scenario_schema(), indent=2) + "\n"
     if output is None:
         click.echo(text, nl=False)
     else:
@@ -328,7 +296,7 @@ def doctor(as_json: bool) -> None:
 
     found = doctor.findings()
     if as_json:
-        print_json(list[doctor.Finding], found)
+        print_json(found)
     else:
         for finding in found:
             show_finding(finding)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from raysim.report.accuracies import DRAWABLE
-from raysim.scenario.bundled import bundled_names, scenario_file
+from raysim.scenario.bundled import scenario_file
 
 
 class ScenarioFile(click.Path):
@@ -20,11 +20,6 @@ class ScenarioFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the path of the file, even if it does not exist."""
         return str(scenario_file(os.fsdecode(super().convert(value, param, ctx))))
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Complete names of bundled scenarios, and files."""
-        names = [CompletionItem(name) for name in bundled_names() if name.startswith(incomplete)]
-        return [*names, *super().shell_complete(ctx, param, incomplete)]
 
 
 def folders_of(runs: Iterable[str]) -> list[Path]:
@@ -48,12 +43,22 @@ SETS = click.option(
     metavar="KEY=VALUE",
     help="Override a key of the scenario, for example training.lr=0.1; values are YAML. May be repeated.",
 )
+JSON = click.option(
+    "--json", "as_json", is_flag=True, help="Print the same content as JSON, for programs, with null for NaN."
+)
 ADDRESS = click.option(
     "--address",
     metavar="ADDRESS",
     help="Connect to a running Ray: `auto` for the one on this machine, or HOST:PORT. Default: the environment "
     "variable RAY_ADDRESS. If it is not set, the run starts its own Ray.",
 )
+
+
+def print_json(value: object) -> None:
+    """Print dataclasses, lists and mappings as JSON."""
+    from pydantic_core import to_json
+
+    click.echo(json.dumps(json.loads(to_json(value, inf_nan_mode="null")), indent=2))
 
 
 def attach(address: str | None) -> None:

@@ -1,21 +1,35 @@
-"""Output of `--dry-run`, `doctor` and `verify`."""
+"""Tables and texts of commands, printed by rich: those of `--dry-run`, `doctor` and `verify`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import click
+from rich import box
+from rich.console import Console
 from rich.table import Table
 
-from raysim.cli.tables import new_console, new_table
 from raysim.report.units import human_seconds, plural
 
 if TYPE_CHECKING:
-    from raysim.engine.policies.placement import ClusterResources
     from raysim.runs.doctor import Finding
     from raysim.runs.preview import Preview
     from raysim.runs.verify import Trace
     from raysim.scenario.scenario import Scenario
+
+
+def new_console() -> Console:
+    """Return a console that prints texts without interpreting markup."""
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+def new_table(title: str | None, *columns: str) -> Table:
+    """Return an empty table in the style of raysim's commands."""
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, no_wrap=i == 0, overflow="fold")
+    return table
 
 
 def show_preview(found: Preview, scenario: Scenario) -> None:
@@ -24,7 +38,8 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
     machine = found.machine
     console.print(
         f"{scenario.name}: {scenario.clients.number} clients, {found.participants} per round, "
-        f"{plural(scenario.rounds, 'round')}, on {_cluster(machine)}"
+        f"{plural(scenario.rounds, 'round')}, on {plural(machine.nodes, 'node')} with {machine.cpus:g} CPUs and "
+        f"{machine.gpus:g} GPUs"
     )
     data = scenario.dataset
     console.print(
@@ -56,44 +71,26 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
         name = f"{model.name}, batches of {model.batch_size}" if several else model.name
         models.add_row(name, str(model.clients), f"{model.params:,}", f"{model.step_s * 1e3:.3g} ms")
     console.print(models)
-    count = 1 if alone else found.layout.num_actors + 2
-    who = "This process" if alone else f"Processes ({found.layout.num_actors} client actors, server, driver)"
+    count = 1 if alone else found.layout.num_actors + 2  # with the server and the driver
     memory = found.process_memory_mb * count + found.client_memory_mb + found.samples_mb
     console.print(
         f"Estimated time on CPUs like this one: {human_seconds(found.round_s)} per round, "
-        f"{human_seconds(found.total_s)} in total.\n"
-        f"- Included: training, {found.steps_per_client_round:.3g} steps per participant and round.\n"
-        f"- Included: tests, which take {human_seconds(found.tests_s)} of CPU time in total.\n"
-        f"- Not included: {_start(found, scenario)}.\n"
-        "- Not included: the server's work, and sending messages.\n"
-        f"Estimated memory: about {memory / 1024:.1f} GiB.\n"
-        f"- {who}: up to {found.process_memory_mb:.0f} MiB{'' if alone else ' each'}.\n"
-        f"- Weights of all clients: {found.client_memory_mb:.0f} MiB.\n"
-        f"- Samples: {found.samples_mb:.0f} MiB, once per node.\n"
-        "- Not included: messages, the server's state, and further networks that a method keeps for each client."
+        f"{human_seconds(found.total_s)} in total, of which tests take {human_seconds(found.tests_s)} of CPU time. "
+        "Not included: the start, the server's work, and sending messages.\n"
+        f"Estimated memory: about {memory / 1024:.1f} GiB: up to {found.process_memory_mb:.0f} MiB in each of "
+        f"{count} process{'' if count == 1 else 'es'}, {found.client_memory_mb:.0f} MiB of client weights, and "
+        f"{found.samples_mb:.0f} MiB of samples per node. Not included: messages, the "
+        "server's state, and further networks of a method."
     )
     for note in found.layout.notes:
         console.print(f"Note: {note}")
     console.print("This was a dry run: the scenario was not run.")
 
 
-def _start(found: Preview, scenario: Scenario) -> str:
-    """Return the steps before a run's first round, in words; the estimates do not include them."""
-    if scenario.backend == "in_process":
-        return "the start (reading the data)"
-    processes = found.layout.num_actors + 1
-    return f"the start (reading the data, starting Ray, importing torch in {processes} processes), which takes seconds"
-
-
 def show_finding(finding: Finding) -> None:
     """Print one finding of `raysim doctor`."""
     colour = {"ok": "green", "note": "yellow", "problem": "red"}[finding.verdict]
-    table = Table.grid(padding=(0, 2))
-    table.add_column(width=7, style=colour)
-    table.add_column(width=13)
-    table.add_column(overflow="fold")
-    table.add_row(finding.verdict, finding.what, finding.text)
-    new_console().print(table)
+    click.echo(f"{click.style(f'{finding.verdict:<7}', fg=colour)}  {finding.what:<13}  {finding.text}")
 
 
 def show_traces(traces: Sequence[Trace]) -> None:
@@ -117,8 +114,3 @@ def show_traces(traces: Sequence[Trace]) -> None:
     if all(trace.difference is None for trace in traces):
         tensors = sum(len(one) for found in traces[0].rounds for one in found.values())
         console.print(f"All runs are identical in every metric and every tensor after every round ({tensors} tensors).")
-
-
-def _cluster(machine: ClusterResources) -> str:
-    """Return the nodes and resources for which a run is planned, in words."""
-    return f"{plural(machine.nodes, 'node')} with {machine.cpus:g} CPUs and {machine.gpus:g} GPUs"

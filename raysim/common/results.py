@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 Scalar = str | int | float | bool | None
 
@@ -294,12 +294,6 @@ class Summary(TypedDict, total=False):
     """only in `Run.summary`: how to add rounds, if all rounds were done before `resume`"""
     completed: bool
     """only in `Run.summary`: true if `resume` only added plots or MLflow data"""
-
-
-class Output:
-    """Base class of dataclasses that `--json` prints. Docstrings of fields become descriptions in the schema."""
-
-    __pydantic_config__: ClassVar[Mapping[str, bool]] = {"use_attribute_docstrings": True}
 
 
 def written(overrides: Iterable[tuple[str, object]]) -> list[str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import ScenarioError
-from raysim.comparison.frame import MeasureRow, RunRow, TaskRow
 from raysim.comparison.measures import (
     MEASURES,
     TO_TARGET,
@@ -38,6 +37,20 @@ from raysim.report.accuracies import DRAWABLE, Accuracy
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """A method over all tasks, that is, over all combinations of data and client settings."""
+
+    method: str
+    """name of the method in tables"""
+    tasks: int
+    """number of tasks"""
+    iqm: float
+    """interquartile mean of the measure `main`"""
+    probability_of_improvement: float | None = None
+    """probability that a run is better than one of the baseline"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,7 +109,7 @@ class Comparison:
         means = {}
         for variant in self.variants:
             each = [run.series(self.accuracy.metric) for run in variant.counted.values()]
-            table = pd.concat([pd.Series(values, t) for t, values in each], axis="columns", join="inner")
+            table = pd.concat(each, axis="columns", join="inner")
             means[variant.name] = {int(t): estimate(row.tolist()) for t, row in table.iterrows()}
         return means
 
@@ -178,59 +191,74 @@ class Comparison:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """A row per variant and measure: differing keys, n, mean, spread, difference to the baseline, values."""
+        """A row per variant and measure, as in `records`, with a column per key, and lists as text."""
         import pandas as pd
 
-        return pd.DataFrame([record.flat for record in self.records])
+        rows = []
+        for record in self.records:
+            keys = {key: str(value) for key, value in record["keys"].items()}
+            lists = {"seeds": " ".join(map(str, record["seeds"])), "values": " ".join(map(repr, record["values"]))}
+            row = {"variant": record["variant"], "method": record["method"], **keys, **record, **lists}
+            del row["keys"]
+            rows.append(row)
+        return pd.DataFrame(rows)
 
     @cached_property
-    def records(self) -> list[MeasureRow]:
-        """The rows of `frame`, in which lists and mappings are not converted to text."""
-        rows = []
-        for variant in self.variants:
-            for measure in self.measures:
-                values = self.measured[variant.name].get(measure, {})
-                if not values and not is_cost_to_target(measure):
-                    continue
-                found, less = self.estimate(variant.name, measure), self.difference(variant.name, measure)
-                paper = variant.published.get(measure)
-                row = MeasureRow(
-                    variant=variant.name,
-                    method=variant.method,
-                    keys=variant.keys,
-                    tuned=variant.tuned_values,
-                    measure=measure,
-                    n=len(values),
-                    runs=len(self.pairs(variant.name)),
-                    mean=found.mean if found else None,
-                    std=found.std if found else None,
-                    low=found.low if found else None,
-                    high=found.high if found else None,
-                    difference=less.mean if less else None,
-                    difference_low=less.low if less else None,
-                    difference_high=less.high if less else None,
-                    pairs=less.n if less else 0,
-                    p_holm=self.p_values[measure].get(variant.name),
-                    published=paper.value if paper else None,
-                    published_in=paper.source if paper else "",
-                    seeds=[seed for seed, _ in values],
-                    values=list(values.values()),
-                )
-                rows.append(row)
-        return rows
+    def records(self) -> list[dict[str, Any]]:
+        """A row per variant and measure, unrounded; accuracies lie between 0 and 1.
+
+        Entries: variant: its name in tables. method: its name without settings of data and clients. keys: the keys in
+        which variants differ, with this variant's values. tuned: keys and values that a tuning has chosen. measure:
+        `raysim list measures` explains it. n: number of values. runs: number of runs with different seeds or
+        partitions. mean, std: over seeds; None if a run does not reach the target of this cost. low, high: ends of the
+        95 % confidence interval. difference, difference_low, difference_high: mean paired difference to the baseline,
+        with its interval. pairs: number of pairs. p_holm: its p-value with Holm's correction. published, published_in:
+        the value that a paper printed, and its source. seeds, values: of each run.
+        """
+        return [
+            self._record(variant, measure)
+            for variant in self.variants
+            for measure in self.measures
+            if measure in self.measured[variant.name] or is_cost_to_target(measure)
+        ]
+
+    def _record(self, variant: Variant, measure: str) -> dict[str, Any]:
+        """Return a row of `records`."""
+        values = self.measured[variant.name].get(measure, {})
+        found, less = self.estimate(variant.name, measure), self.difference(variant.name, measure)
+        paper = variant.published.get(measure)
+        return {
+            "variant": variant.name,
+            "method": variant.method,
+            "keys": variant.keys,
+            "tuned": variant.tuned_values,
+            "measure": measure,
+            "n": len(values),
+            "runs": len(self.pairs(variant.name)),
+            **{name: getattr(found, name, None) for name in ("mean", "std", "low", "high")},
+            "difference": less.mean if less else None,
+            "difference_low": less.low if less else None,
+            "difference_high": less.high if less else None,
+            "pairs": less.n if less else 0,
+            "p_holm": self.p_values[measure].get(variant.name),
+            "published": paper.value if paper else None,
+            "published_in": paper.source if paper else "",
+            "seeds": [seed for seed, _ in values],
+            "values": list(values.values()),
+        }
 
     @property
-    def runs(self) -> list[RunRow]:
-        """One row per run, with its folder, its digest and the command that repeats it."""
+    def runs(self) -> list[dict[str, Any]]:
+        """A row per run: variant, seed, status, start of its digest, the command that repeats it, and its folder."""
         return [
-            RunRow(
-                variant=variant.name,
-                seed=run.seed,
-                status=str(run.summary.get("status")),
-                digest=str(run.summary.get("state_digest") or "")[:16],
-                command=_command(run.folder),
-                folder=str(run.folder.absolute()),
-            )
+            {
+                "variant": variant.name,
+                "seed": run.seed,
+                "status": str(run.summary.get("status")),
+                "digest": str(run.summary.get("state_digest") or "")[:16],
+                "command": _command(run.folder),
+                "folder": str(run.folder.absolute()),
+            }
             for variant in self.variants
             for run in variant.runs
         ]
@@ -315,42 +343,29 @@ def compare(
     # Equal column names: titles show targets with %g.
     targets = list({f"{target:g}": target for target in targets}.values())
     variants = group_runs(measured)
-    baseline, baselines = _baseline_of(variants, baseline, sweep)
+    wanted = sweep.baseline if baseline is None else baseline
+    name, baselines = (None, []) if wanted is None else baselines_of(variants, wanted)
+    if baseline is not None and not baselines:
+        allowed = dict.fromkeys(one.method for one in variants)
+        allowed |= dict.fromkeys(name for one in variants for name in one.run_names)
+        raise ScenarioError(f"--baseline: {baseline} given; allowed: {', '.join(allowed)}")
     variants = [replace(one, is_baseline=True) if one in baselines else one for one in variants]
     tunings = list({repr(one): one for variant in variants for one in variant.tunings}.values())
     targets_on = sweep.targets_on if select == "last" else select
     notes = [*missing_cells(measured), *(note for tuning in tunings for note in tuning.notes)]
     notes += notes_on(variants)
-    return Comparison(variants, targets, baseline, notes, targets_on, select, main, spread)
+    return Comparison(variants, targets, name if baselines else None, notes, targets_on, select, main, spread)
 
 
 def _refuse_unmeasured(runs: Sequence[RunRecord], select: str, metric: str | None) -> None:
     """Raise `ScenarioError` if a run lacks the accuracy that selects its round, or if no run has the metric."""
-    without = [run.folder for run in runs if select != "last" and not len(run.series(f"accuracy/{select}")[0])]
+    without = [run.folder for run in runs if select != "last" and run.series(f"accuracy/{select}").empty]
     if without:
         text = f"--select: {select} given, but {without[0]} did not measure accuracy/{select}"
         raise ScenarioError(f"{text}; use --select last, or leave out this run")
-    if metric is not None and not any(len(run.series(metric)[0]) for run in runs):
+    if metric is not None and all(run.series(metric).empty for run in runs):
         text = f"--metric: {metric} given, but no run measured this metric; choose a run {DRAWABLE[metric].needs}"
         raise ScenarioError(text)
-
-
-def _baseline_of(
-    variants: Sequence[Variant], given: str | None, sweep: SweepCard
-) -> tuple[str | None, Sequence[Variant]]:
-    """Return the baseline's name and variants; None if no run of the sweep's baseline exists yet.
-
-    given: by the user, in place of the sweep's. Raises `ScenarioError` if it names no method.
-    """
-    name = sweep.baseline if given is None else given
-    if name is None:
-        return None, ()
-    try:
-        return baselines_of(variants, name)
-    except ScenarioError:
-        if given is not None:
-            raise
-        return None, ()
 
 
 def _in_order(runs: Sequence[RunRecord]) -> list[RunRecord]:

@@ -100,7 +100,8 @@ def draw(
 def measured_axes(comparison: Comparison) -> list[str]:
     """The keys of `OVER` that at least one run has measured."""
     runs = [run for variant in comparison.variants for run in variant.runs]
-    return [key for key, over in OVER.items() if key == "round" or any(len(run.series(over.metric)[0]) for run in runs)]
+    measured = [key for key, over in OVER.items() if any(len(run.series(over.metric)) for run in runs)]
+    return measured or ["round"]
 
 
 def curves(comparison: Comparison, width: Width, over: Sequence[str] | None = None) -> Figure:
@@ -116,7 +117,7 @@ def curves(comparison: Comparison, width: Width, over: Sequence[str] | None = No
 
 def _mean_curve(comparison: Comparison, variant: Variant, over: str) -> Curve | None:
     """Return a variant's mean curve over the rounds that all its runs measured; None if a run lacks the axis."""
-    each = [dict(zip(*run.series(OVER[over].metric), strict=True)) for run in variant.counted.values()]
+    each = [run.series(OVER[over].metric).to_dict() for run in variant.counted.values()]
     if not all(each):
         return None
     points = [
@@ -195,11 +196,10 @@ def plot(given: Sequence[str], kind: str, width: Width = "one-column", metric: s
         shown = Comparison(_one_by_one(runs), [], main=main_measure(metric, "last"))
     else:
         shown = compare(*(run.folder for run in runs), targets=[], metric=metric)
-    lacking = [str(run.folder) for run in runs if not _has_values(run, kind, shown)]
-    figure = None if lacking and one_by_one else KINDS[kind](shown, width)
+    figure = KINDS[kind](shown, width)
     if figure is None:
         needs = f"{accuracy.needs}{', and whose scenario has `system`' if kind == 'virtual-time' else ''}"
-        raise ScenarioError(f"{lacking[0]}: no values of {metric} for --kind {kind}; choose a run {needs}")
+        raise ScenarioError(f"{', '.join(given)}: no values of {metric} for --kind {kind}; choose a run {needs}")
     return figure
 
 
@@ -225,28 +225,22 @@ def _one_by_one(runs: Sequence[RunRecord]) -> list[Variant]:
     return [Variant({}, [run], label=name) for run, name in zip(runs, names, strict=True)]
 
 
-def _has_values(run: RunRecord, kind: str, shown: Comparison) -> bool:
-    """Return whether a run has measured what the figure shows."""
-    if kind in AXES:
-        return all(len(run.series(metric)[0]) for metric in (shown.accuracy.metric, OVER[AXES[kind]].metric))
-    return kind == "confusion" or run.clients_of(shown.main).num_rows > 0
-
-
-def _curves(kind: str, shown: Comparison, width: Width) -> Figure:
+def _curves(kind: str, shown: Comparison, width: Width) -> Figure | None:
     """Draw accuracy over an axis. Over rounds, a single run also has curves for participants and worst clients."""
     runs, accuracy = list(shown.variants[0].counted.values()), shown.accuracy
     if kind == "curves" and len(shown.variants) == len(runs) == 1 and accuracy.std:
         drawn = run_curves(runs[0].rounds.to_pylist(), "round", accuracy)
         return draw_curves({"round": drawn}, f"mean {accuracy.kind}", width)
-    return curves(shown, width, [AXES[kind]])
+    has_values = any(_mean_curve(shown, variant, AXES[kind]) for variant in shown.variants)
+    return curves(shown, width, [AXES[kind]]) if has_values else None
 
 
-def _clients(shown: Comparison, width: Width) -> Figure:
+def _clients(shown: Comparison, width: Width) -> Figure | None:
     bars = {}
     for variant in shown.variants:
-        rows = variant.runs[0].clients_of(shown.main).to_pylist()
-        bars[variant.name] = [(row["client"], str(row["model"]), row["accuracy"]) for row in rows]
-    return draw_clients(bars, shown.accuracy, width)
+        if rows := variant.runs[0].clients_of(shown.main).to_pylist():
+            bars[variant.name] = [(row["client"], str(row["model"]), row["accuracy"]) for row in rows]
+    return draw_clients(bars, shown.accuracy, width) if bars else None
 
 
 def _confusion(shown: Comparison, width: Width) -> Figure:

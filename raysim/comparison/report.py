@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -30,49 +29,33 @@ CAPTIONS = {
 """Kind of a figure -> caption."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """One comparison in the report."""
+def _part(name: str, comparison: Comparison) -> dict[str, Any]:
+    """Return the content of one comparison in the report: text, tables as HTML with legends, and figures."""
+    import pandas as pd
 
-    name: str
-    comparison: Comparison
+    sweep = comparison.variants[0].runs[0].sweep
+    tables = (variants_table(comparison), tasks_table(comparison))
+    return {
+        "name": name,
+        "about": sweep.about if sweep else "",
+        "tables": [(_html(table.frame), table.legend) for table in tables if table],
+        "notes": comparison.notes,
+        "figures": _figures(comparison),
+        "all_measures": _html(variants_table(comparison, all_columns(comparison)).frame),
+        "runs": _html(pd.DataFrame(comparison.runs).drop(columns="folder")),
+    }
 
-    @property
-    def about(self) -> str:
-        """The comment at the top of the sweep file; empty without a sweep."""
-        sweep = self.comparison.variants[0].runs[0].sweep
-        return sweep.about if sweep else ""
 
-    @property
-    def tables(self) -> list[tuple[str, str]]:
-        """Return (HTML, legend) of the short table and, if there are several tasks, of the table over all tasks."""
-        tables = (variants_table(self.comparison), tasks_table(self.comparison))
-        return [(_html(table.frame), table.legend) for table in tables if table]
-
-    @property
-    def all_measures(self) -> str:
-        """The table of all measures."""
-        return _html(variants_table(self.comparison, all_columns(self.comparison)).frame)
-
-    @property
-    def runs(self) -> str:
-        """The table of all runs."""
-        import pandas as pd
-
-        return _html(pd.DataFrame(self.comparison.runs).drop(columns="folder"))
-
-    @property
-    def figures(self) -> list[tuple[str, str]]:
-        """(SVG as base64, caption) of every figure that the runs have data for."""
-        figures = []
-        for picture in pictures(self.comparison, "two-columns"):
-            svg = io.BytesIO()
-            save(picture.figure, svg, format="svg", transparent=True)
-            accuracy = f"{self.comparison.accuracy.phrase} ({MEASURES[self.comparison.main].title})"
-            caption = CAPTIONS[picture.kind].format(accuracy=accuracy)
-            caption += f" Task: {picture.task}." if picture.task else ""
-            figures.append((base64.b64encode(svg.getvalue()).decode(), caption))
-        return figures
+def _figures(comparison: Comparison) -> list[tuple[str, str]]:
+    """Return (SVG as base64, caption) of every figure that the runs have data for."""
+    figures = []
+    accuracy = f"{comparison.accuracy.phrase} ({MEASURES[comparison.main].title})"
+    for picture in pictures(comparison, "two-columns"):
+        svg = io.BytesIO()
+        save(picture.figure, svg, format="svg", transparent=True)
+        caption = CAPTIONS[picture.kind].format(accuracy=accuracy) + (f" Task: {picture.task}." if picture.task else "")
+        figures.append((base64.b64encode(svg.getvalue()).decode(), caption))
+    return figures
 
 
 def _html(frame: pd.DataFrame) -> str:
@@ -100,12 +83,12 @@ def report(
     """
     path = Path(output)
     parts = [
-        Part(Path(source).resolve().name, compare(source, baseline=baseline, select=select, metric=metric))
+        _part(Path(source).resolve().name, compare(source, baseline=baseline, select=select, metric=metric))
         for source in sources
     ]
     environment = Environment(loader=PackageLoader("raysim.comparison"), autoescape=True, undefined=StrictUndefined)
     measures = {f"{one.title} ({name})": one.meaning.replace("`", "") for name, one in MEASURES.items()}
-    name = ", ".join(part.name for part in parts)
+    name = ", ".join(part["name"] for part in parts)
     page = environment.get_template("report.html").render(parts=parts, measures=measures, name=name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path.resolve(), page.encode())

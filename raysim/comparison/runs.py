@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -64,11 +65,6 @@ class RunRecord:
     def clients(self) -> pa.Table:
         """The table in `clients.parquet`, read at each access, because all runs' tables may exceed the memory."""
         return read_clients(self.folder)
-
-    @cached_property
-    def _of_clients(self) -> dict[str, pa.Table]:
-        """Measure -> the result of `clients_of`."""
-        return {}
 
     @property
     def cell_folder(self) -> Path:
@@ -128,37 +124,31 @@ class RunRecord:
         """The papers' target accuracies for this data."""
         return TARGETS.get((str(self.keys.get("data.name")), str(self.keys.get("data.partition.name"))), ())
 
-    def series(self, metric: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """(rounds, values) of a metric, in the rounds with a finite value."""
+    def series(self, metric: str) -> pd.Series[float]:
+        """Round -> value of a metric, for the rounds with a finite value."""
         if metric not in self.rounds.column_names:
-            return np.empty(0, dtype=np.int64), np.empty(0)
-        t = self.rounds["round"].to_numpy()
-        value = self.rounds[metric].cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        known = np.isfinite(value)
-        return t[known], value[known]
+            return pd.Series(dtype=float)
+        values = self.rounds[metric].cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        series = pd.Series(values, self.rounds["round"].to_numpy())
+        return series[np.isfinite(values)]
 
     def _best_round(self, metric: str) -> int | None:
         """Return the first round, from 1, with the greatest value of a metric; None if no round has a value."""
-        t, value = self.series(metric)
-        t, value = t[t >= 1], value[t >= 1]
-        return int(t[value.argmax()]) if len(t) else None
+        values = self.series(metric).loc[1:]
+        return None if values.empty else int(values.idxmax())
 
     def clients_of(self, measure: str) -> pa.Table:
         """Return one row per client, by id: `client`, `model`, and in `accuracy` the client's value of a measure.
 
         Empty if clients have no values of their own, or if the round of the measure is not known.
         """
-        if measure not in self._of_clients:
-            metric, way = MEASURES[measure].metric, MEASURES[measure].way
-            until = None if way == "last" else self._round_of(metric, way)
-            clients = self.clients
-            if until is None and way != "last":
-                clients = clients.slice(0, 0)
-            found = of_clients(DRAWABLE[metric], clients, until)
-            found = found.select([name for name in ("client", "model", "accuracy") if name in found.column_names])
-            # A slice without rows would keep the whole table in memory.
-            self._of_clients[measure] = found if found.num_rows else found.schema.empty_table()
-        return self._of_clients[measure]
+        metric, way = MEASURES[measure].metric, MEASURES[measure].way
+        until = None if way == "last" else self._round_of(metric, way)
+        clients = self.clients
+        if until is None and way != "last":
+            clients = clients.slice(0, 0)
+        found = of_clients(DRAWABLE[metric], clients, until)
+        return found.select([name for name in ("client", "model", "accuracy") if name in found.column_names])
 
     def _round_of(self, metric: str, way: str) -> int | None:
         """Return the round of a metric's maximum, or the round that validation selects; None if it is not known."""
@@ -177,33 +167,31 @@ class RunRecord:
             del values["last_took_part"]
         if values["up_mib"] is not None and values["down_mib"] is not None:
             values["both_mib"] = values["up_mib"] + values["down_mib"]
-        t, accuracy = self.series(f"accuracy/{targets_on}")
+        accuracy = self.series(f"accuracy/{targets_on}").loc[1:]
         for target in targets:
-            reached = np.flatnonzero((accuracy >= target) & (t >= 1))
+            reached = accuracy.index[accuracy >= target]
             if len(reached):
-                first = int(t[reached[0]])
+                first = int(reached[0])
                 values |= {f"{cost}_to_{target:g}": self._value(of, first) for cost, of in TO_TARGET.items()}
         return {name: value for name, value in values.items() if value is not None}
 
     def _value(self, measure: Measure, until: int | None = None) -> float | None:
         """Return a measure, over the rounds up to `until`; None if the run does not have it."""
-        t, values = self.series(measure.metric)
-        if until is not None:
-            t, values = t[t <= until], values[t <= until]
+        values = self.series(measure.metric).loc[:until]
         way = self.select if measure.way == "selected" else measure.way
         if way in ("best", "round", "val", "val_current"):
             chosen = self._round_of(measure.metric, way)
             if way == "round":
                 return None if chosen is None else float(chosen)
-            values = values[t == chosen]
+            values = values[values.index == chosen]
         if way in ("each", "always"):
-            took_part = dict(zip(*self.series("engine/participants"), strict=True))
-            count = sum(int(took_part.get(one, 0)) for one in t[t >= 1])
-            each = float(values[t >= 1].sum()) / count / measure.unit if count else None
-            return each and each * (int(t[-1]) if way == "always" else 1)
-        if not len(values):
+            values = values.loc[1:]
+            count = float(self.series("engine/participants").reindex(values.index, fill_value=0).sum())
+            each = float(values.sum()) / count / measure.unit if count else None
+            return each and each * (int(values.index[-1]) if way == "always" else 1)
+        if values.empty:
             return None
-        value = values.sum() if way == "sum" else values.mean() if way == "mean" else values[-1]
+        value = values.sum() if way == "sum" else values.mean() if way == "mean" else values.iloc[-1]
         return float(value) / measure.unit
 
     @property

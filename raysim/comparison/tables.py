@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.text import Text
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import write_bytes
 from raysim.common.suggestions import suggest
 from raysim.comparison.compare import Comparison
 from raysim.comparison.measures import ACCURACIES, MEASURES, is_cost_to_target, title
@@ -253,11 +252,6 @@ def latex(comparison: Comparison, shown: Sequence[Column] | None = None) -> str:
     return "\n".join([*(f"% {comment}" for comment in comments), text])
 
 
-def write_csv(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table as CSV. Raises `OSError`."""
-    write_bytes(path, frame.to_csv(index=False).encode())
-
-
 def write_tables(comparison: Comparison, folder: Path, shown: Sequence[Column] | None = None) -> list[Path]:
     """Write comparison.tex, comparison.csv and runs.csv into a folder, created if missing. Raises `OSError`.
 
@@ -267,7 +261,7 @@ def write_tables(comparison: Comparison, folder: Path, shown: Sequence[Column] |
 
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / name for name in ("comparison.tex", "comparison.csv", "runs.csv")]
-    write_bytes(files[0], latex(comparison, shown).encode())
-    write_csv(comparison.frame, files[1])
-    write_csv(pd.DataFrame(comparison.runs), files[2])
+    files[0].write_text(latex(comparison, shown), encoding="utf-8")
+    comparison.frame.to_csv(files[1], index=False)
+    pd.DataFrame(comparison.runs).to_csv(files[2], index=False)
     return files

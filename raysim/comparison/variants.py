@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from raysim.common.errors import ScenarioError
 from raysim.common.text import distinct
 from raysim.comparison.published import Published
 from raysim.comparison.runs import RunRecord
@@ -185,7 +184,7 @@ def differs(key: Any, mappings: Iterable[Mapping[Any, Any]]) -> bool:
 
 
 def baselines_of(variants: Sequence[Variant], baseline: str) -> tuple[str, list[Variant]]:
-    """Return the baseline's name in tables, and its variants, at most one per task. Raises `ScenarioError`.
+    """Return the baseline's name in tables, and its variants, at most one per task; none if the name is unknown.
 
     baseline: a name in the sweep's `runs`, or the name of a method, an algorithm or a variant; the last two stand for
     their method.
@@ -193,20 +192,13 @@ def baselines_of(variants: Sequence[Variant], baseline: str) -> tuple[str, list[
     named = [variant for variant in variants if baseline in variant.run_names]
     if named and len({variant.task for variant in named}) == len(named):
         return baseline, named
-    reference = Reference.of(baseline)
-    methods = dict.fromkeys(variant.method for variant in variants)
-    if baseline not in methods:
-        called = {
-            variant.method
-            for variant in variants
-            if baseline in (variant.name, variant.plain_method, variant.called, variant.algorithm)
-            or (reference is not None and reference.name == variant.algorithm)
-        }
-        if len(called) != 1:
-            allowed = dict.fromkeys([*methods, *(name for variant in variants for name in variant.run_names)])
-            raise ScenarioError(f"--baseline: {baseline} given; allowed: {', '.join(allowed)}")
-        baseline = called.pop()
-    return baseline, [variant for variant in variants if variant.method == baseline]
+    reference = Reference.of(baseline)  # of a custom method's file
+    name = baseline if reference is None else reference.name
+    methods = {one.method for one in variants if name in (one.method, one.name, one.called, one.algorithm)}
+    if len(methods) != 1:
+        return baseline, []
+    (method,) = methods
+    return method, [variant for variant in variants if variant.method == method]
 
 
 def is_task(key: str) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import yaml
 
 from raysim.common.errors import ScenarioError
-from raysim.common.files import is_locked, write_bytes
+from raysim.common.files import is_locked
 from raysim.common.results import LOCK, Summary
 from raysim.common.suggestions import suggest
 from raysim.common.text import few
@@ -242,9 +242,6 @@ State = Literal["done", "running", "closing", "interrupted", "failed", "waiting"
 
 ORDER: tuple[State, ...] = get_args(State)
 
-FAILURE = "failure.json"
-"""Name of a file in a cell's folder with the reason why the cell failed before it had a run folder."""
-
 
 @dataclass(frozen=True)
 class CellState:
@@ -275,13 +272,7 @@ def state_of(cell: Cell, output: Path) -> CellState:
     states = [_of_run(cell, run) for run in runs]
     if done := next((one for one in states if one.state == "done"), None):
         return done
-    if states:
-        return states[-1]
-    try:
-        reason = str(json.loads((folder / FAILURE).read_text())["reason"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return CellState(cell, "waiting")
-    return CellState(cell, "failed", reason=reason)
+    return states[-1] if states else CellState(cell, "waiting")
 
 
 def _changed(cell: Cell, summary: Summary) -> str:
@@ -322,24 +313,13 @@ def states_of(sweep: Sweep) -> list[CellState]:
     return [state_of(cell, sweep.output) for cell in sweep.cells]
 
 
-def note_failure(cell: Cell, output: Path, reason: str) -> None:
-    """Record why a cell without a run folder failed. Raises `OSError`."""
-    folder = output / cell.folder_name
-    folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / FAILURE, json.dumps({"reason": reason}).encode())
-
-
 def tally(states: Iterable[State]) -> dict[State, int]:
     """Return state -> number of cells; states without cells are left out."""
     found = Counter(states)
     return {state: found[state] for state in ORDER if found[state]}
 
 
-def in_words(tallied: Mapping[State, int]) -> str:
-    """Return numbers of cells in words, such as "5 done, 1 failed, 2 waiting"."""
-    return ", ".join(f"{number} {state}" for state, number in tallied.items()) or "no cells"
-
-
 def counts(states: Iterable[CellState]) -> str:
-    """Count states, such as "5 done, 1 failed, 2 waiting"."""
-    return in_words(tally(one.state for one in states))
+    """Count states in words, such as "5 done, 1 failed, 2 waiting"."""
+    tallied = tally(one.state for one in states)
+    return ", ".join(f"{number} {state}" for state, number in tallied.items()) or "no cells"

@@ -82,11 +82,6 @@ class Tuning:
     _made: dict[tuple[str, int, str], tuple[Cell, ...]] = field(default_factory=dict)
 
     @property
-    def seeds(self) -> Sequence[int]:
-        """The seeds of every trial."""
-        return self.settings.seeds
-
-    @property
     def keep(self) -> Fraction:
         """The share of the compared trials that continues."""
         return self.settings.halving.keep if self.settings.halving is not None else Fraction(1)
@@ -120,7 +115,9 @@ class Tuning:
         """Return a trial's cells, one per seed. Raises `ScenarioError` if a scenario with these values is invalid."""
         key = (candidate.name, number, written(dict(values)))
         if key not in self._made:
-            self._made[key] = tuple(self.maker.cell(candidate.variant, seed, values, number) for seed in self.seeds)
+            self._made[key] = tuple(
+                self.maker.cell(candidate.variant, seed, values, number) for seed in self.settings.seeds
+            )
         return tuple(replace(cell, until=None if until == cell.scenario.rounds else until) for cell in self._made[key])
 
     def trial(self, candidate: Candidate, number: int, values: Point, until: int) -> TuningTrial:
@@ -152,7 +149,7 @@ class Tuning:
             settings.search,
             settings.select,
             DECIDING[settings.select].part == "test",
-            self.seeds,
+            self.settings.seeds,
             [one.tuned for one in progress],
             [cell.folder_name for cell in cells if not cell.pending],
         )
@@ -227,7 +224,7 @@ class TuningProgress:
     def planned_rounds(self) -> int:
         """The number of rounds of all cells of the trials together, if none fails or ends early."""
         steps, keep = self.candidate.steps, self.tuning.keep
-        return len(self.tuning.seeds) * planned(self.candidate.trials, steps, keep)
+        return len(self.tuning.settings.seeds) * planned(self.candidate.trials, steps, keep)
 
     @property
     def tuned(self) -> TunedVariant:

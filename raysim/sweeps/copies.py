@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.common.files import reason
 from raysim.common.results import LOCK
+from raysim.common.text import cause
 from raysim.engine.checkpoint.storage import open_storage
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def download(sweep: Sweep) -> None:
                     fs.get([f"{root}/{run}/{name}" for name in inside], [str(new / name) for name in inside])
     except Exception as error:  # each protocol raises errors of its own
         text = "correct the address, install its fsspec package, or set its credentials in the environment"
-        raise ScenarioError(f"output: {sweep.address} cannot be read ({_words(error)}); {text}") from error
+        raise ScenarioError(f"output: {sweep.address} cannot be read ({cause(error)}); {text}") from error
 
 
 def upload(sweep: Sweep, run: Path | None = None) -> None:
@@ -75,7 +75,7 @@ def upload(sweep: Sweep, run: Path | None = None) -> None:
             fs.rm_file(f"{root}/{name}")  # `rm` would treat characters such as * in the address as patterns
         _put(fs, root, {name: file for name, file in files.items() if file.name == SUMMARY})
     except Exception as error:
-        text = f"output: the results in {folder} could not be copied to {sweep.address} ({_words(error)})"
+        text = f"output: the results in {folder} could not be copied to {sweep.address} ({cause(error)})"
         raise RunError(text) from error
 
 
@@ -102,11 +102,6 @@ def _sizes(fs: Any, root: str) -> dict[str, int]:
     """Return path relative to `root` -> size, for each file at the address."""
     found = fs.find(root, detail=True) if fs.exists(root) else {}
     return {str(name)[len(root) + 1 :]: int(facts["size"]) for name, facts in found.items()}
-
-
-def _words(error: Exception) -> str:
-    text = reason(error) if isinstance(error, OSError) else str(error)
-    return (text.strip().splitlines() or [type(error).__name__])[0]
 
 
 @contextmanager

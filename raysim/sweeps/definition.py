@@ -192,8 +192,7 @@ def _refuse_repeated(made: Sequence[VariantCells], spaces: Sequence[Space], path
 def files_of(path: Path) -> list[Path]:
     """Return the sweep file and the files that it needs (base, published values); empty for a scenario file.
 
-    A bundled scenario is not among them. Raises `ScenarioError` if the file cannot be read, or names one by an absolute
-    path: a job gets copies of the files, which keep only their paths relative to each other.
+    A bundled scenario is not among them. Raises `ScenarioError` if the file cannot be read.
     """
     raw = parse(read_text(path), str(path))
     if not is_sweep(raw):
@@ -201,10 +200,6 @@ def files_of(path: Path) -> list[Path]:
     base, published = raw.get("base"), raw.get("published", [])
     claims = published if isinstance(published, list) else [published]
     names = [claim.get("file") for claim in claims if isinstance(claim, dict)]
-    for key, name in [("base", base), *(("published.file", name) for name in names)]:
-        if isinstance(name, str) and Path(name).is_absolute():  # the job would look at this path, not at its copy
-            text = f"{name} given; the job gets copies, so give its path relative to the sweep file's folder"
-            raise ScenarioError(text, key=key, origin=str(path))
     needed = [path.parent / name for name in names if isinstance(name, str)]
     if isinstance(base, str) and (file := _base_file(base, path)) != bundled_file(base):
         needed.insert(0, file)
@@ -264,8 +259,6 @@ def _variants(raw: Mapping[str, Any], grid: Grid, path: Path, text: str) -> Iter
     several = raw and all(isinstance(axis, dict) and "grid" not in axis for axis in raw.values())
     axes: list[list[tuple[str, str, RunEntry]]] = []
     for axis, labelled in raw.items() if several else [("", raw)]:
-        if axis and not labelled:
-            raise ScenarioError("{} given; add at least one name with overrides", key=f"runs.{axis}", origin=str(path))
         entries: list[tuple[str, str, RunEntry]] = []
         for label, entry in labelled.items():
             key = tuple(filter(None, ("runs", axis, str(label))))
@@ -275,10 +268,6 @@ def _variants(raw: Mapping[str, Any], grid: Grid, path: Path, text: str) -> Iter
     for combination in itertools.product(*filter(None, axes)):
         labels = {axis: label for axis, label, _ in combination}
         own = {key: values for *_, run in combination for key, values in run.grid.items()}
-        if twice := own.keys() & grid.keys():
-            where = " ".join(labels.values())
-            error = f"the grid of {where} also has {min(twice)}; remove the key from one of the two grids"
-            raise ScenarioError(error, key=f"grid.{min(twice)}", origin=str(path))
         sets = tuple(item for *_, run in combination for item in run.set)
         for values in itertools.product(*own.values(), *grid.values()):
             yield CellVariant(labels, sets, tuple(zip((*own, *grid), values, strict=True)))

@@ -15,11 +15,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from raysim.common.errors import RunError
 from raysim.common.logs import show_logs
 from raysim.report.units import human_seconds, plural
-from raysim.sweeps.cells import CellState, State, Sweep, chosen_cells, counts
-from raysim.sweeps.loop import ComparisonError, SweepProgress, run_sweep
-from raysim.sweeps.status import cell_rows, print_cells
+from raysim.sweeps.cells import CellState, State, Sweep, chosen_cells, counts, states_of
+from raysim.sweeps.choice import with_choices
+from raysim.sweeps.loop import run_sweep
+from raysim.sweeps.status import print_status
+from raysim.sweeps.workers import SweepProgress
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +52,7 @@ class SweepDisplay:
     def show(self, progress: SweepProgress) -> None:
         """Print states that have changed, and show the progress."""
         if (phase := [(one.cell.name, one.cell.rounds) for one in progress.states]) != self.phase:
-            self.phase, self.states = phase, {}
+            self.phase, self.states, self.began = phase, {}, None
         running = dict(progress.running)
         for one in progress.states:
             state = "running" if one.cell.name in running else one.state
@@ -68,7 +71,7 @@ class SweepDisplay:
         """Return the line with the number of cells per state, the done and planned rounds, and the remaining time."""
         running = dict(progress.running)
         now = [replace(one, state=_shown_state(one, running)) for one in progress.states]
-        done, total = progress.earlier, progress.earlier + progress.later
+        done = total = 0
         for one in progress.states:
             ran = one.cell.rounds if one.state == "done" else one.rounds
             reported = running.get(one.cell.name, -1)
@@ -122,10 +125,10 @@ def run_and_show(
         except KeyboardInterrupt:
             logger.info("the sweep was stopped; run the same command to resume it")
             raise
-        except ComparisonError as error:
-            states = error.states
+        except RunError as error:
+            states = states_of(with_choices(sweep))
             problems.append(str(error))
-    print_cells(cell_rows(states))
+    print_status(states)
     print(f"Compare the cells:  raysim compare {sweep.output}", flush=True)
     if sweep.address and not problems:
         print(f"Copied to:  {sweep.address}", flush=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,14 +16,14 @@ from raysim.common.text import distinct, mlflow_name
 from raysim.comparison.compare import compare
 from raysim.comparison.pictures import draw
 from raysim.comparison.sweep_card import SWEEP_LOCK
-from raysim.comparison.tables import write_csv, write_tables
+from raysim.comparison.tables import write_tables
 from raysim.data import datasets
 from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.scenario.trackers import check_packages
 from raysim.sweeps.cells import CellState, Sweep, chosen_cells, states_of
 from raysim.sweeps.choice import JOURNAL, TRIALS, Tuning, TuningProgress, trials_frame, write_journal
 from raysim.sweeps.copies import download, upload
-from raysim.sweeps.workers import run_cell, run_cells
+from raysim.sweeps.workers import Show, run_cell, run_cells
 from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import check_uri
 
@@ -35,32 +34,6 @@ logger = logging.getLogger(__name__)
 
 COMPARISON = "comparison"
 """Name of the folder, inside the sweep's folder, for tables and figures."""
-
-
-class ComparisonError(RunError):
-    """All cells have ended, but their comparison could not be written, logged to MLflow, or copied to an address.
-
-    Attributes:
-        states: the states of all cells.
-    """
-
-    def __init__(self, text: str, states: Sequence[CellState]) -> None:
-        super().__init__(text)
-        self.states = list(states)
-
-
-@dataclass(frozen=True)
-class SweepProgress:
-    """The progress of a sweep at one moment."""
-
-    states: Sequence[CellState]
-    running: Sequence[tuple[str, int]]  # (name of a cell, its last finished round); -1 while the cell starts
-    stopping: bool = False  # whether running cells end after their round, because of Ctrl-C
-    earlier: int = 0  # rounds done by other cells: by earlier trials, and by final runs
-    later: int = 0  # rounds that other cells will do later
-
-
-Show = Callable[[SweepProgress], None]
 
 
 def run_sweep(
@@ -80,7 +53,7 @@ def run_sweep(
     Raises:
         ScenarioError: another process runs this sweep, its folder cannot be used, or no cell has a name in `only`.
         KeyboardInterrupt: after Ctrl-C, once every running cell has finished its round.
-        ComparisonError: only the comparison of the cells is missing.
+        RunError: the comparison of the cells could not be written, logged to MLflow, or copied to an address.
     """
     chosen = {cell.name for cell in chosen_cells(sweep, only)}
     datasets.forget()
@@ -94,24 +67,22 @@ def run_sweep(
         lock(sweep, cleanup)
         download(sweep)
         tasks = cleanup.enter_context(Tasks(run_cell, parallel))
-        earlier = 0
         if sweep.tuning is not None:
-            tuning = sweep.tuning.of_cells(chosen)
-            later = sum(cell.scenario.rounds for cell in sweep.cells if cell.name in chosen)
-            sweep = _tune(sweep, tuning, later, uri, tasks, retry_failed, show)
-            earlier = sum(one.rounds for one in tuning.progress())
+            sweep = _tune(sweep, sweep.tuning.of_cells(chosen), uri, tasks, retry_failed, show)
         sweep.card().write(sweep.output)
         states = {one.cell.name: one for one in states_of(sweep)}
-        left = [one for one in _left(states.values(), retry_failed) if one.cell.name in chosen and not one.cell.pending]
+        shown = {name: one for name, one in states.items() if name in chosen}
+        left = [one for one in _left(shown.values(), retry_failed) if not one.cell.pending]
         if left or _done(states.values()):
             with ParentRun(uri, sweep.name, sweep.output) as parent:
-                run_cells(left, states, sweep, parent, tasks, partial(_show_cells, show, states, chosen, earlier, 0))
+                run_cells(left, shown, sweep, parent, tasks, show)
+                states |= shown
                 _finish(sweep, states, parent)
         return list(states.values())
 
 
 def _finish(sweep: Sweep, states: dict[str, CellState], parent: ParentRun) -> None:
-    """Read the states again, compare the results and copy them to the address. Raises `ComparisonError`."""
+    """Read the states again, compare the results and copy them to the address. Raises `RunError`."""
     # States are read again, because data files may have changed during the runs. A table must not mix two data sets.
     datasets.forget()
     now = states_of(sweep)
@@ -122,33 +93,18 @@ def _finish(sweep: Sweep, states: dict[str, CellState], parent: ParentRun) -> No
         if sweep.tuning is not None:
             upload(sweep.tuning.sweep)
     except RaysimError as error:
-        text = f"{str(error).rstrip('.')}; run the same command to try again"
-        raise ComparisonError(text, list(states.values())) from error
+        raise RunError(f"{str(error).rstrip('.')}; run the same command to try again") from error
 
 
 def _left(states: Iterable[CellState], retry_failed: bool) -> list[CellState]:
     return [one for one in states if one.state != "done" and (retry_failed or one.state != "failed")]
 
 
-def _show_cells(
-    show: Show,
-    states: Mapping[str, CellState],
-    names: Collection[str],
-    earlier: int,
-    later: int,
-    running: Sequence[tuple[str, int]],
-    stopping: bool,
-) -> None:
-    """Show the progress of the cells with these names. earlier, later: see `SweepProgress`."""
-    shown = [state for name, state in states.items() if name in names]
-    show(SweepProgress(shown, running, stopping, earlier, later))
-
-
-def _tune(sweep: Sweep, tuning: Tuning, later: int, uri: str, tasks: Tasks, retry_failed: bool, show: Show) -> Sweep:
+def _tune(sweep: Sweep, tuning: Tuning, uri: str, tasks: Tasks, retry_failed: bool, show: Show) -> Sweep:
     """Run the remaining trials, and return the sweep with the values that they choose.
 
-    later: rounds of the cells of the result. Each pass runs the cells that must end before the next decision of each
-    candidate. A cell that fails or is lost is not tried twice; a lost cell leaves its candidate without a choice.
+    Each pass runs the cells that must end before the next decision of each candidate. A cell that fails or is lost is
+    not tried twice; one that is lost, or fails before it has a run folder, leaves its candidate without a choice.
     """
     parent: ParentRun | None = None
     progress = [TuningProgress(tuning, candidate) for candidate in tuning.candidates]
@@ -163,11 +119,8 @@ def _tune(sweep: Sweep, tuning: Tuning, later: int, uri: str, tasks: Tasks, retr
             cells = tuple(state.cell for state in states.values())
             trials = replace(tuning.sweep, cells=cells)
             trials.card().write(trials.output)
-            earlier = sum(one.rounds for one in progress) - sum(one.rounds for one in states.values())
-            rest = sum(one.planned_rounds for one in progress) - earlier - sum(cell.rounds for cell in cells) + later
             parent = parent or cleanup.enter_context(ParentRun(uri, trials.name, trials.output))
-            shown = partial(_show_cells, show, states, states, earlier, rest)
-            run_cells(_left(states.values(), retry_failed), states, trials, parent, tasks, shown)
+            run_cells(_left(states.values(), retry_failed), states, trials, parent, tasks, show)
             active = [one for one in active if one.advance(retry_failed, ran=True)]
         if parent is not None:
             parent.close(all(one.chosen for one in progress), {}, [])
@@ -177,7 +130,7 @@ def _tune(sweep: Sweep, tuning: Tuning, later: int, uri: str, tasks: Tasks, retr
     progress = everything.progress()
     cells = tuple(state.cell for one in progress for trial in one.trials.values() for state in trial.states)
     replace(tuning.sweep, cells=cells).card().write(tuning.sweep.output)
-    write_csv(trials_frame(progress), tuning.sweep.output / TRIALS)
+    trials_frame(progress).to_csv(tuning.sweep.output / TRIALS, index=False)
     if not (tuning.sweep.output / JOURNAL).exists():
         write_journal(everything, progress)
     return everything.resolved(sweep, progress)

@@ -2,124 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from raysim.common.errors import RaysimError
-from raysim.common.results import Output
 from raysim.common.text import one_line
-from raysim.comparison.sweep_card import TunedVariant
 from raysim.report.units import human_seconds, plural
 from raysim.runs.preview import preview
 from raysim.scenario.scenario import Scenario
-from raysim.sweeps.cells import Cell, CellState, State, Sweep, in_words, placed, states_of, tally
+from raysim.sweeps.cells import Cell, CellState, Sweep, counts, placed, states_of, tally
+from raysim.sweeps.choice import TuningProgress
 
 
-@dataclass(frozen=True)
-class TuningStatus(Output):
-    """The progress of a variant's tuning."""
-
-    state: Literal["tuned", "tuning", "failed"]
-    """tuned: values are chosen; tuning: trials remain; failed: every trial failed or diverged"""
-    variant: TunedVariant
-    """the variant's trials, the rounds that they have done, and the chosen values"""
-    planned_trials: int
-    """number of trials"""
-    planned_rounds: int
-    """number of rounds of all trials together, if none fails or ends early"""
-
-
-@dataclass(frozen=True)
-class CellStatus(Output):
-    """The state of a cell."""
-
-    name: str
-    """name of the cell"""
-    variant: str
-    """name of the cell without the seed"""
-    method: str
-    """name of the algorithm in tables"""
-    seed: int
-    """the scenario's seed"""
-    state: State
-    """state of the cell"""
-    rounds: int
-    """number of finished rounds"""
-    planned_rounds: int
-    """number of rounds that the cell will have"""
-    reason: str
-    """why the cell is not done, if known"""
-    folder: Path | None
-    """the run folder; null if the cell has not begun"""
-
-
-@dataclass(frozen=True)
-class SweepStatus(Output):
-    """The progress of a sweep."""
-
-    name: str
-    """name of the sweep"""
-    folder: Path
-    """the folder with the cells"""
-    counts: Mapping[State, int]
-    """state -> number of cells"""
-    cells: Sequence[CellStatus]
-    """one row per cell"""
-    tuning: Sequence[TuningStatus]
-    """one row per tuned variant"""
-
-
-def status_of(sweep: Sweep, names: Collection[str]) -> SweepStatus:
-    """Return the progress of the cells with these names, and of their tuning."""
-    tuning: list[TuningStatus] = []
+def status_of(sweep: Sweep, names: Collection[str]) -> tuple[list[CellState], list[TuningProgress]]:
+    """Return the states of the cells with these names, and the progress of their tuning."""
+    progress: list[TuningProgress] = []
     if sweep.tuning is not None:
         progress = sweep.tuning.of_cells(names).progress()
         sweep = sweep.tuning.resolved(sweep, progress)
-        tuning = [TuningStatus(one.state, one.tuned, one.candidate.trials, one.planned_rounds) for one in progress]
-    states = [one for one in states_of(sweep) if one.cell.name in names]
-    return SweepStatus(
-        sweep.name, sweep.output.absolute(), tally(one.state for one in states), cell_rows(states), tuning
-    )
+    return [one for one in states_of(sweep) if one.cell.name in names], progress
 
 
-def cell_rows(states: Iterable[CellState]) -> list[CellStatus]:
-    """Return one row per cell."""
-    return [
-        CellStatus(
-            one.cell.name,
-            one.cell.variant,
-            one.cell.scenario.method,
-            one.cell.scenario.seed,
-            one.state,
-            one.rounds,
-            one.cell.rounds,
-            one.reason,
-            None if one.folder is None else one.folder.absolute(),
-        )
+def status_json(sweep: Sweep, states: Sequence[CellState], progress: Sequence[TuningProgress]) -> dict[str, Any]:
+    """Return the output of `--status --json`: the sweep's name and folder, its cells, and its tuned variants."""
+    cells = [
+        {
+            "name": one.cell.name,
+            "variant": one.cell.variant,
+            "method": one.cell.scenario.method,
+            "seed": one.cell.scenario.seed,
+            "state": one.state,
+            "rounds": one.rounds,
+            "planned_rounds": one.cell.rounds,
+            "reason": one.reason,
+            "folder": None if one.folder is None else one.folder.absolute(),
+        }
         for one in states
     ]
+    tuning = [
+        {
+            "state": one.state,
+            "variant": one.tuned,
+            "planned_trials": one.candidate.trials,
+            "planned_rounds": one.planned_rounds,
+        }
+        for one in progress
+    ]
+    number = tally(one.state for one in states)
+    return {"name": sweep.name, "folder": sweep.output.absolute(), "counts": number, "cells": cells, "tuning": tuning}
 
 
-def print_status(status: SweepStatus) -> None:
+def print_status(states: Sequence[CellState], progress: Sequence[TuningProgress] = ()) -> None:
     """Print one line per tuned variant, with its choice or progress, and one per cell; then the number per state."""
-    for one in status.tuning:
-        text = one_line(one.variant.sentence)
-        if one.state == "tuning":
-            trials = plural(one.planned_trials, "trial")
-            text = f"{one.variant.label}: {trials}, {one.variant.rounds} of {one.planned_rounds} rounds"
-        print(f"{one.state:<11} {text}")
-    print_cells(status.cells)
-
-
-def print_cells(cells: Sequence[CellStatus]) -> None:
-    """Print one line per cell: state, rounds, and if known why it is not done; then the number of cells per state."""
+    for tuned in progress:
+        text = one_line(tuned.tuned.sentence)
+        if tuned.state == "tuning":
+            trials = plural(tuned.candidate.trials, "trial")
+            text = f"{tuned.candidate.name}: {trials}, {tuned.rounds} of {tuned.planned_rounds} rounds"
+        print(f"{tuned.state:<11} {text}")
     print(f"{'state':<11} {'rounds':>9}  cell")
-    for one in cells:
+    for one in states:
         reason = f"  {one_line(one.reason)}" if one.reason else ""
-        print(f"{one.state:<11} {f'{one.rounds}/{one.planned_rounds}':>9}  {one.name}{reason}")
-    print(in_words(tally(one.state for one in cells)))
+        print(f"{one.state:<11} {f'{one.rounds}/{one.cell.rounds}':>9}  {one.cell.name}{reason}")
+    print(counts(states))
 
 
 def print_plan(sweep: Sweep, names: Collection[str], parallel: int, retry_failed: bool) -> dict[str, RaysimError]:
@@ -128,20 +73,16 @@ def print_plan(sweep: Sweep, names: Collection[str], parallel: int, retry_failed
     A trial's time is that of the method's first one: the values of the others may change it. Returns the error of each
     cell whose time is unknown. retry_failed: whether failed cells run again.
     """
-    print_status(status_of(sweep, names))
+    states, progress = status_of(sweep, names)
+    print_status(states, progress)
     left: list[tuple[Cell, Sweep, int]] = []  # (a cell, its sweep, remaining rounds of all cells of this kind)
-    if sweep.tuning is not None:
-        tuning = sweep.tuning.of_cells(names)
-        progress = tuning.progress()
-        sweep = sweep.tuning.resolved(sweep, progress)
-        for one in progress:
-            cell, *_ = tuning.cells(one.candidate, 0, one.trials[0].values, one.candidate.rounds)
-            left.append((cell, tuning.sweep, one.planned_rounds - one.rounds if one.open else 0))
+    for one in progress:
+        cell, *_ = one.tuning.cells(one.candidate, 0, one.trials[0].values, one.candidate.rounds)
+        left.append((cell, one.tuning.sweep, one.planned_rounds - one.rounds if one.open else 0))
     ended = ("done",) if retry_failed else ("done", "failed")
-    states = [one for one in states_of(sweep) if one.cell.name in names and one.state not in ended]
-    left += [(one.cell, sweep, one.cell.rounds - one.rounds) for one in states]
-    seconds, errors = estimate(left)
-    total_s = max(sum(seconds) / parallel, max(seconds[len(left) - len(states) :], default=0.0))
+    rest = [(one.cell, sweep, one.cell.rounds - one.rounds) for one in states if one.state not in ended]
+    seconds, errors = estimate([*left, *rest])
+    total_s = max(sum(seconds) / parallel, max(seconds[len(left) :], default=0.0))
     besides = f", and {plural(len(errors), 'variant')} of unknown length" if errors else ""
     run = f"{plural(parallel, 'cell')} {'runs' if parallel == 1 else 'run'} at a time"
     print(

@@ -48,8 +48,8 @@ class Tune(Section):
     search: Literal["random", "grid", "tpe"] = "random"
     """random (the default), grid, or tpe (Optuna)"""
     trials: Annotated[int, Bounds(ge=1, le=MOST_TRIALS)] | None = None
-    """number of trials of each method, from 1 to 1000, and not more than there are combinations; required, except with
-    `search: grid`, which always tries every combination"""
+    """number of trials of each method, from 1 to 1000, or fewer if there are fewer combinations; required, except with
+    `search: grid`, which by default tries every combination"""
     halving: Halving | None = None
     """successive halving, such as {rounds: [5, 20], keep: 1/3}: only the best third of the trials continues after round
     5, and these trials end after round 20; `keep` is 1/3 by default. Default: every trial runs all rounds"""
@@ -164,11 +164,7 @@ def _number_of_trials(tune: Tune, space: Space, name: str, file: str) -> int:
     if tune.search == "grid" and (size > MOST_TRIALS or any(isinstance(one, ValueRange) for one in space.values())):
         text = f"grid tries every combination of lists, at most {MOST_TRIALS}, but {name} has a range or more of them"
         raise ScenarioError(f"{text}; use random, or shorter lists", key="tune.search", origin=file)
-    trials = int(size) if tune.trials is None else tune.trials
-    if trials > size or (tune.search == "grid" and trials < size):
-        text = f"{trials} given, but {name} has {size:.0f} combinations of values; set trials: {size:.0f}, or change"
-        raise ScenarioError(f"{text} the values", key="tune.trials", origin=file)
-    return trials
+    return int(size) if tune.trials is None else int(min(tune.trials, size))
 
 
 def _steps(tune: Tune, scenario: ParsedScenario, name: str, file: str) -> tuple[int, ...]:
@@ -182,8 +178,6 @@ def _steps(tune: Tune, scenario: ParsedScenario, name: str, file: str) -> tuple[
         problem = f"{rounds[-1]} given, but {name} has {scenario.rounds} rounds; give at most {scenario.rounds}"
     elif wrong := [t for t in rounds if t % every and t != scenario.rounds]:
         problem = f"{wrong[0]} given, but {name} measures {tune.select} every {every} rounds; give multiples of {every}"
-    elif scenario.checkpoint.every == 0:
-        problem = f"trials continue from checkpoints, but {name} has checkpoint.every: 0; remove checkpoint.every"
     if problem:
         raise ScenarioError(problem, key="tune.halving.rounds", origin=file)
     return tuple(rounds)

@@ -34,7 +34,7 @@ from raysim.runs.resume import LostCheckpointsError
 from raysim.runs.run import Run, run
 from raysim.runs.signals import interruptible
 from raysim.scenario.scenario import Scenario
-from raysim.sweeps.cells import Cell, CellState, Sweep, in_quotes, note_failure, placed, state_of
+from raysim.sweeps.cells import Cell, CellState, Sweep, in_quotes, placed, state_of
 from raysim.sweeps.copies import replaced, upload
 from raysim.tracking.parent import ParentRun
 from raysim.tracking.store import database_path, resolve_uri
@@ -49,8 +49,16 @@ LOCKED_S = 180.0
 minute, and a file server releases their locks some time later."""
 
 
-Show = Callable[[Sequence[tuple[str, int]], bool], None]
-"""Function of (running cells with their last finished rounds, whether these cells end after their round)."""
+@dataclass(frozen=True)
+class SweepProgress:
+    """The progress of a sweep at one moment."""
+
+    states: Sequence[CellState]
+    running: Sequence[tuple[str, int]]  # (name of a cell, its last finished round); -1 while the cell starts
+    stopping: bool = False  # whether running cells end after their round, because of Ctrl-C
+
+
+Show = Callable[[SweepProgress], None]
 
 
 def run_cells(
@@ -63,9 +71,9 @@ def run_cells(
 ) -> None:
     """Run the cells in `left` and update `states`. Raises `KeyboardInterrupt` after Ctrl-C.
 
-    show: called often with the progress.
+    show: called often with the progress of the cells in `states`.
     """
-    show([], False)  # shown before Ray starts, which takes seconds
+    show(SweepProgress([*states.values()], []))  # shown before Ray starts, which takes seconds
     again = Counter(one.reason for one in left if one.state == "waiting" and one.reason)
     for why, count in again.items():
         logger.warning(f"{plural(count, 'cell')} to run again: {why}")
@@ -79,14 +87,14 @@ def run_cells(
         name, stop = state.cell.name, Stop()
 
         def report(done: int, name: str = name, stop: Stop = stop) -> None:
-            show([(name, done)], stop.requested)
+            show(SweepProgress([*states.values()], [(name, done)], stop.requested))
 
         report(-1)
         if (task := _task(state, states, sweep, parent, "ray")) is not None:
             with interruptible(stop):
                 outcome = run_cell(task, stop, report)
             states[name] = state_after(outcome, state.cell, sweep)
-        show([], False)
+        show(SweepProgress([*states.values()], []))
         if stop.requested:
             raise KeyboardInterrupt
 
@@ -116,8 +124,8 @@ def _run_as_tasks(
                     tasks.start(state.cell.name, task, expected)
             for name, result in tasks.wait() if tasks.running else ():
                 outcome = result if isinstance(result, Outcome) else Outcome(result)
-                states[name] = state_after(outcome, states[name].cell, sweep, died=result is not outcome)
-            show(list(tasks.running.items()), stop.requested)
+                states[name] = state_after(outcome, states[name].cell, sweep)
+            show(SweepProgress([*states.values()], list(tasks.running.items()), stop.requested))
         if stop.requested:
             raise KeyboardInterrupt
 
@@ -151,7 +159,7 @@ def _task(
     try:
         cell = prepared(state.cell, sweep, parent, backend)
     except ScenarioError as error:
-        states[state.cell.name] = state_after(Outcome(str(error)), state.cell, sweep, died=True)
+        states[state.cell.name] = state_after(Outcome(str(error)), state.cell, sweep)
         return None
     return CellTask(cell, sweep.output, (sweep.output / SWEEP_LOCK).read_bytes())
 
@@ -172,26 +180,21 @@ def prepared(cell: Cell, sweep: Sweep, parent: ParentRun, backend: str) -> Cell:
     return replace(cell, scenario=placed(cell, sweep, sets))
 
 
-def state_after(outcome: Outcome, cell: Cell, sweep: Sweep, died: bool = False) -> CellState:
+def state_after(outcome: Outcome, cell: Cell, sweep: Sweep) -> CellState:
     """Return the state of a cell after the end of its task. Logs why the cell is not done.
 
-    died: whether the cell did not fail itself: it runs again with the next command.
+    A cell that failed before it had a run folder is waiting: the next command runs it again.
     """
     if outcome.run is not None:
         try:
             unpack(outcome.files, outcome.run)
         except OSError as error:  # the next command will run the cell again
-            outcome, died = Outcome(f"{outcome.run} cannot be written ({reason(error)})"), True
+            outcome = Outcome(f"{outcome.run} cannot be written ({reason(error)})")
     state = state_of(cell, sweep.output)
     if state.state == "done":
         outcome = replace(outcome, error="")
     if outcome.error:
         logger.warning(f"{cell.name}: {outcome.error}")
-        if state.folder is None and not died:
-            # If the disk is full, the cell stays "waiting"; its error is logged above.
-            with contextlib.suppress(OSError):
-                note_failure(cell, sweep.output, outcome.error)
-                state = state_of(cell, sweep.output)
     if state.folder is not None:
         try:
             upload(sweep, state.folder)

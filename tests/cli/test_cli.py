@@ -13,7 +13,6 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from click.shell_completion import BashComplete
 
 from raysim.cli.main import cli
 from raysim.common.errors import ScenarioError
@@ -64,13 +63,6 @@ def test_list_has_every_name(capfd: pytest.CaptureFixture[str], what: str):
     assert set(NAMES[what]) <= set(out.split())
 
 
-def test_list_names(capfd: pytest.CaptureFixture[str]):
-    assert run(capfd, "list", "models", "--names") == (0, "".join(f"{name}\n" for name in MODELS), "")
-    code, out, _ = run(capfd, "list", "--names")
-    names = out.splitlines()
-    assert code == 0 and len(names) == len(set(names)) and {"fedgh", "digits", "quickstart", *METRICS} <= set(names)
-
-
 DESCRIBED = [
     *(name for names in NAMES.values() for name in names[:10]),
     *Settings.model_fields, *class_check.HOOKS, *NAMES,
@@ -106,7 +98,6 @@ def test_every_key_of_a_sweep_file_is_described() -> None:
 
 LIGHT = [
     ["--help"],
-    ["list", "--names"],
     ["list", "models"],
     ["describe", "clients"],
     ["describe", "dirichlet"],
@@ -169,12 +160,7 @@ def test_validate_prints_the_resolved_scenario(capfd: pytest.CaptureFixture[str]
     assert (found["training"]["lr"], found["algorithm"]["server_epochs"]) == (0.5, 1)
 
 
-# -- completion and schema ---------------------------------------------------------------------------
-
-
-def test_names_are_completed():
-    completion = BashComplete(cli, {}, "raysim", "_RAYSIM_COMPLETE")
-    assert completion.get_completions(["launch"], "quick")[0].value == "quickstart"
+# -- schema -----------------------------------------------------------------------------------------
 
 
 def test_schema_prints_what_is_shipped(capfd: pytest.CaptureFixture[str], tmp_path: Path):

@@ -1,4 +1,4 @@
-"""`--json`: the output of every command that has it is valid by the schema, and holds what is printed for people."""
+"""`--json`: the output of every command that has it holds what is printed for people."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
-from raysim.cli.main import cli
 from raysim.comparison.compare import compare
 from raysim.jobs.job_log import PREFIX
 from raysim.plugins.registry import algorithm_names
@@ -28,25 +26,14 @@ Printed = Callable[..., Any]
 
 @pytest.fixture
 def printed(capfd: pytest.CaptureFixture[str]) -> Printed:
-    """Run a command with --json, check its output by the schema and return it."""
-    _, text, _ = run(capfd, "schema", "commands")
-    schema = json.loads(text)
-    jsonschema.Draft202012Validator.check_schema(schema)
+    """Run a command with --json and return its output."""
 
     def output(command: str, *words: str, code: int = 0) -> Any:
         ended, out, err = run(capfd, command, *words, "--json")
         assert (ended, err) == (code, "") and out.isascii() and "\x1b" not in out
-        found = json.loads(out, parse_constant=pytest.fail)  # NaN is no JSON
-        jsonschema.Draft202012Validator({**schema, "anyOf": [{"$ref": f"#/$defs/{command}"}]}).validate(found)
-        return found
+        return json.loads(out, parse_constant=pytest.fail)  # NaN is no JSON
 
     return output
-
-
-def test_the_schema_has_every_command_with_the_option(capfd: pytest.CaptureFixture[str]) -> None:
-    _, text, _ = run(capfd, "schema", "commands")
-    commands = [name for name, one in cli.commands.items() if any("--json" in each.opts for each in one.params)]
-    assert json.loads(text)["anyOf"] == [{"$ref": f"#/$defs/{name}"} for name in sorted(commands)]
 
 
 def test_validate(printed: Printed, workplace: Path) -> None:

@@ -491,11 +491,9 @@ def test_rows_of_clients_are_not_kept(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     (run,) = find_runs([tmp_path])
     assert run.clients_of("last").column_names == ["client", "model", "accuracy"]
-    assert run.clients_of("last") is run.clients_of("last")
     kept = [value for value in vars(run).values() if isinstance(value, pa.Table)]
     assert all("client" not in table.column_names for table in kept)  # only rounds.parquet
     assert run.clients_of("last_current").num_rows == 0
-    assert run.clients_of("last_current").nbytes == 0
 
 
 def test_a_cell_whose_run_has_no_round_yet_is_missing(tmp_path: Path) -> None:

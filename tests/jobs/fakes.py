@@ -61,12 +61,13 @@ class FakeClient:
         return job
 
     def stop_job(self, job: str) -> bool:
-        self.stopped.append(job)
-        if job in self.jobs:
-            self.jobs[job] = details(job, "STOPPED")
-        else:
+        if job.startswith("raysim-fetch"):
             self.helpers[-1].terminate()
             self.helpers[-1].wait(60)
+        else:
+            self.get_job_info(job)  # raises for an unknown id
+            self.jobs[job] = details(job, "STOPPED")
+        self.stopped.append(job)
         return True
 
     async def tail_job_logs(self, job: str) -> AsyncIterator[str]:

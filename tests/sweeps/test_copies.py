@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 from raysim.common.errors import RunError, ScenarioError
 from raysim.sweeps.cells import counts, states_of
 from raysim.sweeps.copies import download, upload
-from raysim.sweeps.loop import ComparisonError, run_sweep
+from raysim.sweeps.loop import run_sweep
 from tests.conftest import said
 from tests.sweeps.test_loop import run_folders, sweep_of
 from tests.sweeps.test_tuning import Pool, pool
@@ -74,7 +74,7 @@ def test_results_that_cannot_be_copied_are_copied_later(
 ) -> None:
     sweep = sweep_of(workplace, f"output=file://{workplace}/bucket", grid={})
     (workplace / "bucket").touch()
-    with pytest.raises(ComparisonError, match=r"could not be copied to file://.*; run the same command to try again"):
+    with pytest.raises(RunError, match=r"could not be copied to file://.*; run the same command to try again"):
         run_sweep(sweep)
     assert any("could not be copied to" in note for note in said(caplog))
     (workplace / "bucket").unlink()

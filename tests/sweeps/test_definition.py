@@ -210,9 +210,7 @@ def test_what_is_said_of_a_sweep_is_what_opens_its_file(base: Path, tmp_path: Pa
         ({"published": claim(measures={"acc": "last"})}, "published.measures.acc", "acc_%"),
         ({"published": claim(measures={"size": "last"})}, "published", "give a number"),
         ({"published": claim(rows={"paper": "*"})}, "published", "more than one"),
-        ({"runs": {"method": {}, "seed": {"a": []}}}, "runs.method", "at least one name"),
         ({"runs": {"a": {"grid": {"rounds": 3}}}}, "runs.a.grid.rounds", "a list"),
-        ({"runs": {"a": {"grid": {"rounds": [3]}}}, "grid": {"rounds": [2]}}, "grid.rounds", "the grid of a"),
     ],
 )  # fmt: skip
 def test_bad_sweep_files(base: Path, tmp_path: Path, content: dict[str, Any], key: str, word: str) -> None:

@@ -21,7 +21,8 @@ from raysim.runs.run import run
 from raysim.scenario.parse import parse_scenario
 from raysim.sweeps.cells import CellState, Sweep, counts, states_of
 from raysim.sweeps.definition import load_sweep
-from raysim.sweeps.loop import SweepProgress, run_sweep
+from raysim.sweeps.loop import run_sweep
+from raysim.sweeps.workers import SweepProgress
 from raysim.tracking.parent import SWEEP_TAG
 from tests.conftest import said
 from tests.engine.scenarios import plain_digits as digits
