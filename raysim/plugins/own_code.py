@@ -79,6 +79,11 @@ class OwnCode:
         """Name -> SHA-256, for files that decide a result."""
         return {name: file.digest for name, file in self.files.items() if file.decides}
 
+    @property
+    def paths(self) -> list[str]:
+        """The path from which each file was read."""
+        return [file.path for file in self.files.values()]
+
     def module(self, name: str) -> SourceFile | None:
         """Return the file of a module; None if it is not one of these files."""
         place = name.replace(".", "/")
@@ -184,4 +189,4 @@ _aside: list[tuple[OwnCode, dict[str, ModuleType]]] = []
 
 def active_paths() -> list[str]:
     """Return the paths of the user's files that can be imported in this process."""
-    return [file.path for file in _FINDER.code.files.values()]
+    return _FINDER.code.paths
