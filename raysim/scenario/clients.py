@@ -113,7 +113,10 @@ def _trace(parsed: ParsedScenario, name: str, digest: str | None) -> tuple[dict[
     try:
         sha = hashlib.sha256(Path(name).read_bytes()).hexdigest()
         frame = read_parquet(Path(name)).to_pandas() if name.endswith(".parquet") else pd.read_csv(name)
-        frame = frame.set_index("client", verify_integrity=True).loc[[*range(count)]]
+        frame = frame.set_index("client")
+        if not frame.index.is_unique:
+            raise ValueError("a client has several rows")
+        frame = frame.loc[[*range(count)]]
         columns = {property: column.to_numpy(np.float64) for property, column in frame.items()}
     except Exception as error:  # pandas raises many kinds of errors for a damaged or unsuitable file
         raise parsed.origin.error(

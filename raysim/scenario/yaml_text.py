@@ -128,7 +128,7 @@ def written_value(value: Any, key: str) -> str:
     except yaml.representer.RepresenterError as error:
         raise ScenarioError(
             f"{short(repr(error.args[-1]))} given, which YAML cannot contain; give text, numbers, true, false, null, "
-            "lists or mappings",
+            "lists or mappings, and your own class as text such as './mine.py:MyClass'",
             key=key,
         ) from None
 
