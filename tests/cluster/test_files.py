@@ -29,19 +29,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
 IMAGE = f"raysim:{PROJECT['project']['version']}"
 
-EVERYWHERE = {"algorithm", "scenario", "run"}
-METRICS = {
-    "raysim_round": ("gauge", set()),
-    "raysim_accuracy": ("gauge", {"over"}),
-    "raysim_memory_mb": ("gauge", {"where"}),
-    "raysim_restarts": ("counter", set()),
-    "raysim_bytes": ("counter", {"direction"}),
-    "raysim_round_seconds": ("histogram", set()),
-    "raysim_train_seconds": ("histogram", set()),
-    "raysim_aggregate_seconds": ("histogram", set()),
-}
-"""What the engine hands to ray.util.metrics: kind and tags besides those that all have."""
-
 
 def read(name: str) -> str:
     return (FOLDER / name).read_text()
@@ -64,28 +51,6 @@ def values(tree: Any, key: str) -> Iterator[Any]:
 
 
 # ---------------------------------------------------------------------------------------------- all files
-
-
-@pytest.mark.parametrize("name", STARTS_RAY)
-def test_ray_reports_no_usage_statistics(name: str) -> None:
-    """By the flag where the file starts a head node itself, otherwise by the environment of its containers."""
-    text = read(name)
-    assert text.count("--disable-usage-stats") == text.count("ray start --head")
-    if name in RAY_UP:
-        assert "--env RAY_USAGE_STATS_ENABLED=0" in load(name)[0]["docker"]["run_options"]
-    for environment in values(load(name), "env") if name in KUBERAY else ():
-        assert {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"} in environment
-    if name == "Dockerfile":
-        assert "RAY_USAGE_STATS_ENABLED=0" in text
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_no_address_of_anybody(name: str) -> None:
-    """Examples are of example.org; the only address is loopback; what images are called names no registry."""
-    text = read(name)
-    assert set(re.findall(r"\b\d+\.\d+\.\d+\.\d+\b", text)) <= {"127.0.0.1"}
-    assert not re.search(r"(?<![\w/.~])/(work|root|home/(?!ray\b))", text)
-    assert not re.search(r"\b[0-9a-f]{32,}\b", text), "looks like a secret"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -123,25 +88,6 @@ def test_versions_are_those_in_use(name: str) -> None:
             assert image == IMAGE or re.fullmatch(r"(prom/prometheus|grafana/grafana):v?\d+\.\d+\.\d+", image)
 
 
-RAY_START = re.compile(r"ray start ((?:--[^\s;&|`#]+(?: (?!-)[\w.:$]+)?\s*)+)")
-
-
-@pytest.mark.parametrize("name", [*RAY_UP, "slurm.sh", "README.md"])
-def test_options_of_ray_start_exist(name: str) -> None:
-    from ray.scripts.scripts import start
-
-    known = {option for parameter in start.params for option in parameter.opts}
-    text = re.sub(r"\\?\n\s+(?=-)", " ", read(name))
-    found = RAY_START.findall(text)
-    assert len(found) >= 2, "a head node and workers"
-    common = re.findall(r"^common=\(([^\n]*(?:\n[^\n]*)?)\)$", text, re.MULTILINE)
-    for options in [*found, *common]:
-        assert set(re.findall(r"--[a-z-]+", options)) <= known
-
-
-# ---------------------------------------------------------------------------------------------- the image
-
-
 # ---------------------------------------------------------------------------------------------- ray up
 
 
@@ -171,20 +117,6 @@ def test_head_node_holds_no_clients(name: str) -> None:
         assert all(kind["resources"]["CPU"] for other, kind in types.items() if other != config["head_node_type"])
     else:
         assert "--num-cpus=0 --num-gpus=0" in config["head_start_ray_commands"][1]
-
-
-@pytest.mark.parametrize("name", RAY_UP)
-def test_ray_up_brings_the_token_and_nothing_from_defaults(name: str) -> None:
-    """The head node hands files on under the same path, so both sides must be equal."""
-    config = load(name)[0]
-    assert config["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
-    prepared = validate_as_ray_up_does(config)
-    assert "whl" not in json.dumps(prepared), "Ray's defaults install a Ray of their own"
-    # Docker would make a missing folder root's, and Ray in the container could not write.
-    mounted = [option.split()[1].split(":")[0] for option in config["docker"]["run_options"] if "--volume" in option]
-    made = " ".join(config["initialization_commands"])
-    assert {"/shared", "/tmp/ray"} == set(mounted)
-    assert "/tmp/ray" in made and (name == "ray-onprem.yaml" or "/shared" in made)
 
 
 # ---------------------------------------------------------------------------------------------- Kubernetes
@@ -239,24 +171,18 @@ def test_job_runs_a_scenario_of_the_image() -> None:
 # ---------------------------------------------------------------------------------------------- MLflow and metrics
 
 
-def test_the_engine_exports_these_metrics() -> None:
+def test_the_dashboard_shows_the_metrics_that_the_engine_exports() -> None:
     from ray.util.metrics import Metric
 
     from raysim.engine.ray.metrics import RayMetrics
 
     def metrics(tree: Any) -> Iterator[Metric]:
-        if isinstance(tree, Metric):
-            yield tree
-        elif isinstance(tree, dict):
-            for value in tree.values():
-                yield from metrics(value)
+        for value in tree.values() if isinstance(tree, dict) else [tree]:
+            yield from metrics(value) if isinstance(value, dict) else [value] * isinstance(value, Metric)
 
-    exported = {
-        metric.info["name"]: (type(metric).__name__.lower(), set(metric.info["tag_keys"]) - EVERYWHERE)
-        for metric in metrics(vars(RayMetrics()))
-    }
-    assert exported == METRICS
-    assert all(f"ray_{name}" in read("grafana/raysim.json") for name in METRICS)
+    exported = {f"ray_{metric.info['name']}" for metric in metrics(vars(RayMetrics()))}
+    assert {"ray_raysim_round", "ray_raysim_accuracy", "ray_raysim_bytes"} <= exported
+    assert all(name in read("grafana/raysim.json") for name in exported)
 
 
 # ---------------------------------------------------------------------------------------------- the README's commands

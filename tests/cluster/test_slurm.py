@@ -157,12 +157,6 @@ def test_all_have_the_token_and_only_they(slurm: Slurm) -> None:
     assert len(first) == 1 and first.isdisjoint({call.token for call in slurm.calls()})
 
 
-def test_exit_code_is_raysims(slurm: Slurm) -> None:
-    code = 130
-    assert slurm.run("s.yaml", RUN_CODE=str(code))[0] == code
-    slurm.assert_clean()
-
-
 def test_sigterm_ends_the_run_first(slurm: Slurm) -> None:
     """Slurm sends it before the time is up: raysim gets it, checkpoints, and its exit code is the job's."""
     job = slurm.start("s.yaml", RUN_FOREVER="1")
@@ -175,11 +169,3 @@ def test_sigterm_ends_the_run_first(slurm: Slurm) -> None:
     assert job.returncode == 130
     slurm.assert_clean()
     assert "#SBATCH --signal=B:TERM@" in SCRIPT.read_text()
-
-
-def test_ray_that_does_not_start_is_told(slurm: Slurm) -> None:
-    code, output = slurm.run("s.yaml", NODES_CODE="124")
-    assert code == 1
-    assert "in vain" in output
-    assert "raysim" not in {call.program for call in slurm.calls()}
-    slurm.assert_clean()

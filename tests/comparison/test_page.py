@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 import re
-import runpy
 
 from raysim.comparison.measures import ALL_MEASURES
-from raysim.sweeps.definition import SweepFile
-from raysim.sweeps.tune import Tune
 from tests.conftest import REPOSITORY
-
-
-def test_the_site_has_every_key_of_a_sweep_file() -> None:
-    made = runpy.run_path(str(REPOSITORY / "docs" / "scenario_keys.py"))["markdown"]()
-    for name, keys in (("sweep", SweepFile.model_fields.keys()), ("tune", Tune.model_fields.keys())):
-        section = made.split(f"\n## {name}\n")[1].split("\n## ")[0]
-        assert {*re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)} == keys
 
 
 def test_the_page_names_measures_that_exist() -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from raysim.cli.main import main
 from raysim.comparison.report import report
 from raysim.comparison.sweep_card import CellCard, SweepCard
 from tests.comparison.runs import make_run
@@ -35,23 +33,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report(place / "first", place / "second", output=place / "out" / "r.html", baseline="standalone")
 
 
-class Elements(HTMLParser):
-    """Every address that a browser would load."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.addresses: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        given = dict(attributes)
-        self.addresses += [str(given[name]) for name in ("src", "href", "xlink:href") if given.get(name)]
-
-
 def test_it_holds_everything_and_loads_nothing(page: Path) -> None:
     text = page.read_text()
-    elements = Elements(text)
-    assert all(address.startswith("data:image/") for address in elements.addresses)
+    addresses = re.findall(r'\b(?:src|href)="([^"]*)"', text)  # every address that a browser would load
+    assert all(address.startswith("data:image/") for address in addresses)
     assert "<script" not in text and "@import" not in text and not re.search(r"url\((?!#)", text)
     assert text.count("data:image/svg+xml") == 2 * 3
     assert text.count("What &lt;this&gt; is.") == 2
@@ -59,42 +44,19 @@ def test_it_holds_everything_and_loads_nothing(page: Path) -> None:
     assert "60.00 ± 24.84" in text  # of 50, 60 and 70 %
 
 
-def test_the_same_runs_give_the_same_bytes(page: Path) -> None:
-    folders = [page.parents[1] / part for part in ("first", "second")]
-    again = report(*folders, output=page.with_name("again.html"), baseline="standalone")
-    assert again.read_bytes() == page.read_bytes()
-
-
 @pytest.mark.large
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-@pytest.mark.parametrize("width", [400, 1100])
-def test_a_browser_opens_it_without_a_network(page: Path, tmp_path: Path, width: int) -> None:
+def test_a_browser_opens_it_without_a_network(page: Path, tmp_path: Path) -> None:
     assert CHROMIUM is not None
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    flags += ["--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", f"--window-size={width},1200"]
+    flags += ["--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", "--window-size=400,1200"]
     picture = tmp_path / "page.png"
     command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={picture}", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert picture.stat().st_size > 10_000
     assert "CONSOLE" not in done.stderr
-
-
-def test_an_output_that_is_a_link(page: Path, tmp_path: Path, undrawn: None) -> None:
-    source = page.parents[1] / "first"
-    (tmp_path / "served.html").write_text("")
-    (tmp_path / "link.html").symlink_to("served.html")
-    report(source, output=tmp_path / "link.html")
-    assert (tmp_path / "link.html").is_symlink() and "<html" in (tmp_path / "served.html").read_text()
-
-
-def test_bad_outputs(page: Path, capfd: pytest.CaptureFixture[str], tmp_path: Path, undrawn: None) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SystemExit) as end:
-        main(["report", str(page.parents[1] / "first"), "-o", str(tmp_path / "file" / "r.html")])
-    assert end.value.code == 2
-    assert str(tmp_path / "file") in capfd.readouterr().err
 
 
 def test_a_single_run(tmp_path: Path, undrawn: None) -> None:

@@ -33,36 +33,6 @@ def test_a_baseline_is_called_as_in_the_sweeps_runs(tmp_path: Path) -> None:
         compare(tmp_path, baseline="digits")
 
 
-def test_a_key_that_the_task_decides_is_not_in_the_name_of_a_method(tmp_path: Path) -> None:
-    """Here the rounds of each data set, and the rate that was tuned for it."""
-    cells = {}
-    for data, rounds in (("digits", 3), ("cifar10", 4)):
-        for name in ("GH", "Alone"):
-            made = {"algorithm": {"header_lr": 0.1 * rounds}, "data": {"name": data}}
-            cell = f"{name}-{data}"
-            make_run(tmp_path / cell / "run", name.lower(), accuracy=[0.1] * (rounds + 1), partition=data, **made)
-            cells[cell] = CellCard(f"{name} {data}", runs=(data, name))
-    SweepCard("", cells, baseline="Alone").write(tmp_path)
-    comparison = compare(tmp_path)
-    assert comparison.baseline == "Alone"
-    assert [row.method for row in comparison.tasks] == ["GH", "Alone"]
-    assert compare(tmp_path, baseline="alone").baseline == "Alone"
-
-
-def test_names_of_methods_are_known_although_cells_are_missing(tmp_path: Path) -> None:
-    """On one task, two names: they stand for methods."""
-    cells = {}
-    for name, method, data in (
-        ("GH", "fedgh", "digits"),
-        ("GH", "fedgh", "cifar10"),
-        ("Alone", "standalone", "digits"),
-    ):
-        make_run(tmp_path / f"{name}-{data}" / "run", method, partition=data, algorithm={}, data={"name": data})
-        cells[f"{name}-{data}"] = CellCard(f"{name} {data}", runs=(name,))
-    SweepCard("", cells).write(tmp_path)
-    assert [one.method for one in compare(tmp_path).variants] == ["GH", "GH", "Alone"]
-
-
 def swept(folder: Path, names: str, **card: Any) -> None:
     """The runs of a sweep with one cell per letter, in this order, the first letter being its baseline."""
     for name in names:
@@ -87,26 +57,7 @@ def test_two_sweeps_keep_their_order_and_what_they_agree_on(tmp_path: Path) -> N
     found = compare(tmp_path / "two", tmp_path / "three")
     assert found.baseline is None and found.targets == [0.4]
     assert compare(tmp_path / "two", tmp_path / "three", baseline="m_a").targets == [0.4]
-    swept(tmp_path / "four", "f", baseline="m_b", targets_on="participants")
-    found = compare(tmp_path / "one", tmp_path / "four")
-    assert (found.baseline, found.targets, found.targets_on) == ("m_b", [0.4], "all")
     swept(tmp_path / "two-tuning", "xy", trials=True)
     with_trials = compare(tmp_path)
     assert not any(one.name in "xyXY" for one in with_trials.variants)
     assert [one.name for one in compare(tmp_path / "two-tuning").variants] == ["X", "Y"]
-    data = {"name": "cifar100", "partition": {"name": "pathological"}}
-    for name, target in (("five", 0.6), ("six", 0.65)):
-        make_run(tmp_path / name / "g" / "run", "m_g", data=data)
-        SweepCard("", {"g": CellCard("G")}, targets=[target]).write(tmp_path / name)
-    found = compare(tmp_path / "five", tmp_path / "six")
-    assert found.targets == [0.5, 0.7]
-
-
-def test_a_baseline_with_other_clients(tmp_path: Path) -> None:
-    cells = {}
-    for name, share, last in (("half", 0.5, 0.5), ("all", 1.0, 0.75)):
-        make_run(tmp_path / name / "run", accuracy=[0, last], clients={"count": 2, "participation": share})
-        cells[name] = CellCard(name, runs=(name,))
-    SweepCard("", cells).write(tmp_path)
-    difference = compare(tmp_path, baseline="half").difference("all", "last")
-    assert difference is not None and difference.mean == 0.25

@@ -23,11 +23,6 @@ def test_a_choice_at_an_edge_has_a_mark() -> None:
     assert "no values" in replace(A, trial=None, score=None, chosen=[]).sentence
 
 
-def test_a_choice_tells_its_search_space() -> None:
-    space = replace(A.chosen[0], space="{log: [0.01, 0.3]}")
-    assert "training.lr=0.3 (from {log: [0.01, 0.3]}; at the upper end" in replace(A, chosen=[space]).sentence
-
-
 def test_unequal_budgets_and_test_samples_are_noted() -> None:
     assert not any("unequal" in note or "optimistic" in note for note in CARD.notes)
     other = replace(CARD, variants=[A, replace(B, trials=4)], uses_test=True).notes
@@ -50,16 +45,6 @@ def test_a_comparison_shows_the_tuning_of_its_sweep(tmp_path: Path) -> None:
     SweepCard("", {name: CellCard(name) for name in "AB"}, tuning=replace(CARD, cells=["C"])).write(tmp_path)
     with pytest.raises(ScenarioError, match="run the sweep again"):
         compare(tmp_path)
-
-
-def test_the_only_variant_of_a_tuned_sweep_has_no_label(tmp_path: Path) -> None:
-    for name, method, rate in (("s", "fedgh", 0.3), ("t", "standalone", 0.1)):
-        make_run(tmp_path / name / "A" / "1", method, training={"epochs": 1, "batch_size": 8, "lr": rate})
-        card = replace(CARD, variants=[replace(A, label=method)], cells=["A"])
-        SweepCard("", {"A": CellCard("")}, tuning=card).write(tmp_path / name)
-    found = compare(tmp_path / "s", tmp_path / "t")
-    assert set(found.frame["tuned"]) == {"training.lr=0.3"}
-    assert not any(note.startswith(("unequal tuning", "unequal settings")) for note in found.notes)
 
 
 def test_a_method_that_was_not_tuned_is_named(tmp_path: Path) -> None:
@@ -107,15 +92,3 @@ def test_a_choice_that_equals_another_variant_is_a_row_of_its_own(tmp_path: Path
     gain = found.difference("tuned", "last")
     assert gain is not None and (gain.n, gain.mean) == (3, 0.0)
     assert found.p_values["last"] == {"tuned": 1.0}
-
-
-def test_runs_of_an_untuned_method_are_one_variant_inside_and_outside_of_a_tuned_sweep(tmp_path: Path) -> None:
-    for seed in (1, 2):
-        make_run(tmp_path / "swept" / f"alone{seed}" / "1", "standalone", seed)
-    make_run(tmp_path / "swept" / "A1" / "1", "fedgh", 1)
-    make_run(tmp_path / "more" / "alone3", "standalone", 3)
-    cells = {"alone1": CellCard("alone"), "alone2": CellCard("alone"), "A1": CellCard("A")}
-    card = replace(CARD, variants=[A], cells=list(cells))
-    SweepCard("", cells, tuning=card).write(tmp_path / "swept")
-    found = compare(tmp_path / "swept", tmp_path / "more", baseline="standalone")
-    assert sorted(len(one.runs) for one in found.variants) == [1, 3]

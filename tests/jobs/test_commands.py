@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import requests
 
 from raysim.jobs import job_log
 from raysim.jobs.entry import versions
@@ -35,20 +33,10 @@ def _default_address(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([QUICKSTART, "--set", "rounds=0"], "rounds"),
-        ([QUICKSTART, "--env", "X"], "KEY=VALUE"),
-    ],
-)
-def test_a_wrong_submission_sends_no_request(
-    capfd: Capture, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
-) -> None:
+def test_a_wrong_submission_sends_no_request(capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.job_submission.JobSubmissionClient", lambda address: pytest.fail("connected"))
-    code, out, err = run(capfd, "submit", *words)
-    assert (code, out) == (2, "")
-    assert message in err
+    code, out, err = run(capfd, "submit", QUICKSTART, "--set", "rounds=0")
+    assert (code, out) == (2, "") and "rounds" in err
 
 
 def test_no_cluster(workplace: Path) -> None:
@@ -93,22 +81,14 @@ class TestSubmit:
         assert sent["entrypoint"].endswith(f" --set rounds=9 --resume={FOLDER} --code-changed")
         assert sent["metadata"]["algorithm"] == "fedgh"
 
-    def test_resume_of_a_folder_on_the_head_node(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-        client = use(monkeypatch, FakeClient())
-        assert run(capfd, "submit", "--resume", FOLDER)[1].startswith("submitted quickstart-")
-        assert client.sent[0]["entrypoint"].endswith(f" --resume={FOLDER}")
-
-    @pytest.mark.parametrize("log", ["raysim: data.root: no such folder\n", SWEEP])
-    def test_a_job_without_a_run_cannot_be_resumed(
-        self, capfd: Capture, monkeypatch: pytest.MonkeyPatch, log: str
-    ) -> None:
-        use(monkeypatch, FakeClient(details("j", "FAILED"), logs={"j": log}))
+    def test_a_job_without_a_run_cannot_be_resumed(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        use(monkeypatch, FakeClient(details("j", "FAILED"), logs={"j": SWEEP}))
         code, _, err = run(capfd, "submit", "--resume", "j")
         assert code == 2 and "--resume: the job j" in err
 
     @pytest.mark.parametrize(
         ("address", "sent"),
-        [("https://mlflow.example", True), ("http://127.0.0.1:5000", False), ("sqlite:///mine.db", False)],
+        [("https://mlflow.example", True), ("http://127.0.0.1:5000", False)],
     )
     def test_of_this_machine_only_a_tracking_server_is_sent(
         self, capfd: Capture, monkeypatch: pytest.MonkeyPatch, address: str, sent: bool
@@ -123,7 +103,7 @@ class TestSubmit:
 
     @pytest.mark.parametrize(
         ("state", "exit_code", "code"),
-        [("SUCCEEDED", 0, 0), ("FAILED", 2, 2), ("FAILED", None, 1), ("STOPPED", None, 130)],
+        [("SUCCEEDED", 0, 0), ("FAILED", 2, 2), ("STOPPED", None, 130)],
     )
     def test_waiting_ends_as_the_job(
         self, capfd: Capture, monkeypatch: pytest.MonkeyPatch, state: str, exit_code: int | None, code: int
@@ -143,21 +123,12 @@ class TestStatus:
         for text in ("RUNNING", "quickstart, fedgh", "round 3/9  accuracy 30.0% all", FOLDER):
             assert text in out
 
-    @pytest.mark.parametrize(
-        ("exit_code", "log", "why"),
-        [
-            (2, "raysim: data.root: no such folder\n", "data.root"),
-            (None, "", "lost"),
-        ],
-    )
-    def test_a_job_that_failed(
-        self, capfd: Capture, monkeypatch: pytest.MonkeyPatch, exit_code: int | None, log: str, why: str
-    ) -> None:
-        failed = details("j", "FAILED", driver_exit_code=exit_code, message="" if exit_code else "node lost")
-        use(monkeypatch, FakeClient(failed, logs={"j": log}))
-        assert why in run(capfd, "status", "j")[1]
+    def test_a_job_that_failed(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+        failed = details("j", "FAILED", driver_exit_code=2, message="")
+        use(monkeypatch, FakeClient(failed, logs={"j": "raysim: data.root: no such folder\n"}))
+        assert "data.root" in run(capfd, "status", "j")[1]
 
-    @pytest.mark.parametrize("command", ["status", "logs", "stop", "fetch"])
+    @pytest.mark.parametrize("command", ["status", "fetch"])
     def test_an_unknown_id(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
         use(monkeypatch, FakeClient(details("j")))
         code, _, err = run(capfd, command, "i")
@@ -165,17 +136,6 @@ class TestStatus:
 
 
 class TestLogs:
-    def test_a_cluster_that_does_not_come_back(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(job_log, "RECONNECT_S", 0.0)
-        client = use(monkeypatch, FakeClient(details("j")))
-
-        def get_job_logs(job: str) -> str:
-            raise requests.ConnectionError("Connection refused")
-
-        monkeypatch.setattr(client, "get_job_logs", get_job_logs)
-        code, _, err = run(capfd, "logs", "j", "--follow")
-        assert code == 1 and "Connection refused" in err and err.count("\n") == 1
-
     def test_a_connection_that_breaks_loses_nothing(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(job_log, "POLL_S", 0.002)
         client = use(monkeypatch, FakeClient(details("j")))
@@ -193,18 +153,15 @@ class TestLogs:
         monkeypatch.setattr(client, "get_job_logs", get_job_logs)
         assert run(capfd, "logs", "j", "--follow")[1] == "noise\nround 3/9  accuracy 30.0% all\n"
 
-    @pytest.mark.parametrize("address", [(), ("--address", "http://head:8265")])
-    def test_ctrl_c_ends_the_following_only(
-        self, capfd: Capture, monkeypatch: pytest.MonkeyPatch, address: tuple[str, ...]
-    ) -> None:
+    def test_ctrl_c_ends_the_following_only(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupt(seconds: float) -> None:
             raise KeyboardInterrupt
 
         client = use(monkeypatch, FakeClient(details("j")))
         monkeypatch.setattr("raysim.jobs.job_log.time.sleep", interrupt)
-        code, _, err = run(capfd, "logs", "j", "--follow", *address)
+        code, _, err = run(capfd, "logs", "j", "--follow", "--address", "http://head:8265")
         assert code == 130 and client.stopped == []
-        assert shlex.join(["raysim", "stop", "j", *address]) in err
+        assert "raysim stop j --address http://head:8265" in err
 
 
 class TestStop:
@@ -214,14 +171,3 @@ class TestStop:
         assert f"STOPPED; its finished rounds are kept in {FOLDER}" in out
         assert "raysim fetch j\n" in out and "raysim submit --resume j\n" in out
         assert client.stopped == ["j"]
-
-    def test_a_sweep_is_submitted_again(self, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-        use(monkeypatch, FakeClient(details("j"), logs={"j": SWEEP}))
-        assert "the same sweep again" in run(capfd, "stop", "j")[1]
-
-
-def test_help_is_fast() -> None:
-    """Describing the commands imports nothing that takes long."""
-    program = "import sys, raysim.cli.jobs; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "ray", "numpy", "pydantic", "rich", "aiohttp", "requests"} & set(loaded)

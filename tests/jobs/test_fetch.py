@@ -80,12 +80,6 @@ def test_a_sweep_has_all_cells_without_checkpoints(capfd: Capture, client: FakeC
     assert names(Path("runs/quickstart")) == {f"r1/{name}" for name in WHOLE}
 
 
-def test_no_run_folder_so_far(capfd: Capture, client: FakeClient) -> None:
-    client.logs["j"] = ""
-    code, _, err = run(capfd, "fetch", "j")
-    assert code == 2 and "no run folder" in err
-
-
 def test_a_folder_that_is_gone(capfd: Capture, client: FakeClient, run_folder: Path) -> None:
     run_folder.rename(run_folder.with_name("r0"))
     code, _, err = run(capfd, "fetch", "j")

@@ -31,7 +31,6 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.runs.run import run
 from raysim.scenario.parse import parse_scenario
 from tests.conftest import REPOSITORY
-from tests.data.own import write_page_files
 
 pytestmark = [
     pytest.mark.ray,
@@ -70,11 +69,10 @@ class Head:
 
 
 @contextmanager
-def head_node(second: bool = False, **env: str) -> Iterator[Head]:
+def head_node() -> Iterator[Head]:
     """A Ray of its own on free ports of loopback, stopped by its process ids: `ray stop` would stop every cluster.
 
-    second: with another node, which has an address of its own and, where mounting is allowed, another disk at the place
-    of the jobs' results.
+    A second node has an address of its own and, where mounting is allowed, another disk for the jobs' results.
     """
     home = Path(tempfile.mkdtemp(prefix="rj-", dir="/tmp"))
     names = ("port", "dashboard-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port")
@@ -85,16 +83,16 @@ def head_node(second: bool = False, **env: str) -> Iterator[Head]:
     command += [f"--temp-dir={home}/t", *(f"--{name}={port}" for name, port in ports.items())]
     dropped = ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")
     environment = {name: value for name, value in os.environ.items() if name not in dropped}
-    environment |= {"HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", **env}
+    environment |= {"HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment |= {"RAY_AUTH_MODE": "disabled"}
     with (home / "out").open("w") as out:
         node = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
     started = [node]
     head = Head(f"http://127.0.0.1:{ports['dashboard-port']}", home)
     try:
         wait_for(head, node)
-        if second:
-            started.append(join(ports["port"], environment, home))
-            wait_for_nodes(head, 2)
+        started.append(join(ports["port"], environment, home))
+        wait_for_nodes(head, 2)
         yield head
     finally:
         family = [
@@ -155,8 +153,6 @@ def wait_for(head: Head, node: subprocess.Popen[bytes]) -> None:
         assert time.monotonic() < until, "the head node does not come up"
         try:
             head.ask("/api/version")
-        except urllib.error.HTTPError:
-            return  # it wants a token
         except OSError:
             time.sleep(0.1)
         else:
@@ -165,7 +161,7 @@ def wait_for(head: Head, node: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    with head_node(second=True, RAY_AUTH_MODE="disabled") as started:
+    with head_node() as started:
         yield started
 
 
@@ -291,25 +287,6 @@ def test_a_sweep(head: Head, raysim: Any, tracking_store: str, tmp_path: Path) -
     assert "SUCCEEDED" in raysim("status", "few")
 
 
-def test_own_data(head: Head, raysim: Any, tracking_store: str, workplace: Path) -> None:
-    """The page's scenario and commands."""
-    page = (REPOSITORY / "docs" / "own_data.md").read_text(encoding="utf-8")
-    scenario = re.search(r"^```yaml\n(.*?)^```", page, re.M | re.S)
-    assert scenario is not None
-    write_page_files(workplace)
-    Path("mine.yaml").write_text(scenario[1])
-    (line,) = re.findall(r"^raysim (submit mine.yaml .*?) +#", page, re.M)
-    words = line.replace("$PWD", str(workplace)).split()
-    ended = raysim(
-        *words, "--set", "resources.actors=2", "--env", f"MLFLOW_TRACKING_URI={tracking_store}", "--id", "own"
-    )
-    assert ended.code == 0, ended
-    local = run(parse_scenario("mine.yaml", ["backend=in_process"]), quiet=True)
-    summary = facts(raysim, "own")["summary"]
-    assert summary["state_digest"] == local.state_digest
-    assert summary["clients"] == 30
-
-
 def test_a_run_goes_on(head: Head, first: Output, raysim: Any, tracking_store: str) -> None:
     """Named by its job alone, to the bits of a run that was never interrupted."""
     folder = facts(raysim, "first")["folder"]
@@ -350,39 +327,3 @@ def test_stop(head: Head, raysim: Any, tracking_store: str) -> None:
         open_storage(summary["checkpoint"]["folder"])
     ).latest()  # what `--resume` would go on from
     assert checkpoint is not None and summary["rounds"] == checkpoint.round
-
-
-def _as_a_user(*words: str, **env: str) -> Output:
-    """Run a command in a process of its own: Ray reads a token only once."""
-    program = [str(Path(sys.executable).parent / "raysim"), *words]
-    ended = subprocess.run(program, env={**os.environ, **env}, capture_output=True, text=True, timeout=300, check=False)
-    output = Output(ended.stdout + ended.stderr)
-    output.code = ended.returncode
-    return output
-
-
-def test_a_cluster_with_a_token(workplace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its own token in its own file; none, a wrong one, and a whole job with the right one."""
-    right, wrong, home = tmp_path / "token", tmp_path / "wrong", tmp_path / "home"
-    right.write_text("0123456789abcdef" * 4)
-    wrong.write_text("fedcba9876543210" * 4)
-    (home / ".ray").mkdir(parents=True)
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(home))  # Ray may have left a token in the real one
-    tiny = ["rounds=1", "clients.count=4", "clients.models=[digits_mlp64]", "resources.actors=1"]
-    with head_node(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(right)) as guarded:
-        job = ["submit", QUICKSTART, *settings(*tiny), "--id", "tiny", "--wait", "--address", guarded.address]
-        for env in ({}, {"RAY_AUTH_MODE": "token"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(wrong)}):
-            refused = _as_a_user(*job, **env)
-            assert refused.code == 2 and refused.count("\n") == 1, refused
-            assert "RAY_AUTH_TOKEN" in refused
-        own = home / ".ray" / "auth_token"
-        own.write_text(right.read_text())
-        own.chmod(0o600)
-        output = _as_a_user(*job, RAY_AUTH_MODE="token")
-        assert output.code == 0, output
-        assert "round 1/1" in output
-        assert right.read_text() not in output
-        found = _as_a_user("jobs", "--address", guarded.address, RAY_AUTH_MODE="token")
-        assert [line.split()[:2] for line in found.splitlines()[1:]] == [["tiny", "SUCCEEDED"]]

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,7 @@ from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.stop import Stop
 from raysim.jobs.job_log import read_log
-from raysim.runs.signals import interruptible, sigterm_kept
+from raysim.runs.signals import interruptible
 from tests.conftest import REPOSITORY
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
@@ -142,36 +141,6 @@ class TestHandlers:
             assert stop.requested
             signal.raise_signal(signal.SIGTERM)
             pytest.fail("the second did not end it")
-
-    def test_the_second_does_not_cut_what_follows_the_rounds(self) -> None:
-        stop = Stop(possible=True)
-        with interruptible(stop):
-            signal.raise_signal(signal.SIGTERM)
-            stop.closing = True
-            signal.raise_signal(signal.SIGTERM)
-
-    def test_the_handler_that_ray_sets_does_not_come_back_for_the_closing(self) -> None:
-        def of_ray(number: int, frame: object) -> None:
-            pytest.fail("Ray's handler was called")
-
-        stop = Stop()
-        with interruptible(stop):
-            with sigterm_kept():
-                signal.signal(signal.SIGTERM, of_ray)
-            stop.closing = True
-            signal.raise_signal(signal.SIGTERM)
-
-    @pytest.mark.parametrize("handler", [lambda number, frame: sys.exit(number), signal.SIG_DFL])
-    def test_ray_starts_and_shuts_down_within_it(self, handler: Any) -> None:
-        """While Ray starts its own handler ends the process; its shutdown puts the handler to the default."""
-        stop = Stop()
-        with pytest.raises(KeyboardInterrupt), interruptible(stop):
-            with sigterm_kept():
-                signal.signal(signal.SIGTERM, handler)
-                if handler != signal.SIG_DFL:
-                    signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(signal.SIGTERM)
-            pytest.fail("it did not end")
 
     def test_in_the_closing_sigterm_changes_nothing_and_the_first_ctrl_c_neither(
         self, capfd: pytest.CaptureFixture[str]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
-
-import pytest
-
-from raysim.report.table import print_closing_table, summary_rows
+from raysim.report.table import summary_rows
 
 SUMMARY = {
     "scenario": "quickstart",
@@ -43,16 +39,6 @@ SUMMARY = {
 }
 
 
-def test_clients_that_have_not_taken_part_are_counted():
-    def row(absent: int) -> str | None:
-        final = {"accuracy/all": 0.5, "accuracy/took_part": 0.95, "engine/absent_clients": absent}
-        return dict(summary_rows({**SUMMARY, "final": final})).get("accuracy, took part")
-
-    few = row(10)
-    assert few is not None and few.startswith("95.0%") and "10 of 20" in few
-    assert row(0) is None
-
-
 def test_the_numbers_of_a_run():
     rows = dict(summary_rows(SUMMARY))
     words = {
@@ -67,18 +53,3 @@ def test_the_numbers_of_a_run():
     rows = dict(summary_rows({**SUMMARY, **early}))
     assert "interrupted" in rows["rounds"] and rows["uploads left out"].startswith("3 of 5") and rows["restarts"] == "2"
     assert "accuracy, all clients" not in rows
-
-
-def test_nothing_known():
-    assert summary_rows({}) == []
-    assert summary_rows({"status": "failed", "final": None, "best_round": None}) == [("rounds", "failed")]
-
-
-def test_a_path_stays_on_one_line(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    out = io.StringIO()
-    folder = "/a b/" + "deep/" * 30 + "[r1]"
-    print_closing_table({**SUMMARY, "folder": folder}, out)
-    lines = out.getvalue().splitlines()
-    assert f" results                  {folder}" in lines
-    assert len(lines) == len(summary_rows(SUMMARY)) + 2 and lines[0] == lines[-1] == ""

@@ -1,4 +1,4 @@
-"""The same command after a file that its cells read was changed: old results are kept, but not counted as done."""
+"""The same command after the sweep file, a method or a file of data was changed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,9 @@ from raysim.comparison.compare import compare
 from raysim.sweeps.cells import counts, states_of
 from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.loop import run_sweep
-from tests.sweeps.test_tuning import Pool, pool
-
-__all__ = ["pool"]  # the fixture
-
-LOADER = """
-import numpy as np
-
-def load():
-    x = np.load("x.npy")
-    return {"x": x, "y": np.arange(len(x)) % 2}
-"""
+from tests.conftest import REPOSITORY
+from tests.sweeps.conftest import Pool
+from tests.sweeps.test_loop import sweep_of
 
 
 def data(path: str, shift: float) -> None:
@@ -48,14 +40,10 @@ def trace(path: str, speed: float) -> None:
 
 CHANGES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "data": (data, "mine.parquet", {}),
-    "loaded": (lambda path, value: np.save(path, np.full((60, 2), value, np.float32)), "x.npy", {
-        "data": {"name": "./load.py:load", "partition": {"name": "iid"}},
-    }),
     "partition": (parts, "parts.parquet", {
         "data": {"name": "parquet", "path": "mine.parquet", "partition": {"name": "listed", "path": "parts.parquet"}},
     }),
     "trace": (trace, "trace.csv", {"system": {"trace": "trace.csv"}}),
-    "inputs": (lambda path, value: Path(path).write_text(str(value)), "weights.pt", {"inputs": ["weights.pt"]}),
     "folder": (lambda path, value: Path(path).write_text(str(value)), "w/x.pt", {"inputs": ["w"]}),
 }  # fmt: skip
 
@@ -75,7 +63,6 @@ def scenario(**more: Any) -> dict[str, Any]:
 
 def write(folder: Path, base: dict[str, Any], **more: Any) -> Path:
     (folder / "w").mkdir(exist_ok=True)
-    (folder / "load.py").write_text(LOADER)
     data("mine.parquet", 0.0)
     content = {"base": base, "grid": {"algorithm.name": ["fedavg", "standalone"]}, **more}
     (folder / "sweep.yaml").write_text(yaml.safe_dump(content))
@@ -85,7 +72,7 @@ def write(folder: Path, base: dict[str, Any], **more: Any) -> Path:
 @pytest.mark.parametrize("kind", CHANGES)
 def test_a_changed_file_makes_new_runs_and_keeps_the_old_ones(pool: Pool, workplace: Path, kind: str) -> None:
     change, name, keys = CHANGES[kind]
-    path = write(workplace, scenario(**keys))
+    path = write(workplace, scenario(**keys), grid={})
     change(name, 0)
     study = raysim.Study(path).run(quiet=True)
     old = [*study.cells["folder"]]
@@ -93,12 +80,12 @@ def test_a_changed_file_makes_new_runs_and_keeps_the_old_ones(pool: Pool, workpl
     Path(name).unlink()
     # Without its trace, a cell cannot be loaded; a folder without one of its files has changed.
     if kind not in ("trace", "folder"):
-        assert study.cells["state"].tolist() == ["done", "done"]  # a machine without the files
+        assert study.cells["state"].tolist() == ["done"]  # a machine without the files
     Path(name).write_bytes(content)
-    assert study.run(quiet=True).cells["folder"].tolist() == old and pool.tasks == 2  # written again, but equal
+    assert study.run(quiet=True).cells["folder"].tolist() == old and pool.tasks == 1  # written again, but equal
     change(name, 1)
-    assert study.cells["state"].tolist() == ["waiting", "waiting"]
-    changed = {"data": "the data", "loaded": "the data", "folder": f"{workplace}/w"}.get(kind, f"{workplace}/{name}")
+    assert study.cells["state"].tolist() == ["waiting"]
+    changed = {"data": "the data", "folder": f"{workplace}/w"}.get(kind, f"{workplace}/{name}")
     assert {reason.partition(" changed")[0] for reason in study.cells["reason"]} == {changed}
     study.run(quiet=True)
     new = [*study.cells["folder"]]
@@ -142,8 +129,32 @@ def test_trials_on_changed_data_run_again(pool: Pool, workplace: Path) -> None:
     assert pool.tasks == 2 * tasks
 
 
-def test_missing_inputs_are_refused(workplace: Path) -> None:
-    data("mine.parquet", 0.0)
-    with pytest.raises(raysim.ScenarioError, match=r"inputs: .*missing\.pt given"):
-        raysim.Scenario.load(scenario(inputs=["missing.pt"]))
-    assert counts(states_of(load_sweep(write(workplace, scenario(inputs=["missing.pt"]))))) == "2 waiting"
+def test_another_baseline_and_other_targets_are_compared(pool: Pool, workplace: Path) -> None:
+    def table() -> str:
+        (path,) = (workplace / "runs" / "sweep" / "comparison").glob("*.tex")
+        return path.read_text()
+
+    run_sweep(sweep_of(workplace, baseline="standalone", targets=[0.05]))
+    assert "vs standalone" in table() and r"5\%" in table()
+    run_sweep(sweep_of(workplace, baseline="fedgh", targets=[0.11]))
+    assert "vs fedgh" in table() and r"11\%" in table()
+    assert pool.tasks == 2  # no cell was run again
+
+
+def test_a_grid_that_grew_runs_its_new_cells(pool: Pool, workplace: Path) -> None:
+    folders = [one.folder for one in run_sweep(sweep_of(workplace))]
+    more = sweep_of(workplace, grid={"algorithm.name": ["fedgh", "standalone", "fedproto"]})
+    assert counts(states_of(more)) == "2 done, 1 waiting"
+    states = run_sweep(more)
+    assert counts(states) == "3 done" and [one.folder for one in states[:2]] == folders
+    assert pool.tasks == 3
+
+
+def test_a_cell_whose_code_was_edited_meanwhile_waits_and_the_others_run(pool: Pool, workplace: Path) -> None:
+    template = (REPOSITORY / "raysim" / "cli" / "templates" / "algorithm.py").read_text().replace("NewMethod", "Mine")
+    (workplace / "mine.py").write_text(template)
+    sweep = sweep_of(workplace, grid={"algorithm.name": ["./mine.py", "standalone"]})
+    (workplace / "mine.py").write_text(f"{template}\n\nEDITED = True\n")
+    mine, standalone = run_sweep(sweep)
+    assert (mine.state, standalone.state) == ("waiting", "done")
+    assert "was edited after the sweep began" in mine.reason

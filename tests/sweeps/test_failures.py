@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from raysim.algorithms.fedgh import FedGH
 from raysim.algorithms.fedproto import FedProto
@@ -23,11 +23,11 @@ from raysim.sweeps.cells import counts, states_of
 from raysim.sweeps.loop import run_sweep
 from raysim.sweeps.workers import CellTask, Outcome, SweepProgress, run_cell
 from raysim.tracking.mlflow import MlflowTracker
+from raysim.tracking.parent import ParentRun
 from tests.cli.command import run
 from tests.conftest import said
+from tests.sweeps.conftest import Pool
 from tests.sweeps.test_loop import run_folders, sweep_of
-
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
 
 def faulty(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outcome:
@@ -47,6 +47,8 @@ def faulty(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outcome
 
 
 @pytest.mark.large
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
 def test_code_that_raises_and_a_worker_that_is_killed(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +68,8 @@ def test_code_that_raises_and_a_worker_that_is_killed(
     assert len(list((workplace / "runs" / "sweep").glob("*/*/summary.json"))) == 3  # resumed, not begun anew
 
 
+@pytest.mark.large
+@pytest.mark.ray
 def test_a_worker_that_ray_kills_for_memory() -> None:
     """Ray's own memory monitor, with a threshold that every machine is above. Ray does not try again for ever."""
     program = """
@@ -90,6 +94,8 @@ with Tasks(work, 1) as tasks:
 
 
 @pytest.mark.large
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
 def test_a_full_disk(workplace: Path, small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     names = ["fedgh", "standalone"]
     sets = ["rounds=30", "checkpoint.every=1", f"output={small_disk / 'runs'}"]
@@ -111,60 +117,32 @@ def test_a_full_disk(workplace: Path, small_disk: Path, caplog: pytest.LogCaptur
     assert len(run_folders(sweep)) == 2  # what had begun was resumed
 
 
-LOCKED = "mlflow.locked"
-"""A file that says that MLflow's database is locked."""
-
-
-def with_short_deadline(task: CellTask, stop: Stop, report: Callable[[int], None]) -> Outcome:
-    """`run_cell` that waits a second for MLflow, not half a minute, and after five rounds for the test."""
-    locked = task.cell.scenario.output_folder.parents[1] / LOCKED
-
-    def report_and_wait(done: int) -> None:
-        report(done)
-        end = time.monotonic() + 60
-        while done == 5 and not locked.exists() and time.monotonic() < end:
-            time.sleep(0.1)
-
-    assert MlflowTracker.__init__.__kwdefaults__ == {"timeout_s": 10.0}
-    with mock.patch.dict(MlflowTracker.__init__.__kwdefaults__, timeout_s=1.0):
-        return run_cell(task, stop, report_and_wait)
-
-
 @pytest.mark.large
-def test_mlflow_is_gone(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("recorded_in_mlflow")
+def test_mlflow_is_gone(workplace: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells run to their end and say what MLflow lacks; the same command adds it, and the comparison."""
-    monkeypatch.setattr("raysim.sweeps.loop.run_cell", with_short_deadline)
-    store = workplace / "mlflow.db"
-    names = ["fedgh", "standalone"]
-    sweep = sweep_of(workplace, f"tracking.uri=sqlite:///{store}", "rounds=30", grid={"algorithm.name": names})
-    gone: list[sqlite3.Connection] = []
-
-    def lock(progress: SweepProgress) -> None:
-        """Lock the database once both cells' runs are in it, so that MLflow cannot write."""
-        if gone or not store.exists():
-            return
-        with contextlib.closing(sqlite3.connect(store, isolation_level="EXCLUSIVE")) as found:
-            if not found.execute("SELECT 1 FROM sqlite_master WHERE name = 'metrics'").fetchone():
-                return  # MLflow has not made its tables yet
-            (runs,) = found.execute("SELECT COUNT(DISTINCT run_uuid) FROM metrics").fetchone()
-        if runs == 2:
-            gone.append(sqlite3.connect(store, isolation_level="EXCLUSIVE"))
-            gone[0].execute("BEGIN EXCLUSIVE")
-            (workplace / LOCKED).touch()
-
-    with pytest.raises(RunError, match=r"MLflow at .* could not record the sweep"):
-        run_sweep(sweep, parallel=2, show=lock)
-    assert [(one.state, one.rounds) for one in states_of(sweep)] == [("interrupted", 30)] * 2
-    gone[0].close()
-    assert counts(run_sweep(sweep, parallel=2)) == "2 done"
-    assert len(run_folders(sweep)) == 2
-
-
-def test_an_unexpected_error_in_a_cell_is_its_traceback(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr("raysim.sweeps.workers.run", fail)
+    monkeypatch.setattr("raysim.sweeps.loop.ParentRun", ParentRun)
+    monkeypatch.setitem(MlflowTracker.__init__.__kwdefaults__, "timeout_s", 0.2)
     sweep = sweep_of(workplace)
-    outcome = run_cell(CellTask(sweep.cells[0], sweep.output, b""), Stop(), lambda t: None)
-    assert "in fail\n    raise AssertionError" in outcome.error
+
+    accept = MlflowClient.log_batch
+
+    def refuse(client: MlflowClient, *given: Any, metrics: Sequence[Any] = (), **named: Any) -> None:
+        if any(metric.step > 0 for metric in metrics):
+            raise ConnectionError("connection refused")
+        accept(client, *given, metrics=metrics, **named)
+
+    def never(*_: object, **__: object) -> None:
+        raise ConnectionError("connection refused")
+
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="could not record the sweep"):
+        patch.setattr(MlflowClient, "log_batch", refuse)
+        patch.setattr(MlflowClient, "set_terminated", never)
+        run_sweep(sweep)
+    assert [(one.state, one.rounds) for one in states_of(sweep)] == [("interrupted", 3)] * 2
+    assert counts(run_sweep(sweep)) == "2 done"
+    assert len(run_folders(sweep)) == 2
+    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    cells = client.search_runs([client.get_experiment_by_name(sweep.name).experiment_id], "tags.cell != ''")
+    recorded = [client.get_metric_history(cell.info.run_id, "comm/up_bytes") for cell in cells]
+    assert [[one.step for one in history] for history in recorded] == [[1, 2, 3]] * 2

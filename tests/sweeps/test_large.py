@@ -27,10 +27,7 @@ def large(folder: Path, parallel: int = 1, **changes: Any) -> bool:
     [
         ({"backend": None}, False),
         ({"backend": "ray"}, True),
-        ({"backend": None, "resources": {"gpus_per_actor": 0}}, False),
         ({"backend": None, "resources": {"actors": 2}}, True),
-        ({"backend": None, "resources": {"clients_per_actor": 4}}, True),
-        ({"backend": None, "resources": {"overrides": [{"clients": "0-3", "actors": 2}]}}, True),
         ({"backend": "in_process", "resources": {"actors": 2}}, False),
     ],
 )
@@ -46,12 +43,3 @@ def test_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for total, expected in ((needed + 1, False), (needed - 1, True)):
         monkeypatch.setattr(psutil, "virtual_memory", lambda total=total: machine._replace(total=2 * total))
         assert large(tmp_path, 2, backend=None, clients=clients) is expected
-
-
-def test_workers_of_a_cluster_are_on_several_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = psutil.virtual_memory()
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine._replace(total=64 << 20))
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert large(tmp_path, 1000, backend=None)
-    monkeypatch.setenv("RAY_ADDRESS", "auto")
-    assert not large(tmp_path, 1000, backend=None)

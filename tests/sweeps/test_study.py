@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
@@ -68,20 +67,3 @@ def test_the_tables_and_figures_of_the_page_on_comparisons(
     printed = capsys.readouterr().out
     assert re.search(r"alpha +0\.1 +1\.0\n", printed) and "fedtgp" in printed
     assert f"{100 * run.rounds['accuracy/all'].iloc[-1]:.4f}"[:6] in printed
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ({"grid": {"training.lr": np.array([0.1])}}, r"^--grid: .* YAML cannot contain"),
-        ({"grid": {"training.lr": [np.float64(0.1)]}}, r"^--grid: .* YAML cannot contain"),
-        ({"sets": "rounds=1"}, r"^sets: "),
-    ],
-)
-def test_values_that_no_sweep_can_contain(workplace: Path, arguments: Any, sentence: str) -> None:
-    with pytest.raises(raysim.ScenarioError, match=sentence):
-        raysim.Study("quickstart", **arguments)
-
-
-def test_a_grid_may_be_a_range(workplace: Path) -> None:
-    assert len(raysim.Study("quickstart", grid={"training.epochs": range(1, 3)}).cells) == 2

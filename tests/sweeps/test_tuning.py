@@ -8,7 +8,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,16 @@ import raysim
 from raysim.cli.main import main
 from raysim.common.errors import ScenarioError
 from raysim.comparison.compare import compare
-from raysim.engine.ray import tasks as ray_tasks
-from raysim.engine.stop import Stop
 from raysim.runs.run import run
-from raysim.sweeps import loop
 from raysim.sweeps.cells import CellState, Sweep, counts, states_of
 from raysim.sweeps.choice import Tuning, score, with_choices
 from raysim.sweeps.definition import load_sweep
 from raysim.sweeps.loop import lock, run_sweep
 from raysim.sweeps.search import Point, tpe
 from raysim.sweeps.space import Space, ValueRange, Values
-from raysim.sweeps.workers import CellTask, Outcome, run_cell
 from tests.conftest import REPOSITORY, said
 from tests.engine.scenarios import digits
+from tests.sweeps.conftest import KilledError, Pool
 
 HUGE = 1.0e12  # a learning rate that diverges
 
@@ -62,87 +59,6 @@ def write(folder: Path, **content: Any) -> Path:
     whole = {"name": "tuned", "base": small(folder), "seeds": "1..2", "runs": runs, "tune": tune(), **content}
     path.write_text(yaml.safe_dump(whole, sort_keys=False))
     return path
-
-
-class KilledError(BaseException):
-    """The driver and its workers were killed."""
-
-
-@dataclass
-class Pool:
-    """A pool of one worker in this process. `kill_at`: the task after whose first round everything is killed."""
-
-    kill_at: int = 0
-    rounds: list[tuple[str, int]] = field(default_factory=list)  # (cell, round) of every round that was run
-    tasks: int = 0
-    stop: Stop = field(default_factory=Stop)  # one for all tasks, as a worker has
-    running: dict[str, int] = field(default_factory=dict)
-    waiting: list[tuple[str, CellTask]] = field(default_factory=list)
-
-    has_room, several_nodes, limit = True, False, 1
-
-    def connect(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Pool:
-        self.running, self.waiting = {}, []
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def start(self, name: str, task: CellTask, expected: int) -> None:
-        self.running[name] = -1
-        self.waiting.append((name, task))
-
-    def wait(self) -> list[tuple[str, Outcome]]:
-        (name, task), self.waiting = self.waiting[0], self.waiting[1:]
-        del self.running[name]
-        self.tasks += 1
-        if self.tasks == self.kill_at:
-            stop = Stop()
-
-            def report(t: int) -> None:
-                self.rounds.append((name, t))
-                stop.requested = True
-
-            run_cell(task, stop, report)
-            raise KilledError
-        return [(name, run_cell(task, self.stop, lambda t: self.rounds.append((name, t))))]
-
-    @property
-    def done(self) -> list[tuple[str, int]]:
-        return [one for one in self.rounds if one[1] >= 1]  # before round 1, clients are only tested
-
-
-class Unrecorded:
-    """In the place of `ParentRun`: a sweep that MLflow knows nothing of."""
-
-    def __init__(self, uri: str, sweep: str, folder: Path) -> None:
-        self.uri = uri
-
-    def tags(self) -> dict[str, str]:
-        return {}
-
-    def close(self, finished: bool, metrics: object, files: object) -> None:
-        pass
-
-    def __enter__(self) -> Unrecorded:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> Pool:
-    """Cells run one after another in this process, not in Ray's."""
-    pool = Pool()
-
-    monkeypatch.setattr(ray_tasks, "Tasks", lambda function, limit: pool)
-    monkeypatch.setattr("raysim.sweeps.loop.draw", lambda comparison, folder: [])  # takes a second
-    monkeypatch.setattr("raysim.sweeps.loop.ParentRun", Unrecorded)
-    return pool
 
 
 def tuning(sweep: Sweep) -> Tuning:
@@ -202,9 +118,9 @@ def test_a_sweep_is_tuned_and_a_kill_anywhere_changes_nothing(
     assert counts(run_sweep(load_sweep(path))) == "4 done" and len(pool.rounds) == before
 
     # The same sweep in another place, killed in a cell of each step, in the next one, and in the result.
-    for kill_at in (2, 4, 3, 2, 1, 3):
+    for kill_at in (2, 4, 1, 3):
         other = load_sweep(path, sets=[f"output={workplace / 'other'}"])
-        pool.kill_at, pool.tasks = kill_at, 0
+        pool.kill_at = pool.tasks + kill_at
         with pytest.raises(KilledError):
             run_sweep(other)
     pool.kill_at = 0
@@ -264,36 +180,6 @@ def test_only_the_chosen_methods_are_tuned(workplace: Path, pool: Pool) -> None:
     assert len(pool.done) == len(set(pool.done)) == 2 * 2 + 2
 
 
-@pytest.mark.parametrize("where", ["run_cells", "_compare"])
-def test_an_error_ends_the_run_of_mlflow(
-    where: str, workplace: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the tuning, whose second pass fails here, or of the sweep."""
-    ended: list[tuple[str, object]] = []
-
-    class Recorded(Unrecorded):
-        def __init__(self, uri: str, sweep: str, folder: Path) -> None:
-            self.uri, self.sweep = uri, sweep
-
-        def __exit__(self, kind: object, *_: object) -> None:
-            ended.append((self.sweep, kind))
-
-    works = getattr(loop, where)
-
-    def fails(*given: Any) -> Any:
-        if pool.tasks:
-            raise ValueError("no space left")
-        return works(*given)
-
-    monkeypatch.setattr("raysim.sweeps.loop.ParentRun", Recorded)
-    monkeypatch.setattr(f"raysim.sweeps.loop.{where}", fails)
-    tuned = tune(halving={"rounds": [1, 2]}, space={"training.lr": [0.05, 0.1]})
-    path = write(workplace, seeds=[1], set=["rounds=2"], tune=tuned)
-    with pytest.raises(ValueError, match="no space left"):
-        run_sweep(load_sweep(path))
-    assert ended[-1] == ("tuned-tuning" if where == "run_cells" else "tuned", ValueError)
-
-
 def test_a_failed_trial_ranks_last_and_is_run_again_when_asked(workplace: Path, pool: Pool) -> None:
     space = {"clients.count": [5000, 6]}  # too many clients for the samples: known only when the data is dealt
     path = write(workplace, seeds=[1], set=["rounds=1"], tune=tune(halving=None, space=space))
@@ -305,21 +191,6 @@ def test_a_failed_trial_ranks_last_and_is_run_again_when_asked(workplace: Path, 
     before = pool.tasks
     run_sweep(load_sweep(path), retry_failed=True)
     assert pool.tasks == before + 2  # both methods' first trial, once
-
-
-def test_a_score_is_the_last_value_until_the_round_and_nan_after_a_loss_that_is_not_finite(
-    workplace: Path, pool: Pool
-) -> None:
-    path = write(workplace, seeds=[1], tune=tune(space={"training.lr": [0.05]}, halving={"rounds": [2]}))
-    sweep = load_sweep(path)
-    run_sweep(sweep)
-    (state,) = tuning(sweep).progress()[0].trials[0].states
-    assert state.folder is not None and (state.state, state.cell.until) == ("done", 2)
-    rounds = raysim.Run(state.folder).rounds
-    assert rounds["round"].max() == 2
-    assert score(state, "accuracy/val") == rounds["accuracy/val"].iloc[-1]
-    assert math.isnan(score(state, "accuracy/global"))
-    assert math.isnan(score(CellState(state.cell, "failed", state.folder), "accuracy/val"))
 
 
 def test_the_score_of_a_trial_is_the_mean_over_its_seeds(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,6 +223,7 @@ def test_a_score_is_of_the_last_test_until_the_round_that_is_asked_for(
     # Not the greatest of the earlier values, and not the first; round 3 has none.
     assert [scored(until) for until in (1, 2, 3, 4)] == [0.5, 0.3, 0.3, 0.7]
     assert math.isnan(scored(None))  # the loss of round 5
+    assert math.isnan(score(CellState(cell, "failed", workplace), "accuracy/val"))
     rows["accuracy/val"] = [0.9, *[None] * 5]
     assert math.isnan(scored(2))
 
@@ -393,54 +265,16 @@ def test_each_variant_is_tuned_and_methods_have_keys_of_their_own(workplace: Pat
         "Alone data.partition.classes_per_client=3": ["training.lr"],
     }
     assert [one.trials for one in tuning(sweep).candidates] == [2, 2, 1, 1]
-    by_grid = load_sweep(write(workplace, runs={}, grid={"algorithm.name": ["fedgh", "fd"]}, tune=tune(
-        space=None, halving=None, methods={"fedgh": {"algorithm.header_lr": [0.01, 0.1]}})))  # fmt: skip
-    assert [one.name for one in tuning(by_grid).candidates] == ["fedgh"]
 
 
-def test_a_tuned_method_beside_its_default(workplace: Path, pool: Pool) -> None:
-    runs = {name: ["algorithm.name=fedgh"] for name in ("Tuned", "Default")}
-    tuned = tune(halving=None, space=None, methods={"Tuned": {"training.lr": [0.05]}})  # the default
-    path = write(workplace, seeds=[1], set=["rounds=1"], runs=runs, tune=tuned, baseline="Default")
-    sweep = load_sweep(path)
-    assert counts(run_sweep(sweep)) == "2 done"
-    found = compare(sweep.output)
-    assert [(variant.name, len(variant.runs)) for variant in found.variants] == [("Tuned", 1), ("Default", 1)]
-    assert found.baseline == "Default" and "unequal tuning: not tuned: Default" in found.notes
-
-
-def test_runs_that_are_tuned_alike_are_the_same(workplace: Path) -> None:
-    runs = {name: ["algorithm.name=fedgh"] for name in ("One", "Two")}
-    path = write(workplace, runs=runs)
-    with pytest.raises(ScenarioError, match="the cells 'One seed=1' and 'Two seed=1' are the same run; remove one"):
-        load_sweep(path)
-    methods = {"Two": {"training.momentum": [0.5, 0.9]}}
-    assert {
-        one.name for one in tuning(load_sweep(write(workplace, runs=runs, tune=tune(methods=methods)))).candidates
-    } == {"One", "Two"}
-
-
-@pytest.mark.large
-def test_the_page_on_tuning(workplace: Path, pool: Pool) -> None:
-    """The block of tuning.md, with fewer trials, rounds and clients."""
+def test_the_sweep_of_the_page_on_tuning(workplace: Path) -> None:
     page = (REPOSITORY / "docs" / "tuning.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    content = yaml.safe_load(block)
-    assert "tune" in content
     path = workplace / "scenarios" / "sweeps" / "tuned.yaml"
     path.parent.mkdir(parents=True)
     shutil.copy(REPOSITORY / "scenarios" / "quickstart.yaml", path.parent.parent)
     path.write_text(block)
-    found = tuning(load_sweep(path))
-    assert [one.planned_rounds for one in found.progress()] == [84] * 3
-    content["tune"] |= {"trials": 4, "halving": {"rounds": [1, 2]}}
-    path.write_text(yaml.safe_dump({**content, "seeds": [1]}))
-    tiny = ["rounds=2", "training.epochs=1", "clients.count=4", "clients.models=[digits_mlp64]"]
-    sweep = load_sweep(path, sets=tiny)
-    assert counts(run_sweep(sweep)) == "3 done"
-    notes = compare(sweep.output).notes
-    assert "tuned by accuracy/val on the seeds" in notes[0]
-    assert any(note.startswith("FedProto: tuned to training.lr=") and "algorithm.lambda_=" in note for note in notes)
+    assert [one.planned_rounds for one in tuning(load_sweep(path)).progress()] == [84] * 3
 
 
 def test_the_dry_run_counts_the_trials(workplace: Path, pool: Pool, capsys: pytest.CaptureFixture[str]) -> None:
@@ -460,78 +294,39 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
     ("changes", "words"),
     [
         ({"sedes": [1]}, "tune.sedes: unknown key.*'seeds'"),
-        ({1: [1]}, "tune.1: "),
-        ({"seeds": None}, "tune.seeds: is missing"),
-        ({"seeds": "x"}, "tune.seeds: 'x' given"),
         ({"seeds": "2..3"}, "tune.seeds: 2 given, .*final run"),
-        ({"trials": True}, "tune.trials: true given"),
         ({**RANDOM, "trials": None}, "tune.trials: is missing"),
-        ({**RANDOM, "trials": 0}, "tune.trials: 0 given.*1"),
         ({"space": {"training.lr": {"log": [0.1, 1]}}}, "tune.search: grid.*FedGH.*random"),
-        ({"space": {"training.epochs": [*range(1, 1002)]}}, "tune.search: grid.*FedGH.*random"),
-        ({"space": {"training.lr": {"log": [0, 1]}}}, "tune.space.training.lr: .*greater than 0"),
         ({"space": None}, "tune: .*`space`"),
         ({"space": {"resources.actors": [1, 2]}}, "tune.space.resources.actors: .*results"),
-        ({"space": {"seed": [1, 2]}}, "tune.space.seed: .*tune.seeds"),
         ({"space": {"rounds": [1, 2]}}, "tune.space.rounds: .*tune.halving"),
-        ({"space": {"evaluation.every": [1, 2]}}, "tune.space.evaluation.every: cannot"),
-        ({"space": {"algorithm.name": ["fd"]}}, "tune.space.algorithm.name: .*`runs`"),
-        ({"space": {"training.lr": [-1]}}, "the cell 'FedGH trial 0 seed=101': training.lr=-1 from the sweep"),
         ({"space": {"algorithm.header_lr": [0.1]}}, "the cell 'Alone trial 0 .*unknown key.*`tune.methods`"),
         ({"space": {"lr": [1]}}, "tune.space.lr: unknown key.*'training.lr'"),
-        ({"space": [1]}, r"tune.space: \[1\] given"),
         ({"methods": {"FedHG": {"training.lr": [1]}}}, "tune.methods.FedHG: .*FedGH"),
-        ({"methods": {"FedGH": [1]}}, r"tune.methods.FedGH: \[1\] given"),
-        ({"methods": {"FedGH": {"lr": [1]}}}, "tune.methods.FedGH.lr: unknown key.*'training.lr'"),
-        ({"search": "bayes"}, "tune.search: 'bayes' given.*tpe"),
         ({"search": "tpe", "trials": 2}, "tune.halving: .*tpe"),
         ({"select": "accuracy/vall"}, "tune.select: 'accuracy/vall' given.*accuracy/val"),
-        ({"select": "accuracy/global"}, "tune.select: .*evaluation.global"),
-        ({"select": "accuracy/all_current"}, "tune.select: .*evaluation.clients"),
-        ({"halving": {"rounds": [0]}}, "tune.halving.rounds.*: 0 given"),
         ({"halving": {"rounds": [1, 5]}}, "tune.halving.rounds: 5 given, but FedGH has 4 rounds"),
         ({"halving": {"rounds": [1], "keep": "3/2"}}, "tune.halving.keep: '3/2' given"),
-        ({"halving": {"rounds": [1], "keep": "third"}}, "tune.halving.keep: 'third' given.*1/3"),
-        ({"halving": 3}, "tune.halving: 3 given"),
-        ({"halving": {"round": [1]}}, "tune.halving.round: unknown key.*'rounds'"),
     ],
 )
 def test_wrong_tuning(workplace: Path, changes: dict[str, Any], words: str) -> None:
-    path = write(workplace, tune=tune(**changes) if 1 not in changes else {**tune(), **changes})
+    path = write(workplace, tune=tune(**changes))
     with pytest.raises(ScenarioError, match=f"^{path}: {words}") as caught:
         load_sweep(path)
     assert "\n" not in str(caught.value)
-
-
-def test_a_tracker_whose_name_is_a_list(workplace: Path, pool: Pool, caplog: pytest.LogCaptureFixture) -> None:
-    path = write(workplace, set=["tracking.also=[{name: [a]}]"], seeds=[1])
-    raw = yaml.safe_load(path.read_text())
-    del raw["tune"]
-    path.write_text(yaml.safe_dump(raw, sort_keys=False))
-    run_sweep(load_sweep(path))
-    assert "tracking.also.0.name: [a] given; give a name" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ({"set": ["evaluation.every=2"]}, "tune.halving.rounds: 1 given, .*every 2 rounds"),
-        (
-            {"set": ["evaluation.clients=all", "evaluation.all_every=2"], "tune": tune(select="accuracy/val_current")},
-            "tune.halving.rounds: 1 given, .*accuracy/val_current every 2 rounds",
-        ),
+        ({"set": ["checkpoint.every=0"]}, "tune.halving.rounds: .*checkpoint.every"),
         ({"set": ["data.split=published"]}, "tune.select: accuracy/val given, .*data.split"),
         ({"runs": {"a": ["training.lr=0.1"]}}, "tune: a sets training.lr"),
-        ({"grid": {"training.lr": [0.1]}}, "tune: FedGH sets training.lr"),
-        ({"grid": {"seed": [1, 2]}, "seeds": None}, "tune: FedGH sets seed, .*`seeds`"),
     ],
 )
 def test_sweeps_that_cannot_be_tuned(workplace: Path, content: dict[str, Any], words: str) -> None:
     path = write(workplace, **content)
-    if content.get("seeds", 1) is None:
-        raw = yaml.safe_load(path.read_text())
-        del raw["seeds"]
-        path.write_text(yaml.safe_dump(raw, sort_keys=False))
     with pytest.raises(ScenarioError, match=f"^{path}: {words}"):
         load_sweep(path)
 
@@ -545,50 +340,15 @@ def test_draws_are_those_of_the_seed_of_tuning_which_is_1_by_default(workplace: 
     assert drawn() == drawn(seed=1) != drawn(seed=2)
 
 
-def test_tuned_cells_keep_their_published_values(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    score_by_rate(monkeypatch)
-    (workplace / "values.csv").write_text("paper,method,metric,value\nX,Ours,acc_%,93.5\n")
-    runs = {"method": {"Ours": ["algorithm.name=fedgh"]}}
-    published = {"file": "values.csv", "rows": {"paper": "X"}, "measures": {"acc_%": "last"}}
-    settings = tune(halving=None, space={"training.lr": [0.1]})
-    sweep = with_choices(load_sweep(write(workplace, runs=runs, published=published, tune=settings)))
-    assert [(cell.pending, [one.value for one in cell.published]) for cell in sweep.cells] == [(False, [0.935])] * 2
-
-
 def test_other_processes_are_told_of_a_sweep_that_is_being_tuned(workplace: Path) -> None:
     sweep = load_sweep(write(workplace))
     with contextlib.ExitStack() as cleanup:
         lock(sweep, cleanup)
-        with pytest.raises(
-            ScenarioError, match="another process is running this sweep; see its progress with --status"
-        ):
+        with pytest.raises(ScenarioError, match="another process is running this sweep"):
             lock(sweep, cleanup)
-    sweep.output.with_name("tuned-tuning").mkdir()
-    with pytest.raises(ScenarioError, match="no run"):
-        compare(sweep.output)
 
 
-def test_a_metric_of_test_samples_is_called_optimistic(workplace: Path, pool: Pool) -> None:
-    tuned = tune(select="loss/test", halving=None, space={"training.lr": [0.05, 0.0001]})
-    path = write(workplace, seeds=[1], set=["rounds=1"], runs={"FedGH": []}, tune=tuned)
-    sweep = load_sweep(path)
-    run_sweep(sweep)
-    (one,) = tuning(sweep).progress()
-    scores = [trial.score for trial in one.trials.values()]
-    assert one.chosen is not None and one.chosen.score == min(filter(None, scores))
-    notes = compare(sweep.output).notes
-    assert "results are optimistic: loss/test, which chose the tuned values, uses test samples" in notes
-
-
-def test_tpe_says_what_it_needs(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raysim.sweeps.tune.find_spec", lambda name: None)
-    path = write(workplace, tune=tune(search="tpe", trials=3, halving=None))
-    with pytest.raises(
-        ScenarioError, match=r"tune.search: tpe given, but Optuna is not installed; run `pip install 'raysim\[tune\]'`"
-    ):
-        load_sweep(path)
-
-
+@pytest.mark.large
 def test_tpe_suggests_the_same_trials_after_a_kill(workplace: Path, pool: Pool) -> None:
     space = {
         "training.lr": {"log": [0.001, 1]},
@@ -601,26 +361,13 @@ def test_tpe_suggests_the_same_trials_after_a_kill(workplace: Path, pool: Pool) 
     run_sweep(load_sweep(path))
     expected = raysim.Study(path).trials.to_dict("records")
     assert len(expected) == 12
-    pool.kill_at, pool.tasks = 11, 0  # the first ten trials are drawn at random
+    pool.kill_at = pool.tasks + 11  # the first ten trials are drawn at random
     with pytest.raises(KilledError):
         run_sweep(load_sweep(path, sets=[f"output={workplace / 'other'}"]))
     pool.kill_at = 0
     other = load_sweep(path, sets=[f"output={workplace / 'other'}"])
     run_sweep(other)
     assert raysim.Study(path, sets=[f"output={workplace / 'other'}"]).trials.to_dict("records") == expected
-
-
-def test_tpe_may_suggest_values_twice(workplace: Path, pool: Pool) -> None:
-    """A list of three values has few points; each trial has a run of its own, and each counts in the budget."""
-    settings = tune(search="tpe", trials=5, halving=None, space={"training.lr": [0.1, 0.05, 0.01, 0.02, 0.03]})
-    runs = {"FedGH": ["algorithm.name=fedgh"]}
-    sweep = load_sweep(write(workplace, seeds=[1], set=["rounds=1"], runs=runs, tune=settings))
-    states = run_sweep(sweep)
-    (one,) = tuning(sweep).progress()
-    rates = [trial.values["training.lr"] for trial in one.trials.values()]
-    assert len(rates) == 5 and len(set(rates)) < 5
-    assert one.chosen is not None and one.rounds == 5
-    assert [one.state for one in states] == ["done"]
 
 
 def suggested(space: Space, trials: int, seed: int, smaller: bool, far: Callable[[Point], float]) -> list[Point]:
@@ -650,19 +397,6 @@ def test_tpe_looks_where_scores_are_good(smaller: bool) -> None:
     assert suggested(space, 60, 1, smaller, far) == every != suggested(space, 60, 2, smaller, far)
 
 
-@pytest.mark.parametrize("smaller", [False, True])
-def test_tpe_avoids_values_that_diverge(smaller: bool) -> None:
-    """Rates above 0.1, a quarter of the logarithms, diverge. At random, 12 or 13 of the 50 trials would."""
-    every = suggested(
-        {"lr": ValueRange("log", 0.0001, 1)},
-        60,
-        1,
-        smaller,
-        lambda values: math.nan if values["lr"] > 0.1 else values["lr"],
-    )
-    assert sum(values["lr"] > 0.1 for values in every[10:]) <= 12
-
-
 def test_a_suggestion_depends_only_on_the_earlier_scores() -> None:
     """A search that begins anew and receives the recorded scores suggests the same trial next."""
     space: Space = {"lr": ValueRange("log", 0.0001, 1)}
@@ -681,20 +415,11 @@ def test_files_that_only_trials_need_are_known(tmp_path: Path, monkeypatch: pyte
     assert {name for one in sweep.tuning.scenarios for name in one.own_code.files} == {"nets.py"}
 
 
-def test_a_tuned_method_has_a_folder_of_its_own(workplace: Path) -> None:
-    runs = {name: ["algorithm.name=fedgh"] for name in ("FedGH", "FedGH*")}
-    methods = {"FedGH*": {"training.lr": [0.05, 0.1]}}
-    path = write(workplace, runs=runs, tune=tune(space=None, methods=methods))
-    with pytest.raises(ScenarioError, match=r"'FedGH seed=1' and 'FedGH\* seed=1' would have the same folder"):
-        load_sweep(path)
-
-
-@pytest.mark.parametrize("search", ["random", "tpe"])
-def test_optuna_opens_the_trials(workplace: Path, pool: Pool, search: str) -> None:
+def test_optuna_opens_the_trials(workplace: Path, pool: Pool) -> None:
     optuna = pytest.importorskip("optuna")
     space = {"training.lr": [0.05, HUGE, 0.1], "training.momentum": {"linear": [0.1, 0.9]}}
-    halving = {"rounds": [1, 2], "keep": 0.3} if search == "random" else None
-    settings = tune(search=search, trials=3, halving=halving, space=space, select="loss/train")
+    halving = {"rounds": [1, 2], "keep": 0.3}
+    settings = tune(search="random", trials=3, halving=halving, space=space, select="loss/train")
     path = write(workplace, seeds=[1], set=["rounds=2"], runs={"FedGH": []}, tune=settings)
     study = raysim.Study(path).run(quiet=True)
     file = study.folder.with_name("tuned-tuning") / "optuna.log"
@@ -706,7 +431,7 @@ def test_optuna_opens_the_trials(workplace: Path, pool: Pool, search: str) -> No
     chosen = study.trials.query("chosen")
     assert [found.best_trial.number] == list(chosen["trial"])
     ended = {trial.state.name for trial in found.trials if trial.number not in list(chosen["trial"])}
-    assert "PRUNED" in ended if halving else "COMPLETE" in ended
+    assert "PRUNED" in ended
     file.unlink()
     study.run(quiet=True)
     assert file.exists()

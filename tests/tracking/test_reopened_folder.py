@@ -13,10 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from raysim.common import files
 from raysim.common.errors import RunError, ScenarioError
 from raysim.report.load import read_clients, read_rounds, read_summary
 from raysim.tracking.client_rows import ClientRows, MissingRowsError
@@ -151,15 +149,12 @@ def test_a_stream_that_was_cut_off_anywhere(begin, make_rows, monkeypatch):
     whole = stream.read_bytes()
     expected = read_clients(path).slice(0, 6 + 6 + 2)
     rows = ClientRows(path)
-    for cut in (*range(ends[1], ends[2], 3), ends[2]):  # within round 3
+    for cut in (*range(ends[1], ends[2], 37), ends[2]):  # within round 3
         stream.write_bytes(whole[:cut])
-        found = [batch for _, batch in rows._until(2)]
-        assert pa.Table.from_batches(found).equals(expected), cut
-        if cut % 40 == 0:
-            rows.truncate(2)
-            rows.close_stream()
-            assert read_clients(path).equals(expected), cut
-    for cut in range(ends[0], ends[1], 7):  # within round 2
+        rows.truncate(2)
+        rows.close_stream()
+        assert read_clients(path).equals(expected), cut
+    for cut in range(ends[0], ends[1], 101):  # within round 2
         stream.write_bytes(whole[:cut])
         with pytest.raises(MissingRowsError, match=r"clients\.arrows"):
             rows.truncate(2)
@@ -230,15 +225,6 @@ def test_what_was_kept(begin):
     assert read_rounds(folder.path)["round"].to_pylist() == list(range(5))
 
 
-def test_columns_of_rounds_that_are_forgotten_are_forgotten(begin):
-    folder = begin(5)
-    folder.close("failed", {})
-    folder = RunFolder.reopen(folder.path)
-    folder.truncate(3)
-    folder.close("failed", {})
-    assert read_rounds(folder.path).column_names[-2:] == ["client/odd", "server/z"]
-
-
 def test_only_one_at_a_time(begin):
     folder = begin(1)
 
@@ -250,35 +236,9 @@ def test_only_one_at_a_time(begin):
     folder.close("failed", {})
     second = RunFolder.reopen(folder.path)
     refused()
-    second.close("failed", {})
-    third = RunFolder.reopen(folder.path)
-    refused()
-    del third  # a run that failed before it could say so
+    del second  # a run that failed before it could say so
     gc.collect()
     RunFolder.reopen(folder.path)
-
-
-def test_a_file_system_without_locks_is_put_up_with(begin, monkeypatch):
-    def no_locks(*args):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(files.fcntl, "flock", no_locks)
-    folder = begin(1)
-    second = RunFolder.reopen(folder.path)
-    assert len(second.truncate(0)) > 0
-
-
-def test_what_is_no_run_folder_or_cannot_be_written_is_refused(begin, tmp_path, monkeypatch):
-    (tmp_path / "other" / "logs").mkdir(parents=True)
-    with pytest.raises(ScenarioError, match="other"):
-        RunFolder.reopen(tmp_path / "other")
-    folder = begin(1)
-    folder.close("failed", {})
-    shutil.rmtree(folder.path / "logs")  # a copy may lack it
-    RunFolder.reopen(folder.path)
-    monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(ScenarioError, match="no space left on device"):
-        RunFolder.reopen(folder.path)
 
 
 def test_sync_makes_every_round_durable(begin, monkeypatch):

@@ -10,13 +10,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from raysim.common.errors import RunError, ScenarioError
+from raysim.common.errors import RunError
 from raysim.common.results import METRICS, ClientRow
 from raysim.report.load import read_clients, read_rounds, read_summary
-from raysim.tracking import folder as folder_module
 from raysim.tracking.client_rows import CLIENT_SCHEMA
 from raysim.tracking.folder import RunFolder
-from raysim.tracking.in_memory import MemoryTracker
 
 
 @pytest.fixture
@@ -76,13 +74,6 @@ def test_killed_run_is_readable_and_does_not_look_whole(run, make_rows):
     assert read_summary(run.path)["status"] == "running"
 
 
-def test_clients_are_readable_before_the_first_round(run):
-    assert read_clients(run.path).schema.equals(CLIENT_SCHEMA)
-    assert read_clients(run.path).num_rows == 0
-    with pytest.raises(ScenarioError, match="no round is done yet"):
-        read_rounds(run.path)
-
-
 def test_truncated_stream_is_read_up_to_the_cut(run, make_rows):
     stream = run.path / "clients.arrows"
     sizes = []
@@ -103,29 +94,6 @@ def test_close_on_a_full_disk_keeps_what_it_can(run, make_rows, monkeypatch):
             run.close("finished", {})
     assert read_summary(run.path)["status"] == "failed"
     assert read_clients(run.path).num_rows == 2  # still the stream
-
-
-def test_a_place_that_cannot_hold_runs_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ScenarioError, match="not a directory"):
-        RunFolder.create(tmp_path / "file" / "quick", "r1")
-    RunFolder.create(tmp_path / "quick", "r1")
-    with pytest.raises(ScenarioError, match="file exists"):
-        RunFolder.create(tmp_path / "quick", "r1")
-    monkeypatch.setattr(folder_module.os, "fsync", _full_disk)
-    with pytest.raises(ScenarioError, match="no space left on device"):
-        RunFolder.create(tmp_path / "quick", "r2")
-
-
-def test_memory_tracker(make_card, make_rows, tmp_path):
-    tracker = MemoryTracker()
-    tracker.open(make_card(tmp_path))
-    tracker.log(0, {"accuracy/all": 0.1}, make_rows(0, 2))
-    tracker.log(1, {"accuracy/all": 0.2}, make_rows(1, 2))
-    assert tracker.status == "running"
-    tracker.close("finished", {"a": 1})
-    assert tracker.series("accuracy/all") == [0.1, 0.2]
-    assert len(tracker.clients) == 4 and tracker.status == "finished" and tracker.summary == {"a": 1}
 
 
 def _full_disk(*args, **kwargs):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import http.server
 import socket
 import threading
-import time
 from contextlib import contextmanager
 
 import pytest
 
 from raysim.common.errors import ScenarioError
-from raysim.common.text import holds_secret, redacted
 from raysim.tracking.store import check_uri, resolve_uri
 
 
@@ -23,12 +21,6 @@ def test_order_of_addresses(tmp_path, monkeypatch):
     assert resolve_uri("sqlite:////abs/a.db") == "sqlite:////abs/a.db"
 
 
-@pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "mlruns", "sqlite://", "postgresql://h/db"])
-def test_other_stores_are_refused(uri):
-    with pytest.raises(ScenarioError, match=r"^tracking\.uri: .*sqlite"):
-        resolve_uri(uri)
-
-
 def test_server_that_is_not_there_is_refused_at_once():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -36,15 +28,6 @@ def test_server_that_is_not_there_is_refused_at_once():
     with pytest.raises(ScenarioError) as caught:
         check_uri(f"http://127.0.0.1:{port}")
     assert "tracking.uri" in str(caught.value) and "refused" in str(caught.value)
-
-
-def test_server_that_is_silent_is_refused_within_five_seconds(monkeypatch):
-    monkeypatch.setattr("raysim.tracking.store.ANSWER_S", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        began = time.monotonic()
-        with pytest.raises(ScenarioError, match="timed out"):
-            check_uri(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        assert time.monotonic() - began < 50  # without a limit of ours it would be minutes
 
 
 @contextmanager
@@ -70,34 +53,6 @@ def test_server_that_answers(monkeypatch):
             assert check_uri(f"http://{address}/") == f"http://{address}"
     with answering(404) as address, pytest.raises(ScenarioError, match=address):
         check_uri(f"http://{address}")
-
-
-@pytest.mark.parametrize(
-    ("uri", "told"),
-    [
-        ("http://me:secret@host:5000/x", "http://host:5000/x"),
-        ("http://host:5000?token=secret&x=1", "http://host:5000?token=***&x=1"),
-        ("s3://me:sec/ret+secret@bucket/x", "s3://bucket/x"),
-        ("no http://me:secret@host, no ray://me:secret@host", "no http://host, no ray://host"),
-    ],
-)
-def test_secrets_are_redacted(uri, told):
-    assert redacted(uri) == told
-    assert holds_secret(uri)
-    assert redacted(told) == told
-
-
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "sqlite:////a/b@c.db",
-        "http://host:5000/x@y",
-        "ssh://me@host/x",
-        "abfs://container@account/x",
-    ],
-)
-def test_what_is_no_secret_stays(uri):
-    assert redacted(uri) == uri
 
 
 def test_an_address_with_a_password_is_refused():
