@@ -12,6 +12,12 @@ from raysim.runs.run import Run
 from tests.conftest import plain_runs
 from tests.engine.scenarios import digits
 
+ALL_THAT_IS_READ: dict[str, Any] = {
+    "checkpoint": {"every": 1},
+    "system": {"flops_per_s": 1e9, "up_mbit_per_s": 10, "down_mbit_per_s": 10},
+}
+"""Settings with which one run serves all tests: states of two rounds, and virtual time."""
+
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> Callable[..., Run]:
@@ -22,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tracking_store: str) -> Calla
     def run(method: str = "fedgh", *sets: str, **changes: Any) -> Run:
         key = repr((method, sets, changes))
         if key not in made:
-            given = digits(algorithm={"name": method}, output=str(folder), **changes)
+            given = digits(algorithm={"name": method}, output=str(folder), **ALL_THAT_IS_READ, **changes)
             with pytest.MonkeyPatch.context() as patch:
                 plain_runs(patch, tracking_store)
                 made[key] = raysim.run(given, sets=sets, quiet=True)

@@ -50,7 +50,6 @@ def test_the_current_network_has_the_accuracy_that_the_run_measured(runs: Runs, 
     sets = [
         *of_method(method)[1:],
         "evaluation={clients: all}",
-        "checkpoint.every=1",
         "training.schedule={name: cosine}",
     ]
     run = runs(method, *sets)
@@ -93,7 +92,7 @@ def test_representations_are_what_the_header_reads(runs: Runs) -> None:
 
 
 def test_earlier_rounds_as_far_as_they_are_kept(runs: Runs) -> None:
-    run = runs("fedgh", "checkpoint.every=1")
+    run = runs()
     cohort = set(run.clients.query("round == 3 and participated")["client"])
     for k in range(8):
         now, before = (run.client(k).network_after(t).state_dict() for t in (3, 2))

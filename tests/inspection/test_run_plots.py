@@ -22,7 +22,6 @@ from tests.cli.command import run
 from tests.comparison.runs import make_run
 
 Runs = Callable[..., Run]
-SYSTEM = "system={flops_per_s: 1e9, up_mbit_per_s: 10, down_mbit_per_s: 10}"
 
 
 @pytest.fixture
@@ -45,14 +44,14 @@ def plot(folders: Sequence[Path], kind: str, file: Path, metric: str = "accuracy
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind(capfd: pytest.CaptureFixture[str], runs: Runs, tmp_path: Path, kind: str) -> None:
-    folders = [str(runs(method, SYSTEM).folder) for method in ("fedgh", "standalone")]
+    folders = [str(runs(method).folder) for method in ("fedgh", "standalone")]
     file = tmp_path / f"{kind}.pdf"
     assert run(capfd, "plot", *folders, "--kind", kind, "-o", str(file)) == (0, f"{file}\n", "")
     assert file.read_bytes()[:4] == b"%PDF"
 
 
 def test_what_is_drawn_is_what_was_measured(runs: Runs, tmp_path: Path, figures: list[Figure]) -> None:
-    both = [runs(method, SYSTEM) for method in ("fedgh", "standalone")]
+    both = [runs(method) for method in ("fedgh", "standalone")]
     folders = [one.folder for one in both]
     plot(folders, "virtual-time", tmp_path / "a.png")
     lines = figures[-1].axes[0].lines
@@ -94,7 +93,7 @@ def test_a_study_has_a_band_per_variant_and_short_names_of_architectures(
 
 def test_the_confusion_matrix_pools_all_clients(runs: Runs) -> None:
     """Its rows are the test samples of each class; its diagonal is what the run counted as correct."""
-    one = runs("fedgh", SYSTEM)
+    one = runs()
     opened = OpenedRun.of(one.folder)
     count_CC = opened.confusion("test", opened.checkpoint())
     assert count_CC.sum(1).tolist() == one.classes["total"].tolist()
