@@ -53,6 +53,7 @@ def test_the_python_of_the_page_on_comparisons(workplace: Path) -> None:
     assert study.run() is study  # nothing is left to do
 
 
+@pytest.mark.large
 def test_the_tables_and_figures_of_the_page_on_comparisons(
     workplace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
