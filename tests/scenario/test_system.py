@@ -105,7 +105,7 @@ def test_what_is_wrong_is_one_sentence(sets: list[str], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("client,speed\n0,1\n", "speed"),
+        ("client,speed\n0,1\n", "cannot be read"),
         ("client,latency_s\n0,1\n1,2\n", "from 0 to 7"),
         (ROWS.replace("13", "-1"), "client 3"),
     ],
