@@ -20,9 +20,9 @@ from raysim.common.results import ClientRow
 from raysim.core import accelerator
 from raysim.engine.recorder import Recorder
 from raysim.engine.run import Rounds
+from raysim.results.in_memory import MemoryTracker
 from raysim.runs.machine import make_backend
 from raysim.runs.plan import make_plan
-from raysim.tracking.in_memory import MemoryTracker
 
 
 class Timed(MemoryTracker):

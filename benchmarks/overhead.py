@@ -44,7 +44,7 @@ from handwritten import Loop, Score, Workload
 
 import raysim
 from raysim.common.results import ClientRow, RunCard, Status
-from raysim.report.load import read_rounds
+from raysim.results.load import read_rounds
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 WARM_UP = 2

@@ -29,7 +29,7 @@ import yaml
 from handwritten import Workload
 from overhead import W1, W2, Figure, data_folder, scenario, tree_pss_gb
 
-from raysim.report.load import read_rounds, read_summary
+from raysim.results.load import read_rounds, read_summary
 
 RAYSIM = [sys.executable, "-m", "raysim"]
 WARM_UP = 2

@@ -31,8 +31,8 @@ from typing import Any
 
 import yaml
 
-from raysim.report.load import read_rounds, read_summary
-from raysim.sweeps.definition import Sweep, load_sweep
+from raysim.results.load import read_rounds, read_summary
+from raysim.study.definition import Sweep, load_sweep
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 RAYSIM = [sys.executable, "-m", "raysim"]

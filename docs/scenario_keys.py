@@ -9,7 +9,7 @@ from typing import get_type_hints
 from raysim.cli.description import default_of, section_of
 from raysim.core.fields import in_words
 from raysim.scenario.schema import Section, Settings
-from raysim.sweeps.definition import KEYS
+from raysim.study.definition import KEYS
 
 
 def markdown() -> str:

@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from statistics import fmean, stdev
 
-from raysim.comparison.statistics import Estimate, estimate, paired_difference
+from raysim.study.statistics import Estimate, estimate, paired_difference
 
 RESULTS = Path(__file__).parent / "results"
 PUBLISHED = Path(__file__).parents[1] / "scenarios" / "published_results.csv"

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from raysim.common.errors import HookError, RaysimError, RunError, ScenarioError
     from raysim.common.inputs import InputSpec
     from raysim.common.results import Tracker
-    from raysim.comparison.compare import Comparison, compare
     from raysim.contract import ContractError, check_algorithm
     from raysim.core.algorithm import Algorithm
     from raysim.core.messages import message
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     from raysim.models.split import SplitNet
     from raysim.runs.run import Run, run
     from raysim.scenario.scenario import Scenario
-    from raysim.sweeps.study import Study
+    from raysim.study.compare import Comparison, compare
+    from raysim.study.study import Study
 
 __all__ = [
     "Algorithm",
@@ -56,7 +56,7 @@ if _logger.level == logging.NOTSET:
 _HOMES = {
     "Algorithm": "raysim.core.algorithm",
     "CheckpointError": "raysim.engine.checkpoint.store",
-    "Comparison": "raysim.comparison.compare",
+    "Comparison": "raysim.study.compare",
     "ContractError": "raysim.contract",
     "HookError": "raysim.common.errors",
     "InputSpec": "raysim.common.inputs",
@@ -66,10 +66,10 @@ _HOMES = {
     "Scenario": "raysim.scenario.scenario",
     "ScenarioError": "raysim.common.errors",
     "SplitNet": "raysim.models.split",
-    "Study": "raysim.sweeps.study",
+    "Study": "raysim.study.study",
     "Tracker": "raysim.common.results",
     "check_algorithm": "raysim.contract",
-    "compare": "raysim.comparison.compare",
+    "compare": "raysim.study.compare",
     "message": "raysim.core.messages",
     "run": "raysim.runs.run",
 }

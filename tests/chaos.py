@@ -32,8 +32,8 @@ from urllib.parse import urlparse
 
 import psutil
 
-from raysim.report.load import read_clients, read_rounds, read_summary
-from raysim.tracking.mlflow import ARTIFACTS
+from raysim.results.load import read_clients, read_rounds, read_summary
+from raysim.results.mlflow import ARTIFACTS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCENARIO = REPOSITORY / "scenarios" / "quickstart.yaml"
@@ -41,13 +41,13 @@ KINDS = {"client actor": "ray::ClientActor", "server actor": "ray::ServerActor"}
 SIGNALS = {"driver": signal.SIGKILL, "driver by SIGTERM": signal.SIGTERM, "driver by Ctrl-C": signal.SIGINT}
 WEIGHTS = {"client actor": 5, "server actor": 3, "driver": 2, "driver by SIGTERM": 1, "driver by Ctrl-C": 1}
 STEPS = (
-    "raysim.tracking.folder:RunFolder.end",
+    "raysim.results.folder:RunFolder.end",
     "raysim.runs.execution:Execution._shut_down",
     "raysim.runs.execution:Execution._draw",
     "raysim.runs.execution:plot_accuracy",
-    "raysim.tracking.mlflow:MlflowTracker._start",
-    "raysim.tracking.mlflow:MlflowTracker._complete",
-    "raysim.tracking.folder:RunFolder.mark_finished",
+    "raysim.results.mlflow:MlflowTracker._start",
+    "raysim.results.mlflow:MlflowTracker._complete",
+    "raysim.results.folder:RunFolder.mark_finished",
 )
 """What a run that has all its rounds still does; MLflow is opened then by a run that is closed again."""
 VARYING = ("time/", "memory/", "engine/")

@@ -85,7 +85,7 @@ def tracking_store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow database without runs, made once for all processes of xdist."""
-    from raysim.tracking.database import ensure_database
+    from raysim.results.database import ensure_database
 
     base = tmp_path_factory.getbasetemp()
     path = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "empty-mlflow.db"
@@ -112,15 +112,15 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
         else:
             file.write(b"<svg/>")
 
-    monkeypatch.setattr("raysim.comparison.pictures.save", save)
-    monkeypatch.setattr("raysim.comparison.report.save", save)
+    monkeypatch.setattr("raysim.study.pictures.save", save)
+    monkeypatch.setattr("raysim.study.report.save", save)
 
 
 def plain_runs(patch: pytest.MonkeyPatch, store: str, recorded: bool = False) -> None:
     """From now on, runs draw no pictures, and MLflow's store is `store`; they are recorded in it only if asked for."""
     if not recorded:
-        patch.setattr("raysim.tracking.mlflow.MlflowTracker.open", _no_mlflow)
-        patch.setattr("raysim.tracking.mlflow.MlflowTracker.ready", lambda tracker: True)
+        patch.setattr("raysim.results.mlflow.MlflowTracker.open", _no_mlflow)
+        patch.setattr("raysim.results.mlflow.MlflowTracker.ready", lambda tracker: True)
     patch.setattr("raysim.runs.execution.draw_heatmap", _no_picture)
     patch.setattr("raysim.runs.execution.plot_accuracy", _no_picture)
     patch.setenv("MLFLOW_TRACKING_URI", store)

@@ -92,7 +92,7 @@ def test_no_handler_is_left_however_a_run_ends(workplace: Path, capfd: pytest.Ca
 
 def test_records_below_a_logger_alone_are_shown() -> None:
     texts: list[str] = []
-    with show_logs(texts.append, "raysim.sweeps"):
-        logging.getLogger("raysim.sweeps.loop").warning("a cell: 100 %s")
+    with show_logs(texts.append, "raysim.study"):
+        logging.getLogger("raysim.study.loop").warning("a cell: 100 %s")
         logging.getLogger("raysim.runs").warning("a run")
     assert texts == ["a cell: 100 %s"]

@@ -18,7 +18,7 @@ from torchvision.models import resnet18
 import raysim
 from raysim.engine.stragglers import StragglerDraws
 from raysim.scenario.scenario import Scenario
-from raysim.sweeps.definition import load_sweep
+from raysim.study.definition import load_sweep
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import digits
 

@@ -13,9 +13,9 @@ import click
 from raysim.cli.options import ADDRESS, JSON, SETS, ScenarioFile, attach, folders_of, metric, print_json, width
 
 if TYPE_CHECKING:
-    from raysim.comparison.statistics import Spread
-    from raysim.report.figures import Width
-    from raysim.sweeps.cells import Sweep
+    from raysim.results.figures import Width
+    from raysim.study.cells import Sweep
+    from raysim.study.statistics import Spread
 
 
 def _axis(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, list[Any]]:
@@ -107,9 +107,9 @@ def sweep(
     attach(address)
     if as_json and not status:
         raise click.UsageError("--json requires --status: add --status, or leave out --json.")
-    from raysim.sweeps.cells import chosen_cells
-    from raysim.sweeps.definition import load_sweep
-    from raysim.sweeps.display import run_and_show
+    from raysim.study.cells import chosen_cells
+    from raysim.study.definition import load_sweep
+    from raysim.study.display import run_and_show
 
     loaded = load_sweep(file, grid=grid, seeds=seeds, sets=sets)
     listed = {cell.name for cell in chosen_cells(loaded, only)}
@@ -123,8 +123,8 @@ def sweep(
 
 def _show_status(loaded: Sweep, listed: Collection[str], as_json: bool) -> None:
     """Print the states of the cells in `listed`, and the progress of their tuning."""
-    from raysim.sweeps.copies import download
-    from raysim.sweeps.status import print_status, status_json, status_of
+    from raysim.study.copies import download
+    from raysim.study.status import print_status, status_json, status_of
 
     for sweep in (loaded, *([loaded.tuning.sweep] if loaded.tuning is not None else [])):
         download(sweep)
@@ -141,7 +141,7 @@ def _dry_run(file: str, loaded: Sweep, listed: Collection[str], parallel: int, r
     Raises `ScenarioError`, after printing, if one of them can never run.
     """
     from raysim.common.errors import ScenarioError, UnavailableError
-    from raysim.sweeps.status import print_plan
+    from raysim.study.status import print_plan
 
     errors = print_plan(loaded, listed, parallel, retry_failed)
     for name, error in errors.items():
@@ -226,9 +226,9 @@ def compare(
         raysim compare runs/quickstart --baseline standalone --target 0.9 -o comparison
         raysim compare runs/quickstart --columns last,worst_decile,total_mib -o comparison
     """
-    from raysim.comparison.compare import compare as of
-    from raysim.comparison.pictures import draw
-    from raysim.comparison.tables import chosen_columns, print_comparison, write_tables
+    from raysim.study.compare import compare as of
+    from raysim.study.pictures import draw
+    from raysim.study.tables import chosen_columns, print_comparison, write_tables
 
     found = of(
         *folders_of(runs), targets=targets or None, baseline=baseline, select=select, metric=metric, spread=spread
@@ -267,7 +267,7 @@ def report(runs: tuple[str, ...], baseline: str | None, select: str, metric: str
     Example:
         raysim report runs/digits --baseline standalone -o digits.html
     """
-    from raysim.comparison.report import report as write
+    from raysim.study.report import report as write
 
     click.echo(write(*folders_of(runs), output=output, baseline=baseline, select=select, metric=metric))
 

@@ -19,7 +19,6 @@ from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
 from raysim.common.suggestions import suggest
 from raysim.common.text import expanded
-from raysim.comparison.measures import ALL_MEASURES, meaning_of
 from raysim.core.fields import field_docs, in_words, settings_fields
 from raysim.data.specs import DATASETS, DatasetSpec
 from raysim.models import MODELS, ModelSpec
@@ -30,6 +29,7 @@ from raysim.scenario.schema import Data, Section, Settings
 from raysim.scenario.sentences import NAMED, SECTIONS
 from raysim.scenario.trackers import TRACKERS
 from raysim.scenario.yaml_text import opening_comment, read_text
+from raysim.study.measures import ALL_MEASURES, meaning_of
 
 if TYPE_CHECKING:
     from raysim.core.algorithm import AnyAlgorithm
@@ -128,7 +128,7 @@ def show_description(name: str) -> None:
 
 
 def _show_sweep_or_file(console: Console, name: str) -> None:
-    from raysim.sweeps.definition import ABOUT, KEYS, about_file
+    from raysim.study.definition import ABOUT, KEYS, about_file
 
     if name in SWEEPS:
         console.print(f"{ABOUT[name]}\n")

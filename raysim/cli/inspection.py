@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from raysim.cli.options import folders_of, metric, width
-from raysim.report.accuracies import OWN
+from raysim.results.accuracies import OWN
 
 if TYPE_CHECKING:
-    from raysim.report.figures import Width
+    from raysim.results.figures import Width
 
 
 class SavedRound(click.ParamType):  # type: ignore[type-arg]
@@ -76,8 +76,8 @@ def plot(runs: tuple[str, ...], kind: str, metric: str | None, ymin: float, widt
         raysim plot 20261121-062424-3099 20261121-071512-9a01 --kind boxes -o boxes.pdf
         raysim plot runs/digits/fedgh-seed-1-* runs/digits/fedproto-seed-1-* -o fedgh.pdf
     """
-    from raysim.comparison.pictures import plot as draw
-    from raysim.report.figures import save_picture
+    from raysim.results.figures import save_picture
+    from raysim.study.pictures import plot as draw
 
     figure = draw([str(folder) for folder in folders_of(runs)], kind, width, metric or OWN.metric)
     if ymin:

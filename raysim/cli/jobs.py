@@ -16,8 +16,8 @@ from raysim.cli.options import JSON, SETS, ScenarioFile, print_json
 from raysim.common.logs import show_logs
 from raysim.jobs import cluster, job_log
 from raysim.jobs.entry import STOP_S
-from raysim.report.table import summary_rows
-from raysim.report.units import human_seconds
+from raysim.results.table import summary_rows
+from raysim.results.units import human_seconds
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 

@@ -275,7 +275,7 @@ def ui(uri: str | None, host: str, port: int) -> None:
 
     The command prints the pages to open; Ctrl-C stops it.
     """
-    from raysim.tracking.ui import serve_ui
+    from raysim.results.ui import serve_ui
 
     sys.exit(serve_ui(uri, host, port))
 
@@ -305,7 +305,7 @@ def doctor(as_json: bool) -> None:
 
 def _close(summary: Summary) -> None:
     """Print the closing table of a finished run, and where to see the run in the browser."""
-    from raysim.report.table import print_closing_table
+    from raysim.results.table import print_closing_table
 
     print_closing_table(summary)
     if where := summary.get("mlflow"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from raysim.report.accuracies import DRAWABLE
+from raysim.results.accuracies import DRAWABLE
 from raysim.scenario.bundled import scenario_file
 
 
@@ -28,7 +28,7 @@ def folders_of(runs: Iterable[str]) -> list[Path]:
     def folder_of(run: str) -> Path:
         if Path(run).suffix not in (".yaml", ".yml"):
             return Path(run)
-        from raysim.sweeps.definition import load_sweep  # imported here, because it imports torch
+        from raysim.study.definition import load_sweep  # imported here, because it imports torch
 
         return load_sweep(run).output
 

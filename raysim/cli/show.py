@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from raysim.report.units import human_seconds, plural
+from raysim.results.units import human_seconds, plural
 
 if TYPE_CHECKING:
     from raysim.runs.doctor import Finding

@@ -23,7 +23,7 @@ from raysim.common import archive
 from raysim.common.errors import RaysimError, RunError, ScenarioError
 from raysim.common.text import cause, holds_secret, redacted
 from raysim.jobs.job_log import read_log
-from raysim.tracking.store import bypass_proxy, is_loopback
+from raysim.results.store import bypass_proxy, is_loopback
 
 KIND = "raysim"
 """The metadata key that marks raysim's jobs. Its value is the version of raysim."""

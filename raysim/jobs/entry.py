@@ -104,7 +104,7 @@ def _work(options: argparse.Namespace) -> int:
 def _run(path: Path | None, options: argparse.Namespace) -> int:
     """Run a scenario, or resume a run, named by its folder or by its id below the scenario's `output`."""
     from raysim.jobs.job_log import JobLogTracker, report
-    from raysim.report.table import print_closing_table
+    from raysim.results.table import print_closing_table
     from raysim.runs.find import find_run
     from raysim.runs.run import Run, run
     from raysim.scenario.parse import parse_scenario
@@ -132,8 +132,8 @@ def _run(path: Path | None, options: argparse.Namespace) -> int:
 def _sweep(path: Path, sets: list[str]) -> int:
     """Run a sweep on the job's cluster."""
     from raysim.jobs.job_log import report
-    from raysim.sweeps.definition import load_sweep
-    from raysim.sweeps.display import run_and_show
+    from raysim.study.definition import load_sweep
+    from raysim.study.display import run_and_show
 
     sweep = load_sweep(path, sets=sets)
     report(run_folder=sweep.output, sweep=True)

@@ -23,13 +23,13 @@ from raysim.jobs.cluster import KIND
 from raysim.jobs.entry import STOP_S, versions
 from raysim.jobs.job_log import read_log
 from raysim.plugins.own_code import JOB_CODE, OwnCode
-from raysim.report.units import plural
+from raysim.results.store import VARIABLE as MLFLOW
+from raysim.results.store import is_loopback
+from raysim.results.units import plural
 from raysim.runs.code import SHIPPED, checkout
 from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
-from raysim.sweeps.definition import files_of, load_sweep
-from raysim.tracking.store import VARIABLE as MLFLOW
-from raysim.tracking.store import is_loopback
+from raysim.study.definition import files_of, load_sweep
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Literal
 from raysim.common.errors import RaysimError
 from raysim.common.installed import installed
 from raysim.engine.resource_monitor import gib
-from raysim.tracking.store import check_uri
+from raysim.results.store import check_uri
 
 Verdict = Literal["ok", "note", "problem"]
 """`note`: runs work, but a part is slow. `problem`: a launch cannot work."""

@@ -31,9 +31,11 @@ from raysim.engine.resource_monitor import ResourceMonitor
 from raysim.engine.run import Rounds
 from raysim.engine.stop import Stop
 from raysim.plugins.own_code import CODE
-from raysim.report.load import read_rounds
-from raysim.report.plots import plot_accuracy
-from raysim.report.progress import make_display
+from raysim.results.folder import RunFolder
+from raysim.results.load import read_rounds
+from raysim.results.mlflow import MlflowTracker
+from raysim.results.plots import plot_accuracy
+from raysim.results.progress import make_display
 from raysim.runs.code import Code
 from raysim.runs.identity import INITIAL, Identity, checkpoint_storage
 from raysim.runs.machine import make_backend, metrics_tracker
@@ -41,8 +43,6 @@ from raysim.runs.plan import RunData
 from raysim.runs.signals import interruptible, sigterm_kept
 from raysim.runs.summary import card_of, summary_of
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.folder import RunFolder
-from raysim.tracking.mlflow import MlflowTracker
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import glob
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
-from raysim.report.units import plural
+from raysim.results.units import plural
 
 
 def find_run(text: str, output: Path = Path("runs")) -> Path:

@@ -24,7 +24,7 @@ from raysim.engine.plan import Plan
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Layout, Node, lay_out, place_actors
 from raysim.engine.workers.state_files import StateLimits
 from raysim.models import MODELS
-from raysim.report.units import plural
+from raysim.results.units import plural
 from raysim.runs.signals import sigterm_kept
 from raysim.scenario.scenario import Scenario
 

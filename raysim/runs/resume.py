@@ -14,7 +14,9 @@ from raysim.common.results import LOCK, Summary
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.learning_rate import factor_of
 from raysim.engine.stop import Stop
-from raysim.report.load import read_rounds, read_summary
+from raysim.results.folder import RunFolder
+from raysim.results.load import read_rounds, read_summary
+from raysim.results.store import VARIABLE, check_uri
 from raysim.runs.code import Code, versions
 from raysim.runs.execution import Execution, Options, Resumed, resume_line
 from raysim.runs.identity import INSIDE, Identity, checkpoints_of, initial_of, run_scenario
@@ -25,8 +27,6 @@ from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import FREE, decides
 from raysim.scenario.trackers import trackers_of
 from raysim.scenario.yaml_text import short, shown
-from raysim.tracking.folder import RunFolder
-from raysim.tracking.store import VARIABLE, check_uri
 
 
 def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: bool) -> Summary:

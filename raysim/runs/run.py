@@ -14,7 +14,8 @@ from raysim.common.errors import ScenarioError
 from raysim.common.results import Summary, Tracker
 from raysim.data import datasets
 from raysim.engine.stop import Stop
-from raysim.report.load import (
+from raysim.results.folder import RunFolder
+from raysim.results.load import (
     class_accuracy,
     last_measured,
     read_clients,
@@ -22,6 +23,7 @@ from raysim.report.load import (
     read_rounds,
     read_summary,
 )
+from raysim.results.store import check_uri
 from raysim.runs.execution import RESUME, Execution, Options
 from raysim.runs.find import find_run
 from raysim.runs.identity import Identity, run_scenario
@@ -32,8 +34,6 @@ from raysim.runs.warm_start import warm_start
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.trackers import trackers_of
-from raysim.tracking.folder import RunFolder
-from raysim.tracking.store import check_uri
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -23,14 +23,14 @@ from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.progress import Progress
 from raysim.engine.recorder import Recorder
 from raysim.engine.run import Rounds, state_digest
-from raysim.report.units import plural
+from raysim.results.in_memory import MemoryTracker
+from raysim.results.units import plural
 from raysim.runs.machine import device_in_process, state_limits
 from raysim.runs.plan import make_plan
 from raysim.runs.signals import sigterm_kept
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.in_memory import MemoryTracker
 
 VARYING = ("time/", "memory/", "engine/")
 """Prefixes of metrics that describe the execution and may differ between backends, except those in `SAME`."""

@@ -18,7 +18,7 @@ from raysim.data.partition import Listed, Natural, check_partition, check_split,
 from raysim.data.partition_counts import Split
 from raysim.data.specs import DATASETS, DatasetSpec, Files, of_files
 from raysim.plugins.registry import named
-from raysim.report.units import plural
+from raysim.results.units import plural
 from raysim.scenario.origin import Key
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.schema import Normalise, SplitShares

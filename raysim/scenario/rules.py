@@ -14,12 +14,12 @@ from raysim.common.text import holds_secret
 from raysim.data.partition_counts import pooled
 from raysim.engine.learning_rate import factor_of
 from raysim.plugins.calling import failing
+from raysim.results.store import PASSWORD, USER
 from raysim.scenario.data import input_digests
 from raysim.scenario.deciding import DECIDING, missing_setting
 from raysim.scenario.origin import Key
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.trackers import check_trackers
-from raysim.tracking.store import PASSWORD, USER
 
 if TYPE_CHECKING:
     from raysim.scenario.scenario import Scenario

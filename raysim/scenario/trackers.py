@@ -13,11 +13,11 @@ from typing import Any
 from raysim.common.errors import ScenarioError
 from raysim.common.results import ClientRow, RunCard, Status, Tracker
 from raysim.plugins.calling import failing
+from raysim.results.tensorboard import TensorBoard
+from raysim.results.wandb import Wandb
 from raysim.scenario.named import checked_fields, class_of, made, split_name
 from raysim.scenario.origin import Key
 from raysim.scenario.parse import ParsedScenario
-from raysim.tracking.tensorboard import TensorBoard
-from raysim.tracking.wandb import Wandb
 
 TRACKERS: Mapping[str, type] = {"tensorboard": TensorBoard, "wandb": Wandb}
 """raysim's own trackers. Each needs the package with the same name, which the extra with the same name installs."""

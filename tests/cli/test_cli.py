@@ -17,7 +17,6 @@ import yaml
 from raysim.cli.main import cli
 from raysim.common.errors import ScenarioError
 from raysim.common.results import METRICS, ClientRow
-from raysim.comparison.measures import ALL_MEASURES
 from raysim.data.specs import DATASETS
 from raysim.models import MODELS
 from raysim.plugins import class_check
@@ -27,8 +26,9 @@ from raysim.scenario.parse import parse_scenario
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import Settings
 from raysim.scenario.sentences import NAMED, NAMED_SECTIONS
-from raysim.sweeps import definition
-from raysim.sweeps.definition import KEYS
+from raysim.study import definition
+from raysim.study.definition import KEYS
+from raysim.study.measures import ALL_MEASURES
 from tests.cli.command import run
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"

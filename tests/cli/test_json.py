@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from raysim.comparison.compare import compare
 from raysim.jobs.job_log import PREFIX
 from raysim.plugins.registry import algorithm_names
-from raysim.sweeps.definition import load_sweep
+from raysim.study.compare import compare
+from raysim.study.definition import load_sweep
 from tests.cli.command import run
-from tests.comparison.runs import make_run
 from tests.conftest import REPOSITORY
 from tests.jobs.fakes import FakeClient, details, use
+from tests.study.runs import make_run
 
 QUICKSTART = str(REPOSITORY / "scenarios" / "quickstart.yaml")
 

@@ -56,9 +56,9 @@ from raysim.engine.run import Rounds
 from raysim.engine.workers.client import ClientWorker
 from raysim.engine.workers.server import ServerWorker
 from raysim.engine.workers.state_files import StateFiles, StateLimits
+from raysim.results.in_memory import MemoryTracker
 from raysim.runs.plan import RunData, make_plan
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import all_rounds, plain
 
 T = TypeVar("T")

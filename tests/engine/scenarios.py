@@ -19,10 +19,10 @@ from raysim.engine.recorder import Recorder
 from raysim.engine.run import Rounds
 from raysim.engine.stop import Stop
 from raysim.plugins.registry import algorithm_names
+from raysim.results.in_memory import MemoryTracker
 from raysim.runs.plan import make_plan
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.in_memory import MemoryTracker
 from tests.choices import first
 
 

@@ -20,7 +20,7 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
-from raysim.tracking.in_memory import MemoryTracker
+from raysim.results.in_memory import MemoryTracker
 from tests.engine.scenarios import ROUNDS, loaded, outcome, plain, rounds_of
 from tests.engine.test_recovery import Dies
 

@@ -27,8 +27,8 @@ from raysim.engine.records import (
     LostError,
 )
 from raysim.engine.stop import Stop
+from raysim.results.in_memory import MemoryTracker
 from raysim.scenario.parse import ParsedScenario
-from raysim.tracking.in_memory import MemoryTracker
 from tests.conftest import said
 from tests.engine import scenarios
 from tests.engine.scenarios import ROUNDS, Outcome, all_rounds, outcome, planned

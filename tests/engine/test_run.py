@@ -25,11 +25,11 @@ from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.workers.client import ClientWorker
 from raysim.models.split import SplitNet
-from raysim.report.load import class_accuracy
+from raysim.results.in_memory import MemoryTracker
+from raysim.results.load import class_accuracy
 from raysim.runs.plan import make_plan
 from raysim.runs.run import Run, run
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import loaded
 
 

@@ -17,12 +17,12 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.run import run_round, state_digest
-from raysim.report.load import read_rounds
+from raysim.results.in_memory import MemoryTracker
+from raysim.results.load import read_rounds
 from raysim.runs.plan import make_plan
 from raysim.runs.run import Run, run
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import all_rounds
 from tests.engine.scenarios import plain as loaded
 

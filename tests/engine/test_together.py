@@ -13,7 +13,7 @@ from raysim.core.algorithm import Client
 from raysim.core.data import Batch
 from raysim.core.ops import cross_entropy
 from raysim.engine.plan import Plan
-from raysim.tracking.in_memory import MemoryTracker
+from raysim.results.in_memory import MemoryTracker
 from tests.engine import scenarios
 from tests.engine.scenarios import loaded, of_method, planned
 

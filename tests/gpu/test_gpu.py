@@ -18,9 +18,9 @@ from raysim.core.torch_workarounds import countable
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.run import state_digest
 from raysim.plugins.registry import algorithm_names
+from raysim.results.in_memory import MemoryTracker
 from raysim.runs.plan import make_plan
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import all_rounds, digits, loaded, of_method
 
 pytestmark = [

@@ -13,13 +13,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from raysim.common.errors import ScenarioError
-from raysim.comparison.pictures import KINDS
-from raysim.comparison.pictures import plot as draw
-from raysim.report import figures as style
+from raysim.results import figures as style
 from raysim.runs.opened import OpenedRun
 from raysim.runs.run import Run
+from raysim.study.pictures import KINDS
+from raysim.study.pictures import plot as draw
 from tests.cli.command import run
-from tests.comparison.runs import make_run
+from tests.study.runs import make_run
 
 Runs = Callable[..., Run]
 

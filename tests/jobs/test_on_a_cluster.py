@@ -25,11 +25,11 @@ import psutil
 import pytest
 
 from raysim.cli.main import main
-from raysim.comparison.compare import compare
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.runs.run import run
 from raysim.scenario.parse import parse_scenario
+from raysim.study.compare import compare
 from tests.conftest import REPOSITORY
 
 pytestmark = [

@@ -12,7 +12,7 @@ from raysim.common.installed import installed
 from raysim.jobs.submit import stage
 from raysim.plugins.own_code import JOB_CODE, OwnCode
 from raysim.runs.code import checkout
-from raysim.sweeps.definition import files_of, load_sweep
+from raysim.study.definition import files_of, load_sweep
 from tests.conftest import REPOSITORY
 
 QUICKSTART = REPOSITORY / "scenarios" / "quickstart.yaml"

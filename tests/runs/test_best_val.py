@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raysim.common.errors import ScenarioError
-from raysim.report.load import last_measured, read_clients
+from raysim.results.load import last_measured, read_clients
 from raysim.runs.run import Run, run
 from raysim.runs.verify import verify
 from tests.conftest import plain_runs

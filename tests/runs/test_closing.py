@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from raysim.report.load import read_summary
+from raysim.results.database import load_mlflow
+from raysim.results.folder import RunFolder
+from raysim.results.in_memory import MemoryTracker
+from raysim.results.load import read_summary
+from raysim.results.mlflow import ARTIFACTS, MlflowTracker
 from raysim.runs.execution import Execution
 from raysim.runs.run import Run, run
-from raysim.tracking.database import load_mlflow
-from raysim.tracking.folder import RunFolder
-from raysim.tracking.in_memory import MemoryTracker
-from raysim.tracking.mlflow import ARTIFACTS, MlflowTracker
 from tests.engine.scenarios import plain as loaded
 
 pytestmark = pytest.mark.usefixtures("recorded_in_mlflow")

@@ -12,10 +12,10 @@ import pytest
 
 from raysim import algorithms
 from raysim.common.errors import ScenarioError
+from raysim.results.in_memory import MemoryTracker
 from raysim.runs import code
 from raysim.runs.code import Code
 from raysim.runs.run import Run, run
-from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import plain as loaded
 
 METHOD = '''"""Trains alone, with a loss from a file of its own."""

@@ -16,9 +16,9 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.common.results import LOCK
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
-from raysim.report.load import read_clients, read_rounds
+from raysim.results.in_memory import MemoryTracker
+from raysim.results.load import read_clients, read_rounds
 from raysim.runs.run import Run, run
-from raysim.tracking.in_memory import MemoryTracker
 from tests.choices import first
 from tests.engine.scenarios import loaded as mixed
 from tests.engine.scenarios import of_method

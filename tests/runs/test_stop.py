@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raysim.common.errors import ScenarioError
-from raysim.report.table import summary_rows
+from raysim.results.table import summary_rows
 from raysim.runs.run import Run, run
 from raysim.scenario.scenario import Scenario
 from tests.engine.scenarios import loaded

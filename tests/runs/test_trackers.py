@@ -14,7 +14,7 @@ from raysim.common.errors import RunError, ScenarioError
 from raysim.runs.run import Run, run
 from raysim.scenario import trackers
 from raysim.scenario.scenario import Scenario
-from raysim.sweeps.cells import identity
+from raysim.study.cells import identity
 from tests.engine.scenarios import plain as loaded
 from tests.runs.test_resume import Cut
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from raysim.common.errors import ScenarioError
-from raysim.comparison.sweep_card import SWEEP_CARD, SweepCard
 from raysim.core.state import Serialized, deserialize, serialize
 from raysim.runs.identity import FORMAT, Identity
+from raysim.study.sweep_card import SWEEP_CARD, SweepCard
 
 RUN_ID = "20261121-101500-ab12"
 FACTS: dict[str, Any] = {

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from raysim.scenario.scenario import Scenario
-from raysim.sweeps.cells import Cell, Sweep
-from raysim.sweeps.definition import load_sweep
+from raysim.study.cells import Cell, Sweep
+from raysim.study.definition import load_sweep
 from tests.conftest import REPOSITORY
 
 FOLDER = REPOSITORY / "scenarios" / "papers"

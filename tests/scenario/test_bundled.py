@@ -8,7 +8,7 @@ import pytest
 
 import raysim
 from raysim.scenario.bundled import bundled_names, scenario_file
-from raysim.sweeps.definition import load_sweep
+from raysim.study.definition import load_sweep
 from tests.cli.command import run
 from tests.conftest import REPOSITORY
 

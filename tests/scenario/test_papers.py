@@ -19,7 +19,7 @@ from raysim.models import build_model
 from raysim.models.encoders import ENCODERS, weights_file
 from raysim.plugins.registry import algorithm_class
 from raysim.scenario.scenario import Scenario
-from raysim.sweeps.cells import Cell
+from raysim.study.cells import Cell
 from tests.conftest import REPOSITORY
 from tests.scenario.papers import BASES, FILES, checked, name_of, sweep_of
 

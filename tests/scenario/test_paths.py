@@ -10,8 +10,8 @@ import yaml
 
 import raysim
 from raysim.scenario.parse import ParsedScenario, parse_scenario
-from raysim.sweeps.cells import placed
-from raysim.sweeps.definition import load_sweep
+from raysim.study.cells import placed
+from raysim.study.definition import load_sweep
 from tests.data.own import scenario, table
 from tests.engine.scenarios import digits
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from raysim.common.errors import ScenarioError
-from raysim.comparison.runs import find_runs
 from raysim.engine.inprocess import InProcessBackend
 from raysim.runs.plan import RunData, make_plan
 from raysim.runs.run import run
 from raysim.scenario.scenario import Scenario
+from raysim.study.runs import find_runs
 from tests.engine.scenarios import ROUNDS, loaded, outcome
 
 DIGITS, TRAIN = 1797, 1437

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from raysim.report.figures import save_picture
-from raysim.report.plots import Curve, draw_curves
+from raysim.results.figures import save_picture
+from raysim.results.plots import Curve, draw_curves
 
 FOLDER = Path(__file__).parent
 

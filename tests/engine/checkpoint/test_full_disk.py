@@ -12,8 +12,8 @@ import pytest
 from raysim.common.errors import RunError
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.results.in_memory import MemoryTracker
 from raysim.runs.run import Run, run
-from raysim.tracking.in_memory import MemoryTracker
 from tests.engine.scenarios import plain as loaded
 
 ON_RAY = [pytest.mark.ray, pytest.mark.large, pytest.mark.xdist_group("ray")]

@@ -11,9 +11,9 @@ from tests.chaos import KINDS, Chaos, Strike
 
 pytestmark = [pytest.mark.ray, pytest.mark.large]
 
-ROUND = "raysim.tracking.folder:RunFolder.log"
+ROUND = "raysim.results.folder:RunFolder.log"
 DRAW = "raysim.runs.execution:Execution._draw"
-TERMINATE = "raysim.tracking.mlflow:MlflowTracker._complete"
+TERMINATE = "raysim.results.mlflow:MlflowTracker._complete"
 
 
 def test_each_kind_of_process_is_killed_in_rounds_and_in_the_closing(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ from raysim.engine.ray.pool import ActorPool
 from raysim.engine.run import state_digest
 from raysim.engine.workers.state_files import StateLimits
 from raysim.plugins.registry import algorithm_names
+from raysim.results.in_memory import MemoryTracker
 from raysim.runs.plan import make_plan
 from raysim.runs.run import Run, run
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
-from raysim.tracking.in_memory import MemoryTracker
 from tests.choices import first
 from tests.engine.scenarios import all_rounds, loaded, of_method
 from tests.engine.test_system import UNEVEN

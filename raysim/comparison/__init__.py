@@ -1,1 +1,0 @@
-"""Comparison of runs: measures, intervals over seeds, differences between variants, and notes on their fairness."""

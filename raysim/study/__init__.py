@@ -1,0 +1,1 @@
+"""Studies: sweeps and tuning of many runs from one file, and their comparison as tables, notes and plots."""

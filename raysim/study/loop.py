@@ -1,0 +1,173 @@
+"""Runs every cell of a sweep once. Interrupted cells are resumed; a failed cell does not stop the others."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raysim.common.errors import RaysimError, RunError, ScenarioError
+from raysim.common.files import hold, reason
+from raysim.common.text import distinct, mlflow_name
+from raysim.data import datasets
+from raysim.results.parent import ParentRun
+from raysim.results.store import check_uri
+from raysim.runs.signals import interruptible, sigterm_kept
+from raysim.scenario.trackers import check_packages
+from raysim.study.cells import CellState, Sweep, chosen_cells, states_of
+from raysim.study.choice import JOURNAL, TRIALS, Tuning, TuningProgress, trials_frame, write_journal
+from raysim.study.compare import compare
+from raysim.study.copies import download, upload
+from raysim.study.pictures import draw
+from raysim.study.sweep_card import SWEEP_LOCK
+from raysim.study.tables import write_tables
+from raysim.study.workers import Show, run_cell, run_cells
+
+if TYPE_CHECKING:
+    from raysim.engine.ray.tasks import Tasks
+
+logger = logging.getLogger(__name__)
+
+COMPARISON = "comparison"
+"""Name of the folder, inside the sweep's folder, for tables and figures."""
+
+
+def run_sweep(
+    sweep: Sweep,
+    *,
+    parallel: int | None = None,
+    retry_failed: bool = False,
+    only: Sequence[str] = (),
+    show: Show = lambda progress: None,
+) -> list[CellState]:
+    """Run every cell that is not done; return the states of all cells.
+
+    parallel: cells at the same time; default: one per CPU of the machine, or of the cluster at RAY_ADDRESS.
+    retry_failed: run failed cells again. only: run only cells with these names, see `chosen_cells`; the others stay as
+    they are, and variants without any of them are not tuned. show: called often with the progress.
+
+    Raises:
+        ScenarioError: another process runs this sweep, its folder cannot be used, or no cell has a name in `only`.
+        KeyboardInterrupt: after Ctrl-C, once every running cell has finished its round.
+        RunError: the comparison of the cells could not be written, logged to MLflow, or copied to an address.
+    """
+    chosen = {cell.name for cell in chosen_cells(sweep, only)}
+    datasets.forget()
+    uri = check_uri(sweep.cells[0].scenario.tracking.uri)
+    for cell in sweep.cells:
+        check_packages(cell.scenario)
+    from raysim.engine.ray.tasks import Tasks  # imported here, because importing Ray takes a second
+
+    # SIGTERM must also end a sweep before its first cell.
+    with interruptible(), sigterm_kept(), contextlib.ExitStack() as cleanup:
+        lock(sweep, cleanup)
+        download(sweep)
+        tasks = cleanup.enter_context(Tasks(run_cell, parallel))
+        if sweep.tuning is not None:
+            sweep = _tune(sweep, sweep.tuning.of_cells(chosen), uri, tasks, retry_failed, show)
+        sweep.card().write(sweep.output)
+        states = {one.cell.name: one for one in states_of(sweep)}
+        shown = {name: one for name, one in states.items() if name in chosen}
+        left = [one for one in _left(shown.values(), retry_failed) if not one.cell.pending]
+        if left or _done(states.values()):
+            with ParentRun(uri, sweep.name, sweep.output) as parent:
+                run_cells(left, shown, sweep, parent, tasks, show)
+                states |= shown
+                _finish(sweep, states, parent)
+        return list(states.values())
+
+
+def _finish(sweep: Sweep, states: dict[str, CellState], parent: ParentRun) -> None:
+    """Read the states again, compare the results and copy them to the address. Raises `RunError`."""
+    # States are read again, because data files may have changed during the runs. A table must not mix two data sets.
+    datasets.forget()
+    now = states_of(sweep)
+    states |= {one.cell.name: one for one in now if "done" in (one.state, states[one.cell.name].state)}
+    try:
+        _compare(sweep, list(states.values()), parent)
+        upload(sweep)
+        if sweep.tuning is not None:
+            upload(sweep.tuning.sweep)
+    except RaysimError as error:
+        raise RunError(f"{str(error).rstrip('.')}; run the same command to try again") from error
+
+
+def _left(states: Iterable[CellState], retry_failed: bool) -> list[CellState]:
+    return [one for one in states if one.state != "done" and (retry_failed or one.state != "failed")]
+
+
+def _tune(sweep: Sweep, tuning: Tuning, uri: str, tasks: Tasks, retry_failed: bool, show: Show) -> Sweep:
+    """Run the remaining trials, and return the sweep with the values that they choose.
+
+    Each pass runs the cells that must end before the next decision of each candidate. A cell that fails or is lost is
+    not tried twice; one that is lost, or fails before it has a run folder, leaves its candidate without a choice.
+    """
+    parent: ParentRun | None = None
+    progress = [TuningProgress(tuning, candidate) for candidate in tuning.candidates]
+    with contextlib.ExitStack() as cleanup:
+        lock(tuning.sweep, cleanup)
+        download(tuning.sweep)
+        active = [one for one in progress if one.advance(retry_failed)]
+        if active:
+            (tuning.sweep.output / JOURNAL).unlink(missing_ok=True)
+        while active:
+            states = {state.cell.name: state for one in active for state in one.open}
+            cells = tuple(state.cell for state in states.values())
+            trials = replace(tuning.sweep, cells=cells)
+            trials.card().write(trials.output)
+            parent = parent or cleanup.enter_context(ParentRun(uri, trials.name, trials.output))
+            run_cells(_left(states.values(), retry_failed), states, trials, parent, tasks, show)
+            active = [one for one in active if one.advance(retry_failed, ran=True)]
+        if parent is not None:
+            parent.close(all(one.chosen for one in progress), {}, [])
+    for one in progress:
+        logger.log(logging.WARNING if one.chosen is None else logging.INFO, one.tuned.sentence)
+    everything = sweep.tuning or tuning  # includes cells that the user did not select for this command
+    progress = everything.progress()
+    cells = tuple(state.cell for one in progress for trial in one.trials.values() for state in trial.states)
+    replace(tuning.sweep, cells=cells).card().write(tuning.sweep.output)
+    trials_frame(progress).to_csv(tuning.sweep.output / TRIALS, index=False)
+    if not (tuning.sweep.output / JOURNAL).exists():
+        write_journal(everything, progress)
+    return everything.resolved(sweep, progress)
+
+
+def lock(sweep: Sweep, cleanup: contextlib.ExitStack) -> None:
+    """Prevent other processes from running the same sweep. Raises `ScenarioError`."""
+    try:
+        sweep.output.mkdir(parents=True, exist_ok=True)
+        handle = hold(sweep.output / SWEEP_LOCK)
+    except BlockingIOError:
+        text = f"{sweep.output}: another process is running this sweep; see its progress with --status"
+        raise ScenarioError(text) from None
+    except OSError as error:
+        raise ScenarioError(f"{sweep.output} cannot be written ({reason(error)}); choose a writable folder") from None
+    cleanup.callback(os.close, handle)
+
+
+def _done(states: Iterable[CellState]) -> list[Path]:
+    return [one.folder for one in states if one.state == "done" and one.folder is not None]
+
+
+def _compare(sweep: Sweep, states: Sequence[CellState], parent: ParentRun) -> None:
+    """Write the comparison of finished cells, and log it to the sweep's run in MLflow. Raises `RaysimError`."""
+    folders = _done(states)
+    metrics: dict[str, float] = {}
+    files: list[Path] = []
+    place = sweep.output / COMPARISON
+    try:
+        if folders:
+            comparison = compare(*folders)
+            files = [*write_tables(comparison, place), *draw(comparison, place)]
+            variants = [variant.name for variant in comparison.variants]
+            for variant, called in zip(variants, distinct(map(mlflow_name, variants)), strict=True):
+                for measure in comparison.measures:
+                    if (estimate := comparison.estimate(variant, measure)) is not None:
+                        metrics[f"{measure}/{called}"] = estimate.mean
+        parent.close(len(folders) == len(states), metrics, files)
+    except OSError as error:
+        raise RunError(f"{place} cannot be written ({reason(error)})") from error

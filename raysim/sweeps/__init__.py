@@ -1,1 +1,0 @@
-"""Sweeps: many runs from one file, several at a time. A finished run is not repeated."""

@@ -1,1 +1,0 @@
-"""Trackers: the run folder, MLflow, TensorBoard, and Weights & Biases."""
