@@ -1,4 +1,4 @@
-"""FedAvg, FD, FedProto and Standalone on Fashion-MNIST, beside PFLlib: accuracies and seconds per round.
+"""FedAvg, FD, FedProto, APFL, Ditto and Standalone on Fashion-MNIST, beside PFLlib: accuracies and seconds per round.
 
 The setting is PFLlib's default one: 20 clients, all in every round, its CNN of four layers, batches of 10, 1 local
 epoch, plain SGD with learning rate 0.005. The 70,000 images are dealt as PFLlib deals them (NumPy seed 1): by a
@@ -12,10 +12,10 @@ CHECKOUT is a copy of https://github.com/TsingZ0/PFLlib, which needs torchvision
 same command continues raysim's runs; it starts an interrupted run of PFLlib again.
 
 Printed is the greatest pooled accuracy over rounds in per cent: correct test images of all clients / all test images,
-each client tested with the model that PFLlib tests (FedAvg: the global model; the others: its own model, FedProto with
-the nearest of all global prototypes), before the training of a round. So N rounds give the accuracies after
-0, ..., N - 1 trainings. The published values are those of PFLlib's leaderboard after 2,000 rounds, three trials. It has
-no value for Standalone, which exchanges nothing and so shows what the other methods gain.
+each client tested with the model that PFLlib tests (FedAvg: the global model; APFL: the mixture; the others: its own
+model, FedProto with the nearest of all global prototypes), before the training of a round. So N rounds give the
+accuracies after 0, ..., N - 1 trainings. The published values are those of PFLlib's leaderboard after 2,000 rounds,
+three trials. It has no value for Standalone, which exchanges nothing and so shows what the other methods gain.
 
 The settings of raysim below mean the same as PFLlib's code of 2025-11-29, with these differences:
 
@@ -27,6 +27,14 @@ The settings of raysim below mean the same as PFLlib's code of 2025-11-29, with 
   PFLlib's process ends when scikit-learn refuses infinite outputs.
 - FD and FedProto: in PFLlib, a client sends nothing for a class whose images are all in the batch that it leaves out.
   If no client sends a class, PFLlib's FD takes the client's own logits as targets; raysim leaves the loss out.
+- Ditto: PFLlib's `mu` is `lambda_`. PFLlib's default is 0, with which every client trains alone, and the value behind
+  the leaderboard is not published; 1 is raysim's default. The rest is the same: both models are trained for 1 epoch,
+  the personal one first.
+- APFL: in PFLlib, too, alpha begins with 1, the default of its command line. PFLlib trains the personal model by its
+  own loss and replaces it by the mixture after each round; raysim trains it by the loss of the mixture, as in the
+  paper. PFLlib adds 0.02 alpha to alpha's gradient, which draws alpha below 1. It tests the mixture with the global
+  model that the client trained last, raysim that with the global model just received.
+- APFL and Ditto are not run from the checkout.
 - FedProto before the first training: PFLlib has no prototypes and reports 0; raysim uses the initial classifier.
 - Tests: PFLlib also computes the loss on all training images and the AUC, and tests in batches of 10.
 """
@@ -65,15 +73,21 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
         "FedProto",
         {"name": "fedproto", "profile": "official", "inference": "nearest", "nearest": "all", "lambda_": 1.0},
     ),
+    "apfl": ("", {"name": "apfl", "alpha": 1.0, "agg": "weighted"}),
+    "ditto": ("", {"name": "ditto", "lambda_": 1.0, "agg": "weighted"}),
 }
 """Name -> PFLlib's name, empty if PFLlib's checkout is not run for it; section `algorithm` of the scenario."""
 PUBLISHED = {
     ("dirichlet", "fedavg"): "85.85 ± 0.19",
     ("dirichlet", "fd"): "97.43 ± 0.04",
     ("dirichlet", "fedproto"): "97.40 ± 0.02",
+    ("dirichlet", "apfl"): "97.25 ± 0.08",
+    ("dirichlet", "ditto"): "97.47 ± 0.04",
     ("pathological", "fedavg"): "80.41 ± 0.08",
     ("pathological", "fd"): "99.51 ± 0.03",
     ("pathological", "fedproto"): "99.49 ± 0.04",
+    ("pathological", "apfl"): "99.41 ± 0.02",
+    ("pathological", "ditto"): "99.44 ± 0.06",
 }
 """PFLlib's docs/benchmark.html, columns FMNIST; FD is FedDistill there."""
 METRIC = "accuracy/participants_pooled"
