@@ -165,6 +165,20 @@ def public() -> str:
     return markdown(["method", "last", "total MiB", "minus Standalone"], lines, right=range(1, 4))
 
 
+def robust_rules() -> str:
+    """Return FedAvg's accuracy by attack and by rule, and what each rule costs without an attack."""
+    rows = read(RESULTS / "robust_rules.csv")
+    rules = dict.fromkeys(row["rule"] for row in rows)
+    lines = []
+    for attack in dict.fromkeys(row["attack"] for row in rows):
+        last = {rule: by_seed([row for row in rows if row["attack"] == attack], rule, "last", "rule") for rule in rules}
+        lines.append([attack, *(shown(estimate(list(of.values()))) for of in last.values())])
+        if attack == "none":
+            costs = [difference(of, last["mean"]) for rule, of in last.items() if rule != "mean"]
+            lines.append(["none, minus the mean", "-", *costs])
+    return markdown(["attack", *rules], lines, right=range(1, 5))
+
+
 def beside_fluke() -> str:
     """Return accuracies of raysim and fluke-fl with their own batches, and the differences with the same batches."""
     rows = read(RESULTS / "beside_fluke.csv")
@@ -221,6 +235,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fedral_choices": fedral_choices,
     "hks_table1": hks_table1,
     "public": public,
+    "robust_rules": robust_rules,
     "beside_fluke": beside_fluke,
     "beside_niid_bench": partial(reported, "beside_niid_bench", "partition"),
     "beside_pfllib": partial(reported, "beside_pfllib", "method"),
@@ -233,9 +248,9 @@ def read(path: Path) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def by_seed(rows: Iterable[Row], variant: str, measure: str) -> dict[object, float]:
-    """Return the measure of a variant by seed, in per cent."""
-    return {row["seed"]: 100 * float(row[measure]) for row in rows if row["variant"] == variant}
+def by_seed(rows: Iterable[Row], variant: str, measure: str, column: str = "variant") -> dict[object, float]:
+    """Return the measure of a variant, which is named in a column, by seed, in per cent."""
+    return {row["seed"]: 100 * float(row[measure]) for row in rows if row[column] == variant}
 
 
 def every_round(name: str, variant: str, measure: str) -> list[float]:
