@@ -28,13 +28,12 @@ The settings of raysim below mean the same as PFLlib's code of 2025-11-29, with 
 - FD and FedProto: in PFLlib, a client sends nothing for a class whose images are all in the batch that it leaves out.
   If no client sends a class, PFLlib's FD takes the client's own logits as targets; raysim leaves the loss out.
 - Ditto: PFLlib's `mu` is `lambda_`. PFLlib's default is 0, with which every client trains alone, and the value behind
-  the leaderboard is not published; 1 is raysim's default. The rest is the same: both models are trained for 1 epoch,
-  the personal one first.
+  the leaderboard is not published; here it is 1, raysim's default, on both sides. The rest is the same: both models are
+  trained for 1 epoch, the personal one first.
 - APFL: in PFLlib, too, alpha begins with 1, the default of its command line. PFLlib trains the personal model by its
   own loss and replaces it by the mixture after each round; raysim trains it by the loss of the mixture, as in the
   paper. PFLlib adds 0.02 alpha to alpha's gradient, which draws alpha below 1. It tests the mixture with the global
   model that the client trained last, raysim that with the global model just received.
-- APFL and Ditto are not run from the checkout.
 - FedProto before the first training: PFLlib has no prototypes and reports 0; raysim uses the initial classifier.
 - Tests: PFLlib also computes the loss on all training images and the AUC, and tests in batches of 10.
 """
@@ -73,8 +72,8 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
         "FedProto",
         {"name": "fedproto", "profile": "official", "inference": "nearest", "nearest": "all", "lambda_": 1.0},
     ),
-    "apfl": ("", {"name": "apfl", "alpha": 1.0, "agg": "weighted"}),
-    "ditto": ("", {"name": "ditto", "lambda_": 1.0, "agg": "weighted"}),
+    "apfl": ("APFL", {"name": "apfl", "alpha": 1.0, "agg": "weighted"}),
+    "ditto": ("Ditto", {"name": "ditto", "lambda_": 1.0, "agg": "weighted"}),
 }
 """Name -> PFLlib's name, empty if PFLlib's checkout is not run for it; section `algorithm` of the scenario."""
 PUBLISHED = {

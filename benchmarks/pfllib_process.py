@@ -1,4 +1,4 @@
-"""Run PFLlib's FedAvg, FD or FedProto round by round, in a process of its own; for `beside_pfllib.py`.
+"""Run a method of PFLlib round by round, in a process of its own; for `beside_pfllib.py`.
 
     python benchmarks/pfllib_process.py CHECKOUT FOLDER METHOD THREADS EVERY
 
@@ -15,6 +15,8 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -28,12 +30,18 @@ from torch import nn
 from raysim.common.errors import RaysimError
 
 Ints = NDArray[np.int64]
-SERVERS = {"FedAvg": "serveravg", "FD": "serverfd", "FedProto": "serverproto"}
+SERVERS = {
+    "FedAvg": "serveravg",
+    "FD": "serverfd",
+    "FedProto": "serverproto",
+    "APFL": "serverapfl",
+    "Ditto": "serverditto",
+}
 ROUNDS = 10**9  # the parent process decides when to stop
 
 
 def settings(method: str, every: int) -> Namespace:
-    """Return the options that PFLlib's classes read, with the defaults of its command line."""
+    """Return the options that PFLlib's classes read, with the defaults of its command line, but `mu` 1 instead of 0."""
     return Namespace(
         algorithm=method,
         dataset="FashionMNIST",
@@ -46,6 +54,9 @@ def settings(method: str, every: int) -> Namespace:
         learning_rate_decay=False,
         learning_rate_decay_gamma=0.99,
         lamda=1.0,
+        alpha=1.0,
+        mu=1.0,
+        plocal_epochs=1,
         join_ratio=1.0,
         random_join_ratio=False,
         client_drop_rate=0.0,
@@ -86,7 +97,7 @@ def make_server(checkout: Path, method: str, every: int) -> Any:
 
 def run(server: Any, answers: Any) -> None:
     """Run one iteration for each line on the standard input."""
-    select, evaluate = server.select_clients, server.evaluate
+    select = server.select_clients
     begun: list[tuple[float, float]] = []
     tested_s: list[float] = []
 
@@ -108,12 +119,15 @@ def run(server: Any, answers: Any) -> None:
         begun.append((time.perf_counter(), time.process_time()))
         return select()
 
-    def timed() -> None:
+    def timed(evaluate: Callable[[], None]) -> None:
         begin_s = time.process_time()
         evaluate()
         tested_s.append(time.process_time() - begin_s)
 
-    server.select_clients, server.evaluate = select_clients, timed
+    server.select_clients = select_clients
+    for test in ("evaluate", "evaluate_personalized"):  # Ditto has both, and the second gives the accuracy
+        if hasattr(server, test):
+            setattr(server, test, partial(timed, getattr(server, test)))
     server.train()
 
 
