@@ -138,7 +138,7 @@ def workplace(
     """An empty current folder, without the settings of the user who runs the tests; runs draw no pictures.
 
     Drawing takes more than half the time of a tiny run. Real pictures are drawn in `engine/test_run.py` (fixture
-    `finished`), `report/test_plots.py`, `data/test_partition.py`, and by every run that is a process or a job.
+    `finished`), `results/test_plots.py`, `data/test_partition.py`, and by every run that is a process or a job.
     Recording a run in MLflow takes as long as its training, so it is done only for tests with `recorded_in_mlflow`,
     and in the same other places.
     """
@@ -181,10 +181,10 @@ SLOW = (
     "runs/test_resume.py",
     "runs/test_verify.py",
     "scenario/test_papers.py",
-    "tracking/test_mlflow_resume.py",
-    "tracking/test_mlflow_tracker.py",
-    "tracking/test_reopened_folder.py",
-    "tracking/test_ui.py",
+    "results/test_mlflow_resume.py",
+    "results/test_mlflow_tracker.py",
+    "results/test_reopened_folder.py",
+    "results/test_ui.py",
 )
 """Files without Ray whose tests train or wait for seconds: `make test-fast` leaves them out."""
 

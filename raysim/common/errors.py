@@ -14,7 +14,7 @@ class RaysimError(Exception):
     ...     scenario = raysim.Scenario.load("quickstart", ["rounds=0"])
     ... except raysim.RaysimError as error:
     ...     print(f"{error} (exit code {error.exit_code})")
-    --set rounds=0: rounds: 0 given; allowed: at least 1 (exit code 2)
+    --set rounds=0: rounds: 0 given; allowed: a whole number at least 1 and at most 1000000000 (exit code 2)
     """
 
     exit_code = 1

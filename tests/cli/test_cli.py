@@ -136,12 +136,6 @@ REFUSED = [
 ]
 
 
-def test_a_method_is_no_scenario(capfd: pytest.CaptureFixture[str], workplace: Path) -> None:
-    Path("mine.py").write_text("import raysim\n")
-    code, _, err = run(capfd, "launch", "mine.py")
-    assert code == 2 and "--set algorithm.name=./mine.py" in err
-
-
 @pytest.mark.parametrize(("args", "word"), REFUSED, ids=[" ".join(args)[-50:] for args, _ in REFUSED])
 def test_bad_input_is_exit_code_2_and_names_the_key(
     capfd: pytest.CaptureFixture[str], workplace: Path, args: list[str], word: str

@@ -16,9 +16,7 @@ from raysim.common.errors import ScenarioError
 from raysim.data.datasets import load_dataset
 from raysim.data.files import find_files
 from raysim.data.leaf import CHARACTERS
-from raysim.data.sources import Source
 from raysim.data.specs import Files
-from raysim.data.tables import read_tables
 from raysim.runs.plan import RunData
 from raysim.runs.run import Run, run
 from tests.data import layouts
@@ -54,16 +52,6 @@ def test_parts_of_images(folders: tuple[str, ...], counts: tuple[int, int], tmp_
         (tmp_path / folder / "1.png").write_bytes(b"")
     source = find_files("images", Files((str(tmp_path),)))
     assert (len(source.train), len(source.test)) == counts
-
-
-def test_labels_that_are_text_in_one_csv_file(workplace: Path) -> None:
-    """Of a file with the labels 1 and 2 alone, the column would be of numbers, and 01 would be 1."""
-    for part, labels in (("train", ["01", "2", "a"]), ("test", ["01", "2", "2"])):
-        rows = [f"{i},{label}" for i, label in enumerate(labels)]
-        (workplace / f"{part}.csv").write_text("\n".join(["x,label", *rows]) + "\n")
-    source = Source("csv", workplace, (workplace / "train.csv",), (workplace / "test.csv",))
-    read = read_tables(source, Files(("train.csv", "test.csv")))
-    assert (read.class_names, read.label_M.tolist()) == (("01", "2", "a"), [0, 1, 2, 0, 1, 1])
 
 
 def test_a_train_and_a_test_part(workplace: Path) -> None:

@@ -81,11 +81,3 @@ def test_who_trains_together_is_written_down(sets: list[str], found: dict[str, i
 def test_what_cannot_be_trained_together(sets: list[str], sentence: str) -> None:
     with pytest.raises(ScenarioError, match=re.escape(sentence)):
         Scenario.of(loaded(*sets))
-
-
-def test_batches_of_one_sample() -> None:
-    """Refused by default and in an override, for networks with BatchNorm only."""
-    for key in ("training.batch_size=1", "training.overrides=[{clients: 0-3, batch_size: 1}]"):
-        with pytest.raises(ScenarioError, match=r"training\.batch_size.* digits_resnet "):
-            Scenario.of(loaded(key, "clients.models=[digits_resnet, digits_mlp64]"))
-    Scenario.of(loaded("training.batch_size=1", "clients.models=[digits_mlp64]"))

@@ -180,19 +180,6 @@ def test_only_the_chosen_methods_are_tuned(workplace: Path, pool: Pool) -> None:
     assert len(pool.done) == len(set(pool.done)) == 2 * 2 + 2
 
 
-def test_a_failed_trial_ranks_last_and_is_run_again_when_asked(workplace: Path, pool: Pool) -> None:
-    space = {"clients.count": [5000, 6]}  # too many clients for the samples: known only when the data is dealt
-    path = write(workplace, seeds=[1], set=["rounds=1"], tune=tune(halving=None, space=space))
-    sweep = load_sweep(path)
-    run_sweep(sweep)
-    for one in tuning(sweep).progress():
-        assert [trial.states[0].state for trial in one.trials.values()] == ["failed", "done"]
-        assert one.chosen is one.trials[1] and one.tuned.failed == 1
-    before = pool.tasks
-    run_sweep(load_sweep(path), retry_failed=True)
-    assert pool.tasks == before + 2  # both methods' first trial, once
-
-
 def test_the_score_of_a_trial_is_the_mean_over_its_seeds(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of_seed = {101: 0.2, 102: 0.7, 103: 0.6}
     monkeypatch.setattr("raysim.study.choice.state_of", lambda cell, sweep: CellState(cell, "done"))
@@ -320,7 +307,6 @@ def test_wrong_tuning(workplace: Path, changes: dict[str, Any], words: str) -> N
     ("content", "words"),
     [
         ({"set": ["evaluation.every=2"]}, "tune.halving.rounds: 1 given, .*every 2 rounds"),
-        ({"set": ["checkpoint.every=0"]}, "tune.halving.rounds: .*checkpoint.every"),
         ({"set": ["data.split=published"]}, "tune.select: accuracy/val given, .*data.split"),
         ({"runs": {"a": ["training.lr=0.1"]}}, "tune: a sets training.lr"),
     ],
