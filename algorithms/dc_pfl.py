@@ -64,7 +64,10 @@ class ClassStatistics:
     factor_RD: Tensor | None  # the factors of all classes, concatenated by rows; None: no refit at the server
 
     def counted(self) -> "ClassStatistics":
-        """Count S * (D + D*(D+1)/2 + 2) numbers (2: class id and sample count); without covariances, all tensors."""
+        """Count S * (D + D*(D+1)/2 + 2) numbers, of which 2 are class id and sample count.
+
+        Without covariances, the message is counted as it is.
+        """
         if self.factor_RD is None:
             return self
         num_classes, width = self.mean_SD.shape

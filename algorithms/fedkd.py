@@ -175,7 +175,7 @@ class FedKD(Algorithm[Update | Mentee, Update | Mentee, Shared]):
         projected_BD = net.projection(small_BD)
         labels = cross_entropy(lambda _: logits_BC, batch, None)
         small_labels = cross_entropy(lambda _: small_BC, batch, None)
-        # Eq. A plus Eq. B
+        # The terms of Eq. A and Eq. B that compare predictions with labels.
         from_labels = labels + small_labels
         # The greater the losses of both models, the less the models teach each other.
         difficulty = from_labels.clamp(min=SMALLEST_DIFFICULTY)

@@ -345,7 +345,7 @@ class Method:
 
     @property
     def messages(self) -> tuple[Messages, Messages] | None:
-        """The message classes (down, up) in the type arguments of `Algorithm[...]`; None if these are no classes."""
+        """The message classes (down, up) of `Algorithm[...]`; None without type arguments, or if one is `Any`."""
         for base in self.cls.__mro__:
             for made in vars(base).get("__orig_bases__", ()):
                 if getattr(get_origin(made), "__name__", "") == "Algorithm":

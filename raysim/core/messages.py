@@ -145,7 +145,7 @@ class Header:
 
 @message
 class Extractor:
-    """The extractor of a model: its parameters and BatchNorm's running statistics, without the last linear layer.
+    """The extractor of a model, all but its last linear layer: parameters and BatchNorm's running statistics.
 
     >>> from torch import nn
     >>> from raysim import SplitNet

@@ -101,9 +101,9 @@ def read_partition(path: str, num_clients: int | None, num_samples: int, label_M
 
 
 def _columns(path: str) -> tuple[Ints, NDArray[Any], Ints, NDArray[Any] | None]:
-    """Return the columns client, part, sample and, if it exists, label of a Parquet file. The first three have no gaps.
+    """Return the columns client, part, sample and, if it exists, label of a Parquet file.
 
-    Raises exceptions of Arrow.
+    Raises exceptions of Arrow, also if one of the first three lacks a value.
     """
     import pyarrow as pa  # imported here, so that other partitions are checked without importing Arrow
     import pyarrow.parquet as pq

@@ -226,7 +226,7 @@ def _read_idx(spec: DatasetSpec, source: Source) -> Decoded:
 
 
 def _idx_array(path: Path) -> NDArray[np.uint8]:
-    """Return the array of bytes in a file: a header, then one byte per pixel or label.
+    """Return the array in an IDX file, which is a header followed by one byte per pixel or label.
 
     The header is the type (0x08: bytes), the number of dimensions, and the dimensions as big-endian 32-bit integers.
     """

@@ -122,7 +122,7 @@ def read_tables(source: Source, settings: Files, names: tuple[str, ...] = ()) ->
 
 
 def text_pieces(path: Path, names: Sequence[str]) -> Iterator[list[list[str]]]:
-    """Yield the columns with these names as text, in pieces of a file."""
+    """Yield the values of the named columns for one piece of the file's rows after another; those of CSV are text."""
     if path.suffix.lower() == ".csv":
         as_text = pacsv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, pa.string()))
         with pacsv.open_csv(

@@ -229,7 +229,7 @@ def summary_text(status: Status, summary: Mapping[str, object]) -> str:
 
 
 def _plain(value: object) -> object:
-    """Convert a number of NumPy or torch to a number of Python, and any other object to text."""
+    """Convert a mapping to a dict, a number of NumPy or torch to one of Python, and any other object to text."""
     if isinstance(value, Mapping):
         return dict(value)
     item = getattr(value, "item", None)

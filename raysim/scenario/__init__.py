@@ -1,1 +1,1 @@
-"""Scenario files: parsing of keys and overrides, checks of values and combinations, and objects for names."""
+"""Scenario files: parse keys and overrides, check values and combinations, and create the objects that are named."""

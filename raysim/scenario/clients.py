@@ -345,7 +345,7 @@ def _built(name: str, dataset: DatasetSpec, feature_dim: int) -> Any:
         nets.append(builder(dataset, feature_dim)(name))
     second = nets[1].state_dict()
     for key, value in nets[0].state_dict().items():
-        with failing(f"{name}: {key} cannot be compared"):  # torch explains that layers must not be lazy
+        with failing(f"{name}: {key} cannot be compared"):  # torch's error says if a layer is lazy
             differs = isinstance(value, torch.Tensor) and not torch.equal(value, second[key])
         if differs:
             raise ScenarioError(

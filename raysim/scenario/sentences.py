@@ -142,7 +142,10 @@ def _hint_at(model: type[BaseModel], key: Key) -> Any:
 
 
 def _entry(hint: Any) -> Any:
-    """Return the annotation of an entry of the list or mapping that an annotation contains; None if there is none."""
+    """Return the type of entries of a list, tuple or mapping in an annotation: `int` for `list[int] | None`.
+
+    Return None if it contains none of these.
+    """
     args = [arg for arg in get_args(hint) if arg is not Ellipsis]
     if get_origin(hint) in (list, tuple, dict) and args:
         return args[-1]

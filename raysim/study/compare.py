@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskRow:
-    """A method over all tasks, that is, over all combinations of data and client settings."""
+    """The results of a method over all tasks, that is, over all combinations of data and client settings."""
 
     method: str
     """name of the method in tables"""
@@ -135,7 +135,7 @@ class Comparison:
 
     @cached_property
     def measures(self) -> list[str]:
-        """The measures that at least one run or paper has, in the order of tables."""
+        """The measures that at least one run or paper has, in the order of a table's columns."""
         available = {measure for of_variant in self.measured.values() for measure in of_variant}
         available |= {measure for variant in self.variants for measure in variant.published}
         reached = [f"{what}_to_{target:g}" for target in self.targets for what in TO_TARGET]
@@ -210,10 +210,10 @@ class Comparison:
         Entries: variant: its name in tables. method: its name without settings of data and clients. keys: the keys in
         which variants differ, with this variant's values. tuned: keys and values that a tuning has chosen. measure:
         `raysim list measures` explains it. n: number of values. runs: number of runs with different seeds or
-        partitions. mean, std: over seeds; None if a run does not reach the target of this cost. low, high: ends of the
-        95 % confidence interval. difference, difference_low, difference_high: mean paired difference to the baseline,
-        with its interval. pairs: number of pairs. p_holm: its p-value with Holm's correction. published, published_in:
-        the value that a paper printed, and its source. seeds, values: of each run.
+        partitions. mean, std: over seeds; None if the measure is a cost to a target, and a run misses it. low, high:
+        ends of the 95 % confidence interval. difference, difference_low, difference_high: mean paired difference to the
+        baseline, with its interval. pairs: number of pairs. p_holm: the difference's p-value with Holm's correction.
+        published, published_in: the value that a paper printed, and its source. seeds, values: of each run.
         """
         return [
             self._record(variant, measure)

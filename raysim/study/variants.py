@@ -192,7 +192,7 @@ def baselines_of(variants: Sequence[Variant], baseline: str) -> tuple[str, list[
     named = [variant for variant in variants if baseline in variant.run_names]
     if named and len({variant.task for variant in named}) == len(named):
         return baseline, named
-    reference = Reference.of(baseline)  # of a custom method's file
+    reference = Reference.of(baseline)  # None unless it names the file of a custom method
     name = baseline if reference is None else reference.name
     methods = {one.method for one in variants if name in (one.method, one.name, one.called, one.algorithm)}
     if len(methods) != 1:

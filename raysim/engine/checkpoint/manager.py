@@ -1,4 +1,4 @@
-"""Decisions when a run saves its state, and the order in which the files of a checkpoint are written."""
+"""When a run saves its state, and what happens once a checkpoint's files are written."""
 
 from __future__ import annotations
 

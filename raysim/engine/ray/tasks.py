@@ -30,7 +30,9 @@ Ray calls the function again if its process dies."""
 
 
 class Tasks:
-    """Tasks on the Ray at RAY_ADDRESS, or on a local Ray from the first task until `close`.
+    """Tasks on the Ray of this process, on that at RAY_ADDRESS, or else on a local one.
+
+    `connect` starts the local Ray, and `close` ends it.
 
     limit: the most tasks at the same time; None: one per CPU of the nodes that are alive.
     """

@@ -153,7 +153,10 @@ class ClientStates:
         return self.models[k % len(self.models)]
 
     def is_untrained(self, k: ClientId) -> bool:
-        """Return whether client k never took part, and equals all such clients of its architecture."""
+        """Return whether client k is in the initial state that all clients of its architecture share.
+
+        It never is if every client draws its own initial weights.
+        """
         return not (self.own or k in self.held or k in self.opened)
 
     # -- networks ----------------------------------------------------------------------------------

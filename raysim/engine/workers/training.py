@@ -263,7 +263,7 @@ class ClientTrainer:
         with ExitStack() as opened:
             for k in downs:
                 opened.enter_context(self.states.changing(k))
-            opened.enter_context(self._time_limit(next(iter(downs)), t))  # such clients are trained one by one
+            opened.enter_context(self._time_limit(next(iter(downs)), t))  # clients with one are not grouped
             start = perf_counter()
             clients = self._clients(list(downs), t, t)
             for client in clients:
@@ -273,7 +273,7 @@ class ClientTrainer:
                 uploads = [self._update(clients[0], downs[clients[0].id], in_group=False)]
             else:
                 updates = [partial(self._update, client, downs[client.id], in_group=True) for client in clients]
-                # One context for the group: contexts are per thread, and hooks exit in another order than they enter.
+                # One device context for the group, because hooks exit in another order than they enter.
                 with nullcontext() if self.device.type == "cpu" else self.device:
                     uploads = in_lockstep(updates, fit_all)
             if self.device.type != "cpu":
