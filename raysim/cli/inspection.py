@@ -56,8 +56,8 @@ def plot(runs: tuple[str, ...], kind: str, metric: str | None, ymin: float, widt
     A RUN is a run's folder, or the id of a run below ./runs. The run may still be in progress. For a sweep, give the
     sweep file, or a folder that contains run folders: curves and boxes then have a colour for each variant, whose runs
     differ only in their seed. Curves are means over seeds, with 95% confidence intervals from three seeds on; boxes
-    pool the clients of all seeds. Other kinds have a panel per run. Runs of a sweep are labelled with their names in
-    the sweep.
+    pool the clients of all seeds. Other kinds have a panel per run. Runs without the values
+    that a kind shows are left out. Runs of a sweep are labelled with their names in the sweep.
 
     \b
     Kinds:

@@ -225,8 +225,10 @@ def stop(job: str, address: str) -> None:
         while not (state := client.get_job_info(job).status).is_terminal() and time.monotonic() < until:
             time.sleep(0.1)
         log = job_log.read_log(client.get_job_logs(job))
-    where = f" in {log.run_folder}" if log.run_folder else ""
-    click.echo(f"{job}: {state}; its finished rounds are kept{where}")
+    if not log.run_folder:
+        click.echo(f"{job}: {state}; no run had begun")
+        return
+    click.echo(f"{job}: {state}; its finished rounds are kept in {log.run_folder}")
     click.echo(f"  fetch   raysim fetch {job}{_rest(address)}")
     again = "submit the same sweep again" if log.sweep else f"raysim submit --resume {job}{_rest(address)}"
     click.echo(f"  resume  {again}")

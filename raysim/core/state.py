@@ -264,6 +264,9 @@ class _Restoring:
         cls: Any = _class_of(class_name, self.modules)
         if hasattr(cls, "_fields"):
             return cls._make(self.part(value) for value in parts)
+        fields = getattr(cls, "__dataclass_fields__", {})
+        if lacking := [name for name, _ in parts if name not in fields]:
+            raise ValueError(f"the saved {class_name} has the field {lacking[0]}, which the class no longer has")
         state = object.__new__(cls)
         for name, value in parts:
             object.__setattr__(state, name, self.part(value))

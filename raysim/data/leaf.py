@@ -57,9 +57,16 @@ def read_leaf(spec: DatasetSpec, source: Source) -> Decoded:
 
 def _read(spec: DatasetSpec, source: Source) -> Decoded:
     values, labels, ids, num_train = [], [], [], 0
+    seen: set[tuple[bool, str]] = set()  # (whether it is a training file, user)
     for path in source.train + source.test:
         with naming(path):
             for x, y, id_B in _users(path) if source.format == "json" else text_pieces(path, COLUMNS):
+                user = (path in source.train, id_B[0])
+                if source.format == "json" and user in seen:
+                    raise ScenarioError(
+                        f"{path}: user {id_B[0]} is also in another file; delete those of other runs of LEAF"
+                    )
+                seen.add(user)
                 values.append(_ink(x) if spec.name == "femnist" else _tokens(x, path))
                 labels.append(np.asarray(y, np.int64) if spec.name == "femnist" else _tokens(y, path, 1)[:, 0])
                 ids.append(np.asarray(id_B))

@@ -188,6 +188,11 @@ def _columns(path: Path, schema: Any, settings: Files) -> _Columns:
             )
     else:
         names = [name for name in schema.names if name not in (settings.label, settings.by)]
+        if index := [name for name in names if name in ("", "Unnamed: 0") or name.startswith("__index_level_")]:
+            raise ScenarioError(
+                f"{path}: column {index[0]!r} is an index that pandas wrote; list the columns of features",
+                key="data.features",
+            )
     images = [name for name in names if _is_image(type_of[name])]
     lists = [name for name in names if _is_list(type_of[name])]
     if images and not settings.features:

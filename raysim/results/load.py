@@ -138,9 +138,11 @@ def _parquet(folder: Path, name: str) -> pa.Table:
 
 
 def _stream(path: Path) -> pa.Table:
-    batches = []
+    batches, schema = [], pa.schema([])
     # The file may end within a round, or before the names of the columns; earlier batches are complete.
     with path.open("rb") as file, contextlib.suppress(pa.ArrowInvalid, OSError):
-        for batch in pa.ipc.open_stream(file):
+        reader = pa.ipc.open_stream(file)
+        schema = reader.schema
+        for batch in reader:
             batches.append(batch)
-    return pa.Table.from_batches(batches) if batches else pa.table({})
+    return pa.Table.from_batches(batches, schema)

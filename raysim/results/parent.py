@@ -16,7 +16,7 @@ from raysim.results.database import ensure_database, in_words, load_mlflow
 from raysim.results.mlflow import find_experiment
 
 PARENT_TAG = "mlflow.parentRunId"
-SWEEP_TAG = "raysim.study"
+SWEEP_TAG = "raysim.sweeps"
 
 
 class ParentRun:

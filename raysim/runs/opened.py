@@ -283,7 +283,7 @@ def _receiver(backend: InProcessBackend, checkpoint: Checkpoint, current: bool) 
     if not current:
         return lambda k: None
     t = checkpoint.round + 1
-    return backend.worker.receiver(t, backend.server.current(t))
+    return backend.worker.training.receiver(t, backend.server.current(t))
 
 
 def require_own_model(net: nn.Module) -> Any:

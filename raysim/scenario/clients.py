@@ -185,8 +185,8 @@ def parse_ranges(text: str, count: int) -> set[int]:
     """Parse ranges of ids below `count`: `"0-9,12"` -> {0, ..., 9, 12}. Raises `ValueError` for any other text."""
     ids: set[int] = set()
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        chosen = range(int(first), int(last or first) + 1)
+        first, dash, last = part.partition("-")
+        chosen = range(int(first), int(last if dash else first) + 1)
         if not chosen or chosen[-1] >= count:
             raise ValueError(part)
         ids.update(chosen)

@@ -268,6 +268,9 @@ def _variants(raw: Mapping[str, Any], grid: Grid, path: Path, text: str) -> Iter
     for combination in itertools.product(*filter(None, axes)):
         labels = {axis: label for axis, label, _ in combination}
         own = {key: values for *_, run in combination for key, values in run.grid.items()}
+        if twice := own.keys() & grid.keys():
+            text = f"also in the grid of {' '.join(labels.values())}; remove it from one of the two"
+            raise ScenarioError(text, key=f"grid.{min(twice)}", origin=str(path))
         sets = tuple(item for *_, run in combination for item in run.set)
         for values in itertools.product(*own.values(), *grid.values()):
             yield CellVariant(labels, sets, tuple(zip((*own, *grid), values, strict=True)))

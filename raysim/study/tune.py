@@ -49,7 +49,7 @@ class Tune(Section):
     """random (the default), grid, or tpe (Optuna)"""
     trials: Annotated[int, Bounds(ge=1, le=MOST_TRIALS)] | None = None
     """number of trials of each method, from 1 to 1000, or fewer if there are fewer combinations; required, except with
-    `search: grid`, which by default tries every combination"""
+    `search: grid`, which tries every combination"""
     halving: Halving | None = None
     """successive halving, such as {rounds: [5, 20], keep: 1/3}: only the best third of the trials continues after round
     5, and these trials end after round 20; `keep` is 1/3 by default. Default: every trial runs all rounds"""
@@ -164,6 +164,9 @@ def _number_of_trials(tune: Tune, space: Space, name: str, file: str) -> int:
     if tune.search == "grid" and (size > MOST_TRIALS or any(isinstance(one, ValueRange) for one in space.values())):
         text = f"grid tries every combination of lists, at most {MOST_TRIALS}, but {name} has a range or more of them"
         raise ScenarioError(f"{text}; use random, or shorter lists", key="tune.search", origin=file)
+    if tune.search == "grid" and tune.trials is not None and tune.trials < size:
+        text = f"{tune.trials} given, but {name} has {size:.0f} combinations; leave out trials, or use random"
+        raise ScenarioError(text, key="tune.trials", origin=file)
     return int(size) if tune.trials is None else int(min(tune.trials, size))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -52,6 +53,14 @@ def test_parts_of_images(folders: tuple[str, ...], counts: tuple[int, int], tmp_
         (tmp_path / folder / "1.png").write_bytes(b"")
     source = find_files("images", Files((str(tmp_path),)))
     assert (len(source.train), len(source.test)) == counts
+
+
+def test_an_index_that_pandas_wrote_is_no_feature(workplace: Path) -> None:
+    table(workplace / "mine.csv")
+    pd.read_csv("mine.csv").to_csv("indexed.csv")
+    with pytest.raises(ScenarioError, match="that pandas wrote"):
+        assembled({"name": "csv", "path": "indexed.csv"})
+    assembled({"name": "csv", "path": "indexed.csv", "features": ["a", "b", "c"]})
 
 
 def test_a_train_and_a_test_part(workplace: Path) -> None:

@@ -163,6 +163,7 @@ def test_runs_with_several_axes_claim_published_values(base: Path, tmp_path: Pat
         ({"base": "missing.yaml"}, "missing.yaml", "no such file"),
         ({"targets": [0.5, 2]}, "targets", "at most 1"),
         ({"baseline": "standalon"}, "baseline", "fedgh"),
+        ({"runs": {"a": {"grid": {"rounds": [3]}}}, "grid": {"rounds": [2]}}, "grid.rounds", "the grid of a"),
         ({"published": claim(rows={"paper": "Z"})}, "published.rows", "no row"),
         ({"published": claim(measures={"acc_%": "lst"})}, "published.measures.acc_%", "last"),
     ],

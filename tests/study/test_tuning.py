@@ -283,6 +283,7 @@ RANDOM: dict[str, Any] = {"search": "random", "halving": None, "trials": 2}
         ({"sedes": [1]}, "tune.sedes: unknown key.*'seeds'"),
         ({"seeds": "2..3"}, "tune.seeds: 2 given, .*final run"),
         ({**RANDOM, "trials": None}, "tune.trials: is missing"),
+        ({"trials": 3}, "tune.trials: 3 given, .*FedGH"),
         ({"space": {"training.lr": {"log": [0.1, 1]}}}, "tune.search: grid.*FedGH.*random"),
         ({"space": None}, "tune: .*`space`"),
         ({"space": {"resources.actors": [1, 2]}}, "tune.space.resources.actors: .*results"),

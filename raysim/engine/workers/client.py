@@ -6,7 +6,7 @@ A plain class: the in-process backend has one, and each client actor of the Ray 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from raysim.core.seeds import global_seed
 from raysim.core.state import digest, state_tensors
 from raysim.engine.checkpoint.format import client_files, read_clients
 from raysim.engine.plan import Plan
-from raysim.engine.records import Broadcast, CheckpointFile, ClientState
+from raysim.engine.records import CheckpointFile, ClientState
 from raysim.engine.workers.client_samples import ClientSamples
 from raysim.engine.workers.evaluation import ClientTester
 from raysim.engine.workers.hooks import errors_from
@@ -62,13 +62,6 @@ class ClientWorker:
         self.states = ClientStates(plan.models, plan.num_clients, initial, own if plan.separate_init else None, files)
         self.evaluation = ClientTester(plan, self.states, samples)
         self.training = ClientTrainer(plan, task, self.states, samples, self.evaluation)
-
-    def receiver(self, t: int, broadcast: Broadcast) -> Callable[[ClientId], None]:
-        """Return a function that makes a client receive its message of round `t`, as `evaluate_current` does.
-
-        It changes the network that `net` returns for the client, or that `ClientStates.reading` yields.
-        """
-        return self.training.receiver(t, broadcast)
 
     def net(self, k: ClientId) -> nn.Module:
         """Return the network of client k, which may be changed: see `ClientStates.open`."""
