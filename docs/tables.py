@@ -179,6 +179,18 @@ def robust_rules() -> str:
     return markdown(["attack", *rules], lines, right=range(1, 5))
 
 
+def step_size() -> str:
+    """Return final accuracies of FedRAL and Standalone by learning rate, and the differences to Standalone."""
+    rows = read(RESULTS / "step_size.csv")
+    alone = by_seed(rows, "Standalone", "last")
+    lines = []
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        last = by_seed(rows, variant, "last")
+        gain = "-" if variant == "Standalone" else difference(last, alone)
+        lines.append([variant, str(len(last)), shown(estimate(list(last.values()))), gain])
+    return markdown(["variant", "seeds", "final accuracy", "minus Standalone"], lines, right=range(1, 4))
+
+
 def beside_fluke() -> str:
     """Return accuracies of raysim and fluke-fl with their own batches, and the differences with the same batches."""
     rows = read(RESULTS / "beside_fluke.csv")
@@ -236,6 +248,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "hks_table1": hks_table1,
     "public": public,
     "robust_rules": robust_rules,
+    "step_size": step_size,
     "beside_fluke": beside_fluke,
     "beside_niid_bench": partial(reported, "beside_niid_bench", "partition"),
     "beside_pfllib": partial(reported, "beside_pfllib", "method"),
