@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Tests start hundreds of processes: where Python may not keep compiled modules, each would compile raysim anew.
 export PYTHONDONTWRITEBYTECODE :=
-FAST := -n 2 --dist loadgroup -m "not ray and not slow" $(addprefix tests/,core data engine grouped jobs plugins report scenario tracking)
+FAST := -n 2 --dist loadgroup -m "not ray and not slow" $(addprefix tests/,core data engine grouped jobs plugins results scenario)
 
 .PHONY: help setup demo test test-fast test-large test-versions check docs test-gpu losses chaos golden bench clean
 
