@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from raysim.contract import ContractError, check_algorithm
     from raysim.core.algorithm import Algorithm
     from raysim.core.messages import message
-    from raysim.engine.checkpoint.store import CheckpointError
+    from raysim.engine.checkpoint.format import CheckpointError
     from raysim.models.split import SplitNet
     from raysim.runs.run import Run, run
     from raysim.scenario.scenario import Scenario
@@ -55,7 +55,7 @@ if _logger.level == logging.NOTSET:
 
 _HOMES = {
     "Algorithm": "raysim.core.algorithm",
-    "CheckpointError": "raysim.engine.checkpoint.store",
+    "CheckpointError": "raysim.engine.checkpoint.format",
     "Comparison": "raysim.study.compare",
     "ContractError": "raysim.contract",
     "HookError": "raysim.common.errors",

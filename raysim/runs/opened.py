@@ -126,8 +126,6 @@ class OpenedRun:
             )
         state = f"the state after round {t}, the best by validation"
         if t in kept:
-            if problem := self.store.problem(kept[t]):
-                raise ScenarioError(f"{self.folder}: {state}, cannot be used: {problem}; restore that file")
             return kept[t]
         if BEST_VAL not in self.scenario.checkpoint.keep:
             raise ScenarioError(

@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
-from raysim.engine.checkpoint.format import read_file
+from raysim.engine.checkpoint.format import CheckpointError, read_file
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import LocalStorage, Storage
-from raysim.engine.checkpoint.store import CheckpointError, CheckpointStore
+from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.plan import Plan
 from raysim.engine.policies.evaluations import Coverage

@@ -61,17 +61,12 @@ class Storage:
         with self._errors(name) as (fs, path):
             return bytes(fs.cat_file(path))
 
-    def size(self, name: str) -> int:
-        """Return the size of a file in bytes."""
-        with self._errors(name) as (fs, path):
-            return int(fs.size(path))
-
     def names(self) -> list[str]:
-        """Return the names of all files, sorted; none if the folder does not exist yet."""
+        """Return the names of all files and folders, sorted; none if the folder does not exist yet."""
         with self._errors() as (fs, root):
             fs.invalidate_cache()
-            entries = fs.ls(root, detail=True) if fs.exists(root) else []
-        return sorted(str(one["name"]).rpartition("/")[2] for one in entries if one["type"] != "directory")
+            entries = fs.ls(root, detail=False) if fs.exists(root) else []
+        return sorted(str(one).rpartition("/")[2] for one in entries)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
@@ -104,22 +99,12 @@ class LocalStorage(Storage):
         # `url_to_fs` would take "::" in the name of a folder for a chain of addresses.
         return LocalFileSystem(), self.where
 
-    def names(self) -> list[str]:
-        if not Path(self.where).is_dir():
-            return []
-        with os.scandir(self.where) as entries:  # fsspec would also ask for the size of each file
-            return sorted(one.name for one in entries if not one.is_dir(follow_symlinks=False))
-
     def fsync(self, names: Iterable[str]) -> None:
         for name in names:
             # Windows cannot fsync a file that was opened for reading only
             handle = os.open(f"{self.where}/{name}", os.O_RDWR)
             try:
                 os.fsync(handle)
-                # Remove the file from the page cache, which counts towards a container's memory limit. Checkpoints are
-                # rarely read.
-                if hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(handle)
         sync_folder(Path(self.where))
@@ -127,15 +112,6 @@ class LocalStorage(Storage):
     def publish(self, name: str, data: bytes) -> None:
         write_bytes(Path(self.where, name), data)
         sync_folder(Path(self.where))
-
-
-def is_lost(error: OSError) -> bool:
-    """Return whether a file is missing or its disk is broken; any other error, such as a lost connection, may end."""
-    return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EIO)
-
-
-UNREADABLE = "nothing was changed; make the checkpoints readable from every node, then resume the run"
-"""The error text for a file that cannot be read now, but is not lost (`is_lost`)."""
 
 
 def local_folder(address: str) -> Path | None:

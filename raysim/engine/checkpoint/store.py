@@ -20,35 +20,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raysim.common.errors import RunError
 from raysim.common.files import reason
 from raysim.core.algorithm import ClientId
-from raysim.engine.checkpoint.format import DamageError
-from raysim.engine.checkpoint.storage import UNREADABLE, Storage, is_lost
+from raysim.engine.checkpoint.format import CheckpointError, DamageError
+from raysim.engine.checkpoint.storage import Storage
 from raysim.engine.records import CheckpointFile, LostError, SavedFiles
 
 FORMAT = 3
 KEPT = 2
 """Number of latest checkpoints to keep: if the last one is damaged, the one before it remains."""
 REQUESTS = 32
-"""Number of files examined or removed in parallel, because an object store takes tens of milliseconds for each."""
+"""Number of files removed in parallel, because an object store takes tens of milliseconds for each."""
 
 _OURS = re.compile(r"\.?(?:checkpoint|clients|server)-(\d{6,})")
 """Matches the beginning of the name of a checkpoint file, which contains the round."""
 
 _MANIFEST = re.compile(r"checkpoint-\d{6,}\.json")
-
-
-class CheckpointError(RunError):
-    """A checkpoint could not be written or read. Exit code 1.
-
-    >>> import raysim
-    >>> def resume_or_wait(run):
-    ...     try:
-    ...         return run.resume(quiet=True)
-    ...     except raysim.CheckpointError as error:  # for example, the disk is full, or the storage does not answer
-    ...         print(error)
-    """
 
 
 class DamagedCheckpointError(LostError):
@@ -98,26 +85,13 @@ class CheckpointStore:
         return store
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest checkpoint whose files have the right sizes, or None; `restore` checks their content.
-
-        Newer checkpoints with a missing file or a file of another size are dropped and added to `damage`.
-        """
-        while self.kept:
-            wrong = self.problem(self.kept[-1])
-            if wrong is None:
-                return self.kept[-1]
-            self.damage.append(f"the checkpoint of round {self.kept.pop().round} cannot be used: {wrong}")
-        return None
+        """Return the newest checkpoint, or None; `restore` checks its files."""
+        return self.kept[-1] if self.kept else None
 
     def of_best_val(self) -> Checkpoint | None:
         """Return the checkpoint of the best round by validation, which the latest one names; None if it is lost."""
         best = self.kept[-1].facts.get("best_val_round") if self.kept else None
         return next((one for one in self.kept if one.round == best), None)
-
-    def problem(self, checkpoint: Checkpoint) -> str | None:
-        """Return why a checkpoint is unusable: a missing file, or a file of another size. None: no reason is known."""
-        with ThreadPoolExecutor(REQUESTS) as pool:
-            return next(filter(None, pool.map(self._problem, checkpoint.files)), None)
 
     def take_damage(self) -> list[str]:
         """Return the sentences in `damage`, and clear `damage`."""
@@ -192,22 +166,6 @@ class CheckpointStore:
         )
         place = error.filename or self.storage.where
         return CheckpointError(f"the checkpoint of round {t} could not be written to {place} ({reason(error)}); {last}")
-
-    def _problem(self, file: CheckpointFile) -> str | None:
-        """Return the reason why a file cannot be used, or None.
-
-        Raises `CheckpointError` if the file may be readable later.
-        """
-        try:
-            size = self.storage.size(file.name)
-            if size != file.size:
-                return f"{self.storage.where}/{file.name} has {size} bytes instead of {file.size}"
-        except OSError as error:
-            text = f"{self.storage.where}/{file.name} cannot be read ({reason(error)})"
-            if is_lost(error):
-                return text
-            raise CheckpointError(f"{text}; {UNREADABLE}") from error
-        return None
 
 
 def _without(clients: set[ClientId], file: CheckpointFile) -> CheckpointFile:
