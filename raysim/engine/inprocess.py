@@ -130,9 +130,8 @@ class InProcessBackend:
         return self.worker.fingerprints(ids), self.server.fingerprints()
 
     def memory(self) -> MemoryReport:
-        files = self.worker.states.files
-        resident_mb = psutil.Process().memory_info().rss / 2**20 + files.memory_mb
-        return MemoryReport(resident_mb, self.worker.gpu_peak_mb(), files.on_disk_mb)
+        resident_mb = psutil.Process().memory_info().rss / 2**20 + self.worker.states.files.memory_mb
+        return MemoryReport(resident_mb, self.worker.gpu_peak_mb())
 
     def close(self) -> None:
         if hasattr(self, "worker"):

@@ -10,7 +10,7 @@ from raysim.common.text import few
 from raysim.core.algorithm import ClientId
 from raysim.engine.backend import Backend
 from raysim.engine.progress import Progress
-from raysim.engine.records import ClientFailure, CurrentTests, MemoryReport, RoundReport
+from raysim.engine.records import ClientFailure, CurrentTests, RoundReport
 
 logger = logging.getLogger(__name__)
 
@@ -76,15 +76,6 @@ class RunWarnings:
             logger.warning(
                 f"round {t}: accuracy/all_current excludes {_named(list(failed))}, whose test failed; first failure: "
                 f"{first.reason}"
-            )
-
-    def check_memory(self, memory: MemoryReport) -> None:
-        """Warn that client states do not fit into memory."""
-        if memory.on_disk_mb:
-            size_gb = memory.on_disk_mb * 2**20 / 1e9
-            self._once(
-                f"the clients' states take {size_gb:.3g} GB, more than resources.memory_gb allows: they are kept on "
-                "disk"
             )
 
     def check_round(self, t: int, report: RoundReport, progress: Progress) -> None:

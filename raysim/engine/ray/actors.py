@@ -257,8 +257,7 @@ class ClientActor:
     def _memory(self) -> MemoryReport:
         from raysim.engine.records import MemoryReport
 
-        resident_mb = private_mb() + self.files.memory_mb
-        return MemoryReport(resident_mb, self.worker.gpu_peak_mb(), self.files.on_disk_mb)
+        return MemoryReport(private_mb() + self.files.memory_mb, self.worker.gpu_peak_mb())
 
     def _location(self) -> Location:
         return location()._replace(files=self.files.handles)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,9 +24,6 @@ from raysim.common.memory import usable_memory
 
 Row = NDArray[np.uint8]
 """A client's state as bytes."""
-
-PAGE = 4096
-LARGE = 1 << 16  # rows of at least this many bytes share no page with other rows
 
 
 class StatesError(RunError):
@@ -73,11 +69,10 @@ class StateFiles:
 
     Attributes:
         handles: handles of the files, for other processes.
-        on_disk_mb: size of all rows in MiB if they are on the disk, else 0.
     """
 
     def __init__(self, limits: StateLimits = AUTO) -> None:
-        self.limits, self.joined, self.on_disk_mb = limits, False, 0.0
+        self.limits, self.joined = limits, False
         self._use((_memory_file(), _disk_file(limits.folder)))
         self.handles = tuple(map(Handle.of, self.files))
 
@@ -100,10 +95,8 @@ class StateFiles:
 
     def rows(self, size: int) -> Rows:
         """Return the file for rows of `size` bytes in total: in memory if they fit, otherwise on the disk."""
-        limit = self.limits.memory_bytes
         memory, disk = self.files
-        self.on_disk_mb = size / 2**20 if size > limit else 0.0
-        return Rows(memory) if size <= limit else Rows(disk, limit // (2 * (os.cpu_count() or 1)))
+        return Rows(memory if size <= self.limits.memory_bytes else disk)
 
     @property
     def memory_mb(self) -> float:
@@ -115,59 +108,19 @@ class StateFiles:
         self.close = weakref.finalize(self, _close, self.files)
 
 
+@dataclass(frozen=True)
 class Rows:
-    """Access to a file's rows by their position. Rows on a disk leave the page cache if they were not used lately."""
+    """Access to a file's rows by their position."""
 
-    def __init__(self, file: IO[bytes], cached: int | None = None) -> None:
-        """cached: maximum bytes of the file in the page cache; None: the file is in memory."""
-        self.file, self.cached = file, cached
-        self.used: deque[tuple[int, int]] = deque()  # (begin, bytes) of rows in the page cache, the last used one last
-        self.used_bytes = 0
+    file: IO[bytes]
 
     def read(self, begin: int, into: Row) -> None:
         """Read the row at position `begin` into `into`."""
-        if not _in_pieces(lambda piece, at: os.preadv(self.file.fileno(), [piece], at), into.data, begin):
-            raise StatesError("cannot read the client states: their file is truncated")
-        self._note(begin, len(into))
+        _in_pieces(lambda piece, at: os.preadv(self.file.fileno(), [piece], at), into.data, begin)
 
     def write(self, begin: int, row: Row) -> None:
         """Write a row at position `begin`."""
-        try:
-            written = _in_pieces(partial(os.pwrite, self.file.fileno()), row.data, begin)
-        except OSError as error:
-            where = "in memory" if self.cached is None else "on the disk"
-            change = "set a smaller" if self.cached is None else "free some space, or set a greater"
-            raise StatesError(
-                f"cannot store the client states {where} ({reason(error)}); {change} resources.memory_gb"
-            ) from error
-        if not written:
-            raise StatesError("cannot store the client states: the disk is full; free some space, and resume the run")
-        if self.cached is not None and len(row) >= LARGE:
-            # This starts writing to the disk; the row stays in the page cache.
-            os.posix_fadvise(self.file.fileno(), begin, len(row), os.POSIX_FADV_DONTNEED)
-        self._note(begin, len(row))
-
-    def read_ahead(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Start reading rows from the disk. spans: (begin, bytes) of each row."""
-        if self.cached is not None:
-            for begin, size in spans:
-                os.posix_fadvise(self.file.fileno(), begin, size, os.POSIX_FADV_WILLNEED)
-
-    def _note(self, begin: int, size: int) -> None:
-        if self.cached is None:
-            return
-        self.used.append((begin, size))
-        self.used_bytes += size
-        while self.used_bytes > self.cached:
-            begin, size = self.used.popleft()
-            self.used_bytes -= size
-            first = begin // PAGE * PAGE  # whole pages, because the system keeps partial pages
-            os.posix_fadvise(self.file.fileno(), first, padded(begin + size - first, PAGE), os.POSIX_FADV_DONTNEED)
-
-
-def padded(size: int, to: int) -> int:
-    """Return `size`, rounded up to a multiple of `to`."""
-    return -(-size // to) * to
+        _in_pieces(partial(os.pwrite, self.file.fileno()), row.data, begin)
 
 
 def _memory_file() -> IO[bytes]:
@@ -188,15 +141,17 @@ def _close(files: Iterable[IO[bytes]]) -> None:
         file.close()
 
 
-def _in_pieces(transfer: Callable[[memoryview, int], int], data: memoryview, begin: int) -> bool:
-    """Call `transfer(piece, position)` until all bytes are moved, since Linux moves at most 2 GiB per call.
-
-    Returns False if a call moves nothing.
-    """
+def _in_pieces(transfer: Callable[[memoryview, int], int], data: memoryview, begin: int) -> None:
+    """Call `transfer(piece, position)` until all bytes are moved, since Linux moves at most 2 GiB per call."""
     done = 0
     while done < len(data):
-        moved = transfer(data[done:], begin + done)
+        try:
+            moved = transfer(data[done:], begin + done)
+        except OSError as error:
+            raise StatesError(
+                f"cannot read or store the client states ({reason(error)}); set a smaller resources.memory_gb to keep "
+                "them on the disk, or free some space there, and resume the run"
+            ) from error
         if moved == 0:
-            return False
+            raise StatesError("cannot read the client states: their file is truncated")
         done += moved
-    return True

@@ -21,7 +21,7 @@ from raysim.core.algorithm import ClientId
 from raysim.core.messages import Weights
 from raysim.core.state import form_of
 from raysim.core.torch_workarounds import count_hooks
-from raysim.engine.workers.state_files import LARGE, PAGE, Row, Rows, StateFiles, padded
+from raysim.engine.workers.state_files import Row, Rows, StateFiles
 
 ALIGNMENT = 64  # bytes, the same as torch's: another alignment may select another kernel
 
@@ -57,7 +57,7 @@ class Shell:
         self.grads = [(tensor, tensor.requires_grad) for tensor in tensors if isinstance(tensor, nn.Parameter)]
         kept = _storages(value for value in self.net.state_dict().values() if isinstance(value, Tensor))
         storages = kept | _storages(tensors)
-        ends = [0, *accumulate(padded(storage.nbytes(), ALIGNMENT) for storage in storages.values())]
+        ends = [0, *accumulate(padded(storage.nbytes()) for storage in storages.values())]
         self.block: Row = torch.empty(ends[-1], dtype=torch.uint8, device="cpu").numpy()
         self.row = self.block[: ends[len(kept)]]
         self.remote: list[tuple[Tensor, Tensor]] = []  # on a GPU: (bytes on the GPU, the same bytes in `block`)
@@ -265,10 +265,6 @@ class ClientStates:
             self.rows.write(self._begin(k), row)
             self.held.add(k)
 
-    def read_ahead(self, ids: Iterable[ClientId]) -> None:
-        """Start reading the rows of clients that are opened next."""
-        self.rows.read_ahead((self._begin(k), self._size(k)) for k in ids if k in self.held)
-
     @cached_property
     def rows(self) -> Rows:
         """The file of the rows."""
@@ -292,7 +288,7 @@ class ClientStates:
     def _begin(self, k: ClientId) -> int:
         """Return the position of client k's row in the file."""
         place = k % len(self.models)
-        return self.begins[place] + k // len(self.models) * _stride(self.sizes[place])
+        return self.begins[place] + k // len(self.models) * padded(self.sizes[place])
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -308,12 +304,12 @@ class ClientStates:
     def begins(self) -> list[int]:
         """Positions in the file at which the rows of each of `models` begin, and the end of all rows."""
         counts = [-(-(self.clients - place) // len(self.models)) for place in range(len(self.sizes))]
-        return [0, *accumulate(n * _stride(size) for n, size in zip(counts, self.sizes, strict=True))]
+        return [0, *accumulate(n * padded(size) for n, size in zip(counts, self.sizes, strict=True))]
 
 
-def _stride(size: int) -> int:
-    """Return the distance between rows. Large rows share no page, so that each can leave the page cache separately."""
-    return padded(size, PAGE if size >= LARGE else ALIGNMENT)
+def padded(size: int) -> int:
+    """Return `size`, rounded up to a multiple of `ALIGNMENT`."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, UntypedStorage]:

@@ -111,7 +111,6 @@ class ClientTrainer:
         """
         message_of = self._messages(broadcast)
         ids = [k for group in groups for k in group]
-        self.states.read_ahead(ids)
         self.before = {k: self.states.row(k) for k in ids} if self.plan.may_discard else {}
         for group in groups:
             downs = {k: message_of(k) for k in group}
@@ -133,7 +132,6 @@ class ClientTrainer:
         """
         message_of = self._messages(broadcast)
         ids = list(ids)
-        self.states.read_ahead(ids)
         evaluations: dict[ClientId, ClientEvaluation | ClientFailure] = {}
         for k in ids:
             received = message_of(k)

@@ -109,7 +109,6 @@ def test_bit_identical_on_any_placement(method: str, backend: RayBackend, monkey
     assert len(rows) == 8 + 3 * 4
     *there, moved = rounds_on(backend, given)
     assert there == [digest, rows, values]
-    assert backend.memory().on_disk_mb > 0
     assert moved > 0  # else this did not show that a client may change its actor
 
 

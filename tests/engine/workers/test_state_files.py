@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from raysim.common.errors import RunError
-from raysim.engine.workers.state_files import PAGE, Row, Rows, StateFiles, StateLimits
+from raysim.engine.workers.state_files import Row, Rows, StateFiles, StateLimits
 
-SIZE = 16 * PAGE
+SIZE = 1 << 16
 
 
 def row(value: int, size: int = SIZE) -> Row:
@@ -30,7 +30,6 @@ def read(rows: Rows, begin: int, size: int = SIZE) -> Row:
 def test_rows_take_room_once_they_are_written(tmp_path: Path, on_disk: bool) -> None:
     files = StateFiles(StateLimits(1e-3, str(tmp_path)))
     rows = files.rows(2_000_000 if on_disk else 1_000_000)
-    rows.read_ahead([(0, SIZE)])
     for i in (5, 900):
         rows.write(i * SIZE, row(i % 7))
     assert [int(read(rows, i * SIZE).sum()) for i in (5, 900)] == [5 * SIZE, 900 % 7 * SIZE]
