@@ -282,8 +282,8 @@ class Summary(TypedDict, total=False):
     actors: int
     """number of client actors"""
     startup: Mapping[str, Any] | float | None
-    """number of client actors, and seconds until all had started; null if the run started none. An earlier raysim wrote
-    only the seconds"""
+    """seconds until all actors had started; null if the run started none. An earlier raysim also wrote, in a mapping,
+    their number"""
     seconds: Mapping[str, Any]
     """seconds of the last process, from the start of its backend to its last checkpoint, without data, plots and MLflow
     ("total"); of the rounds in earlier processes ("before_resume"); and of each phase ("train", "aggregate",

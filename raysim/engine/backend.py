@@ -19,7 +19,6 @@ from raysim.engine.records import (
     Pending,
     SavedFiles,
     ServerReport,
-    Startup,
     TrainingResult,
 )
 
@@ -33,10 +32,10 @@ class Backend(Protocol):
 
     plan: Plan  # set by `start`
 
-    def start(self, plan: Plan, raw: Callable[[], NDArray[Any]]) -> Startup | None:
+    def start(self, plan: Plan, raw: Callable[[], NDArray[Any]]) -> float | None:
         """Start workers and server in their state before round 1. `raw` returns the stored samples, [M, ...].
 
-        Returns how long actors took to start; None if there are none, or if one died meanwhile.
+        Returns the seconds until all actors had started; None if there are none, or if one died meanwhile.
         """
 
     def recover(self) -> None:

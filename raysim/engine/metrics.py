@@ -6,10 +6,7 @@ Sums are exact until rounded, so the order of rows does not matter. `Progress` h
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,21 +19,19 @@ from raysim.engine.records import MemoryReport, RoundReport
 Rows = Sequence[ClientRow]
 Labels = NDArray[np.int64]
 T = TypeVar("T")
-_UNITS = 1 << 1074
-"""Every float is an integer multiple of 1 / 2^1074, because its denominator divides 2^1074."""
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the mean; None without values; NaN or infinite if a value is, or if the sum is too large."""
-    return exact_sum(values) / len(values) if values else None
+    """Return the mean of the sum, rounded once; None without values; NaN or infinite if a value is.
 
-
-def exact_sum(values: Sequence[float]) -> float:
-    """Return the sum, rounded once. `math.fsum` alone raises an error for inf - inf and for sums that are too large."""
+    It is infinite, too, if the sum is too large. `math.fsum` alone raises an error for these sums.
+    """
+    if not values:
+        return None
     try:
-        return math.fsum(values)
+        return math.fsum(values) / len(values)
     except (ValueError, OverflowError):
-        return sum(values, 0.0)
+        return sum(values, 0.0) / len(values)
 
 
 def pooled(counts: Iterable[tuple[int | None, int | None]]) -> float | None:
@@ -45,103 +40,42 @@ def pooled(counts: Iterable[tuple[int | None, int | None]]) -> float | None:
     return sum(correct for correct, _ in known) / sum(total for _, total in known) if known else None
 
 
-class Sum:
-    """An exact sum from which values can be removed. It is rounded once, as by `math.fsum`, so order does not matter.
+class Spread:
+    """Statistics of values, each of which is None without values. Sums are exact until rounded, as in `mean`."""
 
-    `math.fsum` itself would need the values of all clients in every round: with 100,000 clients, 100 of them new, the
-    metrics of all clients took 78 ms instead of 0.4 ms. `fractions.Fraction` is exact, too, and takes 10 times as long.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._units = 0  # the sum of the finite values, in units of 1 / _UNITS
-        self._nonfinite: Counter[str] = Counter()  # "inf", "-inf" or "nan" -> number of such values
-
-    def add(self, value: float, times: int = 1) -> None:
-        """Add a value `times` times; a negative number of times removes the value."""
-        self.count += times
-        if not math.isfinite(value):
-            self._nonfinite[str(value)] += times
-            return
-        numerator, denominator = value.as_integer_ratio()
-        self._units += times * numerator * (_UNITS // denominator)
-
-    @property
-    def total(self) -> float:
-        """The sum; infinite or NaN if a value is, or if a float cannot hold the sum."""
-        nonfinite = [float(value) for value, times in self._nonfinite.items() if times]
-        if nonfinite:
-            return exact_sum(nonfinite)
-        try:
-            return self._units / _UNITS
-        except OverflowError:
-            return math.inf if self._units > 0 else -math.inf
+    def __init__(self, values: Iterable[float | None]) -> None:
+        """values: those of clients; None: a client without one."""
+        self.values = sorted(value for value in values if value is not None)
 
     @property
     def mean(self) -> float | None:
-        """The mean; None without values."""
-        return self.total / self.count if self.count else None
-
-
-class ValueCounts:
-    """Counts of distinct values, with statistics of all values. Compact, because many clients share few accuracies."""
-
-    def __init__(self, values: Iterable[float] = ()) -> None:
-        self.times = Counter(values)
-
-    def add(self, value: float, times: int = 1) -> None:
-        """Add a value `times` times; a negative number of times removes the value."""
-        self.times[value] += times
-        if not self.times[value]:
-            del self.times[value]
-
-    def __len__(self) -> int:
-        return self.times.total()
-
-    def total(self, f: Callable[[float], float] = lambda value: value) -> float:
-        """Return the sum of `f` over all values."""
-        total = Sum()
-        for value, times in self.times.items():
-            total.add(f(value), times)
-        return total.total
-
-    @property
-    def mean(self) -> float | None:
-        """The mean; None without values."""
-        return self.total() / len(self) if self.times else None
+        """The mean."""
+        return mean(self.values)
 
     @property
     def std(self) -> float | None:
-        """The standard deviation over the population (divided by n); None without values."""
-        middle = self.mean
-        return None if middle is None else math.sqrt(self.total(lambda v: (v - middle) ** 2) / len(self))
+        """The standard deviation over the population (divided by n)."""
+        middle = mean(self.values)
+        if middle is None:
+            return None
+        return math.sqrt(math.fsum([(value - middle) ** 2 for value in self.values]) / len(self.values))
 
     @property
     def worst_decile(self) -> float | None:
-        """The mean of the smallest tenth of the values, at least one; None without values."""
-        worst, left = Sum(), math.ceil(len(self) / 10)
-        for value in sorted(self.times):
-            worst.add(value, min(left, self.times[value]))
-            left -= min(left, self.times[value])
-        return worst.mean
+        """The mean of the smallest tenth of the values, at least one."""
+        return mean(self.values[: math.ceil(len(self.values) / 10)])
 
     def quantile(self, share: float) -> float | None:
-        """Return the quantile at `share`, interpolated between two values; None without values."""
-        if not self.times:
-            return None
-        values = sorted(self.times)
-        ends = list(accumulate(self.times[value] for value in values))
-        place = (len(self) - 1) * share
-        below, above = (values[bisect_right(ends, at)] for at in (math.floor(place), math.ceil(place)))
-        return float(np.quantile([below, above], place - math.floor(place)))
+        """Return the quantile at `share`, interpolated between two values."""
+        return float(np.quantile(self.values, share)) if self.values else None
 
     @property
     def jain(self) -> float | None:
-        """Jain's index, (sum)^2 / (n * sum of squares): 1/n (one non-zero value) to 1 (equal); None without values."""
-        if not self.times:
+        """Jain's index, (sum)^2 / (n * sum of squares): 1/n (one non-zero value) to 1 (equal)."""
+        if not self.values:
             return None
-        squares = self.total(lambda v: v * v)
-        return self.total() ** 2 / (len(self) * squares) if squares else 1.0
+        squares = math.fsum([value * value for value in self.values])
+        return math.fsum(self.values) ** 2 / (len(self.values) * squares) if squares else 1.0
 
 
 class Measured(NamedTuple):
@@ -166,43 +100,21 @@ class Measured(NamedTuple):
         return cls(row.accuracy, *per_class, row.loss, validation, *counts, took_part=row.round > 0)
 
 
-class Latest:
-    """The last measurement of every client, with sums over all clients.
+def measured(rows: Iterable[ClientRow]) -> dict[ClientId, Measured]:
+    """Return the measurements of the clients that were tested."""
+    return {row.client: Measured.of(row) for row in rows if row.total is not None}
 
-    A new row replaces the client's earlier one in the sums, so that an update takes time for the participants only.
-    """
 
-    def __init__(self, rows: Iterable[ClientRow] = ()) -> None:
-        self.measured: dict[int, Measured] = {}
-        self.accuracy = ValueCounts()
-        self.macro_f1, self.balanced_accuracy, self.loss, self.validation = Sum(), Sum(), Sum(), Sum()
-        self.took_part = Sum()
-        self.correct = self.total = self.absent = 0
-        self.update(rows)
+class AllClients:
+    """The last measurements of all clients, which metrics summarise."""
 
-    def update(self, rows: Iterable[ClientRow]) -> None:
-        """Replace the earlier rows of these clients by new ones."""
-        for row in rows:
-            if row.client in self.measured:
-                self._count(self.measured[row.client], -1)
-            measured = self.measured[row.client] = Measured.of(row)
-            self._count(measured, 1)
+    def __init__(self, latest: Mapping[ClientId, Measured]) -> None:
+        self.clients = [*latest.values()]
+        self.accuracy = Spread(one.accuracy for one in self.clients)
 
-    def _count(self, measured: Measured, times: int) -> None:
-        sums: tuple[tuple[Sum | ValueCounts, float | None], ...] = (
-            (self.accuracy, measured.accuracy),
-            (self.macro_f1, measured.macro_f1),
-            (self.balanced_accuracy, measured.balanced_accuracy),
-            (self.loss, measured.loss),
-            (self.validation, measured.validation),
-            (self.took_part, measured.accuracy if measured.took_part else None),
-        )
-        for total, value in sums:
-            if value is not None:
-                total.add(value, times)
-        self.absent += times * (not measured.took_part)
-        self.correct += times * measured.correct
-        self.total += times * measured.total
+    def mean(self, field: str) -> float | None:
+        """Return the mean of a field over the clients that have a value."""
+        return mean([value for one in self.clients if (value := getattr(one, field)) is not None])
 
 
 def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[float | None, float | None, list[int]]:
@@ -249,22 +161,22 @@ PARTICIPANTS: Mapping[str, Callable[[Rows], float | int | None]] = {
 """Metrics of the cohort, from its rows. To add a metric, add a function to a table of this file, or to `CUMULATIVE` in
 progress.py, and its meaning to `METRICS` in common/results.py."""
 
-ALL_CLIENTS: Mapping[str, Callable[[Latest], float | None]] = {
+ALL_CLIENTS: Mapping[str, Callable[[AllClients], float | None]] = {
     "accuracy/all": lambda latest: latest.accuracy.mean,
-    "accuracy/took_part": lambda latest: latest.took_part.mean,
+    "accuracy/took_part": lambda latest: Spread(one.accuracy for one in latest.clients if one.took_part).mean,
     "accuracy/all_std": lambda latest: latest.accuracy.std,
-    "accuracy/all_pooled": lambda latest: pooled([(latest.correct, latest.total)]),
+    "accuracy/all_pooled": lambda latest: pooled((one.correct, one.total) for one in latest.clients),
     "accuracy/worst_decile": lambda latest: latest.accuracy.worst_decile,
-    "accuracy/min": lambda latest: min(latest.accuracy.times, default=None),
+    "accuracy/min": lambda latest: min(latest.accuracy.values, default=None),
     "accuracy/decile_1": lambda latest: latest.accuracy.quantile(0.1),
     "accuracy/median": lambda latest: latest.accuracy.quantile(0.5),
     "accuracy/decile_9": lambda latest: latest.accuracy.quantile(0.9),
     "accuracy/jain": lambda latest: latest.accuracy.jain,
-    "accuracy/macro_f1": lambda latest: latest.macro_f1.mean,
-    "accuracy/balanced": lambda latest: latest.balanced_accuracy.mean,
-    "accuracy/val": lambda latest: latest.validation.mean,
-    "loss/test": lambda latest: latest.loss.mean,
-    "engine/absent_clients": lambda latest: latest.absent,
+    "accuracy/macro_f1": lambda latest: latest.mean("macro_f1"),
+    "accuracy/balanced": lambda latest: latest.mean("balanced_accuracy"),
+    "accuracy/val": lambda latest: latest.mean("validation"),
+    "loss/test": lambda latest: latest.mean("loss"),
+    "engine/absent_clients": lambda latest: sum(not one.took_part for one in latest.clients),
 }
 """Metrics of all clients, each with its last measured row."""
 
@@ -312,7 +224,7 @@ CONDITIONS: Mapping[str, Callable[[Conditions], float | int | None]] = {
 def round_metrics(
     report: RoundReport,
     rows: Rows,
-    latest: Latest | None,
+    latest: Mapping[ClientId, Measured] | None,
     conditions: Conditions,
     held_out: Collection[ClientId] = (),
 ) -> dict[str, float | int]:
@@ -322,10 +234,15 @@ def round_metrics(
     held_out: clients that never take part.
     """
     metrics = compute_metrics(PARTICIPANTS, [row for row in rows if row.participated])
-    metrics |= {} if latest is None else compute_metrics(ALL_CLIENTS, latest)
+    metrics |= {} if latest is None else all_clients_metrics(latest)
     metrics |= current_metrics(rows, held_out) | compute_metrics(TESTS, rows)
     metrics |= compute_metrics(REPORT, report) | compute_metrics(CONDITIONS, conditions)
     return metrics | _logged(report)
+
+
+def all_clients_metrics(latest: Mapping[ClientId, Measured]) -> dict[str, float | int]:
+    """Return the metrics of all clients from the last measurement of each."""
+    return compute_metrics(ALL_CLIENTS, AllClients(latest))
 
 
 def current_metrics(rows: Rows, held_out: Collection[ClientId]) -> dict[str, float | int]:
@@ -340,8 +257,8 @@ def compute_metrics(functions: Mapping[str, Callable[[T], float | int | None]], 
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _current(rows: Rows) -> ValueCounts:
-    return ValueCounts(row.current_accuracy for row in rows if row.current_accuracy is not None)
+def _current(rows: Rows) -> Spread:
+    return Spread(row.current_accuracy for row in rows)
 
 
 def _logged(report: RoundReport) -> dict[str, Any]:

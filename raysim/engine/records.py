@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -271,31 +271,6 @@ class MemoryReport:
 
     resident_mb: float  # without memory that several processes share
     gpu_peak_mb: float = 0.0  # maximum GPU memory of a process so far
-    on_disk_mb: float = 0.0  # size of all clients' states on a machine's disk; 0: they are in memory
-
-
-@dataclass(frozen=True)
-class Startup:
-    """How long the client actors took to start at the beginning of a run."""
-
-    actors: int
-    seconds: float  # from the request for the first actor to the last answer
-    slowest_s: float  # longest time that one actor took
-
-    @property
-    def per_actor_s(self) -> float:
-        """Mean seconds per actor, an estimate of the cost of one more actor."""
-        return self.seconds / self.actors
-
-    def facts(self) -> dict[str, float]:
-        """Return the entry `startup` of `summary.json`."""
-        return {**asdict(self), "per_actor_s": self.per_actor_s}
-
-    @classmethod
-    def of(cls, asked_s: Sequence[float], up_s: Sequence[float]) -> Startup:
-        """Compute the durations. asked_s, up_s: times at which each actor was requested and had answered."""
-        each = [up - asked for asked, up in zip(asked_s, up_s, strict=True)]
-        return cls(len(each), max(up_s) - min(asked_s), max(each))
 
 
 class LostError(Exception):

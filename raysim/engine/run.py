@@ -15,7 +15,13 @@ from raysim.core.state import combined_digest
 from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
-from raysim.engine.metrics import ALL_CLIENTS, Conditions, compute_metrics, current_metrics, round_metrics
+from raysim.engine.metrics import (
+    Conditions,
+    all_clients_metrics,
+    current_metrics,
+    measured,
+    round_metrics,
+)
 from raysim.engine.plan import Plan
 from raysim.engine.policies.asynchronous import Flight
 from raysim.engine.policies.evaluations import Coverage
@@ -23,7 +29,7 @@ from raysim.engine.policies.privacy import Account
 from raysim.engine.policies.system import Timing
 from raysim.engine.progress import Progress, flight_of
 from raysim.engine.recorder import Recorder
-from raysim.engine.records import ClientEvaluation, CurrentTests, RoundReport, Startup, TrainingResult, client_row
+from raysim.engine.records import ClientEvaluation, CurrentTests, RoundReport, TrainingResult, client_row
 from raysim.engine.recovery import RecoveringBackend
 from raysim.engine.run_warnings import RunWarnings
 from raysim.engine.stop import Stop
@@ -67,27 +73,27 @@ class Rounds:
         raw: Callable[[], NDArray[Any]],
         store: CheckpointStore | None = None,
         truncate: Callable[[int], Mapping[ClientId, ClientRow]] = lambda t: {},
-    ) -> Startup | None:
+    ) -> float | None:
         """Start the backend. If the run is resumed, restore its newest intact checkpoint.
 
         raw: see `Backend.start`. store: the run's checkpoints; None: the run is new. truncate: removes the results of
         later rounds, all for -1, and returns each client's last test by then.
-        Returns how long the actors took to start; None if there are none.
+        Returns the seconds until all actors had started; None if there are none.
         """
 
-        def begin() -> tuple[Startup | None, Checkpoint | None]:
-            startup = self.backend.start(self.plan, raw)
+        def begin() -> tuple[float | None, Checkpoint | None]:
+            startup_s = self.backend.start(self.plan, raw)
             checkpoint = store.latest() if store else None
             if store and checkpoint:
                 store.restore(checkpoint, self.backend.restore)
-            return startup, checkpoint
+            return startup_s, checkpoint
 
-        startup, checkpoint = self.recovering(begin)
+        startup_s, checkpoint = self.recovering(begin)
         if store:
             latest = truncate(checkpoint.round if checkpoint else -1)
             if checkpoint:
                 self.progress.resume(checkpoint.round, checkpoint.facts, latest)
-        return startup
+        return startup_s
 
     def __iter__(self) -> Iterator[int]:
         """Run the remaining rounds, and yield the number of each. Rounds are logged to the trackers and saved.
@@ -170,7 +176,7 @@ class Rounds:
         ]  # fmt: skip
         if evaluate is None:
             return rows
-        progress.latest.update(row for row in rows if row.total is not None)
+        progress.latest |= measured(rows)
         progress.stale.clear()
         if self.plan.evaluations.extra(t) and plan.evaluate_when == "after_receive":
             # These clients were tested before training, and only because this is the last round. If the run is resumed
@@ -185,10 +191,9 @@ class Rounds:
 
         evaluated: whether all clients' latest tests are known. began: the start of the round, by `perf_counter`.
         """
-        progress, memory = self.progress, self.backend.memory()
-        self.warnings.check_memory(memory)
+        progress = self.progress
         epsilon = self.account.epsilon(t) if self.account and evaluated else None
-        conditions = Conditions(self.plan.local_in(t).lr, perf_counter() - began, memory, epsilon)
+        conditions = Conditions(self.plan.local_in(t).lr, perf_counter() - began, self.backend.memory(), epsilon)
         metrics = round_metrics(report, rows, progress.latest if evaluated else None, conditions, self.plan.held_out)
         progress.add(report, rows, metrics)
         progress.restarts = self.recovering.restarts
@@ -258,8 +263,8 @@ class Rounds:
         rows = [
             client_row(plan, 0, k, None, tested.get(k), current=current.get(k)) for k in sorted({*tested, *current})
         ]
-        progress.latest.update(row for row in rows if row.total is not None)
-        progress.final = compute_metrics(ALL_CLIENTS, progress.latest) | current_metrics(rows, plan.held_out)
+        progress.latest |= measured(rows)
+        progress.final = all_clients_metrics(progress.latest) | current_metrics(rows, plan.held_out)
         self.record(0, progress.final, rows)
         progress.t = 0
         self._wait_if_at_once()

@@ -12,7 +12,6 @@ from typing import Literal
 
 from raysim.common.errors import RaysimError
 from raysim.common.installed import installed
-from raysim.engine.resource_monitor import gib
 from raysim.results.store import check_uri
 
 Verdict = Literal["ok", "note", "problem"]
@@ -62,9 +61,10 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
     if not folder.is_dir():
         return []
     size = shutil.disk_usage(folder).total
+    shown = f"{size / 2**30:.1f} GiB"
     if size >= SMALL_SHM:
-        return [Finding("shared memory", "ok", f"{folder} has {gib(size)}")]
-    text = f"{folder} has only {gib(size)}, so Ray keeps shared data in files, which is slower; in Docker, start the "
+        return [Finding("shared memory", "ok", f"{folder} has {shown}")]
+    text = f"{folder} has only {shown}, so Ray keeps shared data in files, which is slower; in Docker, start the "
     return [Finding("shared memory", "note", f"{text}container with --shm-size=4g")]
 
 

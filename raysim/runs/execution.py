@@ -27,7 +27,6 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.plan import Plan
 from raysim.engine.progress import Progress
 from raysim.engine.recorder import Recorder
-from raysim.engine.resource_monitor import ResourceMonitor
 from raysim.engine.run import Rounds
 from raysim.engine.stop import Stop
 from raysim.plugins.own_code import CODE
@@ -103,7 +102,7 @@ class Execution:
 
     def run(self) -> None:
         """Run all remaining rounds, and close the run."""
-        plan, resumed, stop, monitor = self.plan, self.resumed, self.stop, ResourceMonitor(self.folder.path)
+        plan, resumed, stop = self.plan, self.resumed, self.stop
         with show_logs(self.display.print), interruptible(stop), self._closed():
             if resumed is None:
                 self._write_inputs()
@@ -118,8 +117,7 @@ class Execution:
                     plan, backend, record, self.checkpoints, progress=self.progress, stop=stop,
                     within=self.display.within,
                 )  # fmt: skip
-                startup = rounds.start(self.data.raw, resumed and resumed.store, self.folder.truncate)
-                self.facts["startup"] = startup.facts() if startup else None
+                self.facts["startup"] = rounds.start(self.data.raw, resumed and resumed.store, self.folder.truncate)
                 if resumed:
                     self._go_on(resumed)
                 if metrics := metrics_tracker(self.scenario.backend):
@@ -129,7 +127,6 @@ class Execution:
                 for t in rounds:
                     if t == 1:  # the first test of all clients leaves 100 MB of rows for 100,000 clients
                         return_freed_memory()
-                    monitor.check()
                 self.facts["state_digest"] = rounds.state_digest()
 
     def complete(self, summary: Summary) -> None:

@@ -1,4 +1,4 @@
-"""A round costs what its participants cost, however many clients there are: counted in bytecodes and bytes."""
+"""An untested round costs what its participants cost, however many clients there are: in bytecodes and bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.metrics import Latest
+from raysim.engine.metrics import measured
 from raysim.engine.plan import Plan
 from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.progress import Progress
@@ -33,7 +33,7 @@ def spec_of(clients: int, *sets: str) -> tuple[Plan, Any]:
     return planned(given)
 
 
-def measured(plan: Plan, k: int) -> ClientRow:
+def row_of(plan: Plan, k: int) -> ClientRow:
     return replace(client_row(plan, 0, k, None, None), accuracy=k % 2, total=4, loss=k / 7, val_correct=1, val_total=2)
 
 
@@ -61,10 +61,10 @@ class Cost:
 def cost(clients: int, folder: Path) -> Cost:
     plan, raw = spec_of(clients)
     backend = InProcessBackend()
-    progress = Progress(t=0, latest=Latest(measured(plan, k) for k in range(clients)))
+    progress = Progress(t=0, latest=measured(row_of(plan, k) for k in range(clients)))
     found = Cost(3, 4)
     checkpoints = CheckpointManager(CheckpointStore(open_storage(folder / str(clients))), None, 5)
-    plan = replace(plan, num_rounds=5, participants=4, evaluations=EvaluationSchedule(5))
+    plan = replace(plan, num_rounds=5, participants=4, evaluations=EvaluationSchedule(5, every=5))
     all_rounds(plan, backend, raw, checkpoints=checkpoints, after=found.after_round, progress=progress)
     backend.close()
     return found

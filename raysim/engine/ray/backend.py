@@ -35,7 +35,6 @@ from raysim.engine.records import (
     Pending,
     SavedFiles,
     ServerReport,
-    Startup,
     TrainingResult,
 )
 
@@ -63,12 +62,12 @@ class RayBackend:
         """The current actors, which are fewer than planned after the loss of a node."""
         return self.pool.layout
 
-    def start(self, plan: Plan, raw: Callable[[], NDArray[Any]]) -> Startup | None:
+    def start(self, plan: Plan, raw: Callable[[], NDArray[Any]]) -> float | None:
         plan.own_code.activate()  # classes of the user's files are then pickled by name
         self.plan, self.raw, self.cost_model = plan, raw, CostModel(plan)
         self._share()
         self._begin()
-        return self.pool.startup
+        return self.pool.startup_s
 
     def recover(self) -> None:
         self.pool.replace_dead()
@@ -204,7 +203,6 @@ class RayBackend:
         return MemoryReport(
             private_mb() + sum(usage.resident_mb for usage in used),
             max((usage.gpu_peak_mb for usage in used), default=0.0),
-            max((usage.on_disk_mb for usage in used), default=0.0),
         )
 
     def close(self) -> None:

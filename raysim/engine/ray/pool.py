@@ -18,7 +18,7 @@ from raysim.engine.policies.placement import ActorGroup, Layout, Node, NodeOrder
 from raysim.engine.ray.actors import ClientActor, Location, ServerActor
 from raysim.engine.ray.calls import POLL_S, ActorCalls, succeeded
 from raysim.engine.ray.session import HEAD, growing, head_id, nodes
-from raysim.engine.records import MemoryReport, Startup
+from raysim.engine.records import MemoryReport
 from raysim.engine.workers.state_files import AUTO, Handles, StateLimits
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,6 @@ class ActorRecord:
 
     actor: Any  # Ray's handle
     group: int = 0  # position of the actor's group in the layout
-    requested_s: float = 0.0  # perf_counter() when the driver requested the actor
     location: Location = Location("", "", 0)  # empty until the actor has started
     usage: MemoryReport | None = None  # last measured memory
     pending_clients: list[ClientId] = field(default_factory=list)  # clients of this round whose results are missing
@@ -64,7 +63,7 @@ class ActorPool:
         growing: whether the cluster has an autoscaler, which adds nodes for actors that fit on no present node.
         driver_node: id of the node of this process; "" until `begin`.
         calls: waits for the actors' answers.
-        startup: how long the client actors took to start when the run began; None before.
+        startup_s: seconds until all actors had started when the run began; None before.
     """
 
     def __init__(
@@ -86,7 +85,8 @@ class ActorPool:
         self.participants, self.limits = participants, limits
         self.driver_node = ""
         self.calls = ActorCalls(self._name, self._detail)
-        self.startup: Startup | None = None
+        self.requested_s = perf_counter()
+        self.startup_s: float | None = None
         self._inputs: Sequence[Any] = ()  # references to the plan and the samples
         if not self.growing:
             check_fits(layout, nodes(head), order)
@@ -140,14 +140,14 @@ class ActorPool:
             for worker, share in zip(self.clients, shares, strict=True)
         ]
         setups.append(self.server.actor.setup.remote(plan))
-        started_s = wait_until_started(self.calls, setups)
+        wait_until_started(self.calls, setups)
+        if first:
+            self.startup_s = perf_counter() - self.requested_s
         for worker, location in zip(self.workers, self.calls.get(setups, "starting"), strict=True):
             worker.location, worker.usage, worker.pending_clients = location, None, []
         joined = [worker.actor.join.remote(self._files(worker)) for worker in self.clients]
         for worker, location in zip(self.clients, self.calls.get(joined, "starting"), strict=True):
             worker.location = location
-        if first:
-            self.startup = Startup.of([worker.requested_s for worker in self.clients], started_s[:-1])
         self.driver_node = str(ray.get_runtime_context().get_node_id())
         self.calls.get([worker.actor.ready.remote() for worker in self.initial_workers], "starting")
 
@@ -197,8 +197,7 @@ class ActorPool:
         options = ray.remote(ClientActor).options(
             num_cpus=group.cpus_per_actor, num_gpus=group.gpus_per_actor, **chosen
         )
-        requested_s = perf_counter()
-        return ActorRecord(options.remote(), g, requested_s)
+        return ActorRecord(options.remote(), g)
 
     def _new_server(self) -> ActorRecord:
         # The server takes no CPU from the clients, because it works while they wait. Ray would place an actor without
@@ -268,14 +267,13 @@ class ActorPool:
         return len(ready) == len(answers)
 
 
-def wait_until_started(calls: ActorCalls, setups: Sequence[Any]) -> list[float]:
-    """Wait for every actor's first answer, and warn if that takes long. Return perf_counter() at each answer.
+def wait_until_started(calls: ActorCalls, setups: Sequence[Any]) -> None:
+    """Wait for every actor's first answer, and warn if that takes long.
 
     Raises `LostError` if an actor died, `RunError` if no further actor started within `START_TIMEOUT_S`.
     """
     began = latest = perf_counter()
     warned = False
-    started_s: dict[Any, float] = {}
     left = list(setups)
     while left:
         with calls.translate_errors("starting"):
@@ -286,17 +284,16 @@ def wait_until_started(calls: ActorCalls, setups: Sequence[Any]) -> list[float]:
         if ready:
             calls.get(ready, "starting")  # raises the error of an actor whose setup failed
             latest = perf_counter()
-            started_s |= dict.fromkeys(ready, latest)
+        started = f"{len(setups) - len(left)} of {len(setups)}"
         if left and perf_counter() - latest >= START_TIMEOUT_S:
             raise RunError(
-                f"starting: no further actor started within {START_TIMEOUT_S:.0f} s ({len(started_s)} of {len(setups)} "
-                "have); on a cluster, run `ray status` to see which resources are missing"
+                f"starting: no further actor started within {START_TIMEOUT_S:.0f} s ({started} have); on a "
+                "cluster, run `ray status` to see which resources are missing"
             )
         if left and not warned and perf_counter() - began >= SLOW_START_S:
             warned = True
             logger.warning(
-                f"{len(started_s)} of {len(setups)} actors have started; the others are starting, or wait for CPUs, "
-                "GPUs or nodes (on a cluster, `ray status` shows which are in use). The run ends if no further actor "
-                f"starts for {START_TIMEOUT_S:.0f} s"
+                f"{started} actors have started; the others are starting, or wait for CPUs, GPUs or nodes (on a "
+                "cluster, `ray status` shows which are in use). The run ends if no further actor starts for "
+                f"{START_TIMEOUT_S:.0f} s"
             )
-    return [started_s[answer] for answer in setups]

@@ -25,11 +25,11 @@ from raysim.engine.metrics import (
     REPORT,
     TESTS,
     Conditions,
-    Latest,
-    Sum,
-    ValueCounts,
+    Spread,
+    all_clients_metrics,
     by_class,
     compute_metrics,
+    measured,
     round_metrics,
 )
 from raysim.engine.policies.asynchronous import Flight
@@ -227,6 +227,10 @@ def row(
     )  # fmt: skip
 
 
+def of_all(rows: list[ClientRow]) -> dict[str, float | int]:
+    return all_clients_metrics(measured(rows))
+
+
 def test_metrics_by_hand() -> None:
     rows = [row(0, 1, 2, up=100), row(1, 3, 4, up=50), row(2, 0, 0)]  # the last has no test samples
     found = compute_metrics(PARTICIPANTS, rows)
@@ -238,7 +242,7 @@ def test_metrics_by_hand() -> None:
     assert (found["comm/up_params"], found["comm/down_params"]) == (6, 3)
     assert compute_metrics(TESTS, rows)["time/evaluate_s"] == 1.5
     assert "accuracy/global" not in found  # no row has a global accuracy
-    all_clients = compute_metrics(ALL_CLIENTS, Latest(rows))
+    all_clients = of_all(rows)
     assert all_clients["accuracy/all"] == 0.625
     assert all_clients["accuracy/all_std"] == 0.125
 
@@ -258,14 +262,14 @@ def test_metrics_of_the_current_message_by_hand() -> None:
     assert compute_metrics(CURRENT, rows[2:]) == {}
     assert compute_metrics(PARTICIPANTS, rows)["accuracy/participants_pooled"] == 4 / 7
     # The last row of a client replaces its earlier one in the sums over samples, too.
-    assert compute_metrics(ALL_CLIENTS, Latest([*rows, row(2, 4, 4)]))["accuracy/all_pooled"] == 8 / 10
+    assert of_all([*rows, row(2, 4, 4)])["accuracy/all_pooled"] == 8 / 10
 
 
 def test_validation_accuracy_by_hand() -> None:
     # (1/4 + 2/2) / 2; the third has no validation samples, which is not an accuracy of 0.
     rows = [row(0, 1, 2, val=(1, 4)), row(1, 0, 0, val=(2, 2)), row(2, 3, 4)]
-    assert compute_metrics(ALL_CLIENTS, Latest(rows))["accuracy/val"] == 0.625
-    assert "accuracy/val" not in compute_metrics(ALL_CLIENTS, Latest(rows[2:]))
+    assert of_all(rows)["accuracy/val"] == 0.625
+    assert "accuracy/val" not in of_all(rows[2:])
 
 
 def test_the_best_rounds_by_hand() -> None:
@@ -291,13 +295,13 @@ def test_the_best_rounds_by_hand() -> None:
 
 def test_jains_index() -> None:
     some = ([0.5, 0.5], [0.0, 0.8], [0.0, 0.0], [])
-    assert [ValueCounts(values).jain for values in some] == [1.0, 0.5, 1.0, None]
-    assert ValueCounts([0.2, 0.4, 0.6]).jain == pytest.approx(1.2**2 / (3 * 0.56))
+    assert [Spread(values).jain for values in some] == [1.0, 0.5, 1.0, None]
+    assert Spread([0.2, 0.4, 0.6]).jain == pytest.approx(1.2**2 / (3 * 0.56))
 
 
 @given(st.lists(st.integers(0, 7).map(lambda k: k / 7), min_size=1, max_size=50), st.sampled_from([0.1, 0.5, 0.9]))
 def test_a_spread_has_the_bits_of_its_values(values: list[float], share: float) -> None:
-    spread, middle = ValueCounts(values), math.fsum(values) / len(values)
+    spread, middle = Spread(values), math.fsum(values) / len(values)
     assert spread.mean == middle
     assert spread.std == math.sqrt(math.fsum((v - middle) ** 2 for v in values) / len(values))
     worst = sorted(values)[: math.ceil(len(values) / 10)]
@@ -305,23 +309,11 @@ def test_a_spread_has_the_bits_of_its_values(values: list[float], share: float) 
     assert spread.quantile(share) == np.quantile(values, share)
 
 
-@given(st.lists(st.floats(-1e300, 1e300), max_size=20), st.lists(st.floats(), max_size=5))
-def test_a_sum_is_that_of_what_is_left(kept: list[float], left: list[float]) -> None:
-    found = Sum()
-    for value in (*left, *kept):
-        found.add(value)
-    for value in left:
-        found.add(value, -1)
-    assert (found.total, found.count) == (math.fsum(kept), len(kept))
-
-
 def test_a_clients_last_row_counts() -> None:
     first, second = [row(0, 1, 2, val=(1, 4)), row(1, 3, 4)], [row(1, 1, 4, val=(1, 2)), row(2, 1, 1)]
-    latest = Latest(first)
-    latest.update(second)
-    assert compute_metrics(ALL_CLIENTS, latest) == compute_metrics(ALL_CLIENTS, Latest([first[0], *second]))
-    assert latest.accuracy.times == {0.5: 1, 0.25: 1, 1.0: 1}
-    assert latest.validation.mean == 0.375
+    latest = all_clients_metrics(measured(first) | measured(second))
+    assert latest == of_all([first[0], *second])
+    assert (latest["accuracy/min"], latest["accuracy/median"], latest["accuracy/val"]) == (0.25, 0.5, 0.375)
 
 
 @pytest.mark.parametrize(
@@ -411,7 +403,7 @@ def test_one_round_by_hand() -> None:
     report = RoundReport({0: one, 1: other}, {}, server, moved=1, timing=Timing({}, (), 4.0, dropped=2))
     rows = [row(0, 1, 2, up=64), row(1, 3, 4, up=64), row(2, 0, 4, participated=False)]
     conditions = Conditions(lr=0.1, seconds=1.5, memory=MemoryReport(100.0, 0.0))
-    metrics = round_metrics(report, rows, Latest(rows), conditions)
+    metrics = round_metrics(report, rows, measured(rows), conditions)
     expected = {
         "accuracy/participants": 0.625, "accuracy/all": 1.25 / 3, "comm/up_bytes": 128, "compute/flops": 20.0,
         "compute/server_flops": 3.0, "time/aggregate_s": 0.125, "time/virtual_s": 4.0, "engine/dropped_clients": 2,
@@ -421,7 +413,7 @@ def test_one_round_by_hand() -> None:
     assert {name: metrics.get(name) for name in expected} == expected
     assert not {*CUMULATIVE, "accuracy/best"} & metrics.keys()  # one round knows nothing of the others
     untested = round_metrics(report, rows, None, conditions)
-    assert metrics.keys() - untested.keys() == compute_metrics(ALL_CLIENTS, Latest(rows)).keys()
+    assert metrics.keys() - untested.keys() == of_all(rows).keys()
     progress = Progress(t=0)
     for progress.t in (0, 1):
         progress.add(report, rows, metrics)
@@ -472,4 +464,4 @@ def test_every_metric_of_all_clients_by_hand() -> None:
         "accuracy/decile_9": 0.81, "accuracy/jain": 3.85**2 / (11 * 2.5333), "accuracy/macro_f1": 0.25,
         "accuracy/balanced": 0.125, "accuracy/val": 0.75, "loss/test": 5.0,
     }  # fmt: skip
-    assert compute_metrics(ALL_CLIENTS, Latest(rows)) == pytest.approx(expected)
+    assert of_all(rows) == pytest.approx(expected)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from raysim.engine.records import Startup
 from raysim.runs.run import run
 from tests.conftest import REPOSITORY
 from tests.engine.scenarios import loaded
@@ -60,15 +59,7 @@ def test_an_actor_for_each_of_a_hundred_clients(workplace: Path) -> None:
     assert summary["state_digest"] == here.state_digest
     assert here.summary["startup"] is None
     assert held == [50, 50]
-    startup = summary["startup"]
-    assert startup["actors"] == summary["actors"] == 100
-    assert 0 < startup["slowest_s"] <= startup["seconds"] < summary["seconds"]["total"]
-    assert startup["per_actor_s"] == startup["seconds"] / 100
+    assert summary["actors"] == 100
+    assert 0 < summary["startup"] < summary["seconds"]["total"]
     assert f"node {SECOND}: 50 client actors" in done.stdout + done.stderr
-    print(startup)
-
-
-def test_startup_counts_from_the_first_request_to_the_last_answer() -> None:
-    found = Startup.of([10.0, 10.5, 11.0], [14.0, 18.5, 16.0])
-    assert found == Startup(actors=3, seconds=8.5, slowest_s=8.0)
-    assert found.facts() == {"actors": 3, "seconds": 8.5, "slowest_s": 8.0, "per_actor_s": 8.5 / 3}
+    print(summary["startup"])
