@@ -222,7 +222,7 @@ class Trial:
 
     def score(self) -> tuple[float, float]:
         """Return (mean loss, accuracy) over all clients' samples."""
-        tests = [one.local for one in self.backend.evaluate([(k,) for k in self.samples]).result().values()]
+        tests = self.backend.evaluate([(k,) for k in self.samples]).result().values()
         total = sum(test.total for test in tests)
         return sum(test.loss_sum for test in tests) / total, sum(test.correct for test in tests) / total
 

@@ -34,7 +34,7 @@ class CostModel:
     ) -> None:
         """Update the means from client rounds of round `t` and from tests of their models."""
         for k, report in reports.items():
-            seconds = report.train_s + (_own_s(evaluations[k]) if k in evaluations else 0.0)
+            seconds = report.train_s + (evaluations[k].seconds if k in evaluations else 0.0)
             sample_s = seconds / self._samples(t, k)
             arch = self.plan.arch(k)
             before = self.sample_s.get(arch, sample_s)
@@ -44,9 +44,3 @@ class CostModel:
         """Return the number of samples that the network processes in a client round, plus one for fixed costs."""
         plan = self.plan
         return plan.trained_samples(t, k) + len(plan.val.of(k)) + len(plan.test.of(k)) + 1
-
-
-def _own_s(one: ClientEvaluation) -> float:
-    """Return a test's seconds without the share of the published test set, which is not tested in every round."""
-    own, published = one.local.total + one.val_total, one.global_test.total if one.global_test else 0
-    return one.seconds * own / (own + published) if published else one.seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -241,7 +241,8 @@ class Plan:
     @property
     def classes(self) -> Mapping[ClientId, Tensor]:
         """The ids of the classes of each client with training samples, ascending: [S] int64."""
-        return _Classes(self)
+        counts = self.num_samples.items()
+        return {k: torch.from_numpy(np.unique(self.train_labels(k))) for k, count in counts if count}
 
     @cached_property
     def shared_tests(self) -> NDArray[np.int64] | None:
@@ -259,21 +260,3 @@ class Plan:
     def eligible(self) -> tuple[ClientId, ...]:
         """Clients that can take part: those with training samples that are not held out."""
         return tuple(k for k, count in self.num_samples.items() if count and k not in self.held_out)
-
-
-@dataclass(frozen=True)
-class _Classes(Mapping[ClientId, Tensor]):
-    """`Plan.classes`, computed on access, because most methods do not read them and 100,000 tensors take a second."""
-
-    plan: Plan
-
-    def __getitem__(self, k: ClientId) -> Tensor:
-        if not self.plan.num_samples[k]:
-            raise KeyError(k)
-        return torch.from_numpy(np.unique(self.plan.train_labels(k)))
-
-    def __iter__(self) -> Iterator[ClientId]:
-        return (k for k, count in self.plan.num_samples.items() if count)
-
-    def __len__(self) -> int:
-        return sum(count > 0 for count in self.plan.num_samples.values())

@@ -64,12 +64,19 @@ class ClientState:
 
 
 @dataclass(frozen=True)  # with `slots=True`, pickling takes twice as long
-class EvaluationResult:
-    """The result of a model on one set of test samples."""
+class ClientEvaluation:
+    """The test of a client's model. Fields with the name of a column of `ClientRow` have its meaning."""
 
     correct: int
     total: int
-    loss_sum: float
+    loss_sum: float  # over its own test samples
+    val_correct: int
+    val_total: int
+    global_accuracy: float | None
+    seconds: float
+    macro_f1: float | None = None
+    balanced_accuracy: float | None = None
+    class_correct: list[int] = field(default_factory=list)
 
     @property
     def accuracy(self) -> float | None:
@@ -78,23 +85,18 @@ class EvaluationResult:
 
     @property
     def loss(self) -> float | None:
-        """Mean cross-entropy per sample."""
+        """Mean cross-entropy per test sample."""
         return self.loss_sum / self.total if self.total else None
 
 
-@dataclass(frozen=True)  # with `slots=True`, pickling takes twice as long
-class ClientEvaluation:
-    """The test of a client's model."""
+TESTED = (
+    "accuracy", "correct", "total", "loss", "val_correct", "val_total", "global_accuracy", "macro_f1",
+    "balanced_accuracy", "class_correct",
+)  # fmt: skip
+"""Columns of a client's test."""
 
-    local: EvaluationResult  # on its own test samples
-    val_correct: int  # on its own validation samples
-    val_total: int
-    global_test: EvaluationResult | None  # on the published test set, if requested
-    seconds: float
-    macro_f1: float | None = None  # on its own test samples
-    balanced_accuracy: float | None = None  # on its own test samples
-    class_correct: list[int] = field(default_factory=list)  # correct predictions for each class in its own test samples
-
+TESTED_WITH_CURRENT = ("accuracy", "correct", "total", "loss", "val_correct", "val_total")
+"""Columns, without their prefix `current_`, of a client's test with the server's current message."""
 
 CurrentTests = Mapping[ClientId, ClientEvaluation | ClientFailure]
 """Tests of all clients with the server's next message, in client-id order; empty: they were not tested."""
@@ -145,46 +147,14 @@ def client_row(
         train_s=trained.train_s,
         evaluate_s=sum((one.seconds for one in (evaluation, before, after) if one), 0.0),
         virtual_s=virtual_s,
-        before_accuracy=before.local.accuracy if before else None,
-        before_loss=before.local.loss if before else None,
-        **_tested(evaluation),
-        **_tested_with_current(after),
+        before_accuracy=before.accuracy if before else None,
+        before_loss=before.loss if before else None,
+        **{name: getattr(evaluation, name, None) for name in TESTED},
+        **{f"current_{name}": getattr(after, name, None) for name in TESTED_WITH_CURRENT},
     )
 
 
 _UNTRAINED = ClientReport(None, 0, WireSize(0, 0, {}), WireSize(0, 0, {}), 0.0, 0.0, {}, None)
-
-
-def _tested(one: ClientEvaluation | None) -> dict[str, Any]:
-    """Return the columns of a client's test."""
-    if one is None:
-        return dict.fromkeys(("accuracy", "correct", "total", "loss", "val_correct", "val_total", "global_accuracy"))
-    return {
-        "accuracy": one.local.accuracy,
-        "correct": one.local.correct,
-        "total": one.local.total,
-        "loss": one.local.loss,
-        "val_correct": one.val_correct,
-        "val_total": one.val_total,
-        "global_accuracy": one.global_test.accuracy if one.global_test else None,
-        "macro_f1": one.macro_f1,
-        "balanced_accuracy": one.balanced_accuracy,
-        "class_correct": one.class_correct,
-    }
-
-
-def _tested_with_current(one: ClientEvaluation | None) -> dict[str, Any]:
-    """Return the columns of a client's test with the server's current message."""
-    if one is None:
-        return {}
-    return {
-        "current_accuracy": one.local.accuracy,
-        "current_correct": one.local.correct,
-        "current_total": one.local.total,
-        "current_loss": one.local.loss,
-        "current_val_correct": one.val_correct,
-        "current_val_total": one.val_total,
-    }
 
 
 @dataclass(frozen=True)

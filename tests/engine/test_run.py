@@ -146,14 +146,14 @@ def test_test_and_validation_samples_are_told_apart(split: str) -> None:
     counts = {part: data.partition.count_NC(data.dataset.label_M, 10, part) for part in ("val", "test")}
     threes = {part: count_NC[:, 3].tolist() for part, count_NC in counts.items()}
     found = host.evaluation.evaluate([(k,) for k in range(8)], "whole").values()
-    assert [one.local.correct for one in found] == threes["test"]
+    assert [one.correct for one in found] == threes["test"]
     assert [one.val_correct for one in found] == threes["val"]
     assert [one.val_total for one in found] == data.partition.val.size_N.tolist()
     # One logit is 1 and nine are 0: ln(9 + e) each, and 1 less where it is a three.
     for one in found:
-        assert one.local.loss_sum == pytest.approx(one.local.total * math.log(9 + math.e) - one.local.correct)
+        assert one.loss_sum == pytest.approx(one.total * math.log(9 + math.e) - one.correct)
     if split == "published":
-        assert not any(one.val_total for one in found) and sum(one.local.total for one in found) == 360
+        assert not any(one.val_total for one in found) and sum(one.total for one in found) == 360
 
 
 @pytest.mark.parametrize("together", [1, 8])
@@ -303,7 +303,7 @@ def test_checkpoints_hold_every_state(finished: Run) -> None:
     for k, state in states.items():
         host.net(k).load_state_dict(state)
     latest = rows.groupby("client")["correct"].last()
-    assert {
-        k: one.local.correct for k, one in host.evaluation.evaluate([(k,) for k in took_part], "whole").items()
-    } == {k: latest[k] for k in took_part}
+    assert {k: one.correct for k, one in host.evaluation.evaluate([(k,) for k in took_part], "whole").items()} == {
+        k: latest[k] for k in took_part
+    }
     assert read_server(read_file(store.storage, checkpoint.server))[0].tensors.keys() == {"w.weight", "w.bias"}

@@ -125,6 +125,11 @@ def lay_out(requests: Sequence[ResourceRequest], machine: ClusterResources, part
     groups: list[ActorGroup] = []
     requests = [request for request in requests if request.clients]
     total = sum(len(request.clients) for request in requests)
+    if machine.growing and any(request.actors is None and request.clients_per_actor is None for request in requests):
+        notes.append(
+            "the cluster has an autoscaler, but resources.actors: auto plans with the nodes that are present "
+            f"({machine.nodes}); set a number of actors to request nodes for them"
+        )
     for request in requests:
         gpus = _gpus_per_actor(request, machine, notes)
         count = len(request.clients)
@@ -141,9 +146,7 @@ def lay_out(requests: Sequence[ResourceRequest], machine: ClusterResources, part
         for g in sharing:
             groups[g] = replace(groups[g], gpus_per_actor=share)
     layout = Layout(tuple(groups))
-    if machine.growing:
-        notes += _growing_notes(requests, layout, machine)
-    else:
+    if not machine.growing:
         _refuse_too_large(layout, machine)
         if layout.cpus > machine.cpus + 1e-6:
             notes.append(
@@ -243,17 +246,13 @@ def assign(
 
 
 def _gpus_per_actor(request: ResourceRequest, machine: ClusterResources, notes: list[str]) -> float:
-    if request.gpus_per_actor is None:
-        if not machine.gpus:
-            hint = "; to use GPUs of nodes that the autoscaler adds, set gpus_per_actor" if machine.growing else ""
-            notes.append(f"no GPU found: clients train on the CPU (resources.gpus_per_actor: auto){hint}")
-            return 0.0
+    if request.gpus_per_actor is not None:
+        return request.gpus_per_actor
+    if machine.gpus:
         return 1.0 / GPU_ACTORS
-    if request.gpus_per_actor and not machine.gpus and not machine.growing:
-        raise ScenarioError(
-            f"{request.key}.gpus_per_actor: {request.gpus_per_actor:g} given, but no GPU was found; set it to 0 or auto"
-        )
-    return request.gpus_per_actor
+    hint = "; to use GPUs of nodes that the autoscaler adds, set gpus_per_actor" if machine.growing else ""
+    notes.append(f"no GPU found: clients train on the CPU (resources.gpus_per_actor: auto){hint}")
+    return 0.0
 
 
 def _num_actors(request: ResourceRequest, machine: ClusterResources, gpus: float, groups: int, busy: int) -> int:
@@ -278,34 +277,15 @@ def _num_actors(request: ResourceRequest, machine: ClusterResources, gpus: float
     return max(1, min(int(by_cpu + 1e-9), int(min(by_gpu + 1e-9, 1e9)), busy))
 
 
-def _growing_notes(requests: Sequence[ResourceRequest], layout: Layout, machine: ClusterResources) -> list[str]:
-    """Return sentences about a cluster with an autoscaler: how a run gets more nodes, and if it waits for them."""
-    notes = []
-    if any(request.actors is None and request.clients_per_actor is None for request in requests):
-        notes.append(
-            "the cluster has an autoscaler, but resources.actors: auto plans with the nodes that are present "
-            f"({machine.nodes}); set a number of actors to request nodes for them"
-        )
-    if layout.cpus > machine.cpus + 1e-6 or layout.gpus > machine.gpus + 1e-6:
-        notes.append(
-            f"the actors need {layout.cpus:g} CPUs and {layout.gpus:g} GPUs, but the nodes that are present have "
-            f"{machine.cpus:g} and {machine.gpus:g}: the run waits until the cluster's autoscaler has added nodes"
-        )
-    return notes
-
-
 def _refuse_too_large(layout: Layout, machine: ClusterResources) -> None:
     """Raise `ScenarioError` if the actors need more GPUs, or on a cluster more CPUs, than exist."""
-    if layout.gpus > machine.gpus + 1e-6:
+    too_many_cpus = layout.cpus > machine.cpus + 1e-6 and not machine.oversubscribable
+    if too_many_cpus or layout.gpus > machine.gpus + 1e-6:
+        each = " + ".join(f"{g.actors} x ({g.cpus_per_actor:g} CPU, {g.gpus_per_actor:g} GPU)" for g in layout.groups)
         raise ScenarioError(
-            f"resources.gpus_per_actor: the actors need {layout.gpus:g} GPUs ({_recipe(layout.groups)}), but only "
-            f"{machine.gpus:g} are available; request fewer actors or less GPU per actor, or set gpus_per_actor to 0 "
-            "or auto"
-        )
-    if layout.cpus > machine.cpus + 1e-6 and not machine.oversubscribable:
-        raise ScenarioError(
-            f"resources.cpus_per_actor: the actors need {layout.cpus:g} CPUs ({_recipe(layout.groups)}), but the "
-            f"cluster has only {machine.cpus:g}; request fewer actors or fewer CPUs per actor"
+            f"resources: the actors need {layout.cpus:g} CPUs and {layout.gpus:g} GPUs ({each}), but only "
+            f"{machine.cpus:g} CPUs and {machine.gpus:g} GPUs are available; request fewer actors, or less CPU or GPU "
+            "per actor"
         )
 
 
@@ -318,7 +298,3 @@ def share_of_a_gpu(actors: int, gpus: float) -> float:
         return 1.0 / GPU_ACTORS
     per_gpu = max(1, math.ceil(actors / gpus - 1e-9))
     return math.floor(1e4 / per_gpu) / 1e4  # Ray rounds shares to 4 digits
-
-
-def _recipe(groups: Sequence[ActorGroup]) -> str:
-    return " + ".join(f"{g.actors} x ({g.cpus_per_actor:g} CPU, {g.gpus_per_actor:g} GPU)" for g in groups)

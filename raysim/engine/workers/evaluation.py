@@ -25,7 +25,7 @@ from raysim.engine.metrics import by_class
 from raysim.engine.plan import Plan
 from raysim.engine.policies.evaluations import Coverage
 from raysim.engine.policies.placement import Group
-from raysim.engine.records import ClientEvaluation, EvaluationResult
+from raysim.engine.records import ClientEvaluation
 from raysim.engine.workers.client_samples import ClientSamples, Ints
 from raysim.engine.workers.hooks import errors_from, set_threads
 from raysim.engine.workers.states import ClientStates
@@ -41,7 +41,8 @@ Outputs = Callable[[Ints], Tensor]
 class Score(NamedTuple):
     """The results of one network on test samples and on validation samples."""
 
-    tested: EvaluationResult
+    correct: int
+    loss_sum: float  # over the test samples
     val_correct: int
     predicted_M: Ints  # predicted classes of the test samples
 
@@ -101,17 +102,18 @@ class ClientTester:
         plan = self.plan
         test, val = ([part.of(k) for k in group] for part in (plan.test, plan.val))
         own = self._scores(outputs, test, val)
-        published: list[EvaluationResult] | list[None] = [None] * len(group)
+        published: list[float] | list[None] = [None] * len(group)
         if coverage == "whole" and plan.global_test is not None:
-            none = [part[:0] for part in val]
-            published = [score.tested for score in self._scores(outputs, [plan.global_test] * len(group), none)]
+            scores = self._scores(outputs, [plan.global_test] * len(group), [part[:0] for part in val])
+            published = [score.correct / len(plan.global_test) for score in scores]
         share_s = (perf_counter() - start) / len(group)
         evaluations = {}
-        for k, score, of_all, test_M, val_M in zip(group, own, published, test, val, strict=True):
+        for k, score, global_accuracy, test_M, val_M in zip(group, own, published, test, val, strict=True):
             f1, balanced, class_correct = by_class(plan.labels[test_M], score.predicted_M, plan.num_classes)
             evaluations[k] = ClientEvaluation(
-                score.tested, score.val_correct, len(val_M), of_all, share_s, f1, balanced, class_correct
-            )
+                score.correct, len(test_M), score.loss_sum, score.val_correct, len(val_M), global_accuracy, share_s,
+                f1, balanced, class_correct,
+            )  # fmt: skip
         return evaluations
 
     def _scores(self, outputs: Outputs, test: Sequence[Ints], val: Sequence[Ints]) -> list[Score]:
@@ -125,7 +127,8 @@ class ClientTester:
         right_GM = predicted_GM == self.plan.labels[position_GM]
         return [
             Score(
-                EvaluationResult(int(np.count_nonzero(right_M[:tested])), tested, loss),
+                int(np.count_nonzero(right_M[:tested])),
+                loss,
                 int(np.count_nonzero(right_M[tested : len(position_M)])),
                 predicted_M[:tested],
             )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raysim.engine.cost_model import CostModel
-from raysim.engine.records import ClientEvaluation, EvaluationResult
+from raysim.engine.records import ClientEvaluation
 
 COUNTS = {"train": 8, "val": 1, "test": 10}
 
@@ -18,16 +18,12 @@ def plan() -> Any:
     return SimpleNamespace(arch=lambda k: "cnn", trained_samples=lambda t, k: 80 * t, **samples)
 
 
-@pytest.mark.parametrize(
-    ("everyone", "expected_s"),
-    [(None, 6.0 + 5.5), (EvaluationResult(0, 99, 0.0), 6.0 + 0.55)],  # 11 of 110 tested samples are the client's own
-)
-def test_tests_on_the_whole_test_set_are_left_out(everyone: EvaluationResult | None, expected_s: float) -> None:
+def test_a_round_takes_its_training_and_its_test() -> None:
     model = CostModel(plan())
-    tested = ClientEvaluation(EvaluationResult(0, 10, 0.0), 0, 1, everyone, seconds=5.5)
+    tested = ClientEvaluation(0, 10, 0.0, 0, 1, None, seconds=5.5)
     model.learn(1, {3: SimpleNamespace(train_s=6.0)}, {3: tested})  # type: ignore[dict-item]
-    assert model.expected_s(1, 3) == pytest.approx(expected_s)
-    assert model.expected_s(2, 3) == pytest.approx(expected_s * (2 * 80 + 12) / (80 + 12))  # twice the epochs
+    assert model.expected_s(1, 3) == pytest.approx(11.5)
+    assert model.expected_s(2, 3) == pytest.approx(11.5 * (2 * 80 + 12) / (80 + 12))  # twice the epochs
 
 
 def test_the_newest_measurement_counts_as_much_as_it_should() -> None:
