@@ -121,11 +121,6 @@ class Rounds:
             self._record(t, metrics, rows)
             yield t
         self._save()
-        self.warnings.check_run(progress)
-
-    def call(self, call: Callable[[], T]) -> T:
-        """Make a call to the backend that does not change the state; if an actor dies, recover and repeat it."""
-        return self.recovering(call)
 
     def state_digest(self) -> str:
         """Return the digest of the state after the last round. Equal digests mean bit-identical runs."""

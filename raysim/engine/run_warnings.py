@@ -109,14 +109,6 @@ class RunWarnings:
             )
         self.diverged |= progress.diverged
 
-    def check_run(self, progress: Progress) -> None:
-        """Warn at the end of a run in which the server learned nothing."""
-        if progress.rejected and progress.rejected == progress.uploads:
-            logger.warning(
-                f"the server learned nothing in this run, because all {progress.uploads} uploads contained NaN or "
-                f"infinity; therefore the results say nothing about the method: {_REMEDY}"
-            )
-
     def _once(self, text: str) -> None:
         if text not in self._seen:
             self._seen.add(text)

@@ -154,7 +154,7 @@ def _traced(
             run = Rounds(plan, backend, record, checkpoints, progress=progress, within=within)
             run.start(data.raw)
             for _ in run:
-                clients, server = run.call(partial(backend.fingerprints, run.participants))
+                clients, server = run.recovering(partial(backend.fingerprints, run.participants))
                 trace.rounds.append({**{f"client {k}": one for k, one in clients.items()}, "the server": server})
             trace.digest = run.state_digest()
         trace.metrics, trace.restarts = list(memory.rounds), progress.restarts

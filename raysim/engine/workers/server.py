@@ -41,9 +41,6 @@ from raysim.engine.stages import Uploads
 from raysim.engine.workers.hooks import errors_from, hook
 from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
 
-MOST_COUNTS = 1000
-"""Maximum number of sets of upload shapes whose operations are stored (also in checkpoints); the oldest is dropped."""
-
 
 class Arrived(NamedTuple):
     """An upload with the message that its client had received."""
@@ -107,7 +104,6 @@ class ServerWorker:
         torch.set_num_threads(1)
         packed = {k: registration for part in registrations for k, registration in part.items()}
         unpacked = {k: unpack(packed[k]) for k in sorted(packed)}
-        guard = Unchanged(unpacked)
         with self._hook("server_start", 0):
             self.server.state = self.plan.algorithm.server_start(self.server, unpacked)
             self._forms = forms_in(self.server.state)
@@ -115,11 +111,6 @@ class ServerWorker:
             self._check_state()
         if self.plan.initial is not None and self.plan.initial.server is not None:
             self.server.state = self._loaded(self.plan.initial.server, self.server.state)
-        if not guard.holds():
-            raise ChangedMessageError(
-                f"{type(self.plan.algorithm).__name__}: server_start changed a registration in place; "
-                "change a copy, such as tensor.clone()"
-            )
 
     def send(self, t: int, cohort: Iterable[ClientId]) -> Broadcast:
         """Return the message to each participant. A message object for several participants is packed once."""
@@ -199,8 +190,6 @@ class ServerWorker:
                 if key in self._flops:
                     self._update(ups)
                 else:
-                    if len(self._flops) == MOST_COUNTS:
-                        del self._flops[next(iter(self._flops))]
                     self._flops[key] = flops_of(lambda: self._update(ups))
                     self._check_names()  # the check takes long, so it is not repeated in every round
                 self._check_state()

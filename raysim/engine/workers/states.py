@@ -185,16 +185,11 @@ class ClientStates:
             )
         if not shell.intact:
             net, form, shell = shell.net, shell.form, self._shell(self.arch(k))
-            if new := (present := form_of(net.state_dict())).keys() - form.keys():
-                raise RunError(
-                    f"client {k} with model {self.arch(k)}: a hook added {min(new)} to the client's network; create "
-                    "all parameters, buffers and modules in client_model"
-                )
-            if present != form:
+            if (present := form_of(net.state_dict())) != form:
                 name = min(name for name, _ in present.items() ^ form.items())
                 raise RunError(
-                    f"client {k} with model {self.arch(k)}: the shape or type of {name} in its network's state_dict "
-                    "changed; keep the shapes and types of the network that client_model created"
+                    f"client {k} with model {self.arch(k)}: a hook added or removed {name} in the client's network, or "
+                    "changed its shape or type; create all parameters, buffers and modules in client_model"
                 )
             shell.load(net.state_dict())
         shell.collected()

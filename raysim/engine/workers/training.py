@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -45,14 +45,17 @@ from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
 from raysim.grouped.lockstep import in_lockstep
 from raysim.grouped.together import ask_to_fit, fit_all
 
+T = TypeVar("T")
 
-def _depends_on_machine(error: BaseException | None) -> bool:
-    """Return whether an error depends on the machine or on the number of actors.
 
-    Such an error ends the run. It does not count as a failure of the client, because results would then depend on the
-    machine.
+def _is_own_failure(error: RunError) -> bool:
+    """Return whether an error may count as the failure of one client, without which the run continues.
+
+    It may not if other clients are affected, which share the message and the disk. Nor may it if the error depends on
+    the machine or the number of actors, because results would then depend on them, too.
     """
-    return isinstance(error, RecordingError) or lacks_memory(error)
+    affects_others = isinstance(error, ChangedMessageError | StatesError)
+    return not affects_others and not isinstance(error.__cause__, RecordingError) and not lacks_memory(error.__cause__)
 
 
 class Received(NamedTuple):
@@ -115,12 +118,9 @@ class ClientTrainer:
         for group in groups:
             downs = {k: message_of(k) for k in group}
             k = group[0]
-            if len(group) == 1 and k in skip:
-                yield k, ClientFailure(), ClientFailure()
-            elif len(group) == 1 and self.plan.tolerates_failures:
-                yield self._train_tolerating(k, t, downs[k], evaluate_before)
-            else:
-                yield from self._train_group(t, downs, evaluate_before)
+            train = partial(self._train_group, t, downs, evaluate_before)
+            trained = ClientFailure() if k in skip else self._tolerating(train, k, t, downs[k].guard)
+            yield from [(k, trained, trained)] if isinstance(trained, ClientFailure) else trained
         self.rounds_received += any(broadcast.of[k] is not None for k in ids)
 
     def evaluate_current(
@@ -131,19 +131,10 @@ class ClientTrainer:
         No client's state changes. A failed client is reported if the run tolerates failures.
         """
         message_of = self._messages(broadcast)
-        ids = list(ids)
         evaluations: dict[ClientId, ClientEvaluation | ClientFailure] = {}
         for k in ids:
             received = message_of(k)
-            try:
-                evaluations[k] = self._evaluate_received(k, t, received)
-            except (ChangedMessageError, StatesError):
-                raise
-            except RunError as error:
-                if not self.plan.tolerates_failures or _depends_on_machine(error.__cause__):
-                    raise
-                self._check_unchanged(received.guard, "a hook", k, t)
-                evaluations[k] = ClientFailure(error)
+            evaluations[k] = self._tolerating(partial(self._evaluate_received, k, t, received), k, t, received.guard)
         return evaluations
 
     def receiver(self, t: int, broadcast: Broadcast) -> Callable[[ClientId], None]:
@@ -236,22 +227,18 @@ class ClientTrainer:
         guard = Unchanged(down, packed if (self.rounds_received + 1).bit_count() == 1 else None)
         return Received(down, wire_size(down), guard)
 
-    def _train_tolerating(
-        self, k: ClientId, t: int, down: Received, evaluate_before: Coverage | None
-    ) -> tuple[ClientId, Any, ClientReport | ClientFailure]:
-        """Train one client as `_train_group` does. If it fails, report that, and keep its earlier state."""
+    def _tolerating(self, call: Callable[[], T], k: ClientId, t: int, guard: Unchanged) -> T | ClientFailure:
+        """Make a call for client k. In a run that tolerates failures, where each client trains alone, return its own.
+
+        guard: of the message that the client received. A failed client keeps its earlier state.
+        """
         try:
-            (trained,) = self._train_group(t, {k: down}, evaluate_before)
-            return trained
-        # These affect other clients, too: they share the message and the disk.
-        except (ChangedMessageError, StatesError):
-            raise
+            return call()
         except RunError as error:
-            if _depends_on_machine(error.__cause__):
+            if not self.plan.tolerates_failures or not _is_own_failure(error):
                 raise
-            self._check_unchanged(down.guard, "a hook", k, t)
-            failed = ClientFailure(error)
-            return k, failed, failed
+            self._check_unchanged(guard, "a hook", k, t)
+            return ClientFailure(error)
 
     def _train_group(
         self, t: int, downs: Mapping[ClientId, Received], evaluate_before: Coverage | None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +17,7 @@ class ChangedMessageError(RunError):
 class Unchanged:
     """Detects in-place changes of a received message by a hook.
 
-    `holds` compares keys, lengths and torch's counts of in-place operations, which costs microseconds. Changes through
+    `holds` compares the tensors, and torch's counts of in-place operations, which costs microseconds. Changes through
     `.data`, NumPy or a parameter that shares the message's memory do not raise the count: they are detected only if
     `packed`, the packed message, is given, by comparing values.
     """
@@ -39,27 +37,5 @@ class Unchanged:
 
 
 def _signature(message: Any) -> list[Any]:
-    """Return a message's keys, lengths, numbers, and the id and number of in-place operations of each tensor."""
-    parts: list[Any] = []
-    _sign(message, parts)
-    return parts
-
-
-def _sign(message: Any, parts: list[Any]) -> None:
-    if isinstance(message, Tensor):
-        parts += (id(message), message._version)
-    elif isinstance(message, dict | Mapping):  # testing only for `Mapping` would be slow, even for a dict
-        parts.append(len(message))
-        for key, value in message.items():
-            parts.append(key)
-            _sign(value, parts)
-    elif isinstance(message, tuple | list):
-        parts.append(len(message))
-        for value in message:
-            _sign(value, parts)
-    elif is_dataclass(message):
-        # `fields` instead of `vars`, because a cached property adds an entry to `vars` without changing the message.
-        for field in fields(message):
-            _sign(getattr(message, field.name, None), parts)
-    else:
-        parts.append(message)
+    """Return a message's numbers, and the id and number of in-place operations of each tensor."""
+    return [(id(leaf), leaf._version) if isinstance(leaf, Tensor) else leaf for leaf in leaves(message)]
