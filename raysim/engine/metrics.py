@@ -78,43 +78,16 @@ class Spread:
         return math.fsum(self.values) ** 2 / (len(self.values) * squares) if squares else 1.0
 
 
-class Measured(NamedTuple):
-    """The fields of a client's row that metrics need: a fifth of the row, which is kept for each client."""
-
-    accuracy: float | None
-    macro_f1: float | None
-    balanced_accuracy: float | None
-    loss: float | None
-    validation: float | None  # accuracy on its validation samples
-    correct: int
-    total: int  # number of test samples
-    took_part: bool  # whether the client has taken part in a round
-
-    @classmethod
-    def of(cls, row: ClientRow) -> Measured:
-        """Extract the fields from a row."""
-        validation = (row.val_correct or 0) / row.val_total if row.val_total else None
-        counts = row.correct or 0, row.total or 0
-        per_class = row.macro_f1, row.balanced_accuracy
-        # Clients are tested before round 1, and later only after they have taken part.
-        return cls(row.accuracy, *per_class, row.loss, validation, *counts, took_part=row.round > 0)
-
-
-def measured(rows: Iterable[ClientRow]) -> dict[ClientId, Measured]:
-    """Return the measurements of the clients that were tested."""
-    return {row.client: Measured.of(row) for row in rows if row.total is not None}
-
-
 class AllClients:
-    """The last measurements of all clients, which metrics summarise."""
+    """The rows of all clients' last tests, which metrics summarise."""
 
-    def __init__(self, latest: Mapping[ClientId, Measured]) -> None:
-        self.clients = [*latest.values()]
-        self.accuracy = Spread(one.accuracy for one in self.clients)
+    def __init__(self, latest: Mapping[ClientId, ClientRow]) -> None:
+        self.rows = [*latest.values()]
+        self.accuracy = Spread(row.accuracy for row in self.rows)
 
-    def mean(self, field: str) -> float | None:
-        """Return the mean of a field over the clients that have a value."""
-        return mean([value for one in self.clients if (value := getattr(one, field)) is not None])
+    def mean(self, of: Callable[[ClientRow], float | None]) -> float | None:
+        """Return the mean over the clients that have a value."""
+        return mean([value for row in self.rows if (value := of(row)) is not None])
 
 
 def by_class(label_M: Labels, predicted_M: Labels, num_classes: int) -> tuple[float | None, float | None, list[int]]:
@@ -163,22 +136,22 @@ progress.py, and its meaning to `METRICS` in common/results.py."""
 
 ALL_CLIENTS: Mapping[str, Callable[[AllClients], float | None]] = {
     "accuracy/all": lambda latest: latest.accuracy.mean,
-    "accuracy/took_part": lambda latest: Spread(one.accuracy for one in latest.clients if one.took_part).mean,
+    "accuracy/took_part": lambda latest: latest.mean(lambda row: row.accuracy if row.round else None),
     "accuracy/all_std": lambda latest: latest.accuracy.std,
-    "accuracy/all_pooled": lambda latest: pooled((one.correct, one.total) for one in latest.clients),
+    "accuracy/all_pooled": lambda latest: pooled((row.correct, row.total) for row in latest.rows),
     "accuracy/worst_decile": lambda latest: latest.accuracy.worst_decile,
     "accuracy/min": lambda latest: min(latest.accuracy.values, default=None),
     "accuracy/decile_1": lambda latest: latest.accuracy.quantile(0.1),
     "accuracy/median": lambda latest: latest.accuracy.quantile(0.5),
     "accuracy/decile_9": lambda latest: latest.accuracy.quantile(0.9),
     "accuracy/jain": lambda latest: latest.accuracy.jain,
-    "accuracy/macro_f1": lambda latest: latest.mean("macro_f1"),
-    "accuracy/balanced": lambda latest: latest.mean("balanced_accuracy"),
-    "accuracy/val": lambda latest: latest.mean("validation"),
-    "loss/test": lambda latest: latest.mean("loss"),
-    "engine/absent_clients": lambda latest: sum(not one.took_part for one in latest.clients),
+    "accuracy/macro_f1": lambda latest: latest.mean(lambda row: row.macro_f1),
+    "accuracy/balanced": lambda latest: latest.mean(lambda row: row.balanced_accuracy),
+    "accuracy/val": lambda latest: latest.mean(lambda row: _share(row.val_correct, row.val_total)),
+    "loss/test": lambda latest: latest.mean(lambda row: row.loss),
+    "engine/absent_clients": lambda latest: sum(not row.round for row in latest.rows),
 }
-"""Metrics of all clients, each with its last measured row."""
+"""Metrics of all clients, each with the row of its last test: that of round 0 until the client has taken part."""
 
 CURRENT: Mapping[str, Callable[[Rows], float | None]] = {
     "accuracy/all_current": lambda rows: _current(rows).mean,
@@ -186,7 +159,7 @@ CURRENT: Mapping[str, Callable[[Rows], float | None]] = {
     "accuracy/all_current_pooled": lambda rows: pooled((r.current_correct, r.current_total) for r in rows),
     "accuracy/all_current_worst_decile": lambda rows: _current(rows).worst_decile,
     "accuracy/val_current": lambda rows: mean(
-        [(r.current_val_correct or 0) / r.current_val_total for r in rows if r.current_val_total]
+        [share for r in rows if (share := _share(r.current_val_correct, r.current_val_total)) is not None]
     ),
     "loss/test_current": lambda rows: mean([r.current_loss for r in rows if r.current_loss is not None]),
 }
@@ -224,7 +197,7 @@ CONDITIONS: Mapping[str, Callable[[Conditions], float | int | None]] = {
 def round_metrics(
     report: RoundReport,
     rows: Rows,
-    latest: Mapping[ClientId, Measured] | None,
+    latest: Mapping[ClientId, ClientRow] | None,
     conditions: Conditions,
     held_out: Collection[ClientId] = (),
 ) -> dict[str, float | int]:
@@ -240,7 +213,7 @@ def round_metrics(
     return metrics | _logged(report)
 
 
-def all_clients_metrics(latest: Mapping[ClientId, Measured]) -> dict[str, float | int]:
+def all_clients_metrics(latest: Mapping[ClientId, ClientRow]) -> dict[str, float | int]:
     """Return the metrics of all clients from the last measurement of each."""
     return compute_metrics(ALL_CLIENTS, AllClients(latest))
 
@@ -255,6 +228,10 @@ def compute_metrics(functions: Mapping[str, Callable[[T], float | int | None]], 
     """Apply every function; return metric -> result, without results that are None."""
     values = {name: f(given) for name, f in functions.items()}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _share(correct: int | None, total: int | None) -> float | None:
+    return (correct or 0) / total if total else None
 
 
 def _current(rows: Rows) -> Spread:

@@ -11,7 +11,7 @@ from typing import Any
 
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
-from raysim.engine.metrics import Measured, compute_metrics, measured
+from raysim.engine.metrics import compute_metrics
 from raysim.engine.policies.asynchronous import Flight
 from raysim.engine.policies.stopping import Watched
 from raysim.engine.records import RoundReport
@@ -22,7 +22,7 @@ class Progress:
     """The progress of a run, without the states of clients and server."""
 
     t: int = -1  # the last completed round; -1: not even the state before round 1 is measured
-    latest: dict[ClientId, Measured] = field(default_factory=dict)  # the clients' last tests
+    latest: dict[ClientId, ClientRow] = field(default_factory=dict)  # the rows of the clients' last tests
     stale: set[ClientId] = field(default_factory=set)  # clients that changed after their last test
     diverged: set[ClientId] = field(default_factory=set)  # clients with NaN or infinity in their last loss or upload
     totals: dict[str, float] = field(default_factory=lambda: {"bytes": 0, "flops": 0.0})
@@ -67,7 +67,7 @@ class Progress:
             setattr(self, name, facts[name])
         self.watched = Watched(**facts["watched"]) if facts["watched"] else None
         self.stale, self.diverged = set(facts["stale"]), set(facts["diverged"])
-        self.t, self.latest, self.flight = t, measured(latest.values()), flight_of(facts)
+        self.t, self.latest, self.flight = t, dict(latest), flight_of(facts)
 
     def add(self, report: RoundReport, rows: Sequence[ClientRow], metrics: Mapping[str, Any]) -> None:
         """Add the next round to totals and best values. metrics: the result of `round_metrics`."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,19 +195,13 @@ class TrainingResult:
         return {k: report.evaluation for k, report in self.reports.items() if report.evaluation is not None}
 
 
-@dataclass(frozen=True)
-class CheckpointFile:
-    """A file with the state of some clients, or of the server."""
+class CheckpointFile(NamedTuple):
+    """A file with the state of some clients, or of the server. A manifest contains its fields as a list."""
 
     name: str
     size: int  # bytes
     checksum: int
     clients: tuple[ClientId, ...] = ()
-
-    @cached_property
-    def text(self) -> str:
-        """The file's entry in a manifest, as JSON. Cached, because later manifests list unchanged files again."""
-        return json.dumps([self.name, self.size, self.checksum, self.clients])
 
 
 SavedFiles = tuple[Sequence[CheckpointFile], CheckpointFile]

@@ -19,7 +19,6 @@ from raysim.engine.metrics import (
     Conditions,
     all_clients_metrics,
     current_metrics,
-    measured,
     round_metrics,
 )
 from raysim.engine.plan import Plan
@@ -171,7 +170,7 @@ class Rounds:
         ]  # fmt: skip
         if evaluate is None:
             return rows
-        progress.latest |= measured(rows)
+        progress.latest |= {row.client: row for row in rows if row.total is not None}
         progress.stale.clear()
         if self.plan.evaluations.extra(t) and plan.evaluate_when == "after_receive":
             # These clients were tested before training, and only because this is the last round. If the run is resumed
@@ -258,7 +257,7 @@ class Rounds:
         rows = [
             client_row(plan, 0, k, None, tested.get(k), current=current.get(k)) for k in sorted({*tested, *current})
         ]
-        progress.latest |= measured(rows)
+        progress.latest |= {row.client: row for row in rows if row.total is not None}
         progress.final = all_clients_metrics(progress.latest) | current_metrics(rows, plan.held_out)
         self.record(0, progress.final, rows)
         progress.t = 0

@@ -139,7 +139,7 @@ class OpenedRun:
     @contextmanager
     def backend(self, clients: Collection[ClientId], checkpoint: Checkpoint) -> Iterator[InProcessBackend]:
         """Restore these clients and the server from a checkpoint, in this process."""
-        wanted = [replace(f, clients=tuple(k for k in f.clients if k in clients)) for f in checkpoint.client_files]
+        wanted = [f._replace(clients=tuple(k for k in f.clients if k in clients)) for f in checkpoint.client_files]
         some = replace(checkpoint, client_files=tuple(file for file in wanted if file.clients))
         backend = InProcessBackend()
         try:

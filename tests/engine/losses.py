@@ -238,7 +238,7 @@ class SimulatedWorkers:
             clients, server = files
             for file in clients:
                 for i, groups in self._shares([(k,) for k in file.clients]).items():
-                    part = replace(file, clients=tuple(k for (k,) in groups))
+                    part = file._replace(clients=tuple(k for (k,) in groups))
                     self._worker(i).restore(part, read_file(storage, file))
             for i in range(len(self.workers)):
                 self._worker(i).mark_saved()

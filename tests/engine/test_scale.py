@@ -14,7 +14,6 @@ from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.metrics import measured
 from raysim.engine.plan import Plan
 from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.progress import Progress
@@ -61,7 +60,7 @@ class Cost:
 def cost(clients: int, folder: Path) -> Cost:
     plan, raw = spec_of(clients)
     backend = InProcessBackend()
-    progress = Progress(t=0, latest=measured(row_of(plan, k) for k in range(clients)))
+    progress = Progress(t=0, latest={k: row_of(plan, k) for k in range(clients)})
     found = Cost(3, 4)
     checkpoints = CheckpointManager(CheckpointStore(open_storage(folder / str(clients))), None, 5)
     plan = replace(plan, num_rounds=5, participants=4, evaluations=EvaluationSchedule(5, every=5))

@@ -17,7 +17,7 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from raysim.common.files import reason
@@ -169,10 +169,8 @@ class CheckpointStore:
 
 
 def _without(clients: set[ClientId], file: CheckpointFile) -> CheckpointFile:
-    """Return `file` without these clients; the same object, with its cached text, if it contains none of them."""
-    if clients.isdisjoint(file.clients):
-        return file
-    return replace(file, clients=tuple(k for k in file.clients if k not in clients))
+    """Return `file` without these clients."""
+    return file._replace(clients=tuple(k for k in file.clients if k not in clients))
 
 
 def _name(t: int) -> str:
@@ -180,15 +178,14 @@ def _name(t: int) -> str:
 
 
 def _manifest_bytes(checkpoint: Checkpoint) -> bytes:
-    server = checkpoint.server
     body = {
         "format": FORMAT,
         "round": checkpoint.round,
-        "server": [server.name, server.size, server.checksum],
+        "server": checkpoint.server[:3],
         "facts": dict(checkpoint.facts),
+        "parts": checkpoint.client_files,
     }
-    parts = ", ".join(file.text for file in checkpoint.client_files)
-    text = f'{json.dumps(body)[:-1]}, "parts": [{parts}]}}'
+    text = json.dumps(body)
     return json.dumps({"crc32": zlib.crc32(text.encode()), "checkpoint": text}).encode()
 
 

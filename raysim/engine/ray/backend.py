@@ -8,7 +8,6 @@ the actors, `calls` waits for their answers, `saving` writes checkpoints.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -95,7 +94,7 @@ class RayBackend:
             for ids in readers.values():
                 reader = default_owner[ids[0]]
                 self._own({reader: ids})
-                parts[reader].append(replace(file, clients=tuple(ids)))
+                parts[reader].append(file._replace(clients=tuple(ids)))
         restore(parts, server, storage, self.pool)
 
     def send(self, t: int, cohort: Sequence[ClientId]) -> Any:

@@ -29,7 +29,6 @@ from raysim.engine.metrics import (
     all_clients_metrics,
     by_class,
     compute_metrics,
-    measured,
     round_metrics,
 )
 from raysim.engine.policies.asynchronous import Flight
@@ -227,7 +226,7 @@ def row(
 
 
 def of_all(rows: list[ClientRow]) -> dict[str, float | int]:
-    return all_clients_metrics(measured(rows))
+    return all_clients_metrics({row.client: row for row in rows})
 
 
 def test_metrics_by_hand() -> None:
@@ -310,7 +309,7 @@ def test_a_spread_has_the_bits_of_its_values(values: list[float], share: float) 
 
 def test_a_clients_last_row_counts() -> None:
     first, second = [row(0, 1, 2, val=(1, 4)), row(1, 3, 4)], [row(1, 1, 4, val=(1, 2)), row(2, 1, 1)]
-    latest = all_clients_metrics(measured(first) | measured(second))
+    latest = of_all([*first, *second])
     assert latest == of_all([first[0], *second])
     assert (latest["accuracy/min"], latest["accuracy/median"], latest["accuracy/val"]) == (0.25, 0.5, 0.375)
 
@@ -402,7 +401,7 @@ def test_one_round_by_hand() -> None:
     report = RoundReport({0: one, 1: other}, {}, server, moved=1, timing=Timing({}, (), 4.0, dropped=2))
     rows = [row(0, 1, 2, up=64), row(1, 3, 4, up=64), row(2, 0, 4, participated=False)]
     conditions = Conditions(lr=0.1, seconds=1.5, memory=MemoryReport(100.0, 0.0))
-    metrics = round_metrics(report, rows, measured(rows), conditions)
+    metrics = round_metrics(report, rows, {row.client: row for row in rows}, conditions)
     expected = {
         "accuracy/participants": 0.625, "accuracy/all": 1.25 / 3, "comm/up_bytes": 128, "compute/flops": 20.0,
         "compute/server_flops": 3.0, "time/aggregate_s": 0.125, "time/virtual_s": 4.0, "engine/dropped_clients": 2,
