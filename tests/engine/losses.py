@@ -322,7 +322,7 @@ class SimulatedWorkers:
         raise NotImplementedError("no run of the schedule asks for fingerprints")
 
     def memory(self) -> MemoryReport:
-        return MemoryReport(0.0, 0.0, 0.0)
+        return MemoryReport(0.0, 0.0)
 
     def close(self) -> None:
         for i in range(len(self.workers)):

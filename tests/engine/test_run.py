@@ -277,7 +277,7 @@ def test_clients_that_diverge_are_named_once_and_counted(workplace: Path, caplog
     clients = Run(result.folder).clients
     first = ", ".join(map(str, sorted(set(clients.query("round == 1 and participated")["client"]))))
     assert sum(text.startswith("round 1:") and f"clients {first} " in text for text in caplog.messages) == 1
-    assert sum(f"all {uploads} uploads" in text for text in caplog.messages) == 1
+    assert sum("all uploads" in text for text in caplog.messages) == 2
     trained = set(clients.query("participated")["client"])
     assert result.summary["diverged_clients"] == len(trained)
     assert result.summary["rejected_uploads"] == result.summary["uploads"] == uploads

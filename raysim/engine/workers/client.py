@@ -136,8 +136,8 @@ class ClientWorker:
 def new_network(plan: Plan, task: Task, device: torch.device, arch: str, *key: int) -> nn.Module:
     """Return the network that `client_model` creates from a new model. key: the client, if it has separate weights."""
     model = plan.fresh_model(arch, *key)
-    place = f"{type(plan.algorithm).__name__}.client_model failed with model {arch}"
-    with global_seed(plan.init_seed, "client_model", arch, *key), errors_from(lambda: place, name="client_model"):
+    what = f"{type(plan.algorithm).__name__}.client_model"
+    with global_seed(plan.init_seed, "client_model", arch, *key), errors_from(what, "client_model", model=arch):
         net = plan.algorithm.client_model(model, task)
         if not isinstance(net, nn.Module):
             raise TypeError(f"it returned a {type(net).__name__}; return one torch module, which may contain others")

@@ -69,9 +69,7 @@ class ClientTester:
         set_threads(self.plan, k)
         with (
             nullcontext() if self.states.is_untrained(k) else self.states.reading(k) as net,
-            errors_from(
-                lambda: f"the test of client {k} with model {self.plan.arch(k)} failed", name="forward", client=k
-            ),
+            errors_from("the test", "forward", k, model=self.plan.arch(k)),
             torch.inference_mode(),
         ):
             outputs = partial(self._untrained_outputs, k) if net is None else partial(self._outputs, net)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from raysim.common.errors import HookError, RaysimError
@@ -21,52 +19,41 @@ def set_threads(plan: Plan, k: ClientId) -> None:
         torch.set_num_threads(threads)
 
 
-def hook(
-    seed: int,
-    name: str,
-    t: int,
-    client: int | None,
-    algorithm: object,
-    device: torch.device,
-    model: str = "",
-) -> errors_from:
+def hook(plan: Plan, name: str, t: int, client: ClientId | None, device: torch.device) -> errors_from:
     """Seed torch's global generators by hook, round and client, and return the hook's context manager.
 
-    If the hook raises, the context manager raises `HookError` with the algorithm, hook, client, model and round.
+    client: None: a hook of the server.
     """
-    key = seed_for(seed, name, t, -1 if client is None else client)
+    key = seed_for(plan.seed, name, t, -1 if client is None else client)
     torch.default_generator.manual_seed(key)
     if device.type != "cpu":
         accelerator.seed(device, key)
-
-    def place() -> str:
-        of_client = f" of client {client}" if client is not None else ""
-        of_model = f" (model {model})" if model else ""
-        return f"{type(algorithm).__name__}.{name}{of_client} failed in round {t}{of_model}"
-
+    model = "" if client is None else plan.arch(client)
     # The CPU needs no device context: it is the default, and a context makes every torch call slower.
-    return errors_from(place, None if device.type == "cpu" else device, name, client, t)
+    place = None if device.type == "cpu" else device
+    return errors_from(f"{type(plan.algorithm).__name__}.{name}", name, client, t, model, place)
 
 
 class errors_from:
-    """Context manager that converts exceptions to a `HookError` that begins with `place()`.
+    """Context manager that converts exceptions to a `HookError` that begins with hook, client, round and model.
 
     It is a class, since a generator function takes as long as a small model's messages.
     """
 
-    __slots__ = ("client", "device", "name", "place", "round")
+    __slots__ = ("client", "device", "model", "name", "round", "what")
 
     def __init__(
         self,
-        place: Callable[[], str],
-        device: torch.device | None = None,
-        name: str = "",
-        client: int | None = None,
+        what: str,
+        name: str,
+        client: ClientId | None = None,
         round: int | None = None,
+        model: str = "",
+        device: torch.device | None = None,
     ) -> None:
-        """device: the default device inside the block; None: the CPU. name, client, round: see `HookError`."""
-        self.place, self.device = place, device
-        self.name, self.client, self.round = name, client, round
+        """what: subject of the error. name: see `HookError.hook`. device: the default in the block; None: the CPU."""
+        self.what, self.name, self.client = what, name, client
+        self.round, self.model, self.device = round, model, device
 
     def __enter__(self) -> None:
         if self.device is not None:
@@ -77,8 +64,11 @@ class errors_from:
             self.device.__exit__(kind, error, trace)
         if not isinstance(error, Exception) or isinstance(error, RaysimError):
             return
+        of_client = "" if self.client is None else f" of client {self.client}"
+        in_round = "" if self.round is None else f" in round {self.round}"
+        of_model = f" (model {self.model})" if self.model else ""
         raise HookError(
-            f"{self.place()}: {where(error)}",
+            f"{self.what}{of_client} failed{in_round}{of_model}: {where(error)}",
             hook=self.name,
             client=self.client,
             round=self.round,

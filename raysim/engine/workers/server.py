@@ -333,7 +333,7 @@ class ServerWorker:
         self.server.rng = seeded(self.plan.seed, purpose, t)
 
     def _hook(self, name: str, t: int) -> errors_from:
-        return hook(self.plan.seed, name, t, None, self.plan.algorithm, torch.device("cpu"))
+        return hook(self.plan, name, t, None, torch.device("cpu"))
 
 
 def _message(broadcast: Broadcast, k: ClientId) -> Any:

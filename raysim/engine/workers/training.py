@@ -349,4 +349,4 @@ class ClientTrainer:
         return known[given]
 
     def _hook(self, name: str, t: int, k: ClientId) -> errors_from:
-        return hook(self.plan.seed, name, t, k, self.plan.algorithm, self.device, self.plan.arch(k))
+        return hook(self.plan, name, t, k, self.device)
