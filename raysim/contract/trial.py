@@ -184,7 +184,7 @@ class Trial:
     @property
     def nets(self) -> dict[ClientId, nn.Module]:
         """The network of each client, for reading and changing until the next round."""
-        return {k: self.backend.worker.net(k) for k in self.samples}
+        return {k: self.backend.worker.states.open(k) for k in self.samples}
 
     def client(self, k: ClientId, t: int) -> Client:
         """Return client `k` as a hook of round `t` gets it."""

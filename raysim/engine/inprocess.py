@@ -73,7 +73,7 @@ class InProcessBackend:
         clients, server = files
         for file in clients:
             self.worker.restore(file, read_file(storage, file))
-        self.worker.mark_saved()
+        self.worker.states.unsaved.clear()
         self.server.restore(read_file(storage, server))
 
     def send(self, t: int, cohort: Sequence[ClientId]) -> Broadcast:
@@ -131,7 +131,7 @@ class InProcessBackend:
 
     def memory(self) -> MemoryReport:
         resident_mb = psutil.Process().memory_info().rss / 2**20 + self.worker.states.files.memory_mb
-        return MemoryReport(resident_mb, self.worker.gpu_peak_mb())
+        return MemoryReport(resident_mb, accelerator.peak_memory_mb(self.device))
 
     def close(self) -> None:
         if hasattr(self, "worker"):

@@ -16,8 +16,7 @@ from typing import TypeVar
 from raysim.common.errors import RunError
 from raysim.core.algorithm import ClientId
 from raysim.engine.backend import Backend
-from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.checkpoint.store import Checkpoint, DamagedCheckpointError
+from raysim.engine.checkpoint.store import Checkpoint, CheckpointManager, DamagedCheckpointError
 from raysim.engine.records import LostError, RoundReport
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
 from raysim.core.state import combined_digest
 from raysim.engine.backend import Backend
-from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.checkpoint.store import Checkpoint, CheckpointStore
+from raysim.engine.checkpoint.store import Checkpoint, CheckpointManager, CheckpointStore
 from raysim.engine.metrics import (
     Conditions,
     all_clients_metrics,

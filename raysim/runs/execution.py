@@ -22,8 +22,7 @@ from raysim.common.memory import return_freed_memory
 from raysim.common.results import Status, Summary, Tracker
 from raysim.common.text import cause
 from raysim.data.heatmap import draw_heatmap
-from raysim.engine.checkpoint.manager import CheckpointManager
-from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.checkpoint.store import CheckpointManager, CheckpointStore
 from raysim.engine.plan import Plan
 from raysim.engine.progress import Progress
 from raysim.engine.recorder import Recorder

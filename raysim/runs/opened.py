@@ -167,7 +167,7 @@ class OpenedRun:
             receive = _receiver(backend, checkpoint, current)
             nets = {}
             for k in clients:
-                nets[k] = backend.worker.net(k)
+                nets[k] = backend.worker.states.open(k)
                 receive(k)
             return {k: net.eval() for k, net in nets.items()}
 

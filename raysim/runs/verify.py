@@ -15,9 +15,8 @@ from typing import Any
 
 from raysim.common.logs import show_logs
 from raysim.engine.backend import Backend
-from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
-from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.checkpoint.store import CheckpointManager, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.progress import Progress

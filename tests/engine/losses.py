@@ -30,9 +30,8 @@ from numpy.typing import NDArray
 from raysim.common.results import ClientRow
 from raysim.core.algorithm import ClientId
 from raysim.engine.checkpoint.format import CheckpointError, read_file
-from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import LocalStorage, Storage
-from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.checkpoint.store import CheckpointManager, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.plan import Plan
 from raysim.engine.policies.evaluations import Coverage
@@ -241,7 +240,7 @@ class SimulatedWorkers:
                     part = file._replace(clients=tuple(k for (k,) in groups))
                     self._worker(i).restore(part, read_file(storage, file))
             for i in range(len(self.workers)):
-                self._worker(i).mark_saved()
+                self._worker(i).states.unsaved.clear()
             self._server().restore(read_file(storage, server))
 
         self._call("restore", work)

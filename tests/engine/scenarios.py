@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from raysim.common.results import ClientRow, Tracker
 from raysim.engine.backend import Backend
-from raysim.engine.checkpoint.manager import CheckpointManager
+from raysim.engine.checkpoint.store import CheckpointManager
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.plan import Plan
 from raysim.engine.policies.evaluations import EvaluationSchedule

@@ -61,7 +61,7 @@ def test_two_clients_by_hand() -> None:
     backend, memory, _ = rounds_of(given)
     first, second = (row for row in memory.clients if row.round == 1)
     trained, other = (first, second) if first.participated else (second, first)
-    net = backend.worker.net(trained.client)
+    net = backend.worker.states.open(trained.client)
     assert not other.participated and other.total is None and other.accuracy is None
     counts = [accuracy_of(backend, net, row.client) for row in (trained, other)]
     assert [(row.current_correct, row.current_total) for row in (trained, other)] == counts

@@ -16,9 +16,8 @@ from raysim.common.errors import RunError
 from raysim.core import Algorithm, Batch, Client, ClientId, Server, Task, message
 from raysim.core.algorithm import AnyAlgorithm
 from raysim.core.ops import cross_entropy
-from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
-from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.checkpoint.store import CheckpointManager, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.results.in_memory import MemoryTracker
 from tests.engine.scenarios import ROUNDS, loaded, outcome, plain, rounds_of

@@ -140,7 +140,7 @@ def test_test_and_validation_samples_are_told_apart(split: str) -> None:
     host = ClientWorker(plan, data.raw())
     with torch.no_grad():  # networks that say "3" to everything
         for k in range(8):
-            header = host.net(k).header
+            header = host.states.open(k).header
             header.weight.zero_()
             header.bias.copy_(torch.arange(10) == 3)
     counts = {part: data.partition.count_NC(data.dataset.label_M, 10, part) for part in ("val", "test")}
@@ -301,7 +301,7 @@ def test_checkpoints_hold_every_state(finished: Run) -> None:
     plan, data = make_plan(checked)
     host = ClientWorker(plan, data.raw())
     for k, state in states.items():
-        host.net(k).load_state_dict(state)
+        host.states.open(k).load_state_dict(state)
     latest = rows.groupby("client")["correct"].last()
     assert {k: one.correct for k, one in host.evaluation.evaluate([(k,) for k in took_part], "whole").items()} == {
         k: latest[k] for k in took_part

@@ -11,9 +11,8 @@ import torch
 
 from raysim.common.results import ClientRow
 from raysim.engine.backend import Backend
-from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
-from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.checkpoint.store import CheckpointManager, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.run import run_round, state_digest

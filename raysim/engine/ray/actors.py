@@ -244,7 +244,7 @@ class ClientActor:
         for file in files:
             self.worker.restore(file, read_file(storage, file))
         if self._worker:
-            self._worker.mark_saved()
+            self._worker.states.unsaved.clear()
 
     def fingerprints(self, ids: Sequence[ClientId]) -> dict[ClientId, dict[str, str]]:
         """See `ClientWorker.fingerprints`."""
@@ -255,9 +255,11 @@ class ClientActor:
         return self.worker.digests(ids)
 
     def _memory(self) -> MemoryReport:
+        from raysim.core import accelerator
         from raysim.engine.records import MemoryReport
 
-        return MemoryReport(private_mb() + self.files.memory_mb, self.worker.gpu_peak_mb())
+        gpu_peak_mb = accelerator.peak_memory_mb(self.worker.device)
+        return MemoryReport(private_mb() + self.files.memory_mb, gpu_peak_mb)
 
     def _location(self) -> Location:
         return location()._replace(files=self.files.handles)

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from raysim.core import accelerator
 from raysim.core.algorithm import ClientId, Task
 from raysim.core.seeds import global_seed
 from raysim.core.state import digest, state_tensors
@@ -63,10 +62,6 @@ class ClientWorker:
         self.evaluation = ClientTester(plan, self.states, samples)
         self.training = ClientTrainer(plan, task, self.states, samples, self.evaluation)
 
-    def net(self, k: ClientId) -> nn.Module:
-        """Return the network of client k, which may be changed: see `ClientStates.open`."""
-        return self.states.open(k)
-
     # -- state -------------------------------------------------------------------------------------
 
     def release(self, ids: Iterable[ClientId], shared: bool) -> dict[ClientId, ClientState]:
@@ -100,10 +95,6 @@ class ClientWorker:
         for k, state in read_clients(data, file.clients).items():
             self.states.load(k, state)
 
-    def mark_saved(self) -> None:
-        """Mark all clients as saved."""
-        self.states.unsaved.clear()
-
     def digests(self, ids: Iterable[ClientId]) -> dict[ClientId, str]:
         """Return the SHA-256 of each client's state."""
         states = self.states
@@ -127,10 +118,6 @@ class ClientWorker:
             with self.states.reading(k) as net:
                 fingerprints[k] = {name: digest(value) for name, value in state_tensors(net).items()}
         return fingerprints
-
-    def gpu_peak_mb(self) -> float:
-        """Return the maximum GPU memory of this process so far, in MiB; 0 on a CPU."""
-        return accelerator.peak_memory_mb(self.device)
 
 
 def new_network(plan: Plan, task: Task, device: torch.device, arch: str, *key: int) -> nn.Module:

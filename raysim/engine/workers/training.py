@@ -140,7 +140,7 @@ class ClientTrainer:
     def receiver(self, t: int, broadcast: Broadcast) -> Callable[[ClientId], None]:
         """Return a function that makes a client receive its message of round `t`, as `evaluate_current` does.
 
-        It changes the network that `ClientWorker.net` returns, or that `ClientStates.reading` yields.
+        It changes the network that `ClientStates.open` returns, or that `ClientStates.reading` yields.
         """
         message_of = self._messages(broadcast)
         return lambda k: self._receive(k, t, message_of(k))

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
-from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.checkpoint.store import CheckpointManager, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.progress import Progress

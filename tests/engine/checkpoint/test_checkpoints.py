@@ -14,9 +14,8 @@ import torch
 from raysim.core.messages import weights
 from raysim.core.state import serialize
 from raysim.engine.checkpoint.format import client_files, read_clients, read_file, read_server, server_file
-from raysim.engine.checkpoint.manager import AUTO_INTERVAL_S, CheckpointManager
 from raysim.engine.checkpoint.storage import Storage, open_storage
-from raysim.engine.checkpoint.store import CheckpointStore, DamagedCheckpointError
+from raysim.engine.checkpoint.store import AUTO_INTERVAL_S, CheckpointManager, CheckpointStore, DamagedCheckpointError
 from raysim.engine.records import SavedFiles
 
 
@@ -141,7 +140,7 @@ def test_every_truncation_is_named_and_the_checkpoint_before_is_usable(tmp_path:
 
 def test_without_an_interval_a_checkpoint_is_due_every_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr("raysim.engine.checkpoint.manager.perf_counter", lambda: clock.now)
+    monkeypatch.setattr("raysim.engine.checkpoint.store.perf_counter", lambda: clock.now)
     store = CheckpointStore(open_storage(tmp_path))
     manager = CheckpointManager(store, every=None, rounds=9, begun_s=clock.now)
     assert AUTO_INTERVAL_S == 60

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
-from raysim.engine.checkpoint.store import CheckpointStore
+from raysim.engine.checkpoint.store import CheckpointManager, CheckpointStore
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, lay_out
 from raysim.engine.ray.backend import RayBackend
@@ -105,7 +104,7 @@ from raysim.engine.ray.backend import RayBackend
 from raysim.engine.ray.pool import ActorPool
 from raysim.engine.ray.session import nodes
 from raysim.engine.checkpoint.storage import open_storage
-from raysim.engine.checkpoint.manager import CheckpointManager
+from raysim.engine.checkpoint.store import CheckpointManager
 from tests.engine.scenarios import ROUNDS, loaded, outcome
 from raysim.engine.workers.state_files import StateLimits
 from tests.engine.ray.deaths import GIVEN, Killing

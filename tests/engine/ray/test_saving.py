@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from raysim.engine.checkpoint.manager import CheckpointManager
 from raysim.engine.checkpoint.storage import open_storage
-from raysim.engine.checkpoint.store import CheckpointStore, DamagedCheckpointError
+from raysim.engine.checkpoint.store import CheckpointManager, CheckpointStore, DamagedCheckpointError
 from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.policies.evaluations import EvaluationSchedule
 from raysim.engine.policies.placement import ClusterResources, ResourceRequest, lay_out
