@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
@@ -88,18 +87,15 @@ class Initial:
 
     @classmethod
     def parse(cls, data: bytes) -> Initial:
-        """Return the object that `file` wrote. Raises `ValueError` for any other content."""
-        try:
-            facts = metadata_of(data)
-            parts = {name: part.numpy() for name, part in load(data).items()}
-            count = sum(name.startswith("state/") for name in parts)
-            models = {name.removeprefix("model/"): part for name, part in parts.items() if name.startswith("model/")}
-            states = tuple(parts[f"state/{i}"] for i in range(count))
-            of = tuple(map(int, json.loads(facts["of"])))
-            whole, tree = (json.loads(facts[name]) for name in ("whole", "tree"))
-            return cls(states, of, whole, models, tree, parts.get("server"))
-        except (SafetensorError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+        """Return the object that `file` wrote."""
+        facts = metadata_of(data)
+        parts = {name: part.numpy() for name, part in load(data).items()}
+        count = sum(name.startswith("state/") for name in parts)
+        models = {name.removeprefix("model/"): part for name, part in parts.items() if name.startswith("model/")}
+        states = tuple(parts[f"state/{i}"] for i in range(count))
+        of = tuple(map(int, json.loads(facts["of"])))
+        whole, tree = (json.loads(facts[name]) for name in ("whole", "tree"))
+        return cls(states, of, whole, models, tree, parts.get("server"))
 
 
 def packed(state: Weights) -> Packed:

@@ -55,7 +55,7 @@ class Progress:
 
         It is a copy, since the checkpoint is written while the next round is counted.
         """
-        kept = {name: copy.deepcopy(getattr(self, name)) for name in FACTS}
+        kept = {name: copy.deepcopy(value) for name, value in vars(self).items() if name not in NOT_KEPT}
         kept["watched"] = asdict(self.watched) if self.watched else None
         clients = {"stale": sorted(self.stale), "diverged": sorted(self.diverged)}
         flight = {"clock_s": self.flight.clock_s, "arrivals": [[k, *one] for k, one in self.flight.arrivals.items()]}
@@ -63,8 +63,7 @@ class Progress:
 
     def resume(self, t: int, facts: Mapping[str, Any], latest: Mapping[ClientId, ClientRow]) -> None:
         """Restore the progress after round `t` from the `facts` of a checkpoint."""
-        for name in (*FACTS, "before_s"):
-            setattr(self, name, facts[name])
+        vars(self).update(facts)
         self.watched = Watched(**facts["watched"]) if facts["watched"] else None
         self.stale, self.diverged = set(facts["stale"]), set(facts["diverged"])
         self.t, self.latest, self.flight = t, dict(latest), flight_of(facts)
@@ -137,10 +136,8 @@ def flight_of(facts: Mapping[str, Any]) -> Flight:
     return Flight(kept["clock_s"], {k: (arrival_s, t) for k, arrival_s, t in kept["arrivals"]})
 
 
-FACTS = (
-    "totals", "best", "best_round", "best_val", "best_val_round", "up_components", "down_components", "final",
-    "uploads", "rejected", "failed", "client_rounds", "restarts", "seconds",
-)  # fmt: skip
+NOT_KEPT = {"t", "latest", "ended_early", "started"}
+"""Fields that a checkpoint does not contain: they are in the run folder, derived from others, or of the process."""
 
 CUMULATIVE: Mapping[str, Callable[[Progress], float | int | None]] = {
     "comm/total_bytes": lambda progress: progress.totals["bytes"],

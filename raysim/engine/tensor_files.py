@@ -21,7 +21,6 @@ def contiguous_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def metadata_of(data: bytes) -> Any:
     """Return the metadata of a file; `safetensors.torch.load` ignores it.
 
-    A file begins with the size of its header, in 8 bytes, and the header, in JSON. Raises `ValueError`, `KeyError` or
-    `TypeError` for any other file.
+    A file begins with the size of its header, in 8 bytes, and the header, in JSON.
     """
     return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
