@@ -192,12 +192,12 @@ class Plan:
             return local.steps * min(local.batch_size, self.num_samples[k])
         return self.epochs_in(t, k) * self.num_samples[k]
 
-    def local_in(self, t: int, local: LocalTraining | None = None) -> LocalTraining:
+    def local_in(self, t: int, k: ClientId | None = None) -> LocalTraining:
         """Return training settings with the learning rate of round `t`. Round 0, which has no training, has that of 1.
 
-        local: the settings; None: those of clients without settings of their own.
+        k: the client, with its epochs in this round; None: those of clients without settings of their own.
         """
-        local = self.local if local is None else local
+        local = self.local if k is None else replace(self.local_of(k), epochs=self.epochs_in(t, k))
         return replace(local, lr=local.lr * factor_of(self.schedule, max(t, 1), self.num_rounds))
 
     def fresh_model(self, name: str, *key: int | str, **width: int) -> Any:

@@ -31,8 +31,6 @@ class ClientSamples:
 
     def each(self, positions: Sequence[Ints]) -> list[Samples]:
         """Return the samples of several clients, each in the order of its positions, by a single lookup."""
-        if len(positions) == 1:
-            return [self.at(positions[0])]
         sizes = [len(position_N) for position_N in positions]
         whole = self.at(np.concatenate(positions))
         parts = zip(whole.raw_N.split(sizes), whole.y.split(sizes), strict=True)

@@ -195,8 +195,6 @@ class ClientTester:
 
 def _filled(each: Sequence[Ints]) -> Ints:
     """Return rows of different lengths as one array, padded with zeros."""
-    if len(each) == 1:
-        return each[0][None]
     rows = np.zeros((len(each), max(map(len, each))), np.int64)
     for row, values in zip(rows, each, strict=True):
         row[: len(values)] = values

@@ -38,8 +38,7 @@ from raysim.engine.checkpoint.format import read_server, server_file
 from raysim.engine.plan import Plan
 from raysim.engine.records import Broadcast, CheckpointFile, ClientFailure, NonFiniteUpload, ServerReport
 from raysim.engine.stages import Uploads
-from raysim.engine.workers.hooks import errors_from, hook
-from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
+from raysim.engine.workers.hooks import ChangedMessageError, Unchanged, errors_from, hook
 
 
 class Arrived(NamedTuple):

@@ -19,7 +19,7 @@ import torch
 
 from raysim.common.errors import RunError
 from raysim.core.algorithm import Client, ClientId, Task, overrides
-from raysim.core.fit import FitJob, FitResult, LocalTraining
+from raysim.core.fit import FitJob, FitResult
 from raysim.core.messages import WireSize, nonfinite, pack, unpack, wire_size
 from raysim.core.meter import FlopMeter
 from raysim.core.replay import RecordingError
@@ -37,11 +37,10 @@ from raysim.engine.records import (
 )
 from raysim.engine.workers.client_samples import ClientSamples
 from raysim.engine.workers.evaluation import ClientTester
-from raysim.engine.workers.hooks import errors_from, hook, set_threads
+from raysim.engine.workers.hooks import ChangedMessageError, Unchanged, errors_from, hook, set_threads
 from raysim.engine.workers.state_files import Row, StatesError
 from raysim.engine.workers.states import ClientStates
 from raysim.engine.workers.time_limit import limit
-from raysim.engine.workers.unchanged import ChangedMessageError, Unchanged
 from raysim.grouped.lockstep import in_lockstep
 from raysim.grouped.together import ask_to_fit, fit_all
 
@@ -80,8 +79,6 @@ class ClientTrainer:
         self.samples, self.evaluation, self.device = samples, evaluation, samples.device
         # Rows before the round, if `plan.may_discard`; None: initial state.
         self.before: dict[ClientId, Row | None] = {}
-        # round, and settings -> settings of this round
-        self.local: tuple[int, dict[LocalTraining, LocalTraining]] = -1, {}
         self.meter = FlopMeter()
         self.rounds_received = 0  # number of rounds with a message so far
 
@@ -168,7 +165,7 @@ class ClientTrainer:
             set_threads(plan, k)
             if plan.malicious is not None:
                 data = replace(data, y=torch.from_numpy(plan.train_labels(k)).to(self.device))
-            net, local, rng = self.states.open(k), self._local_in(settings_of, k), seeded(plan.seed, "client", t, k)
+            net, local, rng = self.states.open(k), plan.local_in(settings_of, k), seeded(plan.seed, "client", t, k)
             clients.append(Client(k, self.task, data, net, local, rng, t, plan.arch(k), meter=self.meter))
         return clients
 
@@ -336,17 +333,6 @@ class ClientTrainer:
             f"round {t}; clients share the message, so other clients would receive the changed values: change a copy, "
             "such as tensor.clone()"
         )
-
-    def _local_in(self, t: int, k: ClientId) -> LocalTraining:
-        """Return client k's training settings with its epochs and the learning rate of round `t`."""
-        if self.local[0] != t:
-            self.local = t, {}
-        known, given = self.local[1], self.plan.local_of(k)
-        if (epochs := self.plan.epochs_in(t, k)) != given.epochs:
-            given = replace(given, epochs=epochs)
-        if given not in known:
-            known[given] = self.plan.local_in(t, given)
-        return known[given]
 
     def _hook(self, name: str, t: int, k: ClientId) -> errors_from:
         return hook(self.plan, name, t, k, self.device)

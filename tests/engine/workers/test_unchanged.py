@@ -13,7 +13,7 @@ import torch
 from raysim.algorithms.lg_fedavg import LGFedAvg
 from raysim.common.errors import RunError
 from raysim.core import Client, ClientId, Header, Server
-from raysim.engine.workers.unchanged import ChangedMessageError
+from raysim.engine.workers.hooks import ChangedMessageError
 from tests.engine.scenarios import loaded, rounds_of
 
 ONE_BY_ONE = ("clients.models=[digits_mlp64]", "clients.count=3", "clients.participation=1.0", "rounds=2")
