@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """Return the mean of the sum, rounded once; None without values; NaN or infinite if a value is.
+    """Return the mean, whose sum is rounded once; None without values.
 
-    It is infinite, too, if the sum is too large. `math.fsum` alone raises an error for these sums.
+    It is NaN or infinite if a value is, or if the sum is too large: `math.fsum` alone raises an error for such sums.
     """
     if not values:
         return None

@@ -212,7 +212,7 @@ class Rounds:
         # Wait for the previous checkpoint, on which this one builds, and recover if an actor died with a part of it.
         self.recovering(self.record.wait)
         complete = None
-        if checkpoints is not None and self._saves(checkpoints, t):
+        if checkpoints is not None and checkpoints.due(t, progress.best_val_round == t):
             # Save after all tests of the round: an actor without access to the storage blocks until the recorder's
             # thread has taken its files, so it could not answer a test.
             storage = checkpoints.begin()
@@ -239,10 +239,6 @@ class Rounds:
         self.recovering(
             lambda: checkpoints.complete(progress.t, self.backend.save(progress.t, storage), progress.facts())
         )
-
-    def _saves(self, checkpoints: CheckpointManager, t: int) -> bool:
-        """Return whether to save the state after round `t`, which is due or the best by validation."""
-        return checkpoints.due(t) or (checkpoints.keep_best_val and self.progress.best_val_round == t)
 
     def _test_initial(self) -> None:
         """Test all clients before round 1, and record the results as round 0."""

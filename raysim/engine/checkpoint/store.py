@@ -190,9 +190,9 @@ class CheckpointManager:
         except OSError as error:
             raise self.store.failure(0, error) from error
 
-    def due(self, t: int) -> bool:
-        """Return whether the state after round `t` should be saved."""
-        if t == self.rounds:
+    def due(self, t: int, is_best_val: bool = False) -> bool:
+        """Return whether the state after round `t` should be saved. is_best_val: whether `t` is the best round."""
+        if t == self.rounds or (self.keep_best_val and is_best_val):
             return True
         return perf_counter() - self.begun_s >= AUTO_INTERVAL_S if self.every is None else t % self.every == 0
 

@@ -279,7 +279,7 @@ class ServerWorker:
 
         arrived: in an asynchronous run, the same uploads with what their clients got.
         """
-        down_of = (lambda k: arrived[k].down) if arrived else self._down_of
+        down_of = (lambda k: arrived[k].down) if arrived else partial(_message, self._sent)
         received = Uploads.of(ups, down_of).after(self.plan.stages, t)
         if self.plan.asynchronous:
             factors = {k: self.plan.asynchronous.factor(t - one.t) for k, one in arrived.items()}
@@ -304,10 +304,6 @@ class ServerWorker:
             tables = [value for value in vars(down).values() if isinstance(value, Mapping)] if down is not None else []
             mean.sent = tables[0] if len(tables) == 1 else {}
         return mean
-
-    def _down_of(self, k: ClientId) -> Any:
-        """Return the message that client k received in this round."""
-        return _message(self._sent, k)
 
     def _update(self, ups: Mapping[ClientId, Any]) -> None:
         algorithm: Any = self.plan.algorithm  # as `Any`, because the hook's declared return type is None
