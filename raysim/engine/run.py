@@ -215,8 +215,7 @@ class Rounds:
         if checkpoints is not None and checkpoints.due(t, progress.best_val_round == t):
             # Save after all tests of the round: an actor without access to the storage blocks until the recorder's
             # thread has taken its files, so it could not answer a test.
-            storage = checkpoints.begin()
-            files = self.recovering(lambda: self.backend.save(t, storage))
+            files = self.recovering(lambda: self.backend.save(t, checkpoints.begin()))
             facts = progress.facts()
             complete = partial(checkpoints.complete, t, files, facts)
             if progress.best_val_round == t:
@@ -235,10 +234,8 @@ class Rounds:
         checkpoints, progress = self.checkpoints, self.progress
         if checkpoints is None or checkpoints.saved_round == progress.t:
             return
-        storage = checkpoints.begin()
-        self.recovering(
-            lambda: checkpoints.complete(progress.t, self.backend.save(progress.t, storage), progress.facts())
-        )
+        t = progress.t
+        self.recovering(lambda: checkpoints.complete(t, self.backend.save(t, checkpoints.begin()), progress.facts()))
 
     def _test_initial(self) -> None:
         """Test all clients before round 1, and record the results as round 0."""

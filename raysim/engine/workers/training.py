@@ -225,9 +225,9 @@ class ClientTrainer:
         return Received(down, wire_size(down), guard)
 
     def _tolerating(self, call: Callable[[], T], k: ClientId, t: int, guard: Unchanged) -> T | ClientFailure:
-        """Make a call for client k. In a run that tolerates failures, where each client trains alone, return its own.
+        """Make a call for client k. If the run tolerates failures, return the client's failure instead of raising it.
 
-        guard: of the message that the client received. A failed client keeps its earlier state.
+        Each client trains alone in such a run, and keeps its earlier state if it fails. guard: of its message.
         """
         try:
             return call()
