@@ -67,7 +67,7 @@ def test_the_first_override_that_matches_a_client_applies() -> None:
     assert plan.local_of(0) == plain and plan.local_of(8 - 3) == plain
     assert plan.local_of(1) == plan.local_of(2) == replace(plain, lr=0.5)  # and not `epochs: 4`
     assert plan.local_of(4) == plan.local_of(7) == replace(plain, epochs=4, optimizer="adamw")
-    assert plan.local_in(2, plan.local_of(1)).lr == pytest.approx(0.05)  # the schedule applies to all
+    assert plan.local_in(2, 1).lr == pytest.approx(0.05)  # the schedule applies to all
     assert plan.local_in(2) == replace(plain, lr=pytest.approx(plain.lr / 10))  # of the server
     assert plan.local_of(4) is plan.local_of(7)
 
