@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,8 +57,8 @@ def run(content: dict[str, Any]) -> dict[str, Any]:
     plan, data = make_plan(scenario)
     timed, warnings = Timed(), Warnings()
     logging.getLogger("raysim").addHandler(warnings)
-    with contextlib.ExitStack() as cleanup, Recorder([timed]) as record:
-        rounds = Rounds(plan, make_backend(scenario, plan, cleanup, lambda: True), record)
+    with tempfile.TemporaryDirectory() as temp, contextlib.ExitStack() as cleanup, Recorder([timed]) as record:
+        rounds = Rounds(plan, make_backend(scenario, plan, cleanup, Path(temp)), record)
         rounds.start(data.raw)
         for _ in rounds:
             pass

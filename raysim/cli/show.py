@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
+import psutil
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -34,10 +35,12 @@ def new_table(title: str | None, *columns: str) -> Table:
 
 def show_preview(found: Preview, scenario: Scenario) -> None:
     """Print the placement and the estimates of `--dry-run`."""
+    from raysim.runs.preview import client_memory_mb, samples_mb  # imported here, because it imports torch
+
     console = new_console()
     machine = found.machine
     console.print(
-        f"{scenario.name}: {scenario.clients.number} clients, {found.participants} per round, "
+        f"{scenario.name}: {scenario.clients.number} clients, {scenario.participants} per round, "
         f"{plural(scenario.rounds, 'round')}, on {plural(machine.nodes, 'node')} with {machine.cpus:g} CPUs and "
         f"{machine.gpus:g} GPUs"
     )
@@ -52,19 +55,13 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
         actors.add_row(
             str(group.actors),
             str(len(group.clients)),
-            f"{found.share(group):.3g}{pinned}",
+            f"{len(group.clients) / group.actors:.3g}{pinned}",
             f"{group.cpus_per_actor:g}",
             f"{group.gpus_per_actor:g}",
         )
     alone = scenario.backend == "in_process"  # one process does all work, without actors
     if not alone:
         console.print(actors)
-    if found.placement:
-        nodes = new_table("Nodes", "node", "CPUs taken", "GPUs taken", "holds")
-        for one in found.placement:
-            cpus, gpus = f"{one.cpus:g} of {one.node.cpus:g}", f"{one.gpus:g} of {one.node.gpus:g}"
-            nodes.add_row(one.node.name, cpus, gpus, one.holds)
-        console.print(nodes)
     models = new_table("Architectures", "model", "clients", "parameters", "one step on this CPU")
     several = len({model.name for model in found.models}) < len(found.models)
     for model in found.models:
@@ -72,17 +69,19 @@ def show_preview(found: Preview, scenario: Scenario) -> None:
         models.add_row(name, str(model.clients), f"{model.params:,}", f"{model.step_s * 1e3:.3g} ms")
     console.print(models)
     count = 1 if alone else found.layout.num_actors + 2  # with the server and the driver
-    memory = found.process_memory_mb * count + found.client_memory_mb + found.samples_mb
+    process_mb = psutil.Process().memory_info().rss / 2**20  # this process has the imports of an actor
+    weights_mb, stored_mb = client_memory_mb(scenario), samples_mb(scenario)
+    memory = process_mb * count + weights_mb + stored_mb
     console.print(
-        f"Estimated time on CPUs like this one: {human_seconds(found.round_s)} per round, "
+        f"Estimated time on CPUs like this one: {human_seconds(found.total_s / scenario.rounds)} per round, "
         f"{human_seconds(found.total_s)} in total, of which tests take {human_seconds(found.tests_s)} of CPU time. "
         "Not included: the start, the server's work, and sending messages.\n"
-        f"Estimated memory: about {memory / 1024:.1f} GiB: up to {found.process_memory_mb:.0f} MiB in each of "
-        f"{count} process{'' if count == 1 else 'es'}, {found.client_memory_mb:.0f} MiB of client weights, and "
-        f"{found.samples_mb:.0f} MiB of samples per node. Not included: messages, the "
+        f"Estimated memory: about {memory / 1024:.1f} GiB: up to {process_mb:.0f} MiB in each of "
+        f"{count} process{'' if count == 1 else 'es'}, {weights_mb:.0f} MiB of client weights, and "
+        f"{stored_mb:.0f} MiB of samples per node. Not included: messages, the "
         "server's state, and further networks of a method."
     )
-    for note in found.layout.notes:
+    for note in found.notes:
         console.print(f"Note: {note}")
     console.print("This was a dry run: the scenario was not run.")
 

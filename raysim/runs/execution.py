@@ -6,12 +6,13 @@ import contextlib
 import copy
 import logging
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -63,14 +64,6 @@ class Options:
     stop: Stop = field(default_factory=Stop)  # set `stop.requested` to end the run after the current round
 
 
-class Resumed(NamedTuple):
-    """The state and facts with which a resumed run begins."""
-
-    store: CheckpointStore
-    code: Code  # the present code of the method
-    warnings: Sequence[str]
-
-
 @dataclass
 class Execution:
     """One process of a run whose folder exists. `run` or `complete` runs it and closes the run."""
@@ -81,7 +74,7 @@ class Execution:
     identity: Identity
     folder: RunFolder
     options: Options
-    resumed: Resumed | None = None
+    store: CheckpointStore | None = None  # the checkpoints of a run that is resumed; None: the run is new
     # Entries of the summary in addition to the progress.
     facts: dict[str, Any] = field(init=False, default_factory=dict)
 
@@ -101,14 +94,13 @@ class Execution:
 
     def run(self) -> None:
         """Run all remaining rounds, and close the run."""
-        plan, resumed, stop = self.plan, self.resumed, self.stop
+        plan, stop = self.plan, self.stop
         with show_logs(self.display.print), interruptible(stop), self._closed():
-            if resumed is None:
+            if self.store is None:
                 self._write_inputs()
                 self._open()
             with sigterm_kept():
-                succeeded = partial(self.facts.__contains__, "state_digest")
-                backend = make_backend(self.scenario, plan, self.cleanup, succeeded, self.folder.path)
+                backend = make_backend(self.scenario, plan, self.cleanup, self.folder.path)
             self._say_notes()
             # Hooks in this process must not run while trackers run in a thread: both may use its random generators.
             with Recorder(self.trackers, at_once=self.scenario.backend == "in_process") as record:
@@ -116,9 +108,9 @@ class Execution:
                     plan, backend, record, self.checkpoints, progress=self.progress, stop=stop,
                     within=self.display.within,
                 )  # fmt: skip
-                self.facts["startup"] = rounds.start(self.data.raw, resumed and resumed.store, self.folder.truncate)
-                if resumed:
-                    self._go_on(resumed)
+                self.facts["startup"] = rounds.start(self.data.raw, self.store, self.folder.truncate)
+                if self.store is not None:
+                    self._go_on(self.store)
                 if metrics := metrics_tracker(self.scenario.backend):
                     metrics.open(self.card)
                     self.trackers.append(metrics)
@@ -175,9 +167,8 @@ class Execution:
         scenario = self.scenario
         if (every := scenario.checkpoint.every) == 0:
             return None
-        store = self.resumed.store if self.resumed else CheckpointStore(checkpoint_storage(self.checkpoint_folder))
         return CheckpointManager(
-            store,
+            self.store or CheckpointStore(checkpoint_storage(self.checkpoint_folder)),
             None if every == "auto" else every,
             scenario.rounds,
             self.folder.sync,
@@ -210,16 +201,16 @@ class Execution:
         pa.default_memory_pool().release_unused()
         return_freed_memory()
 
-    def _go_on(self, resumed: Resumed) -> None:
+    def _go_on(self, store: CheckpointStore) -> None:
         """Report where a resumed run continues, and open the trackers for its next round."""
         t = self.progress.t
-        for text in (*resumed.store.take_damage(), *resumed.warnings):
+        for text in store.take_damage():
             logger.warning(text)
         if t < 0:
             logger.warning("no checkpoint was found, so the run starts from its beginning again, in the same folder")
         else:
             logger.info(f"resuming after round {t}")
-        self.identity = self.identity.with_code(resumed.code, t)
+        self.identity = self.identity.with_code(Code.of(self.scenario.algorithm, self.scenario.own_code), t)
         self.card = card_of(self.scenario, self.data, self.identity, self.folder.path, first_round=t + 1)
         self._open()
 
@@ -328,7 +319,7 @@ class Execution:
 
     def _shut_down(self) -> None:
         with sigterm_kept():
-            self.cleanup.close()
+            self.cleanup.__exit__(*sys.exc_info())  # with the exception that ends the run, Ray's logs are kept
 
     def _draw(self) -> None:
         plots, data, title = self.folder.path / "plots", self.data.dataset, f"{self.card.name}: {self.card.label}"

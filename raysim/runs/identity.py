@@ -144,12 +144,13 @@ class Identity:
         """Return the method's code and its changes for `summary.json`."""
         return {**asdict(self.code), "changes": list(self.code_changes)}
 
-    def warnings(self, versions: Mapping[str, str], now: Code) -> list[str]:
-        """Return one warning per reason why the rest of a resumed run may differ. versions, now: of this process."""
+    def warnings(self, now: Code) -> list[str]:
+        """Return one warning per reason why the rest of a resumed run may differ. now: the code of this process."""
+        have = versions()
         other = [
-            f"{name} {had} before, {versions[name]} now"
+            f"{name} {had} before, {have[name]} now"
             for name, had in self.versions.items()
-            if versions.get(name, had) != had
+            if have.get(name, had) != had
         ]
         texts = []
         if other:

@@ -8,12 +8,8 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import psutil
-import torch
 
 from raysim.common.errors import RunError
 from raysim.common.results import Tracker
@@ -23,7 +19,6 @@ from raysim.engine.inprocess import InProcessBackend
 from raysim.engine.plan import Plan
 from raysim.engine.policies.placement import ActorGroup, ClusterResources, Layout, Node, lay_out, place_actors
 from raysim.engine.workers.state_files import StateLimits
-from raysim.models import MODELS
 from raysim.results.units import plural
 from raysim.runs.signals import sigterm_kept
 from raysim.scenario.scenario import Scenario
@@ -80,34 +75,6 @@ def layout_of(scenario: Scenario, machine: ClusterResources | None = None) -> La
     return layout
 
 
-def check_local(scenario: Scenario) -> None:
-    """Raise `ScenarioError` if a run of this scenario cannot start in this folder or on this machine."""
-    scenario.own_code.activate()  # another scenario's code may have been activated after this one was loaded
-    _ = scenario.algorithm  # raises if a user's own file cannot be imported
-    has = psutil.virtual_memory().total
-    size = bytes_of_models(scenario)
-    name = max(size, key=lambda name: size[name])
-    if size[name] > has:
-        given = scenario.clients.feature_dim
-        raise scenario.origin.error(
-            ("clients", "models") if given == "auto" else ("clients", "feature_dim"),
-            f"{name if given == 'auto' else given} given, but the parameters of one {name} take "
-            f"{size[name] / 2**30:.0f} GiB, and this machine has {has / 2**30:.0f} GiB of memory; give "
-            f"{'a smaller model' if given == 'auto' else 'a smaller number'}",
-        )
-
-
-def bytes_of_models(scenario: Scenario) -> dict[str, int]:
-    """Return the size in bytes of one model of each architecture."""
-    size = {}
-    for name in scenario.task.architectures:
-        # raysim's own models are built on the meta device, where tensors have no memory. A custom model may read its
-        # weights from a file, which does not work there.
-        with torch.random.fork_rng(devices=[]), torch.device("meta" if name in MODELS else "cpu"):
-            size[name] = sum(p.nbytes for p in scenario.build(name).parameters())
-    return size
-
-
 _in_process = threading.Lock()
 """Lock of the run that does all work in this process. Another such run in a thread would change its result."""
 
@@ -129,28 +96,19 @@ def only_in_process(backend: str) -> Iterator[None]:
         _in_process.release()
 
 
-def device_in_process(layout: Layout) -> torch.device:
-    """Return the device for training in this process."""
-    wanted = any(group.gpus_per_actor for group in layout.groups)
-    return (accelerator.available() if wanted else None) or torch.device("cpu")
-
-
-def make_backend(
-    scenario: Scenario,
-    plan: Plan,
-    cleanup: contextlib.ExitStack,
-    succeeded: Callable[[], bool],
-    folder: Path | None = None,
-) -> Backend:
+def make_backend(scenario: Scenario, plan: Plan, cleanup: contextlib.ExitStack, folder: Path) -> Backend:
     """Create the scenario's backend without starting it. `cleanup` will close it, and stop a Ray that is started here.
 
-    succeeded: returns whether the run has all its rounds when `cleanup` runs; Ray's logs are then removed. folder: the
-    run folder; its disk holds clients' states that do not fit into memory.
+    If `cleanup` ends without an exception, it removes Ray's logs. folder: the disk of this folder holds clients' states
+    that do not fit into memory.
     """
     layout, resources = plan.layout, scenario.resources
     assert layout is not None
+    memory_gb = None if resources.memory_gb == "auto" else resources.memory_gb
+    limits = StateLimits(memory_gb, str(folder))
     if scenario.backend == "in_process":
-        in_process = InProcessBackend(device_in_process(layout), state_limits(scenario, folder))
+        device = accelerator.available() if any(group.gpus_per_actor for group in layout.groups) else None
+        in_process = InProcessBackend(device or "cpu", limits)
         cleanup.callback(in_process.close)
         for text in layout.notes:
             logger.info(text)
@@ -161,27 +119,19 @@ def make_backend(
 
     started = session.connect(layout.cpus)
     if started:
-        cleanup.callback(lambda: local_cluster.stop(remove_logs=succeeded()))
+        cleanup.push(lambda failed, *_: local_cluster.stop(remove_logs=failed is None))
     elif local_cluster.is_running():
         raise RunError(
             "another run in this process has started the Ray that is running here, and stops it when it ends; start "
             "the runs in separate processes, or run `ray start --head` and set RAY_ADDRESS=auto for both"
         )
     nodes = session.nodes(resources.head)
-    for text in (*layout.notes, *(one.sentence for one in placement(scenario, layout, nodes))):
+    for text in (*layout.notes, *placement(scenario, layout, nodes)):
         logger.info(text)
-
-    limits = state_limits(scenario, folder)
     pool = ActorPool(layout, resources.placement, resources.head, scenario.participants, limits)
     backend = RayBackend(pool)
     cleanup.callback(backend.close)
     return backend
-
-
-def state_limits(scenario: Scenario, folder: Path | None = None) -> StateLimits:
-    """Return the memory limit for clients' states, and the folder for larger states. folder: the run folder."""
-    given = scenario.resources.memory_gb
-    return StateLimits(None if given == "auto" else given, None if folder is None else str(folder))
 
 
 def metrics_tracker(backend: str) -> Tracker | None:
@@ -194,30 +144,8 @@ def metrics_tracker(backend: str) -> Tracker | None:
     return RayMetrics() if attached() else None
 
 
-@dataclass(frozen=True)
-class Placement:
-    """The actors that a node of a cluster will have."""
-
-    node: Node
-    actors: int  # number of client actors
-    cpus: float  # number of CPUs that the actors reserve
-    gpus: float
-    overrides: Mapping[str, int]  # name of an override, such as an architecture -> its number of actors on this node
-
-    @property
-    def holds(self) -> str:
-        """The actors in words, for example "4 client actors (2 for cnn1)"."""
-        some = ", ".join(f"{count} for {target}" for target, count in self.overrides.items())
-        return plural(self.actors, "client actor") + (f" ({some})" if some else "")
-
-    @property
-    def sentence(self) -> str:
-        """The sentence about this node that a run logs at its start."""
-        return f"node {self.node.name}: {self.holds}"
-
-
-def placement(scenario: Scenario, layout: Layout, nodes: Sequence[Node]) -> list[Placement]:
-    """Return the actors of each node; empty if there is only one node, because it has all actors."""
+def placement(scenario: Scenario, layout: Layout, nodes: Sequence[Node]) -> list[str]:
+    """Return a sentence about the actors of each node; none if there is only one node, because it has all actors."""
     if len(nodes) < 2:
         return []
     resources = scenario.resources
@@ -230,13 +158,10 @@ def placement(scenario: Scenario, layout: Layout, nodes: Sequence[Node]) -> list
     for group, group_nodes in zip(layout.groups, placed, strict=True):
         for node in group_nodes:
             groups[node.id].append(group)
-    return [
-        Placement(
-            node,
-            len(groups[node.id]),
-            sum(group.cpus_per_actor for group in groups[node.id]),
-            sum(group.gpus_per_actor for group in groups[node.id]),
-            Counter(targets[group.clients] for group in groups[node.id] if group.clients in targets),
-        )
-        for node in nodes
-    ]
+    sentences = []
+    for node in nodes:
+        some = Counter(targets[group.clients] for group in groups[node.id] if group.clients in targets)
+        of = ", ".join(f"{count} for {target}" for target, count in some.items())
+        actors = plural(len(groups[node.id]), "client actor")
+        sentences.append(f"node {node.name}: {actors}" + (f" ({of})" if of else ""))
+    return sentences

@@ -42,7 +42,7 @@ class RunData:
     partition: Partition
     public: PublicSamples | None
     inputs: Mapping[str, str]  # result of `input_digests`
-    notes: tuple[str, ...]  # warnings about the partition and the initial state
+    notes: tuple[str, ...]  # warnings about the partition, the initial state, and what changed before a resume
 
     @classmethod
     def of(cls, scenario: Scenario) -> RunData:

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-import psutil
 import torch
 
 from raysim.common.errors import ScenarioError
@@ -16,19 +15,11 @@ from raysim.core.fit import FitJob, LocalTraining, fit_one
 from raysim.core.ops import cross_entropy
 from raysim.core.torch_workarounds import lacks_memory, one_thread, set_training
 from raysim.data.datasets import load_dataset, missing
-from raysim.engine.policies.placement import ActorGroup, ClusterResources, Layout, check_fits
+from raysim.engine.policies.placement import ClusterResources, Layout, check_fits
 from raysim.models import MODELS
 from raysim.models.split import example
 from raysim.plugins.calling import hook_error
-from raysim.runs.machine import (
-    Placement,
-    attach,
-    bytes_of_models,
-    check_local,
-    find_machine,
-    layout_of,
-    placement,
-)
+from raysim.runs.machine import attach, find_machine, layout_of, placement
 from raysim.runs.plan import evaluations_of, make_plan
 from raysim.runs.warm_start import warm_start
 from raysim.scenario.scenario import Scenario
@@ -54,22 +45,10 @@ class Preview:
 
     machine: ClusterResources
     layout: Layout
-    placement: tuple[Placement, ...]  # empty for a single node
+    notes: tuple[str, ...]
     models: tuple[ModelCost, ...]
-    participants: int
-    samples_per_client: float
-    steps_per_client_round: float
-    client_round_s: float  # estimated seconds of a client's local training, on one thread of this machine's CPU
     tests_s: float  # estimated seconds of all tests of the run, on one thread of this machine's CPU
-    round_s: float  # estimated seconds of an average round, on this machine's CPU
-    total_s: float
-    client_memory_mb: float  # size of all clients' weights
-    process_memory_mb: float  # memory of a process with the imports of an actor
-    samples_mb: float
-
-    def share(self, group: ActorGroup) -> float:
-        """Return the number of clients per actor of a group."""
-        return len(group.clients) / group.actors
+    total_s: float  # estimated seconds of the run, on this machine's CPU
 
 
 def preview(scenario: Scenario) -> Preview:
@@ -78,8 +57,8 @@ def preview(scenario: Scenario) -> Preview:
     Raises `ScenarioError` when the plan does not fit, or the run of `init` does not.
     """
     check_packages(scenario)
-    check_local(scenario)
-    machine, nodes = find_machine(scenario), []
+    scenario.own_code.activate()
+    machine = find_machine(scenario)
     layout = layout_of(scenario, machine)
     notes = list(layout.notes)
     if attach(scenario):
@@ -88,6 +67,7 @@ def preview(scenario: Scenario) -> Preview:
         nodes = session.nodes(scenario.resources.head)
         if not machine.growing:
             check_fits(layout, nodes, scenario.resources.placement)
+        notes += placement(scenario, layout, nodes)
     data, dataset, count = scenario.data, scenario.dataset, scenario.clients.number
     if missing(data.name, data.root, data.format):
         if data.root is not None or not scenario.dataset.torchvision or data.format not in ("auto", "torchvision"):
@@ -102,7 +82,6 @@ def preview(scenario: Scenario) -> Preview:
     early = ("the times are for all rounds, but `stop` may end the run earlier",) if scenario.may_end_early else ()
     half = ("training steps were measured in float32, because float16 is too slow on CPUs",)
     measured = half if scenario.training.precision == "float16" else ()
-    layout = replace(layout, notes=(*scenario.warnings, *early, *measured, *notes))
     models = tuple(
         _measure(scenario, name, local, clients, samples) for (name, local), clients in _kinds(scenario).items()
     )
@@ -110,28 +89,13 @@ def preview(scenario: Scenario) -> Preview:
     tests_s = sum(model.test_s * model.clients for model in models) / count * _samples_tested(scenario, tested)
     lanes = 1 if scenario.backend == "in_process" else min(layout.num_actors, machine.cpus, scenario.participants)
     total_s = (client_round_s * scenario.participants * scenario.rounds + tests_s) / lanes
-    return Preview(
-        machine=machine,
-        layout=layout,
-        placement=tuple(placement(scenario, layout, nodes)),
-        models=models,
-        participants=scenario.participants,
-        samples_per_client=samples,
-        steps_per_client_round=sum(model.steps * model.clients for model in models) / count,
-        client_round_s=client_round_s,
-        tests_s=tests_s,
-        round_s=total_s / scenario.rounds,
-        total_s=total_s,
-        client_memory_mb=client_memory_mb(scenario),
-        process_memory_mb=psutil.Process().memory_info().rss / 2**20,
-        samples_mb=samples_mb(scenario),
-    )
+    return Preview(machine, layout, (*scenario.warnings, *early, *measured, *notes), models, tests_s, total_s)
 
 
 def check_code(scenario: Scenario) -> None:
     """Test a scenario's own code as `preview` does, without planning a run. Raises `ScenarioError`."""
     check_packages(scenario)
-    check_local(scenario)
+    scenario.own_code.activate()
     for (name, local), clients in _kinds(scenario).items():
         if name not in MODELS:
             _measure(scenario, name, local, clients, 1)
@@ -154,8 +118,13 @@ def _samples_tested(scenario: Scenario, own: float) -> float:
 
 def client_memory_mb(scenario: Scenario) -> float:
     """Return the size of all clients' weights, in MiB."""
-    size = bytes_of_models(scenario)
-    return sum(size[name] * _clients(scenario, name) for name in size) / 2**20
+    total = 0
+    for name in scenario.architectures:
+        # raysim's own models are built on the meta device, where tensors have no memory. A custom model may read its
+        # weights from a file, which does not work there.
+        with torch.random.fork_rng(devices=[]), torch.device("meta" if name in MODELS else "cpu"):
+            total += _clients(scenario, name) * sum(p.nbytes for p in scenario.build(name).parameters())
+    return total / 2**20
 
 
 def samples_mb(scenario: Scenario) -> float:

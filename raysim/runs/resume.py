@@ -17,10 +17,9 @@ from raysim.engine.stop import Stop
 from raysim.results.folder import RunFolder
 from raysim.results.load import read_rounds, read_summary
 from raysim.results.store import VARIABLE, check_uri
-from raysim.runs.code import Code, versions
-from raysim.runs.execution import Execution, Options, Resumed, resume_line
+from raysim.runs.code import Code
+from raysim.runs.execution import Execution, Options, resume_line
 from raysim.runs.identity import INSIDE, Identity, checkpoints_of, initial_of, run_scenario
-from raysim.runs.machine import check_local
 from raysim.runs.plan import make_plan, stopping_rule
 from raysim.scenario.parse import ParsedScenario
 from raysim.scenario.scenario import Scenario
@@ -39,7 +38,7 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
     without Ray, and the mapping has `completed`: true.
     Raises `ScenarioError` when the scenario or the folder does not fit the run, or the run cannot be resumed.
     """
-    check_local(scenario)
+    scenario.own_code.activate()
     before = run_scenario(folder, code_changed=code_changed)
     refuse_differences(folder, before, scenario)
     try:
@@ -75,15 +74,15 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
         return {"completed": True}
     store = checkpoints_of(folder)
     refuse_lost_checkpoints(folder, store, summary)
-    warnings = identity.warnings(versions(), code)
+    notes = identity.warnings(code)
     if scenario.checkpoint.folder != before.checkpoint.folder:
-        warnings.append(
+        notes.append(
             "checkpoint.folder: the change has no effect, because a resumed run keeps its checkpoints in "
             f"{store.storage.where}"
         )
-    resumed = Resumed(store, code, warnings)
+    data = replace(data, notes=(*data.notes, *notes))
     identity = replace(identity, overrides={**identity.overrides, **scenario.overrides})
-    Execution(scenario, plan, data, identity, run_folder, options, resumed).run()
+    Execution(scenario, plan, data, identity, run_folder, options, store).run()
     return {}
 
 

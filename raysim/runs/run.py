@@ -27,7 +27,7 @@ from raysim.results.store import check_uri
 from raysim.runs.execution import RESUME, Execution, Options
 from raysim.runs.find import find_run
 from raysim.runs.identity import Identity, run_scenario
-from raysim.runs.machine import check_local, only_in_process
+from raysim.runs.machine import only_in_process
 from raysim.runs.plan import make_plan
 from raysim.runs.resume import resume
 from raysim.runs.warm_start import warm_start
@@ -305,7 +305,7 @@ def run(
         )
     given = checked(scenario)
     with only_in_process(given.backend):
-        check_local(given)
+        given.own_code.activate()
         options = Options(quiet, trackers_of(given, trackers), resume_command, stop or Stop())
         tracking = check_uri(given.tracking.uri)
         resolved, plan, data = warm_start(given, *make_plan(given))

@@ -8,22 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from raysim.common.results import RunCard, Scalar, Summary, written
+from raysim.common.results import RunCard, Summary, written
+from raysim.common.text import shortened
 from raysim.engine.progress import Progress
 from raysim.runs.code import versions
 from raysim.runs.identity import Identity
 from raysim.runs.plan import RunData
 from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import decides, short_overrides
-
-
-def label(algorithm: str, seed: int, overrides: Mapping[str, Scalar]) -> str:
-    """Return the name of a run in comparisons: its method, its seed, and the overrides that affect the result.
-
-    For example "fedgh-s1 lr=0.1 data=cifar10"; at most 120 characters, since names have little room.
-    """
-    text = " ".join([f"{algorithm}-s{seed}", *short_overrides(overrides).values()])
-    return text if len(text) <= 120 else f"{text[:119]}…"
 
 
 def card_of(scenario: Scenario, data: RunData, identity: Identity, folder: Path, first_round: int = 0) -> RunCard:
@@ -34,6 +26,7 @@ def card_of(scenario: Scenario, data: RunData, identity: Identity, folder: Path,
     tagged = ("algorithm.name", "seed")
     deciding = [(key, value) for key, value in identity.overrides.items() if key not in tagged and decides(key)]
     overridden = " ".join(written(deciding))
+    label = " ".join([f"{scenario.method}-s{scenario.seed}", *short_overrides(identity.overrides).values()])
     return RunCard(
         name=scenario.name,
         run_id=identity.run_id,
@@ -54,7 +47,7 @@ def card_of(scenario: Scenario, data: RunData, identity: Identity, folder: Path,
         partition_digest=data.partition.digest,
         num_samples=len(dataset.label_M),
         num_clients=scenario.clients.number,
-        label=label(scenario.method, scenario.seed, identity.overrides),
+        label=shortened(label, 120),  # names have little room in figures
         facts={
             "scenario": scenario.name,
             "algorithm": scenario.algorithm_name,

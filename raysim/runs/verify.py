@@ -14,17 +14,14 @@ from time import perf_counter
 from typing import Any
 
 from raysim.common.logs import show_logs
-from raysim.engine.backend import Backend
 from raysim.engine.checkpoint.storage import open_storage
 from raysim.engine.checkpoint.store import CheckpointManager, CheckpointStore
-from raysim.engine.inprocess import InProcessBackend
-from raysim.engine.policies.placement import ClusterResources
 from raysim.engine.progress import Progress
 from raysim.engine.recorder import Recorder
 from raysim.engine.run import Rounds, state_digest
 from raysim.results.in_memory import MemoryTracker
 from raysim.results.units import plural
-from raysim.runs.machine import device_in_process, state_limits
+from raysim.runs.machine import make_backend
 from raysim.runs.plan import make_plan
 from raysim.runs.signals import sigterm_kept
 from raysim.runs.warm_start import warm_start
@@ -81,15 +78,13 @@ def verify(
     if kill:
         placements.append(Variation(max(actors), kill=True))
     traces: list[Trace] = []
-    with contextlib.ExitStack() as cleanup:
-        for variation in placements:
-            show(f"{variation.name} …")
-            with contextlib.nullcontext() if traces else show_logs(show):
-                rounds = len(traces[0].rounds) if traces else 0
-                trace = _traced(scenario, variation, max(actors), cleanup, rounds)
-            if traces:
-                trace.difference = difference(traces[0], trace)
-            traces.append(trace)
+    for variation in placements:
+        show(f"{variation.name} …")
+        with contextlib.nullcontext() if traces else show_logs(show):
+            trace = _traced(scenario, variation, len(traces[0].rounds) if traces else 0)
+        if traces:
+            trace.difference = difference(traces[0], trace)
+        traces.append(trace)
     return traces
 
 
@@ -122,30 +117,19 @@ def difference(one: Trace, other: Trace) -> str | None:
     return None
 
 
-def _traced(
-    given: ParsedScenario, variation: Variation, most: int, cleanup: contextlib.ExitStack, rounds: int
-) -> Trace:
+def _traced(given: ParsedScenario, variation: Variation, rounds: int = 0) -> Trace:
     """Run one variation. rounds: the number of rounds that the first variation did, because `stop` may end it early."""
     sets = ["backend=in_process", "tracking.also=[]"]
     if variation.actors is not None:
         sets = ["backend=ray", f"resources.actors={variation.actors}", "tracking.also=[]"]
     scenario = Scenario.of(parse_scenario(given.resolved, sets, known_code=given.own_code))
-    machine = None if variation.actors is None else _start_ray(scenario, most, cleanup)
-    scenario, plan, data = warm_start(scenario, *make_plan(scenario, machine))
+    scenario, plan, data = warm_start(scenario, *make_plan(scenario))
     trace = Trace(variation)
-    began = perf_counter()
-    with tempfile.TemporaryDirectory(prefix="raysim-verify-") as temporary, contextlib.ExitStack() as closing:
-        folder, limits, memory, progress = Path(temporary), state_limits(scenario), MemoryTracker(), Progress()
-        assert plan.layout is not None
-        backend: Backend
-        if variation.actors is None:
-            backend = InProcessBackend(device_in_process(plan.layout), limits)
-        else:
-            from raysim.engine.ray.backend import RayBackend
-            from raysim.engine.ray.pool import ActorPool
-
-            backend = RayBackend(ActorPool(plan.layout, limits=limits))
-        closing.callback(backend.close)
+    with tempfile.TemporaryDirectory(prefix="raysim-verify-") as temporary, contextlib.ExitStack() as cleanup:
+        folder, memory, progress = Path(temporary), MemoryTracker(), Progress()
+        with sigterm_kept():
+            backend = make_backend(scenario, plan, cleanup, folder)
+        began = perf_counter()
         within = _killer(backend, rounds, progress) if variation.kill else lambda done, of: None
         keeps = "best_val" in scenario.checkpoint.keep
         checkpoints = CheckpointManager(CheckpointStore(open_storage(folder)), 2, plan.num_rounds, keep_best_val=keeps)
@@ -161,20 +145,8 @@ def _traced(
             backend.recover()
             checkpoints.store.restore(best, backend.restore)
             trace.best_val = (best.round, state_digest(backend))
-    trace.seconds = perf_counter() - began
+        trace.seconds = perf_counter() - began
     return trace
-
-
-def _start_ray(scenario: Scenario, most: int, cleanup: contextlib.ExitStack) -> ClusterResources:
-    """Start a Ray that is large enough for all variations, unless one is running; return its resources."""
-    from raysim.engine.ray import local_cluster, session
-
-    requested = sum(request.cpus_per_actor * (request.actors or 1) for request in scenario.requests)
-    with sigterm_kept():
-        started = session.connect(max(requested, most * scenario.resources.cpus_per_actor))
-    if started:
-        cleanup.push(lambda failed, *_: local_cluster.stop(remove_logs=failed is None))
-    return session.machine()
 
 
 def _killer(backend: Any, rounds: int, progress: Progress) -> Callable[[int, int], None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -44,10 +43,7 @@ def test_a_metric_that_differs_is_named() -> None:
 
 
 def test_two_seeds_differ_and_one_does_not() -> None:
-    with contextlib.ExitStack() as cleanup:
-        first, again, other = (
-            module._traced(loaded("rounds=2", f"seed={seed}"), HERE, 1, cleanup, 0) for seed in (5, 5, 6)
-        )
+    first, again, other = (module._traced(loaded("rounds=2", f"seed={seed}"), HERE) for seed in (5, 5, 6))
     assert len(first.rounds) == 2
     assert all(len(found) == 4 + 1 for found in first.rounds)  # the participants and the server
     assert difference(first, again) is None
