@@ -220,8 +220,9 @@ def run_raysim(method: Method, setting: Setting, seed: int, dealt: Dealt, folder
     found = {"current": last["accuracy/all_current"], "trained": last["accuracy/all"]}
     weights_NP = None
     if method.part is not None:
-        nets = OpenedRun.of(run.folder).nets(range(setting.clients))
-        weights_NP = torch.stack([_flat(nets[k].get_submodule(method.part)) for k in sorted(nets)])
+        opened = OpenedRun.of(run.folder)
+        nets = [net for _, net in opened.networks(range(setting.clients), opened.checkpoint(), keep=True)]
+        weights_NP = torch.stack([_flat(net.get_submodule(method.part)) for net in nets])
     assert run.state_digest is not None
     return Result({name: 100 * found[name] for name in method.measures}, weights_NP, run.state_digest)
 

@@ -6,16 +6,12 @@ import glob
 from pathlib import Path
 
 from raysim.common.errors import ScenarioError
-from raysim.results.units import plural
 
 
 def find_run(text: str, output: Path = Path("runs")) -> Path:
     """Return the run folder at this path, or with this id below `output`. Raises `ScenarioError` if none exists."""
-    if not text.strip():
-        raise ScenarioError("the name of the run is empty; give a run folder, or the id of a run below ./runs")
     path = Path(text).expanduser()
     if path.is_dir():
-        _refuse_folder_of_runs(path)
         return path.absolute()
     folders = sorted(output.glob(f"*/{glob.escape(text)}")) if "/" not in text else []
     if len(folders) == 1:
@@ -25,15 +21,3 @@ def find_run(text: str, output: Path = Path("runs")) -> Path:
     known = sorted((p.parent for p in output.glob("*/*/run.json")), key=lambda p: p.name)
     latest = f"; the latest run there is {known[-1]}" if known else ""
     raise ScenarioError(f"{text} is neither a run folder nor the id of a run below {output}{latest}")
-
-
-def _refuse_folder_of_runs(folder: Path) -> None:
-    """Raise `ScenarioError` for a folder that contains run folders: that of a scenario, of a sweep or of a cell."""
-    if (folder / "run.json").exists():
-        return
-    inner = next(filter(None, (sorted(folder.glob(f"{deep}run.json")) for deep in ("*/", "*/*/"))), [])
-    if inner:
-        raise ScenarioError(
-            f"{folder} is not a run folder, but contains {plural(len(inner), 'run')}; give a run folder, such as "
-            f"{inner[-1].parent}"
-        )

@@ -5,9 +5,9 @@ Shapes: N samples, C classes, D representation width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from raysim.common.errors import RunError, ScenarioError
 from raysim.core.algorithm import ClientId
@@ -57,7 +57,7 @@ class OpenedRun:
     scenario: Scenario
     plan: Plan  # the plan of the run's workers, without actors
     data: RunData
-    store: CheckpointStore
+    store: CheckpointStore = field(init=False)  # as the last call of `checkpoint` found it
 
     @classmethod
     def of(cls, run: Path | str) -> OpenedRun:
@@ -70,7 +70,7 @@ class OpenedRun:
         identity = Identity.of(folder)
         plan, data = make_plan(scenario, rounds_left=False)
         identity.refuse_other_data(folder, data)
-        return cls(folder, scenario, replace(plan, initial=initial_of(folder, scenario)), data, checkpoints_of(folder))
+        return cls(folder, scenario, replace(plan, initial=initial_of(folder, scenario)), data)
 
     @cached_property
     def raw_M(self) -> NDArray[Any]:
@@ -90,51 +90,29 @@ class OpenedRun:
                 raise ScenarioError(f"client {k!r} given, but {self.folder} has clients 0 to {last}")
 
     def checkpoint(self, t: Round = None) -> Checkpoint:
-        """Return the checkpoint of round `t`. Raises `ScenarioError` if it does not exist."""
-        latest = self.store.latest()
-        kept = {checkpoint.round: checkpoint for checkpoint in self.store.kept}
-        if latest is None:
+        """Return the checkpoint of round `t`. Raises `ScenarioError` if it is missing or damaged.
+
+        The list of checkpoints is read again, because a run in progress replaces them.
+        """
+        self.store = store = checkpoints_of(self.folder)
+        if (latest := store.latest()) is None:
             raise ScenarioError(
-                f"{self.folder} has no intact checkpoint ({self.store.damage[-1]}); restore its checkpoint files"
-                if self.store.damage
+                f"{self.folder} has no intact checkpoint ({store.damage[-1]}); restore its checkpoint files"
+                if store.damage
                 else f"{self.folder} has no checkpoint: it has saved none yet, it has checkpoint.every: 0, or `raysim "
                 "fetch` copied it without --checkpoints"
             )
-        if t == BEST_VAL:
-            return self._best_val(latest, kept)
-        if t is not None and (isinstance(t, str) or t < 0):
+        best = latest.facts.get("best_val_round")
+        wanted = latest.round if t is None else best if t == BEST_VAL else t
+        found = next((one for one in store.kept if one.round == wanted), None)
+        if found is None:
+            given = f"{t} given, which is round {best}" if t == BEST_VAL and best is not None else f"{t!r} given"
+            kept = " and ".join(str(one.round) for one in store.kept)
             raise ScenarioError(
-                f"round: {t!r} given; give the number of a round, {BEST_VAL!r}, or None for the latest saved state"
+                f"round: {given}, but {self.folder} has only states after rounds {kept}; choose one of these, or run "
+                f"the scenario again, with checkpoint.keep: [last, {BEST_VAL}] or with fewer rounds"
             )
-        if t is not None and t not in kept:
-            s = "s" if len(kept) > 1 else ""
-            raise ScenarioError(
-                f"round {t} given, but {self.folder} has only the state{s} after round{s} "
-                f"{' and '.join(map(str, kept))}; "
-                f"for the state after round {t}, run the scenario again with rounds: {t}. If the learning rate or the "
-                f"method depends on `rounds`, the state after round {t} of the new run differs from that of this run"
-            )
-        return latest if t is None else kept[t]
-
-    def _best_val(self, latest: Checkpoint, kept: Mapping[int, Checkpoint]) -> Checkpoint:
-        """Return the checkpoint of the best round by validation. Raises `ScenarioError` if it is missing or damaged."""
-        t = latest.facts.get("best_val_round")
-        if not isinstance(t, int):
-            raise ScenarioError(
-                f"round {BEST_VAL} given, but {self.folder} contains no validation accuracy of the rounds up to "
-                f"{latest.round}; give the number of a round instead"
-            )
-        state = f"the state after round {t}, the best by validation"
-        if t in kept:
-            return kept[t]
-        if BEST_VAL not in self.scenario.checkpoint.keep:
-            raise ScenarioError(
-                f"{self.folder}: {state}, was not kept; run the scenario again with checkpoint.keep: [last, {BEST_VAL}]"
-            )
-        raise ScenarioError(
-            f"{self.folder}: {state}, is lost: {self.store.storage.where} has no intact checkpoint of this round; "
-            "restore the files of this checkpoint there"
-        )
+        return found
 
     @contextmanager
     def backend(self, clients: Collection[ClientId], checkpoint: Checkpoint) -> Iterator[InProcessBackend]:
@@ -156,20 +134,29 @@ class OpenedRun:
         finally:
             backend.close()
 
-    def nets(self, clients: Sequence[ClientId], t: Round = None, current: bool = False) -> dict[ClientId, nn.Module]:
-        """Return the networks of these clients after round `t`, in eval mode; initial ones if they never took part.
+    def networks(
+        self, clients: Sequence[ClientId], checkpoint: Checkpoint, current: bool = False, keep: bool = False
+    ) -> Iterator[tuple[ClientId, nn.Module]]:
+        """Yield the network of each client at a checkpoint, in eval mode; initial ones if they never took part.
 
         current: after they also received the message that the server would send next, as for `accuracy/all_current`.
+        keep: whether the caller keeps the networks; otherwise one is in memory at a time, and the next one replaces it.
         """
         self.check_clients(clients)
-        checkpoint = self.checkpoint(t)
         with self.backend(clients, checkpoint) as backend:
-            receive = _receiver(backend, checkpoint, current)
-            nets = {}
+            t, states = checkpoint.round + 1, backend.worker.states
+            receive = backend.worker.training.receiver(t, backend.server.current(t)) if current else None
             for k in clients:
-                nets[k] = backend.worker.states.open(k)
-                receive(k)
-            return {k: net.eval() for k, net in nets.items()}
+                net = states.open(k)
+                if receive is not None:
+                    receive(k)
+                yield k, net.eval()
+                if not keep:
+                    states.undo(k)
+
+    def network(self, k: ClientId, t: Round = None, current: bool = False) -> nn.Module:
+        """Return the network of a client after round `t`, for use at any time; current: as in `networks`."""
+        return dict(self.networks([k], self.checkpoint(t), current, keep=True))[k]
 
     def export(self, folder: Path, t: Round = None) -> None:
         """Write each client's network after round `t` to `folder`, in safetensors format, as client-K.safetensors.
@@ -186,11 +173,9 @@ class OpenedRun:
             "input": self.scenario.dataset.input_spec.shape_text,
             "transform": plan.transform,
         }
-        with self.backend(range(plan.num_clients), checkpoint) as backend:
-            for k in range(plan.num_clients):
-                own = {name: str(value) for name, value in {"client": k, "architecture": plan.arch(k), **facts}.items()}
-                with backend.worker.states.reading(k) as net:
-                    save_file(contiguous_copies(net.state_dict()), folder / f"client-{k}.safetensors", own)
+        for k, net in self.networks(range(plan.num_clients), checkpoint):
+            own = {name: str(value) for name, value in {"client": k, "architecture": plan.arch(k), **facts}.items()}
+            save_file(contiguous_copies(net.state_dict()), folder / f"client-{k}.safetensors", own)
 
     def samples(self, k: ClientId, part: str) -> Samples:
         """Return a client's samples of one part (train, val or test), in the order of the data set."""
@@ -208,24 +193,17 @@ class OpenedRun:
                 f"{self.folder}: the classes of this run differ from those of the first run; draw it in another figure"
             )
 
-    def look_again(self) -> None:
-        """Read the list of checkpoints again, because a run in progress replaces them."""
-        self.store = checkpoints_of(self.folder)
-
     def predictions(
         self, k: ClientId, part: str, t: Round = None, current: bool = False, probabilities: bool = False
     ) -> dict[str, NDArray[Any]]:
         """Test a client on its samples of one part; return columns `sample`, `label`, `predicted` and `probability`.
 
-        current: as in `nets`. probabilities: also a column per class, such as `probability_0`.
+        current: as in `networks`. probabilities: also a column per class, such as `probability_0`.
         """
         samples = self.samples(k, part)
-        net = self.nets([k], t, current)[k]
-        with torch.inference_mode():
-            # Some networks fail for a batch without samples.
-            logits = [net(batch.x) for batch in samples.in_order(EVALUATION_BATCH)] if len(samples) else []
-            probability_NC = torch.cat(logits).softmax(1) if logits else torch.zeros(0, self.plan.num_classes)
-            probability_N, predicted_N = probability_NC.max(1)
+        logits = _outputs(self.network(k, t, current), samples)
+        probability_NC = torch.cat(logits).softmax(1) if logits else torch.zeros(0, self.plan.num_classes)
+        probability_N, predicted_N = probability_NC.max(1)
         return {
             "sample": self.data.partition.parts[part].of(k),
             "label": samples.y.numpy(),
@@ -238,36 +216,32 @@ class OpenedRun:
         """Count samples by true class (row) and predicted class (column): [C, C], pooled over all clients.
 
         Each client's own network, as it was at the checkpoint, classifies the client's own samples of one part.
-        One network is in memory at a time. current: as in `nets`.
+        current: as in `networks`.
         """
         classes = self.plan.num_classes
         count_CC = np.zeros((classes, classes), np.int64)
         clients = [k for k in range(self.plan.num_clients) if len(self.data.partition.parts[part].of(k))]
-        with self.backend(clients, checkpoint) as backend:
-            receive = _receiver(backend, checkpoint, current)
-            for k in clients:
-                with backend.worker.states.reading(k) as net:
-                    receive(k)  # not in inference mode, because some methods train when they receive a message
-                    net.eval()
-                    with torch.inference_mode():
-                        for batch in self.samples(k, part).in_order(EVALUATION_BATCH):
-                            np.add.at(count_CC, (batch.y.numpy(), net(batch.x).argmax(1).numpy()), 1)
+        for k, net in self.networks(clients, checkpoint, current):
+            samples = self.samples(k, part)
+            predicted_N = torch.cat(_outputs(net, samples)).argmax(1)
+            np.add.at(count_CC, (samples.y.numpy(), predicted_N.numpy()), 1)
         return count_CC
 
-    @torch.inference_mode()
     def representations(self, clients: Sequence[ClientId], part: str, t: Round = None) -> Representations:
         """Return the representations of each client's own samples by its own network."""
-        if not len(clients):
-            raise ScenarioError("clients: none given; give at least one client")
         values, labels, owners = [], [], []
-        for k, net in self.nets(clients, t).items():
+        for k, net in self.networks(clients, self.checkpoint(t)):
             samples = self.samples(k, part)
-            own = require_own_model(net)
-            if not len(samples):
-                continue
-            values += [own.features(batch.x).numpy() for batch in samples.in_order(EVALUATION_BATCH)]
-            labels.append(samples.y.numpy())
-            owners.append(np.full(len(samples), k))
+            own: Any = initial.own_model(net)
+            if own is None:
+                raise ScenarioError(
+                    f"cannot compute representations: the client network {type(net).__name__} has no module that "
+                    "defines `features`; choose a run of a method whose clients keep a model with an extractor"
+                )
+            if len(samples):
+                values += [value.numpy() for value in _outputs(own.features, samples)]
+                labels.append(samples.y.numpy())
+                owners.append(np.full(len(samples), k))
         if not values:
             of = ", ".join(map(str, clients))
             raise ScenarioError(
@@ -276,22 +250,7 @@ class OpenedRun:
         return Representations(np.concatenate(values), np.concatenate(labels), np.concatenate(owners))
 
 
-def _receiver(backend: InProcessBackend, checkpoint: Checkpoint, current: bool) -> Callable[[ClientId], None]:
-    """Return a function that makes a client receive the message after the checkpoint; without `current`, a no-op."""
-    if not current:
-        return lambda k: None
-    t = checkpoint.round + 1
-    return backend.worker.training.receiver(t, backend.server.current(t))
-
-
-def require_own_model(net: nn.Module) -> Any:
-    """Return the model of the client's own architecture within its network. Raises `ScenarioError` without one.
-
-    Raises `ScenarioError` if there is none.
-    """
-    if (model := initial.own_model(net)) is not None:
-        return model
-    raise ScenarioError(
-        f"cannot compute representations: the client network {type(net).__name__} has no module that defines "
-        "`features`; choose a run of a method whose clients keep a model with an extractor"
-    )
+@torch.inference_mode()
+def _outputs(of: Callable[[Tensor], Tensor], samples: Samples) -> list[Tensor]:
+    """Return the outputs for each batch of samples; no batch without samples, for which some networks fail."""
+    return [of(batch.x) for batch in samples.in_order(EVALUATION_BATCH)] if len(samples) else []

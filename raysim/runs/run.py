@@ -179,14 +179,12 @@ class Run:
         self._open().export(Path(folder), round)
 
     def _open(self) -> OpenedRun:
-        """Open the run's data once, and its checkpoints at each call, because a run in progress replaces them."""
+        """Open the run's data once."""
         from raysim.runs.opened import OpenedRun
 
         if self._opened is None:
             datasets.forget()
             self._opened = OpenedRun.of(self.folder)
-        else:
-            self._opened.look_again()
         return self._opened
 
 
@@ -239,7 +237,7 @@ class RunClient:
         "best_val": the round with the greatest validation accuracy, if `checkpoint.keep` has `best_val`. A client that
         had not taken part until then has its initial network. Raises `ScenarioError` if the round has no checkpoint.
         """
-        return self.run._open().nets([self.id], round)[self.id]
+        return self.run._open().network(self.id, round)
 
     @property
     def current_network(self) -> nn.Module:
@@ -249,7 +247,7 @@ class RunClient:
         global model; a method whose clients use the message only while they train has `network`. It can be opened
         whether or not the run tests all clients.
         """
-        return self.run._open().nets([self.id], self.round, current=True)[self.id]
+        return self.run._open().network(self.id, self.round, current=True)
 
     @property
     def data(self) -> ClientData:

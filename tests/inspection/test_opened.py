@@ -10,7 +10,8 @@ import torch
 
 import raysim
 from raysim.data.datasets import load_dataset
-from raysim.runs.opened import OpenedRun, require_own_model
+from raysim.engine.initial import own_model
+from raysim.runs.opened import OpenedRun
 from raysim.runs.run import Run
 from tests.engine.scenarios import of_method
 
@@ -104,4 +105,4 @@ def test_earlier_rounds_as_far_as_they_are_kept(runs: Runs) -> None:
 def test_the_own_model_is_found_beside_others(runs: Runs) -> None:
     client = runs("fml", "rounds=1").client(0)
     net = client.network
-    assert require_own_model(net).features(client.data.test.x).shape[1] == 32
+    assert own_model(net).features(client.data.test.x).shape[1] == 32
