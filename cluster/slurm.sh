@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A run on Slurm: the job starts a Ray cluster on all of its nodes, and stops it after the run.
 #     source .venv/bin/activate
-#     sbatch cluster/slurm.sh scenarios/cifar100_hetero.yaml --set output=runs
-# The script's arguments are those of `raysim launch`. All nodes must share the folder, with .venv and data.
+#     sbatch cluster/slurm.sh launch scenarios/cifar100_hetero.yaml --set output=runs
+# The script's arguments are those of `raysim`. All nodes must share the folder, with .venv and data.
 #SBATCH --job-name=raysim
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -14,7 +14,7 @@
 set -euo pipefail
 
 if (($# == 0)); then
-    echo "usage: sbatch $0 SCENARIO [options of raysim launch]" >&2
+    echo "usage: sbatch $0 launch SCENARIO, or another command of raysim" >&2
     exit 2
 fi
 
@@ -79,7 +79,7 @@ if ((${#hosts[@]} > 1)); then
 fi
 
 # In the background, because a shell handles no signal while a foreground command runs.
-raysim launch "$@" &
+raysim "$@" &
 run=$!
 stopped=
 trap 'stopped=1; kill -TERM "$run"' TERM INT

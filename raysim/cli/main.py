@@ -53,24 +53,8 @@ def cli() -> None:
     "--dry-run", is_flag=True, help="Show the placement of clients and the estimated time and memory, without running."
 )
 @QUIET
-@click.option(
-    "--resume",
-    "run_",
-    metavar="RUN",
-    type=click.Path(),
-    help="Resume a run. RUN is a run's folder, or the id of a run below ./runs.",
-)
-@CODE_CHANGED
 @ADDRESS
-def launch(
-    scenario: str,
-    sets: tuple[str, ...],
-    dry_run: bool,
-    quiet: bool,
-    run_: str | None,
-    code_changed: bool,
-    address: str | None,
-) -> None:
+def launch(scenario: str, sets: tuple[str, ...], dry_run: bool, quiet: bool, address: str | None) -> None:
     """Run a scenario to its end.
 
     Results go to a folder under ./runs (or `output`) and to MLflow: rounds.parquet has a row per round, clients.parquet
@@ -84,26 +68,16 @@ def launch(
         raysim launch quickstart --set backend=in_process   # without Ray, to step through
     """
     attach(address)
-    from raysim.scenario.parse import parse_scenario
+    from raysim.scenario.scenario import Scenario
 
-    if dry_run and run_ is not None:
-        raise click.UsageError("--dry-run estimates a new run, not the rest of one; leave out --resume.")
-    parsed = parse_scenario(scenario, sets)
+    loaded = Scenario.load(scenario, sets)
     if dry_run:
         from raysim.cli.show import show_preview
         from raysim.runs.preview import preview
-        from raysim.scenario.scenario import Scenario
 
-        checked = Scenario.of(parsed)
-        show_preview(preview(checked), checked)
-        return
-    from raysim.runs.run import Run, run
-
-    if run_ is None:
-        done = run(parsed, quiet=quiet)
+        show_preview(preview(loaded), loaded)
     else:
-        done = Run(run_).resume(scenario=parsed, quiet=quiet, code_changed=code_changed)
-    _close(done.summary)
+        _close(loaded.run(quiet=quiet).summary)
 
 
 @cli.command("resume")
@@ -126,13 +100,9 @@ def resume_(run_: str, sets: tuple[str, ...], quiet: bool, code_changed: bool, a
         raysim resume 20261121-101500-ab12 --set resources.actors=4
     """
     attach(address)
-    from raysim.runs.identity import run_scenario
     from raysim.runs.run import Run
 
-    run = Run(run_)
-    scenario = run_scenario(run.folder, sets, code_changed=code_changed)
-    done = run.resume(scenario=scenario, quiet=quiet, code_changed=code_changed)
-    _close(done.summary)
+    _close(Run(run_).resume(sets, quiet=quiet, code_changed=code_changed).summary)
 
 
 @cli.command()

@@ -49,11 +49,6 @@ RESUME = "raysim resume"
 """The command that resumes a run; the run folder is appended."""
 
 
-def resume_line(command: str, folder: Path) -> str:
-    """Return the command line that resumes the run in `folder`."""
-    return f"{command} {shlex.quote(str(folder))}"
-
-
 @dataclass(frozen=True)
 class Options:
     """Options of a process that executes a run, for display, tracking and ending. They do not change a result."""
@@ -62,6 +57,10 @@ class Options:
     trackers: Sequence[Tracker] = ()  # the caller's trackers, in addition to the run folder and MLflow
     resume_command: str = RESUME  # command that is shown, with the run folder, if the run ends early
     stop: Stop = field(default_factory=Stop)  # set `stop.requested` to end the run after the current round
+
+    def resume_line(self, folder: Path) -> str:
+        """Return the command line that resumes the run in `folder`."""
+        return f"{self.resume_command} {shlex.quote(str(folder))}"
 
 
 @dataclass
@@ -254,7 +253,7 @@ class Execution:
             never = "no checkpoint was saved yet, so a resumed run starts from its beginning"
             upto = never if saved is None else f"the run is saved up to round {saved}"
             logger.info(f"{upto}; the results so far are in {folder}")
-        logger.info(f"resume with:  {self._resume_line}")
+        logger.info(f"resume with:  {self.options.resume_line(folder)}")
         if self.facts.get("hook") and self.scenario.own_code.files:
             logger.info(
                 f"resuming uses the copy of your code in {folder / CODE}; to run a corrected file, launch again"
@@ -280,7 +279,7 @@ class Execution:
         steps after any interruption.
         """
         over = status == "finished"
-        complete = f"complete the run with:  {self._resume_line}"
+        complete = f"complete the run with:  {self.options.resume_line(self.folder.path)}"
         failed: list[Exception] = []
 
         def attempt(step: Callable[..., None], *given: Any) -> None:
@@ -337,10 +336,6 @@ class Execution:
             except Exception as error:
                 # Do not raise: `resume` would fail on the same numbers, and the run would stay "closing" for ever.
                 logger.warning(f"cannot draw plots/{name} ({cause(error)}); the run finishes without this plot")
-
-    @property
-    def _resume_line(self) -> str:
-        return resume_line(self.options.resume_command, self.folder.path)
 
 
 def _disk_error(error: OSError, folder: Path) -> RunError:

@@ -57,7 +57,7 @@ class Identity:
         if folder := scenario.checkpoint.folder:
             checkpoints = f"{local_folder(folder) or folder.rstrip('/')}/{scenario.name}/{run_id}"
             if scenario.checkpoint.every != 0:
-                try_storage(checkpoints)
+                checkpoint_storage(checkpoints, new=True)
         return cls(
             run_id,
             tracking,
@@ -207,27 +207,21 @@ def checkpoints_of(folder: Path) -> CheckpointStore:
     return CheckpointStore.open(checkpoint_storage(Identity.of(folder).checkpoints_of(folder)))
 
 
-def checkpoint_storage(address: str) -> Storage:
-    """Open the storage at an address. Raises `ScenarioError` if it cannot be used."""
+def checkpoint_storage(address: str, new: bool = False) -> Storage:
+    """Open the storage at an address. Raises `ScenarioError` if it cannot be used.
+
+    new: also check that it can be written, before the run has done anything.
+    """
     try:
-        return open_storage(address)
+        storage = open_storage(address)
+        if new:
+            storage.make()
+            storage.publish(".try", b"raysim")
+            storage.remove(".try")
     except OSError as error:
         raise ScenarioError(
-            f"{address} cannot be used ({reason(error)}); choose a folder, or install the package that fsspec needs "
-            "for this address",
+            f"{address} cannot be used ({reason(error)}); choose a folder or address that can be written, or install "
+            "the package that fsspec needs for this address",
             key="checkpoint.folder",
         ) from None
-
-
-def try_storage(address: str) -> None:
-    """Check, before the run writes anything, that checkpoints can be written to an address. Raises `ScenarioError`."""
-    storage = checkpoint_storage(address)
-    try:
-        storage.make()
-        storage.publish(".try", b"raysim")
-        storage.remove(".try")
-    except OSError as error:
-        raise ScenarioError(
-            f"{address} cannot be written ({reason(error)}); choose a writable folder or address",
-            key="checkpoint.folder",
-        ) from None
+    return storage

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -57,7 +57,7 @@ class OpenedRun:
     scenario: Scenario
     plan: Plan  # the plan of the run's workers, without actors
     data: RunData
-    store: CheckpointStore = field(init=False)  # as the last call of `checkpoint` found it
+    store: CheckpointStore  # as the last call of `checkpoint` found it
 
     @classmethod
     def of(cls, run: Path | str) -> OpenedRun:
@@ -70,7 +70,7 @@ class OpenedRun:
         identity = Identity.of(folder)
         plan, data = make_plan(scenario, rounds_left=False)
         identity.refuse_other_data(folder, data)
-        return cls(folder, scenario, replace(plan, initial=initial_of(folder, scenario)), data)
+        return cls(folder, scenario, replace(plan, initial=initial_of(folder, scenario)), data, checkpoints_of(folder))
 
     @cached_property
     def raw_M(self) -> NDArray[Any]:

@@ -18,7 +18,7 @@ from raysim.results.folder import RunFolder
 from raysim.results.load import read_rounds, read_summary
 from raysim.results.store import VARIABLE, check_uri
 from raysim.runs.code import Code
-from raysim.runs.execution import Execution, Options, resume_line
+from raysim.runs.execution import Execution, Options
 from raysim.runs.identity import INSIDE, Identity, checkpoints_of, initial_of, run_scenario
 from raysim.runs.plan import make_plan, stopping_rule
 from raysim.scenario.parse import ParsedScenario
@@ -50,7 +50,7 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
     early = bool(summary.get("ended_early")) and scenario.stop == before.stop
     over = isinstance(done, int) and (done >= scenario.rounds or early)
     if over and status == "finished":
-        return {"nothing_to_do": how_to_continue(scenario, resume_line(options.resume_command, folder), early)}
+        return {"nothing_to_do": how_to_continue(scenario, options.resume_line(folder), early)}
     closing = False
     if over and status == "closing":
         with contextlib.suppress(ScenarioError):  # if the file is damaged, the run is resumed from the last checkpoint

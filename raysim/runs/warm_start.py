@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from raysim.common.errors import RunError, ScenarioError
-from raysim.engine.checkpoint.store import Checkpoint
 from raysim.engine.initial import Initial
 from raysim.engine.plan import Plan
 from raysim.engine.take_over import take_over
@@ -49,7 +48,10 @@ def _taken(folder: Path, init: Init, scenario: Scenario, plan: Plan, data: RunDa
     # The digests are compared here, because the backend takes the data.
     had, have = ((one.dataset.digest, one.partition.digest) for one in (source.data, data))
     _refuse_other_clients(source, plan)
-    checkpoint = _checkpoint(source, init)
+    # An earlier checkpoint must not replace a damaged one, and `checkpoint` skips damaged ones.
+    checkpoint = source.checkpoint(None if init.round == "last" else init.round)
+    if source.store.damage:
+        raise ScenarioError(f"{source.folder}: {source.store.damage[-1]}; restore that file")
     same_method = source.method == scenario.algorithm_name
     if same_method and had != have and plan.algorithm.state_of_samples:
         raise ScenarioError(
@@ -97,11 +99,3 @@ def _differing_settings(source: Plan, plan: Plan) -> list[str]:
     settings = [field.name for field in fields(plan.algorithm) if field.init]  # fields that are not derived from others
     had, has = ({key: getattr(one, key, None) for key in settings} for one in (source.algorithm, plan.algorithm))
     return [f"{key}: {has[key]} (there: {had[key]})" for key in settings if has[key] != had[key]]
-
-
-def _checkpoint(source: OpenedRun, init: Init) -> Checkpoint:
-    """Return the checkpoint to begin with. Raises `ScenarioError` if it is missing or damaged."""
-    checkpoint = source.checkpoint()  # this skips damaged checkpoints, but an earlier one must not replace them
-    if source.store.damage:
-        raise ScenarioError(f"{source.folder}: {source.store.damage[-1]}; restore that file")
-    return checkpoint if init.round == "last" else source.checkpoint(init.round)

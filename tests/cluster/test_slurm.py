@@ -117,7 +117,7 @@ def slurm(tmp_path: Path) -> Slurm:
 
 
 def test_head_then_workers_then_the_run(slurm: Slurm) -> None:
-    code, output = slurm.run("scenarios/quickstart.yaml", "--set", "rounds=3")
+    code, output = slurm.run("launch", "scenarios/quickstart.yaml", "--set", "rounds=3")
     assert (code, output) == (0, "")
     calls = [call for call in slurm.calls() if call.program not in {"scontrol", "hostname"}]
     assert [call.program for call in calls] == ["srun", "srun", "python", "srun", "python", "raysim", "srun"]
@@ -143,7 +143,7 @@ def test_head_then_workers_then_the_run(slurm: Slurm) -> None:
 
 
 def test_all_have_the_token_and_only_they(slurm: Slurm) -> None:
-    slurm.run("s.yaml")
+    slurm.run("launch", "s.yaml")
     for call in slurm.calls():
         if call.program in {"srun", "python", "raysim"}:
             assert call.mode == "token" and re.fullmatch("[0-9a-f]{64}", call.token)
@@ -153,13 +153,13 @@ def test_all_have_the_token_and_only_they(slurm: Slurm) -> None:
     assert set((slurm.folder / "calls.mode").read_text().split()) == {"600"}
     first = {call.token for call in slurm.calls() if call.token}
     slurm.log.unlink()
-    slurm.run("s.yaml")
+    slurm.run("launch", "s.yaml")
     assert len(first) == 1 and first.isdisjoint({call.token for call in slurm.calls()})
 
 
 def test_sigterm_ends_the_run_first(slurm: Slurm) -> None:
     """Slurm sends it before the time is up: raysim gets it, checkpoints, and its exit code is the job's."""
-    job = slurm.start("s.yaml", RUN_FOREVER="1")
+    job = slurm.start("launch", "s.yaml", RUN_FOREVER="1")
     for _ in range(200):
         if (slurm.folder / "calls.running").exists():
             break
