@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.learning_rate import factor_of
 from raysim.engine.stop import Stop
 from raysim.results.folder import RunFolder
-from raysim.results.load import read_rounds, read_summary
+from raysim.results.load import read_summary
 from raysim.results.store import VARIABLE, check_uri
 from raysim.runs.code import Code
 from raysim.runs.execution import Execution, Options
@@ -45,25 +44,23 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
         summary = read_summary(folder)
     except ScenarioError:  # the run was killed before it began, or the file is damaged; `resume` works in both cases
         summary = {}
-    done, status = summary.get("rounds"), summary.get("status")
     # The same rule would end the run in the same round again.
     early = bool(summary.get("ended_early")) and scenario.stop == before.stop
-    over = isinstance(done, int) and (done >= scenario.rounds or early)
-    if over and status == "finished":
+    over = early or summary.get("rounds", 0) >= scenario.rounds
+    if over and summary["status"] == "finished":
         return {"nothing_to_do": how_to_continue(scenario, options.resume_line(folder), early)}
-    closing = False
-    if over and status == "closing":
-        with contextlib.suppress(ScenarioError):  # if the file is damaged, the run is resumed from the last checkpoint
-            read_rounds(folder)
-            closing = True
-    identity = Identity.of(folder)
-    if status == "running" and identity.checkpoints != INSIDE:
+    closing = over and summary["status"] == "closing"
+    identity, code = Identity.of(folder), Code.of(scenario.algorithm, scenario.own_code)
+    if summary.get("status") == "running" and identity.checkpoints != INSIDE:
         _refuse_copy(folder, identity.checkpoints)
-    code = Code.of(scenario.algorithm, scenario.own_code)
     if not code_changed and not closing:
         identity.refuse_other_code(folder, code)
     kept = scenario.tracking.uri is None and not os.environ.get(VARIABLE)
-    identity = replace(identity, tracking=check_uri(identity.tracking if kept else scenario.tracking.uri))
+    identity = replace(
+        identity,
+        tracking=check_uri(identity.tracking if kept else scenario.tracking.uri),
+        overrides={**identity.overrides, **scenario.overrides},
+    )
     options = replace(options, trackers=trackers_of(scenario, options.trackers))
     plan, data = make_plan(scenario, rounds_left=not closing)
     identity.refuse_other_data(folder, data)
@@ -77,11 +74,9 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
     notes = identity.warnings(code)
     if scenario.checkpoint.folder != before.checkpoint.folder:
         notes.append(
-            "checkpoint.folder: the change has no effect, because a resumed run keeps its checkpoints in "
-            f"{store.storage.where}"
+            f"checkpoint.folder: without effect, because the run keeps its checkpoints in {store.storage.where}"
         )
     data = replace(data, notes=(*data.notes, *notes))
-    identity = replace(identity, overrides={**identity.overrides, **scenario.overrides})
     Execution(scenario, plan, data, identity, run_folder, options, store).run()
     return {}
 

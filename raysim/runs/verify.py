@@ -119,9 +119,9 @@ def difference(one: Trace, other: Trace) -> str | None:
 
 def _traced(given: ParsedScenario, variation: Variation, rounds: int = 0) -> Trace:
     """Run one variation. rounds: the number of rounds that the first variation did, because `stop` may end it early."""
-    sets = ["backend=in_process", "tracking.also=[]"]
-    if variation.actors is not None:
-        sets = ["backend=ray", f"resources.actors={variation.actors}", "tracking.also=[]"]
+    actors = variation.actors
+    where = ["backend=in_process"] if actors is None else ["backend=ray", f"resources.actors={actors}"]
+    sets = [*where, "tracking.also=[]"]
     scenario = Scenario.of(parse_scenario(given.resolved, sets, known_code=given.own_code))
     scenario, plan, data = warm_start(scenario, *make_plan(scenario))
     trace = Trace(variation)
@@ -131,8 +131,8 @@ def _traced(given: ParsedScenario, variation: Variation, rounds: int = 0) -> Tra
             backend = make_backend(scenario, plan, cleanup, folder)
         began = perf_counter()
         within = _killer(backend, rounds, progress) if variation.kill else lambda done, of: None
-        keeps = "best_val" in scenario.checkpoint.keep
-        checkpoints = CheckpointManager(CheckpointStore(open_storage(folder)), 2, plan.num_rounds, keep_best_val=keeps)
+        store, keeps = CheckpointStore(open_storage(folder)), "best_val" in scenario.checkpoint.keep
+        checkpoints = CheckpointManager(store, 2, plan.num_rounds, keep_best_val=keeps)
         with Recorder([memory]) as record:
             run = Rounds(plan, backend, record, checkpoints, progress=progress, within=within)
             run.start(data.raw)
@@ -143,7 +143,7 @@ def _traced(given: ParsedScenario, variation: Variation, rounds: int = 0) -> Tra
         trace.metrics, trace.restarts = list(memory.rounds), progress.restarts
         if (best := checkpoints.best_val) is not None:
             backend.recover()
-            checkpoints.store.restore(best, backend.restore)
+            store.restore(best, backend.restore)
             trace.best_val = (best.round, state_digest(backend))
         trace.seconds = perf_counter() - began
     return trace
