@@ -40,7 +40,6 @@ from raysim.runs.identity import INITIAL, Identity, checkpoint_storage
 from raysim.runs.machine import make_backend, metrics_tracker
 from raysim.runs.plan import RunData
 from raysim.runs.signals import interruptible, sigterm_kept
-from raysim.runs.summary import card_of, summary_of
 from raysim.scenario.scenario import Scenario
 
 logger = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         scenario = self.scenario
-        self.card = card_of(scenario, self.data, self.identity, self.folder.path)
+        self.card = self.identity.card(scenario, self.data, self.folder.path)
         self.display = make_display(scenario.rounds, scenario.clients.number, self.options.quiet)
         self.mlflow = MlflowTracker(
             self.identity.tracking, scenario.tracking.experiment or scenario.name, scenario.tracking.tags
@@ -158,8 +157,7 @@ class Execution:
                     self._shut_down()
                     self._say_how_to_resume()
             finally:  # even after another Ctrl-C, the folder must be unlocked, so that the run can be resumed
-                ended = summary_of(self.progress, self._checkpoint_facts(), self.facts)
-                self._close(status, {**self.card.facts, "status": status, **ended})
+                self._close(status, {**self.card.facts, "status": status, **self._summary()})
 
     def _checkpoint_manager(self) -> CheckpointManager | None:
         """Return the manager that saves checkpoints; None if the scenario requests none."""
@@ -187,6 +185,36 @@ class Execution:
             facts["best_val_round"] = checkpoints.best_val and checkpoints.best_val.round
         return facts
 
+    def _summary(self) -> Summary:
+        """Return the entries of the summary that trackers receive when the run ends."""
+        progress, facts = self.progress, self.facts
+        client_rounds = max(1, progress.client_rounds)
+        up, down = sum(progress.up_components.values()), sum(progress.down_components.values())
+        return {
+            "rounds": progress.rounds,
+            "ended_early": progress.ended_early or None,
+            "best_round": progress.best_round,
+            "best_val_round": progress.best_val_round,
+            "best_val": None if progress.best_val_round is None else progress.best_val,
+            "final": dict(progress.final),
+            "up_bytes_per_participant": up / client_rounds,
+            "down_bytes_per_participant": down / client_rounds,
+            "up_bytes_by_field": progress.up_components,
+            "down_bytes_by_field": progress.down_components,
+            "uploads": progress.uploads,
+            "rejected_uploads": progress.rejected,
+            "diverged_clients": len(progress.diverged),
+            "failed_clients": progress.failed,
+            "dropped_clients": int(progress.totals.get("dropped", 0)),
+            "restarts": progress.restarts,
+            "checkpoint": self._checkpoint_facts(),
+            "state_digest": facts.get("state_digest"),
+            "error": facts.get("error"),
+            "actors": facts.get("actors", 0),
+            "startup": facts.get("startup"),
+            "seconds": {"total": facts["seconds"], "before_resume": progress.before_s, **progress.seconds},
+        }
+
     def _write_inputs(self) -> None:
         """Write the inputs of a new run: the scenario as given, the partition and the initial state."""
         self.folder.write_text("scenario.yaml", self.scenario.text)
@@ -210,7 +238,7 @@ class Execution:
         else:
             logger.info(f"resuming after round {t}")
         self.identity = self.identity.with_code(Code.of(self.scenario.algorithm, self.scenario.own_code), t)
-        self.card = card_of(self.scenario, self.data, self.identity, self.folder.path, first_round=t + 1)
+        self.card = self.identity.card(self.scenario, self.data, self.folder.path, first_round=t + 1)
         self._open()
 
     def _open(self) -> None:

@@ -10,11 +10,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from raysim.common.errors import ScenarioError
 from raysim.common.files import check_format, reason
-from raysim.common.results import Scalar
+from raysim.common.results import RunCard, Scalar, written
+from raysim.common.text import shortened
 from raysim.engine.checkpoint.storage import Storage, local_folder, open_storage
 from raysim.engine.checkpoint.store import CheckpointStore
 from raysim.engine.initial import Initial
@@ -23,6 +25,7 @@ from raysim.runs.code import Code, versions
 from raysim.runs.plan import RunData
 from raysim.scenario.parse import ParsedScenario, parse_scenario
 from raysim.scenario.scenario import Scenario
+from raysim.scenario.schema import decides, short_overrides
 
 FORMAT = 1
 """The format of run folders that this version writes."""
@@ -84,10 +87,7 @@ class Identity:
                 f"{folder} contains no run.json: it is not a run folder, or the run never started; give the folder of "
                 "a run, or launch the scenario again"
             ) from None
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ScenarioError(f"{path} cannot be read ({'.'.join(map(str, first['loc']))}: {first['msg']})") from None
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, json.JSONDecodeError, ValidationError) as error:
             raise ScenarioError(f"{path} cannot be read ({error})") from None
 
     def checkpoints_of(self, folder: Path) -> str:
@@ -140,9 +140,61 @@ class Identity:
         # Without a checkpoint, all rounds are computed again by the present code.
         return replace(self, code=now, code_changes=noted if t >= 0 else ())
 
-    def code_facts(self) -> dict[str, Any]:
-        """Return the method's code and its changes for `summary.json`."""
-        return {**asdict(self.code), "changes": list(self.code_changes)}
+    def card(self, scenario: Scenario, data: RunData, folder: Path, first_round: int = 0) -> RunCard:
+        """Return the card that trackers receive when a run begins. first_round: the first round that they receive."""
+        able = (
+            set(np.flatnonzero(data.partition.train.size_N).tolist()) - scenario.held_out
+        )  # clients that can take part
+        dataset, public = data.dataset, data.public.digest if data.public else ""
+        # The tag of overrides omits keys with their own tags, and keys that do not affect the result.
+        tagged = ("algorithm.name", "seed")
+        deciding = [(key, value) for key, value in self.overrides.items() if key not in tagged and decides(key)]
+        overridden = " ".join(written(deciding))
+        label = " ".join([f"{scenario.method}-s{scenario.seed}", *short_overrides(self.overrides).values()])
+        return RunCard(
+            name=scenario.name,
+            run_id=self.run_id,
+            folder=folder,
+            parameters=scenario.flat(),
+            tags={
+                "algorithm": scenario.method,
+                "dataset": dataset.name,
+                "partition": scenario.resolved["data"]["partition"]["name"],
+                "clients": str(scenario.clients.number),
+                "seed": str(scenario.seed),
+                **({"overridden": overridden} if overridden else {}),
+                **self.code.tags(),
+            },
+            dataset=dataset.name,
+            dataset_source=dataset.source,
+            dataset_digest=data.digest,
+            partition_digest=data.partition.digest,
+            num_samples=len(dataset.label_M),
+            num_clients=scenario.clients.number,
+            label=shortened(label, 120),  # names have little room in figures
+            facts={
+                "scenario": scenario.name,
+                "algorithm": scenario.algorithm_name,
+                "method": scenario.method,
+                "run_id": self.run_id,
+                "seed": scenario.seed,
+                "overrides": self.overrides,
+                "backend": scenario.backend,
+                "rounds_asked": scenario.rounds,
+                "clients": scenario.clients.number,
+                **({} if scenario.malicious is None else {"malicious_clients": sorted(scenario.malicious.clients)}),
+                **({"held_out_clients": sorted(scenario.held_out)} if scenario.held_out else {}),
+                "participants_per_round": min(scenario.participants, len(able)),
+                "dataset": {"name": dataset.name, "source": dataset.source, "digest": dataset.digest},
+                **({"public_digest": public} if public else {}),  # digest of another data set with public samples
+                "partition_digest": data.partition.digest,
+                "inputs": data.inputs,
+                "versions": versions(),
+                "code": {**asdict(self.code), "changes": list(self.code_changes)},
+                "folder": str(folder),
+            },
+            first_round=first_round,
+        )
 
     def warnings(self, now: Code) -> list[str]:
         """Return one warning per reason why the rest of a resumed run may differ. now: the code of this process."""

@@ -82,10 +82,7 @@ _in_process = threading.Lock()
 @contextlib.contextmanager
 def only_in_process(backend: str) -> Iterator[None]:
     """Raise `RunError` if this run and another active run would both do all their work in this process."""
-    if backend != "in_process":
-        yield
-        return
-    if not _in_process.acquire(blocking=False):
+    if backend == "in_process" and not _in_process.acquire(blocking=False):
         raise RunError(
             "another run with backend: in_process is active in this process, and both would draw from torch's "
             "global random generators; set backend: ray, or start the runs in separate processes"
@@ -93,7 +90,8 @@ def only_in_process(backend: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _in_process.release()
+        if backend == "in_process":
+            _in_process.release()
 
 
 def make_backend(scenario: Scenario, plan: Plan, cleanup: contextlib.ExitStack, folder: Path) -> Backend:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -85,7 +84,7 @@ class OpenedRun:
     def check_clients(self, clients: Collection[ClientId]) -> None:
         """Raise `ScenarioError` if one of these clients does not exist."""
         for k in clients:
-            if isinstance(k, bool) or not isinstance(k, Integral) or not 0 <= k < self.plan.num_clients:
+            if k not in range(self.plan.num_clients):
                 last = self.plan.num_clients - 1
                 raise ScenarioError(f"client {k!r} given, but {self.folder} has clients 0 to {last}")
 

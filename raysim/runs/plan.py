@@ -50,7 +50,7 @@ class RunData:
         dataset = _read(scenario)
         public = _public(scenario, dataset)
         partition = _partition(scenario, dataset, public)
-        notes = (*partition.notes, *_absent_classes(partition, dataset), *_reused_samples(partition))
+        notes = (*partition.notes, *_warnings(partition, dataset))
         return cls(scenario, dataset, partition, public, input_digests(scenario), notes)
 
     @property
@@ -227,18 +227,11 @@ def _public(scenario: Scenario, data: Dataset) -> PublicSamples | None:
 
 def _partition(scenario: Scenario, data: Dataset, public: PublicSamples | None) -> Partition:
     """Partition all samples, except public ones."""
-    if public is None or not len(public.held_P):
-        return _dealt(scenario, data, data.label_M, data.num_train)
-    left_L = np.delete(np.arange(len(data)), public.held_P)
-    partition = _dealt(scenario, data, data.label_M[left_L], data.num_train - len(public.held_P))
-    train, val, test = (Shards(left_L[part.index], part.offset) for part in partition.parts.values())
-    return replace(partition, train=train, val=val, test=test)
-
-
-def _dealt(scenario: Scenario, data: Dataset, label_M: NDArray[np.int64], num_train: int) -> Partition:
-    return make_partition(
-        label_M,
-        num_train,
+    held_P = np.zeros(0, np.int64) if public is None else public.held_P
+    left_L = np.delete(np.arange(len(data)), held_P)
+    partition = make_partition(
+        data.label_M[left_L],
+        data.num_train - len(held_P),
         scenario.dataset.num_classes,
         scenario.clients.number,
         scenario.data.partition,
@@ -248,26 +241,27 @@ def _dealt(scenario: Scenario, data: Dataset, label_M: NDArray[np.int64], num_tr
         data.decoded.owner_M,
         data.decoded.owners,
     )
+    train, val, test = (Shards(left_L[part.index], part.offset) for part in partition.parts.values())
+    return replace(partition, train=train, val=val, test=test)
 
 
-def _absent_classes(partition: Partition, data: Dataset) -> tuple[str, ...]:
-    """Return a warning with the classes of which no client has a training sample; () if there are none."""
-    of_all_X = np.unique(data.label_M)
-    absent_X = np.setdiff1d(of_all_X, data.label_M[partition.train.index])
-    if not len(absent_X):
-        return ()
-    shown = ", ".join(map(str, absent_X[:10])) + (", ..." if len(absent_X) > 10 else "")
-    counts = f"{len(absent_X)} of the {len(of_all_X)} classes"
-    return (f"{data.name}: no client has training samples of {counts}: {shown}",)
+def _warnings(partition: Partition, data: Dataset) -> list[str]:
+    """Return a sentence if no client trains on some classes, and one if a client trains on test samples of another.
 
-
-def _reused_samples(partition: Partition) -> tuple[str, ...]:
-    """Return a warning if a client trains on samples with which another is tested; `listed` partitions allow that."""
+    `listed` partitions allow the latter.
+    """
+    texts = []
+    of_all_X, train_X = np.unique(data.label_M), np.unique(partition.train.index)
+    absent_X = np.setdiff1d(of_all_X, data.label_M[train_X])
+    if len(absent_X):
+        shown = ", ".join(map(str, absent_X[:10])) + (", ..." if len(absent_X) > 10 else "")
+        counts = f"{len(absent_X)} of the {len(of_all_X)} classes"
+        texts.append(f"{data.name}: no client has training samples of {counts}: {shown}")
     test_X = np.unique(partition.test.index)
-    both_X = np.intersect1d(test_X, partition.train.index)
-    if not len(both_X):
-        return ()
-    return (
-        f"test samples that are also training samples of another client: {len(both_X)} of {len(test_X)}, for example "
-        f"sample {both_X[0]}; with messages between clients, test accuracies may be too high",
-    )
+    both_X = np.intersect1d(test_X, train_X)
+    if len(both_X):
+        texts.append(
+            f"test samples that are also training samples of another client: {len(both_X)} of {len(test_X)}, for "
+            f"example sample {both_X[0]}; with messages between clients, test accuracies may be too high"
+        )
+    return texts

@@ -118,12 +118,12 @@ def _samples_tested(scenario: Scenario, own: float) -> float:
 
 def client_memory_mb(scenario: Scenario) -> float:
     """Return the size of all clients' weights, in MiB."""
-    total = 0
-    for name in scenario.architectures:
+    models, total = scenario.clients.models, 0
+    for name, clients in Counter(models[k % len(models)] for k in range(scenario.clients.number)).items():
         # raysim's own models are built on the meta device, where tensors have no memory. A custom model may read its
         # weights from a file, which does not work there.
         with torch.random.fork_rng(devices=[]), torch.device("meta" if name in MODELS else "cpu"):
-            total += _clients(scenario, name) * sum(p.nbytes for p in scenario.build(name).parameters())
+            total += clients * sum(p.nbytes for p in scenario.build(name).parameters())
     return total / 2**20
 
 
@@ -133,21 +133,10 @@ def samples_mb(scenario: Scenario) -> float:
     return (dataset.train_size + dataset.test_size) * dataset.input_spec.stored_bytes / 2**20
 
 
-def _clients(scenario: Scenario, name: str) -> int:
-    """Return the number of clients with an architecture."""
-    clients = scenario.clients
-    return sum(clients.models[k % len(clients.models)] == name for k in range(clients.number))
-
-
 def _kinds(scenario: Scenario) -> Counter[tuple[str, LocalTraining]]:
     """Return the number of clients with each architecture and training settings."""
     models, local, own = scenario.clients.models, scenario.local, scenario.own_local
-    kinds = Counter({(name, local): _clients(scenario, name) for name in scenario.architectures})
-    for k, one in own.items():
-        name = models[k % len(models)]
-        kinds[name, local] -= 1
-        kinds[name, one] += 1
-    return +kinds
+    return Counter((models[k % len(models)], own.get(k, local)) for k in range(scenario.clients.number))
 
 
 @one_thread()
