@@ -40,7 +40,6 @@ from raysim.runs.identity import INITIAL, Identity, checkpoint_storage
 from raysim.runs.machine import make_backend, metrics_tracker
 from raysim.runs.plan import RunData
 from raysim.runs.signals import interruptible, sigterm_kept
-from raysim.scenario.scenario import Scenario
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +65,6 @@ class Options:
 class Execution:
     """One process of a run whose folder exists. `run` or `complete` runs it and closes the run."""
 
-    scenario: Scenario
     plan: Plan
     data: RunData
     identity: Identity
@@ -77,8 +75,8 @@ class Execution:
     facts: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        scenario = self.scenario
-        self.card = self.identity.card(scenario, self.data, self.folder.path)
+        self.scenario = scenario = self.data.scenario
+        self.card = self.identity.card(self.data, self.folder.path)
         self.display = make_display(scenario.rounds, scenario.clients.number, self.options.quiet)
         self.mlflow = MlflowTracker(
             self.identity.tracking, scenario.tracking.experiment or scenario.name, scenario.tracking.tags
@@ -238,7 +236,7 @@ class Execution:
         else:
             logger.info(f"resuming after round {t}")
         self.identity = self.identity.with_code(Code.of(self.scenario.algorithm, self.scenario.own_code), t)
-        self.card = self.identity.card(self.scenario, self.data, self.folder.path, first_round=t + 1)
+        self.card = self.identity.card(self.data, self.folder.path, first_round=t + 1)
         self._open()
 
     def _open(self) -> None:

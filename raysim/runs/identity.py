@@ -10,7 +10,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from raysim.common.errors import ScenarioError
@@ -24,7 +23,6 @@ from raysim.plugins.own_code import CODE, OwnCode
 from raysim.runs.code import Code, versions
 from raysim.runs.plan import RunData
 from raysim.scenario.parse import ParsedScenario, parse_scenario
-from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import decides, short_overrides
 
 FORMAT = 1
@@ -53,8 +51,9 @@ class Identity:
     format: int = FORMAT  # format of the run folder; folders older than this key lack it
 
     @classmethod
-    def new(cls, scenario: Scenario, data: RunData, tracking: str) -> Identity:
+    def new(cls, data: RunData, tracking: str) -> Identity:
         """Return the identity of a new run. Raises `ScenarioError` if checkpoints cannot be written."""
+        scenario = data.scenario
         run_id = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
         checkpoints = INSIDE
         if folder := scenario.checkpoint.folder:
@@ -140,12 +139,9 @@ class Identity:
         # Without a checkpoint, all rounds are computed again by the present code.
         return replace(self, code=now, code_changes=noted if t >= 0 else ())
 
-    def card(self, scenario: Scenario, data: RunData, folder: Path, first_round: int = 0) -> RunCard:
+    def card(self, data: RunData, folder: Path, first_round: int = 0) -> RunCard:
         """Return the card that trackers receive when a run begins. first_round: the first round that they receive."""
-        able = (
-            set(np.flatnonzero(data.partition.train.size_N).tolist()) - scenario.held_out
-        )  # clients that can take part
-        dataset, public = data.dataset, data.public.digest if data.public else ""
+        scenario, dataset, public = data.scenario, data.dataset, data.public.digest if data.public else ""
         # The tag of overrides omits keys with their own tags, and keys that do not affect the result.
         tagged = ("algorithm.name", "seed")
         deciding = [(key, value) for key, value in self.overrides.items() if key not in tagged and decides(key)]
@@ -184,7 +180,7 @@ class Identity:
                 "clients": scenario.clients.number,
                 **({} if scenario.malicious is None else {"malicious_clients": sorted(scenario.malicious.clients)}),
                 **({"held_out_clients": sorted(scenario.held_out)} if scenario.held_out else {}),
-                "participants_per_round": min(scenario.participants, len(able)),
+                "participants_per_round": min(scenario.participants, data.able),
                 "dataset": {"name": dataset.name, "source": dataset.source, "digest": dataset.digest},
                 **({"public_digest": public} if public else {}),  # digest of another data set with public samples
                 "partition_digest": data.partition.digest,

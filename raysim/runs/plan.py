@@ -59,6 +59,11 @@ class RunData:
         other = self.public.digest if self.public else ""
         return hashlib.sha256(f"{self.dataset.digest}{other}".encode()).hexdigest() if other else self.dataset.digest
 
+    @property
+    def able(self) -> int:
+        """Number of clients that can take part: those with training samples that are not held out."""
+        return len(set(np.flatnonzero(self.partition.train.size_N).tolist()) - self.scenario.held_out)
+
     def raw(self) -> NDArray[Any]:
         """Return all stored samples [M, ...], and drop them here, because the backend keeps them once per node.
 
@@ -87,21 +92,21 @@ def make_plan(
     data = RunData.of(scenario)
     if rounds_left:
         _refuse_unmeasured(scenario, data.partition)
-    plan = _plan(scenario, data, layout)
+    plan = _plan(data, layout)
     if rounds_left and scenario.resolved["clients"]["selection"]["name"] not in SELECTIONS:
         _try_selection(scenario, plan)
     return plan, data
 
 
-def _plan(scenario: Scenario, data: RunData, layout: Layout | None) -> Plan:
-    dataset, partition, evaluation, failure = data.dataset, data.partition, scenario.evaluation, scenario.failure
+def _plan(data: RunData, layout: Layout | None) -> Plan:
+    scenario, dataset, partition = data.scenario, data.dataset, data.partition
+    evaluation, failure = scenario.evaluation, scenario.failure
     threads = dict.fromkeys(range(scenario.clients.number), 1)
     for group in layout.groups if layout else ():
         threads |= dict.fromkeys(group.clients, group.threads)
     evaluations, stopping = evaluations_of(scenario), stopping_rule(scenario)
     published = np.arange(dataset.num_train, len(dataset.label_M), dtype=np.int64)
     normalised = normalised_by(scenario.dataset, dataset.raw_M, np.unique(partition.train.index))
-    able = set(np.flatnonzero(partition.train.size_N).tolist()) - scenario.held_out  # clients that can take part
     return Plan(
         algorithm=scenario.algorithm,
         seed=scenario.seed,
@@ -128,7 +133,7 @@ def _plan(scenario: Scenario, data: RunData, layout: Layout | None) -> Plan:
         held_out=scenario.held_out,
         fine_tune=evaluation.fine_tune,
         robust=scenario.robust,
-        privacy=scenario.client_privacy and scenario.client_privacy.among(len(able)),
+        privacy=scenario.client_privacy and scenario.client_privacy.among(data.able),
         asynchronous=scenario.buffered,
         independent_init=scenario.clients.independent_init,
         weights_seed=scenario.seeds.weights,

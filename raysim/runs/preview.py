@@ -76,7 +76,7 @@ def preview(scenario: Scenario) -> Preview:
         # Approximate numbers of samples per client.
         samples, tested = dataset.train_size / count, dataset.test_size / count
     else:
-        _, plan, planned = warm_start(scenario, *make_plan(scenario, machine))
+        plan, planned = warm_start(*make_plan(scenario, machine))
         notes += planned.notes
         samples, tested = len(plan.train.index) / count, (len(plan.val.index) + len(plan.test.index)) / count
     early = ("the times are for all rounds, but `stop` may end the run earlier",) if scenario.may_end_early else ()

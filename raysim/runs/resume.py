@@ -67,7 +67,7 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
     plan = replace(plan, initial=initial_of(folder, before))
     run_folder = RunFolder.reopen(folder)
     if closing:
-        Execution(scenario, plan, data, identity, run_folder, replace(options, stop=Stop())).complete(summary)
+        Execution(plan, data, identity, run_folder, replace(options, stop=Stop())).complete(summary)
         return {"completed": True}
     store = checkpoints_of(folder)
     refuse_lost_checkpoints(folder, store, summary)
@@ -77,7 +77,7 @@ def resume(folder: Path, scenario: Scenario, options: Options, *, code_changed: 
             f"checkpoint.folder: without effect, because the run keeps its checkpoints in {store.storage.where}"
         )
     data = replace(data, notes=(*data.notes, *notes))
-    Execution(scenario, plan, data, identity, run_folder, options, store).run()
+    Execution(plan, data, identity, run_folder, options, store).run()
     return {}
 
 

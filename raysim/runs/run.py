@@ -306,10 +306,10 @@ def run(
         given.own_code.activate()
         options = Options(quiet, trackers_of(given, trackers), resume_command, stop or Stop())
         tracking = check_uri(given.tracking.uri)
-        resolved, plan, data = warm_start(given, *make_plan(given))
-        identity = Identity.new(resolved, data, tracking)
-        folder = RunFolder.create(resolved.results_folder(), identity.run_id)
-        Execution(resolved, plan, data, identity, folder, options).run()
+        plan, data = warm_start(*make_plan(given))
+        identity = Identity.new(data, tracking)
+        folder = RunFolder.create(given.results_folder(), identity.run_id)
+        Execution(plan, data, identity, folder, options).run()
     return Run(folder.path)
 
 

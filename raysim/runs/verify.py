@@ -123,7 +123,7 @@ def _traced(given: ParsedScenario, variation: Variation, rounds: int = 0) -> Tra
     where = ["backend=in_process"] if actors is None else ["backend=ray", f"resources.actors={actors}"]
     sets = [*where, "tracking.also=[]"]
     scenario = Scenario.of(parse_scenario(given.resolved, sets, known_code=given.own_code))
-    scenario, plan, data = warm_start(scenario, *make_plan(scenario))
+    plan, data = warm_start(*make_plan(scenario))
     trace = Trace(variation)
     with tempfile.TemporaryDirectory(prefix="raysim-verify-") as temporary, contextlib.ExitStack() as cleanup:
         folder, memory, progress = Path(temporary), MemoryTracker(), Progress()

@@ -13,21 +13,22 @@ from raysim.engine.workers.server import receives
 from raysim.runs.find import find_run
 from raysim.runs.opened import OpenedRun
 from raysim.runs.plan import RunData
-from raysim.scenario.scenario import Scenario
 from raysim.scenario.schema import Init
 
 
-def warm_start(scenario: Scenario, plan: Plan, data: RunData) -> tuple[Scenario, Plan, RunData]:
+def warm_start(plan: Plan, data: RunData) -> tuple[Plan, RunData]:
     """Return the plan and data of a run with the initial state that its scenario names; unchanged without `init`.
 
-    The scenario then records the other run's folder and the state's digest. Raises `ScenarioError` if the other run has
-    no intact state, the state does not fit this run's clients, or its digest is not the one that the scenario gives.
+    The scenario of the data then records the other run's folder and the state's digest. Raises `ScenarioError` if the
+    other run has no intact state, the state does not fit this run's clients, or its digest is not the one that the
+    scenario gives.
     """
+    scenario = data.scenario
     if (init := scenario.init) is None:
-        return scenario, plan, data
+        return plan, data
     try:
         folder = find_run(init.run)
-        initial, notes = _taken(folder, init, scenario, plan, data)
+        initial, notes = _taken(folder, init, plan, data)
     except (ScenarioError, RunError) as error:
         text = error.reason if isinstance(error, ScenarioError) else str(error)
         raise scenario.origin.error(("init", "run"), text) from error
@@ -39,10 +40,10 @@ def warm_start(scenario: Scenario, plan: Plan, data: RunData) -> tuple[Scenario,
             "the run, or remove init.digest to begin with the current state of that run",
         )
     scenario = scenario.with_choices(init={"run": str(folder), "digest": digest})
-    return scenario, replace(plan, initial=initial), replace(data, notes=(*data.notes, *notes))
+    return replace(plan, initial=initial), replace(data, scenario=scenario, notes=(*data.notes, *notes))
 
 
-def _taken(folder: Path, init: Init, scenario: Scenario, plan: Plan, data: RunData) -> tuple[Initial, tuple[str, ...]]:
+def _taken(folder: Path, init: Init, plan: Plan, data: RunData) -> tuple[Initial, tuple[str, ...]]:
     """Return the initial state from the other run in `folder`, and warnings about it."""
     source = OpenedRun.of(folder)
     # The digests are compared here, because the backend takes the data.
@@ -52,7 +53,7 @@ def _taken(folder: Path, init: Init, scenario: Scenario, plan: Plan, data: RunDa
     checkpoint = source.checkpoint(None if init.round == "last" else init.round)
     if source.store.damage:
         raise ScenarioError(f"{source.folder}: {source.store.damage[-1]}; restore that file")
-    same_method = source.method == scenario.algorithm_name
+    same_method = source.method == data.scenario.algorithm_name
     if same_method and had != have and plan.algorithm.state_of_samples:
         raise ScenarioError(
             f"the clients of {folder} have different samples than the clients of this run, but the server's state of "

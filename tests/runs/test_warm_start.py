@@ -118,7 +118,7 @@ def test_a_model_inside_another_network_or_with_more_buffers(finished: Finished,
     shared = [one for one in sets if not one.startswith("algorithm.")]
     source = finished("standalone", *shared)
     given = Scenario.of(after(source, method, *sets))
-    _, plan, _ = warm_start(given, *make_plan(given))
+    plan, _ = warm_start(*make_plan(given))
     (arch,) = plan.task.architectures
     net = new_network(plan, plan.task, torch.device("cpu"), arch)
     assert plan.initial is not None
